@@ -1,0 +1,48 @@
+"""What can go wrong, as one tree. The command line's exit code and the service's status follow from the class.
+
+LospmmError
++-- BadRequest          2   the request is wrong: what, where, and what to do
+|   +-- BadMatrix           a matrix file or matrix that cannot be used
+|   +-- Unsupported         a combination that no table has a row for
++-- NothingFits         3   no tile size satisfies every constraint on this device
++-- ToolchainFault      4   a compiler failed, was missing, or ran out of time or memory; carries the log
++-- VerificationFailed  5   a kernel's result differs from the float64 reference; nothing is written
+"""
+
+from pathlib import Path
+from typing import ClassVar
+
+
+class LospmmError(Exception):
+    """Base of every error that a user may see. ``str(error)`` is one line that says what was wrong and where."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class BadRequest(LospmmError):
+    exit_code = 2
+
+
+class BadMatrix(BadRequest):
+    pass
+
+
+class Unsupported(BadRequest):
+    pass
+
+
+class NothingFits(LospmmError):
+    exit_code = 3
+
+
+class ToolchainFault(LospmmError):
+    exit_code = 4
+
+    def __init__(self, message: str, *, log: str = "", log_path: Path | None = None) -> None:
+        super().__init__(message if log_path is None else f"{message} (log: {log_path})")
+        self.log = log
+        self.log_path = log_path
+
+
+class VerificationFailed(LospmmError):
+    exit_code = 5

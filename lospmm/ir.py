@@ -1,0 +1,127 @@
+"""The one small language that a kernel is written in before it is CUDA C++, PTX or machine code.
+
+A thread computes one column of C for a few rows. It has accumulators (one per row of its tile, zero at the start) and
+buffers for elements of B, and does three things:
+
+    Load   buffer <- B[k, column]
+    Fma    accumulator <- accumulator + weight * buffer
+    Store  C[row, column] <- accumulator
+
+A ``TileProgram`` is what one thread block runs, as a table with one row per instruction, so that emitters can work on
+whole columns of it; ``instructions`` reads the table as values to ``match`` on. A ``KernelProgram`` holds the distinct
+tile programs and which of them each block row runs: for a kernel ``dispatch`` is 0, 1, 2, ...; a proxy (Figure 8c) has
+fewer programs than block rows.
+
+Room was left for what later kernels need without a new instruction: a Load's ``k`` and a Store's ``row`` are names
+that the kernel's addressing turns into addresses (row-major B and C here; a convolution's input elements under
+implicit im2col, section 6.2), and bias or ReLU belong to the kernel as an epilogue of every Store.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.model import GridOrder, Launch, ceil_div
+
+
+class Op(IntEnum):
+    LOAD = 0
+    FMA = 1
+    STORE = 2
+
+
+#: One instruction. LOAD: target = buffer, source = k. FMA: target = accumulator, source = buffer, weight.
+#: STORE: target = row of C, source = accumulator, or ZERO for a row that no nonzero touches.
+INSTRUCTION = np.dtype([("op", "u1"), ("target", "<i4"), ("source", "<i4"), ("weight", "<f4")])
+
+#: The source of a Store that writes zero without an accumulator.
+ZERO = -1
+
+
+class Load(NamedTuple):
+    buffer: int
+    k: int
+
+
+class Fma(NamedTuple):
+    accumulator: int
+    buffer: int
+    weight: np.float32
+
+
+class Store(NamedTuple):
+    row: int
+    accumulator: int
+
+
+Instruction = Load | Fma | Store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileProgram:
+    """The instructions of one thread block function and how many registers of each kind they name."""
+
+    code: NDArray[np.void]  # of INSTRUCTION
+    accumulators: int
+    buffers: int
+
+    def count(self, op: Op) -> int:
+        return int(np.count_nonzero(self.code["op"] == op))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TileProgram) and self.code.tobytes() == other.code.tobytes()
+
+    def __hash__(self) -> int:
+        return hash(self.code.tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class KernelProgram:
+    """A whole kernel: block row i runs ``tiles[dispatch[i]]``.
+
+    ``n`` None takes the number of columns as a run-time argument; ``cols`` None takes the columns per block from the
+    launch. ``registers`` is the most that a thread may use (``--maxrregcount``).
+    """
+
+    name: str
+    m: int
+    k: int
+    n: int | None
+    cols: int | None
+    tiles: tuple[TileProgram, ...]
+    dispatch: tuple[int, ...]
+    registers: int
+    order: GridOrder = "tile"
+
+    @property
+    def block_rows(self) -> int:
+        return len(self.dispatch)
+
+
+def instructions(program: TileProgram) -> Iterator[Instruction]:
+    """The table of a tile program, row by row, as values."""
+    code = program.code
+    columns = zip(code["op"].tolist(), code["target"].tolist(), code["source"].tolist(), code["weight"], strict=True)
+    for op, target, source, weight in columns:
+        if op == Op.LOAD:
+            yield Load(target, source)
+        elif op == Op.FMA:
+            yield Fma(target, source, weight)
+        else:
+            yield Store(target, source)
+
+
+def grid(block_rows: int, n: int, cols: int, order: GridOrder) -> tuple[int, int]:
+    """Blocks along x and y: the index named by ``order`` runs along x, fastest."""
+    block_cols = ceil_div(n, cols)
+    return (block_rows, block_cols) if order == "tile" else (block_cols, block_rows)
+
+
+def launch(program: KernelProgram) -> Launch:
+    """How a kernel with fixed ``n`` and ``cols`` is started."""
+    assert program.n is not None and program.cols is not None, "a run-time size has no launch of its own"
+    return Launch(grid(program.block_rows, program.n, program.cols, program.order), program.cols)

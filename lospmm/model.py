@@ -1,0 +1,113 @@
+"""The nouns of the search, in the order in which it makes them: frozen data, no behaviour beyond derived figures.
+
+Names are the paper's, once: A (M x K) and B (K x N) give C (M x N); a tile size is (M1, N1); A_tile is a ``RowTile``,
+the set of them, SA_tile, is a ``Tiling``; nnz counts nonzeros, nnc non-empty columns.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.device import DeviceSpec
+from lospmm.matrix import SparseMatrix
+
+#: Empty rows of A are grouped into blocks of their own, which only write zeros: this many rows each.
+ZERO_ROWS = 64
+
+#: Which block index runs fastest over the grid: neighbours share a stripe of B ("tile") or the same code ("column").
+GridOrder = Literal["tile", "column"]
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """C = A x B on one GPU, with A known and B of ``n`` columns."""
+
+    matrix: SparseMatrix
+    n: int
+    device: DeviceSpec
+
+
+class TileSize(NamedTuple):
+    """(M1, N1), section 3.1: a thread block computes ``rows`` x ``cols`` elements of C, one column per thread."""
+
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a thread walks its tile (Algorithm 2) and how blocks are laid over the grid.
+
+    ``prefetch`` is b, the elements of B in flight; 0 loads each right before its use. ``fmas_per_load`` is CPL, the
+    multiply-adds between two loads; None loads the next element as soon as a column is used up, which keeps exactly
+    ``prefetch`` in flight whatever the columns hold.
+    """
+
+    prefetch: int
+    fmas_per_load: int | None = None
+    order: GridOrder = "tile"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowTile:
+    """A_tile: the rows of A that one thread block multiplies, ascending, none of them empty."""
+
+    rows: NDArray[np.int32]
+    nnz: int
+    nnc: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tiling:
+    """SA_tile: the non-empty rows of A in tiles of at most ``size_limit`` (M1) rows, and the empty rows apart."""
+
+    size_limit: int
+    tiles: tuple[RowTile, ...]
+    empty_rows: NDArray[np.int32]
+
+    @property
+    def nnz(self) -> NDArray[np.int64]:
+        return np.array([tile.nnz for tile in self.tiles], dtype=np.int64)
+
+    @property
+    def nnc(self) -> NDArray[np.int64]:
+        return np.array([tile.nnc for tile in self.tiles], dtype=np.int64)
+
+    @property
+    def block_rows(self) -> int:
+        """Thread blocks along M: one per tile, and those that write the zeros of empty rows."""
+        return len(self.tiles) + ceil_div(len(self.empty_rows), ZERO_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a tile size was refused: the constraint's name, what was found and what was allowed."""
+
+    tile: TileSize
+    constraint: str
+    value: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A tile size that satisfies every constraint, with the tiling it stands on and one schedule."""
+
+    tile: TileSize
+    schedule: Schedule
+    tiling: Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a kernel is started."""
+
+    grid: tuple[int, int]
+    block: int  # threads
+    shared_bytes: int = 0

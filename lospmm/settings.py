@@ -1,0 +1,43 @@
+"""The one reader of the environment: every ``LOSPMM_*`` variable, its default and its meaning (docs/settings.md)."""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from lospmm.errors import BadRequest
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="LOSPMM_", frozen=True)
+
+    cache_dir: Path = Field(
+        default_factory=lambda: platformdirs.user_cache_path("lospmm"),
+        description="Where compiled units and tuned kernels are kept.",
+    )
+    toolkit: Path | None = Field(
+        default=None,
+        description="A CUDA toolkit to take nvcc, ptxas and nvlink from, before CUDA_HOME, PATH and the PyPI packages.",
+    )
+    workers: int = Field(
+        default_factory=lambda: len(os.sched_getaffinity(0)), ge=1, description="Compilers run at the same time."
+    )
+    compile_seconds: float = Field(default=600.0, gt=0, description="Time limit of one compiler process, in seconds.")
+    compile_bytes: int = Field(
+        default=8 << 30, gt=0, description="Address space limit of one compiler process, in bytes."
+    )
+    max_nonzeros: int = Field(default=4_000_000, gt=0, description="The most nonzeros that a kernel is emitted for.")
+    max_upload_bytes: int = Field(default=256 << 20, gt=0, description="The largest matrix file read, in bytes.")
+
+
+@cache
+def settings() -> Settings:
+    """The settings of this process, read once. Raises BadRequest naming the variable that is wrong."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequest(f"LOSPMM_{str(first['loc'][0]).upper()}: {first['msg']}") from None
