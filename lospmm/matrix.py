@@ -8,9 +8,11 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from lospmm.errors import BadMatrix
+from lospmm.settings import settings
 
-#: Indices are stored in 32 bits, and the emitted code numbers rows and columns with them.
-MAX_DIMENSION = 2**31 - 1
+#: The most rows or columns. A file of a few bytes can claim any shape, and the row offsets of this many rows take
+#: 32 MiB; the largest layers (vocabularies, flattened convolutions) stay below a tenth of it.
+MAX_DIMENSION = 2**22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,29 +74,30 @@ def from_coo(
     Raises BadMatrix for an impossible shape, an index out of range, an entry given twice, or a value that is not
     a finite float32.
     """
-    m, k = (int(side) for side in shape)
-    if not (0 < m <= MAX_DIMENSION and 0 < k <= MAX_DIMENSION):
-        raise BadMatrix(f"shape ({m}, {k}): both sides must be from 1 to {MAX_DIMENSION}")
-    if not (len(rows) == len(cols) == len(values)):
-        raise BadMatrix(f"{len(rows)} row indices, {len(cols)} column indices and {len(values)} values do not match")
-    for name, index, side in (("row", rows, m), ("column", cols, k)):
-        wrong = np.flatnonzero((index < 0) | (index >= side))
-        if len(wrong):
-            raise BadMatrix(f"entry {wrong[0]}: {name} index {index[wrong[0]]} is outside 0 to {side - 1}")
-    position = rows.astype(np.int64) * k + cols
+    m, k = check_shape(shape)
+    if not (rows.ndim == cols.ndim == values.ndim == 1 and len(rows) == len(cols) == len(values)):
+        raise BadMatrix(
+            f"row indices of shape {rows.shape}, column indices of shape {cols.shape} and values of shape "
+            f"{values.shape} do not match"
+        )
+    check_indices("row index", rows, 0, m - 1)
+    check_indices("column index", cols, 0, k - 1)
+    # At most MAX_DIMENSION squared: far from the end of int64.
+    position = rows.astype(np.int64) * k + cols.astype(np.int64)
     if np.any(position[1:] <= position[:-1]):
         order = np.argsort(position, kind="stable")
         position, values = position[order], values[order]
         twice = np.flatnonzero(position[1:] == position[:-1])
         if len(twice):
             row, col = divmod(int(position[twice[0]]), k)
-            raise BadMatrix(f"the entry at row {row}, column {col} is given twice")
+            raise BadMatrix(f"the entry at row {row}, column {col} is given twice; sum or drop duplicates first")
     data = _finite_float32(values, position, k)
     kept = data != 0
     position, data = position[kept], data[kept]
     row, col = np.divmod(position, k)
-    indptr = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=m))))
-    arrays = (indptr.astype(np.int64), col.astype(np.int32), data)
+    indptr = np.zeros(m + 1, dtype=np.int64)
+    np.cumsum(np.bincount(row, minlength=m), out=indptr[1:])
+    arrays = (indptr, col.astype(np.int32), data)
     for array in arrays:
         array.setflags(write=False)
     return SparseMatrix(m, k, *arrays)
@@ -104,14 +107,8 @@ def from_csr(
     shape: tuple[int, int], indptr: NDArray[np.integer], indices: NDArray[np.integer], data: NDArray[np.floating]
 ) -> SparseMatrix:
     """As ``from_coo``, from compressed rows: row r holds entries ``indptr[r]`` to ``indptr[r + 1]``."""
-    m = int(shape[0])
-    if m <= 0 or len(indptr) != m + 1:
-        raise BadMatrix(f"a matrix of {m} rows needs {m + 1} row offsets, not {len(indptr)}")
-    starts = indptr.astype(np.int64)
-    lengths = starts[1:] - starts[:-1]
-    if indptr[0] != 0 or np.any(lengths < 0) or indptr[-1] != len(indices):
-        raise BadMatrix(f"the row offsets must rise from 0 to the number of entries, {len(indices)}")
-    return from_coo(shape, np.repeat(np.arange(m, dtype=np.int64), lengths), indices, data)
+    m, _ = check_shape(shape)
+    return from_coo(shape, expand_offsets(indptr, m, len(indices)), indices, data)
 
 
 def from_dense(weights: NDArray[np.floating]) -> SparseMatrix:
@@ -122,10 +119,53 @@ def from_dense(weights: NDArray[np.floating]) -> SparseMatrix:
     return from_coo(weights.shape, rows, cols, weights[rows, cols])
 
 
+def expand_offsets(offsets: NDArray[np.integer], lines: int, entries: int) -> NDArray[np.int64]:
+    """The line (row or column) of each entry, (entries,): line i holds entries ``offsets[i]`` to ``offsets[i + 1]``.
+
+    Raises BadMatrix unless there are ``lines`` + 1 offsets that rise from 0 to ``entries``.
+    """
+    if offsets.shape != (lines + 1,):
+        raise BadMatrix(f"{lines} rows (or columns) need {lines + 1} offsets in indptr, not shape {offsets.shape}")
+    check_indices("offset", offsets, 0, entries)
+    # Compared, not subtracted: differences of unsigned offsets cannot be negative.
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if len(falls):
+        raise BadMatrix(f"the offsets in indptr fall after number {falls[0]}; they must rise from 0 to {entries}")
+    if offsets[0] != 0 or offsets[-1] != entries:
+        raise BadMatrix(f"the offsets in indptr run from {offsets[0]} to {offsets[-1]}, not from 0 to {entries}")
+    starts = offsets.astype(np.int64)
+    return np.repeat(np.arange(lines, dtype=np.int64), starts[1:] - starts[:-1])
+
+
+def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The sides (m, k) as Python integers. Raises BadMatrix unless there are two, from 1 to MAX_DIMENSION."""
+    sides = [int(side) for side in shape]
+    if len(sides) != 2 or not all(1 <= side <= MAX_DIMENSION for side in sides):
+        raise BadMatrix(f"shape {tuple(sides)}: a matrix has two sides, each from 1 to {MAX_DIMENSION}")
+    return sides[0], sides[1]
+
+
+def check_indices(noun: str, index: NDArray[np.integer], lowest: int, highest: int) -> None:
+    """Raises BadMatrix, naming the first offender, unless all are integers from ``lowest`` to ``highest``."""
+    if index.dtype.kind not in "iu":
+        raise BadMatrix(f"the {noun} of an entry is an integer, not {index.dtype}")
+    wrong = np.flatnonzero((index < lowest) | (index > highest))
+    if len(wrong):
+        raise BadMatrix(f"{noun} number {wrong[0]} is {index[wrong[0]]}, outside {lowest} to {highest}")
+
+
+def check_nonzeros(count: int) -> None:
+    """Raises BadMatrix for more nonzeros than a kernel is emitted for; readers ask before they allocate."""
+    limit = settings().max_nonzeros
+    if count > limit:
+        raise BadMatrix(f"{count} nonzeros, more than the {limit} that LOSPMM_MAX_NONZEROS allows: prune it further")
+
+
 def _finite_float32(values: NDArray[np.floating], position: NDArray[np.int64], k: int) -> NDArray[np.float32]:
     if values.dtype.kind not in "fiub":
         raise BadMatrix(f"values of type {values.dtype} are not real numbers")
-    with np.errstate(over="ignore"):
+    # Too large a value becomes infinite and is refused below; a signalling NaN would warn on its way there.
+    with np.errstate(over="ignore", invalid="ignore"):
         data = values.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(data))
     if len(wrong):

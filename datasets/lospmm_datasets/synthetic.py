@@ -1,0 +1,63 @@
+"""Sparse matrices drawn at random from a seed: the same arguments give the same matrix."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import BadRequest
+from lospmm.matrix import SparseMatrix, from_coo
+
+
+def uniform(m: int, k: int, sparsity: float, seed: int) -> SparseMatrix:
+    """(m, k) with round((1 - sparsity) * m * k) nonzeros anywhere with equal chance.
+
+    Raises BadRequest for a sparsity outside 0 to 1.
+    """
+    if not 0 <= sparsity <= 1:
+        raise BadRequest(f"sparsity {sparsity}: must be from 0 to 1")
+    random = np.random.default_rng(seed)
+    return _matrix(m, k, random.choice(m * k, round((1 - sparsity) * m * k), replace=False), random)
+
+
+def paired_blocks(
+    similarity: float,
+    load_ratio: float,
+    seed: int,
+    *,
+    m: int = 1024,
+    k: int = 1024,
+    sparsity: float = 0.98,
+    block_rows: int = 32,
+) -> SparseMatrix:
+    """Section 4.3: blocks of ``block_rows`` rows, each with a partner half the matrix further down.
+
+    ``similarity``, R, is the share of a block's nonzeros that its partner has in the same position of the block; the
+    partner's others are where the block has none. ``load_ratio`` is the nnz of blocks 1, 3, 5, ... over that of blocks
+    0, 2, 4, ...; partners have the same nnz. Raises BadRequest when the figures do not allow such a matrix.
+    """
+    blocks, rest = divmod(m, block_rows)
+    if rest or blocks % 4:
+        raise BadRequest(f"{m} rows in blocks of {block_rows}: the number of blocks must be a multiple of 4")
+    cells = block_rows * k
+    light = 2 * (1 - sparsity) * cells / (1 + load_ratio)
+    block_nnz = (round(light), round(light * load_ratio))
+    if not 0 <= similarity <= 1 or min(block_nnz) < 0 or max(block_nnz) * (2 - similarity) > cells:
+        raise BadRequest(
+            f"similarity {similarity}, load ratio {load_ratio} and sparsity {sparsity}: "
+            f"two blocks of {max(block_nnz)} nonzeros do not fit in {cells} cells"
+        )
+    random = np.random.default_rng(seed)
+    upper, lower = [], []
+    for block in range(blocks // 2):
+        nnz = block_nnz[block % 2]
+        shared = round(similarity * nnz)
+        cell = random.choice(cells, 2 * nnz - shared, replace=False)
+        upper.append(block * cells + cell[:nnz])
+        lower.append((block + blocks // 2) * cells + cell[nnz - shared :])
+    return _matrix(m, k, np.concatenate(upper + lower), random)
+
+
+def _matrix(m: int, k: int, position: NDArray[np.int64], random: np.random.Generator) -> SparseMatrix:
+    """Nonzeros at ``position`` = row * k + column. Magnitudes from 0.5 to 1.5: pruning leaves none near zero."""
+    row, col = np.divmod(position, k)
+    sign = random.choice([-1.0, 1.0], len(position))
+    return from_coo((m, k), row, col, sign * random.uniform(0.5, 1.5, len(position)))

@@ -1,0 +1,158 @@
+"""PTX: what ptxas compiles without nvcc, gcc or headers (PTX ISA 8.x, sections 9 to 11).
+
+``.noreturn`` needs PTX 6.4; each architecture is named with the oldest version that knows it, so that older toolkits
+take the text too. A load or store of sm_75 and up reaches 8 MiB either side of its base register (a signed 24-bit
+immediate), so a tile that walks further moves its base by whole windows of 16 MiB.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lospmm.codegen.emission import Emission
+from lospmm.codegen.units import describe_rows, group_tiles
+from lospmm.errors import Unsupported
+from lospmm.ir import ZERO, KernelProgram, Op, TileProgram
+
+#: The oldest PTX version that knows the architecture, and 6.4 at least (PTX ISA, release notes).
+PTX_VERSIONS = {
+    "sm_70": "6.4", "sm_75": "6.4", "sm_80": "7.0", "sm_86": "7.1", "sm_87": "7.4", "sm_89": "7.8", "sm_90": "7.8",
+    "sm_90a": "8.0", "sm_100": "8.6", "sm_100a": "8.6", "sm_120": "8.7",
+}  # fmt: skip
+
+WINDOW_BYTES = 1 << 24
+
+
+def emit(program: KernelProgram, arch: str) -> Emission:
+    """``program`` as PTX for ``arch``. Raises Unsupported for an architecture that no PTX version is known for."""
+    if arch not in PTX_VERSIONS:
+        raise Unsupported(f"ptx for {arch}: known are {', '.join(PTX_VERSIONS)}")
+    header = f".version {PTX_VERSIONS[arch]}\n.target {arch}\n.address_size 64\n"
+    tiles = [_tile(index, tile, program) for index, tile in enumerate(program.tiles)]
+    entry = _entry(program)
+    declarations = "".join(f".extern .func {_signature(index, program)};\n" for index in range(len(tiles)))
+    groups = group_tiles(program.tiles)
+    units = [header + "".join(tiles[index] for index in group) for group in groups]
+    return Emission(
+        language="ptx",
+        entry=program.name,
+        source=header + "".join(tiles) + entry,
+        units=(*units, header + declarations + entry),
+    )
+
+
+def _signature(index: int, program: KernelProgram) -> str:
+    size = ", .param .b32 stride" if program.n is None else ""
+    return f"tile_{index} (.param .b64 b, .param .b64 c{size}) .noreturn"
+
+
+def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
+    """One thread block function: %b and %c point to this thread's column of row 0 of B and C."""
+    stores = tile.code[tile.code["op"] == Op.STORE]
+    body = _Body(program.n)
+    columns = [tile.code[name].tolist() for name in ("op", "target", "source")]
+    bits = tile.code["weight"].copy().view(np.uint32).tolist()
+    for op, target, source, weight in zip(*columns, bits, strict=True):
+        if op == Op.LOAD:
+            body.lines.append(f"ld.global.nc.f32 %x{target}, {body.address('b', source)};")
+        elif op == Op.FMA:
+            body.lines.append(f"fma.rn.f32 %a{target}, %x{source}, 0f{weight:08X}, %a{target};")
+        else:
+            value = "0f00000000" if source == ZERO else f"%a{source}"
+            body.lines.append(f"st.global.f32 {body.address('c', target)}, {value};")
+    registers = [f".reg .b64 %b, %c, %p<{max(body.pointers, 1)}>;"]
+    parameters = ["ld.param.b64 %b, [b];", "ld.param.b64 %c, [c];"]
+    if program.n is None:
+        registers.append(".reg .b32 %stride;")
+        parameters.append("ld.param.b32 %stride, [stride];")
+    if tile.accumulators:
+        registers.append(f".reg .f32 %a<{tile.accumulators}>, %x<{max(tile.buffers, 1)}>;")
+    zeros = [f"mov.f32 %a{row}, 0f00000000;" for row in range(tile.accumulators)]
+    return "\n".join(
+        (
+            f"\n// rows {describe_rows(stores['target'].tolist())}",
+            f".visible .func {_signature(index, program)}",
+            "{",
+            *registers,
+            *parameters,
+            *zeros,
+            *body.lines,
+            "exit;",
+            "}\n",
+        )
+    )
+
+
+class _Body:
+    """The statements of one function; knows how row k of B and row m of C are addressed."""
+
+    def __init__(self, n: int | None) -> None:
+        self.n = n
+        self.lines: list[str] = []
+        self.pointers = 0
+        self._windows = {"b": (0, "%b"), "c": (0, "%c")}
+
+    def address(self, base: str, row: int) -> str:
+        if self.n is not None:
+            return self._offset(base, row * self.n * 4)
+        pointer = self._new_pointer()
+        self.lines.append(f"mad.wide.u32 {pointer}, %stride, {row}, %{base};")
+        return f"[{pointer}]"
+
+    def _offset(self, base: str, offset: int) -> str:
+        window = (offset + WINDOW_BYTES // 2) // WINDOW_BYTES
+        if window != self._windows[base][0]:
+            pointer = self._new_pointer()
+            self.lines.append(f"add.s64 {pointer}, %{base}, {window * WINDOW_BYTES};")
+            self._windows[base] = (window, pointer)
+        return f"[{self._windows[base][1]}+{offset - window * WINDOW_BYTES}]"
+
+    def _new_pointer(self) -> str:
+        self.pointers += 1
+        return f"%p{self.pointers - 1}"
+
+
+def _entry(program: KernelProgram) -> str:
+    """The kernel: finds this thread's column, leaves if there is none, and jumps to the block row's tile."""
+    row, column = ("x", "y") if program.order == "tile" else ("y", "x")
+    size = "" if program.n is not None else ",\n.param .u32 n"
+    lines = [
+        f"\n.visible .entry {program.name} (.param .u64 b, .param .u64 c{size})",
+        *([f".maxntid {program.cols}"] if program.cols is not None else []),
+        "{",
+        ".reg .pred %outside;",
+        ".reg .b32 %tile, %block, %width, %thread, %column, %n, %stride;",
+        ".reg .b64 %b, %c, %offset;",
+        f"mov.u32 %tile, %ctaid.{row};",
+        f"mov.u32 %block, %ctaid.{column};",
+        "mov.u32 %thread, %tid.x;",
+        f"mov.u32 %width, {'%ntid.x' if program.cols is None else program.cols};",
+        "mad.lo.u32 %column, %block, %width, %thread;",
+        f"{'mov.u32 %n, ' + str(program.n) if program.n is not None else 'ld.param.u32 %n, [n]'};",
+        "setp.ge.u32 %outside, %column, %n;",
+        "@%outside exit;",
+        "mul.wide.u32 %offset, %column, 4;",
+        "ld.param.u64 %b, [b];",
+        "ld.param.u64 %c, [c];",
+        "cvta.to.global.u64 %b, %b;",
+        "cvta.to.global.u64 %c, %c;",
+        "add.s64 %b, %b, %offset;",
+        "add.s64 %c, %c, %offset;",
+    ]
+    if program.n is None:
+        lines.append("shl.b32 %stride, %n, 2;")
+    return "\n".join((*lines, *_dispatch(program), "}\n"))
+
+
+def _dispatch(program: KernelProgram) -> Sequence[str]:
+    """A jump table over block rows, and behind each label the call of a tile."""
+    arguments = {"to_b": "%b", "to_c": "%c"} | ({"to_stride": "%stride"} if program.n is None else {})
+    declared = " ".join(f".param .b{32 if name == 'to_stride' else 64} {name};" for name in arguments)
+    stored = " ".join(
+        f"st.param.b{32 if name == 'to_stride' else 64} [{name}], {value};" for name, value in arguments.items()
+    )
+    targets = ", ".join(f"TILE_{index}" for index in program.dispatch)
+    lines = [f"targets: .branchtargets {targets};", "brx.idx %tile, targets;"]
+    for index in range(len(program.tiles)):
+        lines += [f"TILE_{index}: {{ {declared}", stored, f"call tile_{index}, ({', '.join(arguments)}); }}"]
+    return lines

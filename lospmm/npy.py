@@ -1,0 +1,261 @@
+"""NumPy's ``.npy`` and ``.npz`` from untrusted bytes, and the sparse layouts that an ``.npz`` holds.
+
+Nothing is allocated on a header's word: sizes are compared with the bytes there are, and inflation is capped. To read
+another sparse layout, add a row to ``LAYOUTS``. Format: numpy.lib.format; layouts: scipy.sparse.save_npz.
+"""
+
+import io
+import math
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import BadMatrix
+from lospmm.matrix import SparseMatrix, check_indices, check_nonzeros, check_shape, expand_offsets, from_coo, from_csr
+from lospmm.settings import settings
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+
+MAGIC = b"\x93NUMPY"
+
+#: The longest header read, in bytes. NumPy writes 118 for anything that holds a matrix.
+MAX_HEADER_BYTES = 4096
+MAX_MEMBERS = 32
+
+#: An archive may inflate to FLOOR + RATIO x its own bytes. Real ones inflate less than 20-fold; deflate can do 1032.
+INFLATION_FLOOR_BYTES = 1 << 20
+INFLATION_RATIO = 100
+
+_DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([^'"]*)['"]""")
+_FORTRAN = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)""")
+_SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([\d,\s]*)\)""")
+_DTYPE = re.compile(r"[<>|=]?(?:f[248]|[iu][1248]|b1|[SU]\d{1,3})")
+
+#: What the zip and deflate decoders of the standard library raise for damaged bytes.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
+
+
+def parse(content: bytes) -> Array:
+    """The array of a ``.npy`` file, in native byte order, without a copy where the file has that order.
+
+    Raises BadMatrix unless the header is sound, the type is a plain number or text, and the bytes after the header
+    are exactly what it promises.
+    """
+    header, start = _header(content)
+    dtype, fortran_order, shape = _described(header)
+    # A side of zero must not hide an absurd one beside it.
+    if len(shape) > 4 or math.prod(max(side, 1) for side in shape) > 2**40:
+        raise BadMatrix(f"the header promises an array of shape {_shape_text(shape)}")
+    promised = dtype.itemsize * math.prod(shape)
+    present = len(content) - start
+    if promised != present:
+        fault = "truncated" if present < promised else "bytes left over"
+        raise BadMatrix(f"{fault}: the header promises {promised} bytes of values, {present} follow it; save it again")
+    if promised == 0:
+        return np.empty(shape, dtype)
+    flat = np.frombuffer(content, dtype, offset=start)
+    return flat.astype(dtype.newbyteorder("="), copy=False).reshape(shape, order="F" if fortran_order else "C")
+
+
+def read_npz(content: bytes) -> SparseMatrix:
+    """The matrix of a ``scipy.sparse.save_npz`` file, or of the arrays shape, indptr, indices and data (CSR)."""
+    arrays = archive(content)
+    layout = _text(arrays["format"]) if "format" in arrays else "csr"
+    if layout not in LAYOUTS:
+        raise BadMatrix(f"sparse format {layout[:20]!r} is none of {', '.join(LAYOUTS)}; convert it with .tocsr()")
+    shape = _take(arrays, "shape", dimensions=1)
+    if shape.dtype.kind not in "iu":
+        raise BadMatrix(f"the shape holds integers, not {shape.dtype}")
+    if shape.size > 2:
+        raise BadMatrix(f"the shape has {shape.size} sides, a matrix has two")
+    return LAYOUTS[layout](check_shape(tuple(shape.tolist())), arrays)
+
+
+def archive(content: bytes) -> dict[str, Array]:
+    """The arrays of an ``.npz`` file that a sparse matrix may need, by name without ``.npy``.
+
+    Raises BadMatrix for a damaged or encrypted archive, too many members, a member named outside the archive, and
+    one that inflates too far.
+    """
+    # Each member costs zipfile a directory entry with this signature, so this bounds its memory before it parses.
+    if content.count(b"PK\x01\x02") > MAX_MEMBERS:
+        raise BadMatrix(f"the archive has more than {MAX_MEMBERS} members; a sparse matrix needs six")
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as opened:
+            members = opened.infolist()
+            _check_members(members, len(content))
+            return {
+                name: _member(opened, member) for member in members if (name := _stem(member.filename)) in _ARRAY_NAMES
+            }
+    except _DAMAGE as error:
+        raise BadMatrix(f"truncated or damaged archive ({_one_line(error)}); save or copy it again") from None
+
+
+def _header(content: bytes) -> tuple[str, int]:
+    """The header's text and where the values start."""
+    if not content.startswith(MAGIC):
+        raise BadMatrix(f"does not begin with the .npy magic but with {content[:8]!r}")
+    version = content[6:8]
+    size_bytes = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}.get(version)
+    if size_bytes is None:
+        raise BadMatrix(f"has .npy version {version!r}, known are 1.0, 2.0 and 3.0; truncated, or save it again")
+    text_start = 8 + size_bytes
+    length = int.from_bytes(content[8:text_start], "little")
+    if length > MAX_HEADER_BYTES or text_start + length > len(content):
+        raise BadMatrix(f"truncated or wrong header: {length} bytes promised, {max(len(content) - text_start, 0)} left")
+    return content[text_start : text_start + length].decode("latin-1"), text_start + length
+
+
+def _described(header: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+    """The type, whether columns come first, and the shape. Own patterns: NumPy's parser evaluates Python literals."""
+    descr, fortran, shape = _DESCR.findall(header), _FORTRAN.findall(header), _SHAPE.findall(header)
+    if len(fortran) != 1 or len(shape) != 1:
+        raise BadMatrix(f"the .npy header is not understood: {header[:80].strip()!r}")
+    if len(descr) != 1:
+        raise BadMatrix("holds records of several fields; save one array of float32")
+    if "O" in descr[0]:
+        raise BadMatrix("holds Python objects (a pickle), which are never loaded; save an array of float32")
+    if "c" in descr[0]:
+        raise BadMatrix(f"holds complex values ({descr[0][:20]!r}); only real ones are supported")
+    if not _DTYPE.fullmatch(descr[0]):
+        raise BadMatrix(f"holds values of type {descr[0][:20]!r}; save it as float32")
+    sides = [side.strip() for side in shape[0].split(",") if side.strip()]
+    if any(not side.isdecimal() or len(side) > 18 for side in sides):
+        raise BadMatrix(f"the header promises an array of shape ({shape[0][:80]})")
+    return np.dtype(descr[0]), fortran[0] == "True", tuple(int(side) for side in sides)
+
+
+def _check_members(members: list[zipfile.ZipInfo], archive_bytes: int) -> None:
+    names = [member.filename for member in members]
+    if len(set(names)) != len(names):
+        raise BadMatrix("two members of the archive have the same name; save it again")
+    for member in members:
+        name = member.filename
+        path = PurePosixPath(name.replace("\\", "/"))
+        if path.is_absolute() or ".." in path.parts:
+            raise BadMatrix(
+                f"member {name[:80]!r} points outside the archive; save it again with scipy.sparse.save_npz"
+            )
+        if len(path.parts) != 1 or path.suffix != ".npy":
+            raise BadMatrix(f"member {name[:80]!r} is not an array; save the matrix with scipy.sparse.save_npz")
+        if member.flag_bits & 0x1:
+            raise BadMatrix(f"member {name[:80]!r} is encrypted; save it without a password")
+        # Others (bzip2, LZMA) may claim gigabytes for their dictionaries; NumPy writes only these two.
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BadMatrix(f"member {name[:80]!r} is compressed with method {member.compress_type}, not deflate")
+    inflated = sum(member.file_size for member in members)
+    allowed = min(INFLATION_FLOOR_BYTES + INFLATION_RATIO * archive_bytes, settings().max_upload_bytes)
+    if inflated > allowed:
+        raise BadMatrix(
+            f"{archive_bytes} bytes would inflate to {inflated}, more than the {allowed} allowed; "
+            "save it with compressed=False"
+        )
+
+
+def _member(opened: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    with opened.open(member) as stream:
+        content = stream.read(member.file_size)  # never more than the size that was checked, whatever follows
+    try:
+        return parse(content)
+    except BadMatrix as error:
+        raise BadMatrix(f"member {member.filename}: {error}") from None
+
+
+def _stem(filename: str) -> str:
+    return filename.removesuffix(".npy")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return str(shape) if len(shape) <= 4 else f"of {len(shape)} dimensions"
+
+
+def _text(array: Array) -> str:
+    if array.ndim != 0 or array.dtype.kind not in "SU":
+        raise BadMatrix(f"member format.npy holds {array.dtype} of shape {array.shape}, not the name of a format")
+    name = array.item()
+    return name.decode("latin-1") if isinstance(name, bytes) else str(name)
+
+
+def _take(arrays: Arrays, name: str, *, dimensions: int) -> Array:
+    if name not in arrays:
+        raise BadMatrix(f"the archive has no array {name!r} (it has: {', '.join(arrays) or 'none that are known'})")
+    if arrays[name].ndim != dimensions:
+        raise BadMatrix(f"array {name!r} has {arrays[name].ndim} dimensions, not {dimensions}")
+    return arrays[name]
+
+
+def _values(arrays: Arrays, *, dimensions: int) -> Array:
+    values = _take(arrays, "data", dimensions=dimensions)
+    if values.dtype.kind not in "fiub":
+        raise BadMatrix(f"array 'data' holds {values.dtype}, not numbers")
+    check_nonzeros(int(np.count_nonzero(values)))
+    return values
+
+
+def _csr(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
+    values = _values(arrays, dimensions=1)
+    return from_csr(shape, _take(arrays, "indptr", dimensions=1), _take(arrays, "indices", dimensions=1), values)
+
+
+def _csc(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
+    values, rows = _values(arrays, dimensions=1), _take(arrays, "indices", dimensions=1)
+    cols = expand_offsets(_take(arrays, "indptr", dimensions=1), shape[1], len(rows))
+    return from_coo(shape, rows, cols, values)
+
+
+def _coo(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
+    values = _values(arrays, dimensions=1)
+    if "coords" in arrays:
+        coords = _take(arrays, "coords", dimensions=2)
+        if len(coords) != 2:
+            raise BadMatrix(f"array 'coords' has {len(coords)} rows, a matrix has two coordinates")
+        return from_coo(shape, coords[0], coords[1], values)
+    return from_coo(shape, _take(arrays, "row", dimensions=1), _take(arrays, "col", dimensions=1), values)
+
+
+def _bsr(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
+    """data (blocks, height, width); block b lies at block column indices[b] of the block row that indptr gives."""
+    values, block_cols = _values(arrays, dimensions=3), _take(arrays, "indices", dimensions=1)
+    blocks, height, width = values.shape
+    if height == 0 or width == 0 or shape[0] % height or shape[1] % width or len(block_cols) != blocks:
+        raise BadMatrix(f"{len(block_cols)} block indices and data of shape {values.shape} do not tile shape {shape}")
+    check_indices("block column", block_cols, 0, shape[1] // width - 1)
+    block_rows = expand_offsets(_take(arrays, "indptr", dimensions=1), shape[0] // height, blocks)
+    block, row, col = np.nonzero(values)
+    rows = block_rows[block] * height + row
+    return from_coo(shape, rows, block_cols.astype(np.int64)[block] * width + col, values[block, row, col])
+
+
+def _dia(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
+    """data (diagonals, length): ``data[d, col]`` lies at row ``col - offsets[d]``; what falls outside is padding."""
+    values, offsets = _values(arrays, dimensions=2), _take(arrays, "offsets", dimensions=1)
+    if len(offsets) != len(values):
+        raise BadMatrix(f"{len(offsets)} offsets for {len(values)} diagonals")
+    check_indices("diagonal", offsets, 1 - shape[0], shape[1] - 1)
+    diagonal, cols = np.nonzero(values)
+    rows = cols - offsets.astype(np.int64)[diagonal]
+    inside = (rows >= 0) & (rows < shape[0]) & (cols < shape[1])
+    return from_coo(shape, rows[inside], cols[inside], values[diagonal[inside], cols[inside]])
+
+
+LAYOUTS: dict[str, Callable[[tuple[int, int], Arrays], SparseMatrix]] = {
+    "csr": _csr,
+    "csc": _csc,
+    "coo": _coo,
+    "bsr": _bsr,
+    "dia": _dia,
+}
+
+_ARRAY_NAMES = frozenset({"format", "shape", "data", "indptr", "indices", "row", "col", "coords", "offsets"})

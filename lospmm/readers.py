@@ -1,0 +1,208 @@
+"""Matrix files, also hostile ones, to ``SparseMatrix``: the one door for the command line and for uploads.
+
+The format is known by its first bytes (``_BEGINNINGS``), never by the name alone, and read by its row of ``READERS``.
+A reader takes memory in proportion to the bytes it is given, never to what a header claims. To add a format, add a row
+to both tables. Every failure is a ``BadMatrix`` of one line: the file, what is wrong, where, and what to do.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
+
+from lospmm import matrix_text, npy
+from lospmm.errors import BadMatrix
+from lospmm.matrix import SparseMatrix, check_nonzeros, check_shape, from_dense
+from lospmm.settings import settings
+
+#: Whether a file holds its values or only a pattern, whose values are then drawn from a normal distribution.
+Values = Literal["stored", "drawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFile:
+    matrix: SparseMatrix
+    values: Values
+    name: str  # the file's base name
+
+
+def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
+    """The matrix in a regular file of at most LOSPMM_MAX_UPLOAD_BYTES; ``tensor`` and ``seed`` as in ``read_bytes``."""
+    try:
+        if not path.exists():
+            raise BadMatrix(f"{_printable(str(path))}: there is no such file")
+        if not path.is_file():
+            raise BadMatrix(
+                f"{_printable(str(path))}: is a {'directory' if path.is_dir() else 'device or pipe'}; name a file"
+            )
+        with path.open("rb") as stream:
+            # One byte more than allowed, so that read_bytes sees too large a file as such.
+            content = stream.read(settings().max_upload_bytes + 1)
+    except OSError as error:
+        raise BadMatrix(f"{_printable(str(path))}: cannot be read: {error.strerror}") from None
+    return read_bytes(content, path.name, tensor=tensor, seed=seed)
+
+
+def read_bytes(content: bytes, name: str, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
+    """The matrix in the bytes of a file called ``name``.
+
+    ``tensor`` names the weight to take from a ``.safetensors`` that has several. ``seed`` draws the values of a
+    pattern: the same pattern and seed give the same values in every format. Raises BadMatrix.
+    """
+    name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "matrix"
+    try:
+        if seed < 0:
+            raise BadMatrix(f"seed {seed} is negative")
+        reader = _reader(content, name, tensor)
+        matrix, values = reader(content)
+    except BadMatrix as error:
+        raise BadMatrix(f"{name}: {error}") from None
+    return MatrixFile(_draw(matrix, seed) if values == "drawn" else matrix, values, name)
+
+
+def _read_npy(content: bytes) -> tuple[SparseMatrix, Values]:
+    """A dense array; its zeros are pruned."""
+    return _pruned(npy.parse(content)), "stored"
+
+
+def _read_npz(content: bytes) -> tuple[SparseMatrix, Values]:
+    return npy.read_npz(content), "stored"
+
+
+def _read_mtx(content: bytes) -> tuple[SparseMatrix, Values]:
+    matrix, is_pattern = matrix_text.read_mtx(content)
+    return matrix, "drawn" if is_pattern else "stored"
+
+
+def _read_smtx(content: bytes) -> tuple[SparseMatrix, Values]:
+    return matrix_text.read_smtx(content), "drawn"
+
+
+def _read_safetensors(content: bytes, tensor: str | None = None) -> tuple[SparseMatrix, Values]:
+    """One weight: a 2-D tensor as it is, a convolution's (out, in, height, width) as (out, in x height x width)."""
+    weights = _tensors(content)
+    eligible = sorted(name for name, weight in weights.items() if _is_weight(weight))
+    if tensor is None:
+        if len(eligible) != 1:
+            raise BadMatrix(f"holds {len(eligible)} weights; choose one with --tensor: {_listed(eligible)}")
+        tensor = eligible[0]
+    if tensor not in weights:
+        raise BadMatrix(f"has no tensor {tensor[:80]!r}; its weights are: {_listed(eligible)}")
+    weight = weights[tensor]
+    if not _is_weight(weight):
+        raise BadMatrix(
+            f"tensor {tensor[:80]!r} is {weight['dtype']} of shape {str(weight['shape'])[:80]}; "
+            f"a weight is {', '.join(_FLOATS)}, 2-D or 4-D: {_listed(eligible)}"
+        )
+    rows, *rest = weight["shape"]
+    shape = check_shape((rows, math.prod(rest)))
+    flat = np.frombuffer(weight["data"], _FLOATS[weight["dtype"]])
+    if weight["dtype"] == "BF16":  # the upper half of a float32
+        flat = (flat.astype(np.uint32) << 16).view(np.float32)
+    return _pruned(flat.reshape(shape)), "stored"
+
+
+#: Format (a file's suffix without the dot) -> its bytes to the matrix and whether its values are to be drawn.
+READERS: dict[str, Callable[[bytes], tuple[SparseMatrix, Values]]] = {
+    "npz": _read_npz,
+    "npy": _read_npy,
+    "mtx": _read_mtx,
+    "safetensors": _read_safetensors,
+    "smtx": _read_smtx,
+}
+
+_NAME_CHARACTERS = 200
+
+#: The longest header of a .safetensors file; each tensor that it lists costs a few Python objects.
+_TENSOR_HEADER_BYTES = 4 << 20
+
+_BEGINNINGS = {
+    "npz": re.compile(rb"PK\x03\x04|PK\x05\x06"),
+    "npy": re.compile(re.escape(npy.MAGIC)),
+    "mtx": re.compile(rb"%%MatrixMarket", re.IGNORECASE),
+    "safetensors": re.compile(rb".{8}\{", re.DOTALL),
+    "smtx": re.compile(rb"-?\d+[ \t]*[, \t][ \t]*-?\d+[ \t]*[, \t][ \t]*-?\d+\s"),
+}
+
+#: The library ships it without types.
+_deserialize: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = deserialize
+
+#: The types of a tensor that are weights, as what their bytes are read as.
+_FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+
+
+def _reader(content: bytes, name: str, tensor: str | None) -> Callable[[bytes], tuple[SparseMatrix, Values]]:
+    """The reader for what the content is. Raises BadMatrix where the name claims another format."""
+    limit = settings().max_upload_bytes
+    if len(content) > limit:
+        raise BadMatrix(f"is larger than the {limit} bytes that LOSPMM_MAX_UPLOAD_BYTES allows")
+    if not content:
+        raise BadMatrix("is empty (0 bytes)")
+    claimed = PurePosixPath(name).suffix.lower().removeprefix(".")
+    found = next((kind for kind, beginning in _BEGINNINGS.items() if beginning.match(content)), None)
+    if found is None:
+        known = ", ".join(f".{kind}" for kind in READERS)
+        fault = f"does not begin as a .{claimed} file does" if claimed in READERS else f"is none of {known}"
+        raise BadMatrix(f"{fault}: its first bytes are {content[:12]!r}; is it whole, and saved in that format?")
+    if claimed in READERS and claimed != found:
+        raise BadMatrix(f"the name says .{claimed} but the content is .{found}; rename the file")
+    if tensor is None:
+        return READERS[found]
+    if found != "safetensors":
+        raise BadMatrix(f"--tensor chooses from a .safetensors file, this is .{found}; leave it out")
+    return partial(_read_safetensors, tensor=tensor)
+
+
+def _tensors(content: bytes) -> dict[str, dict[str, Any]]:
+    """dtype, shape and data of each tensor by name. The library checks header, sizes and offsets."""
+    header_bytes = int.from_bytes(content[:8], "little")
+    if header_bytes > min(_TENSOR_HEADER_BYTES, len(content) - 8):
+        raise BadMatrix(
+            f"truncated or damaged: a header of {header_bytes} bytes is promised, {len(content) - 8} follow and "
+            f"{_TENSOR_HEADER_BYTES} are allowed; save or copy it again"
+        )
+    try:
+        tensors = dict(_deserialize(content))
+    except SafetensorError as error:
+        reason = " ".join(str(error).split())[:160]
+        raise BadMatrix(f"truncated or damaged safetensors ({reason}); save or copy it again") from None
+    for name in tensors:
+        path = PurePosixPath(name.replace("\\", "/"))
+        if path.is_absolute() or ".." in path.parts or not name.isprintable():
+            raise BadMatrix(f"tensor name {name[:80]!r} could point outside a directory; rename the tensor")
+    return tensors
+
+
+def _is_weight(tensor: dict[str, Any]) -> bool:
+    return tensor["dtype"] in _FLOATS and len(tensor["shape"]) in (2, 4)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(name[:80] for name in names[:20]) or "none"
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
+
+
+def _pruned(weights: NDArray[Any]) -> SparseMatrix:
+    check_nonzeros(int(np.count_nonzero(weights)))
+    return from_dense(weights)
+
+
+def _draw(pattern: SparseMatrix, seed: int) -> SparseMatrix:
+    """The pattern with values from a normal distribution, none of them zero, in the canonical order of its entries."""
+    values = np.random.default_rng(seed).standard_normal(pattern.nnz).astype(np.float32)
+    values[values == 0] = 1.0
+    values.setflags(write=False)
+    return SparseMatrix(pattern.m, pattern.k, pattern.indptr, pattern.indices, values)
+
+
+def _printable(name: str) -> str:
+    """A name fit for a message of one line; its end matters most."""
+    end = name[-_NAME_CHARACTERS:]
+    return end if end.isprintable() else repr(end)

@@ -1,0 +1,198 @@
+"""The one content-addressed store on disk, for compiled units and for finished kernels.
+
+An entry is a directory ``<root>/<kind>/<first two digits>/<key>/`` of files beside ``entry.json``, which holds the
+sha256 and size of each. It is written elsewhere in the root and renamed into place, so that it is whole or absent,
+and two writers of one key do no harm: the first wins. A read checks every byte; an entry that fails is removed and
+reported as absent, so whoever asked builds it again. Faults of the disk are ToolchainFault and name the directory.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lospmm.errors import BadRequest, ToolchainFault
+
+MANIFEST = "entry.json"
+
+#: Where entries are written and from where they are removed: on the file system of the root, so that rename works.
+SCRATCH = ".scratch"
+
+#: Writing an entry takes seconds at most: a scratch directory of this age has lost its writer. Its process id would
+#: not tell, since containers that share a cache do not see each other's processes.
+STALE_SECONDS = 3600.0
+
+_KEY = re.compile(r"[0-9a-f]{8,128}")
+_KIND = re.compile(r"[a-z][a-z0-9_-]*")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry as a listing shows it; ``used`` is the time of its last read or its writing, in seconds since 1970."""
+
+    kind: str
+    key: str
+    size_bytes: int
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    root: Path
+
+    def directory(self, kind: str, key: str) -> Path:
+        """Where an entry lies or would lie. Raises BadRequest for a key that is not hexadecimal."""
+        if not _KIND.fullmatch(kind):
+            raise BadRequest(f"{kind!r} is not a kind of entry")
+        if not _KEY.fullmatch(key):
+            raise BadRequest(f"{key[:80]!r} is not a key: 8 to 128 hexadecimal digits, lower case")
+        return self.root / kind / key[:2] / key
+
+    def get(self, kind: str, key: str) -> dict[str, bytes] | None:
+        """The files of an entry by name, every checksum verified, or None. Marks the entry as used."""
+        directory = self.directory(kind, key)
+        try:
+            if not directory.exists():
+                return None
+            files = _read(directory)
+            if files is None:
+                self._remove(directory)
+                return None
+        except OSError as error:
+            raise _fault(directory, error) from error
+        with suppress(OSError):  # a cache that may only be read is still worth reading
+            os.utime(directory)
+        return files
+
+    def put(self, kind: str, key: str, files: Mapping[str, bytes]) -> None:
+        """Write an entry, unless there is one."""
+        directory = self.directory(kind, key)
+        for name in files:
+            if not _NAME.fullmatch(name) or name == MANIFEST:
+                raise BadRequest(f"{name!r} cannot be the name of a file in the store")
+        if directory.exists():
+            return
+        scratch = self._scratch()
+        try:
+            _write(scratch, kind, files)
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            scratch.rename(directory)
+            _sync(directory.parent)
+        except OSError as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # these say that another writer was first
+                raise _fault(self.root, error) from error
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry, in no order. One that disappears meanwhile is left out."""
+        for directory in self.root.glob("[a-z]*/[0-9a-f][0-9a-f]/*"):
+            kind, key = directory.parts[-3], directory.name
+            if _KIND.fullmatch(kind) and _KEY.fullmatch(key):
+                with suppress(FileNotFoundError):
+                    size = sum(file.stat().st_size for file in directory.iterdir())
+                    yield Entry(kind, key, size, directory.stat().st_mtime)
+
+    def prune(self, *, max_bytes: int | None = None, older_than_seconds: float | None = None) -> list[Entry]:
+        """Remove what was not used for so long, then the least recently used until the rest fits ``max_bytes``.
+
+        Returns what was removed. Also clears what writers that were killed have left behind.
+        """
+        now = time.time()
+        try:
+            for scratch in self.root.glob(f"{SCRATCH}/*"):
+                if now - scratch.stat().st_mtime > STALE_SECONDS:
+                    shutil.rmtree(scratch)
+            entries = sorted(self.entries(), key=lambda entry: entry.used)
+            total = sum(entry.size_bytes for entry in entries)
+            removed = []
+            for entry in entries:
+                too_old = older_than_seconds is not None and now - entry.used > older_than_seconds
+                too_much = max_bytes is not None and total > max_bytes
+                if not (too_old or too_much):
+                    break
+                self._remove(self.directory(entry.kind, entry.key))
+                total -= entry.size_bytes
+                removed.append(entry)
+        except OSError as error:
+            raise _fault(self.root, error) from error
+        return removed
+
+    def verify(self) -> list[Entry]:
+        """The corrupt entries, which stay where they are until somebody asks for them."""
+        try:
+            return [entry for entry in self.entries() if _read(self.directory(entry.kind, entry.key)) is None]
+        except OSError as error:
+            raise _fault(self.root, error) from error
+
+    def _scratch(self) -> Path:
+        directory = self.root / SCRATCH / secrets.token_hex(8)
+        try:
+            directory.mkdir(parents=True)
+        except OSError as error:
+            raise _fault(self.root, error) from error
+        return directory
+
+    def _remove(self, directory: Path) -> None:
+        """Take an entry away at once and whole: a reader never meets half of it."""
+        scratch = self._scratch()
+        with suppress(FileNotFoundError):  # another process was first
+            directory.rename(scratch / directory.name)
+        shutil.rmtree(scratch)
+
+
+def _read(directory: Path) -> dict[str, bytes] | None:
+    """The files of an entry, or None where anything is missing or wrong."""
+    files = {}
+    try:
+        manifest = json.loads((directory / MANIFEST).read_bytes())
+        for name, expected in manifest["files"].items():
+            if not _NAME.fullmatch(name):
+                return None
+            content = (directory / name).read_bytes()
+            if expected != _described(content):
+                return None
+            files[name] = content
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return files
+
+
+def _write(directory: Path, kind: str, files: Mapping[str, bytes]) -> None:
+    manifest = {
+        "kind": kind,
+        "created": time.time(),
+        "files": {name: _described(content) for name, content in files.items()},
+    }
+    for name, content in {**files, MANIFEST: json.dumps(manifest, indent=1).encode()}.items():
+        with (directory / name).open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    _sync(directory)
+
+
+def _described(content: bytes) -> dict[str, object]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+
+
+def _sync(directory: Path) -> None:
+    """Make the names in a directory outlast a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fault(directory: Path, error: OSError) -> ToolchainFault:
+    reason = error.strerror or str(error)
+    return ToolchainFault(f"the store in {directory} cannot be used: {reason} (LOSPMM_CACHE_DIR names another place)")

@@ -1,0 +1,179 @@
+"""From an emission to a cubin: its units are compiled at the same time, each once for all time, and linked.
+
+Compilers take about as long as a unit is, so the longest go first. A compiled unit is kept in the store under
+everything that decides what comes out: the compiler and its version, its options and the text.
+"""
+
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from lospmm.codegen.emission import Emission
+from lospmm.store import Store
+from lospmm.toolchain import elf, lifetime
+from lospmm.toolchain.compilers import COMPILERS, Compiler
+from lospmm.toolchain.discover import check_arch, find_toolkit
+from lospmm.toolchain.faults import compiler_fault
+from lospmm.toolchain.process import compile_limits, run
+
+#: Part of every unit's key: raise it when what is kept of a unit changes.
+UNIT_FORMAT = 1
+
+#: How often a wait for units looks whether it was cancelled.
+POLL_SECONDS = 0.1
+
+_SPILLS = re.compile(r"\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A linked kernel, what it needs and what it took."""
+
+    cubin: bytes
+    registers: int  # per thread
+    spill_bytes: int  # stores and loads of spilled registers, over all tiles, per thread
+    stack_bytes: int  # per thread
+    code_bytes: int  # machine code of all tiles
+    toolchain: str  # "ptxas 13.0.88 (PyPI)"
+    compile_seconds: float
+    link_seconds: float
+    cached_units: int  # units that the store held
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A compiled unit, as it lies in the directory of the job."""
+
+    spill_bytes: int
+    cached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the compilation of every unit of an emission shares."""
+
+    units: tuple[str, ...]
+    compiler: Compiler
+    store: Store
+    directory: Path
+    stop: threading.Event  # set when a unit failed or the whole was cancelled
+
+
+def compile_kernel(
+    emission: Emission,
+    *,
+    arch: str,
+    registers: int,
+    store: Store,
+    workers: int,
+    progress: Callable[[int, int], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> Binary:
+    """Compile and link an emission for ``arch`` with at most ``registers`` per thread, by ``workers`` compilers.
+
+    ``progress`` is told the units done and their number. Raises Unsupported where the toolkit has no such
+    architecture, ToolchainFault where a compiler fails and CancelledError once ``cancel`` is set.
+    """
+    toolkit = find_toolkit()
+    check_arch(toolkit, arch)
+    compiler = COMPILERS[emission.language](toolkit, arch, registers)
+    with lifetime.temporary_directory() as directory:
+        started = time.monotonic()
+        job = _Job(emission.units, compiler, store, directory, threading.Event())
+        units = _compile_all(job, workers, progress, cancel)
+        compiled = time.monotonic()
+        cubin = _link(toolkit.nvlink, arch, len(units), directory, cancel)
+        linked = time.monotonic()
+    usage = elf.kernel_usage(cubin, emission.entry)
+    return Binary(
+        cubin=cubin,
+        registers=usage.registers,
+        spill_bytes=sum(unit.spill_bytes for unit in units),
+        stack_bytes=usage.stack_bytes,
+        code_bytes=elf.code_bytes(cubin),
+        toolchain=compiler.title,
+        compile_seconds=compiled - started,
+        link_seconds=linked - compiled,
+        cached_units=sum(unit.cached for unit in units),
+    )
+
+
+def _compile_all(
+    job: _Job, workers: int, progress: Callable[[int, int], None] | None, cancel: threading.Event | None
+) -> list[_Unit]:
+    """Every unit's object into the job's directory. The first failure ends the compilers that run and is raised."""
+    longest_first = sorted(range(len(job.units)), key=lambda index: len(job.units[index]), reverse=True)
+    ended: SimpleQueue[Future[_Unit]] = SimpleQueue()
+    units: list[_Unit] = []
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="compile")
+    try:
+        for index in longest_first:
+            pool.submit(_compile_unit, job, index).add_done_callback(ended.put)
+        while len(units) < len(job.units):
+            if cancel is not None and cancel.is_set():
+                raise CancelledError
+            try:
+                units.append(ended.get(timeout=POLL_SECONDS).result())
+            except Empty:
+                continue
+            if progress is not None:
+                progress(len(units), len(job.units))
+    finally:
+        job.stop.set()
+        pool.shutdown(cancel_futures=True)
+    return units
+
+
+def _compile_unit(job: _Job, index: int) -> _Unit:
+    text, target = job.units[index], job.directory / _object(index)
+    key = _unit_key(job.compiler, text)
+    if kept := job.store.get("unit", key):
+        target.write_bytes(kept["unit.o"])
+        return _Unit(int(kept["spill_bytes"]), cached=True)
+    source = target.with_suffix(job.compiler.suffix)
+    source.write_text(text)
+    finished = run(
+        (*job.compiler.program, *job.compiler.options, source.name, "-o", target.name),
+        cwd=job.directory,
+        limits=compile_limits(),
+        cancel=job.stop,
+        environment=job.compiler.environment,
+    )
+    if finished.failure is not None:
+        raise compiler_fault(f"{job.compiler.name}, unit {index + 1} of {len(job.units)}", finished, text)
+    spills = _SPILLS.findall(finished.stdout + finished.stderr)
+    if not spills:
+        raise compiler_fault(f"{job.compiler.name} did not tell what it spilled", finished, text)
+    spill_bytes = sum(int(stores) + int(loads) for stores, loads in spills)
+    job.store.put("unit", key, {"unit.o": target.read_bytes(), "spill_bytes": str(spill_bytes).encode()})
+    return _Unit(spill_bytes, cached=False)
+
+
+def _unit_key(compiler: Compiler, text: str) -> str:
+    decisive = json.dumps([UNIT_FORMAT, compiler.name, compiler.options])
+    return hashlib.sha256(f"{decisive}\n{text}".encode()).hexdigest()
+
+
+def _object(index: int) -> str:
+    return f"{index}.o"
+
+
+def _link(nvlink: Path, arch: str, count: int, directory: Path, cancel: threading.Event | None) -> bytes:
+    objects = "\n".join(_object(index) for index in range(count))
+    (directory / "objects").write_text(objects)  # thousands of names are too long for a command line
+    finished = run(
+        (nvlink, f"-arch={arch}", "--options-file", "objects", "-o", "kernel.cubin"),
+        cwd=directory,
+        limits=compile_limits(),
+        cancel=cancel,
+    )
+    if finished.failure is not None:
+        raise compiler_fault("nvlink", finished, objects)
+    return (directory / "kernel.cubin").read_bytes()

@@ -1,0 +1,100 @@
+"""The compilers of translation units: text in, relocatable machine code out. To add a language, add a row to COMPILERS.
+
+A row is a function of the toolkit, the architecture and the registers per thread, and its value is pure data: what
+runs a compiler (``compile.py``) knows nothing of any of them.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from lospmm.codegen.emission import Language
+from lospmm.errors import ToolchainFault
+from lospmm.toolchain import lifetime
+from lospmm.toolchain.discover import PROBE_LIMITS, Toolkit, find_host_compiler
+from lospmm.toolchain.process import run
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """The command ``*program *options UNIT<suffix> -o UNIT.o``, which prints what ``ptxas -v`` prints.
+
+    ``name`` and ``options`` decide what comes out, with the unit's text; where the program lies does not.
+    """
+
+    name: str  # "ptxas 13.0.88"
+    origin: str  # where it came from, as in Toolkit
+    program: tuple[str, ...]
+    options: tuple[str, ...]
+    suffix: str
+    environment: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.origin})"
+
+
+def _ptx(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
+    return Compiler(
+        name=f"ptxas {toolkit.version}",
+        origin=toolkit.origin,
+        program=(str(toolkit.ptxas),),
+        options=(f"-arch={arch}", "-c", "-O3", "--maxrregcount", str(registers), "-v"),
+        suffix=".ptx",
+        environment={},
+    )
+
+
+def _cuda(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
+    """nvcc, which needs g++ even to compile for the device alone; NVRTC where there is none."""
+    host = find_host_compiler()
+    if host is None:
+        return _nvrtc(arch, registers)
+    return Compiler(
+        name=f"nvcc {toolkit.version}",
+        origin=toolkit.origin,
+        # The host compiler is only a preprocessor here, so any version of it will do.
+        program=(str(toolkit.nvcc), "-ccbin", str(host), "-allow-unsupported-compiler"),
+        options=(f"-arch={arch}", "-rdc=true", "--cubin", "-O3", f"-maxrregcount={registers}", "-Xptxas", "-v"),
+        suffix=".cu",
+        environment={},
+    )
+
+
+def _nvrtc(arch: str, registers: int) -> Compiler:
+    return Compiler(
+        name=f"NVRTC {_nvrtc_version()}",
+        origin="PyPI",
+        program=_NVRTC,
+        options=(f"--gpu-architecture={arch}", "-rdc=true", f"--maxrregcount={registers}", "--ptxas-options=-v"),
+        suffix=".cu",
+        environment=_python_path(),
+    )
+
+
+#: By path, not by module name: this package is not imported by it (-P keeps its directory out of the import path).
+_NVRTC = (sys.executable, "-P", str(Path(__file__).with_name("nvrtc.py")))
+
+
+def _python_path() -> dict[str, str]:
+    """Where this process imports from: a compiler's environment is otherwise empty of it."""
+    return {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@cache
+def _nvrtc_version() -> str:
+    with lifetime.temporary_directory() as directory:
+        finished = run((*_NVRTC, "--version"), cwd=directory, limits=PROBE_LIMITS, environment=_python_path())
+    if finished.failure is not None:
+        raise ToolchainFault(
+            "CUDA C++ needs g++ (for nvcc) or NVRTC (cuda-bindings, nvidia-cuda-nvrtc); the ptx emitter needs neither",
+            log=finished.stderr,
+        )
+    return finished.stdout.strip()
+
+
+COMPILERS: Mapping[Language, Callable[[Toolkit, str, int], Compiler]] = MappingProxyType({"ptx": _ptx, "cuda": _cuda})

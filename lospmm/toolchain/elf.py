@@ -1,0 +1,100 @@
+"""What a cubin says of itself, read from its ELF64 sections: bytes of code, registers and stack of a kernel.
+
+The layout is that of the ELF specification; ``.nv.info`` is a list of attributes, each a format, a number and a value
+(the names EIFMT and EIATTR are those that ``cuobjdump -elf`` prints).
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lospmm.errors import ToolchainFault
+
+_EXTENDED = 0xFFFF  # SHN_XINDEX: the number did not fit 16 bits and stands in section 0
+
+_EIFMT_SVAL = 4  # an attribute with a sized value; the other formats hold at most 16 bits, in place of the size
+_EIATTR_MIN_STACK_SIZE = 0x12
+_EIATTR_REGCOUNT = 0x2F
+
+_SYMBOL = struct.Struct("<IBBHQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    name: str
+    link: int  # the number of the section that this one refers to
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUsage:
+    """What one thread of a kernel needs, functions that it calls included."""
+
+    registers: int
+    stack_bytes: int
+
+
+def sections(image: bytes) -> list[Section]:
+    """The sections of an ELF64 image, by number. Raises ToolchainFault for anything else."""
+    try:
+        return _sections(image)
+    except (struct.error, IndexError, ValueError):
+        raise ToolchainFault(f"{len(image)} bytes that are not an ELF64 image") from None
+
+
+def code_bytes(image: bytes) -> int:
+    """Machine code in the image: the sizes of its ``.text`` sections."""
+    return sum(len(section.content) for section in sections(image) if section.name.startswith(".text."))
+
+
+def kernel_usage(image: bytes, entry: str) -> KernelUsage:
+    """What the linked kernel ``entry`` needs. Raises ToolchainFault where the image does not say."""
+    parts = sections(image)
+    by_name = {section.name: section for section in parts}
+    try:
+        symbols = by_name[".symtab"]
+        names = parts[symbols.link].content
+        kernel = [_string(names, name) for name, *_ in _SYMBOL.iter_unpack(symbols.content)].index(entry)
+        found = {
+            attribute: value
+            for attribute, symbol, value in _symbol_attributes(by_name[".nv.info"].content)
+            if symbol == kernel
+        }
+        return KernelUsage(found[_EIATTR_REGCOUNT], found[_EIATTR_MIN_STACK_SIZE])
+    except (struct.error, IndexError, ValueError, KeyError):
+        raise ToolchainFault(f"the linked image says nothing of a kernel {entry}") from None
+
+
+def _sections(image: bytes) -> list[Section]:
+    if image[:5] != b"\x7fELF\x02":
+        raise ValueError
+    (table,) = struct.unpack_from("<Q", image, 0x28)
+    entry_size, count, names_at = struct.unpack_from("<HHH", image, 0x3A)
+    first = struct.unpack_from("<IIQQQQIIQQ", image, table)
+    if count == 0:
+        count = first[5]
+    if names_at == _EXTENDED:
+        names_at = first[6]
+    headers = [struct.unpack_from("<IIQQQQIIQQ", image, table + entry_size * number) for number in range(count)]
+    contents = [image[header[4] : header[4] + header[5]] for header in headers]
+    names = contents[names_at]
+    return [
+        Section(_string(names, header[0]), header[6], content)
+        for header, content in zip(headers, contents, strict=True)
+    ]
+
+
+def _string(table: bytes, start: int) -> str:
+    return table[start : table.index(b"\0", start)].decode()
+
+
+def _symbol_attributes(info: bytes) -> Iterator[tuple[int, int, int]]:
+    """(attribute, symbol number, value) of the attributes that are about one symbol."""
+    position = 0
+    while position < len(info):
+        kind, attribute, size = struct.unpack_from("<BBH", info, position)
+        position += 4
+        if kind == _EIFMT_SVAL:
+            if size == 8:
+                yield (attribute, *struct.unpack_from("<II", info, position))
+            position += size

@@ -1,0 +1,42 @@
+"""g++ for the CPU runtime: the emitted CUDA C++ text, unchanged, as a shared library behind a shim header."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from lospmm.errors import ToolchainFault
+from lospmm.store import Store
+from lospmm.toolchain import lifetime
+from lospmm.toolchain.discover import find_host_compiler, host_compiler_version
+from lospmm.toolchain.faults import compiler_fault
+from lospmm.toolchain.process import compile_limits, run
+
+#: At -O0 straight-line code of any length compiles in linear time; a multiply-add is fused only where the text says so.
+OPTIONS = ("-x", "c++", "-std=c++17", "-O0", "-ffp-contract=off", "-shared", "-fPIC", "-include", "shim.h")
+
+LIBRARY = "kernel.so"
+
+
+def compile_shared_library(text: str, *, header: str, store: Store) -> Path:
+    """The library of ``text`` with ``header`` included first, as a file of the store.
+
+    Raises ToolchainFault where there is no g++ or it fails.
+    """
+    compiler = find_host_compiler()
+    if compiler is None:
+        raise ToolchainFault("running a kernel on the CPU needs g++, and there is none on PATH")
+    decisive = json.dumps([host_compiler_version(compiler), OPTIONS, header, text])
+    key = hashlib.sha256(decisive.encode()).hexdigest()
+    if store.get("library", key) is None:
+        store.put("library", key, {LIBRARY: _compile(compiler, text, header)})
+    return store.directory("library", key) / LIBRARY
+
+
+def _compile(compiler: Path, text: str, header: str) -> bytes:
+    with lifetime.temporary_directory() as directory:
+        (directory / "shim.h").write_text(header)
+        (directory / "kernel.cu").write_text(text)
+        finished = run((compiler, *OPTIONS, "kernel.cu", "-o", LIBRARY), cwd=directory, limits=compile_limits())
+        if finished.failure is not None:
+            raise compiler_fault("g++", finished, text)
+        return (directory / LIBRARY).read_bytes()
