@@ -1,10 +1,11 @@
 """Section 4.3: Algorithm 1 beside no reordering and a hypergraph partitioner, and how long it takes.
 
-    python -m benchmarks.reordering [--out DIR] [--quick]
+    python -m benchmarks.reordering [--out DIR] [--quick] [--layers DIR]
 
 writes ``reordering.jsonl``, one record a line, and ``reordering.png``. A record with ``"measure": "tiles"`` is one
-method on one matrix of ``paired_blocks``; with ``"measure": "seconds"``, ``regroup`` for every M1 from 1 to 240. The
-partitioner, Mt-KaHyPar, is left out where it is not installed.
+method on one matrix of ``paired_blocks``; ``"layers"``, Algorithm 1 over no reordering on one file of ``--layers``;
+``"seconds"``, ``regroup`` for every M1 from 1 to 240. The partitioner, Mt-KaHyPar, is left out where it is not
+installed.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import numpy as np
 from lospmm_datasets.synthetic import paired_blocks, uniform
 from numpy.typing import NDArray
 
+from lospmm import readers
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Tiling, ceil_div
 from lospmm.reorder import natural_order, regroup
@@ -29,6 +31,7 @@ Record = dict[str, Any]
 Method = Callable[[SparseMatrix, int], NDArray[np.int64]]
 
 SIZE_LIMIT = 32
+LAYER_SIZE_LIMITS = [8, 32, 128]
 SIMILARITIES = [step / 10 for step in range(10)]
 LOAD_RATIOS = [1, 2, 3]
 #: (m, k, sparsity): a layer of a Transformer, a wide convolution, and a vocabulary.
@@ -107,6 +110,19 @@ def measure_tiles(similarities: list[float], load_ratios: list[int]) -> Iterator
                 yield {"measure": "tiles", **setting, **tile_figures(matrix, placement), "seconds": seconds}
 
 
+def measure_layers(folder: Path) -> Iterator[Record]:
+    """Figures of Algorithm 1 over those of no reordering: below 1 is better. Reads every .smtx and .npz file."""
+    for path in sorted([*folder.rglob("*.smtx"), *folder.rglob("*.npz")]):
+        matrix = readers.read(path).matrix
+        for limit, tiling in regroup(matrix, LAYER_SIZE_LIMITS).items():
+            before, after = (
+                tile_figures(matrix, tile_of_row(matrix, either)) for either in (natural_order(matrix, limit), tiling)
+            )
+            ratios = {name: round(after[name] / before[name], 3) for name in ("max_nnc", "total_nnc", "max_nnz")}
+            layer = path.relative_to(folder).as_posix()
+            yield {"measure": "layers", "layer": layer, "size_limit": limit, **ratios}
+
+
 def measure_seconds(shapes: list[tuple[int, int, float]]) -> Iterator[Record]:
     cores = len(os.sched_getaffinity(0))
     for m, k, sparsity in shapes:
@@ -128,6 +144,13 @@ def print_table(records: list[Record]) -> None:
     for record in records:
         if record["measure"] == "tiles":
             print("  ".join(f"{record[column]:>13}" for column in columns))
+    for limit in LAYER_SIZE_LIMITS:
+        layers = [record for record in records if record["measure"] == "layers" and record["size_limit"] == limit]
+        for name in ("max_nnc", "total_nnc", "max_nnz") if layers else ():
+            least, median, most = np.quantile([layer[name] for layer in layers], [0, 0.5, 1])
+            print(
+                f"{len(layers)} layers, M1 = {limit}, {name}: {median:.2f} ({least:.2f} to {most:.2f}) of natural order"
+            )
     for record in records:
         if record["measure"] == "seconds":
             shape = f"{record['m']} x {record['k']} at {record['sparsity']:.0%}"
@@ -169,13 +192,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Section 4.3: what reordering does to the tiles, and how fast it is.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="where results go")
     parser.add_argument("--quick", action="store_true", help="three similarities, two load ratios, the smallest shape")
+    parser.add_argument("--layers", type=Path, help="a folder of pruned layers to regroup too")
     options = parser.parse_args()
     plt.switch_backend("agg")
     similarities, load_ratios, shapes = (
         ([0.0, 0.5, 0.9], [1, 3], TIMED_SHAPES[:1]) if options.quick else (SIMILARITIES, LOAD_RATIOS, TIMED_SHAPES)
     )
     tiles = list(measure_tiles(similarities, load_ratios))
-    records = [*tiles, *measure_seconds(shapes)]
+    layers = [] if options.layers is None else list(measure_layers(options.layers))
+    records = [*tiles, *layers, *measure_seconds(shapes)]
     print_table(records)
     options.out.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(record) + "\n" for record in records)

@@ -14,7 +14,7 @@ from lospmm.model import Schedule
 
 
 def tile_program(matrix: SparseMatrix, rows: NDArray[np.int32], schedule: Schedule) -> TileProgram:
-    """The program that computes ``rows`` of C = A x B for one column; ``rows`` are distinct, in the order of the stores."""
+    """The program that computes ``rows`` (distinct, in the order of the stores) of C = A x B for one column."""
     accumulator, column, weight = _nonzeros_by_column(matrix, rows)
     loaded, uses = np.unique(column, return_counts=True)
     done = np.cumsum(uses)  # multiply-adds up to and including each column

@@ -16,6 +16,10 @@ _EIFMT_SVAL = 4  # an attribute with a sized value; the other formats hold at mo
 _EIATTR_MIN_STACK_SIZE = 0x12
 _EIATTR_REGCOUNT = 0x2F
 
+#: name, type, flags, address, offset, size, link, info, alignment, entry size.
+_HEADER = struct.Struct("<IIQQQQIIQQ")
+
+#: name, info, other, section, value, size.
 _SYMBOL = struct.Struct("<IBBHQQ")
 
 
@@ -66,16 +70,16 @@ def kernel_usage(image: bytes, entry: str) -> KernelUsage:
 
 
 def _sections(image: bytes) -> list[Section]:
-    if image[:5] != b"\x7fELF\x02":
-        raise ValueError
     (table,) = struct.unpack_from("<Q", image, 0x28)
     entry_size, count, names_at = struct.unpack_from("<HHH", image, 0x3A)
-    first = struct.unpack_from("<IIQQQQIIQQ", image, table)
+    if image[:5] != b"\x7fELF\x02" or entry_size != _HEADER.size:
+        raise ValueError
+    first = _HEADER.unpack_from(image, table)
     if count == 0:
         count = first[5]
     if names_at == _EXTENDED:
         names_at = first[6]
-    headers = [struct.unpack_from("<IIQQQQIIQQ", image, table + entry_size * number) for number in range(count)]
+    headers = [_HEADER.unpack_from(image, table + _HEADER.size * number) for number in range(count)]
     contents = [image[header[4] : header[4] + header[5]] for header in headers]
     names = contents[names_at]
     return [
