@@ -26,6 +26,7 @@ class DeviceSpec:
     arch: str  # "sm_90"
     sms: int  # streaming multiprocessors
     warp_size: int  # threads
+    sub_partitions: int  # of an SM: each warp lives in one, with its share of the registers
     registers_per_thread: int  # the most a thread can address (255 on every GPU so far)
     registers_per_block: int
     registers_per_sm: int
@@ -84,6 +85,7 @@ _GPU = partial(
     register_unit=8,
     reserved_registers=RESERVED_REGISTERS,
     threads_per_block=1024,
+    sub_partitions=4,
 )
 _BEFORE_SM_80 = partial(_GPU, shared_unit_bytes=256, reserved_shared_bytes=0)
 _FROM_SM_80 = partial(_GPU, shared_unit_bytes=128, reserved_shared_bytes=1 * _KIB)

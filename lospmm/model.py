@@ -85,6 +85,12 @@ class Tiling:
         return len(self.tiles) + ceil_div(len(self.empty_rows), ZERO_ROWS)
 
 
+def block_rows(matrix: SparseMatrix, size_limit: int) -> int:
+    """``Tiling.block_rows`` of a tiling with ``size_limit`` rows a tile, before it is made."""
+    filled = int(np.count_nonzero(matrix.row_nnz))
+    return ceil_div(filled, size_limit) + ceil_div(matrix.m - filled, ZERO_ROWS)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Why a tile size was refused: the constraint's name, what was found and what was allowed."""

@@ -8,9 +8,6 @@ memory from the L1 cache: a launch should ask for it where the number must hold.
 from lospmm.device import DeviceSpec
 from lospmm.model import ceil_div
 
-#: The register file of an SM is in this many equal parts and a warp lives in one, from Volta to Blackwell.
-SUB_PARTITIONS = 4
-
 
 def allocated_registers(per_thread: int, device: DeviceSpec) -> int:
     """Registers that the hardware sets aside for a thread that uses ``per_thread``: a whole number of units."""
@@ -50,18 +47,23 @@ def resident_blocks(device: DeviceSpec, *, threads: int, registers_per_thread: i
     return min(
         device.blocks_per_sm,
         device.threads_per_sm // device.warp_size // warps,
-        _blocks_by_registers(warps, registers_per_thread, device),
+        _blocks_by_registers(threads, registers_per_thread, device),
         _blocks_by_shared_memory(shared_bytes, device),
     )
 
 
-def _blocks_by_registers(warps: int, registers_per_thread: int, device: DeviceSpec) -> int:
-    per_warp = allocated_registers(registers_per_thread, device) * device.warp_size
-    # The launch check takes the same number of warps from every sub-partition, whatever the block has.
-    if ceil_div(warps, SUB_PARTITIONS) * SUB_PARTITIONS * per_warp > device.registers_per_block:
+def registers_of_block(threads: int, registers_per_thread: int, device: DeviceSpec) -> int:
+    """Registers that a launch sets aside for a block: the same number of warps in every sub-partition of the SM."""
+    warps = ceil_div(ceil_div(threads, device.warp_size), device.sub_partitions) * device.sub_partitions
+    return warps * device.warp_size * allocated_registers(registers_per_thread, device)
+
+
+def _blocks_by_registers(threads: int, registers_per_thread: int, device: DeviceSpec) -> int:
+    if registers_of_block(threads, registers_per_thread, device) > device.registers_per_block:
         return 0
-    warps_per_sm = device.registers_per_sm // SUB_PARTITIONS // per_warp * SUB_PARTITIONS
-    return warps_per_sm // warps
+    per_warp = allocated_registers(registers_per_thread, device) * device.warp_size
+    warps_per_sm = device.registers_per_sm // device.sub_partitions // per_warp * device.sub_partitions
+    return warps_per_sm // ceil_div(threads, device.warp_size)
 
 
 def _blocks_by_shared_memory(shared_bytes: int, device: DeviceSpec) -> int:

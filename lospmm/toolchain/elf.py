@@ -42,7 +42,7 @@ def sections(image: bytes) -> list[Section]:
     """The sections of an ELF64 image, by number. Raises ToolchainFault for anything else."""
     try:
         return _sections(image)
-    except (struct.error, IndexError, ValueError):
+    except (struct.error, IndexError, ValueError, OverflowError):
         raise ToolchainFault(f"{len(image)} bytes that are not an ELF64 image") from None
 
 

@@ -112,6 +112,23 @@ def test_random_matrices_too(seed: int, sparsity: float) -> None:
         assert as_lists(tiling) == slow_tiling(matrix, limit)
 
 
+@pytest.mark.parametrize(
+    ("light_rows", "light_columns", "limit"), [(2, 1, 2), (50, 2, 51)], ids=["full", "over TH_nnz"]
+)
+def test_a_tile_that_may_not_take_a_row_is_passed_over_however_few_columns_it_has(
+    light_rows: int, light_columns: int, limit: int
+) -> None:
+    """Equal light rows gather in tile 0; both heavy rows, without a column in common, must go to tile 1."""
+    dense = np.zeros((light_rows + 2, 100), dtype=np.float32)
+    dense[:-2, :light_columns] = 1
+    dense[-2, 10:50] = 1
+    dense[-1, 50:90] = 1
+    matrix = from_dense(dense)
+    tiling = regroup(matrix, [limit])[limit]
+    assert tiling.tiles[1].rows[-2:].tolist() == [light_rows, light_rows + 1]
+    assert as_lists(tiling) == slow_tiling(matrix, limit)
+
+
 def test_rows_of_more_than_255_nonzeros() -> None:
     matrix = uniform(40, 900, 0.5, seed=0)
     assert matrix.row_nnz.min() > 255

@@ -1,0 +1,100 @@
+"""Section 3.1: every tile size worth naming, and what the constraints leave of them.
+
+``explore`` is the funnel of Figure 3. Tile sizes are judged with the shallowest schedule, which needs the fewest
+registers; ``widen`` then gives a survivor every schedule that fits it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lospmm.constraints import CONSTRAINTS, Bound, Constraint, Stage, Subject
+from lospmm.model import Candidate, GridOrder, Problem, Schedule, TileSize, Tiling, Verdict, ceil_div
+
+#: No thread addresses more registers than this on any GPU, so no tile of more rows can be computed: not worth naming.
+MAX_ROWS = 256
+
+#: Loads in flight. Deep prefetch pays on recent GPUs (48 loads a warp beat 16 on an H200), at one register each.
+PREFETCHES = (4, 8, 16, 32, 48, 72)
+
+ORDERS: tuple[GridOrder, ...] = ("tile", "column")
+
+SHALLOWEST = Schedule(prefetch=PREFETCHES[0])
+
+#: How rows are put into tiles for each M1 that is asked for.
+Regroup = Callable[[Sequence[int]], Mapping[int, Tiling]]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The outcome of a search space: verdicts and survivors together are every tile size that was named."""
+
+    survivors: tuple[Candidate, ...]
+    verdicts: tuple[Verdict, ...]
+    relaxed: tuple[str, ...]  # constraints whose limit no tile size met, and that were moved
+
+    @property
+    def size(self) -> int:
+        return len(self.survivors) + len(self.verdicts)
+
+    def after(self, stage: Stage) -> int:
+        """Tile sizes left after a stage and those before it."""
+        stages = list(dict.fromkeys(constraint.stage for constraint in CONSTRAINTS))
+        done = {c.name for c in CONSTRAINTS if stages.index(c.stage) <= stages.index(stage)}
+        return self.size - sum(verdict.constraint in done for verdict in self.verdicts)
+
+
+def tile_sizes(problem: Problem, cols: Iterable[int] | None = None) -> list[TileSize]:
+    """Every (M1, N1): M1 any integer, N1 each multiple of the warp that a block can have and N can use.
+
+    ``cols`` names the values of N1 instead (the paper's Figure 3 counts partial warps too).
+    """
+    warp = problem.device.warp_size
+    widest = min(problem.device.threads_per_block, ceil_div(problem.n, warp) * warp)
+    widths = range(warp, widest + 1, warp) if cols is None else cols
+    return [TileSize(rows, width) for width in widths for rows in range(1, min(problem.matrix.m, MAX_ROWS) + 1)]
+
+
+def explore(
+    problem: Problem, regroup: Regroup, *, base: Schedule = SHALLOWEST, cols: Iterable[int] | None = None
+) -> Space:
+    """Apply every constraint in turn. ``regroup`` is asked once, for the values of M1 that reach the balance stage."""
+    subjects = [Subject(problem, tile, base) for tile in tile_sizes(problem, cols)]
+    verdicts: list[Verdict] = []
+    relaxed: list[str] = []
+    tilings: Mapping[int, Tiling] | None = None
+    for constraint in CONSTRAINTS:
+        if constraint.stage == "balance" and tilings is None:
+            tilings = regroup(sorted({subject.tile.rows for subject in subjects}))
+            subjects = [replace(subject, tiling=tilings[subject.tile.rows]) for subject in subjects]
+        bounds = [constraint.check(subject) for subject in subjects]
+        limit = _relaxed_limit(constraint, bounds)
+        if limit is not None:
+            relaxed.append(constraint.name)
+            bounds = [replace(bound, limit=limit) for bound in bounds]
+        verdicts += [
+            Verdict(subject.tile, constraint.name, bound.value, bound.limit)
+            for subject, bound in zip(subjects, bounds, strict=True)
+            if not bound.holds
+        ]
+        subjects = [subject for subject, bound in zip(subjects, bounds, strict=True) if bound.holds]
+    survivors = [Candidate(s.tile, s.schedule, s.tiling) for s in subjects if s.tiling is not None]
+    return Space(tuple(survivors), tuple(verdicts), tuple(relaxed))
+
+
+def widen(problem: Problem, candidate: Candidate) -> list[Candidate]:
+    """``candidate`` with every schedule that keeps it within the registers and the grid."""
+    schedules = [Schedule(prefetch, order=order) for prefetch in PREFETCHES for order in ORDERS]
+    hard = [constraint for constraint in CONSTRAINTS if constraint.stage != "balance" and constraint.relaxed is None]
+    return [
+        replace(candidate, schedule=schedule)
+        for schedule in schedules
+        if all(constraint.check(Subject(problem, candidate.tile, schedule)).holds for constraint in hard)
+    ]
+
+
+def _relaxed_limit(constraint: Constraint, bounds: Sequence[Bound]) -> float | None:
+    """The moved limit of a rule of thumb that nothing meets; None where the limit stands."""
+    if constraint.relaxed is None or not bounds or any(bound.holds for bound in bounds):
+        return None
+    best = max if bounds[0].sense == "at least" else min
+    return constraint.relax(best(bound.value for bound in bounds))
