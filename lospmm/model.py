@@ -11,10 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.device import DeviceSpec
+from lospmm.errors import BadRequest
 from lospmm.matrix import SparseMatrix
 
 #: Empty rows of A are grouped into blocks of their own, which only write zeros: this many rows each.
 ZERO_ROWS = 64
+
+#: Kernels count columns, and the bytes of one row of B, in 32 bits.
+MAX_COLUMNS = 2**30 - 1
 
 #: Which block index runs fastest over the grid: neighbours share a stripe of B ("tile") or the same code ("column").
 GridOrder = Literal["tile", "column"]
@@ -26,11 +30,15 @@ def ceil_div(numerator: int, denominator: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """C = A x B on one GPU, with A known and B of ``n`` columns."""
+    """C = A x B on one GPU, with A known and B of ``n`` columns. Raises BadRequest for an n that no kernel takes."""
 
     matrix: SparseMatrix
     n: int
     device: DeviceSpec
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= MAX_COLUMNS:
+            raise BadRequest(f"n is {self.n}: B must have from 1 to {MAX_COLUMNS} columns")
 
 
 class TileSize(NamedTuple):

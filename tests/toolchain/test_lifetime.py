@@ -19,19 +19,18 @@ from lospmm.toolchain.process import Limits, run
 
 Tool = Callable[[str, str], Path]
 
-#: A process that runs a compiler in a temporary directory and says where.
+#: A process that runs a compiler in a temporary directory and says where, with or without a child that outlives it.
 VICTIM = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from lospmm.toolchain import lifetime
 from lospmm.toolchain.process import Limits, run
 
 with lifetime.temporary_directory() as directory:
-    if sys.argv[2] == "fork" and os.fork() == 0:  # a child that outlives its parent
-        import time
-        print("child", os.getpid(), flush=True)
+    child = os.fork() if sys.argv[2] == "fork" else None
+    if child == 0:
         time.sleep(60)
-    print(lifetime.compiler_environment()["LOSPMM_GUARD"], directory, flush=True)
+    print(lifetime.compiler_environment()["LOSPMM_GUARD"], directory, child, flush=True)
     run([sys.argv[1]], cwd=directory, limits=Limits(60.0, 1 << 30))
 """
 
@@ -74,7 +73,7 @@ def test_nothing_survives_a_signal(write_tool: Tool, ending: signal.Signals) -> 
     """The compiler has started others, one of them in a session of its own."""
     tool = write_tool("compiler", "sleep 60 & setsid sleep 60 & sleep 60")
     with victim(tool) as process:
-        token, directory = line(process)
+        token, directory, _ = line(process)
         wait_until(lambda: len(carrying(token)) == 4)
         assert Path(directory).is_dir()
         process.send_signal(ending)
@@ -85,7 +84,7 @@ def test_nothing_survives_a_signal(write_tool: Tool, ending: signal.Signals) -> 
 
 def test_an_orderly_end_leaves_no_directory(write_tool: Tool) -> None:
     with victim(write_tool("compiler", "true")) as process:
-        _, directory = line(process)
+        _, directory, _ = line(process)
         process.wait()
         assert not Path(directory).exists()
         wait_until(lambda: not Path(directory).parent.exists())
@@ -94,8 +93,7 @@ def test_an_orderly_end_leaves_no_directory(write_tool: Tool) -> None:
 def test_a_forked_child_does_not_keep_the_compilers_alive(write_tool: Tool) -> None:
     """It inherited the pipe to its parent's guard, and lives on."""
     with victim(write_tool("compiler", "exec sleep 60"), "fork") as process:
-        said = sorted((line(process), line(process)), key=lambda words: words[0] == "child")
-        (token, directory), (_, child) = said
+        token, directory, child = line(process)
         wait_until(lambda: len(carrying(token)) == 1)
         process.kill()
         process.wait()
