@@ -197,4 +197,4 @@ def _exchange(one: Path, other: Path) -> bool:
     if renameat2 is None:
         return False
     at_cwd, rename_exchange = -100, 2
-    return renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), rename_exchange) == 0
+    return bool(renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), rename_exchange) == 0)

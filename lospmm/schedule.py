@@ -15,7 +15,20 @@ from lospmm.model import Schedule
 
 def tile_program(matrix: SparseMatrix, rows: NDArray[np.int32], schedule: Schedule) -> TileProgram:
     """The program that computes ``rows`` (distinct, in the order of the stores) of C = A x B for one column."""
-    accumulator, column, weight = _nonzeros_by_column(matrix, rows)
+    return interleave(*_nonzeros_by_column(matrix, rows), rows, schedule)
+
+
+def interleave(
+    accumulator: NDArray[np.integer],
+    column: NDArray[np.integer],
+    weight: NDArray[np.float32],
+    rows: NDArray[np.int32],
+    schedule: Schedule,
+) -> TileProgram:
+    """Loads, multiply-adds and stores in the order of ``schedule``, with an accumulator for each of ``rows``.
+
+    Multiply-add i adds weight[i] * B[column[i]] to accumulator[i]; ``column`` ascends.
+    """
     loaded, uses = np.unique(column, return_counts=True)
     done = np.cumsum(uses)  # multiply-adds up to and including each column
     issue = _fmas_before_loads(done, schedule)

@@ -1,8 +1,10 @@
 """The search, from a problem to the candidate that is built: the one place that knows the order of the steps.
 
-    space -> constraints -> schedules -> ranker -> shortlist -> choice
+space -> constraints -> schedules -> ranker -> shortlist -> choice
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lospmm.errors import NothingFits
@@ -44,7 +46,7 @@ def search(problem: Problem, ranker: Ranker, shortlist_size: int, stages: Stages
 def explore_problem(problem: Problem, stages: Stages, *, workers: int = 1) -> Space:
     """The space and its constraints, with rows regrouped by Algorithm 1."""
 
-    def timed_regroup(size_limits: list[int]) -> dict[int, Tiling]:
+    def timed_regroup(size_limits: Sequence[int]) -> dict[int, Tiling]:
         with stages.stage("reorder"):
             return regroup(problem.matrix, size_limits, workers=workers)
 
@@ -53,8 +55,6 @@ def explore_problem(problem: Problem, stages: Stages, *, workers: int = 1) -> Sp
 
 
 def _refusals(problem: Problem, space: Space) -> str:
-    counts: dict[str, int] = {}
-    for verdict in space.verdicts:
-        counts[verdict.constraint] = counts.get(verdict.constraint, 0) + 1
+    counts = Counter(verdict.constraint for verdict in space.verdicts)
     refused = ", ".join(f"{count} by {name}" for name, count in counts.items())
     return f"no tile size fits {problem.device.name}: of {space.size}, {refused}"

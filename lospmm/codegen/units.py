@@ -6,7 +6,7 @@ from lospmm.ir import TileProgram
 
 #: A unit holds tiles until it has this many instructions: enough to hide the start of a compiler process (20 ms),
 #: few enough to keep every core busy to the end.
-UNIT_INSTRUCTIONS = 2_000
+UNIT_INSTRUCTIONS = 4_000
 
 
 def group_tiles(tiles: Sequence[TileProgram]) -> Iterator[range]:

@@ -43,7 +43,7 @@ def _ptx(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
         name=f"ptxas {toolkit.version}",
         origin=toolkit.origin,
         program=(str(toolkit.ptxas),),
-        options=(f"-arch={arch}", "-c", "-O3", "--maxrregcount", str(registers), "-v"),
+        options=(f"-arch={arch}", "-c", "-O1", "--maxrregcount", str(registers), "-v"),
         suffix=".ptx",
         environment={},
     )
@@ -59,7 +59,7 @@ def _cuda(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
         origin=toolkit.origin,
         # The host compiler is only a preprocessor here, so any version of it will do.
         program=(str(toolkit.nvcc), "-ccbin", str(host), "-allow-unsupported-compiler"),
-        options=(f"-arch={arch}", "-rdc=true", "--cubin", "-O3", f"-maxrregcount={registers}", "-Xptxas", "-v"),
+        options=(f"-arch={arch}", "-rdc=true", "--cubin", f"-maxrregcount={registers}", "-Xptxas", "-v,-O1"),
         suffix=".cu",
         environment={},
     )
@@ -68,9 +68,15 @@ def _cuda(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
 def _nvrtc(arch: str, registers: int) -> Compiler:
     return Compiler(
         name=f"NVRTC {_nvrtc_version()}",
-        origin="PyPI",
+        origin="cuda-bindings",
         program=_NVRTC,
-        options=(f"--gpu-architecture={arch}", "-rdc=true", f"--maxrregcount={registers}", "--ptxas-options=-v"),
+        options=(
+            f"--gpu-architecture={arch}",
+            "-rdc=true",
+            f"--maxrregcount={registers}",
+            "--ptxas-options=-v",
+            "--ptxas-options=-O1",
+        ),
         suffix=".cu",
         environment=_python_path(),
     )

@@ -119,7 +119,8 @@ def _follow(
             selector.register(stream, selectors.EVENT_READ)
         while True:
             ended = _has_ended(child.pid)  # asked before the last reads, which then miss nothing
-            for key, _ in selector.select(0 if ended else POLL_SECONDS if selector.get_map() else ENDING_SECONDS):
+            patience = POLL_SECONDS if selector.get_map() else ENDING_SECONDS
+            for key, _ in selector.select(0 if ended else patience):
                 if not _drain(key.fd, outputs[key.fileobj]):
                     selector.unregister(key.fileobj)
             if ended:

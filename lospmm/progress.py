@@ -1,0 +1,49 @@
+"""Progress of a job on stderr: a bar on a terminal, a line per stage elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from lospmm.stages import Progress as Report
+from lospmm.stages import silent
+
+
+@contextmanager
+def reported(*, quiet: bool) -> Iterator[Report]:
+    """Something to tell progress to, shown until the block ends."""
+    if quiet:
+        yield silent
+    elif sys.stderr.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+            yield _bars(bars)
+    else:
+        yield _lines(time.monotonic())
+
+
+def _bars(bars: Progress) -> Report:
+    tasks: dict[str, TaskID] = {}
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total)
+        # A stage with countable parts says 0 of 1 before it knows how many, and 1 of 1 at its end.
+        known = bars.tasks[tasks[stage]].total or 1
+        bars.update(tasks[stage], completed=known if (done, total) == (1, 1) else done, total=max(known, total))
+
+    return report
+
+
+def _lines(started: float) -> Report:
+    finished: set[str] = set()
+
+    def report(stage: str, done: int, total: int) -> None:
+        if (done, total) == (1, 1) and stage not in finished:
+            finished.add(stage)
+            print(f"{stage}: done at {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+
+    return report

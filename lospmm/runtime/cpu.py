@@ -1,0 +1,51 @@
+"""CUDA C++ on a CPU: the emitted text, unchanged, compiled by g++ behind shim.h and run in a process of its own."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.emission import Emission
+from lospmm.errors import VerificationFailed
+from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, Geometry, refusal, stray_access
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain import lifetime
+from lospmm.toolchain.gxx import compile_shared_library
+from lospmm.toolchain.process import Finished, Limits, run
+
+#: A million multiply-adds of 64 columns take a second or two; more than this and the kernel does not end.
+RUN_LIMITS = Limits(seconds=120.0, address_space_bytes=8 << 30)
+
+_HERE = Path(__file__).parent
+_STRAY = re.compile(r"stray (\d+) ([BC]) (-?\d+) (\d+)")
+
+
+def execute(
+    emission: Emission, geometry: Geometry, columns: NDArray[np.int64], b: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """A row of ``RUNTIMES``. Raises VerificationFailed, and ToolchainFault where g++ is missing or fails."""
+    header = (_HERE / "shim.h").read_text()
+    library = compile_shared_library(emission.source, header=header, store=Store(settings().cache_dir))
+    sizes = (geometry.m, geometry.k, geometry.n, geometry.cols, geometry.block_rows)
+    flags = (int(geometry.order == "tile"), int(geometry.takes_n))
+    numbers = [str(number) for number in (B_ADDRESS, C_ADDRESS, *sizes, *flags)]
+    c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
+    with lifetime.temporary_directory() as directory:
+        for name, array in (("columns", columns.astype(np.int64)), ("b", b.astype(np.float32)), ("c", c)):
+            (directory / name).write_bytes(array.tobytes())
+        command = (sys.executable, "-I", _HERE / "cpu_process.py", library, emission.entry, *numbers)
+        finished = run(command, cwd=directory, limits=RUN_LIMITS)
+        if finished.failure is not None:
+            raise _failed(emission, finished)
+        return np.fromfile(directory / "c", dtype=np.float32).reshape(c.shape)
+
+
+def _failed(emission: Emission, finished: Finished) -> VerificationFailed:
+    if stray := _STRAY.search(finished.stderr):
+        line, operand, offset, column = stray.groups()
+        return refusal(emission, int(line), stray_access(operand, int(offset), int(column)))
+    last_line = finished.stderr.strip().rpartition("\n")[2]
+    return VerificationFailed(f"{emission.entry} on the CPU: {finished.failure} {last_line}".strip())

@@ -1,0 +1,48 @@
+"""The process that runs a kernel compiled by g++: whatever a wrong kernel does, it does here.
+
+Run by path, as ``python -I cpu_process.py LIBRARY ENTRY B_ADDRESS C_ADDRESS SIZE...`` (the sizes are shim.h's
+``Geometry``), in a directory with the files ``columns`` (int64), ``b`` and ``c`` (float32, row-major), of which c is
+written. It imports nothing of lospmm, which makes it quick to start.
+"""
+
+import ctypes
+import mmap
+import sys
+from pathlib import Path
+
+
+def run(library_path: str, entry: str, addresses: list[int], sizes: list[int]) -> None:
+    library = ctypes.CDLL(library_path)
+    columns, b, c = (_mapped(name) for name in ("columns", "b", "c"))
+    count = len(columns) // ctypes.sizeof(ctypes.c_int64)
+    library.lospmm_run.restype = None
+    library.lospmm_run(
+        library[entry],
+        _array(sizes),
+        _array(addresses),
+        _pointer(columns),
+        ctypes.c_uint64(count),
+        *map(_pointer, (b, c)),
+    )
+
+
+def _mapped(name: str) -> mmap.mmap:
+    with Path(name).open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
+
+
+def _pointer(mapped: mmap.mmap) -> ctypes.c_void_p:
+    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
+
+
+def _array(values: list[int]) -> ctypes.Array[ctypes.c_uint64]:
+    return (ctypes.c_uint64 * len(values))(*values)
+
+
+def main(library_path: str, entry: str, *numbers: str) -> None:
+    b_address, c_address, *sizes = (int(number) for number in numbers)
+    run(library_path, entry, [b_address, c_address], sizes)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

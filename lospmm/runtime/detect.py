@@ -1,0 +1,46 @@
+"""Which GPU of the device table this machine has."""
+
+from cuda.bindings import driver
+
+from lospmm.device import DEVICES, DeviceSpec
+from lospmm.errors import BadRequest
+
+#: What the driver calls the GPUs of the device table (cuDeviceGetName; older drivers leave "NVIDIA" out).
+DRIVER_NAMES = {
+    "Tesla V100-SXM2-16GB": "v100",
+    "GeForce RTX 2080 Ti": "rtx2080ti",
+    "A100-SXM4-80GB": "a100",
+    "GeForce RTX 3090": "rtx3090",
+    "L40S": "l40s",
+    "GeForce RTX 4090": "rtx4090",
+    "H100 80GB HBM3": "h100",
+    "H100 PCIe": "h100-pcie",
+    "H200": "h200",
+    "B200": "b200",
+}
+
+
+def detect_device() -> DeviceSpec:
+    """The row of ``DEVICES`` for the first GPU. Raises BadRequest where there is none, or none that the table knows."""
+    name = _first_gpu()
+    if name is None:
+        raise BadRequest("--device auto: this machine has no NVIDIA GPU; name the one to tune for, as in --device h200")
+    known = DRIVER_NAMES.get(name.removeprefix("NVIDIA "))
+    if known is None:
+        raise BadRequest(f"--device auto: {name} is not in the device table; describe it in a file (docs/devices.md)")
+    return DEVICES[known]
+
+
+def _first_gpu() -> str | None:
+    """The driver's name of GPU 0, as in "NVIDIA H200"; None without a driver or a GPU."""
+    try:
+        (status,) = driver.cuInit(0)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            return None
+        status, gpu = driver.cuDeviceGet(0)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            return None
+        status, name = driver.cuDeviceGetName(256, gpu)
+    except RuntimeError:  # the bindings find no libcuda
+        return None
+    return name.split(b"\0")[0].decode() if status == driver.CUresult.CUDA_SUCCESS else None

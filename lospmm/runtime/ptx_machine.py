@@ -1,0 +1,272 @@
+"""Emitted PTX on a CPU: all chosen threads at once, each register a NumPy vector with one element per thread.
+
+Threads part where they go different ways: those that leave are dropped, and those that jump to the same tile go on as
+a group. What each instruction means is a function in ``OPERATIONS`` (PTX ISA 8.x, section 9.7).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.emission import Emission
+from lospmm.interpret import fused_multiply_add
+from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, FLOAT_BYTES, Geometry, refusal, stray_access
+from lospmm.runtime.ptx_text import Address, Function, PtxError, parse
+
+#: One element per thread: uint32, uint64, float32 or bool.
+Vector = NDArray[Any]
+
+_WORD = np.uint32(32)
+
+
+class _Fault(Exception):
+    """Why the instruction at hand cannot be executed."""
+
+
+class _Values(dict[str, Vector]):
+    """Registers or parameters by name. One that nothing was written to cannot be read."""
+
+    def __missing__(self, name: str) -> Vector:
+        raise _Fault(f"{name} is read before it is written")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operand:
+    """B or C: where the kernel finds it, and its chosen columns."""
+
+    name: str
+    address: int
+    elements: NDArray[np.float32]  # (rows, columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Machine:
+    functions: Mapping[str, Function]
+    geometry: Geometry
+    columns: NDArray[np.int64]
+    b: _Operand
+    c: _Operand
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Threads that stand at the same instruction of ``function``, in the state that they share or hold one by one."""
+
+    machine: _Machine
+    function: Function
+    slots: NDArray[np.int64]  # (threads,): the place of each thread's column among the chosen ones
+    parameters: _Values
+    registers: _Values = field(default_factory=_Values)
+    arguments: _Values = field(default_factory=_Values)  # of the next call
+
+    def part(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> "_Group":
+        """Some of the threads, in the same state."""
+        kept = [_Values((name, value[which]) for name, value in values.items()) for values in self._values()]
+        return _Group(self.machine, self.function, self.slots[which], *kept)
+
+    def leave(self) -> None:
+        self.slots = self.slots[:0]
+
+    def _values(self) -> tuple[_Values, ...]:
+        return self.parameters, self.registers, self.arguments
+
+
+def execute(
+    emission: Emission, geometry: Geometry, columns: NDArray[np.int64], b: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """A row of ``RUNTIMES``. Raises VerificationFailed."""
+    c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
+    try:
+        functions = parse(emission.source)
+        machine = _Machine(functions, geometry, columns, _Operand("B", B_ADDRESS, b), _Operand("C", C_ADDRESS, c))
+        # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
+        with np.errstate(over="ignore", invalid="ignore"):
+            _run(_launch(machine, emission.entry), start=0)
+    except PtxError as error:
+        raise refusal(emission, error.line, str(error)) from None
+    return c
+
+
+def _launch(machine: _Machine, entry: str) -> _Group:
+    """The threads of the chosen columns in every block row, at the start of the kernel."""
+    geometry, count = machine.geometry, len(machine.columns)
+    function = machine.functions.get(entry)
+    if function is None:
+        raise PtxError(1, f"there is no kernel {entry!r}")
+    if function.max_threads is not None and geometry.cols > function.max_threads:
+        raise PtxError(function.line, f"{geometry.cols} threads a block, more than .maxntid {function.max_threads}")
+    block_row = np.repeat(np.arange(geometry.block_rows), count)
+    slots = np.tile(np.arange(count), geometry.block_rows)
+    block_column, thread = np.divmod(machine.columns[slots], geometry.cols)
+    x, y = (block_row, block_column) if geometry.order == "tile" else (block_column, block_row)
+    special = {"%tid.x": thread, "%ntid.x": np.full_like(thread, geometry.cols), "%ctaid.x": x, "%ctaid.y": y}
+    given = [np.uint64(B_ADDRESS), np.uint64(C_ADDRESS), *([np.uint32(geometry.n)] if geometry.takes_n else [])]
+    if [f"b{value.dtype.itemsize * 8}" for value in given] != list(function.parameters.values()):
+        raise PtxError(function.line, f"the launch gives {len(given)} arguments of other types or another number")
+    parameters = {name: np.full(len(slots), value) for name, value in zip(function.parameters, given, strict=True)}
+    registers = _Values((name, value.astype(np.uint32)) for name, value in special.items())
+    return _Group(machine, function, slots, _Values(parameters), registers)
+
+
+def _run(group: _Group, *, start: int) -> None:
+    """Execute from instruction ``start`` until every thread has left. Raises PtxError."""
+    body = group.function.body
+    for index in range(start, len(body)):
+        opcode, operands, line = body[index]
+        try:
+            OPERATIONS[opcode](group, *operands)
+        except _Fault as fault:
+            raise PtxError(line, str(fault)) from None
+        if not len(group.slots):
+            return
+    raise PtxError(body[-1].line if body else group.function.line, f"{group.function.name} ends without exit")
+
+
+def _value(group: _Group, operand: str | np.generic) -> Vector:
+    """What a register holds, or an immediate for every thread."""
+    return group.registers[operand] if isinstance(operand, str) else np.full(len(group.slots), operand)
+
+
+def _move(group: _Group, target: str, source: str | np.generic) -> None:
+    group.registers[target] = _value(group, source)
+
+
+def _multiply_add_low(group: _Group, target: str, x: str, y: str, z: str) -> None:
+    registers = group.registers
+    registers[target] = registers[x] * registers[y] + registers[z]
+
+
+def _multiply_wide(group: _Group, target: str, x: str, factor: np.uint32) -> None:
+    group.registers[target] = group.registers[x].astype(np.uint64) * np.uint64(factor)
+
+
+def _multiply_add_wide(group: _Group, target: str, x: str, factor: np.uint32, z: str) -> None:
+    registers = group.registers
+    registers[target] = registers[x].astype(np.uint64) * np.uint64(factor) + registers[z]
+
+
+def _shift_left(group: _Group, target: str, x: str, bits: np.uint32) -> None:
+    if bits >= _WORD:  # NumPy leaves it undefined
+        raise _Fault(f"a shift by {bits}")
+    group.registers[target] = group.registers[x] << bits
+
+
+def _add(group: _Group, target: str, x: str, y: str | np.uint64) -> None:
+    group.registers[target] = group.registers[x] + _value(group, y)
+
+
+def _set_if_greater_or_equal(group: _Group, target: str, x: str, y: str) -> None:
+    group.registers[target] = group.registers[x] >= group.registers[y]
+
+
+def _fused_multiply_add(group: _Group, target: str, x: str, weight: np.float32, z: str) -> None:
+    registers = group.registers
+    registers[target] = fused_multiply_add(weight, registers[x], registers[z])
+
+
+def _load_parameter(group: _Group, target: str, name: str) -> None:
+    group.registers[target] = group.parameters[name]
+
+
+def _store_argument(group: _Group, name: str, source: str) -> None:
+    group.arguments[name] = group.registers[source]
+
+
+def _load(group: _Group, target: str, address: Address) -> None:
+    b = group.machine.b
+    group.registers[target] = b.elements[_rows(group, b, address), group.slots]
+
+
+def _store(group: _Group, address: Address, source: str | np.float32) -> None:
+    c = group.machine.c
+    c.elements[_rows(group, c, address), group.slots] = _value(group, source)
+
+
+def _rows(group: _Group, operand: _Operand, address: Address) -> NDArray[np.uint64]:
+    """The row that each thread addresses in its column, (threads,)."""
+    machine = group.machine
+    own_column = machine.columns[group.slots]
+    offset = group.registers[address.register] + np.uint64((address.offset - operand.address) % 2**64)
+    row_bytes = np.uint64(machine.geometry.n * FLOAT_BYTES)
+    rows, rest = np.divmod(offset - own_column.astype(np.uint64) * np.uint64(FLOAT_BYTES), row_bytes)
+    stray = (rest != 0) | (rows >= len(operand.elements)) | (own_column >= machine.geometry.n)
+    if stray.any():
+        first = int(stray.argmax())
+        raise _Fault(stray_access(operand.name, int(offset[first].astype(np.int64)), int(own_column[first])))
+    return cast(NDArray[np.uint64], rows)
+
+
+def _branch(group: _Group, index: str, table: str) -> None:
+    """Threads with the same target go on together."""
+    function = group.function
+    if table not in function.tables:
+        raise _Fault(f"there are no branch targets {table!r}")
+    starts = np.array([function.labels.get(label, -1) for label in function.tables[table]])
+    which = group.registers[index]
+    if which.max() >= len(starts):
+        raise _Fault(f"branch to target {which.max()} of {len(starts)}")
+    target = starts[which]
+    if target.min() < 0:
+        raise _Fault("branch to a label that is not there")
+    order = np.argsort(target, kind="stable")
+    cuts = np.flatnonzero(np.diff(target[order])) + 1
+    for members in np.split(order, cuts):
+        _run(group.part(members), start=int(target[members[0]]))
+    group.leave()
+
+
+def _call(group: _Group, name: str, arguments: tuple[str, ...]) -> None:
+    """Go on in a function, which never returns."""
+    callee = group.machine.functions.get(name)
+    if callee is None:
+        raise _Fault(f"there is no function {name!r}")
+    if len(arguments) != len(callee.parameters):
+        raise _Fault(f"{name} has {len(callee.parameters)} parameters, not {len(arguments)}")
+    parameters = _Values()
+    for parameter, argument in zip(callee.parameters, arguments, strict=True):
+        parameters[parameter] = group.arguments[argument]
+    _run(_Group(group.machine, callee, group.slots, parameters), start=0)
+    group.leave()
+
+
+def _exit(group: _Group) -> None:
+    group.leave()
+
+
+def _exit_if(group: _Group, predicate: str) -> None:
+    leaving = group.registers[predicate]
+    if leaving.any():
+        staying = group.part(~leaving)
+        group.slots, group.parameters, group.registers = staying.slots, staying.parameters, staying.registers
+
+
+OPERATIONS: Mapping[str, Callable[..., None]] = MappingProxyType(
+    {
+        "mov.u32": _move,
+        "mov.f32": _move,
+        "mad.lo.u32": _multiply_add_low,
+        "mul.wide.u32": _multiply_wide,
+        "mad.wide.u32": _multiply_add_wide,
+        "shl.b32": _shift_left,
+        "add.s64": _add,
+        "cvta.to.global.u64": _move,
+        "setp.ge.u32": _set_if_greater_or_equal,
+        "ld.param.u32": _load_parameter,
+        "ld.param.b32": _load_parameter,
+        "ld.param.u64": _load_parameter,
+        "ld.param.b64": _load_parameter,
+        "st.param.b32": _store_argument,
+        "st.param.b64": _store_argument,
+        "ld.global.nc.f32": _load,
+        "st.global.f32": _store,
+        "fma.rn.f32": _fused_multiply_add,
+        "brx.idx": _branch,
+        "call": _call,
+        "exit": _exit,
+        "@exit": _exit_if,
+    }
+)

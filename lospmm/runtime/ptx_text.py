@@ -1,0 +1,264 @@
+"""The PTX that codegen/ptx.py emits, read into functions of decoded instructions; anything else is refused.
+
+An operand is decoded by what its instruction expects there: a destination (``f32=``), a register (``f32``), an
+immediate (``f32#``) or either of them (``f32?``). To read another instruction, add a row to ``SIGNATURES`` and its
+meaning to ``OPERATIONS`` of ptx_machine.py.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "mov.u32": ("b32=", "b32?"),
+        "mov.f32": ("f32=", "f32#"),
+        "mad.lo.u32": ("b32=", "b32", "b32", "b32"),
+        "mul.wide.u32": ("b64=", "b32", "b32#"),
+        "mad.wide.u32": ("b64=", "b32", "b32#", "b64"),
+        "shl.b32": ("b32=", "b32", "b32#"),
+        "add.s64": ("b64=", "b64", "b64?"),
+        "cvta.to.global.u64": ("b64=", "b64"),
+        "setp.ge.u32": ("pred=", "b32", "b32"),
+        "ld.param.u32": ("b32=", "parameter b32"),
+        "ld.param.b32": ("b32=", "parameter b32"),
+        "ld.param.u64": ("b64=", "parameter b64"),
+        "ld.param.b64": ("b64=", "parameter b64"),
+        "st.param.b32": ("argument b32", "b32"),
+        "st.param.b64": ("argument b64", "b64"),
+        "ld.global.nc.f32": ("f32=", "address"),
+        "st.global.f32": ("address", "f32?"),
+        "fma.rn.f32": ("f32=", "f32", "f32#", "f32"),
+        "brx.idx": ("b32", "name"),
+        "call": ("name", "names"),
+        "exit": (),
+        "@exit": ("pred",),  # with a predicate
+    }
+)
+
+SPECIAL_REGISTERS = ("%tid.x", "%ntid.x", "%ctaid.x", "%ctaid.y")
+
+_HEADER = re.compile(r"\s*\.version \d+\.\d+\n\.target sm_\w+\n\.address_size 64\n")
+_FUNCTION = re.compile(
+    r"\.visible \.(?:func (?P<tile>\w+) \((?P<tile_parameters>[^)]*)\) \.noreturn"
+    r"|entry (?P<entry>\w+) \((?P<entry_parameters>[^)]*)\)(?:\s+\.maxntid (?P<threads>\d+))?)"
+)
+_PARAMETER = re.compile(r"\.param \.[bu](32|64) (\w+)")
+_REGISTERS = re.compile(r"(%\w+)(?:<(\d+)>)?")
+_LABEL = re.compile(r"(\w+):\s*")
+_ADDRESS = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
+_STATEMENT = re.compile(r"[^;{}]*[;{}]?")
+
+#: The widths of the registers that hold no floats.
+_BITS = {"b32": 32, "b64": 64}
+
+
+class PtxError(Exception):
+    """Line ``line`` (from 1) is wrong, or its instruction cannot be executed."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+class Address(NamedTuple):
+    register: str
+    offset: int  # bytes
+
+
+#: A register or another name, an immediate, an address, or the arguments of a call.
+Operand = str | np.float32 | np.uint32 | np.uint64 | Address | tuple[str, ...]
+
+
+class Instruction(NamedTuple):
+    opcode: str
+    operands: tuple[Operand, ...]
+    line: int
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """A function while it is read and afterwards."""
+
+    name: str
+    line: int
+    parameters: Mapping[str, str]  # name -> b32 or b64, in order
+    max_threads: int | None
+    declared: dict[str, str]  # register -> its type
+    body: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)  # label -> index into body
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name of .branchtargets -> labels
+    arguments: dict[str, str] = field(default_factory=dict)  # declared for the next call
+    decoded: dict[tuple[str, str], Operand] = field(default_factory=dict)  # (kind, text) that were seen before
+
+
+def parse(text: str) -> dict[str, Function]:
+    """The functions of a whole emission by name. Raises PtxError."""
+    header = _HEADER.match(text)
+    if header is None:
+        raise PtxError(1, "expected .version, .target and .address_size 64")
+    reader = _Reader(line=1 + header.group().count("\n"))
+    for statement in _STATEMENT.findall(re.sub(r"//[^\n]*", "", text[header.end() :])):
+        stripped = statement.lstrip()
+        reader.line += statement.count("\n", 0, len(statement) - len(stripped))
+        if stripped:
+            reader.read(stripped[:-1].rstrip(), stripped[-1])
+        reader.line += stripped.count("\n")
+    if reader.function is not None:
+        raise PtxError(reader.line, f"{reader.function.name} has no end")
+    return reader.functions
+
+
+class _Reader:
+    """Where in the text the reader is: outside of functions, in one, or in the braces around a call."""
+
+    def __init__(self, line: int) -> None:
+        self.functions: dict[str, Function] = {}
+        self.function: Function | None = None
+        self.in_call = False
+        self.line = line
+
+    def read(self, text: str, end: str) -> None:
+        """One statement and the character that ends it: a semicolon or a brace."""
+        function = self.function
+        if function is None:
+            self.function = self._begin(text, end)
+            return
+        if (label := _LABEL.match(text)) is not None:
+            text = text[label.end() :]
+            if text.startswith(".branchtargets "):
+                function.tables[label[1]] = tuple(text.removeprefix(".branchtargets ").split(", "))
+                return
+            function.labels[label[1]] = len(function.body)
+        if text and end == ";":
+            self._statement(function, text)
+        elif text:
+            raise PtxError(self.line, f"expected ; and not {end or 'the end'} after {text!r}")
+        elif end == "{" and not self.in_call:
+            self.in_call = True
+        elif end == "}" and self.in_call:
+            self.in_call = False
+            function.arguments.clear()
+        elif end == "}":
+            self.functions[function.name] = function
+            self.function = None
+        else:
+            raise PtxError(self.line, f"unexpected {end!r}")
+
+    def _begin(self, text: str, end: str) -> Function:
+        header = _FUNCTION.fullmatch(text)
+        if header is None or end != "{":
+            raise PtxError(self.line, f"expected a function and not {text[:80]!r}")
+        name = header["tile"] or header["entry"]
+        if name in self.functions:
+            raise PtxError(self.line, f"{name} is there twice")
+        parameters = {}
+        for declaration in re.split(r",\s*", header["tile_parameters"] or header["entry_parameters"]):
+            parameter = _PARAMETER.fullmatch(declaration)
+            if parameter is None:
+                raise PtxError(self.line, f"expected a parameter and not {declaration!r}")
+            parameters[parameter[2]] = f"b{parameter[1]}"
+        threads = None if header["threads"] is None else int(header["threads"])
+        return Function(name, self.line, parameters, threads, dict.fromkeys(SPECIAL_REGISTERS, "special"))
+
+    def _statement(self, function: Function, text: str) -> None:
+        opcode, _, rest = text.partition(" ")
+        if opcode == ".reg":
+            self._declare_registers(function, rest)
+        elif opcode == ".param":
+            parameter = _PARAMETER.fullmatch(text)
+            if parameter is None or not self.in_call:
+                raise PtxError(self.line, f"unexpected {text!r}")
+            function.arguments[parameter[2]] = f"b{parameter[1]}"
+        elif opcode.startswith("@"):
+            if rest != "exit":
+                raise PtxError(self.line, f"only exit has a predicate here, not {rest!r}")
+            self._instruction(function, "@exit", opcode[1:])
+        else:
+            self._instruction(function, opcode, rest)
+
+    def _declare_registers(self, function: Function, text: str) -> None:
+        kind, _, names = text.partition(" ")
+        if kind not in (".b32", ".b64", ".f32", ".pred"):
+            raise PtxError(self.line, f"registers of type {kind!r}")
+        for name in names.split(", "):
+            declaration = _REGISTERS.fullmatch(name)
+            if declaration is None:
+                raise PtxError(self.line, f"expected a register and not {name!r}")
+            stem, count = declaration.groups()
+            declared = [stem] if count is None else [f"{stem}{index}" for index in range(int(count))]
+            function.declared |= dict.fromkeys(declared, kind[1:])
+
+    def _instruction(self, function: Function, opcode: str, rest: str) -> None:
+        kinds = SIGNATURES.get(opcode)
+        if kinds is None:
+            raise PtxError(self.line, f"unknown instruction {opcode!r}")
+        texts = rest.split(", ", len(kinds) - 1) if rest else []
+        if len(texts) != len(kinds):
+            raise PtxError(self.line, f"{opcode} has {len(kinds)} operands, not {len(texts)}")
+        operands = []
+        for key in zip(kinds, texts, strict=True):
+            operand = function.decoded.get(key)
+            if operand is None:
+                operand = function.decoded[key] = _decode(function, *key, self.line)
+            operands.append(operand)
+        function.body.append(Instruction(opcode, tuple(operands), self.line))
+
+
+def _decode(function: Function, kind: str, text: str, line: int) -> Operand:
+    """The operand that ``text`` names where ``kind`` is expected."""
+    operand: Operand | None
+    match kind:
+        case "address":
+            operand = _address(function, text)
+        case "parameter b32" | "parameter b64":
+            operand = _in_brackets(text, function.parameters, kind)
+        case "argument b32" | "argument b64":
+            operand = _in_brackets(text, function.arguments, kind)
+        case "name":
+            operand = text if re.fullmatch(r"\w+", text) else None
+        case "names":
+            operand = tuple(text[1:-1].split(", ")) if re.fullmatch(r"\(\w+(, \w+)*\)", text) else None
+        case _:
+            operand = _register_or_immediate(function, kind, text)
+    if operand is None:
+        raise PtxError(line, f"{text!r} is not a declared or valid operand: expected {kind}")
+    return operand
+
+
+def _in_brackets(text: str, declared: Mapping[str, str], kind: str) -> str | None:
+    """The name of a parameter or an argument of the type that ``kind`` ends with."""
+    name = text.removeprefix("[").removesuffix("]")
+    return name if text == f"[{name}]" and declared.get(name) == kind.rpartition(" ")[2] else None
+
+
+def _register_or_immediate(function: Function, kind: str, text: str) -> Operand | None:
+    wanted, rule = kind.rstrip("=#?"), kind[-1]
+    if text.startswith("%"):
+        declared = function.declared.get(text)
+        readable = declared == wanted or (declared == "special" and kind == "b32?")
+        return text if readable and rule != "#" else None
+    if rule not in "#?":
+        return None
+    if wanted == "f32":
+        bits = re.fullmatch(r"0f([0-9A-F]{8})", text)
+        return None if bits is None else np.uint32(int(bits[1], 16)).view(np.float32)
+    if wanted not in _BITS or not re.fullmatch(r"-?\d+", text):
+        return None
+    value, bits_wide = int(text), _BITS[wanted]
+    if not -(1 << bits_wide - 1) <= value < 1 << bits_wide:
+        return None
+    return np.uint32(value % 2**32) if bits_wide == 32 else np.uint64(value % 2**64)
+
+
+def _address(function: Function, text: str) -> Address | None:
+    """A register with an offset, which PTX takes as a signed 32-bit number of bytes."""
+    parts = _ADDRESS.fullmatch(text)
+    if parts is None or function.declared.get(parts[1]) != "b64":
+        return None
+    offset = int(parts[2] or 0)
+    return Address(parts[1], offset) if -(1 << 31) <= offset < 1 << 31 else None

@@ -1,0 +1,85 @@
+"""Section 5.1.2, thread block function reduction: tiles that do about the same work share one proxy block.
+
+Tiles are compared by the Euclidean distance of (loads, multiply-adds) and merged by complete linkage: of all linkages
+it is the one that bounds how far any tile of a cluster is from any other, hence from the proxy block that stands for
+it. It also asks only for the distinct features, however many tiles have them, so tiles by the ten thousand do not
+need a distance for every pair.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import cut_tree, linkage
+
+from lospmm.model import Candidate, Problem, RowTile, Tiling
+from lospmm_proxies.launch import active_kernel_blocks
+
+#: Clusters for each thread block that an SM runs at a time ("based on our experience", section 5.1.2).
+CLUSTERS_PER_ACTIVE_BLOCK = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cluster:
+    """Tiles that one proxy block stands for, and their centroid: the means of their features, rounded."""
+
+    tiles: NDArray[np.int64]  # their numbers in the tiling, ascending
+    loads: int
+    fmas: int
+
+
+def cluster_limit(problem: Problem, sharers: Sequence[Candidate]) -> int:
+    """The most proxy blocks of the proxy of ``sharers``: 3 x max(NUMS_ATB)."""
+    return CLUSTERS_PER_ACTIVE_BLOCK * max(active_kernel_blocks(problem, candidate) for candidate in sharers)
+
+
+def cluster_tiles(tiling: Tiling, limit: int) -> list[Cluster]:
+    """``limit`` clusters, or one per tile where there are fewer tiles; in the order of their first tiles."""
+    features = np.stack((tiling.nnc, tiling.nnz), axis=1)
+    label = _labels(features, min(limit, len(tiling.tiles)))
+    _, first = np.unique(label, return_index=True)
+    members = [np.flatnonzero(label == label[tile]) for tile in np.sort(first)]
+    means = [np.rint(features[tiles].mean(axis=0)).astype(int).tolist() for tiles in members]
+    return [Cluster(tiles, loads, fmas) for tiles, (loads, fmas) in zip(members, means, strict=True)]
+
+
+def central_tile(tiling: Tiling, cluster: Cluster, loads: int) -> RowTile:
+    """The tile nearest to the centroid among those of at least ``loads`` loads; the mean is never above them all."""
+    enough = cluster.tiles[tiling.nnc[cluster.tiles] >= loads]
+    distance = np.hypot(tiling.nnc[enough] - cluster.loads, tiling.nnz[enough] - cluster.fmas)
+    return tiling.tiles[int(enough[np.argmin(distance)])]
+
+
+def dispatch(tiling: Tiling, clusters: Sequence[Cluster]) -> tuple[int, ...]:
+    """Figure 8c, get_cluster_id: the proxy block of each block row; those of empty rows come last, as one."""
+    block = np.full(tiling.block_rows, len(clusters))
+    for number, cluster in enumerate(clusters):
+        block[cluster.tiles] = number
+    return tuple(block.tolist())
+
+
+def _labels(features: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """The cluster of each row of ``features`` (tiles, 2): any ``count`` numbers, all of them used."""
+    # The order of the pairs as one number, which np.unique takes without a copy of the table.
+    key = features[:, 0] * (features[:, 1].max(initial=0) + 1) + features[:, 1]
+    _, first, group, sizes = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    if len(first) > count:
+        merges = linkage(features[first].astype(np.float64), method="complete")
+        return np.asarray(cut_tree(merges, n_clusters=count)[:, 0], dtype=np.int64)[group]
+    return _split(group, sizes, count)
+
+
+def _split(group: NDArray[np.int64], sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """``count`` clusters from fewer groups of equal tiles: equal work, but code of its own.
+
+    How much code an SM runs decides how often it misses its instruction cache, so a proxy has as many blocks as it may
+    even where fewer would have the right loads and multiply-adds. Neighbouring tiles go to different clusters, because
+    blocks that run at the same time run different code in the kernel.
+    """
+    pieces = np.ones(len(sizes), dtype=np.int64)
+    for _ in range(count - len(sizes)):
+        pieces[np.argmax(sizes / pieces)] += 1
+    rank = np.empty(len(group), dtype=np.int64)
+    rank[np.argsort(group, kind="stable")] = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return (np.cumsum(pieces) - pieces)[group] + rank % pieces[group]

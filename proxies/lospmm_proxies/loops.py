@@ -1,0 +1,60 @@
+"""Section 5.1.3, loop block reduction: a proxy block repeats the cluster's mean iteration NNC_P times."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.ir import TileProgram
+from lospmm.matrix import SparseMatrix
+from lospmm.model import Schedule, Tiling
+from lospmm.schedule import interleave
+from lospmm_proxies.blocks import Cluster, central_tile
+
+#: NNC_P x (1 - sparsity) from which on a thread block's misses of the instruction cache no longer change (Figure 9).
+STABLE_DENSE_ITERATIONS = 300
+
+#: Odd, so that its multiples modulo 2^23 do not repeat; near the golden ratio's fraction, so that they are spread.
+_MANTISSA_STEP = 5184445
+_MANTISSAS = 1 << 23
+_ONE = 0x3F800000  # the bits of 1.0f
+
+
+def iterations(loads: int, matrix: SparseMatrix) -> int:
+    """NNC_P: min(NNC, 300 / (1 - sparsity)), rounded down."""
+    return min(loads, STABLE_DENSE_ITERATIONS * matrix.m * matrix.k // matrix.nnz)
+
+
+def proxy_block(matrix: SparseMatrix, tiling: Tiling, cluster: Cluster, schedule: Schedule) -> TileProgram:
+    """PB: the centroid's loads and multiply-adds, both cut in the same proportion, in the kernel's schedule.
+
+    It reads B and writes C where the cluster's most central tile does. Of that tile's columns it reads the first: tiles
+    that run side by side then share as large a part of their rows of B as in the kernel, where columns picked from all
+    over would share fewer, and miss the caches more often.
+    """
+    count = iterations(cluster.loads, matrix)
+    tile = central_tile(tiling, cluster, count)
+    fmas = round(cluster.fmas * count / cluster.loads)
+    columns = _nonempty_columns(matrix, tile.rows)[:count]
+    return interleave(*proxy_iterations(columns, fmas, len(tile.rows)), tile.rows, schedule)
+
+
+def proxy_iterations(
+    columns: NDArray[np.int32], fmas: int, accumulators: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Every PI of a block: accumulator, column and weight of each of ``fmas`` multiply-adds, (fmas,).
+
+    Each column has the mean number of multiply-adds, rounded so that no prefix is off by one or more. They go round
+    over the accumulators, as the rows of a column follow one another in a kernel.
+    """
+    up_to = np.arange(len(columns) + 1, dtype=np.int64) * fmas // len(columns)
+    return np.arange(fmas) % accumulators, np.repeat(columns, np.diff(up_to)), distinct_weights(fmas)
+
+
+def distinct_weights(count: int) -> NDArray[np.float32]:
+    """Weights above 1 and below 2, none twice up to 2^23 - 1: no multiply-add equals another or a plain addition."""
+    mantissa = np.arange(1, count + 1, dtype=np.int64) * _MANTISSA_STEP % _MANTISSAS
+    return (_ONE + mantissa).astype(np.uint32).view(np.float32)
+
+
+def _nonempty_columns(matrix: SparseMatrix, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Columns in which any of ``rows`` has a nonzero, ascending."""
+    return np.unique(np.concatenate([matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]] for row in rows]))
