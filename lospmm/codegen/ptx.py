@@ -42,7 +42,7 @@ def emit(program: KernelProgram, arch: str) -> Emission:
 
 
 def _signature(index: int, program: KernelProgram) -> str:
-    size = ", .param .b32 stride" if program.n is None else ""
+    size = ", .param .b32 n" if program.n is None else ""
     return f"tile_{index} (.param .b64 b, .param .b64 c{size}) .noreturn"
 
 
@@ -63,8 +63,8 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
     registers = [f".reg .b64 %b, %c, %p<{max(body.pointers, 1)}>;"]
     parameters = ["ld.param.b64 %b, [b];", "ld.param.b64 %c, [c];"]
     if program.n is None:
-        registers.append(".reg .b32 %stride;")
-        parameters.append("ld.param.b32 %stride, [stride];")
+        registers.append(".reg .b32 %n;")
+        parameters.append("ld.param.b32 %n, [n];")
     if tile.accumulators:
         registers.append(f".reg .f32 %a<{tile.accumulators}>, %x<{max(tile.buffers, 1)}>;")
     zeros = [f"mov.f32 %a{row}, 0f00000000;" for row in range(tile.accumulators)]
@@ -96,7 +96,8 @@ class _Body:
         if self.n is not None:
             return self._offset(base, row * self.n * 4)
         pointer = self._new_pointer()
-        self.lines.append(f"mad.wide.u32 {pointer}, %stride, {row}, %{base};")
+        # The constant factor is the small one: n * 4 may not fit 32 bits.
+        self.lines.append(f"mad.wide.u32 {pointer}, %n, {row * 4}, %{base};")
         return f"[{pointer}]"
 
     def _offset(self, base: str, offset: int) -> str:
@@ -121,7 +122,7 @@ def _entry(program: KernelProgram) -> str:
         *([f".maxntid {program.cols}"] if program.cols is not None else []),
         "{",
         ".reg .pred %outside;",
-        ".reg .b32 %tile, %block, %width, %thread, %column, %n, %stride;",
+        ".reg .b32 %tile, %block, %width, %thread, %column, %n;",
         ".reg .b64 %b, %c, %offset;",
         f"mov.u32 %tile, %ctaid.{row};",
         f"mov.u32 %block, %ctaid.{column};",
@@ -139,17 +140,15 @@ def _entry(program: KernelProgram) -> str:
         "add.s64 %b, %b, %offset;",
         "add.s64 %c, %c, %offset;",
     ]
-    if program.n is None:
-        lines.append("shl.b32 %stride, %n, 2;")
     return "\n".join((*lines, *_dispatch(program), "}\n"))
 
 
 def _dispatch(program: KernelProgram) -> Sequence[str]:
     """A jump table over block rows, and behind each label the call of a tile."""
-    arguments = {"to_b": "%b", "to_c": "%c"} | ({"to_stride": "%stride"} if program.n is None else {})
-    declared = " ".join(f".param .b{32 if name == 'to_stride' else 64} {name};" for name in arguments)
+    arguments = {"to_b": "%b", "to_c": "%c"} | ({"to_n": "%n"} if program.n is None else {})
+    declared = " ".join(f".param .b{32 if name == 'to_n' else 64} {name};" for name in arguments)
     stored = " ".join(
-        f"st.param.b{32 if name == 'to_stride' else 64} [{name}], {value};" for name, value in arguments.items()
+        f"st.param.b{32 if name == 'to_n' else 64} [{name}], {value};" for name, value in arguments.items()
     )
     targets = ", ".join(f"TILE_{index}" for index in program.dispatch)
     lines = [f"targets: .branchtargets {targets};", "brx.idx %tile, targets;"]

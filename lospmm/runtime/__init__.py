@@ -1,4 +1,4 @@
-"""Running the very text that is shipped, on a CPU, for chosen columns of C. To add a language, add a row to ``RUNTIMES``.
+"""Running the very text that is shipped, on a CPU. To add a language, add a row to ``RUNTIMES``.
 
 It proves what the text says: addresses, dispatch, row order, weights, the order of loads and their uses. It says
 nothing of speed, of the registers that a compiler will need, or of races between threads.

@@ -36,7 +36,14 @@ def execute(
     with lifetime.temporary_directory() as directory:
         for name, array in (("columns", columns.astype(np.int64)), ("b", b.astype(np.float32)), ("c", c)):
             (directory / name).write_bytes(array.tobytes())
-        command = (sys.executable, "-I", _HERE / "cpu_process.py", library, emission.entry, *numbers)
+        command: tuple[str | Path, ...] = (
+            sys.executable,
+            "-I",
+            _HERE / "cpu_process.py",
+            library,
+            emission.entry,
+            *numbers,
+        )
         finished = run(command, cwd=directory, limits=RUN_LIMITS)
         if finished.failure is not None:
             raise _failed(emission, finished)

@@ -20,8 +20,6 @@ from lospmm.runtime.ptx_text import Address, Function, PtxError, parse
 #: One element per thread: uint32, uint64, float32 or bool.
 Vector = NDArray[Any]
 
-_WORD = np.uint32(32)
-
 
 class _Fault(Exception):
     """Why the instruction at hand cannot be executed."""
@@ -104,7 +102,11 @@ def _launch(machine: _Machine, entry: str) -> _Group:
     block_column, thread = np.divmod(machine.columns[slots], geometry.cols)
     x, y = (block_row, block_column) if geometry.order == "tile" else (block_column, block_row)
     special = {"%tid.x": thread, "%ntid.x": np.full_like(thread, geometry.cols), "%ctaid.x": x, "%ctaid.y": y}
-    given = [np.uint64(B_ADDRESS), np.uint64(C_ADDRESS), *([np.uint32(geometry.n)] if geometry.takes_n else [])]
+    given: list[np.unsignedinteger] = [
+        np.uint64(B_ADDRESS),
+        np.uint64(C_ADDRESS),
+        *([np.uint32(geometry.n)] if geometry.takes_n else []),
+    ]
     if [f"b{value.dtype.itemsize * 8}" for value in given] != list(function.parameters.values()):
         raise PtxError(function.line, f"the launch gives {len(given)} arguments of other types or another number")
     parameters = {name: np.full(len(slots), value) for name, value in zip(function.parameters, given, strict=True)}
@@ -147,12 +149,6 @@ def _multiply_wide(group: _Group, target: str, x: str, factor: np.uint32) -> Non
 def _multiply_add_wide(group: _Group, target: str, x: str, factor: np.uint32, z: str) -> None:
     registers = group.registers
     registers[target] = registers[x].astype(np.uint64) * np.uint64(factor) + registers[z]
-
-
-def _shift_left(group: _Group, target: str, x: str, bits: np.uint32) -> None:
-    if bits >= _WORD:  # NumPy leaves it undefined
-        raise _Fault(f"a shift by {bits}")
-    group.registers[target] = group.registers[x] << bits
 
 
 def _add(group: _Group, target: str, x: str, y: str | np.uint64) -> None:
@@ -251,7 +247,6 @@ OPERATIONS: Mapping[str, Callable[..., None]] = MappingProxyType(
         "mad.lo.u32": _multiply_add_low,
         "mul.wide.u32": _multiply_wide,
         "mad.wide.u32": _multiply_add_wide,
-        "shl.b32": _shift_left,
         "add.s64": _add,
         "cvta.to.global.u64": _move,
         "setp.ge.u32": _set_if_greater_or_equal,

@@ -20,7 +20,6 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mad.lo.u32": ("b32=", "b32", "b32", "b32"),
         "mul.wide.u32": ("b64=", "b32", "b32#"),
         "mad.wide.u32": ("b64=", "b32", "b32#", "b64"),
-        "shl.b32": ("b32=", "b32", "b32#"),
         "add.s64": ("b64=", "b64", "b64?"),
         "cvta.to.global.u64": ("b64=", "b64"),
         "setp.ge.u32": ("pred=", "b32", "b32"),
@@ -51,7 +50,7 @@ _PARAMETER = re.compile(r"\.param \.[bu](32|64) (\w+)")
 _REGISTERS = re.compile(r"(%\w+)(?:<(\d+)>)?")
 _LABEL = re.compile(r"(\w+):\s*")
 _ADDRESS = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
-_STATEMENT = re.compile(r"[^;{}]*[;{}]?")
+_STATEMENT = re.compile(r"(\s*)([^;{}]*)([;{}]?)")
 
 #: The widths of the registers that hold no floats.
 _BITS = {"b32": 32, "b64": 64}
@@ -102,12 +101,11 @@ def parse(text: str) -> dict[str, Function]:
     if header is None:
         raise PtxError(1, "expected .version, .target and .address_size 64")
     reader = _Reader(line=1 + header.group().count("\n"))
-    for statement in _STATEMENT.findall(re.sub(r"//[^\n]*", "", text[header.end() :])):
-        stripped = statement.lstrip()
-        reader.line += statement.count("\n", 0, len(statement) - len(stripped))
-        if stripped:
-            reader.read(stripped[:-1].rstrip(), stripped[-1])
-        reader.line += stripped.count("\n")
+    for space, statement, end in _STATEMENT.findall(re.sub(r"//[^\n]*", "", text[header.end() :])):
+        reader.line += space.count("\n")
+        if statement or end:
+            reader.read(statement.rstrip(), end)
+        reader.line += statement.count("\n")
     if reader.function is not None:
         raise PtxError(reader.line, f"{reader.function.name} has no end")
     return reader.functions
@@ -123,7 +121,7 @@ class _Reader:
         self.line = line
 
     def read(self, text: str, end: str) -> None:
-        """One statement and the character that ends it: a semicolon or a brace."""
+        """One statement and what ends it: a semicolon, a brace, or nothing at the end of the text."""
         function = self.function
         if function is None:
             self.function = self._begin(text, end)

@@ -3,10 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.ir import TileProgram
+from lospmm.ir import Op, TileProgram
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Schedule, Tiling
 from lospmm.schedule import interleave
+from lospmm.trial import Trial
 from lospmm_proxies.blocks import Cluster, central_tile
 
 #: NNC_P x (1 - sparsity) from which on a thread block's misses of the instruction cache no longer change (Figure 9).
@@ -35,6 +36,17 @@ def proxy_block(matrix: SparseMatrix, tiling: Tiling, cluster: Cluster, schedule
     fmas = round(cluster.fmas * count / cluster.loads)
     columns = _nonempty_columns(matrix, tile.rows)[:count]
     return interleave(*proxy_iterations(columns, fmas, len(tile.rows)), tile.rows, schedule)
+
+
+def kept_share(trial: Trial) -> float:
+    """Loads that a proxy executes over those of its kernel, about 1 where nothing is cut.
+
+    NNC_P cuts tiles of many loads by more than tiles of few, hence a large M1 by more than a small one: times of
+    proxies of different M1 are alike only after each is divided by its share.
+    """
+    loads = [block.count(Op.LOAD) for block in trial.program.tiles]
+    of_kernel = int(trial.candidate.tiling.nnc.sum())
+    return sum(loads[block] for block in trial.program.dispatch) / of_kernel if of_kernel else 1.0
 
 
 def proxy_iterations(

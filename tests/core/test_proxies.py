@@ -10,7 +10,7 @@ from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.blocks import Cluster, cluster_limit, cluster_tiles, dispatch
 from lospmm_proxies.launch import active_kernel_blocks, proxy_launch
-from lospmm_proxies.loops import distinct_weights, iterations, proxy_block, proxy_iterations
+from lospmm_proxies.loops import distinct_weights, iterations, kept_share, proxy_block, proxy_iterations
 
 from lospmm.device import DEVICES, DeviceSpec
 from lospmm.errors import BadRequest
@@ -167,6 +167,13 @@ def test_the_loop_is_cut_where_instruction_misses_no_longer_change():
     loads, fmas = features(proxy_block(matrix, tiling, cluster, Schedule(8)))
     assert loads == 600
     assert fmas == round(cluster.fmas * 600 / cluster.loads)
+
+
+def test_the_share_that_is_kept_falls_with_the_rows_of_a_tile():
+    problem = Problem(uniform(40, 2000, 0.5, seed=1), 512, H200)
+    tilings = regroup(problem.matrix, [1, 4, 40])
+    trials = proxies(problem, [Candidate(TileSize(rows, 64), Schedule(4), tiling) for rows, tiling in tilings.items()])
+    assert [kept_share(trial) for trial in trials] == pytest.approx([0.6, 0.32, 0.3], rel=0.02)
 
 
 def test_nearly_empty_and_full_matrices_are_never_cut_below_300():

@@ -1,0 +1,44 @@
+# The only commands anyone needs; CI calls them.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check gpu-test bench serve golden lock clean
+
+demo: .venv/ready  ## train, prune, tune and run a small network on kernels
+	$(BIN)/python examples/digits.py
+
+test: .venv/ready  ## everything that needs no GPU
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+
+check: .venv/ready  ## formatting, lint, types, and the one way of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+gpu-test: .venv/ready  ## the tests that run kernels on an NVIDIA GPU
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "make gpu-test: no NVIDIA GPU on this machine" >&2; exit 2; }
+	$(BIN)/python -m pytest -m gpu
+
+bench: .venv/ready  ## kernels timed on this machine's GPU
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "make bench: no NVIDIA GPU on this machine" >&2; exit 2; }
+	@echo "make bench: this version times nothing on a GPU; benchmarks/ holds what runs without one" >&2; exit 2
+
+serve: .venv/ready  ## the REST service on http://127.0.0.1:8000
+	$(BIN)/lospmm serve
+
+golden: .venv/ready  ## write the golden texts anew; review them as a diff
+	$(BIN)/python -m tests.golden.renew
+
+lock:  ## pin every dependency anew (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --group dev --generate-hashes --no-header \
+		--output-file requirements.lock pyproject.toml
+
+.venv/ready: pyproject.toml requirements.lock
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+clean:
+	rm -rf .venv build

@@ -1,0 +1,147 @@
+"""The library's face: ``tune`` a weight matrix into a ``Kernel``, ``load`` one, run its text without a GPU."""
+
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+
+from lospmm import artifact, jobs, readers
+from lospmm.artifact import Artifact
+from lospmm.codegen.emission import Emission
+from lospmm.device import find_device
+from lospmm.errors import BadMatrix, BadRequest
+from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
+from lospmm.model import Problem
+from lospmm.readers import MatrixFile
+from lospmm.runtime import execute
+from lospmm.runtime.detect import detect_device
+from lospmm.runtime.geometry import Geometry
+
+#: A, (m, k): an array whose zeros are pruned, a sparse matrix or the path of a matrix file.
+Weights = NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix | str | os.PathLike[str]
+
+#: The runtimes hold some ten numbers of each thread that they run together: a few hundred megabytes for so many.
+_THREADS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Kernel:
+    """A tuned kernel: C (m, n) = A (m, k) x B (k, n) with A in its code."""
+
+    artifact: Artifact
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """manifest.json; docs/manifest.md says what each field means."""
+        return self.artifact.manifest
+
+    @property
+    def cubin(self) -> bytes:
+        """The machine code, as ``cuModuleLoadData`` takes it."""
+        return self.artifact.cubin
+
+    @property
+    def source(self) -> str:
+        """The text that the cubin was made of, PTX or CUDA C++."""
+        return self.artifact.source.decode()
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write all files to a folder: a new or an empty one, or one that holds a kernel, which is replaced.
+
+        Raises BadRequest for any other folder, ToolchainFault where the disk fails.
+        """
+        artifact.write(self.artifact, Path(directory))
+
+    def run_on_cpu(self, b: NDArray[np.floating]) -> NDArray[np.float32]:
+        """C (m, n) of ``b`` (k, n), rounded to float32, by running the shipped text on the CPU; no GPU is needed.
+
+        It shows what the kernel computes, not how fast. Raises BadRequest for a B of another shape or not of real
+        numbers, VerificationFailed where the text cannot be run, ToolchainFault where CUDA C++ finds no g++.
+        """
+        geometry = _geometry(self.manifest)
+        if b.shape != (geometry.k, geometry.n):
+            raise BadRequest(f"B has the shape {b.shape}; this kernel takes {(geometry.k, geometry.n)}")
+        if b.dtype.kind not in "fiub":
+            raise BadRequest(f"B of type {b.dtype} does not hold real numbers")
+        emission = Emission(self.manifest["emitter"], self.manifest["name"], self.source, (self.source,))
+        elements = b.astype(np.float32)
+        c = np.empty((geometry.m, geometry.n), dtype=np.float32)
+        step = max(1, _THREADS_AT_ONCE // geometry.block_rows)
+        for start in range(0, geometry.n, step):
+            columns = np.arange(start, min(start + step, geometry.n))
+            c[:, columns] = execute(emission, geometry, columns, elements[:, columns])
+        return c
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.manifest['name']} for {self.manifest['device']} ({self.manifest['arch']})>"
+
+
+def tune(
+    weights: Weights, *, n: int, device: str = "auto", tensor: str | None = None, seed: int = 0, **options: Any
+) -> Kernel:
+    """The kernel for ``weights`` (m, k) and a B of ``n`` columns, from the store if it was tuned before.
+
+    ``device`` names a GPU of the device table or a device file; auto is this machine's. ``tensor`` chooses from a
+    .safetensors file, and ``seed`` draws the values of a file that is only a pattern. ``options`` are the fields of
+    ``jobs.Options``, such as ``emitter="cuda"``.
+
+    A sparse matrix is the same in any order of its entries and with or without explicit zeros, but an entry given
+    twice is refused: sum duplicates first.
+
+    Raises BadMatrix for weights that cannot be used, BadRequest and Unsupported for the rest of the request,
+    NothingFits, ToolchainFault and VerificationFailed.
+    """
+    file = _matrix_file(weights, tensor, seed)
+    gpu = detect_device() if device == "auto" else find_device(device)
+    problem = Problem(file.matrix, operator.index(n), gpu)
+    request = jobs.Request(problem, file, jobs.Options(**options), seed)
+    return Kernel(jobs.tune(request, store=jobs.open_store()))
+
+
+def load(directory: str | os.PathLike[str]) -> Kernel:
+    """The kernel in a folder that ``Kernel.save`` or ``lospmm tune`` wrote. Raises BadRequest."""
+    return Kernel(artifact.read(Path(directory)))
+
+
+def _matrix_file(weights: Weights, tensor: str | None, seed: int) -> MatrixFile:
+    if isinstance(weights, str | os.PathLike):
+        return readers.read(Path(weights), tensor=tensor, seed=seed)
+    if tensor is not None:
+        raise BadRequest(f"tensor {tensor[:80]!r} chooses from a .safetensors file; these weights are no file")
+    return MatrixFile(_matrix(weights), "stored", "weights")
+
+
+def _matrix(
+    weights: NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix,
+) -> SparseMatrix:
+    if isinstance(weights, SparseMatrix):
+        return weights
+    if isinstance(weights, np.ndarray):
+        return from_dense(np.asarray(weights))  # np.matrix would index differently
+    if scipy.sparse.issparse(weights):
+        shape = check_shape(weights.shape)
+        entries = weights.tocoo()
+        return from_coo(shape, entries.row, entries.col, entries.data)
+    raise BadMatrix(
+        f"weights of type {type(weights).__name__}: give a NumPy array, a SciPy sparse matrix, a SparseMatrix or a path"
+    )
+
+
+def _geometry(manifest: Mapping[str, Any]) -> Geometry:
+    """The launch that a manifest describes; a kernel that is shipped has its n in its code."""
+    tile = manifest["tile"]
+    return Geometry(
+        m=manifest["m"],
+        k=manifest["k"],
+        n=manifest["n"],
+        cols=tile["cols"],
+        block_rows=tile["count"] + tile["zero_blocks"],
+        order=tile["order"],
+        takes_n=False,
+    )

@@ -1,0 +1,102 @@
+"""Whether a kernel computes A x B: some columns of its result against float64.
+
+Every multiply-add rounds once, so a result of q of them is wrong by at most about q u (|A| |B|) with u = 2^-24,
+element by element (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), and for values drawn around
+zero by a few u. So errors are taken relative to (|A| |B|): relative to the element itself they would have no
+bound, since a sum may cancel.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.emission import Emission
+from lospmm.codegen.units import describe_rows
+from lospmm.errors import VerificationFailed
+from lospmm.ir import KernelProgram
+from lospmm.matrix import SparseMatrix
+from lospmm.model import Problem, ceil_div
+from lospmm.runtime import execute
+from lospmm.runtime.geometry import geometry_of
+
+#: Some 160 u: far above the rounding of any sum, far below what a wrong weight or a missing term does.
+MAX_RELATIVE_ERROR = 1e-5
+
+#: The most columns of C that are computed, and how many at each end of a column block.
+MAX_COLUMNS = 64
+EDGE_COLUMNS = 10
+
+#: Threads per block where the kernel leaves them to its launch: any number must do.
+LAUNCH_COLS = 64
+
+#: Rows that a message names.
+NAMED_ROWS = 20
+
+_SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    on: Literal["cpu", "gpu"]
+    max_relative_error: float  # over the elements that were computed
+    columns: int  # of C, that were computed
+
+
+def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0) -> Verification:
+    """Run the emission's text on the CPU for some columns. Raises VerificationFailed."""
+    geometry = geometry_of(program, n=problem.n, cols=LAUNCH_COLS)
+    columns = choose_columns(geometry.n, geometry.cols)
+    b = draw_b(problem.matrix, len(columns), seed)
+    # Behind a ragged end there are threads without a column; the last of them runs too, and must touch nothing.
+    last_thread = ceil_div(geometry.n, geometry.cols) * geometry.cols - 1
+    idle = np.arange(max(last_thread, geometry.n), last_thread + 1)
+    idle_b = np.full((len(b), len(idle)), np.nan, dtype=np.float32)
+    c = execute(emission, geometry, np.concatenate((columns, idle)), np.hstack((b, idle_b)))
+    error = compare(problem.matrix, columns, b, c[:, : len(columns)])
+    return Verification("cpu", error, len(columns))
+
+
+def choose_columns(n: int, cols: int) -> NDArray[np.int64]:
+    """All columns of C, or the first and the last of the first, a middle and the last block of ``cols``; ascending."""
+    if n <= MAX_COLUMNS:
+        return np.arange(n)
+    last = ceil_div(n, cols) - 1
+    starts = cols * np.array([0, last // 2, last])
+    ends = np.minimum(starts + cols, n)
+    edge = np.arange(EDGE_COLUMNS)
+    near = np.concatenate((np.add.outer(starts, edge), np.subtract.outer(ends - 1, edge)))
+    return np.unique(np.clip(near, 0, n - 1))
+
+
+def draw_b(matrix: SparseMatrix, columns: int, seed: int) -> NDArray[np.float32]:
+    """B (k, columns), uniform between -1 and 1, or smaller where A is so large that a sum could overflow."""
+    b = np.random.default_rng(seed).uniform(-1.0, 1.0, size=(matrix.k, columns))
+    _, exponent = np.frexp(abs(matrix.to_scipy().astype(np.float64)).sum(axis=1).max())
+    return np.ldexp(b, min(0, 127 - int(exponent))).astype(np.float32)
+
+
+def compare(matrix: SparseMatrix, columns: NDArray[np.int64], b: NDArray[np.float32], c: NDArray[np.float32]) -> float:
+    """The greatest relative error of ``c`` (m, columns) as A x ``b``; ``columns`` are their numbers, for messages.
+
+    An element without a term must be zero. Raises VerificationFailed beyond MAX_RELATIVE_ERROR, or for NaN, which
+    stands where nothing was written.
+    """
+    unwritten = np.flatnonzero(np.isnan(c).any(axis=1))
+    if len(unwritten):
+        more = f" and {len(unwritten) - NAMED_ROWS} more" if len(unwritten) > NAMED_ROWS else ""
+        raise VerificationFailed(f"rows never written: {describe_rows(unwritten[:NAMED_ROWS].tolist())}{more}")
+    a, exact_b = matrix.to_scipy().astype(np.float64), b.astype(np.float64)
+    expected, scale = a @ exact_b, abs(a) @ abs(exact_b)
+    # Below the normal numbers float32 has a fixed spacing, and so have rounding errors.
+    error = np.abs(c - expected) / np.maximum(scale, _SMALLEST_NORMAL)
+    error[(scale == 0) & (c != 0)] = np.inf
+    worst = int(error.argmax())
+    row, position = divmod(worst, c.shape[1])
+    if error.flat[worst] > MAX_RELATIVE_ERROR:
+        raise VerificationFailed(
+            f"row {row}, column {columns[position]}: got {c.flat[worst]}, expected {expected.flat[worst]} "
+            f"(relative error {error.flat[worst]:.1e}, at most {MAX_RELATIVE_ERROR:.0e} allowed)"
+        )
+    return float(error.flat[worst])

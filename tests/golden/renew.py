@@ -1,0 +1,100 @@
+"""The golden texts: what the emitters write for a small example and its edge cases, one file each.
+
+``python tests/golden/renew.py`` writes them anew; what changed is then read as a diff.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.artifact import SOURCE_FILES
+from lospmm.codegen import EMITTERS, emit
+from lospmm.device import find_device
+from lospmm.ir import KernelProgram
+from lospmm.lower import lower
+from lospmm.matrix import from_dense
+from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.reorder import natural_order, regroup
+
+GOLDEN = Path(__file__).parent
+ARCH = "sm_90"
+
+#: Rows 0, 2, 4, 6 and 1, 3, 5, 7 share columns, so that regrouping has something to find.
+EXAMPLE = np.array(
+    [
+        [1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1],
+        [3.0, 0.0, 0.0, 0.0, -1.5, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0, -4.0],
+        [5.0, 0.0, 6.0, 0.0, 7.0, 0.0, 0.0, 0.0],
+        [0.0, -8.0, 0.0, 9.0, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, -0.75, 0.0, 10.0, 0.0, 0.0, 0.0],
+        [0.0, 11.0, 0.0, 12.0, 0.0, 0.0, 0.0, 0.3],
+    ],
+    dtype=np.float32,
+)
+
+
+def example(
+    weights: NDArray[np.float32] = EXAMPLE,
+    *,
+    n: int = 96,
+    schedule: Schedule = Schedule(prefetch=2),  # noqa: B008 - frozen data
+    reordered: bool = True,
+) -> KernelProgram:
+    """Two tiles of four rows, 32 columns a block."""
+    matrix = from_dense(weights)
+    tiling = regroup(matrix, [4])[4] if reordered else natural_order(matrix, 4)
+    problem = Problem(matrix, n, find_device("h200"))
+    return replace(lower(problem, Candidate(TileSize(4, 32), schedule, tiling)), name="example")
+
+
+def without_rows(*rows: int) -> NDArray[np.float32]:
+    weights = EXAMPLE.copy()
+    weights[list(rows)] = 0.0
+    return weights
+
+
+def programs() -> dict[str, KernelProgram]:
+    """The cases by the names of their files."""
+    return {
+        "example": example(),
+        "not_reordered": example(reordered=False),
+        "column_order": example(schedule=Schedule(prefetch=2, fmas_per_load=1, order="column")),
+        "deep_prefetch": example(schedule=Schedule(prefetch=80)),
+        "ragged_columns": example(n=70),
+        "empty_rows": example(without_rows(1, 4, 5)),
+        "all_zero": example(np.zeros_like(EXAMPLE)),
+        "run_time_sizes": replace(example(), n=None, cols=None),
+        "repeated_tiles": replace(example(), dispatch=(0, 1, 1, 0)),
+        "far_rows": example(n=100_000_000),  # row 7 is beyond 2^31 bytes
+    }
+
+
+def texts() -> dict[str, str]:
+    """File name -> what it must hold."""
+    return {
+        name + Path(SOURCE_FILES[language]).suffix: emit(program, language, ARCH).source
+        for name, program in programs().items()
+        for language in EMITTERS
+    }
+
+
+def files() -> dict[str, str]:
+    """File name -> what it holds."""
+    suffixes = {Path(file).suffix for file in SOURCE_FILES.values()}
+    return {path.name: path.read_text() for path in GOLDEN.iterdir() if path.suffix in suffixes}
+
+
+def renew() -> None:
+    wanted = texts()
+    for name in files().keys() - wanted.keys():
+        (GOLDEN / name).unlink()
+    for name, text in wanted.items():
+        (GOLDEN / name).write_text(text)
+
+
+if __name__ == "__main__":
+    renew()
