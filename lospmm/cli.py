@@ -267,3 +267,7 @@ def _print_entries(entries: Any, *, as_json: bool, title: str) -> None:
         table.add_row(entry.kind, entry.key, f"{entry.size_bytes:,}")
     Console().print(table, soft_wrap=True)
     print(f"{len(entries)} entries, {sum(entry.size_bytes for entry in entries):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,6 @@ def _micros(problem: Problem, candidate: Candidate, work: tuple[int, int]) -> fl
     latency = waves * (1 + loads / schedule.prefetch) * LOAD_LATENCY_CYCLES
     traffic = blocks * loads * tile.cols * 4 / L2_BYTES_PER_CYCLE
     memory = 4 * problem.n * (problem.matrix.k + problem.matrix.m) / device.memory_bandwidth
-    costs = np.array((issue, fetch, latency, traffic))
     # The largest cost decides; what the others add grows as they come near it.
-    cycles = float((costs**4).sum() ** 0.25)
+    cycles = (issue**4 + fetch**4 + latency**4 + traffic**4) ** 0.25
     return 1e6 * max(cycles / device.clock_hz, memory)

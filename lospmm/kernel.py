@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse
@@ -23,8 +23,11 @@ from lospmm.runtime import execute
 from lospmm.runtime.detect import detect_device
 from lospmm.runtime.geometry import Geometry
 
-#: A, (m, k): an array whose zeros are pruned, a sparse matrix or the path of a matrix file.
-Weights = NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix | str | os.PathLike[str]
+#: A, (m, k). A dense array is pruned already: its zeros are what is left out.
+Matrix: TypeAlias = NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix
+
+#: The same, or the path of a matrix file.
+Weights: TypeAlias = Matrix | str | os.PathLike[str]
 
 #: The runtimes hold some ten numbers of each thread that they run together: a few hundred megabytes for so many.
 _THREADS_AT_ONCE = 1 << 22
@@ -117,9 +120,7 @@ def _matrix_file(weights: Weights, tensor: str | None, seed: int) -> MatrixFile:
     return MatrixFile(_matrix(weights), "stored", "weights")
 
 
-def _matrix(
-    weights: NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix,
-) -> SparseMatrix:
+def _matrix(weights: Matrix) -> SparseMatrix:
     if isinstance(weights, SparseMatrix):
         return weights
     if isinstance(weights, np.ndarray):

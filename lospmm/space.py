@@ -4,7 +4,7 @@
 registers; ``widen`` then gives a survivor every schedule that fits it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lospmm.constraints import CONSTRAINTS, Bound, Constraint, Stage, Subject
@@ -19,6 +19,10 @@ PREFETCHES = (4, 8, 16, 32, 48, 72)
 ORDERS: tuple[GridOrder, ...] = ("tile", "column")
 
 SHALLOWEST = Schedule(prefetch=PREFETCHES[0])
+
+#: The constraints that an axis of the schedule has a part in.
+_DEPTH_DECIDES = ("thread_registers", "block_registers")
+_ORDER_DECIDES = ("grid_height",)
 
 #: How rows are put into tiles for each M1 that is asked for.
 Regroup = Callable[[Sequence[int]], Mapping[int, Tiling]]
@@ -83,12 +87,17 @@ def explore(
 
 def widen(problem: Problem, candidate: Candidate) -> list[Candidate]:
     """``candidate`` with every schedule that keeps it within the registers and the grid."""
-    schedules = [Schedule(prefetch, order=order) for prefetch in PREFETCHES for order in ORDERS]
-    hard = [constraint for constraint in CONSTRAINTS if constraint.stage != "balance" and constraint.relaxed is None]
+
+    def fits(schedule: Schedule, names: Container[str]) -> bool:
+        subject = Subject(problem, candidate.tile, schedule)
+        return all(constraint.check(subject).holds for constraint in CONSTRAINTS if constraint.name in names)
+
+    prefetches = [prefetch for prefetch in PREFETCHES if fits(Schedule(prefetch), _DEPTH_DECIDES)]
+    orders = [order for order in ORDERS if fits(Schedule(SHALLOWEST.prefetch, order=order), _ORDER_DECIDES)]
     return [
-        replace(candidate, schedule=schedule)
-        for schedule in schedules
-        if all(constraint.check(Subject(problem, candidate.tile, schedule)).holds for constraint in hard)
+        Candidate(candidate.tile, Schedule(prefetch, order=order), candidate.tiling)
+        for prefetch in prefetches
+        for order in orders
     ]
 
 

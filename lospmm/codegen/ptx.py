@@ -96,7 +96,7 @@ class _Body:
         if self.n is not None:
             return self._offset(base, row * self.n * 4)
         pointer = self._new_pointer()
-        # The constant factor is the small one: n * 4 may not fit 32 bits.
+        # row * 4 always fits 32 bits; a run-time n * 4 may not.
         self.lines.append(f"mad.wide.u32 {pointer}, %n, {row * 4}, %{base};")
         return f"[{pointer}]"
 

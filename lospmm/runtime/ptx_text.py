@@ -79,9 +79,9 @@ class Instruction(NamedTuple):
     line: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A function while it is read and afterwards."""
+    """A function; what is behind its header fills up as it is read."""
 
     name: str
     line: int
@@ -91,8 +91,6 @@ class Function:
     body: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)  # label -> index into body
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name of .branchtargets -> labels
-    arguments: dict[str, str] = field(default_factory=dict)  # declared for the next call
-    decoded: dict[tuple[str, str], Operand] = field(default_factory=dict)  # (kind, text) that were seen before
 
 
 def parse(text: str) -> dict[str, Function]:
@@ -115,10 +113,11 @@ class _Reader:
     """Where in the text the reader is: outside of functions, in one, or in the braces around a call."""
 
     def __init__(self, line: int) -> None:
+        self.line = line
         self.functions: dict[str, Function] = {}
         self.function: Function | None = None
-        self.in_call = False
-        self.line = line
+        self.arguments: dict[str, str] | None = None  # declared for a call, while in its braces
+        self.decoded: dict[tuple[str, str], Operand] = {}  # (kind, text) that this function had before
 
     def read(self, text: str, end: str) -> None:
         """One statement and what ends it: a semicolon, a brace, or nothing at the end of the text."""
@@ -136,14 +135,14 @@ class _Reader:
             self._statement(function, text)
         elif text:
             raise PtxError(self.line, f"expected ; and not {end or 'the end'} after {text!r}")
-        elif end == "{" and not self.in_call:
-            self.in_call = True
-        elif end == "}" and self.in_call:
-            self.in_call = False
-            function.arguments.clear()
+        elif end == "{" and self.arguments is None:
+            self.arguments = {}
+        elif end == "}" and self.arguments is not None:
+            self.arguments = None
         elif end == "}":
             self.functions[function.name] = function
             self.function = None
+            self.decoded.clear()
         else:
             raise PtxError(self.line, f"unexpected {end!r}")
 
@@ -169,9 +168,9 @@ class _Reader:
             self._declare_registers(function, rest)
         elif opcode == ".param":
             parameter = _PARAMETER.fullmatch(text)
-            if parameter is None or not self.in_call:
+            if parameter is None or self.arguments is None:
                 raise PtxError(self.line, f"unexpected {text!r}")
-            function.arguments[parameter[2]] = f"b{parameter[1]}"
+            self.arguments[parameter[2]] = f"b{parameter[1]}"
         elif opcode.startswith("@"):
             if rest != "exit":
                 raise PtxError(self.line, f"only exit has a predicate here, not {rest!r}")
@@ -189,7 +188,7 @@ class _Reader:
                 raise PtxError(self.line, f"expected a register and not {name!r}")
             stem, count = declaration.groups()
             declared = [stem] if count is None else [f"{stem}{index}" for index in range(int(count))]
-            function.declared |= dict.fromkeys(declared, kind[1:])
+            function.declared.update(dict.fromkeys(declared, kind[1:]))
 
     def _instruction(self, function: Function, opcode: str, rest: str) -> None:
         kinds = SIGNATURES.get(opcode)
@@ -200,32 +199,31 @@ class _Reader:
             raise PtxError(self.line, f"{opcode} has {len(kinds)} operands, not {len(texts)}")
         operands = []
         for key in zip(kinds, texts, strict=True):
-            operand = function.decoded.get(key)
+            operand = self.decoded.get(key)
             if operand is None:
-                operand = function.decoded[key] = _decode(function, *key, self.line)
+                operand = _decode(function, self.arguments or {}, *key)
+                if operand is None:
+                    raise PtxError(self.line, f"{key[1]!r} is not declared, or not of the kind {key[0]}")
+                self.decoded[key] = operand
             operands.append(operand)
         function.body.append(Instruction(opcode, tuple(operands), self.line))
 
 
-def _decode(function: Function, kind: str, text: str, line: int) -> Operand:
-    """The operand that ``text`` names where ``kind`` is expected."""
-    operand: Operand | None
+def _decode(function: Function, arguments: Mapping[str, str], kind: str, text: str) -> Operand | None:
+    """The operand that ``text`` names where ``kind`` is expected, or None."""
     match kind:
         case "address":
-            operand = _address(function, text)
+            return _address(function, text)
         case "parameter b32" | "parameter b64":
-            operand = _in_brackets(text, function.parameters, kind)
+            return _in_brackets(text, function.parameters, kind)
         case "argument b32" | "argument b64":
-            operand = _in_brackets(text, function.arguments, kind)
+            return _in_brackets(text, arguments, kind)
         case "name":
-            operand = text if re.fullmatch(r"\w+", text) else None
+            return text if re.fullmatch(r"\w+", text) else None
         case "names":
-            operand = tuple(text[1:-1].split(", ")) if re.fullmatch(r"\(\w+(, \w+)*\)", text) else None
+            return tuple(text[1:-1].split(", ")) if re.fullmatch(r"\(\w+(, \w+)*\)", text) else None
         case _:
-            operand = _register_or_immediate(function, kind, text)
-    if operand is None:
-        raise PtxError(line, f"{text!r} is not a declared or valid operand: expected {kind}")
-    return operand
+            return _register_or_immediate(function, kind, text)
 
 
 def _in_brackets(text: str, declared: Mapping[str, str], kind: str) -> str | None:

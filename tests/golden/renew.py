@@ -1,8 +1,9 @@
 """The golden texts: what the emitters write for a small example and its edge cases, one file each.
 
-``python tests/golden/renew.py`` writes them anew; what changed is then read as a diff.
+``make golden`` writes them anew; what changed is then read as a diff.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from lospmm.codegen import EMITTERS, emit
 from lospmm.device import find_device
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
 from lospmm.reorder import natural_order, regroup
 
 GOLDEN = Path(__file__).parent
@@ -37,18 +38,28 @@ EXAMPLE = np.array(
 )
 
 
+SCHEDULE = Schedule(prefetch=2)
+
+
+def regrouped(matrix: SparseMatrix) -> Tiling:
+    return regroup(matrix, [4])[4]
+
+
+def as_they_come(matrix: SparseMatrix) -> Tiling:
+    return natural_order(matrix, 4)
+
+
 def example(
     weights: NDArray[np.float32] = EXAMPLE,
     *,
     n: int = 96,
-    schedule: Schedule = Schedule(prefetch=2),  # noqa: B008 - frozen data
-    reordered: bool = True,
+    schedule: Schedule = SCHEDULE,
+    tiling: Callable[[SparseMatrix], Tiling] = regrouped,
 ) -> KernelProgram:
-    """Two tiles of four rows, 32 columns a block."""
+    """Tiles of four rows and 32 columns."""
     matrix = from_dense(weights)
-    tiling = regroup(matrix, [4])[4] if reordered else natural_order(matrix, 4)
     problem = Problem(matrix, n, find_device("h200"))
-    return replace(lower(problem, Candidate(TileSize(4, 32), schedule, tiling)), name="example")
+    return replace(lower(problem, Candidate(TileSize(4, 32), schedule, tiling(matrix))), name="example")
 
 
 def without_rows(*rows: int) -> NDArray[np.float32]:
@@ -61,7 +72,7 @@ def programs() -> dict[str, KernelProgram]:
     """The cases by the names of their files."""
     return {
         "example": example(),
-        "not_reordered": example(reordered=False),
+        "not_reordered": example(tiling=as_they_come),
         "column_order": example(schedule=Schedule(prefetch=2, fmas_per_load=1, order="column")),
         "deep_prefetch": example(schedule=Schedule(prefetch=80)),
         "ragged_columns": example(n=70),

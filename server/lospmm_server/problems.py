@@ -1,0 +1,102 @@
+"""Errors as RFC 9457 problem+json. To add a kind of error, add a row to a table and to docs/rest.md."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from lospmm.errors import (
+    BadMatrix,
+    BadRequest,
+    LospmmError,
+    NothingFits,
+    ToolchainFault,
+    Unsupported,
+    VerificationFailed,
+)
+from lospmm_server.schemas import Problem
+
+MEDIA_TYPE = "application/problem+json"
+
+#: Wrong parameters that one answer names.
+NAMED_PARAMETERS = 5
+
+
+class Kind(NamedTuple):
+    name: str  # the end of ``type``, /problems/<name>
+    title: str
+    status: int
+
+
+#: The nearest class of an error decides.
+ERRORS: Mapping[type[LospmmError], Kind] = {
+    BadMatrix: Kind("bad-matrix", "The matrix file cannot be used", 422),
+    Unsupported: Kind("unsupported", "This service does not do that", 400),
+    BadRequest: Kind("bad-request", "The request is wrong", 400),
+    NothingFits: Kind("nothing-fits", "No tile size fits the device", 422),
+    ToolchainFault: Kind("toolchain-fault", "A compiler failed", 500),
+    VerificationFailed: Kind("verification-failed", "The kernel computes something else", 500),
+}
+
+BAD_PARAMETER = Kind("bad-parameter", "A parameter is wrong", 422)
+INTERNAL = Kind("internal", "The service is at fault", 500)
+
+#: What routes and the framework refuse by status alone.
+STATUSES: Mapping[int, Kind] = {
+    kind.status: kind
+    for kind in (
+        Kind("bad-body", "The body cannot be understood", 400),
+        Kind("forbidden", "The request comes from somewhere else", 403),
+        Kind("not-found", "There is no such thing", 404),
+        Kind("method-not-allowed", "The method is not allowed here", 405),
+        Kind("not-acceptable", "No accepted media type is available", 406),
+        Kind("too-large", "The body is too large", 413),
+        Kind("busy", "Too many jobs wait already", 429),
+        Kind("unavailable", "The service cannot do work now", 503),
+    )
+}
+
+
+def describe(error: BaseException) -> Problem:
+    """The problem that a client is told of. What is nobody's message stays inside."""
+    match error:
+        case LospmmError():
+            kind = next((ERRORS[cls] for cls in type(error).__mro__ if cls in ERRORS), INTERNAL)
+            return _problem(kind, str(error))
+        case RequestValidationError():
+            return _problem(BAD_PARAMETER, _wrong_parameters(error))
+        case HTTPException() if error.status_code in STATUSES:
+            return _problem(STATUSES[error.status_code], error.detail)
+        case HTTPException():
+            return Problem(type="about:blank", title=error.detail, status=error.status_code, detail=error.detail)
+        case ClientDisconnect():  # nobody reads the answer, but it is no fault of ours
+            return _problem(STATUSES[400], "the client left before the body was whole")
+        case _:
+            return _problem(INTERNAL, "an unexpected error; the log of the service has it")
+
+
+def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse(problem.model_dump(), problem.status, headers, MEDIA_TYPE)
+
+
+async def handle(_request: Request, error: Exception) -> Response:
+    """The exception handler of everything that a route raises."""
+    return problem_response(describe(error), getattr(error, "headers", None))
+
+
+def _problem(kind: Kind, detail: str) -> Problem:
+    return Problem(type=f"/problems/{kind.name}", title=kind.title, status=kind.status, detail=detail)
+
+
+def _wrong_parameters(error: RequestValidationError) -> str:
+    found = error.errors()
+    named = [f"{_place(wrong['loc'])}: {wrong['msg']}" for wrong in found[:NAMED_PARAMETERS]]
+    more = len(found) - len(named)
+    return "; ".join([*named, f"and {more} more"] if more else named)
+
+
+def _place(location: tuple[str | int, ...]) -> str:
+    return " ".join(str(part) for part in location)[:80]

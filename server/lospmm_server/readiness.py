@@ -1,0 +1,23 @@
+"""Whether the service could tune a kernel now."""
+
+import tempfile
+
+from lospmm.errors import LospmmError
+from lospmm.store import Store
+from lospmm.toolchain.discover import find_toolkit
+
+
+def reasons_not_ready(store: Store) -> list[str]:
+    """Why a kernel could not be tuned now, one line each; none when all is well."""
+    reasons = []
+    try:
+        find_toolkit()
+    except LospmmError as error:
+        reasons.append(str(error))
+    try:
+        store.root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=store.root):
+            pass
+    except OSError as error:
+        reasons.append(f"the cache {store.root} cannot be written: {error.strerror}")
+    return reasons

@@ -1,0 +1,113 @@
+"""What goes over the wire, as OpenAPI shows it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from fastapi import Path, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from lospmm.artifact import Manifest
+from lospmm.device import DEVICES
+from lospmm.jobs import CHOICES
+from lospmm.model import MAX_COLUMNS
+
+#: A request holds its connection while it waits, in seconds.
+MAX_WAIT = 600.0
+DEFAULT_WAIT = 30.0
+
+DIGEST_PATTERN = "^[0-9a-f]{64}$"
+EXAMPLE_DIGEST = "5d1e1f1a6f0c7c8c1f0f7b1f0f3a9d0b2c4e6a8890a1b2c3d4e5f60718293a4b"
+
+Digest = Annotated[
+    str, Path(pattern=DIGEST_PATTERN, description="The kernel's digest.", examples=[EXAMPLE_DIGEST], max_length=64)
+]
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="Seconds to wait for the end of the job.")]
+
+
+class KernelQuery(BaseModel):
+    """The parameters of a tuning; any other is refused, so that a misspelt one is noticed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    n: int = Field(ge=1, le=MAX_COLUMNS, description="Columns of B.", examples=[4096])
+    device: str = Field(
+        default="auto",
+        max_length=80,
+        description="A name of the device table, or auto: the GPU of the service.",
+        json_schema_extra={"enum": ["auto", *DEVICES]},
+    )
+    emitter: str = Field(
+        default="ptx",
+        max_length=80,
+        description="The language of the kernel.",
+        json_schema_extra={"enum": list(CHOICES["emitter"])},
+    )
+    verify: str = Field(
+        default="cpu",
+        max_length=80,
+        description="Where the kernel's text is run against float64.",
+        json_schema_extra={"enum": list(CHOICES["verify"])},
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")
+    tensor: str | None = Field(default=None, max_length=1000, description="The weight to take from a .safetensors.")
+    wait: float = Field(
+        default=DEFAULT_WAIT, ge=0, le=MAX_WAIT, description="Seconds to wait for the kernel; 0 answers at once."
+    )
+
+
+class Problem(BaseModel):
+    """RFC 9457. ``type`` is stable; ``detail`` is one line that says what was wrong and where."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str = Field(examples=["/problems/bad-matrix"])
+    title: str = Field(examples=["The matrix file cannot be used"])
+    status: int = Field(examples=[422])
+    detail: str = Field(examples=["W.npz: truncated or damaged archive; save or copy it again"])
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class StageProgress(BaseModel):
+    done: int
+    total: int
+
+
+class JobLinks(BaseModel):
+    self: str
+    kernel: str | None = Field(description="Where the kernel is, once the job has succeeded.")
+
+
+class JobView(BaseModel):
+    id: str = Field(description="The digest of the kernel.", examples=[EXAMPLE_DIGEST])
+    state: JobState
+    stage: str | None = Field(description="The stage that reported last.", examples=["compile"])
+    progress: dict[str, StageProgress] = Field(examples=[{"compile": {"done": 12, "total": 64}}])
+    error: Problem | None
+    links: JobLinks
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLinks:
+    self: str
+    cubin: str
+    source: str
+    tuning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel(Manifest):
+    """The kernel's manifest.json, its digest and where its files are."""
+
+    digest: str
+    links: KernelLinks
+
+
+class Health(BaseModel):
+    status: str = Field(examples=["ok"])
