@@ -4,7 +4,7 @@ It needs no GPU and downloads nothing: scikit-learn brings the images, and the C
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,17 +45,19 @@ def main(folder: Path = FOLDER) -> int:
     train(network, train_images, train_digits, masks=prune(network))
 
     # One column per image, so that a layer is A x B: A (out, in) and B (in, images).
-    weights = [scipy.sparse.csr_array(coefficients.T) for coefficients in network.coefs_]
+    weights = {f"layer{i}": scipy.sparse.csr_array(w.T) for i, w in enumerate(network.coefs_, start=1)}
+    last = f"layer{len(weights)}"
     print(f"Tuning its {len(weights)} layers for {DEVICE}, {TEST_IMAGES} images at a time ...\n")
-    kernels = tune_layers(weights, folder)
-    print_kernels(kernels)
+    ptx = tune(weights, "ptx", folder)
+    # CUDA C++ for a CPU takes g++.
+    cuda = {} if find_host_compiler() is None else tune({last: weights[last]}, "cuda", folder)
+    print_kernels([*ptx.items(), *cuda.items()])
 
-    ptx, cuda = ([kernels[name] for name in kernels if name.endswith(end)] for end in ("ptx", "cuda"))
-    products = {"SciPy": [layer.dot for layer in weights], "the emitted PTX": [kernel.run_on_cpu for kernel in ptx]}
+    products = {"SciPy": [layer.dot for layer in weights.values()]}
+    products["the emitted PTX"] = [kernel.run_on_cpu for kernel in ptx.values()]
     if cuda:
-        mixed = [*ptx[:-1], *cuda]
-        products["the emitted PTX, its last layer CUDA C++"] = [kernel.run_on_cpu for kernel in mixed]
-    predictions = {by: predict(network, test_images, layers) for by, layers in products.items()}
+        products[f"the emitted PTX, {last} by CUDA C++"] = [kernel.run_on_cpu for kernel in (ptx | cuda).values()]
+    predictions = {by: predict(network, test_images, multiply) for by, multiply in products.items()}
     print(f"\n{dense_accuracy:7.2%} of the test images recognised before pruning")
     for by, predicted in predictions.items():
         print(f"{np.mean(predicted == test_digits):7.2%} with {SPARSITY:.0%} of the weights pruned, by {by}")
@@ -64,7 +66,7 @@ def main(folder: Path = FOLDER) -> int:
         print(f"\n{different} predictions of the kernels differ from SciPy's", file=sys.stderr)
         return 1
     print("Kernels and SciPy agree on every image.")
-    print_next_steps(folder, next(iter(kernels)))
+    print_next_steps(folder)
     return 0
 
 
@@ -88,16 +90,12 @@ def prune(network: MLPClassifier) -> list[NDArray[np.bool_]]:
     return [magnitude >= np.quantile(magnitude, SPARSITY) for magnitude in magnitudes]
 
 
-def tune_layers(weights: Sequence[scipy.sparse.csr_array], folder: Path) -> dict[str, lospmm.Kernel]:
-    """Every layer as PTX, and where there is a g++ to run it the last one also as CUDA C++; saved by name."""
-    wanted = [(number, layer, "ptx") for number, layer in enumerate(weights, start=1)]
-    if find_host_compiler() is not None:
-        wanted.append((len(weights), weights[-1], "cuda"))
+def tune(weights: Mapping[str, scipy.sparse.csr_array], emitter: str, folder: Path) -> dict[str, lospmm.Kernel]:
+    """The kernel of each layer, which is also saved."""
     kernels = {}
-    for number, layer, emitter in wanted:
-        kernel = lospmm.tune(layer, n=TEST_IMAGES, device=DEVICE, emitter=emitter)
-        kernel.save(folder / f"layer{number}-{emitter}")
-        kernels[f"layer{number}-{emitter}"] = kernel
+    for name, layer in weights.items():
+        kernels[name] = lospmm.tune(layer, n=TEST_IMAGES, device=DEVICE, emitter=emitter)
+        kernels[name].save(folder / f"{name}-{emitter}")
     return kernels
 
 
@@ -110,20 +108,21 @@ def predict(network: MLPClassifier, images: Array, products: Sequence[Multiply])
     return np.asarray(np.argmax(sums, axis=0))
 
 
-def print_kernels(kernels: Mapping[str, lospmm.Kernel]) -> None:
-    print("kernel       shape      nonzeros  tile size  tiles  registers  seconds  max relative error")
-    for name, kernel in kernels.items():
+def print_kernels(kernels: Iterable[tuple[str, lospmm.Kernel]]) -> None:
+    print("layer   text  shape      nonzeros  tile size  tiles  registers  seconds  max relative error")
+    for name, kernel in kernels:
         manifest, tile = kernel.manifest, kernel.manifest["tile"]
         shape, size = f"{manifest['m']} x {manifest['k']}", f"{tile['rows']} x {tile['cols']}"
         print(
-            f"{name:11}  {shape:9}  {manifest['nnz']:8,}  {size:>9}  {tile['count']:5}  {manifest['registers']:9}"
-            f"  {manifest['seconds']['total']:7.2f}  {manifest['verified']['max_relative_error']:18.1e}"
+            f"{name}  {manifest['emitter']:4}  {shape:9}  {manifest['nnz']:8,}  {size:>9}  {tile['count']:5}"
+            f"  {manifest['registers']:9}  {manifest['seconds']['total']:7.2f}"
+            f"  {manifest['verified']['max_relative_error']:18.1e}"
         )
 
 
-def print_next_steps(folder: Path, name: str) -> None:
+def print_next_steps(folder: Path) -> None:
     print(f"\nEach kernel is a folder in {folder}/: the cubin, its source and a manifest. Next:")
-    print(f"  .venv/bin/lospmm inspect {folder / name}")
+    print(f"  .venv/bin/lospmm inspect {folder / 'layer1-ptx'}")
     print(f"  .venv/bin/lospmm tune YOUR_WEIGHTS.npz --n {TEST_IMAGES} --device {DEVICE} --out build/yours")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.model import Candidate, Problem, ceil_div
+from lospmm.model import Candidate, Problem, Tiling, ceil_div
 from lospmm.occupancy import resident_blocks
 from lospmm.registers import forecast_registers
 
@@ -24,13 +24,13 @@ FETCH_BYTES_PER_CYCLE_SM = 4.2  # of straight-line code to all blocks of an SM
 
 def estimate_micros(problem: Problem, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
     """Estimated microseconds of each candidate (a ``Ranker``: the lowest comes first)."""
-    work = {id(c.tiling): _work_per_column(c) for c in candidates}
+    tilings = {id(candidate.tiling): candidate.tiling for candidate in candidates}
+    work = {key: _work_per_column(tiling) for key, tiling in tilings.items()}
     return np.array([_micros(problem, candidate, work[id(candidate.tiling)]) for candidate in candidates])
 
 
-def _work_per_column(candidate: Candidate) -> tuple[int, int]:
+def _work_per_column(tiling: Tiling) -> tuple[int, int]:
     """Loads, and all instructions, that the blocks of one column of blocks execute per thread."""
-    tiling = candidate.tiling
     loads = int(tiling.nnc.sum())
     stores = sum(len(tile.rows) for tile in tiling.tiles) + len(tiling.empty_rows)
     return loads, loads + int(tiling.nnz.sum()) + stores
@@ -55,5 +55,5 @@ def _micros(problem: Problem, candidate: Candidate, work: tuple[int, int]) -> fl
     traffic = blocks * loads * tile.cols * 4 / L2_BYTES_PER_CYCLE
     memory = 4 * problem.n * (problem.matrix.k + problem.matrix.m) / device.memory_bandwidth
     # The largest cost decides; what the others add grows as they come near it.
-    cycles = (issue**4 + fetch**4 + latency**4 + traffic**4) ** 0.25
+    cycles: float = (issue**4 + fetch**4 + latency**4 + traffic**4) ** 0.25
     return 1e6 * max(cycles / device.clock_hz, memory)

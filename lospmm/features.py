@@ -26,7 +26,8 @@ FEATURES = (
 
 def features(problem: Problem, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
     """One row per candidate, (candidates, FEATURES)."""
-    sums = {id(c.tiling): (int(c.tiling.nnc.sum()), int(c.tiling.nnz.max(initial=0))) for c in candidates}
+    tilings = {id(candidate.tiling): candidate.tiling for candidate in candidates}
+    sums = {key: (int(tiling.nnc.sum()), int(tiling.nnz.max(initial=0))) for key, tiling in tilings.items()}
     return np.array(
         [
             (

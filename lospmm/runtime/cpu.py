@@ -40,7 +40,7 @@ def execute(
             sys.executable,
             "-I",
             _HERE / "cpu_process.py",
-            library,
+            library.resolve(),
             emission.entry,
             *numbers,
         )

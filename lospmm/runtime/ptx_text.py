@@ -139,6 +139,7 @@ class _Reader:
             self.arguments = {}
         elif end == "}" and self.arguments is not None:
             self.arguments = None
+            self.decoded.clear()  # the arguments are not known behind the call
         elif end == "}":
             self.functions[function.name] = function
             self.function = None

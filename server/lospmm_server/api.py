@@ -37,11 +37,11 @@ def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": titles.get(status, "A problem"), "content": content} for status in statuses}
 
 
-def _workshop(request: Request) -> Workshop:
+async def _workshop(request: Request) -> Workshop:
     return cast(Workshop, request.app.state.workshop)
 
 
-def _kernel_media_type(request: Request) -> str:
+async def _kernel_media_type(request: Request) -> str:
     return negotiate(",".join(request.headers.getlist("accept")), (JSON, BINARY))
 
 
@@ -70,8 +70,7 @@ async def post_kernel(
     -H 'Accept: application/octet-stream' -o k.cubin`
     """
     async with received(request) as upload:
-        order = await shop.take(lambda: read_request(upload, query))
-    job = shop.submit(order)
+        job = shop.submit(await shop.take(lambda: read_request(upload, query)))
     await job.wait(query.wait)
     return posted(job, media_type)
 

@@ -13,7 +13,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def refuse_foreign_pages(request: Request) -> None:
+async def refuse_foreign_pages(request: Request) -> None:
     """Raises HTTPException 403 for what a page of another site has its reader's browser send.
 
     The browser says so in Sec-Fetch-Site, except where a foreign name was made to resolve to the loopback address

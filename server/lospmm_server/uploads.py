@@ -6,7 +6,7 @@ problem+json.
 
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import HTTPException, Request
 from starlette.datastructures import UploadFile
@@ -26,19 +26,14 @@ FIELD = "matrix"
 FORM_BYTES = 1 << 16
 
 
-@asynccontextmanager
-async def received(request: Request) -> AsyncIterator[UploadFile]:
+def received(request: Request) -> AbstractAsyncContextManager[UploadFile]:
     """The file of the body, on disk unless it is small, until the block ends.
 
-    Raises HTTPException 413 for more than LOSPMM_MAX_UPLOAD_BYTES and 400 for a form without exactly one file.
+    Entering raises HTTPException 413 for more than LOSPMM_MAX_UPLOAD_BYTES and 400 for a form without exactly one file.
     """
     limit = settings().max_upload_bytes
     is_form = request.headers.get("content-type", "").lower().startswith("multipart/form-data")
-    upload = await (_from_form(request, limit) if is_form else _raw(request, limit))
-    try:
-        yield upload
-    finally:
-        await upload.close()
+    return _from_form(request, limit) if is_form else _raw(request, limit)
 
 
 def read_request(upload: UploadFile, query: KernelQuery) -> jobs.Request:
@@ -59,31 +54,31 @@ def _device(name: str) -> DeviceSpec:
     return DEVICES[name]
 
 
-async def _raw(request: Request, limit: int) -> UploadFile:
-    upload = UploadFile(tempfile.TemporaryFile(), filename=FIELD)
-    try:
+@asynccontextmanager
+async def _raw(request: Request, limit: int) -> AsyncIterator[UploadFile]:
+    with tempfile.TemporaryFile() as file:
+        upload = UploadFile(file, filename=FIELD)
         async for chunk in _body(request, limit):
             await upload.write(chunk)
         await upload.seek(0)
-    except BaseException:
-        await upload.close()
-        raise
-    return upload
+        yield upload
 
 
-async def _from_form(request: Request, limit: int) -> UploadFile:
+@asynccontextmanager
+async def _from_form(request: Request, limit: int) -> AsyncIterator[UploadFile]:
     try:
         form = await MultiPartParser(request.headers, _body(request, limit + FORM_BYTES), max_files=1).parse()
     except MultiPartException as error:
         raise HTTPException(400, error.message) from None
-    upload = form.get(FIELD)
-    if not isinstance(upload, UploadFile) or len(form.multi_items()) != 1:
+    try:
+        upload = form.get(FIELD)
+        if not isinstance(upload, UploadFile) or len(form.multi_items()) != 1:
+            raise HTTPException(400, f"expected one file, in the field {FIELD!r}, as curl -F {FIELD}=@W.npz sends it")
+        if (upload.size or 0) > limit:
+            raise _too_large(limit)
+        yield upload
+    finally:
         await form.close()
-        raise HTTPException(400, f"a form must hold one file, in the field {FIELD!r}, as curl -F {FIELD}=@W.npz sends")
-    if (upload.size or 0) > limit:
-        await form.close()
-        raise _too_large(limit)
-    return upload
 
 
 async def _body(request: Request, limit: int) -> AsyncGenerator[bytes, None]:

@@ -70,6 +70,7 @@ MALFORMED = {
     ("exit;\n}", "exit }"): "expected ; and not } after 'exit'",
     ("exit;\n}", "exit;\n}\ngarbage"): "expected a function and not 'garbage'",
     ("exit;\n}", "{ { exit; } }\n}"): "unexpected '{'",
+    ("exit;", "{ .param .b64 d; st.param.b64 [d], %b; } st.param.b64 [d], %b; exit;"): "'[d]' is not declared",
     ("exit;\n}\n", "exit;\n}\n" + TILE[TILE.index(".visible") :]): "tile_0 is there twice",
 }
 

@@ -1,0 +1,70 @@
+"""The order of candidates where nothing is measured, and the features that a rank model will see."""
+
+import numpy as np
+import pytest
+
+from lospmm.device import DEVICES
+from lospmm.estimate import estimate_micros
+from lospmm.features import FEATURES, features
+from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.ranker import shortlist
+from lospmm.reorder import regroup
+
+H200 = DEVICES["h200"]
+
+
+def layer(m: int, k: int, sparsity: float) -> SparseMatrix:
+    rng = np.random.default_rng(0)
+    return from_dense(np.where(rng.random((m, k)) < 1 - sparsity, rng.normal(size=(m, k)), 0))
+
+
+def candidate(matrix: SparseMatrix, rows: int, cols: int, prefetch: int) -> Candidate:
+    return Candidate(TileSize(rows, cols), Schedule(prefetch), regroup(matrix, [rows])[rows])
+
+
+# (M, K, N), sparsity, M1, threads, loads in flight and microseconds of kernels that were timed on an H200 (docs/estimate.md).
+MEASURED = [
+    ((768, 768, 4096), 0.7, (24, 512, 48), 49.4),
+    ((768, 768, 4096), 0.9, (48, 512, 48), 25.9),
+    ((768, 768, 4096), 0.9, (32, 256, 16), 29.9),
+    ((768, 768, 4096), 0.98, (96, 256, 72), 13.0),
+]
+
+
+@pytest.mark.parametrize(("shape", "sparsity", "tile", "micros"), MEASURED)
+def test_the_estimate_is_within_half_of_what_was_timed(
+    shape: tuple[int, int, int], sparsity: float, tile: tuple[int, int, int], micros: float
+) -> None:
+    matrix = layer(shape[0], shape[1], sparsity)
+    estimated = estimate_micros(Problem(matrix, shape[2], H200), [candidate(matrix, *tile)])
+    assert estimated[0] == pytest.approx(micros, rel=0.5)
+
+
+def test_no_estimate_is_below_the_memory_bound() -> None:
+    matrix = layer(64, 64, 0.99)
+    problem = Problem(matrix, 50_176, H200)
+    bound = 1e6 * 4 * problem.n * (64 + 64) / H200.memory_bandwidth
+    assert np.all(estimate_micros(problem, [candidate(matrix, rows, 256, 8) for rows in (1, 8, 64)]) >= bound)
+
+
+def test_features_are_table_1() -> None:
+    matrix = from_dense(np.array([[1.0, 0, 2], [0, 0, 0], [0, 3.0, 4], [5.0, 0, 6]]))
+    row = dict(zip(FEATURES, features(Problem(matrix, 100, H200), [candidate(matrix, 2, 32, 8)])[0], strict=True))
+    assert row == {
+        "row_tiles": 2,
+        "column_tiles": 4,
+        "block_count": 12,  # two tiles and the block of the empty row, four columns of blocks
+        "sparsity": 0.5,
+        "nnc_sum": 4,  # rows 0 and 3 share their columns and so a tile
+        "nnz_max": 4,
+        "rows": 2,
+        "cols": 32,
+        "k": 3,
+        "prefetch": 8,
+        "column_order": 0,
+    }
+
+
+def test_the_shortlist_is_the_lowest_scores_in_order() -> None:
+    assert shortlist(np.array([3.0, 1.0, 2.0, 1.0]), 3).tolist() == [1, 3, 2]
