@@ -52,9 +52,9 @@ class TileSize(NamedTuple):
 class Schedule:
     """How a thread walks its tile (Algorithm 2) and how blocks are laid over the grid.
 
-    ``prefetch`` is b, the elements of B in flight; 0 loads each right before its use. ``fmas_per_load`` is CPL, the
-    multiply-adds between two loads; None loads the next element as soon as a column is used up, which keeps exactly
-    ``prefetch`` in flight whatever the columns hold.
+    ``prefetch`` is b, the elements of B in flight, 1 or more (1 loads each right before its use). ``fmas_per_load`` is
+    CPL, the multiply-adds between two loads; None loads the next element as soon as a column is used up, which keeps
+    exactly ``prefetch`` in flight whatever the columns hold.
     """
 
     prefetch: int
