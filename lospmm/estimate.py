@@ -1,11 +1,13 @@
-"""The time of a kernel estimated from four costs, for the order of candidates where nothing can be measured.
+"""The time of a kernel estimated from what it asks of the GPU: the order of candidates where nothing can be measured.
 
-This is a rule of thumb, not a model that was fitted: it says which of an SM's resources a tile size uses up first.
-The constants are what ablations of unrolled kernels showed on an H200 (docs/estimate.md); other GPUs are taken to
-be alike per SM and cycle. A choice made by it is marked as not measured in the manifest.
+An SM issues instructions, fetches code, waits for loads and takes in B; the GPU reads B and C. Each of these costs is
+counted for the busiest SM, and the largest decides. The rates are fitted to kernels timed on one H200
+(benchmarks/fit_estimate.py, docs/estimate.md); other GPUs are taken to be alike per SM and cycle. A choice made so is
+marked in the manifest as not measured.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,44 +18,72 @@ from lospmm.registers import forecast_registers
 
 INSTRUCTION_BYTES = 16
 ISSUE_SLOTS = 4  # warp instructions that an SM starts per cycle
-LOAD_LATENCY_CYCLES = 700.0  # of a load of B that misses the L1 cache, under load
-L2_BYTES_PER_CYCLE = 42.0  # from the L2 cache to one SM, all SMs reading: 10 TB/s over 132 SMs
-FETCH_BYTES_PER_CYCLE = 1.6  # of straight-line code to one thread block
-FETCH_BYTES_PER_CYCLE_SM = 4.2  # of straight-line code to all blocks of an SM
 
 
-def estimate_micros(problem: Problem, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What cannot be read off a data sheet. The defaults are those of benchmarks/results/fit_estimate.json, rounded."""
+
+    load_latency_cycles: float = 250.0  # that a group of ``prefetch`` loads of B adds to a block
+    l2_bytes_per_cycle: float = 46.0  # of B, from the L2 cache to one SM while all read
+    fetch_bytes_per_cycle: float = 1.4  # of straight-line code, to one thread block
+    fetch_bytes_per_cycle_sm: float = 6.8  # of straight-line code, to all blocks of an SM
+    launch_micros: float = 5.4
+    sharpness: float = 3.4  # of the maximum: what lesser costs add as they come near the largest
+    l2_share: float = 0.8  # of the L2 cache that B may fill and still be there for the next tile
+
+
+RATES = Rates()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the blocks of one column of blocks do per thread, together."""
+
+    loads: int
+    instructions: int
+
+
+def estimate_micros(problem: Problem, candidates: Sequence[Candidate], rates: Rates = RATES) -> NDArray[np.float64]:
     """Estimated microseconds of each candidate (a ``Ranker``: the lowest comes first)."""
     tilings = {id(candidate.tiling): candidate.tiling for candidate in candidates}
-    work = {key: _work_per_column(tiling) for key, tiling in tilings.items()}
-    return np.array([_micros(problem, candidate, work[id(candidate.tiling)]) for candidate in candidates])
+    work = {key: work_per_column(tiling) for key, tiling in tilings.items()}
+    return np.array([micros(problem, candidate, work[id(candidate.tiling)], rates) for candidate in candidates])
 
 
-def _work_per_column(tiling: Tiling) -> tuple[int, int]:
-    """Loads, and all instructions, that the blocks of one column of blocks execute per thread."""
+def work_per_column(tiling: Tiling) -> Work:
     loads = int(tiling.nnc.sum())
     stores = sum(len(tile.rows) for tile in tiling.tiles) + len(tiling.empty_rows)
-    return loads, loads + int(tiling.nnz.sum()) + stores
+    return Work(loads, loads + int(tiling.nnz.sum()) + stores)
 
 
-def _micros(problem: Problem, candidate: Candidate, work: tuple[int, int]) -> float:
+def micros(problem: Problem, candidate: Candidate, work: Work, rates: Rates) -> float:
+    """Estimated microseconds of one candidate."""
     device, tile, schedule = problem.device, candidate.tile, candidate.schedule
-    block_cols = ceil_div(problem.n, tile.cols)
     block_rows = candidate.tiling.block_rows
-    loads, instructions = (count / block_rows for count in work)  # of a mean block
     registers = forecast_registers(tile.rows, schedule, device)
-    resident = max(resident_blocks(device, threads=tile.cols, registers_per_thread=registers, shared_bytes=0), 1)
-    # The busiest SM decides: whole blocks, and whole waves of resident ones.
-    blocks = ceil_div(block_rows * block_cols, device.sms)
-    resident = min(resident, blocks)
-    waves = ceil_div(blocks, resident)
+    resident = resident_blocks(device, threads=tile.cols, registers_per_thread=registers, shared_bytes=0)
+    # The busiest SM decides: whole blocks, and whole waves of those that are resident together.
+    blocks = ceil_div(block_rows * ceil_div(problem.n, tile.cols), device.sms)
+    resident = min(max(resident, 1), blocks)
+    loads, instructions = work.loads / block_rows, work.instructions / block_rows  # of a mean block
 
     issue = blocks * instructions * (tile.cols / device.warp_size) / ISSUE_SLOTS
-    fetch_rate = min(FETCH_BYTES_PER_CYCLE * resident, FETCH_BYTES_PER_CYCLE_SM)
+    fetch_rate = min(rates.fetch_bytes_per_cycle * resident, rates.fetch_bytes_per_cycle_sm)
     fetch = blocks * instructions * INSTRUCTION_BYTES / fetch_rate
-    latency = waves * (1 + loads / schedule.prefetch) * LOAD_LATENCY_CYCLES
-    traffic = blocks * loads * tile.cols * 4 / L2_BYTES_PER_CYCLE
-    memory = 4 * problem.n * (problem.matrix.k + problem.matrix.m) / device.memory_bandwidth
-    # The largest cost decides; what the others add grows as they come near it.
-    cycles: float = (issue**4 + fetch**4 + latency**4 + traffic**4) ** 0.25
-    return 1e6 * max(cycles / device.clock_hz, memory)
+    latency = ceil_div(blocks, resident) * (1 + loads / schedule.prefetch) * rates.load_latency_cycles
+    traffic = blocks * loads * tile.cols * 4 / rates.l2_bytes_per_cycle
+    memory = _memory_bytes(problem, candidate, work, rates) / device.memory_bandwidth * device.clock_hz
+    cycles: float = sum(cost**rates.sharpness for cost in (issue, fetch, latency, traffic, memory)) ** (
+        1 / rates.sharpness
+    )
+    return rates.launch_micros + 1e6 * cycles / device.clock_hz
+
+
+def _memory_bytes(problem: Problem, candidate: Candidate, work: Work, rates: Rates) -> float:
+    """Bytes of B and C to and from memory. Where the column index runs fastest, a B that the L2 cache does not hold
+    is read anew by every block row."""
+    matrix = problem.matrix
+    whole = 4 * problem.n * matrix.k
+    again = candidate.schedule.order == "column" and whole > rates.l2_share * problem.device.l2_bytes
+    return 4 * problem.n * (max(work.loads, matrix.k) if again else matrix.k) + 4 * problem.n * matrix.m

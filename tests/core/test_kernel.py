@@ -1,0 +1,242 @@
+"""The library: whatever form the weights come in, the kernel multiplies by them, also after a way through a folder."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+from numpy.typing import NDArray
+
+import lospmm
+from lospmm import jobs
+from lospmm import kernel as kernel_module
+from lospmm.artifact import SOURCE_FILES
+from lospmm.device import DEVICES
+from lospmm.errors import BadMatrix, BadRequest, Unsupported, VerificationFailed
+from lospmm.matrix import from_dense
+from lospmm.toolchain.discover import find_host_compiler
+
+N = 70
+FORMS = {
+    "dense float64": lambda dense: dense.astype(np.float64),
+    "dense, by columns": np.asfortranarray,
+    "np.matrix": lambda dense: scipy.sparse.csr_matrix(dense).todense(),
+    "SparseMatrix": from_dense,
+    "csr_array": scipy.sparse.csr_array,
+    "csr_matrix": scipy.sparse.csr_matrix,
+    "csc_array": scipy.sparse.csc_array,
+    "coo_matrix": scipy.sparse.coo_matrix,
+    "bsr_array": lambda dense: scipy.sparse.bsr_array(dense, blocksize=(2, 2)),  # stores zeros
+    "dia_array": scipy.sparse.dia_array,
+    "lil_array": scipy.sparse.lil_array,
+    "dok_array": scipy.sparse.dok_array,
+}
+
+
+def draw(shape: tuple[int, int], *, density: float, seed: int = 0) -> NDArray[np.float32]:
+    """Weights, pruned; row 1 and column 2 are empty."""
+    rng = np.random.default_rng(seed)
+    weights = np.where(rng.random(shape) < density, rng.standard_normal(shape), 0).astype(np.float32)
+    weights[1:2] = 0
+    weights[:, 2:3] = 0
+    return weights
+
+
+def tune(weights: Any, **options: Any) -> lospmm.Kernel:
+    return lospmm.tune(weights, **{"n": N, "device": "h200", **options})
+
+
+def assert_multiplies(kernel: lospmm.Kernel, dense: NDArray[np.float32], b: NDArray[np.float32]) -> None:
+    """Also exactly zero where no term is."""
+    c = kernel.run_on_cpu(b)
+    exact, exact_b = dense.astype(np.float64), b.astype(np.float64)
+    assert (c.dtype, c.shape) == (np.float32, (len(dense), b.shape[1]))
+    assert np.all(np.abs(c - exact @ exact_b) <= 1e-5 * (np.abs(exact) @ np.abs(exact_b)))
+
+
+@pytest.fixture(scope="module")
+def dense() -> NDArray[np.float32]:
+    return draw((24, 18), density=0.2)
+
+
+@pytest.fixture(scope="module")
+def kernel(dense: NDArray[np.float32]) -> lospmm.Kernel:
+    return tune(dense)
+
+
+@pytest.fixture(scope="module")
+def b(dense: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.random.default_rng(1).standard_normal((dense.shape[1], N)).astype(np.float32)
+
+
+@pytest.mark.parametrize("emitter", ["ptx", "cuda"])
+@pytest.mark.parametrize(
+    ("shape", "density", "n"), [((24, 18), 0.2, 70), ((1, 1), 1.0, 1), ((70, 5), 0.0, 33), ((130, 40), 0.05, 257)]
+)
+def test_a_kernel_multiplies(shape: tuple[int, int], density: float, n: int, emitter: str) -> None:
+    if emitter == "cuda" and find_host_compiler() is None:
+        pytest.skip("CUDA C++ runs on a CPU only through g++")
+    weights = draw(shape, density=density)
+    b = np.random.default_rng(n).standard_normal((shape[1], n)).astype(np.float32)
+    kernel = tune(weights, n=n, emitter=emitter)
+    assert_multiplies(kernel, weights, b)
+    assert kernel.manifest["emitter"] == emitter
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_the_weights_does_not_matter(form: str, dense: NDArray[np.float32], kernel: lospmm.Kernel) -> None:
+    assert tune(FORMS[form](dense)) == kernel
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "mtx"])
+def test_weights_may_be_a_file(suffix: str, tmp_path: Path, dense: NDArray[np.float32], kernel: lospmm.Kernel) -> None:
+    path = tmp_path / f"weights.{suffix}"
+    match suffix:
+        case "npy":
+            np.save(path, dense)
+        case "npz":
+            scipy.sparse.save_npz(path, scipy.sparse.csr_array(dense))
+        case "mtx":
+            scipy.io.mmwrite(path, scipy.sparse.coo_array(dense), precision=9)
+    assert tune(path) == tune(str(path)) == kernel
+
+
+def test_a_pattern_is_drawn_by_its_seed(tmp_path: Path) -> None:
+    path = tmp_path / "pattern.smtx"
+    path.write_text("2, 3, 3\n0 2 3\n0 2 1\n")
+    manifest = tune(path, seed=7).manifest
+    assert (manifest["values"], manifest["seed"], manifest["nnz"]) == ("drawn", 7, 3)
+    assert manifest["fingerprint"] != tune(path, seed=8).manifest["fingerprint"]
+
+
+def test_a_kernel_comes_back_from_its_folder(
+    tmp_path: Path, kernel: lospmm.Kernel, dense: NDArray[np.float32], b: NDArray[np.float32]
+) -> None:
+    kernel.save(tmp_path / "kernel")
+    kernel.save(str(tmp_path / "kernel"))  # in place of itself
+    loaded = lospmm.load(tmp_path / "kernel")
+    assert loaded == kernel
+    assert loaded.cubin.startswith(b"\x7fELF")
+    assert f".entry {kernel.manifest['name']}" in loaded.source
+    assert_multiplies(loaded, dense, b)
+
+
+def test_what_runs_is_the_text_in_the_folder(tmp_path: Path, kernel: lospmm.Kernel, b: NDArray[np.float32]) -> None:
+    kernel.save(tmp_path)
+    source = tmp_path / SOURCE_FILES["ptx"]
+    source.write_text(source.read_text().replace("fma.rn", "fma.rz", 1))
+    with pytest.raises(VerificationFailed, match=r"fma\.rz"):
+        lospmm.load(tmp_path).run_on_cpu(b)
+
+
+def test_columns_may_be_computed_in_several_runs(
+    kernel: lospmm.Kernel, b: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = kernel.run_on_cpu(b)
+    block_rows = kernel.manifest["tile"]["count"] + kernel.manifest["tile"]["zero_blocks"]
+    monkeypatch.setattr(kernel_module, "_THREADS_AT_ONCE", 32 * block_rows)
+    np.testing.assert_array_equal(kernel.run_on_cpu(b), at_once)
+    monkeypatch.setattr(kernel_module, "_THREADS_AT_ONCE", 1)
+    np.testing.assert_array_equal(kernel.run_on_cpu(b), at_once)
+
+
+@pytest.mark.parametrize(
+    "form", [np.asfortranarray, lambda b: b.astype(np.float64), lambda b: b[::-1, ::-1][::-1, ::-1]]
+)
+def test_the_layout_of_b_does_not_matter(form: Any, kernel: lospmm.Kernel, b: NDArray[np.float32]) -> None:
+    np.testing.assert_array_equal(kernel.run_on_cpu(form(b)), kernel.run_on_cpu(b))
+
+
+def test_the_same_request_is_not_tuned_again(
+    dense: NDArray[np.float32], kernel: lospmm.Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(jobs, "search")
+    assert tune(dense, n=np.int64(N)) == kernel
+
+
+def test_auto_is_the_gpu_of_this_machine(
+    dense: NDArray[np.float32], kernel: lospmm.Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_module, "detect_device", lambda: DEVICES["h200"])
+    assert lospmm.tune(dense, n=N) == kernel
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        (scipy.sparse.coo_array(([1.0, 2.0], ([0, 0], [1, 1])), shape=(2, 2)), "given twice"),
+        (scipy.sparse.csr_array((np.ones(2), np.array([1, 1]), np.array([0, 2])), shape=(1, 2)), "given twice"),
+        (scipy.sparse.coo_array(np.ones(3)), "two sides"),
+        (np.ones((2, 2, 2)), "two dimensions"),
+        (np.ones((0, 2)), "two sides"),
+        (np.array([[1.0, np.nan]]), "not a finite float32"),
+        (np.array([[1.0, 1e300]]), "not a finite float32"),
+        (np.ones((2, 2), dtype=np.complex64), "not real numbers"),
+        (np.array([["a", "b"]]), "not real numbers"),
+        ([[1.0, 2.0]], "weights of type list"),
+        (Path("absent.npz"), "no such file"),
+    ],
+)
+def test_bad_weights_are_refused(weights: Any, reason: str) -> None:
+    with pytest.raises(BadMatrix, match=reason):
+        tune(weights)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "reason"),
+    [
+        ({"n": 0}, BadRequest, "n is 0"),
+        ({"device": "h2000"}, BadRequest, "did you mean"),
+        ({"emitter": "opencl"}, BadRequest, "choose one of"),
+        ({"emitter": "sass"}, Unsupported, "machine code"),
+        ({"tensor": "fc1.weight"}, BadRequest, "no file"),
+        ({"n": 1.5}, TypeError, "integer"),
+        ({"colour": "red"}, TypeError, "colour"),
+    ],
+)
+def test_bad_requests_are_refused(
+    request_: dict[str, Any], error: type[Exception], reason: str, dense: NDArray[np.float32]
+) -> None:
+    with pytest.raises(error, match=reason):
+        tune(dense, **request_)
+
+
+@pytest.mark.parametrize("shape", [(N, 18), (18, N + 1), (18,)])
+def test_a_b_of_another_shape_is_refused(shape: tuple[int, ...], kernel: lospmm.Kernel) -> None:
+    with pytest.raises(BadRequest, match=r"this kernel takes \(18, 70\)"):
+        kernel.run_on_cpu(np.zeros(shape, dtype=np.float32))
+
+
+def test_a_b_of_no_real_numbers_is_refused(kernel: lospmm.Kernel) -> None:
+    with pytest.raises(BadRequest, match="complex64"):
+        kernel.run_on_cpu(np.zeros((18, N), dtype=np.complex64))
+
+
+def test_folders_without_a_kernel_are_refused(tmp_path: Path, kernel: lospmm.Kernel) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(BadRequest, match="no such folder"):
+        lospmm.load(tmp_path / "absent")
+    with pytest.raises(BadRequest, match="holds no"):
+        lospmm.load(tmp_path)
+    with pytest.raises(BadRequest, match="something else"):
+        kernel.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_kernel_shows_itself_in_one_line(kernel: lospmm.Kernel) -> None:
+    assert repr(kernel) == f"<Kernel {kernel.manifest['name']} for h200 (sm_90)>"
+
+
+def test_importing_the_package_alone_is_light() -> None:
+    """Every module of it imports the package first: it must not import them all."""
+    code = "import sys, lospmm; sys.exit('numpy' in sys.modules or not callable(lospmm.tune))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_package_has_no_other_names() -> None:
+    assert all(hasattr(lospmm, name) for name in lospmm.__all__)
+    assert not hasattr(lospmm, "melody")
