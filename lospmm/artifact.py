@@ -4,15 +4,20 @@ A folder that holds one is replaced as a whole or not at all: whoever opens it f
 """
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from lospmm.errors import BadRequest, ToolchainFault
 
@@ -23,6 +28,12 @@ TUNING_FILE = "tuning.jsonl"
 
 #: The name of the source file, by its language.
 SOURCE_FILES: Mapping[str, str] = {"ptx": "kernel.ptx", "cuda": "kernel.cu"}
+
+#: What a folder of an artifact may hold.
+FILES = (MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, *SOURCE_FILES.values())
+
+#: Writing takes well under a second: a folder that is being written for so long has lost its writer.
+STALE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +85,11 @@ class Verified:
     columns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """manifest.json; docs/manifest.md says what each field means."""
 
+    schema: int = SCHEMA
     name: str
     m: int
     k: int
@@ -85,7 +97,7 @@ class Manifest:
     nnz: int
     dtype: str
     fingerprint: str
-    values: str
+    values: Literal["stored", "drawn"]
     seed: int | None
     device: str
     arch: str
@@ -102,10 +114,12 @@ class Manifest:
     seconds: Mapping[str, float]
     verified: Verified | None
     measured: None = None
-    schema: int = field(default=SCHEMA)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
+
+
+_MANIFEST = TypeAdapter(Manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,75 +140,126 @@ class Artifact:
 
 def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
     """The artifact of these files. Raises BadRequest where they are not one, or not whole."""
-    try:
-        manifest = json.loads(files[MANIFEST_FILE])
-        source, expected = SOURCE_FILES[manifest["emitter"]], manifest["cubin_sha256"]
-    except (KeyError, TypeError, ValueError):
-        raise BadRequest(f"{where}: holds no {MANIFEST_FILE} of a kernel") from None
-    if manifest.get("schema") != SCHEMA:
-        raise BadRequest(f"{where}: manifest schema {manifest.get('schema')}; this version reads {SCHEMA}")
-    for name in (CUBIN_FILE, source):
+    if MANIFEST_FILE not in files:
+        raise BadRequest(f"{where}: holds no {MANIFEST_FILE} of a kernel")
+    manifest = _parse(files[MANIFEST_FILE], where)
+    for name in (CUBIN_FILE, SOURCE_FILES[manifest["emitter"]], TUNING_FILE):
         if name not in files:
             raise BadRequest(f"{where}: {name} is missing")
-    if hashlib.sha256(files[CUBIN_FILE]).hexdigest() != expected:
+    if hashlib.sha256(files[CUBIN_FILE]).hexdigest() != manifest["cubin_sha256"]:
         raise BadRequest(f"{where}: {CUBIN_FILE} is not the one that the manifest names (its sha256 differs)")
     return Artifact(manifest, files)
 
 
+def _parse(content: bytes, where: str) -> dict[str, Any]:
+    """manifest.json, every field of it checked; a later version may have added some."""
+    try:
+        manifest = json.loads(content)
+        schema = manifest["schema"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged, or not that of a kernel") from None
+    if schema != SCHEMA:
+        raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}")
+    try:
+        _MANIFEST.validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {field}: {first['msg']}") from None
+    assert isinstance(manifest, dict)
+    return manifest
+
+
 def read(directory: Path) -> Artifact:
     """The artifact in a folder. Raises BadRequest."""
-    if not directory.is_dir():
-        raise BadRequest(f"{directory}: there is no such folder")
-    names = (MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, *SOURCE_FILES.values())
     try:
-        files = {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
+        if not directory.is_dir():
+            raise BadRequest(f"{directory}: {'is a file' if directory.exists() else 'there is no such folder'}")
+        files = {name: (directory / name).read_bytes() for name in FILES if (directory / name).is_file()}
     except OSError as error:
         raise BadRequest(f"{directory}: cannot be read: {error.strerror}") from None
     return from_files(files, str(directory))
 
 
 def check_target(directory: Path) -> None:
-    """Raise BadRequest where ``write`` would have to destroy something that is not an artifact."""
-    if directory.exists() and not directory.is_dir():
-        raise BadRequest(f"{directory}: is a file; --out names a folder")
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / MANIFEST_FILE).is_file():
-        raise BadRequest(f"{directory}: holds something else than a kernel; name an empty or a new folder")
+    """Raise BadRequest where ``write`` would have to destroy something that is not an artifact, or could not."""
+    try:
+        if directory.exists() and not directory.is_dir():
+            raise BadRequest(f"{directory}: is a file; name a folder")
+        held = {entry.name for entry in directory.iterdir()} if directory.is_dir() else set()
+        if held and not {MANIFEST_FILE, CUBIN_FILE} <= held:
+            raise BadRequest(f"{directory}: holds something else than a kernel; name an empty or a new folder")
+        if held > set(FILES):
+            raise BadRequest(
+                f"{directory}: holds {min(held - set(FILES))} beside a kernel, which would be lost; move it"
+            )
+        if directory.is_mount() or directory.resolve() == Path.cwd():  # neither can be replaced: others hold it
+            raise BadRequest(f"{directory}: is the current folder or a mount point; name a folder in it")
+    except OSError as error:
+        raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
 
 
 def write(artifact: Artifact, directory: Path) -> None:
-    """Put an artifact into a folder, in place of one that is there. Raises BadRequest or ToolchainFault."""
+    """Put an artifact into a folder, in place of one that is there. Raises BadRequest, or ToolchainFault for the disk.
+
+    The files are written beside it first, to ``.NAME.writing-...``. Should this process be killed just then, the next
+    to write there removes it.
+    """
     check_target(directory)
+    target = directory.resolve()  # a link stays a link
+    beside = f".{target.name}.writing-"
+    scratch = target.with_name(beside + secrets.token_hex(8))
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    except OSError as error:
-        raise BadRequest(f"{directory}: cannot be written: {error.strerror}") from None
-    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(target.parent, beside)
+        scratch.mkdir()
         for name, content in artifact.files.items():
             (scratch / name).write_bytes(content)
-        scratch.chmod(0o755)
-        _take_the_place_of(scratch, directory)
+        _take_the_place_of(scratch, target)
     except OSError as error:
         raise ToolchainFault(f"{directory}: cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _remove_stale(parent: Path, beside: str) -> None:
+    """Remove what writers that were killed have left."""
+    for path in parent.iterdir():
+        if path.name.startswith(beside):
+            with suppress(FileNotFoundError):  # another writer was first, or has just ended
+                if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                    shutil.rmtree(path)
+
+
 def _take_the_place_of(scratch: Path, directory: Path) -> None:
     """Rename ``scratch`` to ``directory``; what was there before is then called ``scratch``."""
-    if not directory.exists():
-        scratch.rename(directory)
-    elif not _exchange(scratch, directory):
-        old = scratch.with_name(scratch.name + ".old")
-        directory.rename(old)
-        scratch.rename(directory)
-        shutil.rmtree(old)
+    try:
+        scratch.rename(directory)  # where nothing is, or an empty folder
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    else:
+        return
+    if not _exchange(scratch, directory):
+        _move_aside(scratch, directory)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two directories in one step (renameat2 with RENAME_EXCHANGE, Linux 3.15); False where that is not known."""
+    """Swap two folders in one step (renameat2 with RENAME_EXCHANGE, Linux 3.15); False where that is not known."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
     at_cwd, rename_exchange = -100, 2
     return bool(renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), rename_exchange) == 0)
+
+
+def _move_aside(scratch: Path, directory: Path) -> None:
+    """The same in two steps, between which nothing is there; the old one comes back if the second fails."""
+    old = scratch.with_name(f"{scratch.name}-old")
+    directory.rename(old)
+    try:
+        scratch.rename(directory)
+    except OSError:
+        old.rename(directory)
+        raise
+    shutil.rmtree(old)

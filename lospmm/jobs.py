@@ -139,7 +139,8 @@ def tune(
     manifest = _manifest(request, choice, program, binary, verification, stages.seconds())
     finished = artifact.from_files(_files(manifest, choice, emission, binary), "the new kernel")
     store.put(KERNELS, request.digest, finished.files)
-    return finished
+    # Another process may have been first: both then give the same artifact, its times included.
+    return find(request.digest, store) or finished
 
 
 def tune_to_folder(

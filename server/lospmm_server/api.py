@@ -6,11 +6,11 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from lospmm.artifact import SOURCE_FILES, TUNING_FILE
-from lospmm_server import problems, schemas
+from lospmm_server import problems
 from lospmm_server.negotiation import negotiate
 from lospmm_server.readiness import reasons_not_ready
 from lospmm_server.responses import BINARY, JSON, cubin_name, immutable, job_response, kernel_json, posted
-from lospmm_server.schemas import Digest, Health, JobView, Kernel, KernelQuery, Wait
+from lospmm_server.schemas import Digest, Health, JobId, JobView, Kernel, KernelQuery, Wait
 from lospmm_server.uploads import FIELD, read_request, received
 from lospmm_server.workshop import Workshop
 
@@ -66,8 +66,10 @@ async def post_kernel(
 ) -> Response:
     """Tune a kernel for a matrix, or find the one there is.
 
-    `curl -F matrix=@W.npz 'localhost:8000/v1/kernels?n=4096&device=h200&wait=120'
-    -H 'Accept: application/octet-stream' -o k.cubin`
+    ```sh
+    curl -F matrix=@W.npz 'localhost:8000/v1/kernels?n=4096&device=h200&wait=120' \\
+        -H 'Accept: application/octet-stream' -o k.cubin
+    ```
     """
     async with received(request) as upload:
         job = shop.submit(await shop.take(lambda: read_request(upload, query)))
@@ -113,8 +115,8 @@ def get_tuning(digest: Digest, request: Request, shop: Shop) -> Response:
     return immutable(request, shop.kernel(digest).files[TUNING_FILE], "application/x-ndjson")
 
 
-@router.get("/v1/jobs/{digest}", response_model=JobView, responses=_problems(404, 422))
-async def get_job(digest: Digest, shop: Shop, wait: Wait = 0.0) -> Response:
+@router.get("/v1/jobs/{id}", response_model=JobView, responses=_problems(404, 422))
+async def get_job(digest: JobId, shop: Shop, wait: Wait = 0.0) -> Response:
     """How far a job is; its id is the digest of its kernel."""
     job = await shop.find_job(digest)
     await job.wait(wait)
@@ -122,13 +124,13 @@ async def get_job(digest: Digest, shop: Shop, wait: Wait = 0.0) -> Response:
 
 
 @router.get("/healthz", response_model=Health)
-async def get_health() -> schemas.Health:
+async def get_health() -> Health:
     """The process answers."""
     return Health(status="ok")
 
 
 @router.get("/readyz", response_model=Health, responses=_problems(503))
-def get_readiness(shop: Shop) -> schemas.Health:
+def get_readiness(shop: Shop) -> Health:
     """A kernel could be tuned now; 503 says why not."""
     reasons = ["the service is stopping"] if shop.is_stopping else reasons_not_ready(shop.store)
     if reasons:

@@ -1,7 +1,9 @@
 """``lospmm serve``: the service on a loopback address, until SIGTERM or Ctrl-C."""
 
+import os
 import signal
 import socket
+import sys
 from ipaddress import ip_address
 
 import uvicorn
@@ -32,6 +34,8 @@ def run(host: str, port: int) -> None:
     Raises BadRequest for an address that is not this machine's own or cannot be listened on.
     """
     listeners = listen(host, port)
+    for listener in listeners:
+        print(f"lospmm serves {_url(listener)}, described at {_url(listener)}/docs", file=sys.stderr, flush=True)
     # At the end uvicorn raises the signal again. It must then end the process: Python would first wait for the
     # threads, and one may be in the middle of a stage that cannot be interrupted.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -54,5 +58,11 @@ def listen(host: str, port: int) -> list[socket.socket]:
             )
     try:
         return [socket.create_server(address[:2], family=family) for family, *_, address in found]
-    except OSError as error:
-        raise BadRequest(f"{host} port {port}: {error.strerror}; choose another with --port") from None
+    except OSError as error:  # its text repeats the address
+        reason = os.strerror(error.errno) if error.errno else error
+        raise BadRequest(f"{host} port {port}: {reason}; choose another with --port") from None
+
+
+def _url(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"http://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"http://{host}:{port}"

@@ -19,8 +19,9 @@ DEFAULT_WAIT = 30.0
 DIGEST_PATTERN = "^[0-9a-f]{64}$"
 EXAMPLE_DIGEST = "5d1e1f1a6f0c7c8c1f0f7b1f0f3a9d0b2c4e6a8890a1b2c3d4e5f60718293a4b"
 
-Digest = Annotated[
-    str, Path(pattern=DIGEST_PATTERN, description="The kernel's digest.", examples=[EXAMPLE_DIGEST], max_length=64)
+Digest = Annotated[str, Path(pattern=DIGEST_PATTERN, description="The kernel's digest.", examples=[EXAMPLE_DIGEST])]
+JobId = Annotated[
+    str, Path(alias="id", pattern=DIGEST_PATTERN, description="The digest of its kernel.", examples=[EXAMPLE_DIGEST])
 ]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="Seconds to wait for the end of the job.")]
 
@@ -35,6 +36,7 @@ class KernelQuery(BaseModel):
         default="auto",
         max_length=80,
         description="A name of the device table, or auto: the GPU of the service.",
+        examples=["h200"],
         json_schema_extra={"enum": ["auto", *DEVICES]},
     )
     emitter: str = Field(

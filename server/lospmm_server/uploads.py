@@ -75,7 +75,7 @@ async def _from_form(request: Request, limit: int) -> AsyncIterator[UploadFile]:
         if not isinstance(upload, UploadFile) or len(form.multi_items()) != 1:
             raise HTTPException(400, f"expected one file, in the field {FIELD!r}, as curl -F {FIELD}=@W.npz sends it")
         if (upload.size or 0) > limit:
-            raise _too_large(limit)
+            raise _too_large()
         yield upload
     finally:
         await form.close()
@@ -84,14 +84,16 @@ async def _from_form(request: Request, limit: int) -> AsyncIterator[UploadFile]:
 async def _body(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
     """The body piece by piece. Raises HTTPException 413: at once where the header says so, else at the limit."""
     if int(request.headers.get("content-length", 0)) > limit:
-        raise _too_large(limit)
+        raise _too_large()
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > limit:
-            raise _too_large(limit)
+            raise _too_large()
         yield chunk
 
 
-def _too_large(limit: int) -> HTTPException:
-    return HTTPException(413, f"the body is larger than the {limit} bytes that LOSPMM_MAX_UPLOAD_BYTES allows")
+def _too_large() -> HTTPException:
+    return HTTPException(
+        413, f"the body is larger than the {settings().max_upload_bytes} bytes that LOSPMM_MAX_UPLOAD_BYTES allows"
+    )

@@ -105,8 +105,8 @@ class Workshop:
     def stop(self) -> None:
         """Tell every job to stop and everybody who waits for one."""
         self._stop.set()
-        for pool in (self._readers, self._tuners):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False)  # what they have begun is told in ``submit``
+        self._tuners.shutdown(wait=False, cancel_futures=True)
         for job in self._active.values():
             job.end(describe(_stopping()))
 

@@ -1,0 +1,166 @@
+"""The commands. Each raises LospmmError for what a user got wrong; ``cli.py`` makes it a line and an exit code."""
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lospmm import __version__, artifact, jobs, readers
+from lospmm.device import DeviceSpec, find_device
+from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.model import Problem
+from lospmm.progress import reported
+from lospmm.report import show_entries, show_manifest, show_space
+from lospmm.runtime.detect import detect_device
+from lospmm.search import explore_problem
+from lospmm.settings import settings
+from lospmm.stages import Stages
+
+app = typer.Typer(
+    help="Fully unrolled SpMM kernels for pruned neural networks: tune, inspect, serve.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+cache_app = typer.Typer(help="The store of compiled units and tuned kernels.")
+app.add_typer(cache_app, name="cache")
+
+MatrixArgument = Annotated[
+    Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors.")
+]
+ColumnsOption = Annotated[int, typer.Option("--n", help="Columns of B.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="A GPU of the device table, a device file, or auto.")]
+TensorOption = Annotated[str | None, typer.Option("--tensor", help="The weight to take from a .safetensors.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Draws the values of a pattern (.smtx).")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
+
+
+@app.command()
+def tune(
+    matrix: MatrixArgument,
+    n: ColumnsOption,
+    out: Annotated[Path, typer.Option("--out", help="The folder to put the kernel in.")],
+    device: DeviceOption = "auto",
+    emitter: Annotated[str, typer.Option("--emitter", help="ptx or cuda.")] = "ptx",
+    ranker: Annotated[str, typer.Option("--ranker", help="none: order by the analytic estimate.")] = "none",
+    shortlist: Annotated[int, typer.Option("--shortlist", help="Candidates to keep in the tuning log.")] = 10,
+    measure: Annotated[str, typer.Option("--measure", help="auto or none: choose by estimate.")] = "auto",
+    verify: Annotated[
+        str, typer.Option("--verify", help="cpu: run the kernel's text against float64; or none.")
+    ] = "cpu",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32.")] = "float32",
+    tensor: TensorOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Find the fastest kernel for C = A x B and write it to a folder."""
+    options = jobs.Options(
+        emitter=emitter, ranker=ranker, measure=measure, verify=verify, dtype=dtype, shortlist_size=shortlist
+    )
+    file, problem = _problem(matrix, n, device, tensor, seed)
+    request = jobs.Request(problem, file, options, seed)
+    with reported(quiet=quiet) as progress:
+        done = jobs.tune_to_folder(request, out, store=jobs.open_store(), progress=progress)
+    show_manifest(done.manifest, out, as_json=as_json)
+
+
+@app.command()
+def space(
+    matrix: MatrixArgument,
+    n: ColumnsOption,
+    device: DeviceOption = "auto",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the space as Figure 3 does (.png .svg .pdf).")
+    ] = None,
+    tensor: TensorOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Count the tile sizes that each constraint removes, and those that are left."""
+    _, problem = _problem(matrix, n, device, tensor, seed)
+    if plot is not None:
+        from lospmm.plot import check_format, plot_space  # matplotlib takes longer to import than a space to explore
+
+        check_format(plot)
+    with reported(quiet=quiet) as progress:
+        found = explore_problem(problem, Stages(progress), workers=settings().workers)
+    if plot is not None:
+        plot_space(problem, found, plot)
+    show_space(problem, found, as_json=as_json)
+
+
+@app.command()
+def inspect(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `lospmm tune` wrote.")],
+    as_json: JsonOption = False,
+) -> None:
+    """What an artifact holds; its cubin is checked against the manifest."""
+    show_manifest(artifact.read(directory).manifest, directory, as_json=as_json)
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+) -> None:
+    """The REST service: POST a pruned matrix, get a cubin."""
+    from lospmm_server.main import run  # the only command that needs a web framework
+
+    # The service ends in its own orderly way, and then by the same signal.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    run(host, port)
+
+
+@cache_app.command("ls")
+def cache_list(as_json: JsonOption = False) -> None:
+    """The entries of the store, the last used first."""
+    entries = sorted(jobs.open_store().entries(), key=lambda entry: -entry.used)
+    show_entries(entries, f"{settings().cache_dir}", as_json=as_json)
+
+
+@cache_app.command("prune")
+def cache_prune(
+    max_megabytes: Annotated[
+        int | None, typer.Option("--max-mb", min=0, help="Keep the last used, up to so much.")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option("--older-than-days", min=0, help="Remove what was not used for so long.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove entries of the store, the least recently used first."""
+    removed = jobs.open_store().prune(
+        max_bytes=None if max_megabytes is None else max_megabytes << 20,
+        older_than_seconds=None if days is None else days * 86_400,
+    )
+    show_entries(removed, "removed", as_json=as_json)
+
+
+@cache_app.command("verify")
+def cache_verify(as_json: JsonOption = False) -> None:
+    """Check every entry of the store against its checksums; exit status 4 if any is corrupt."""
+    corrupt = jobs.open_store().verify()
+    show_entries(corrupt, "corrupt, and built again when next asked for", as_json=as_json)
+    if corrupt:
+        raise typer.Exit(ToolchainFault.exit_code)
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        print(f"lospmm {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise BadRequest("name a command, such as tune; `lospmm --help` lists them")
+
+
+def _problem(matrix: Path, n: int, device: str, tensor: str | None, seed: int) -> tuple[readers.MatrixFile, Problem]:
+    gpu: DeviceSpec = detect_device() if device == "auto" else find_device(device)
+    file = readers.read(matrix, tensor=tensor, seed=seed)
+    return file, Problem(file.matrix, n, gpu)

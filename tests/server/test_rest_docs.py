@@ -1,0 +1,51 @@
+"""docs/rest.md against the service."""
+
+import re
+from pathlib import Path
+
+import pytest
+from lospmm_server import problems
+from starlette.testclient import TestClient
+
+PAGE = (Path(__file__).parents[2] / "docs" / "rest.md").read_text()
+
+
+def test_every_route_has_a_section_and_every_section_a_route(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    routes = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert set(re.findall(r"^### `(\w+ /\S*)`$", PAGE, re.MULTILINE)) == routes
+
+
+def test_every_section_shows_curl() -> None:
+    for section in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]:
+        title = section.partition("\n")[0]
+        path = re.search(r"/\S*?(?=\{|`)", title)[0]
+        assert re.search(rf"^curl .*localhost:8000{re.escape(path)}", section, re.MULTILINE), title
+
+
+def test_every_parameter_is_described(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for parameter in paths["/v1/kernels"]["post"]["parameters"]:
+        assert f"| `{parameter['name']}` |" in PAGE
+
+
+def test_the_table_of_problems_is_whole() -> None:
+    kinds = (*problems.ERRORS.values(), *problems.STATUSES.values(), problems.BAD_PARAMETER, problems.INTERNAL)
+    rows = re.findall(r"^\| `/problems/([a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE)
+    assert sorted(rows) == sorted((kind.name, str(kind.status)) for kind in kinds)
+
+
+def test_openapi_knows_only_problem_json(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            for status, response in operation["responses"].items():
+                if int(status) >= 400:
+                    assert list(response["content"]) == ["application/problem+json"], (method, path, status)
+    assert "HTTPValidationError" not in client.get("/openapi.json").text
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
+def test_the_description_is_served(client: TestClient, path: str) -> None:
+    assert "/v1/kernels" in client.get("/openapi.json").text
+    assert client.get(path).status_code == 200

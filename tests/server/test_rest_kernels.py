@@ -1,0 +1,209 @@
+"""From a posted matrix to the files of its kernel."""
+
+import hashlib
+import json
+from collections.abc import Callable
+
+import pytest
+from lospmm_server.app import create_app
+from lospmm_server.schemas import Kernel
+from lospmm_server.workshop import Workshop
+from pydantic import TypeAdapter
+from safetensors.numpy import save as save_tensors
+from starlette.testclient import TestClient
+
+from lospmm.device import DEVICES
+from lospmm.matrix import from_dense
+from tests.core.files import smtx
+from tests.server.conftest import npy_file, weights
+
+POST = "/v1/kernels?n=128&device=h200&wait=60"
+FORM = {"matrix": ("W.npy", npy_file())}
+BINARY = {"Accept": "application/octet-stream"}
+
+
+def test_a_form_gives_the_manifest_with_digest_and_links(client: TestClient) -> None:
+    answer = client.post(POST, files=FORM)
+    assert answer.status_code == 201
+    assert answer.headers["content-type"] == "application/json"
+    kernel = answer.json()
+    TypeAdapter(Kernel).validate_python(kernel)  # what OpenAPI promises
+    assert kernel["n"] == 128
+    assert kernel["device"] == "h200"
+    assert kernel["verified"]["on"] == "cpu"
+    assert kernel["fingerprint"] == from_dense(weights()).fingerprint
+    assert answer.headers["location"] == f"/v1/kernels/{kernel['digest']}" == kernel["links"]["self"]
+
+
+@pytest.mark.parametrize("content_type", ["application/octet-stream", "application/x-www-form-urlencoded", None])
+def test_a_raw_body_is_the_same_whatever_it_is_called(client: TestClient, content_type: str | None) -> None:
+    expected = client.post(POST, files=FORM).json()
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    answer = client.post(POST, content=npy_file(), headers=headers)
+    assert answer.status_code == 201
+    assert answer.json() == expected
+
+
+def test_the_cubin_itself(client: TestClient) -> None:
+    answer = client.post(POST, files=FORM, headers=BINARY)
+    assert answer.status_code == 201
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.content.startswith(b"\x7fELF")
+    kernel = client.get(answer.headers["location"]).json()
+    assert hashlib.sha256(answer.content).hexdigest() == kernel["cubin_sha256"]
+    assert answer.headers["etag"] == f'"{kernel["cubin_sha256"]}"'
+    assert answer.headers["content-disposition"] == f'attachment; filename="{kernel["name"]}.cubin"'
+
+
+def test_the_files_of_a_kernel(client: TestClient) -> None:
+    kernel = client.post(POST, files=FORM).json()
+    links = kernel["links"]
+    assert client.get(links["self"]).json() == kernel
+    assert hashlib.sha256(client.get(links["cubin"]).content).hexdigest() == kernel["cubin_sha256"]
+    source = client.get(links["source"])
+    assert source.headers["content-type"] == "text/plain; charset=utf-8"
+    assert f".entry {kernel['name']}" in source.text
+    lines = [json.loads(line) for line in client.get(links["tuning"]).text.splitlines()]
+    assert len(lines) == kernel["search"]["shortlisted"]
+    assert (lines[0]["rows"], lines[0]["cols"]) == (kernel["tile"]["rows"], kernel["tile"]["cols"])
+
+
+@pytest.mark.parametrize("link", ["self", "cubin", "source", "tuning"])
+def test_what_a_client_has_is_not_sent_again(client: TestClient, link: str) -> None:
+    url = client.post(POST, files=FORM).json()["links"][link]
+    first = client.get(url)
+    etag = first.headers["etag"]
+    assert "immutable" in first.headers["cache-control"]
+    for condition in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        again = client.get(url, headers={"If-None-Match": condition})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert client.get(url, headers={"If-None-Match": '"other"'}).content == first.content
+
+
+def test_every_parameter_makes_another_kernel(client: TestClient) -> None:
+    pattern = smtx(weights())
+    queries = ("n=128", "n=64", "n=128&seed=1", "n=128&emitter=cuda", "n=128&verify=none")
+    kernels = [
+        client.post(f"/v1/kernels?device=a100&wait=60&{query}", content=pattern).raise_for_status().json()
+        for query in queries
+    ]
+    assert len({kernel["digest"] for kernel in kernels}) == len(queries)
+    assert [kernel["seed"] for kernel in kernels] == [0, 0, 1, 0, 0]
+    assert kernels[3]["emitter"] == "cuda"
+    assert kernels[4]["verified"] is None
+    assert {kernel["arch"] for kernel in kernels} == {"sm_80"}
+
+
+def test_tensor_names_the_weight(client: TestClient) -> None:
+    content = save_tensors({"one": weights(1), "two": weights(2)})
+    kernel = client.post(f"{POST}&tensor=two", content=content).json()
+    assert kernel["fingerprint"] == from_dense(weights(2)).fingerprint
+    refused = client.post(POST, content=content)
+    assert refused.json()["type"] == "/problems/bad-matrix"
+    assert "one, two" in refused.json()["detail"]
+
+
+def test_a_kernel_survives_the_service(client: TestClient, workshop: Workshop) -> None:
+    kernel = client.post(POST, files=FORM).json()
+    with TestClient(create_app(Workshop(workshop.store)), base_url="http://localhost") as other:
+        assert other.get(kernel["links"]["self"]).json() == kernel
+        assert other.get(f"/v1/jobs/{kernel['digest']}").json()["state"] == "succeeded"
+
+
+def test_a_damaged_kernel_is_gone(client: TestClient, workshop: Workshop) -> None:
+    kernel = client.post(POST, files=FORM).json()
+    (workshop.store.directory("kernel", kernel["digest"]) / "kernel.cubin").write_bytes(b"damaged")
+    assert client.get(kernel["links"]["cubin"]).status_code == 404
+    assert client.post(POST, files=FORM).status_code == 201
+    assert client.get(kernel["links"]["cubin"]).content.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize(
+    ("query", "kind", "status", "says"),
+    [
+        ("", "bad-parameter", 422, "query n: Field required"),
+        ("n=0", "bad-parameter", 422, "query n: Input should be greater"),
+        ("n=many", "bad-parameter", 422, "query n: Input should be a valid integer"),
+        ("n=1&wait=601", "bad-parameter", 422, "query wait"),
+        ("n=1&wait=nan", "bad-parameter", 422, "query wait"),
+        ("n=1&seed=-1", "bad-parameter", 422, "query seed"),
+        ("n=1&divice=h200", "bad-parameter", 422, "query divice: Extra inputs are not permitted"),
+        ("n=1&" + "&".join(f"x{i}=" for i in range(9)), "bad-parameter", 422, "; and 4 more"),
+        ("n=1&device=h2000", "bad-request", 400, "unknown device 'h2000': expected auto or one of v100"),
+        ("n=1&device=/etc/passwd.toml", "bad-request", 400, "unknown device"),
+        ("n=1&device=h200&emitter=wasm", "bad-request", 400, "emitter 'wasm': choose one of ptx, cuda"),
+        ("n=1&device=h200&emitter=sass", "unsupported", 400, "no machine code emitter"),
+        ("n=1&device=v100", "unsupported", 400, "V100 (sm_70) needs a CUDA 12 toolkit"),
+    ],
+)
+def test_wrong_parameters(client: TestClient, query: str, kind: str, status: int, says: str) -> None:
+    answer = client.post(f"/v1/kernels?{query}", files=FORM)
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert (problem["type"], problem["status"], answer.status_code) == (f"/problems/{kind}", status, status)
+    assert says in problem["detail"]
+    assert "\n" not in problem["detail"]
+
+
+def test_auto_is_the_gpu_of_the_service(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lospmm_server.uploads.detect_device", lambda: DEVICES["h100"])
+    assert client.post("/v1/kernels?n=16&device=auto", files=FORM).json()["device"] == "h100"
+
+
+@pytest.mark.parametrize("accept", ["text/html", "image/*", "application/json;q=0", "*/*;q=0"])
+def test_a_media_type_that_there_is_not(client: TestClient, accept: str) -> None:
+    answer = client.post(POST, files=FORM, headers={"Accept": accept})
+    assert (answer.status_code, answer.json()["type"]) == (406, "/problems/not-acceptable")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", f"/v1/kernels/{'0' * 64}", 404, "not-found"),
+        ("GET", f"/v1/kernels/{'0' * 64}/cubin", 404, "not-found"),
+        ("GET", f"/v1/jobs/{'0' * 64}", 404, "not-found"),
+        ("GET", "/v1/kernels/0123", 422, "bad-parameter"),
+        ("GET", f"/v1/kernels/{'G' * 64}/source", 422, "bad-parameter"),
+        ("GET", f"/v1/jobs/{'0' * 63}?wait=-1", 422, "bad-parameter"),
+        ("GET", "/v1/kernels/..%2F..%2Fetc/tuning", 404, "not-found"),
+        ("GET", "/nowhere", 404, "not-found"),
+        ("GET", "/v1/kernels", 405, "method-not-allowed"),
+        ("DELETE", "/healthz", 405, "method-not-allowed"),
+    ],
+)
+def test_what_there_is_not(client: TestClient, method: str, path: str, status: int, kind: str) -> None:
+    answer = client.request(method, path)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{kind}")
+
+
+def test_a_fault_of_the_service_tells_nothing(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_digest: str) -> None:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(client.app.state.workshop, "kernel", fail)
+    answer = client.get(f"/v1/kernels/{'0' * 64}")
+    assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal")
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "127.0.0.1.evil.example:8000"}]
+)
+def test_pages_of_other_sites_are_refused(client: TestClient, headers: dict[str, str]) -> None:
+    answer = client.post(POST, files=FORM, headers=headers)
+    assert (answer.status_code, answer.json()["type"]) == (403, "/problems/forbidden")
+    assert client.get("/healthz", headers={"Sec-Fetch-Site": "same-origin", "Host": "[::1]:8000"}).status_code == 200
+
+
+def test_health_and_readiness(client: TestClient, set_environment: Callable[[str, object], None]) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready"}
+    set_environment("LOSPMM_TOOLKIT", "/nowhere")
+    client.app.state.workshop.store.root.rmdir()
+    client.app.state.workshop.store.root.write_text("a file where the cache should be")
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
+    assert "LOSPMM_TOOLKIT: no nvcc in /nowhere/bin" in answer.json()["detail"]
+    assert "cannot be written: File exists" in answer.json()["detail"]
+    assert client.get("/healthz").status_code == 200

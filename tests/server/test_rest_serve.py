@@ -1,0 +1,168 @@
+"""``lospmm serve`` as users start it, and its end."""
+
+import ipaddress
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+import scipy.sparse
+from lospmm_server.main import listen, run
+
+from lospmm.errors import BadRequest
+from tests.server.conftest import SlowToolkit, npy_file, weights
+
+curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+SERVE = ("-m", "lospmm.cli", "serve", "--port", "0")
+
+#: A service whose jobs cannot be interrupted.
+STUBBORN = """
+import time
+from lospmm import jobs
+from lospmm_server.main import run
+
+jobs.tune = lambda *_, **__: time.sleep(60)
+run("127.0.0.1", 0)
+"""
+
+
+@contextmanager
+def serving(directory: Path, arguments: Sequence[str] = SERVE) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The process of a service and its port."""
+    log = directory / "serve.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen([sys.executable, *arguments], stdout=stream, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: "/docs" in log.read_text() or process.poll() is not None)
+        found = re.search(r"lospmm serves http://127\.0\.0\.1:(\d+), described at", log.read_text())
+        assert found, log.read_text()
+        yield process, int(found[1])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened in 20 s"
+        time.sleep(0.02)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def shell(command: str, directory: Path) -> str:
+    return subprocess.run(command, shell=True, cwd=directory, check=True, capture_output=True, text=True).stdout
+
+
+@curl
+def test_curl_gets_a_cubin(tmp_path: Path) -> None:
+    scipy.sparse.save_npz(tmp_path / "W.npz", scipy.sparse.csr_array(weights()))
+    with serving(tmp_path) as (_, port):
+        command = (
+            f"curl -F matrix=@W.npz 'localhost:{port}/v1/kernels?n=4096&device=h200&wait=120' "
+            "-H 'Accept: application/octet-stream' -o k.cubin"
+        )
+        shell(command, tmp_path)
+    assert (tmp_path / "k.cubin").read_bytes().startswith(b"\x7fELF")
+
+
+@curl
+def test_curl_is_told_that_a_file_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOSPMM_MAX_UPLOAD_BYTES", "1000")
+    (tmp_path / "W.npy").write_bytes(bytes(20_000_000))
+    with serving(tmp_path) as (_, port):
+        for send in ("-F matrix=@W.npy", "--data-binary @W.npy", "-T W.npy -X POST -H 'Transfer-Encoding: chunked'"):
+            written = shell(f"curl -s {send} 'localhost:{port}/v1/kernels?n=16' -w '%{{http_code}}'", tmp_path)
+            assert '"/problems/too-large"' in written
+            assert written.endswith("413")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_its_end_is_quick_and_leaves_no_compiler(
+    tmp_path: Path, slow_toolkit: SlowToolkit, how: signal.Signals
+) -> None:
+    with serving(tmp_path) as (process, port), httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        accepted = client.post("/v1/kernels?n=16&device=h200&wait=0", content=npy_file())
+        assert accepted.status_code == 202
+        wait_until(lambda: slow_toolkit.compilations)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("ptxas" in " ".join(child.cmdline()) for child in children)
+        with socket.create_connection(("127.0.0.1", port)) as waiting:
+            request = f"GET {accepted.headers['location']}?wait=600 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            waiting.sendall(request.encode())
+            time.sleep(0.2)  # the request arrives
+            started = time.monotonic()
+            process.send_signal(how)
+            assert process.wait(15) == -how
+            assert time.monotonic() - started < 8
+            assert b'"state":"failed"' in waiting.recv(10_000)
+    wait_until(lambda: not any(is_alive(child) for child in children))
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_does_not_stop_is_not_waited_for(tmp_path: Path, how: signal.Signals) -> None:
+    with serving(tmp_path, ("-c", STUBBORN)) as (process, port):
+        url = f"http://127.0.0.1:{port}/v1/kernels?n=16&device=h200&wait=0.2"
+        assert httpx2.post(url, content=npy_file()).json()["state"] == "running"
+        process.send_signal(how)
+        assert process.wait(15) == -how
+
+
+def test_a_client_that_leaves_does_not_end_its_job(tmp_path: Path, slow_toolkit: SlowToolkit) -> None:
+    with serving(tmp_path) as (_, port), httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        post = "/v1/kernels?n=16&device=h200"
+        with pytest.raises(httpx2.ReadTimeout):
+            client.post(f"{post}&wait=60", content=npy_file(), timeout=0.5)
+        wait_until(lambda: slow_toolkit.compilations)
+        slow_toolkit.gate.touch()
+        assert client.post(f"{post}&wait=60", content=npy_file(), timeout=60).status_code == 201
+    assert slow_toolkit.compilations == 2  # the units of one kernel, compiled once
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1"])
+def test_other_addresses_need_keys(host: str) -> None:
+    with pytest.raises(BadRequest, match="this version has no API keys and serves loopback addresses only"):
+        run(host, 0)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 100, "127.0.0.1.5"])
+def test_a_host_that_there_is_not(host: str) -> None:
+    with pytest.raises(BadRequest, match=re.escape(f"host {host!r}: ")):
+        listen(host, 0)
+
+
+def test_a_port_that_is_taken_or_impossible() -> None:
+    with ExitStack() as opened:
+        listeners = [opened.enter_context(listener) for listener in listen("localhost", 0)]
+        assert all(ipaddress.ip_address(listener.getsockname()[0]).is_loopback for listener in listeners)
+        host, port, *_ = listeners[0].getsockname()
+        with pytest.raises(BadRequest, match=f"port {port}: Address already in use; choose another with --port"):
+            listen(host, port)
+    with pytest.raises(BadRequest, match="port 65536"):
+        listen("127.0.0.1", 65536)
+
+
+def test_the_command_line_says_so_in_one_line() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "lospmm.cli", "serve", "--host", "0.0.0.0"], capture_output=True, text=True
+    )
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr.startswith("error: host '0.0.0.0' is 0.0.0.0, which other machines can reach")
+    assert finished.stderr.count("\n") == 1

@@ -1,0 +1,129 @@
+"""Bodies that are too large, not whole, or hostile."""
+
+import gc
+import zipfile
+from collections.abc import Callable, Iterator
+
+import pytest
+from lospmm_server.uploads import FORM_BYTES
+from starlette.testclient import TestClient
+
+from lospmm.settings import settings
+from tests.core.files import csr, npy, npz, safetensors, tensor
+from tests.server.conftest import npy_file
+
+POST = "/v1/kernels?n=16&device=h200&wait=60"
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"GIF89a, not a matrix",
+    "a header that promises 32 GiB": npy((2**16, 2**17)),
+    "an archive that inflates": npz([("data.npy", npy((2**24,), values=bytes(2**26)))]),
+    "a member outside": npz([("../data.npy", b"")]),
+    "an unknown compression": npz([("data.npy", b"x")], zipfile.ZIP_LZMA),
+    "an index out of range": csr(indices=[0, 9, 1]),
+    "offsets that fall": csr(indptr=[0, 3, 2]),
+    "NaN": csr(data=[1.0, float("nan"), 1.0]),
+    "too many nonzeros": b"%%MatrixMarket matrix coordinate real general\n9 9 999999999\n",
+    "a tensor that points out": safetensors({"../w": tensor("F32", [1, 1], 0, 4)}, bytes(4)),
+    "cut": npy_file()[:-1],
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("is_form", [False, True], ids=["raw", "form"])
+def test_hostile_files(client: TestClient, content: bytes, *, is_form: bool) -> None:
+    body = {"files": {"matrix": ("W", content)}} if is_form else {"content": content}
+    answer = client.post(POST, **body)
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert (answer.status_code, problem["status"], problem["type"]) == (422, 422, "/problems/bad-matrix")
+    assert problem["detail"]
+    assert "\n" not in problem["detail"]
+
+
+@pytest.mark.parametrize("name", ["../../etc/W.npy", 'a"b.npy', "a\\b.npy", "W.npy\x00", "é" * 1000 + ".npy"])
+def test_hostile_names(client: TestClient, name: str) -> None:
+    assert client.post(POST, files={"matrix": (name, npy_file())}).status_code == 201
+
+
+def boundary(*parts: bytes) -> dict[str, object]:
+    body = b"".join(b"--x\r\n" + part + b"\r\n" for part in parts) + b"--x--\r\n"
+    return {"content": body, "headers": {"Content-Type": "multipart/form-data; boundary=x"}}
+
+
+FORMS = {
+    "no field": {"files": {"other": ("W.npy", b"x")}},
+    "two files": {"files": [("matrix", ("W.npy", b"x")), ("matrix", ("V.npy", b"x"))]},
+    "two fields": {"files": {"matrix": ("W.npy", b"x")}, "data": {"n": "4096"}},
+    "text, not a file": boundary(b'Content-Disposition: form-data; name="matrix"\r\n\r\nx'),
+    "no name": boundary(b"Content-Disposition: form-data\r\n\r\nx"),
+    "no boundary": {"content": b"x", "headers": {"Content-Type": "multipart/form-data"}},
+    "another boundary": {"content": b"--y\r\n", "headers": {"Content-Type": "multipart/form-data; boundary=x"}},
+    "cut": {
+        "content": b'--x\r\nContent-Disposition: form-data; name="matrix"; filename="W"\r\n\r\nx',
+        "headers": {"Content-Type": "multipart/form-data; boundary=x"},
+    },
+}
+
+
+# Starlette leaves the file of a part that is not whole to the garbage collector, which complains.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_hostile_forms(client: TestClient, form: dict[str, object]) -> None:
+    answer = client.post(POST, **form)
+    gc.collect()
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.status_code, answer.json()["type"]) == (400, "/problems/bad-body")
+
+
+def pieces(content: bytes) -> Iterator[bytes]:
+    """A body without Content-Length."""
+    for start in range(0, len(content), 1000):
+        yield content[start : start + 1000]
+
+
+class TestLimit:
+    @pytest.fixture(autouse=True)
+    def tiny(self, set_environment: Callable[[str, object], None]) -> None:
+        set_environment("LOSPMM_MAX_UPLOAD_BYTES", len(npy_file()))
+
+    def test_as_much_as_is_allowed(self, client: TestClient) -> None:
+        assert client.post(POST, content=npy_file()).status_code == 201
+        assert client.post(POST, content=pieces(npy_file())).status_code == 201
+        assert client.post(POST, files={"matrix": ("W.npy", npy_file())}).status_code == 201
+
+    @pytest.mark.parametrize("more", [1, FORM_BYTES, 10 * FORM_BYTES])
+    def test_more_is_refused(self, client: TestClient, more: int) -> None:
+        content = npy_file() + bytes(more)
+        form = client.build_request("POST", POST, files={"matrix": ("W.npy", content)})
+        chunked_form = {"Content-Type": form.headers["content-type"]}
+        for answer in (
+            client.post(POST, content=content),
+            client.post(POST, content=pieces(content)),
+            client.send(form),
+            client.post(POST, content=pieces(form.read()), headers=chunked_form),
+        ):
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-large")
+            assert str(settings().max_upload_bytes) in answer.json()["detail"]
+
+    def test_an_endless_body_is_left_at_the_limit(self, client: TestClient) -> None:
+        sent = []
+
+        def endless() -> Iterator[bytes]:
+            while len(sent) < 1000:
+                sent.append(1)
+                yield bytes(1000)
+
+        assert client.post(POST, content=endless()).status_code == 413
+
+
+def test_nothing_of_an_upload_stays(client: TestClient, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    large = npy((2**10, 2**9), values=bytes(2**21))
+    for body in ({"content": large}, {"files": {"matrix": ("W.npy", large + b"x")}}, {"content": large[:-1]}):
+        client.post(POST, **body)
+    assert list(scratch.iterdir()) == []
