@@ -1,11 +1,11 @@
 """The analytic estimate against the clock of a GPU, and ptxas -O1 against -O3.
 
-    python -m benchmarks.estimate_on_gpu [--out DIR] [--sample 24]
+    python -m benchmarks.estimate_on_gpu [--out DIR] [--sample 24] [--seed 0]
 
 needs an NVIDIA GPU of the device table. For each problem it times the candidate that the estimate puts first, at both
 levels of ptxas, and ``--sample`` candidates drawn at random from the same space, each checked against float64 on
 poisoned memory. A problem runs in a process of its own with a time limit. Times are medians of CUDA graph replays
-over rotating copies of B and C larger than twice the L2 cache, so that B comes from memory. Writes
+over rotating copies of B and C larger than twice the L2 cache, so that B comes from memory. Adds to
 ``estimate_on_gpu.jsonl`` and prints, per problem, the choice, the best of the sample and the rank correlation.
 """
 
@@ -116,9 +116,11 @@ class Gpu:
         return median, (high - low) / median
 
 
-def candidates_of(problem: Problem, key: tuple[int, int, int, float], sample: int) -> list[tuple[str, Candidate]]:
+def candidates_of(
+    problem: Problem, key: tuple[int, int, int, float], sample: int, seed: int
+) -> list[tuple[str, Candidate]]:
     choice = search(problem, estimate_micros, 1, Stages(), workers=settings().workers)
-    rng = random.Random(0)
+    rng = random.Random(seed)
     pool = [wider for survivor in choice.space.survivors for wider in widen(problem, survivor)]
     found = [("choice", choice.winner), ("choice -O3", choice.winner)]
     for rows, cols, prefetch in KNOWN.get(key, []):
@@ -176,13 +178,13 @@ def timed(gpu: Gpu, problem: Problem, what: str, candidate: Candidate, directory
     return record
 
 
-def run_problem(number: int, sample: int, out: Path) -> None:
+def run_problem(number: int, sample: int, seed: int, out: Path) -> None:
     key = PROBLEMS[number]
     m, k, n, sparsity = key
     problem = Problem(uniform(m, k, sparsity, seed=0), n, detect_device())
     gpu = Gpu(problem)
     with tempfile.TemporaryDirectory() as directory, out.open("a") as results:
-        for what, candidate in candidates_of(problem, key, sample):
+        for what, candidate in candidates_of(problem, key, sample, seed):
             print(json.dumps(timed(gpu, problem, what, candidate, Path(directory))), file=results, flush=True)
 
 
@@ -203,24 +205,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--sample", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=0, help="draws the sample")
     parser.add_argument("--problem", type=int, help="run this problem alone, in this process")
     arguments = parser.parse_args()
     out = arguments.out / "estimate_on_gpu.jsonl"
     if arguments.problem is not None:
-        run_problem(arguments.problem, arguments.sample, out)
+        run_problem(arguments.problem, arguments.sample, arguments.seed, out)
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
-    out.unlink(missing_ok=True)
+    before = len(out.read_text().splitlines()) if out.exists() else 0
     failed = 0
     for number in range(len(PROBLEMS)):
         command = [sys.executable, "-m", "benchmarks.estimate_on_gpu", "--out", str(arguments.out)]
-        command += ["--sample", str(arguments.sample), "--problem", str(number)]
+        command += ["--sample", str(arguments.sample), "--seed", str(arguments.seed), "--problem", str(number)]
         try:
             failed += subprocess.run(command, timeout=PROBLEM_SECONDS).returncode != 0
         except subprocess.TimeoutExpired:
             failed += 1
             print(f"problem {number}: stopped after {PROBLEM_SECONDS} s", file=sys.stderr)
-    records = [json.loads(line) for line in out.read_text().splitlines()]
+    records = [json.loads(line) for line in out.read_text().splitlines()[before:]]
     for m, k, n, sparsity in PROBLEMS:
         nnz = uniform(m, k, sparsity, seed=0).nnz
         if mine := [r for r in records if (r["m"], r["k"], r["n"], r["nnz"]) == (m, k, n, nnz)]:

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +31,9 @@ SOURCE_FILES: Mapping[str, str] = {"ptx": "kernel.ptx", "cuda": "kernel.cu"}
 
 #: What a folder of an artifact may hold.
 FILES = (MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, *SOURCE_FILES.values())
+
+#: How the name of a folder that is being written begins.
+SCRATCH = ".lospmm-"
 
 #: Writing takes well under a second: a folder that is being written for so long has lost its writer.
 STALE_SECONDS = 600.0
@@ -79,6 +82,21 @@ class SearchSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Seconds:
+    """What tuning took, in all and by the stages of ``stages.STAGES``; 0 for a stage that there was no need of."""
+
+    total: float
+    reorder: float
+    constraints: float
+    rank: float
+    compile_trials: float
+    measure_trials: float
+    emit: float
+    compile: float
+    verify: float
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     on: str
     max_relative_error: float
@@ -111,7 +129,7 @@ class Manifest:
     code_bytes: int
     cubin_sha256: str
     search: SearchSummary
-    seconds: Mapping[str, float]
+    seconds: Seconds
     verified: Verified | None
     measured: None = None
 
@@ -143,6 +161,8 @@ def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
     if MANIFEST_FILE not in files:
         raise BadRequest(f"{where}: holds no {MANIFEST_FILE} of a kernel")
     manifest = _parse(files[MANIFEST_FILE], where)
+    if manifest["emitter"] not in SOURCE_FILES:
+        raise BadRequest(f"{where}: emitter {manifest['emitter'][:20]!r} is not one of {', '.join(SOURCE_FILES)}")
     for name in (CUBIN_FILE, SOURCE_FILES[manifest["emitter"]], TUNING_FILE):
         if name not in files:
             raise BadRequest(f"{where}: {name} is missing")
@@ -175,43 +195,61 @@ def read(directory: Path) -> Artifact:
     try:
         if not directory.is_dir():
             raise BadRequest(f"{directory}: {'is a file' if directory.exists() else 'there is no such folder'}")
-        files = {name: (directory / name).read_bytes() for name in FILES if (directory / name).is_file()}
+        files = _read_files(directory)
     except OSError as error:
         raise BadRequest(f"{directory}: cannot be read: {error.strerror}") from None
     return from_files(files, str(directory))
 
 
+def _read_files(directory: Path) -> dict[str, bytes]:
+    """The files of one artifact: read again where another took its place meanwhile."""
+    while True:
+        before = directory.stat()
+        files = {}
+        for name in FILES:
+            with suppress(FileNotFoundError):
+                files[name] = (directory / name).read_bytes()
+        after = directory.stat()
+        if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
+            return files
+
+
 def check_target(directory: Path) -> None:
-    """Raise BadRequest where ``write`` would have to destroy something that is not an artifact, or could not."""
+    """Raise what ``write`` would, before there is anything to write.
+
+    BadRequest where it would have to destroy something that is not an artifact, ToolchainFault where it may not write.
+    """
     try:
-        if directory.exists() and not directory.is_dir():
-            raise BadRequest(f"{directory}: is a file; name a folder")
-        held = {entry.name for entry in directory.iterdir()} if directory.is_dir() else set()
-        if held and not {MANIFEST_FILE, CUBIN_FILE} <= held:
-            raise BadRequest(f"{directory}: holds something else than a kernel; name an empty or a new folder")
-        if held > set(FILES):
-            raise BadRequest(
-                f"{directory}: holds {min(held - set(FILES))} beside a kernel, which would be lost; move it"
-            )
-        if directory.is_mount() or directory.resolve() == Path.cwd():  # neither can be replaced: others hold it
+        place = next((path for path in directory.absolute().parents if path.exists()), directory)
+        if directory.is_file() or not place.is_dir():
+            raise BadRequest(f"{directory}: {'' if directory.is_file() else f'{place} '}is a file; name a folder")
+        _check_held({entry.name for entry in directory.iterdir()} if directory.exists() else set(), directory)
+        if directory.is_mount() or directory.resolve() == Path.cwd():  # others hold on to it
             raise BadRequest(f"{directory}: is the current folder or a mount point; name a folder in it")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ToolchainFault(f"{directory}: cannot be written: no permission to write to {place}")
     except OSError as error:
         raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
+
+
+def _check_held(names: Set[str], directory: Path) -> None:
+    if names and not names >= {MANIFEST_FILE, CUBIN_FILE}:
+        raise BadRequest(f"{directory}: holds something else than a kernel; name an empty or a new folder")
+    if others := names - set(FILES):
+        raise BadRequest(f"{directory}: holds {min(others)} beside a kernel, which would be lost; move it")
 
 
 def write(artifact: Artifact, directory: Path) -> None:
     """Put an artifact into a folder, in place of one that is there. Raises BadRequest, or ToolchainFault for the disk.
 
-    The files are written beside it first, to ``.NAME.writing-...``. Should this process be killed just then, the next
-    to write there removes it.
+    The files are written beside it first. Should this process be killed just then, the next to write there cleans up.
     """
     check_target(directory)
     target = directory.resolve()  # a link stays a link
-    beside = f".{target.name}.writing-"
-    scratch = target.with_name(beside + secrets.token_hex(8))
+    scratch = target.with_name(SCRATCH + secrets.token_hex(8))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(target.parent, beside)
+        _remove_stale(target.parent)
         scratch.mkdir()
         for name, content in artifact.files.items():
             (scratch / name).write_bytes(content)
@@ -222,13 +260,12 @@ def write(artifact: Artifact, directory: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _remove_stale(parent: Path, beside: str) -> None:
+def _remove_stale(parent: Path) -> None:
     """Remove what writers that were killed have left."""
-    for path in parent.iterdir():
-        if path.name.startswith(beside):
-            with suppress(FileNotFoundError):  # another writer was first, or has just ended
-                if time.time() - path.stat().st_mtime > STALE_SECONDS:
-                    shutil.rmtree(path)
+    for path in parent.glob(f"{SCRATCH}*"):
+        with suppress(FileNotFoundError):  # its writer has just ended
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)  # it may be another user's
 
 
 def _take_the_place_of(scratch: Path, directory: Path) -> None:

@@ -15,8 +15,8 @@ from typing import NoReturn
 from lospmm.errors import BadRequest, LospmmError, ToolchainFault
 from lospmm.terminal import print_json, printable
 
-#: What a shell reports of a process that writes to a pipe without a reader: 128 + SIGPIPE.
-BROKEN_PIPE = 141
+#: The status of a command whose output nobody reads to its end, as in ``lospmm cache ls | head``. Typer's own.
+BROKEN_PIPE = 1
 
 #: Shows the cursor, which a progress bar hides, on a line below it.
 _LEAVE_BAR = "\x1b[?25h\n"

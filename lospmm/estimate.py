@@ -24,13 +24,14 @@ ISSUE_SLOTS = 4  # warp instructions that an SM starts per cycle
 class Rates:
     """What cannot be read off a data sheet. The defaults are those of benchmarks/results/fit_estimate.json, rounded."""
 
-    load_latency_cycles: float = 250.0  # that a group of ``prefetch`` loads of B adds to a block
-    l2_bytes_per_cycle: float = 46.0  # of B, from the L2 cache to one SM while all read
-    fetch_bytes_per_cycle: float = 1.4  # of straight-line code, to one thread block
-    fetch_bytes_per_cycle_sm: float = 6.8  # of straight-line code, to all blocks of an SM
-    launch_micros: float = 5.4
-    sharpness: float = 3.4  # of the maximum: what lesser costs add as they come near the largest
-    l2_share: float = 0.8  # of the L2 cache that B may fill and still be there for the next tile
+    load_latency_cycles: float = 270.0  # that a group of ``prefetch`` loads of B adds to a block
+    l2_bytes_per_cycle: float = 44.0  # of B, from the L2 cache to one SM while all read
+    fetch_bytes_per_cycle: float = 1.9  # of straight-line code, to an SM with one resident block
+    fetch_sharing: float = 0.57  # resident blocks walk different code: r of them fetch r to this power times as fast
+    fetch_column_order: float = 0.8  # of that rate, where the column index runs fastest
+    launch_micros: float = 3.4
+    sharpness: float = 2.7  # of the maximum: what lesser costs add as they come near the largest
+    l2_share: float = 0.6  # of the L2 cache that B may fill and still be there for the next tile
 
 
 RATES = Rates()
@@ -69,7 +70,9 @@ def micros(problem: Problem, candidate: Candidate, work: Work, rates: Rates) -> 
     loads, instructions = work.loads / block_rows, work.instructions / block_rows  # of a mean block
 
     issue = blocks * instructions * (tile.cols / device.warp_size) / ISSUE_SLOTS
-    fetch_rate = min(rates.fetch_bytes_per_cycle * resident, rates.fetch_bytes_per_cycle_sm)
+    fetch_rate = rates.fetch_bytes_per_cycle * resident**rates.fetch_sharing
+    if schedule.order == "column":
+        fetch_rate *= rates.fetch_column_order
     fetch = blocks * instructions * INSTRUCTION_BYTES / fetch_rate
     latency = ceil_div(blocks, resident) * (1 + loads / schedule.prefetch) * rates.load_latency_cycles
     traffic = blocks * loads * tile.cols * 4 / rates.l2_bytes_per_cycle

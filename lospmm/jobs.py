@@ -81,14 +81,19 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """sha256 over everything that decides the artifact; the name of the artifact in the store and in URLs."""
+        """sha256 over everything that decides the artifact; the name of the artifact in the store and in URLs.
+
+        Raises ToolchainFault where there is no toolkit.
+        """
         decisive = {
             "version": __version__,
             "fingerprint": self.problem.matrix.fingerprint,
             "n": self.problem.n,
             "device": asdict(self.problem.device),
             "values": self.matrix_file.values,
+            "seed": self.seed if self.matrix_file.values == "drawn" else None,
             "options": asdict(self.options),
+            "toolkit": find_toolkit().version,
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
@@ -217,7 +222,7 @@ def _manifest(
         code_bytes=binary.code_bytes,
         cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
         search=_summary(choice, options),
-        seconds=seconds,
+        seconds=artifact.Seconds(**seconds),
         verified=None
         if verification is None
         else artifact.Verified(verification.on, verification.max_relative_error, verification.columns),

@@ -4,61 +4,97 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, MaxNLocator
+from numpy.typing import NDArray
 
 from lospmm.constraints import CONSTRAINTS, Stage
 from lospmm.errors import BadRequest
 from lospmm.model import Problem, TileSize
 from lospmm.space import Space
 
+FORMATS = (".png", ".svg", ".pdf")
+
 #: Stage and colour, in the order in which stages apply; survivors are white, as in the figure.
 COLOURS: dict[Stage, str] = {"registers": "#74b06f", "utilization": "#eda247", "balance": "#5b8fd0"}
 SURVIVORS = "#ffffff"
+GRID = "#c8c8c8"
+
+#: A grid is drawn around cells up to so many to a side; it would cover more of them than it shows.
+GRID_CELLS = 48
+
+#: The most numbers along the axis of columns.
+TICKS = 9
+
+
+def check_format(path: Path) -> None:
+    """Raise BadRequest unless the suffix of ``path`` names a format that ``plot_space`` writes."""
+    if path.suffix.lower() not in FORMATS:
+        raise BadRequest(f"--plot {path}: the suffix must be one of {', '.join(FORMATS)}")
 
 
 def plot_space(problem: Problem, space: Space, path: Path, winner: TileSize | None = None) -> None:
     """Write a picture of the space; the suffix of ``path`` names the format. Raises BadRequest."""
-    supported = Figure().canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".") not in supported:
-        raise BadRequest(f"--plot {path}: the suffix must be one of {', '.join(sorted(supported))}")
-    stage_of = {constraint.name: constraint.stage for constraint in CONSTRAINTS}
-    stages = list(COLOURS)
+    check_format(path)
     tiles = [verdict.tile for verdict in space.verdicts] + [survivor.tile for survivor in space.survivors]
     widths = sorted({tile.cols for tile in tiles})
-    cells = np.full((max(tile.rows for tile in tiles), len(widths)), len(stages))
-    for verdict in space.verdicts:
-        cells[verdict.tile.rows - 1, widths.index(verdict.tile.cols)] = stages.index(stage_of[verdict.constraint])
-
-    with matplotlib.rc_context({"svg.hashsalt": "lospmm"}):
+    matrix = problem.matrix
+    with matplotlib.rc_context({"svg.hashsalt": "lospmm", "font.size": 11}):
         figure = Figure(figsize=(7, 6), layout="constrained")
         axes = figure.add_subplot()
-        axes.pcolormesh(
-            np.arange(len(widths) + 1) - 0.5,
-            np.arange(cells.shape[0] + 1) + 0.5,
-            cells,
-            cmap=ListedColormap([*COLOURS.values(), SURVIVORS]),
-            vmin=0,
-            vmax=len(stages),
-            edgecolors="#d0d0d0" if cells.size <= 1024 else "none",
-            linewidth=0.5,
-        )
-        ticks = range(0, len(widths), max(1, len(widths) // 8))
-        axes.set_xticks(list(ticks), [str(widths[tick]) for tick in ticks])
-        axes.set_xlabel("columns of a tile (N1)")
-        axes.set_ylabel("rows of a tile (M1)")
-        matrix = problem.matrix
+        _draw_cells(axes, _stage_numbers(space, widths))
+        _label(axes, widths)
         axes.set_title(
-            f"{matrix.m} x {matrix.k}, {matrix.nnz:,} nonzeros, n = {problem.n}, {problem.device.name}", fontsize=10
+            f"A {matrix.m} x {matrix.k}, {matrix.nnz:,} nonzeros;  B {matrix.k} x {problem.n:,};  "
+            f"{problem.device.title}",
+            fontsize=11,
         )
         if winner is not None:
             axes.plot(widths.index(winner.cols), winner.rows, marker="*", color="#c03030", markersize=14)
         figure.legend(handles=_legend(space), loc="outside lower center", ncols=2, frameon=False)
         try:
-            figure.savefig(path)
+            figure.savefig(path, dpi=150)
         except OSError as error:
             raise BadRequest(f"--plot {path}: cannot be written: {error.strerror}") from None
+
+
+def _stage_numbers(space: Space, widths: list[int]) -> NDArray[np.int64]:
+    """The stage that removed each tile size, or the number of stages where none did: (rows of a tile, widths)."""
+    stage_of = {constraint.name: constraint.stage for constraint in CONSTRAINTS}
+    stages, column = list(COLOURS), {width: index for index, width in enumerate(widths)}
+    cells = np.full((space.size // len(widths), len(widths)), len(stages))
+    for verdict in space.verdicts:
+        cells[verdict.tile.rows - 1, column[verdict.tile.cols]] = stages.index(stage_of[verdict.constraint])
+    return cells
+
+
+def _draw_cells(axes: Axes, cells: NDArray[np.int64]) -> None:
+    height, width = cells.shape
+    axes.pcolormesh(
+        np.arange(width + 1) - 0.5,
+        np.arange(height + 1) + 0.5,
+        cells,
+        cmap=ListedColormap([*COLOURS.values(), SURVIVORS]),
+        vmin=0,
+        vmax=len(COLOURS),
+        edgecolors=GRID if max(height, width) <= GRID_CELLS else "none",
+        linewidth=0.5,
+    )
+
+
+def _label(axes: Axes, widths: list[int]) -> None:
+    """Whole numbers: of rows as they are, of columns that of each so many cells."""
+    every = -(-len(widths) // TICKS)
+    ticks = range(every - 1, len(widths), every)
+    axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
+    axes.set_xticklabels([str(widths[tick]) for tick in ticks])
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True, min_n_ticks=1))
+    axes.tick_params(length=0)
+    axes.set_xlabel("columns of a tile, N1")
+    axes.set_ylabel("rows of a tile, M1")
 
 
 def _legend(space: Space) -> list[Patch]:
@@ -66,6 +102,6 @@ def _legend(space: Space) -> list[Patch]:
     handles = []
     for stage, colour in COLOURS.items():
         after = space.after(stage)
-        handles.append(Patch(facecolor=colour, label=f"removed by {stage}: {left - after:,}"))
+        handles.append(Patch(facecolor=colour, edgecolor="#808080", label=f"removed by {stage}: {left - after:,}"))
         left = after
     return [*handles, Patch(facecolor=SURVIVORS, edgecolor="#808080", label=f"left of {space.size:,}: {left:,}")]

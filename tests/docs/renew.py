@@ -1,0 +1,30 @@
+"""Writes the parts of the documentation that follow from the code and the results anew: ``python -m tests.docs.renew``.
+
+They stand between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. What a command prints is not among them: tests
+run the commands and compare.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.docs import results, worked_example
+from tests.docs.pages import DOCS, ROOT, with_region
+
+REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
+    ROOT / "README.md": {"results": results.results, "on a gpu": results.on_a_gpu},
+    DOCS / "flow.md": worked_example.REGIONS,
+    DOCS / "estimate.md": {"against the clock": results.against_the_clock},
+    DOCS / "decisions" / "0002-ptxas-at-level-1.md": {"levels": results.optimization_levels},
+}
+
+
+def renewed(page: Path) -> str:
+    text = page.read_text()
+    for name, content in REGIONS[page].items():
+        text = with_region(text, name, content())
+    return text
+
+
+if __name__ == "__main__":
+    for path in REGIONS:
+        path.write_text(renewed(path))

@@ -1,0 +1,188 @@
+"""The tables of measured figures, made from benchmarks/results/*.jsonl: a file that is not there has no rows."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from benchmarks.fit_estimate import Timed, estimates, quality, timed_kernels
+from lospmm.estimate import RATES
+from tests.docs.pages import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+Record = dict[str, Any]
+Row = tuple[str, str]
+
+
+def records(name: str) -> list[Record]:
+    path = RESULTS / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(headings: Sequence[str], lines: Sequence[Sequence[str]], right: int = 0) -> str:
+    """A table whose last ``right`` columns are aligned to the right."""
+    marks = ["---"] * (len(headings) - right) + ["---:"] * right
+    return "".join(f"| {' | '.join(line)} |\n" for line in (headings, marks, *lines))
+
+
+def middle(values: Sequence[float], digits: str = ".2f") -> str:
+    return f"{statistics.median(values):{digits}} ({min(values):{digits}} to {max(values):{digits}})"
+
+
+def _reordering(found: list[Record]) -> list[Row]:
+    total = {
+        record["method"]: record["total_nnc"]
+        for record in found
+        if (record["measure"], record.get("load_ratio"), record.get("similarity")) == ("tiles", 3, 0.9)
+    }
+    before, after = total["no reordering"], total["Algorithm 1"]
+    layers = [record["total_nnc"] for record in found if record["measure"] == "layers" and record["size_limit"] == 32]
+    rows = [
+        (
+            "loads of B, rows regrouped, of those in natural order: section 4.3's matrix with R = 0.9 and load ratio 3",
+            f"{after / before:.2f} ({after:,} of {before:,})",
+        )
+    ]
+    if layers:
+        rows.append(
+            (f"the same over {len(layers)} real pruned layers, M1 = 32: median (least to most)", middle(layers))
+        )
+    return rows
+
+
+def _proxies(found: list[Record]) -> list[Row]:
+    shares = {}
+    for name in dict.fromkeys(record["layer"] for record in found):
+        code = [record for record in found if record["measure"] == "code" and record["layer"] == name]
+        kernels, proxies = (
+            sum(record[key] for record in code) for key in ("kernels_instructions", "proxy_instructions")
+        )
+        shares[name] = kernels / proxies
+    text = ", ".join(f"{share:.1f} ({name})" for name, share in shares.items())
+    return [("instructions of all kernels of a search / those of their proxies", text)]
+
+
+def _registers(found: list[Record]) -> list[Row]:
+    rows = []
+    for emitter in dict.fromkeys(record["emitter"] for record in found):
+        mine = [record for record in found if record["emitter"] == emitter]
+        spilled = sum(record["spill_bytes"] + record["stack_bytes"] > 0 for record in mine)
+        above = sum(record["registers"] > record["forecast"] for record in mine)
+        rows.append(
+            (
+                f"of {len(mine)} kernels drawn from the space, by {emitter}: spill / use more registers than forecast",
+                f"{spilled} / {above}",
+            )
+        )
+    return rows
+
+
+def _real_weights(found: list[Record]) -> list[Row]:
+    seconds = [record["wall_seconds"] for record in found]
+    errors = [record["max_relative_error"] for record in found]
+    return [
+        (
+            f"seconds from file to verified cubin, {len(found)} real pruned layers: median (least to most)",
+            middle(seconds),
+        ),
+        ("of these, greatest error relative to \\|A\\|\\|B\\|", f"{max(errors):.1e}"),
+        ("of these, kernels that spill registers", str(sum(record["spill_bytes"] > 0 for record in found))),
+    ]
+
+
+def _compile_time(found: list[Record]) -> list[Row]:
+    return [
+        (
+            f"{record['what']}, {record['m']:,} x {record['k']:,}, {record['nnz']:,} nonzeros, empty cache, not "
+            "verified: time / peak memory",
+            f"{record['wall_seconds']:.1f} s / {record['peak_tree_bytes'] >> 20:,} MiB",
+        )
+        for record in found
+    ]
+
+
+#: What README's table takes from each file, and the command that writes the file.
+SOURCES: dict[str, Callable[[list[Record]], list[Row]]] = {
+    "real_weights": _real_weights,
+    "compile_time": _compile_time,
+    "registers": _registers,
+    "reordering": _reordering,
+    "proxies": _proxies,
+}
+
+
+def results() -> str:
+    """README's table."""
+    lines = [
+        (what, figure, f"`benchmarks.{name}`")
+        for name, rows in SOURCES.items()
+        if (found := records(name))
+        for what, figure in rows(found)
+    ]
+    return table(("what", "measured", "by"), lines)
+
+
+@cache
+def _timed() -> dict[str, list[Timed]]:
+    return timed_kernels(RESULTS / "estimate_on_gpu.jsonl")
+
+
+def _first(kernels: list[Timed]) -> float:
+    """Microseconds of the kernel that the estimate in use puts first."""
+    return kernels[int(estimates(kernels, RATES).argmin())].micros
+
+
+def on_a_gpu() -> str:
+    """README's second table."""
+    lines = [
+        (name, str(len(kernels)), f"{_first(kernels):.1f}", f"{min(kernel.micros for kernel in kernels):.1f}")
+        for name, kernels in _timed().items()
+    ]
+    return table(("A, B and zeros", "kernels timed", "put first by the estimate, us", "fastest, us"), lines, right=3)
+
+
+def against_the_clock() -> str:
+    """How the estimate orders the kernels that were timed, and how rates do that were fitted without the problem."""
+    left_out = json.loads((RESULTS / "fit_estimate.json").read_text())["problems"]
+    lines = []
+    for name, kernels in _timed().items():
+        found, unseen = quality(kernels, RATES), left_out[name]["left_out"]
+        lines.append(
+            (
+                name,
+                str(len(kernels)),
+                f"{_first(kernels):.1f}",
+                f"{min(kernel.micros for kernel in kernels):.1f}",
+                *(f"{result[key]:{digits}}" for key, digits in QUALITIES for result in (found, unseen)),
+            )
+        )
+    headings = ("problem", "timed", "first, us", "fastest, us", "rank", "unseen", "error", "unseen")
+    return table(headings, lines, right=len(headings) - 1)
+
+
+#: What a table shows of ``quality``, and how.
+QUALITIES = (("rank_correlation", ".2f"), ("mean_error", ".0%"))
+
+
+def optimization_levels() -> str:
+    """The time of the same kernels by the level of ptxas that compiled them."""
+    levels = ("-O1", "-O3")
+    kernels: dict[str, dict[str, Record]] = {}
+    for record in records("estimate_on_gpu"):
+        if record["what"].startswith("choice"):
+            sparsity = 1 - record["nnz"] / (record["m"] * record["k"])
+            name = f"{record['m']} x {record['k']}, n {record['n']}, {sparsity:.0%}"
+            tile = f"{record['rows']} x {record['cols']}, {record['prefetch']}"
+            kernels.setdefault(f"{name} | {tile}", {})[record["ptxas"]] = record
+    lines = [
+        (
+            name,
+            *(f"{by_level[level]['micros']:.1f}" for level in levels),
+            *(f"{by_level[level]['compile_seconds']:.2f}" for level in levels),
+        )
+        for name, by_level in kernels.items()
+    ]
+    headings = ("problem", "M1 x N1, loads in flight", *(f"{level}, us" for level in levels))
+    return table((*headings, *(f"{level}, s to compile" for level in levels)), lines, right=4)

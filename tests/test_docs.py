@@ -1,0 +1,214 @@
+"""The documentation against the code: commands, options, fields, settings, names, links, examples and figures."""
+
+import dataclasses
+import importlib
+import os
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lospmm import errors, estimate, jobs
+from lospmm.artifact import SCHEMA, Manifest
+from lospmm.codegen import EMITTERS
+from lospmm.runtime.detect import detect_device
+from lospmm.settings import Settings
+from tests.docs.commands import check, commands, leaves, targets
+from tests.docs.pages import DOCS, ROOT, Block, anchors, blocks, links, names, pages, rows, section
+from tests.docs.renew import REGIONS, renewed
+
+PAGES = {str(path.relative_to(ROOT)): path for path in pages()}
+
+#: Lines of a kernel's description that depend on the compiler and the clock.
+VOLATILE = ("device", "registers", "code", "seconds")
+
+
+def text_of(name: str) -> str:
+    return PAGES[name].read_text()
+
+
+def table_below(name: str, heading: str) -> list[list[str]]:
+    return list(rows(section(text_of(name), heading)))[1:]
+
+
+@pytest.mark.parametrize("path", REGIONS, ids=lambda path: path.name)
+def test_what_follows_from_code_and_results_is_up_to_date(path: Path) -> None:
+    assert path.read_text() == renewed(path), "python -m tests.docs.renew writes it anew; read the diff"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = PAGES[name]
+    for link in links(page.read_text()):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.is_relative_to(ROOT) and target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = {(DOCS / link).resolve() for link in links(text_of("docs/index.md"))}
+    assert listed == {path for path in PAGES.values() if path.is_relative_to(DOCS)} - {DOCS / "index.md"}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_are_there_with_their_options(name: str) -> None:
+    for block in blocks(text_of(name)):
+        if block.language == "sh":
+            for words in commands(block.text):
+                check(words)
+
+
+def default_of(parameter: typing.Any) -> str:
+    if parameter.required:
+        return "required"
+    if parameter.default is None:
+        return "-"
+    return "off" if parameter.default is False else f"`{parameter.default}`"
+
+
+@pytest.mark.parametrize(("command", "code"), list(leaves()))
+def test_options_and_their_defaults(command: str, code: typing.Any) -> None:
+    described = {cells[0]: cells[1] for cells in table_below("docs/cli.md", f"## {command}")}
+    expected = {
+        f"`{parameter.opts[0] if parameter.param_type_name == 'option' else parameter.metavar}`": default_of(parameter)
+        for parameter in code.params
+    }
+    assert described == expected
+
+
+def test_the_page_has_no_other_commands() -> None:
+    headings = re.findall(r"^## (lospmm.*)$", text_of("docs/cli.md"), re.MULTILINE)
+    assert headings == [command for command, _ in leaves()]
+
+
+def test_choices_of_tune() -> None:
+    described = {cells[0]: names(cells[2]) for cells in table_below("docs/cli.md", "## lospmm tune")}
+    for option, choices in jobs.CHOICES.items():
+        assert set(choices) <= set(described[f"`--{option}`"]) <= set(choices) | set(jobs.COMING), option
+
+
+def test_exit_codes() -> None:
+    described = {int(cells[0]) for cells in list(rows(text_of("docs/cli.md").partition("\n## ")[0]))[1:]}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LospmmError)]
+    assert described == {0} | {kind.exit_code for kind in kinds if kind is not errors.LospmmError}
+    listed = {name for cells in table_below("docs/library.md", "## Errors") for name in names(cells[0])}
+    assert listed == {kind.__name__ for kind in kinds} - {"LospmmError"}
+
+
+def fields(kind: typing.Any, prefix: str = "") -> Iterator[str]:
+    """The fields of a dataclass, those of the dataclasses in it with a dot."""
+    for name, hint in typing.get_type_hints(kind).items():
+        inner = next((part for part in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(part)), None)
+        if inner is None or typing.get_origin(hint) is not None:
+            yield prefix + name
+        if inner is not None:
+            yield from fields(inner, f"{prefix}{name}.")
+
+
+def test_fields_of_the_manifest() -> None:
+    table = table_below("docs/manifest.md", "## manifest.json")
+    described = [name for cells in table for name in names(cells[0])]
+    assert sorted(described) == sorted(fields(Manifest))
+    assert ["`schema`", str(SCHEMA)] in table
+
+
+def test_settings_and_their_defaults() -> None:
+    described = {names(cells[0])[0]: cells[1] for cells in list(rows(text_of("docs/settings.md")))[1:]}
+    for name, field in Settings.model_fields.items():
+        cell = described.pop(f"LOSPMM_{name.upper()}")
+        if field.default_factory is None:
+            assert cell == ("-" if field.default is None else f"`{field.default}`"), name
+    assert not described
+
+
+def test_every_name_of_the_glossary_is_in_the_code() -> None:
+    tables = list(rows(text_of("docs/glossary.md")))
+    for cells in tables:
+        for name in names(cells[-2]):
+            module, _, attribute = name.rpartition(".")
+            package = "" if name.startswith("lospmm_") else "lospmm."
+            try:
+                owner = importlib.import_module(package + module)
+            except ModuleNotFoundError:  # a field of a class
+                module, _, kind = module.rpartition(".")
+                owner = getattr(importlib.import_module(package + module), kind)
+            assert hasattr(owner, attribute) or attribute in typing.get_type_hints(owner), name
+
+
+def test_constants_of_the_estimate() -> None:
+    table = [cells for cells in rows(section(text_of("docs/estimate.md"), "## What it adds up")) if len(cells) == 3][1:]
+    described = {names(cells[0])[0]: float(cells[1]) for cells in table}
+    constants = {name: value for name, value in vars(estimate).items() if name.isupper() and isinstance(value, int)}
+    assert described == {**constants, **dataclasses.asdict(estimate.RATES)}
+
+
+def test_targets_of_the_makefile() -> None:
+    described = {
+        name.removeprefix("make ") for row in table_below("CONTRIBUTING.md", "## Commands") for name in names(row[0])
+    }
+    assert described == targets()
+
+
+def test_the_example_shows_every_emitter() -> None:
+    assert {f"flow {language}" for language in EMITTERS} <= REGIONS[DOCS / "flow.md"].keys()
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which .venv/bin is this environment."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def executed(block: Block) -> str:
+    """What a block prints."""
+    program = (sys.executable, "-c") if block.language == "python" else ("bash", "-ec")
+    done = subprocess.run((*program, block.text), capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 0, f"line {block.line}: {done.stderr}"
+    return done.stdout
+
+
+def steady(output: str) -> list[str]:
+    """The lines of an output; of those that depend on the machine, their names."""
+    return [line.split()[0] if line.startswith(VOLATILE) else line.rstrip() for line in output.splitlines()]
+
+
+@pytest.mark.usefixtures("workplace")
+def test_the_example_of_the_readme() -> None:
+    printed, compared = None, 0
+    for block in blocks(text_of("README.md")):
+        ours = block.language == "sh" and all(words[0] == ".venv/bin/lospmm" for words in commands(block.text))
+        if ours or block.language == "python":
+            printed = executed(block)
+        elif block.language == "text":
+            assert printed is not None
+            assert steady(printed) == steady(block.text), f"line {block.line}"
+            compared += 1
+    assert compared == 1
+    assert Path("build/space.png").stat().st_size < 300_000
+
+
+@pytest.mark.usefixtures("workplace")
+def test_the_library_page() -> None:
+    python = [block.text for block in blocks(text_of("docs/library.md")) if block.language == "python"]
+    assert executed(Block("python", "".join(python[:2]), 1)).startswith("<Kernel lospmm_96x64_n200_")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("workplace")
+def test_the_launch_of_the_library_page() -> None:
+    torch = pytest.importorskip("torch")
+    tune, _, launch = (block.text for block in blocks(text_of("docs/library.md")) if block.language == "python")
+    variables: dict[str, typing.Any] = {}
+    for text in (tune.replace('"h200"', f'"{detect_device().name}"'), launch):
+        exec(text, variables)
+    expected = torch.tensor(variables["weights"].toarray(), device="cuda") @ variables["b"]
+    assert torch.allclose(variables["c"], expected, atol=1e-3)
