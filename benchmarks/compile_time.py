@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from lospmm_datasets.synthetic import uniform
 
 from lospmm.toolchain.discover import find_toolkit
+from lospmm_datasets.synthetic import uniform
 
 SHAPES = [(1024, 1024, 0.9), (3072, 768, 0.9)]
 COLUMNS = 4096

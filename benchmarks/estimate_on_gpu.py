@@ -23,7 +23,6 @@ from unittest import mock
 
 import numpy as np
 from cuda.bindings import driver
-from lospmm_datasets.synthetic import uniform
 from scipy.stats import spearmanr
 
 from lospmm.codegen import emit
@@ -40,6 +39,7 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain import compile, compilers
 from lospmm.verify import compare
+from lospmm_datasets.synthetic import uniform
 
 PROBLEMS = [
     (768, 768, 4096, 0.7),

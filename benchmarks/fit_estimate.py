@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lospmm_datasets.synthetic import uniform
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
@@ -24,6 +23,7 @@ from lospmm.device import find_device
 from lospmm.estimate import RATES, Rates, Work, micros, work_per_column
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import regroup
+from lospmm_datasets.synthetic import uniform
 
 
 @dataclass(frozen=True, slots=True)

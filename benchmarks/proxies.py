@@ -19,9 +19,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from lospmm_datasets.synthetic import uniform
-from lospmm_proxies import proxies
-from lospmm_proxies.loops import kept_share
 
 from lospmm.codegen import emit
 from lospmm.device import DEVICES
@@ -33,6 +30,9 @@ from lospmm.space import explore
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.trial import Trial
+from lospmm_datasets.synthetic import uniform
+from lospmm_proxies import proxies
+from lospmm_proxies.loops import kept_share
 
 Record = dict[str, Any]
 

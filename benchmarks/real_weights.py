@@ -49,7 +49,7 @@ def tuned(path: Path, layers: Path, n: int, device: str) -> dict[str, Any]:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         manifest = jobs.tune(
-            jobs.Request(problem, file, jobs.Options(measure="none")), store=Store(Path(directory))
+            jobs.Request(problem, jobs.Options(measure="none"), file.values), store=Store(Path(directory))
         ).manifest
     tile = manifest["tile"]
     return {

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lospmm_datasets.synthetic import uniform
-
 from lospmm import readers
 from lospmm.codegen import emit
 from lospmm.device import DEVICES
@@ -29,6 +27,7 @@ from lospmm.settings import settings
 from lospmm.space import explore, widen
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm_datasets.synthetic import uniform
 
 SHAPES = [(64, 147, 0.9), (128, 1152, 0.9), (256, 256, 0.5), (256, 1024, 0.95), (384, 384, 0.7), (512, 512, 0.98)]
 COLUMNS = [49, 196, 1000, 4096, 12544, 50176]

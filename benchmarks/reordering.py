@@ -18,13 +18,13 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from lospmm_datasets.synthetic import paired_blocks, uniform
 from numpy.typing import NDArray
 
 from lospmm import readers
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Tiling, ceil_div
 from lospmm.reorder import natural_order, regroup
+from lospmm_datasets.synthetic import paired_blocks, uniform
 
 Record = dict[str, Any]
 #: The tile of each row of a matrix, (m,), for an M1.

@@ -60,7 +60,7 @@ def tune(
         emitter=emitter, ranker=ranker, measure=measure, verify=verify, dtype=dtype, shortlist_size=shortlist
     )
     file, problem = _problem(matrix, n, device, tensor, seed)
-    request = jobs.Request(problem, file, options, seed)
+    request = jobs.Request(problem, options, file.values, seed)
     with reported(quiet=quiet) as progress:
         done = jobs.tune_to_folder(request, out, store=jobs.open_store(), progress=progress)
     show_manifest(done.manifest, out, as_json=as_json)

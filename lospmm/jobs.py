@@ -21,7 +21,7 @@ from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
 from lospmm.matrix import check_nonzeros
 from lospmm.model import Candidate, Problem
-from lospmm.readers import MatrixFile
+from lospmm.readers import Values
 from lospmm.search import Choice, search
 from lospmm.settings import settings
 from lospmm.stages import Progress, Stages, silent
@@ -75,8 +75,8 @@ class Options:
 @dataclass(frozen=True, slots=True)
 class Request:
     problem: Problem
-    matrix_file: MatrixFile
     options: Options
+    values: Values = "stored"
     seed: int = 0  # that drew the values of a pattern
 
     @property
@@ -90,8 +90,8 @@ class Request:
             "fingerprint": self.problem.matrix.fingerprint,
             "n": self.problem.n,
             "device": asdict(self.problem.device),
-            "values": self.matrix_file.values,
-            "seed": self.seed if self.matrix_file.values == "drawn" else None,
+            "values": self.values,
+            "seed": self.seed if self.values == "drawn" else None,
             "options": asdict(self.options),
             "toolkit": find_toolkit().version,
         }
@@ -205,8 +205,8 @@ def _manifest(
         nnz=matrix.nnz,
         dtype=options.dtype,
         fingerprint=matrix.fingerprint,
-        values=request.matrix_file.values,
-        seed=request.seed if request.matrix_file.values == "drawn" else None,
+        values=request.values,
+        seed=request.seed if request.values == "drawn" else None,
         device=problem.device.name,
         arch=problem.device.arch,
         emitter=options.emitter,

@@ -18,7 +18,7 @@ from lospmm.device import find_device
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
 from lospmm.model import Problem
-from lospmm.readers import MatrixFile
+from lospmm.readers import Values
 from lospmm.runtime import execute
 from lospmm.runtime.detect import detect_device
 from lospmm.runtime.geometry import Geometry
@@ -100,10 +100,10 @@ def tune(
     Raises BadMatrix for weights that cannot be used, BadRequest and Unsupported for the rest of the request,
     NothingFits, ToolchainFault and VerificationFailed.
     """
-    file = _matrix_file(weights, tensor, seed)
+    matrix, values = _matrix_and_values(weights, tensor, seed)
     gpu = detect_device() if device == "auto" else find_device(device)
-    problem = Problem(file.matrix, operator.index(n), gpu)
-    request = jobs.Request(problem, file, jobs.Options(**options), seed)
+    problem = Problem(matrix, operator.index(n), gpu)
+    request = jobs.Request(problem, jobs.Options(**options), values, seed)
     return Kernel(jobs.tune(request, store=jobs.open_store()))
 
 
@@ -112,12 +112,13 @@ def load(directory: str | os.PathLike[str]) -> Kernel:
     return Kernel(artifact.read(Path(directory)))
 
 
-def _matrix_file(weights: Weights, tensor: str | None, seed: int) -> MatrixFile:
+def _matrix_and_values(weights: Weights, tensor: str | None, seed: int) -> tuple[SparseMatrix, Values]:
     if isinstance(weights, str | os.PathLike):
-        return readers.read(Path(weights), tensor=tensor, seed=seed)
+        file = readers.read(Path(weights), tensor=tensor, seed=seed)
+        return file.matrix, file.values
     if tensor is not None:
         raise BadRequest(f"tensor {tensor[:80]!r} chooses from a .safetensors file; these weights are no file")
-    return MatrixFile(_matrix(weights), "stored", "weights")
+    return _matrix(weights), "stored"
 
 
 def _matrix(weights: Matrix) -> SparseMatrix:

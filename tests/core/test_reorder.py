@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lospmm_datasets.synthetic import paired_blocks, uniform
 
 from lospmm import readers, reorder
 from lospmm.errors import BadRequest
 from lospmm.matrix import SparseMatrix, from_coo, from_dense
 from lospmm.model import Tiling
 from lospmm.reorder import natural_order, regroup
+from lospmm_datasets.synthetic import paired_blocks, uniform
 
 ROOT = Path(__file__).parents[2]
 REAL_PATTERNS = ROOT.parent / "shared" / "data" / "dlmc"

@@ -9,10 +9,10 @@ from urllib.parse import parse_qs
 
 import typer
 from fastapi.routing import APIRoute
-from lospmm_server.api import router
 
 from lospmm.commands import app
 from lospmm.settings import Settings
+from lospmm_server.api import router
 from tests.docs.pages import ROOT
 
 CLI = typer.main.get_command(app)

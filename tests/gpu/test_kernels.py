@@ -10,7 +10,6 @@ from lospmm import jobs
 from lospmm.artifact import Artifact
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Launch, Problem
-from lospmm.readers import MatrixFile
 from lospmm.runtime.detect import detect_device
 from lospmm.verify import MAX_RELATIVE_ERROR, compare
 
@@ -39,7 +38,7 @@ CASES = {
 
 def built(matrix: SparseMatrix, n: int, emitter: str) -> tuple[Problem, Artifact]:
     problem = Problem(matrix, n, detect_device())
-    request = jobs.Request(problem, MatrixFile(matrix, "stored", "weights"), jobs.Options(emitter=emitter))
+    request = jobs.Request(problem, jobs.Options(emitter=emitter))
     return problem, jobs.tune(request, store=jobs.open_store())
 
 

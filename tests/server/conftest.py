@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lospmm_server.app import create_app
-from lospmm_server.workshop import Workshop
 from starlette.testclient import TestClient
 
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import discover
+from lospmm_server.app import create_app
+from lospmm_server.workshop import Workshop
 from tests.core.files import saved
 
 

@@ -4,6 +4,7 @@ import pytest
 from fastapi import HTTPException
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lospmm_server.negotiation import negotiate
 
 JSON, BINARY = OFFERED = ("application/json", "application/octet-stream")

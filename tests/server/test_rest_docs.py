@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from lospmm_server import problems
 from starlette.testclient import TestClient
+
+from lospmm_server import problems
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rest.md").read_text()
 

@@ -7,15 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
-from lospmm_server import workshop as workshop_module
-from lospmm_server.app import create_app
-from lospmm_server.workshop import Workshop
 from starlette.testclient import TestClient
 
 from lospmm import jobs
 from lospmm.errors import LospmmError, NothingFits, ToolchainFault, VerificationFailed
 from lospmm.settings import settings
 from lospmm.store import Store
+from lospmm_server import workshop as workshop_module
+from lospmm_server.app import create_app
+from lospmm_server.workshop import Workshop
 from tests.server.conftest import SlowToolkit, npy_file
 
 POST = "/v1/kernels?n=128&device=h200"

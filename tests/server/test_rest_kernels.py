@@ -5,15 +5,15 @@ import json
 from collections.abc import Callable
 
 import pytest
-from lospmm_server.app import create_app
-from lospmm_server.schemas import Kernel
-from lospmm_server.workshop import Workshop
 from pydantic import TypeAdapter
 from safetensors.numpy import save as save_tensors
 from starlette.testclient import TestClient
 
 from lospmm.device import DEVICES
 from lospmm.matrix import from_dense
+from lospmm_server.app import create_app
+from lospmm_server.schemas import Kernel
+from lospmm_server.workshop import Workshop
 from tests.core.files import smtx
 from tests.server.conftest import npy_file, weights
 

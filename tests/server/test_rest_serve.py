@@ -16,9 +16,9 @@ import httpx2
 import psutil
 import pytest
 import scipy.sparse
-from lospmm_server.main import listen, run
 
 from lospmm.errors import BadRequest
+from lospmm_server.main import listen, run
 from tests.server.conftest import SlowToolkit, npy_file, weights
 
 curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

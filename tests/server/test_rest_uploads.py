@@ -5,10 +5,10 @@ import zipfile
 from collections.abc import Callable, Iterator
 
 import pytest
-from lospmm_server.uploads import FORM_BYTES
 from starlette.testclient import TestClient
 
 from lospmm.settings import settings
+from lospmm_server.uploads import FORM_BYTES
 from tests.core.files import csr, npy, npz, safetensors, tensor
 from tests.server.conftest import npy_file
 

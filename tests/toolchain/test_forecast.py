@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lospmm_datasets.synthetic import uniform
 
 from benchmarks.registers import draw
 from lospmm.codegen import emit
@@ -17,6 +16,7 @@ from lospmm.lower import lower
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.discover import find_toolkit
+from lospmm_datasets.synthetic import uniform
 
 POOL = [
     (f"{m} x {k}", uniform(m, k, sparsity, 1)) for m, k, sparsity in ((40, 147, 0.7), (96, 64, 0.3), (256, 200, 0.9))

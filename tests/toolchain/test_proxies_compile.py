@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lospmm_datasets.synthetic import uniform
-from lospmm_proxies import proxies
 
 from lospmm.codegen import emit
 from lospmm.device import DEVICES
@@ -22,6 +20,8 @@ from lospmm.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain.compile import Binary, compile_kernel
 from lospmm.toolchain.discover import Toolkit, find_toolkit
+from lospmm_datasets.synthetic import uniform
+from lospmm_proxies import proxies
 
 ARCH = "sm_90"
 OPCODES = {Op.LOAD: "LDG", Op.FMA: "FFMA", Op.STORE: "STG"}
