@@ -10,7 +10,6 @@ over rotating copies of B and C larger than twice the L2 cache, so that B comes 
 """
 
 import argparse
-import dataclasses
 import json
 import random
 import statistics
@@ -19,12 +18,12 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from cuda.bindings import driver
 from scipy.stats import spearmanr
 
+from benchmarks.levels import IN_USE, ptxas_level
 from lospmm.codegen import emit
 from lospmm.estimate import estimate_micros
 from lospmm.ir import launch
@@ -37,7 +36,7 @@ from lospmm.settings import settings
 from lospmm.space import widen
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.toolchain import compile, compilers
+from lospmm.toolchain.compile import compile_kernel
 from lospmm.verify import compare
 from lospmm_datasets.synthetic import uniform
 
@@ -131,16 +130,9 @@ def candidates_of(
 
 def timed(gpu: Gpu, problem: Problem, what: str, candidate: Candidate, directory: Path) -> dict[str, Any]:
     program = lower(problem, candidate)
-    level = "-O3" if what.endswith("-O3") else "-O1"
-    row = compilers.COMPILERS["ptx"]
-
-    def at_level(*arguments: Any) -> compilers.Compiler:
-        compiler = row(*arguments)
-        options = tuple(level if option == "-O1" else option for option in compiler.options)
-        return dataclasses.replace(compiler, options=options)
-
-    with mock.patch.object(compile, "COMPILERS", {"ptx": at_level}):
-        binary = compile.compile_kernel(
+    level = "-O3" if what.endswith("-O3") else IN_USE
+    with ptxas_level(level):
+        binary = compile_kernel(
             emit(program, "ptx", problem.device.arch),
             arch=problem.device.arch,
             registers=program.registers,

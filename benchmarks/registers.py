@@ -1,10 +1,11 @@
 """Section 3.2: is the register forecast right? Compiles kernels of the space and looks for spills.
 
-    python -m benchmarks.registers [--out DIR] [--kernels 240] [--cuda 24] [--layers DIR]
+    python -m benchmarks.registers [--out DIR] [--kernels 240] [--cuda 24] [--o3 60] [--layers DIR]
 
 draws survivors of the constraints, with their schedules, from problems of several shapes, sparsities and GPUs (and
 from the files of ``--layers``), compiles each as a whole kernel with the forecast as its register limit, and writes a
-record of each to ``registers.jsonl``. Exits 1 if one spills or needs more registers than forecast.
+record of each to ``registers.jsonl``. ``--o3`` of those through PTX are compiled at ptxas -O3 too, for comparison.
+Exits 1 if a kernel as the project compiles it spills or needs more registers than forecast.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.levels import IN_USE, ptxas_level
 from lospmm import readers
 from lospmm.codegen import emit
 from lospmm.device import DEVICES
@@ -56,9 +58,9 @@ def draw(pool: list[tuple[str, SparseMatrix]], rng: random.Random) -> tuple[str,
     return name, problem, rng.choice(widen(problem, survivor))
 
 
-def compiled(name: str, problem: Problem, candidate: Candidate, language: str) -> dict[str, Any]:
+def compiled(name: str, problem: Problem, candidate: Candidate, language: str, level: str) -> dict[str, Any]:
     program = lower(problem, candidate)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, ptxas_level(level):
         binary = compile_kernel(
             emit(program, language, problem.device.arch),
             arch=problem.device.arch,
@@ -73,6 +75,7 @@ def compiled(name: str, problem: Problem, candidate: Candidate, language: str) -
         "n": problem.n,
         "device": problem.device.name,
         "emitter": language,
+        "ptxas": level,
         "rows": candidate.tile.rows,
         "cols": candidate.tile.cols,
         "prefetch": schedule.prefetch,
@@ -90,24 +93,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--kernels", type=int, default=240, help="kernels through PTX")
     parser.add_argument("--cuda", type=int, default=24, help="kernels through CUDA C++")
+    parser.add_argument("--o3", type=int, default=60, help="of those through PTX, compiled at -O3 as well")
     parser.add_argument("--layers", type=Path, help="a folder of pruned layers to draw from as well")
     arguments = parser.parse_args()
-    rng = random.Random(0)
     pool = list(matrices(arguments.layers))
     arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = [("ptx", IN_USE, arguments.kernels), ("cuda", IN_USE, arguments.cuda), ("ptx", "-O3", arguments.o3)]
     wrong = 0
     with (arguments.out / "registers.jsonl").open("w") as results:
-        for language, count in (("ptx", arguments.kernels), ("cuda", arguments.cuda)):
+        for language, level, count in rows:
+            rng = random.Random(language)  # the kernels at -O3 are the first of those at the level in use
             records = []
             for number in range(count):
-                record = compiled(*draw(pool, rng), language)
+                record = compiled(*draw(pool, rng), language, level)
                 records.append(record)
                 print(json.dumps(record), file=results, flush=True)
-                print(f"\r{language} {number + 1}/{count}", end="", file=sys.stderr, flush=True)
+                print(f"\r{language} {level} {number + 1}/{count}", end="", file=sys.stderr, flush=True)
             spilled = sum(record["spill_bytes"] + record["stack_bytes"] > 0 for record in records)
             above = sum(record["registers"] > record["forecast"] for record in records)
-            wrong += spilled + above
-            print(f"\r{language}: {count} kernels, {spilled} spill, {above} use more registers than forecast")
+            wrong += spilled + above if level == IN_USE else 0
+            print(f"\r{language} {level}: {count} kernels, {spilled} spill, {above} use more registers than forecast")
     sys.exit(wrong > 0)
 
 

@@ -1,5 +1,6 @@
 """The commands. Each raises LospmmError for what a user got wrong; ``cli.py`` makes it a line and an exit code."""
 
+import math
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +47,12 @@ def tune(
     ranker: Annotated[str, typer.Option("--ranker", help="none: order by the analytic estimate.")] = "none",
     shortlist: Annotated[int, typer.Option("--shortlist", help="Candidates to keep in the tuning log.")] = 10,
     measure: Annotated[str, typer.Option("--measure", help="auto or none: choose by estimate.")] = "auto",
+    trials: Annotated[
+        str, typer.Option("--trials", help="proxy or full: what would be timed; nothing is measured yet.")
+    ] = "proxy",
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Seconds that measuring may take; nothing is measured yet.")
+    ] = None,
     verify: Annotated[
         str, typer.Option("--verify", help="cpu: run the kernel's text against float64; or none.")
     ] = "cpu",
@@ -56,6 +63,7 @@ def tune(
     quiet: QuietOption = False,
 ) -> None:
     """Find the fastest kernel for C = A x B and write it to a folder."""
+    _check_measuring(trials, budget)
     options = jobs.Options(
         emitter=emitter, ranker=ranker, measure=measure, verify=verify, dtype=dtype, shortlist_size=shortlist
     )
@@ -158,6 +166,14 @@ def start(
         raise typer.Exit
     if context.invoked_subcommand is None:
         raise BadRequest("name a command, such as tune; `lospmm --help` lists them")
+
+
+def _check_measuring(trials: str, budget: float | None) -> None:
+    """Options of a search that measures: scripts may give them already, and a wrong one is wrong already."""
+    if trials not in ("proxy", "full"):
+        raise BadRequest(f"trials {trials!r}: choose one of proxy, full")
+    if budget is not None and not 0 < budget < math.inf:
+        raise BadRequest(f"budget {budget}: a positive number of seconds")
 
 
 def _problem(matrix: Path, n: int, device: str, tensor: str | None, seed: int) -> tuple[readers.MatrixFile, Problem]:

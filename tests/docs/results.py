@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from benchmarks.fit_estimate import Timed, estimates, quality, timed_kernels
+from benchmarks.levels import IN_USE
 from lospmm.estimate import RATES
 from tests.docs.pages import ROOT
 
@@ -66,16 +67,13 @@ def _proxies(found: list[Record]) -> list[Row]:
 
 def _registers(found: list[Record]) -> list[Row]:
     rows = []
-    for emitter in dict.fromkeys(record["emitter"] for record in found):
-        mine = [record for record in found if record["emitter"] == emitter]
+    for emitter, level in dict.fromkeys((record["emitter"], record["ptxas"]) for record in found):
+        mine = [record for record in found if (record["emitter"], record["ptxas"]) == (emitter, level)]
         spilled = sum(record["spill_bytes"] + record["stack_bytes"] > 0 for record in mine)
         above = sum(record["registers"] > record["forecast"] for record in mine)
-        rows.append(
-            (
-                f"of {len(mine)} kernels drawn from the space, by {emitter}: spill / use more registers than forecast",
-                f"{spilled} / {above}",
-            )
-        )
+        what = f"{emitter}, ptxas {level}" + ("" if level == IN_USE else " (not what is used)")
+        text = f"of {len(mine)} kernels drawn from the space, {what}: spill / use more registers than forecast"
+        rows.append((text, f"{spilled} / {above}"))
     return rows
 
 
