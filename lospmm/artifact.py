@@ -262,7 +262,7 @@ def write(artifact: Artifact, directory: Path) -> None:
 
 def _remove_stale(parent: Path) -> None:
     """Remove what writers that were killed have left."""
-    for path in parent.glob(f"{SCRATCH}*"):
+    for path in parent.glob(f"{SCRATCH}{'[0-9a-f]' * 16}*"):  # the name that ``write`` gives, and nobody else
         with suppress(FileNotFoundError):  # its writer has just ended
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)  # it may be another user's

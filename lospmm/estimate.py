@@ -22,7 +22,8 @@ ISSUE_SLOTS = 4  # warp instructions that an SM starts per cycle
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What cannot be read off a data sheet. The defaults are those of benchmarks/results/fit_estimate.json, rounded."""
+    """What cannot be read off a data sheet. The defaults were fitted to some of the kernels of fit_estimate.json, which
+    has the fit to all of them (benchmarks/results): every rate within a fifth of these."""
 
     load_latency_cycles: float = 270.0  # that a group of ``prefetch`` loads of B adds to a block
     l2_bytes_per_cycle: float = 44.0  # of B, from the L2 cache to one SM while all read

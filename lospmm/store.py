@@ -109,8 +109,9 @@ class Store:
         now = time.time()
         try:
             for scratch in self.root.glob(f"{SCRATCH}/*"):
-                if now - scratch.stat().st_mtime > STALE_SECONDS:
-                    shutil.rmtree(scratch)
+                with suppress(FileNotFoundError):  # its writer has just ended
+                    if now - scratch.stat().st_mtime > STALE_SECONDS:
+                        shutil.rmtree(scratch)
             entries = sorted(self.entries(), key=lambda entry: entry.used)
             total = sum(entry.size_bytes for entry in entries)
             removed = []

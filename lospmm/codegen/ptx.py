@@ -1,4 +1,4 @@
-"""PTX: what ptxas compiles without nvcc, gcc or headers (PTX ISA 8.x, sections 9 to 11).
+"""PTX: what ptxas compiles without nvcc, gcc or headers (PTX ISA, sections 9 to 11).
 
 ``.noreturn`` needs PTX 6.4; each architecture is named with the oldest version that knows it, so that older toolkits
 take the text too. A load or store of sm_75 and up reaches 8 MiB either side of its base register (a signed 24-bit
@@ -17,7 +17,8 @@ from lospmm.ir import ZERO, KernelProgram, Op, TileProgram
 #: The oldest PTX version that knows the architecture, and 6.4 at least (PTX ISA, release notes).
 PTX_VERSIONS = {
     "sm_70": "6.4", "sm_75": "6.4", "sm_80": "7.0", "sm_86": "7.1", "sm_87": "7.4", "sm_89": "7.8", "sm_90": "7.8",
-    "sm_90a": "8.0", "sm_100": "8.6", "sm_100a": "8.6", "sm_120": "8.7",
+    "sm_90a": "8.0", "sm_100": "8.6", "sm_100a": "8.6", "sm_103": "8.8", "sm_110": "9.0", "sm_120": "8.7",
+    "sm_121": "8.8",
 }  # fmt: skip
 
 WINDOW_BYTES = 1 << 24
