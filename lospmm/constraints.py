@@ -10,12 +10,12 @@ every kernel. The limits of the hardware are never moved.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from lospmm.model import Problem, Schedule, TileSize, Tiling, block_rows, ceil_div
+from lospmm.model import ORDERS, Problem, Schedule, TileSize, Tiling, block_rows, ceil_div
 from lospmm.occupancy import registers_of_block
 from lospmm.registers import forecast_registers
 
@@ -25,6 +25,9 @@ MAX_WASTED_COLUMNS = 0.25
 
 #: Blocks along y that CUDA allows (CUDA C++ Programming Guide, Technical Specifications per Compute Capability).
 MAX_GRID_Y = 65_535
+
+#: 5,000 tiles take ptxas 6 s, 384 a tenth of one.
+MAX_DISPATCHED_TILES = 4_096
 
 Stage = Literal["registers", "utilization", "balance"]
 
@@ -75,10 +78,23 @@ def block_threads(subject: Subject) -> Bound:
 
 
 def grid_height(subject: Subject) -> Bound:
-    """The blocks along the y axis of the grid."""
+    """The blocks along the y axis of the grid, in the schedule's order."""
     problem, tile = subject.problem, subject.tile
     columns = ceil_div(problem.n, tile.cols)
     return Bound(columns if subject.schedule.order == "tile" else block_rows(problem.matrix, tile.rows), MAX_GRID_Y)
+
+
+def least_grid_height(subject: Subject) -> Bound:
+    """The blocks along the y axis of the grid, in the order that has fewer of them."""
+    return min(
+        (grid_height(replace(subject, schedule=replace(subject.schedule, order=order))) for order in ORDERS),
+        key=lambda bound: bound.value,
+    )
+
+
+def dispatched_tiles(subject: Subject) -> Bound:
+    """The block rows that a kernel dispatches to, a function each: ptxas takes time that grows with their square."""
+    return Bound(block_rows(subject.problem.matrix, subject.tile.rows), MAX_DISPATCHED_TILES)
 
 
 def idle_sms(subject: Subject) -> Bound:
@@ -127,7 +143,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("registers", block_registers),
     Constraint("utilization", partial_warps),
     Constraint("utilization", block_threads),
-    Constraint("utilization", grid_height),
+    Constraint("utilization", least_grid_height),
+    Constraint("utilization", dispatched_tiles, relaxed=1.25),
     Constraint("utilization", idle_sms, relaxed=0.5),
     Constraint("balance", row_imbalance, relaxed=1.25),
     Constraint("balance", wasted_columns, relaxed=1.25),

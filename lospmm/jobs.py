@@ -13,13 +13,12 @@ from pathlib import Path
 
 from lospmm import __version__, artifact
 from lospmm.artifact import Artifact, Manifest
-from lospmm.codegen import EMITTERS, emit
+from lospmm.codegen import EMITTERS, check_target, emit
 from lospmm.codegen.emission import Emission
 from lospmm.errors import BadRequest, Unsupported
 from lospmm.estimate import estimate_micros
 from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
-from lospmm.matrix import check_nonzeros
 from lospmm.model import Candidate, Problem
 from lospmm.readers import Values
 from lospmm.search import Choice, search
@@ -27,6 +26,7 @@ from lospmm.settings import settings
 from lospmm.stages import Progress, Stages, silent
 from lospmm.store import Store
 from lospmm.toolchain.compile import Binary, compile_kernel
+from lospmm.toolchain.compilers import compiler_name
 from lospmm.toolchain.discover import check_arch, find_toolkit
 from lospmm.verify import Verification, verify_on_cpu
 
@@ -92,10 +92,19 @@ class Request:
             "device": asdict(self.problem.device),
             "values": self.values,
             "seed": self.seed if self.values == "drawn" else None,
-            "options": asdict(self.options),
-            "toolkit": find_toolkit().version,
+            "options": {name: value for name, value in asdict(self.options).items() if name != "measure"},
+            "compiler": compiler_name(self.options.emitter, self.problem.device.arch),
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def _check_size(problem: Problem) -> None:
+    """A kernel has an instruction for each nonzero and each row, the empty ones too."""
+    matrix, limit = problem.matrix, settings().max_nonzeros
+    if matrix.nnz + matrix.m > limit:
+        raise BadRequest(
+            f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of LOSPMM_MAX_NONZEROS"
+        )
 
 
 def open_store() -> Store:
@@ -119,8 +128,9 @@ def tune(
     problem, options = request.problem, request.options
     if (kept := find(request.digest, store)) is not None:
         return kept
-    check_nonzeros(problem.matrix.nnz)
+    _check_size(problem)
     check_arch(find_toolkit(), problem.device.arch)
+    check_target(options.emitter, problem.device.arch)
     stages = Stages(progress, cancel)
     workers = settings().workers
     choice = search(problem, estimate_micros, options.shortlist_size, stages, workers=workers)

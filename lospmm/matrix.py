@@ -1,7 +1,7 @@
 """The pruned weight matrix A as a frozen, canonical CSR (readers of files are in ``readers.py``)."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import scipy.sparse
@@ -28,6 +28,10 @@ class SparseMatrix:
     indptr: NDArray[np.int64]  # (m + 1,)
     indices: NDArray[np.int32]  # (nnz,)
     data: NDArray[np.float32]  # (nnz,)
+    filled_rows: int = field(init=False)  # rows with a nonzero
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "filled_rows", int(np.count_nonzero(self.row_nnz)))
 
     @property
     def nnz(self) -> int:

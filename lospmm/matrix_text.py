@@ -68,9 +68,10 @@ def _array(content: bytes, at: int, shape: tuple[int, int], *, symmetric: bool) 
     else:
         _check_square(shape)
         triangle = _numbers(content, at, m * (m + 1) // 2)
-        weights = np.zeros(shape)
-        col, row = np.triu_indices(m)
-        weights[row, col] = weights[col, row] = triangle
+        weights = np.empty(shape)
+        ends = np.cumsum(np.arange(m, 0, -1))[:-1]
+        for col, below in enumerate(np.split(triangle, ends)):
+            weights[col:, col] = weights[col, col:] = below
     check_nonzeros(int(np.count_nonzero(weights)))
     return from_dense(weights)
 

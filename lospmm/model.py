@@ -22,6 +22,7 @@ MAX_COLUMNS = 2**30 - 1
 
 #: Which block index runs fastest over the grid: neighbours share a stripe of B ("tile") or the same code ("column").
 GridOrder = Literal["tile", "column"]
+ORDERS: tuple[GridOrder, ...] = ("tile", "column")
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -95,8 +96,7 @@ class Tiling:
 
 def block_rows(matrix: SparseMatrix, size_limit: int) -> int:
     """``Tiling.block_rows`` of a tiling with ``size_limit`` rows a tile, before it is made."""
-    filled = int(np.count_nonzero(matrix.row_nnz))
-    return ceil_div(filled, size_limit) + ceil_div(matrix.m - filled, ZERO_ROWS)
+    return ceil_div(matrix.filled_rows, size_limit) + ceil_div(matrix.m - matrix.filled_rows, ZERO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)

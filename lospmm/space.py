@@ -4,25 +4,37 @@
 registers; ``widen`` then gives a survivor every schedule that fits it.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lospmm.constraints import CONSTRAINTS, Bound, Constraint, Stage, Subject
-from lospmm.model import Candidate, GridOrder, Problem, Schedule, TileSize, Tiling, Verdict, ceil_div
+from lospmm.constraints import (
+    CONSTRAINTS,
+    Bound,
+    Constraint,
+    Stage,
+    Subject,
+    block_registers,
+    grid_height,
+    thread_registers,
+)
+from lospmm.matrix import SparseMatrix
+from lospmm.model import ORDERS, Candidate, Problem, Schedule, TileSize, Tiling, Verdict, ceil_div
 
 #: No thread addresses more registers than this on any GPU, so no tile of more rows can be computed: not worth naming.
 MAX_ROWS = 256
 
+#: Words that regrouping compares for all M1 together: some 20 s on one core (benchmarks/reordering.py).
+MAX_COMPARISONS = 2.5e10
+
 #: Loads in flight. Deep prefetch pays on recent GPUs (48 loads a warp beat 16 on an H200), at one register each.
 PREFETCHES = (4, 8, 16, 32, 48, 72)
 
-ORDERS: tuple[GridOrder, ...] = ("tile", "column")
-
 SHALLOWEST = Schedule(prefetch=PREFETCHES[0])
 
-#: The constraints that an axis of the schedule has a part in.
-_DEPTH_DECIDES = ("thread_registers", "block_registers")
-_ORDER_DECIDES = ("grid_height",)
+#: What a deeper or another schedule may still break in a survivor.
+_DEPTH_DECIDES = (thread_registers, block_registers)
+_ORDER_DECIDES = (grid_height,)
 
 #: How rows are put into tiles for each M1 that is asked for.
 Regroup = Callable[[Sequence[int]], Mapping[int, Tiling]]
@@ -50,12 +62,22 @@ class Space:
 def tile_sizes(problem: Problem, cols: Iterable[int] | None = None) -> list[TileSize]:
     """Every (M1, N1): M1 any integer, N1 each multiple of the warp that a block can have and N can use.
 
+    Of a matrix of very many rows M1 is named in steps: regrouping takes time that grows with their square.
+
     ``cols`` names the values of N1 instead (the paper's Figure 3 counts partial warps too).
     """
-    warp = problem.device.warp_size
+    matrix, warp = problem.matrix, problem.device.warp_size
     widest = min(problem.device.threads_per_block, ceil_div(problem.n, warp) * warp)
     widths = range(warp, widest + 1, warp) if cols is None else cols
-    return [TileSize(rows, width) for width in widths for rows in range(1, min(problem.matrix.m, MAX_ROWS) + 1)]
+    heights = range(1, min(matrix.m, MAX_ROWS) + 1, _step(matrix))
+    return [TileSize(rows, width) for width in widths for rows in heights]
+
+
+def _step(matrix: SparseMatrix) -> int:
+    """Between two values of M1: 1, or more where regrouping the rows for every one would take minutes."""
+    words = ceil_div(matrix.k, 64)
+    comparisons = matrix.filled_rows**2 * words * math.log(MAX_ROWS)  # rows x tiles of all M1 x words of a mask
+    return min(max(1, 1 << max(0, math.ceil(math.log2(max(comparisons, 1) / MAX_COMPARISONS)))), MAX_ROWS // 8)
 
 
 def explore(
@@ -88,9 +110,9 @@ def explore(
 def widen(problem: Problem, candidate: Candidate) -> list[Candidate]:
     """``candidate`` with every schedule that keeps it within the registers and the grid."""
 
-    def fits(schedule: Schedule, names: Container[str]) -> bool:
+    def fits(schedule: Schedule, checks: Iterable[Callable[[Subject], Bound]]) -> bool:
         subject = Subject(problem, candidate.tile, schedule)
-        return all(constraint.check(subject).holds for constraint in CONSTRAINTS if constraint.name in names)
+        return all(check(subject).holds for check in checks)
 
     prefetches = [prefetch for prefetch in PREFETCHES if fits(Schedule(prefetch), _DEPTH_DECIDES)]
     orders = [order for order in ORDERS if fits(Schedule(SHALLOWEST.prefetch, order=order), _ORDER_DECIDES)]

@@ -28,6 +28,9 @@ MAX_RELATIVE_ERROR = 1e-5
 MAX_COLUMNS = 64
 EDGE_COLUMNS = 10
 
+#: Elements of B and C together that are computed at a time: a few hundred megabytes in float64.
+MAX_ELEMENTS = 1 << 24
+
 #: Threads per block where the kernel leaves them to its launch: any number must do.
 LAUNCH_COLS = 64
 
@@ -47,7 +50,7 @@ class Verification:
 def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0) -> Verification:
     """Run the emission's text on the CPU for some columns. Raises VerificationFailed."""
     geometry = geometry_of(program, n=problem.n, cols=LAUNCH_COLS)
-    columns = choose_columns(geometry.n, geometry.cols)
+    columns = choose_columns(geometry.n, geometry.cols, _column_limit(problem.matrix))
     b = draw_b(problem.matrix, len(columns), seed)
     # Behind a ragged end there are threads without a column; the last of them runs too, and must touch nothing.
     last_thread = ceil_div(geometry.n, geometry.cols) * geometry.cols - 1
@@ -58,14 +61,22 @@ def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, 
     return Verification("cpu", error, len(columns))
 
 
-def choose_columns(n: int, cols: int) -> NDArray[np.int64]:
-    """All columns of C, or the first and the last of the first, a middle and the last block of ``cols``; ascending."""
-    if n <= MAX_COLUMNS:
+def _column_limit(matrix: SparseMatrix) -> int:
+    """Fewer columns where B and C are so long that even some columns of them take gigabytes."""
+    return min(MAX_COLUMNS, max(6, MAX_ELEMENTS // (matrix.m + matrix.k)))
+
+
+def choose_columns(n: int, cols: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
+    """All columns of C, or the first and the last of the first, a middle and the last block of ``cols``; ascending.
+
+    At most ``limit``, 6 or more.
+    """
+    if n <= limit:
         return np.arange(n)
     last = ceil_div(n, cols) - 1
     starts = cols * np.array([0, last // 2, last])
     ends = np.minimum(starts + cols, n)
-    edge = np.arange(EDGE_COLUMNS)
+    edge = np.arange(min(EDGE_COLUMNS, limit // 6))
     near = np.concatenate((np.add.outer(starts, edge), np.subtract.outer(ends - 1, edge)))
     return np.unique(np.clip(near, 0, n - 1))
 

@@ -20,6 +20,12 @@ EMITTERS: Mapping[str, Callable[[KernelProgram, str], Emission]] = MappingProxyT
 )
 
 
+def check_target(language: str, arch: str) -> None:
+    """Raises Unsupported for an architecture that ``language`` cannot be emitted for."""
+    if language == "ptx":
+        ptx.version_of(arch)
+
+
 def emit(program: KernelProgram, language: str, arch: str) -> Emission:
     """The text of ``program``. Raises Unsupported for a language without an emitter."""
     if language not in EMITTERS:

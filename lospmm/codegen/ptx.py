@@ -26,9 +26,7 @@ WINDOW_BYTES = 1 << 24
 
 def emit(program: KernelProgram, arch: str) -> Emission:
     """``program`` as PTX for ``arch``. Raises Unsupported for an architecture that no PTX version is known for."""
-    if arch not in PTX_VERSIONS:
-        raise Unsupported(f"ptx for {arch}: known are {', '.join(PTX_VERSIONS)}")
-    header = f".version {PTX_VERSIONS[arch]}\n.target {arch}\n.address_size 64\n"
+    header = f".version {version_of(arch)}\n.target {arch}\n.address_size 64\n"
     tiles = [_tile(index, tile, program) for index, tile in enumerate(program.tiles)]
     entry = _entry(program)
     declarations = "".join(f".extern .func {_signature(index, program)};\n" for index in range(len(tiles)))
@@ -40,6 +38,13 @@ def emit(program: KernelProgram, arch: str) -> Emission:
         source=header + "".join(tiles) + entry,
         units=(*units, header + declarations + entry),
     )
+
+
+def version_of(arch: str) -> str:
+    """The ``.version`` that text for ``arch`` carries. Raises Unsupported for one that the table lacks."""
+    if arch not in PTX_VERSIONS:
+        raise Unsupported(f"ptx for {arch}: known are {', '.join(PTX_VERSIONS)}")
+    return PTX_VERSIONS[arch]
 
 
 def _signature(index: int, program: KernelProgram) -> str:

@@ -36,11 +36,12 @@ def execute(
     with lifetime.temporary_directory() as directory:
         for name, array in (("columns", columns.astype(np.int64)), ("b", b.astype(np.float32)), ("c", c)):
             (directory / name).write_bytes(array.tobytes())
+        (directory / "kernel.so").write_bytes(library)
         command: tuple[str | Path, ...] = (
             sys.executable,
             "-I",
             _HERE / "cpu_process.py",
-            library.resolve(),
+            "./kernel.so",  # a path, not a name to search for
             emission.entry,
             *numbers,
         )

@@ -12,10 +12,9 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from lospmm.codegen.emission import Language
 from lospmm.errors import ToolchainFault
 from lospmm.toolchain import lifetime
-from lospmm.toolchain.discover import PROBE_LIMITS, Toolkit, find_host_compiler
+from lospmm.toolchain.discover import PROBE_LIMITS, Toolkit, find_host_compiler, find_toolkit
 from lospmm.toolchain.process import run
 
 
@@ -103,4 +102,9 @@ def _nvrtc_version() -> str:
     return finished.stdout.strip()
 
 
-COMPILERS: Mapping[Language, Callable[[Toolkit, str, int], Compiler]] = MappingProxyType({"ptx": _ptx, "cuda": _cuda})
+COMPILERS: Mapping[str, Callable[[Toolkit, str, int], Compiler]] = MappingProxyType({"ptx": _ptx, "cuda": _cuda})
+
+
+def compiler_name(language: str, arch: str) -> str:
+    """The compiler that units of ``language`` go to on this machine, with its version. Raises ToolchainFault."""
+    return COMPILERS[language](find_toolkit(), arch, 0).name

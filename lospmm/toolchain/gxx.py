@@ -17,8 +17,8 @@ OPTIONS = ("-x", "c++", "-std=c++17", "-O0", "-ffp-contract=off", "-shared", "-f
 LIBRARY = "kernel.so"
 
 
-def compile_shared_library(text: str, *, header: str, store: Store) -> Path:
-    """The library of ``text`` with ``header`` included first, as a file of the store.
+def compile_shared_library(text: str, *, header: str, store: Store) -> bytes:
+    """The library of ``text`` with ``header`` included first; it is kept in the store.
 
     Raises ToolchainFault where there is no g++ or it fails.
     """
@@ -27,9 +27,11 @@ def compile_shared_library(text: str, *, header: str, store: Store) -> Path:
         raise ToolchainFault("running a kernel on the CPU needs g++, and there is none on PATH")
     decisive = json.dumps([host_compiler_version(compiler), OPTIONS, header, text])
     key = hashlib.sha256(decisive.encode()).hexdigest()
-    if store.get("library", key) is None:
-        store.put("library", key, {LIBRARY: _compile(compiler, text, header)})
-    return store.directory("library", key) / LIBRARY
+    if kept := store.get("library", key):
+        return kept[LIBRARY]
+    library = _compile(compiler, text, header)
+    store.put("library", key, {LIBRARY: library})
+    return library
 
 
 def _compile(compiler: Path, text: str, header: str) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 from lospmm import jobs
 from lospmm.artifact import Artifact
 from lospmm.device import DEVICES
-from lospmm.errors import BadMatrix, BadRequest, LospmmError, NothingFits, Unsupported, VerificationFailed
+from lospmm.errors import BadRequest, LospmmError, NothingFits, Unsupported, VerificationFailed
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
 from lospmm.matrix import from_dense
@@ -22,6 +22,7 @@ from lospmm.model import Candidate, Problem
 from lospmm.readers import Values
 from lospmm.settings import settings
 from lospmm.store import Store
+from lospmm.toolchain import compilers
 
 WEIGHTS = np.array([[1, 0, 2], [0, 0, 0], [0, 3, 0]], dtype=np.float32)
 
@@ -68,8 +69,8 @@ def test_the_digest_says_all_that_decides_a_kernel() -> None:
 
 def test_another_toolkit_makes_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     before = request().digest
-    older = replace(jobs.find_toolkit(), version="12.8.93")
-    monkeypatch.setattr(jobs, "find_toolkit", lambda: older)
+    older = replace(compilers.find_toolkit(), version="12.8.93")
+    monkeypatch.setattr(compilers, "find_toolkit", lambda: older)
     assert request().digest != before
 
 
@@ -168,12 +169,10 @@ def test_an_old_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest
 
 
 def test_too_many_nonzeros_are_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("LOSPMM_MAX_NONZEROS", "2")
-        settings.cache_clear()
-        with pytest.raises(BadMatrix, match="3 nonzeros, more than the 2"):
-            jobs.tune(request(), store=store)
-    settings.cache_clear()
+    few = settings().model_copy(update={"max_nonzeros": 2})
+    monkeypatch.setattr(jobs, "settings", lambda: few)
+    with pytest.raises(BadRequest, match="3 nonzeros and 3 rows: together more than the 2 of LOSPMM_MAX_NONZEROS"):
+        jobs.tune(request(), store=store)
 
 
 @pytest.mark.parametrize("stage", ["reorder", "emit", "compile", "verify"])

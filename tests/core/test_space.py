@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.constraints import CONSTRAINTS, Subject
+from lospmm.constraints import CONSTRAINTS, Subject, dispatched_tiles
 from lospmm.device import DEVICES, DeviceSpec
-from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.matrix import SparseMatrix, from_coo, from_dense
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.registers import forecast_registers
 from lospmm.reorder import natural_order, regroup
-from lospmm.space import PREFETCHES, Space, explore, tile_sizes, widen
+from lospmm.space import PREFETCHES, SHALLOWEST, Space, explore, tile_sizes, widen
 
 H200 = DEVICES["h200"]
 
@@ -141,3 +141,20 @@ def test_the_forecast_counts_accumulators_buffers_and_reserve_in_whole_units() -
     assert forecast_registers(33, Schedule(16), H200) == 72
     assert forecast_registers(223, Schedule(16), H200) == 255  # a unit more would be 256, which no thread can address
     assert forecast_registers(224, Schedule(16), H200) > H200.registers_per_thread
+
+
+def test_a_b_too_wide_for_one_order_of_the_grid_takes_the_other() -> None:
+    problem = Problem(random_matrix(64, 64, 0.1, 3), 70_000_000, H200)
+    survivors = explored(problem).survivors
+    assert survivors
+    assert {wider.schedule.order for wider in widen(problem, survivors[0])} == {"column"}
+
+
+def test_very_many_rows_are_named_in_steps_and_dispatched_in_few_tiles() -> None:
+    rows = 40_000
+    tall = from_coo((rows, 512), np.arange(rows), np.arange(rows) % 512, np.ones(rows))
+    problem = Problem(tall, 64, H200)
+    heights = sorted({tile.rows for tile in tile_sizes(problem)})
+    assert heights[:3] == [1, 5, 9]
+    holds = [dispatched_tiles(Subject(problem, TileSize(height, 64), SHALLOWEST)).holds for height in heights[:4]]
+    assert holds == [False, False, False, True]  # 40,000 / 9 is more than 4,096

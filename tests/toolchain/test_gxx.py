@@ -25,24 +25,28 @@ def needs_a_host_compiler() -> None:
         pytest.skip("no g++ on this machine")
 
 
-def test_the_text_runs(store: Store) -> None:
-    twice = ctypes.CDLL(str(compile_shared_library(TEXT, header=SHIM, store=store))).twice
+def test_the_text_runs(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "twice.so"
+    path.write_bytes(compile_shared_library(TEXT, header=SHIM, store=store))
+    twice = ctypes.CDLL(str(path)).twice
     twice.argtypes, twice.restype = [ctypes.c_float], ctypes.c_float
     assert twice(1.5) == 3.0
 
 
 def test_it_is_compiled_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = compile_shared_library(TEXT, header=SHIM, store=store)
+    library = compile_shared_library(TEXT, header=SHIM, store=store)
     monkeypatch.setattr(gxx, "_compile", None)
-    assert compile_shared_library(TEXT, header=SHIM, store=store) == path
+    assert compile_shared_library(TEXT, header=SHIM, store=store) == library
     monkeypatch.undo()
-    assert compile_shared_library(TEXT, header=SHIM + "// changed\n", store=store) != path
+    compile_shared_library(TEXT, header=SHIM + "// changed\n", store=store)
+    assert len(list(store.entries())) == 2
 
 
 def test_a_corrupt_library_is_compiled_again(store: Store) -> None:
-    path = compile_shared_library(TEXT, header=SHIM, store=store)
-    path.write_bytes(b"damaged")
-    assert compile_shared_library(TEXT, header=SHIM, store=store).read_bytes()[:4] == b"\x7fELF"
+    library = compile_shared_library(TEXT, header=SHIM, store=store)
+    (entry,) = store.entries()
+    (store.directory(entry.kind, entry.key) / gxx.LIBRARY).write_bytes(b"damaged")
+    assert compile_shared_library(TEXT, header=SHIM, store=store)[:4] == library[:4] == b"\x7fELF"
 
 
 def test_a_text_that_does_not_compile_is_a_fault(store: Store) -> None:
