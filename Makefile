@@ -35,6 +35,7 @@ lock:  ## pin every dependency anew (needs uv)
 		--output-file requirements.lock pyproject.toml
 
 .venv/ready: pyproject.toml requirements.lock
+	@echo "Installing into .venv: 1.2 GB, about a minute" >&2
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .

@@ -31,6 +31,9 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; its exit status. An error is one line on stderr and, with --json, an object on stdout."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us; what is written to it is lost, as asked for
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     import typer  # it and the commands take a good part of a second
 
     from lospmm.commands import app

@@ -62,7 +62,7 @@ def tune(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Find the fastest kernel for C = A x B and write it to a folder."""
+    """Make the kernel for C = A x B that the estimate puts first, and write it to a folder."""
     _check_measuring(trials, budget)
     options = jobs.Options(
         emitter=emitter, ranker=ranker, measure=measure, verify=verify, dtype=dtype, shortlist_size=shortlist

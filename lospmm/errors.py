@@ -3,6 +3,7 @@
 LospmmError
 +-- BadRequest          2   the request is wrong: what, where, and what to do
 |   +-- BadMatrix           a matrix file or matrix that cannot be used
+|   +-- BadSettings         a LOSPMM_* variable that is wrong: not the fault of a service's client
 |   +-- Unsupported         a combination that no table has a row for
 +-- NothingFits         3   no tile size satisfies every constraint on this device
 +-- ToolchainFault      4   a compiler failed, was missing, or ran out of time or memory; carries the log
@@ -24,6 +25,10 @@ class BadRequest(LospmmError):
 
 
 class BadMatrix(BadRequest):
+    pass
+
+
+class BadSettings(BadRequest):
     pass
 
 

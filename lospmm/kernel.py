@@ -1,5 +1,6 @@
 """The library's face: ``tune`` a weight matrix into a ``Kernel``, ``load`` one, run its text without a GPU."""
 
+import copy
 import operator
 import os
 from collections.abc import Mapping
@@ -41,8 +42,8 @@ class Kernel:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """manifest.json; docs/manifest.md says what each field means."""
-        return self.artifact.manifest
+        """manifest.json; docs/manifest.md says what each field means. A copy: what it says cannot be changed."""
+        return copy.deepcopy(dict(self.artifact.manifest))
 
     @property
     def cubin(self) -> bytes:
@@ -68,12 +69,17 @@ class Kernel:
         numbers, VerificationFailed where the text cannot be run, ToolchainFault where CUDA C++ finds no g++.
         """
         geometry = _geometry(self.manifest)
+        if not isinstance(b, np.ndarray):
+            raise BadRequest(f"B is of type {type(b).__name__}; give a NumPy array")
         if b.shape != (geometry.k, geometry.n):
             raise BadRequest(f"B has the shape {b.shape}; this kernel takes {(geometry.k, geometry.n)}")
         if b.dtype.kind not in "fiub":
             raise BadRequest(f"B of type {b.dtype} does not hold real numbers")
         emission = Emission(self.manifest["emitter"], self.manifest["name"], self.source, (self.source,))
-        elements = b.astype(np.float32)
+        with np.errstate(over="ignore"):
+            elements = b.astype(np.float32)
+        if np.any(np.isinf(elements) & np.isfinite(b)):
+            raise BadRequest("B holds numbers that are too large for float32")
         c = np.empty((geometry.m, geometry.n), dtype=np.float32)
         step = max(1, _THREADS_AT_ONCE // geometry.block_rows)
         for start in range(0, geometry.n, step):
@@ -101,10 +107,17 @@ def tune(
     NothingFits, ToolchainFault and VerificationFailed.
     """
     matrix, values = _matrix_and_values(weights, tensor, seed)
-    gpu = detect_device() if device == "auto" else find_device(device)
-    problem = Problem(matrix, operator.index(n), gpu)
+    gpu = detect_device() if device == "auto" else find_device(str(device))
+    problem = Problem(matrix, _count("n", n), gpu)
     request = jobs.Request(problem, jobs.Options(**options), values, seed)
     return Kernel(jobs.tune(request, store=jobs.open_store()))
+
+
+def _count(name: str, value: object) -> int:
+    """A whole number, of NumPy or of Python. Raises BadRequest."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise BadRequest(f"{name} is {value!r:.80}: give a whole number")
+    return operator.index(value)
 
 
 def load(directory: str | os.PathLike[str]) -> Kernel:
@@ -124,11 +137,18 @@ def _matrix_and_values(weights: Weights, tensor: str | None, seed: int) -> tuple
 def _matrix(weights: Matrix) -> SparseMatrix:
     if isinstance(weights, SparseMatrix):
         return weights
+    if isinstance(weights, np.ma.MaskedArray):
+        raise BadMatrix("weights are a masked array: fill what is masked with zeros first, as in weights.filled(0)")
     if isinstance(weights, np.ndarray):
         return from_dense(np.asarray(weights))  # np.matrix would index differently
     if scipy.sparse.issparse(weights):
         shape = check_shape(weights.shape)
-        entries = weights.tocoo()
+        try:
+            if weights.format in ("csr", "csc", "bsr"):
+                weights.check_format(full_check=True)  # SciPy converts without looking, out of bounds if need be
+            entries = weights.tocoo()
+        except (ValueError, IndexError) as error:
+            raise BadMatrix(f"SciPy refuses these weights: {error}") from None
         return from_coo(shape, entries.row, entries.col, entries.data)
     raise BadMatrix(
         f"weights of type {type(weights).__name__}: give a NumPy array, a SciPy sparse matrix, a SparseMatrix or a path"

@@ -131,6 +131,8 @@ def _numbers(content: bytes, at: int, count: int) -> NDArray[np.float64]:
     while at < len(content):
         end = _chunk_end(content, at)
         words = content[at:end].split()
+        if b"_" in content[at:end]:
+            raise BadMatrix(f"among the numbers from {filled + 1}: an underscore, which no number of this format has")
         at = end
         if filled + len(words) > count:
             raise BadMatrix(f"the header promises {count} numbers, more follow it")

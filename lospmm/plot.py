@@ -32,6 +32,8 @@ TICKS = 9
 
 def check_format(path: Path) -> None:
     """Raise BadRequest unless the suffix of ``path`` names a format that ``plot_space`` writes."""
+    if not path.parent.is_dir():
+        raise BadRequest(f"--plot {path}: there is no folder {path.parent}")
     if path.suffix.lower() not in FORMATS:
         raise BadRequest(f"--plot {path}: the suffix must be one of {', '.join(FORMATS)}")
 

@@ -8,7 +8,7 @@ import platformdirs
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from lospmm.errors import BadRequest
+from lospmm.errors import BadSettings
 
 
 class Settings(BaseSettings):
@@ -35,9 +35,9 @@ class Settings(BaseSettings):
 
 @cache
 def settings() -> Settings:
-    """The settings of this process, read once. Raises BadRequest naming the variable that is wrong."""
+    """The settings of this process, read once. Raises BadSettings naming the variable that is wrong."""
     try:
         return Settings()
     except ValidationError as error:
         first = error.errors()[0]
-        raise BadRequest(f"LOSPMM_{str(first['loc'][0]).upper()}: {first['msg']}") from None
+        raise BadSettings(f"LOSPMM_{str(first['loc'][0]).upper()}: {first['msg']}") from None

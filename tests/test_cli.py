@@ -552,7 +552,7 @@ def test_the_space_is_drawn(
     [
         ("space.bmp", "the suffix must be one of .png, .svg, .pdf"),
         ("space", "the suffix must be one of"),
-        ("gone/space.png", "cannot be written: No such file or directory"),
+        ("gone/space.png", "there is no folder"),
     ],
 )
 def test_a_plot_that_cannot_be(lospmm_command: Command, tmp_path: Path, matrix: Path, name: str, words: str) -> None:
@@ -613,3 +613,9 @@ def test_a_signal_is_one_line(ending: signal.Signals) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (128 + ending, "")
     assert ended.stderr == f"error: stopped by {ending.name}\n"
+
+
+def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m lospmm.cli cache ls --json >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cuda.pathfinder import find_nvidia_binary_utility
 
-from lospmm.errors import BadRequest, ToolchainFault, Unsupported
+from lospmm.errors import BadSettings, ToolchainFault, Unsupported
 from lospmm.settings import settings
 from lospmm.toolchain import lifetime
 from lospmm.toolchain.process import Limits, run
@@ -40,7 +40,7 @@ class Toolkit:
 def find_toolkit() -> Toolkit:
     """The first usable toolkit: LOSPMM_TOOLKIT, CUDA_HOME, CUDA_PATH, PATH, PyPI.
 
-    Raises BadRequest where LOSPMM_TOOLKIT names one that is not usable, ToolchainFault where none is found.
+    Raises BadSettings where LOSPMM_TOOLKIT names one that is not usable, ToolchainFault where none is found.
     """
     refused = []
     for origin, directory in _places():
@@ -48,7 +48,7 @@ def find_toolkit() -> Toolkit:
             return _toolkit(directory, origin)
         except ToolchainFault as error:
             if origin == "LOSPMM_TOOLKIT":  # asked for by name: never quietly replaced by another
-                raise BadRequest(f"LOSPMM_TOOLKIT: {error}") from error
+                raise BadSettings(f"LOSPMM_TOOLKIT: {error}") from error
             refused.append(f"{origin}: {error}")
     raise ToolchainFault(
         "no CUDA toolkit of version 12.0 or newer: install one and name it with LOSPMM_TOOLKIT, or install this "

@@ -1,8 +1,12 @@
 """Who may ask: without keys, everybody on this machine, but no web page that a browser on it has open."""
 
+import re
 from ipaddress import ip_address
 
 from fastapi import HTTPException, Request
+
+#: A name or an address with a port or without; what is not in this form is not guessed at.
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?")
 
 
 def is_loopback(host: str) -> bool:
@@ -21,5 +25,7 @@ async def refuse_foreign_pages(request: Request) -> None:
     """
     if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise HTTPException(403, "a web page of another site sent this request")
-    if not is_loopback(request.url.hostname or ""):
+    hosts = request.headers.getlist("host")
+    named = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    if named is None or not is_loopback(named["name"].strip("[]")):
         raise HTTPException(403, "the header Host must name localhost or a loopback address")

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from lospmm.errors import (
     BadMatrix,
     BadRequest,
+    BadSettings,
     LospmmError,
     NothingFits,
     ToolchainFault,
@@ -35,6 +36,7 @@ class Kind(NamedTuple):
 ERRORS: Mapping[type[LospmmError], Kind] = {
     BadMatrix: Kind("bad-matrix", "The matrix file cannot be used", 422),
     Unsupported: Kind("unsupported", "This service does not do that", 400),
+    BadSettings: Kind("unavailable", "The service cannot do work now", 503),
     BadRequest: Kind("bad-request", "The request is wrong", 400),
     NothingFits: Kind("nothing-fits", "No tile size fits the device", 422),
     ToolchainFault: Kind("toolchain-fault", "A compiler failed", 500),

@@ -165,9 +165,20 @@ def test_auto_is_the_gpu_of_this_machine(
     assert lospmm.tune(dense, n=N) == kernel
 
 
+def corrupted(name: str, value: int) -> scipy.sparse.csr_array:
+    """A CSR whose index arrays were changed after SciPy looked at them."""
+    weights = scipy.sparse.csr_array(np.eye(20, 10))
+    getattr(weights, name)[3] = value
+    return weights
+
+
 @pytest.mark.parametrize(
     ("weights", "reason"),
     [
+        (corrupted("indptr", 10**6), "SciPy refuses these weights"),
+        (corrupted("indices", 99), "SciPy refuses these weights"),
+        (corrupted("indices", -1), "SciPy refuses these weights"),
+        (np.ma.array(np.eye(4), mask=np.eye(4) > 0), "a masked array"),
         (scipy.sparse.coo_array(([1.0, 2.0], ([0, 0], [1, 1])), shape=(2, 2)), "given twice"),
         (scipy.sparse.csr_array((np.ones(2), np.array([1, 1]), np.array([0, 2])), shape=(1, 2)), "given twice"),
         (scipy.sparse.coo_array(np.ones(3)), "two sides"),
@@ -194,7 +205,9 @@ def test_bad_weights_are_refused(weights: Any, reason: str) -> None:
         ({"emitter": "opencl"}, BadRequest, "choose one of"),
         ({"emitter": "sass"}, Unsupported, "machine code"),
         ({"tensor": "fc1.weight"}, BadRequest, "no file"),
-        ({"n": 1.5}, TypeError, "integer"),
+        ({"n": 1.5}, BadRequest, "n is 1.5: give a whole number"),
+        ({"n": True}, BadRequest, "n is True: give a whole number"),
+        ({"device": None}, BadRequest, "unknown device 'None'"),
         ({"colour": "red"}, TypeError, "colour"),
     ],
 )
@@ -214,6 +227,17 @@ def test_a_b_of_another_shape_is_refused(shape: tuple[int, ...], kernel: lospmm.
 def test_a_b_of_no_real_numbers_is_refused(kernel: lospmm.Kernel) -> None:
     with pytest.raises(BadRequest, match="complex64"):
         kernel.run_on_cpu(np.zeros((18, N), dtype=np.complex64))
+
+
+@pytest.mark.parametrize(("b", "reason"), [([[1.0]], "type list"), (np.full((18, N), 1e300), "too large for float32")])
+def test_a_b_that_is_no_array_of_float32_is_refused(b: Any, reason: str, kernel: lospmm.Kernel) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        kernel.run_on_cpu(b)
+
+
+def test_a_manifest_cannot_be_changed(kernel: lospmm.Kernel) -> None:
+    kernel.manifest["tile"]["rows"] = 99
+    assert kernel.manifest["tile"]["rows"] != 99
 
 
 def test_folders_without_a_kernel_are_refused(tmp_path: Path, kernel: lospmm.Kernel) -> None:

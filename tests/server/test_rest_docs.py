@@ -33,7 +33,7 @@ def test_every_parameter_is_described(client: TestClient) -> None:
 def test_the_table_of_problems_is_whole() -> None:
     kinds = (*problems.ERRORS.values(), *problems.STATUSES.values(), problems.BAD_PARAMETER, problems.INTERNAL)
     rows = re.findall(r"^\| `/problems/([a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE)
-    assert sorted(rows) == sorted((kind.name, str(kind.status)) for kind in kinds)
+    assert sorted(rows) == sorted({(kind.name, str(kind.status)) for kind in kinds})
 
 
 def test_openapi_knows_only_problem_json(client: TestClient) -> None:

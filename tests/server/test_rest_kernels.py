@@ -188,12 +188,36 @@ def test_a_fault_of_the_service_tells_nothing(client: TestClient, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "headers", [{"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "127.0.0.1.evil.example:8000"}]
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        *(
+            {"Host": host}
+            for host in (
+                "evil.example",
+                "127.0.0.1.evil.example:8000",
+                "127.0.0.1@evil.example",
+                "a{b.evil.example",
+                "evil.example:65536",
+                "evil.example:x",
+                "[::1",
+                "",
+            )
+        ),
+    ],
 )
 def test_pages_of_other_sites_are_refused(client: TestClient, headers: dict[str, str]) -> None:
     answer = client.post(POST, files=FORM, headers=headers)
     assert (answer.status_code, answer.json()["type"]) == (403, "/problems/forbidden")
     assert client.get("/healthz", headers={"Sec-Fetch-Site": "same-origin", "Host": "[::1]:8000"}).status_code == 200
+
+
+def test_a_wrong_setting_is_not_blamed_on_the_client(
+    client: TestClient, set_environment: Callable[[str, object], None]
+) -> None:
+    set_environment("LOSPMM_TOOLKIT", "/nowhere")
+    answer = client.post(POST, files=FORM)
+    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
 
 
 def test_health_and_readiness(client: TestClient, set_environment: Callable[[str, object], None]) -> None:
