@@ -1,0 +1,55 @@
+"""lospmm space: counts that add up, and the picture."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import H200, Command
+
+
+@pytest.mark.parametrize("n", [1, 50, 1000])
+def test_the_space_adds_up(lospmm_command: Command, matrix: Path, n: int) -> None:
+    answer = lospmm_command("space", matrix, "--n", n, *H200, "--json")
+    assert answer.status == 0, answer.err
+    found = json.loads(answer.out)
+    assert found["space"] == sum(found["removed"].values()) + len(found["survivors"])
+    assert found["space"] >= found["after_registers"] >= found["after_utilization"] >= found["after_balance"]
+    assert found["after_balance"] == len(found["survivors"]) > 0
+    text = lospmm_command("space", matrix, "--n", n, *H200, "--quiet")
+    assert text.err == ""
+    counts, _, survivors = text.out.partition("\n\n")
+    lefts = [int(line.split()[-1].replace(",", "")) for line in counts.splitlines()[1:]]
+    assert (lefts[0], lefts[-1]) == (found["space"], len(found["survivors"]))
+    listed = {
+        (rows, int(line.split()[0]))
+        for line in survivors.splitlines()[1:]
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", line.split(maxsplit=1)[1])
+        for rows in range(int(first), int(last or first) + 1)
+    }
+    assert listed == {tuple(tile) for tile in found["survivors"]}
+
+
+@pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
+def test_the_space_is_drawn(
+    lospmm_command: Command, tmp_path: Path, matrix: Path, suffix: str, beginning: bytes
+) -> None:
+    plot = tmp_path / f"space.{suffix}"
+    answer = lospmm_command("space", matrix, "--n", 300, *H200, "--plot", plot)
+    assert answer.status == 0, answer.err
+    assert plot.read_bytes().startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("space.bmp", "the suffix must be one of .png, .svg, .pdf"),
+        ("space", "the suffix must be one of"),
+        ("gone/space.png", "there is no folder"),
+    ],
+)
+def test_a_plot_that_cannot_be(lospmm_command: Command, tmp_path: Path, matrix: Path, name: str, words: str) -> None:
+    answer = lospmm_command("space", matrix, "--n", 4, *H200, "--plot", tmp_path / name, "--quiet")
+    assert (answer.status, answer.out) == (2, "")
+    assert words in answer.error

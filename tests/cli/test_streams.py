@@ -1,0 +1,88 @@
+"""What goes to stdout and stderr, and how a process ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lospmm
+from lospmm import artifact, cli
+from tests.cli.command import H200, Answer, Command, process
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_results_go_to_stdout_and_progress_to_stderr(tmp_path: Path, matrix: Path) -> None:
+    """What is found in the store has no stages."""
+    made = process("tune", matrix, "--n", 50, *H200, "--out", tmp_path / "a", "--json")
+    assert made.status == 0, made.err
+    assert json.loads(made.out) == artifact.read(tmp_path / "a").manifest
+    stages = ["reorder", "constraints", "rank", "emit", "compile", "verify"]
+    assert re.findall(r"^(\w+): done at \d+\.\d s$", made.err, re.MULTILINE) == stages
+    assert len(made.err.splitlines()) == len(stages)
+    quiet = process("tune", matrix, "--n", 49, *H200, "--out", tmp_path / "b", "--quiet")
+    assert (quiet.status, quiet.err) == (0, "")
+    assert "\nkernel     lospmm_16x24_n49_" in quiet.out
+
+
+def test_an_error_of_a_process(tmp_path: Path) -> None:
+    """A name that would clear the terminal and forge a line of ours."""
+    name = "w\x1b[2J\nerror: forged\u202e.npy"
+    (tmp_path / name).write_bytes(b"no matrix")
+    for path, words in ((tmp_path / name, "its first bytes are"), (tmp_path / f"no{name}", "there is no such file")):
+        answer = process("tune", path, "--n", 4, *H200, "--out", tmp_path / "out", "--json")
+        assert answer.status == 2
+        assert words in answer.error
+        assert "forged" in answer.error
+        assert json.loads(answer.out) == {"error": {"type": "BadMatrix", "message": answer.error}}
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_encoding_without_the_name(tmp_path: Path, matrix: Path) -> None:
+    out = tmp_path / "größe"
+    answer = process("tune", matrix, "--n", 50, *H200, "--out", out, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert answer.status == 0, answer.err
+    assert r"gr\xf6\xdfe" in answer.out
+    assert artifact.read(out)
+
+
+def test_a_reader_that_leaves_and_a_full_disk_behind_stdout(matrix: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe, Path("/dev/full").open("wb") as full:
+        space = ("space", matrix, "--n", 4, *H200, "--quiet")
+        streams = {"capture_output": False, "stderr": subprocess.PIPE}
+        left = process(*space, **streams, stdout=pipe)
+        assert (left.status, left.err) == (cli.BROKEN_PIPE, "")
+        failed = process(*space, **streams, stdout=full)
+        assert (failed.status, failed.error) == (4, "output: No space left on device")
+
+
+def test_the_version_and_the_help(lospmm_command: Command) -> None:
+    assert lospmm_command("--version") == Answer(0, f"lospmm {lospmm.__version__}\n", "")
+    helped = lospmm_command("tune", "--help")
+    assert (helped.status, helped.err) == (0, "")
+    assert "--emitter" in helped.out
+
+
+def test_serve_refuses_in_one_line() -> None:
+    answer = process("serve", "--port", "99999")
+    assert (answer.status, answer.error) == (2, "port 99999: expected 0 to 65535")
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_one_line(ending: signal.Signals) -> None:
+    code = f"import os, lospmm.cli as c; c.run = lambda _: os.kill(os.getpid(), {ending:d}); c.main()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (128 + ending, "")
+    assert ended.stderr == f"error: stopped by {ending.name}\n"
+
+
+def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m lospmm.cli cache ls --json >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
