@@ -21,6 +21,7 @@ from lospmm import matrix_text, npy
 from lospmm.errors import BadMatrix
 from lospmm.matrix import SparseMatrix, check_nonzeros, check_shape, from_dense
 from lospmm.settings import settings
+from lospmm.terminal import printable
 
 #: Whether a file holds its values or only a pattern, whose values are then drawn from a normal distribution.
 Values = Literal["stored", "drawn"]
@@ -63,7 +64,7 @@ def read_bytes(content: bytes, name: str, *, tensor: str | None = None, seed: in
         reader = _reader(content, name, tensor)
         matrix, values = reader(content)
     except BadMatrix as error:
-        raise BadMatrix(f"{name}: {error}") from None
+        raise BadMatrix(f"{name}: {printable(str(error))}") from None  # it may quote the file
     return MatrixFile(_draw(matrix, seed) if values == "drawn" else matrix, values, name)
 
 
