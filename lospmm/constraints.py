@@ -3,9 +3,9 @@
 A constraint says what it found and what it allows; that a tile size is refused is a value (``Verdict``), kept for
 reports. To add one, write its function and add a row to ``CONSTRAINTS``.
 
-The paper's three thresholds (half of the SMs, 0.25 and 0.25) are rules of thumb: where a matrix is so small or so
-uneven that no tile size meets one, it is moved to what the best tile sizes reach (``relaxed``) instead of refusing
-every kernel. The limits of the hardware are never moved.
+The paper's three thresholds (half of the SMs, 0.25 and 0.25) and ours on dispatched tiles are rules of thumb: where a
+matrix is so small, so uneven or so tall that no tile size meets one, it is moved to what the best tile sizes reach
+(``relaxed``) instead of refusing every kernel. The limits of the hardware are never moved.
 """
 
 import math

@@ -125,8 +125,8 @@ def tune(
     Raises NothingFits, ToolchainFault, VerificationFailed, Unsupported, and CancelledError once ``cancel`` is set;
     nothing is kept then but compiled units.
     """
-    problem, options = request.problem, request.options
-    if (kept := find(request.digest, store)) is not None:
+    problem, options, digest = request.problem, request.options, request.digest
+    if (kept := find(digest, store)) is not None:
         return kept
     _check_size(problem)
     check_arch(find_toolkit(), problem.device.arch)
@@ -153,9 +153,9 @@ def tune(
             verification = verify_on_cpu(problem, program, emission)
     manifest = _manifest(request, choice, program, binary, verification, stages.seconds())
     finished = artifact.from_files(_files(manifest, choice, emission, binary), "the new kernel")
-    store.put(KERNELS, request.digest, finished.files)
+    store.put(KERNELS, digest, finished.files)
     # Another process may have been first: both then give the same artifact, its times included.
-    return find(request.digest, store) or finished
+    return find(digest, store) or finished
 
 
 def tune_to_folder(

@@ -77,7 +77,8 @@ def _step(matrix: SparseMatrix) -> int:
     """Between two values of M1: 1, or more where regrouping the rows for every one would take minutes."""
     words = ceil_div(matrix.k, 64)
     comparisons = matrix.filled_rows**2 * words * math.log(MAX_ROWS)  # rows x tiles of all M1 x words of a mask
-    return min(max(1, 1 << max(0, math.ceil(math.log2(max(comparisons, 1) / MAX_COMPARISONS)))), MAX_ROWS // 8)
+    doublings = math.ceil(math.log2(max(comparisons / MAX_COMPARISONS, 1)))
+    return min(1 << doublings, MAX_ROWS // 8)
 
 
 def explore(

@@ -13,8 +13,8 @@ PRELUDE = """\
 """
 
 
-def emit(program: KernelProgram, arch: str) -> Emission:  # noqa: ARG001 - emitters share one signature; C++ is the same everywhere
-    """``program`` as CUDA C++17 without includes."""
+def emit(program: KernelProgram, _arch: str) -> Emission:
+    """``program`` as CUDA C++17 without includes, the same for every architecture."""
     tiles = [_tile(index, tile, program) for index, tile in enumerate(program.tiles)]
     declarations = "".join(f"{_signature(index, program)};\n" for index in range(len(tiles)))
     entry = _entry(program)

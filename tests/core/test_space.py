@@ -48,8 +48,8 @@ FIGURE_3_DEVICE = DeviceSpec(
 FIGURE_3_ROW_NNZ = (6, 3, 4, 2, 4, 3, 4, 4)
 
 
-def explored(problem: Problem, **options: object) -> Space:
-    return explore(problem, lambda limits: regroup(problem.matrix, limits), **options)  # type: ignore[arg-type]
+def explored(problem: Problem) -> Space:
+    return explore(problem, lambda limits: regroup(problem.matrix, limits))
 
 
 def random_matrix(m: int, k: int, density: float, seed: int) -> SparseMatrix:
