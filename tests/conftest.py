@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 from lospmm.settings import settings
+from lospmm.toolchain import discover
 
 # A change that fails in CI fails for whoever looks at it; new examples are for those who can follow them up.
 hypothesis.settings.register_profile("ci", derandomize=True)
@@ -21,3 +23,17 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         settings.cache_clear()
         yield
     settings.cache_clear()
+
+
+@pytest.fixture
+def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of one test's own, and nothing remembered of other tests' settings and toolkits."""
+    for name in ("LOSPMM_TOOLKIT", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOSPMM_CACHE_DIR", str(tmp_path / "cache"))
+    remembered = (settings, discover.find_toolkit, discover.find_host_compiler)
+    for function in remembered:
+        function.cache_clear()
+    yield
+    for function in remembered:
+        function.cache_clear()

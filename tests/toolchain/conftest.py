@@ -1,27 +1,16 @@
 """Compilers that are shell scripts, and settings of a test's own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lospmm.settings import settings
 from lospmm.store import Store
-from lospmm.toolchain import discover
 
 
 @pytest.fixture(autouse=True)
-def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache of its own, and nothing remembered of other tests' settings and toolkits."""
-    for name in ("LOSPMM_TOOLKIT", "CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("LOSPMM_CACHE_DIR", str(tmp_path / "cache"))
-    remembered = (settings, discover.find_toolkit, discover.find_host_compiler)
-    for function in remembered:
-        function.cache_clear()
-    yield
-    for function in remembered:
-        function.cache_clear()
+def every_test_has(own_settings: None) -> None:
+    """See tests/conftest.py."""
 
 
 @pytest.fixture
