@@ -1,0 +1,78 @@
+"""Machine code as a table, one row per instruction, before it is bits: what the scheduler writes and ``encode`` reads.
+
+A row holds the operands of its instruction and the control fields, by which the hardware is told what it does not
+find out for itself: how long to wait before the next instruction and which scoreboards a result is announced on.
+Rows start as ``blank`` rows; an instruction's own fields are then set, and every other field stays as it was, which
+``encode`` insists on. NVIDIA publishes no description of these bits: names are those that nvdisasm prints, the control
+fields those of Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking" (2018), section 2.1.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Opcode(IntEnum):
+    """What an instruction does. A register R255 reads as zero and writes nowhere; so does a predicate P7 as true."""
+
+    FFMA_IMM = 0  # rd = ra * immediate + rc, the immediate a float32's bits
+    FFMA = 1  # rd = ra * rb + rc
+    LDG = 2  # rd... = global[ra:ra+1 + offset], read-only data; ur: pair of uniform registers with the descriptor
+    STG = 3  # global[ra:ra+1 + offset] = rb...; ur as for LDG
+    LDS = 4  # rd... = shared[ra + offset]
+    STS = 5  # shared[ra + offset] = rb...
+    MOV_IMM = 6  # rd = immediate
+    MOV = 7  # rd = rb
+    IADD3 = 8  # rd = ra + immediate + rc; carry = the sum's carry out (P7: not kept)
+    IADD3_X = 9  # rd = ra + immediate + rc + the predicate carry
+    CS2R = 10  # rd:rd+1 = 0, or rd = 0 where bytes is 4
+    EXIT = 11
+    NOP = 12
+    BAR_SYNC = 13  # every thread of the block, at barrier immediate (0 to 15)
+    BRA = 14  # to offset bytes after the end of this instruction
+    LDS_UNIFORM = 15  # rd... = shared[ra + ur + offset]
+    PREFETCH = 16  # global[ra:ra+1 + offset] into L2
+
+
+RZ = 255
+PT = 7  # the predicate that is always true
+NO_BARRIER = 7
+
+#: One instruction; 24 bytes.
+FORM = np.dtype(
+    [
+        ("op", "u1"),
+        ("rd", "u1"),
+        ("ra", "u1"),
+        ("rb", "u1"),
+        ("rc", "u1"),
+        ("ur", "u1"),  # uniform register
+        ("bytes", "u1"),  # 4, 8 or 16 of a load or store
+        ("carry", "u1"),  # predicate that a carry goes to or comes from
+        ("immediate", "<u4"),
+        ("offset", "<i4"),  # bytes: 24 bits with a sign of a load or store; a branch's distance
+        ("predicate", "u1"),  # the instruction runs where this predicate is true ...
+        ("predicate_negated", "u1"),  # ... or, with 1, where it is false
+        ("stall", "u1"),  # cycles before the warp's next instruction may issue: 1 to 11; with yields 0 to 15
+        ("yields", "u1"),  # 1: the scheduler is asked to turn to another warp; bit 109, which is 0 then
+        ("write_barrier", "u1"),  # scoreboard that falls when rd is written, 0 to 5; 7: none
+        ("read_barrier", "u1"),  # scoreboard that falls when the operands were read, 0 to 5; 7: none
+        ("wait", "u1"),  # mask of the scoreboards that must be down before issue
+        ("reuse", "u1"),  # operands kept in the reuse cache: bit 0 ra, bit 1 rb, bit 2 rc; not with yields
+    ]
+)
+
+_BLANK = np.zeros((), FORM)
+for _field, _value in {
+    **dict.fromkeys(("rd", "ra", "rb", "rc"), RZ),
+    **dict.fromkeys(("carry", "predicate"), PT),
+    **dict.fromkeys(("write_barrier", "read_barrier"), NO_BARRIER),
+    "stall": 1,
+}.items():
+    _BLANK[_field] = _value
+
+
+def blank(count: int) -> NDArray[np.void]:
+    """``count`` rows of FORM with no operands: registers R255, predicates P7, no barriers, a stall of 1 cycle."""
+    return np.full(count, _BLANK)

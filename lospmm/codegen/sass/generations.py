@@ -1,0 +1,139 @@
+"""The instructions that our machine code is made of, for each GPU generation: one row per instruction.
+
+The bits were read off what ptxas 13.0 writes and nvdisasm prints; tests/toolchain/test_sass_encoding.py holds them
+against both. A generation is the one before it with some rows replaced. Among those that have uniform descriptors,
+sm_80, sm_86 and sm_89 have the bits of sm_90, except for branches; nvdisasm prints their addresses differently.
+"""
+
+from dataclasses import replace
+
+from lospmm.codegen.sass.fields import Field, Generation, Row
+from lospmm.codegen.sass.form import Opcode
+from lospmm.errors import Unsupported
+
+_RD = Field("rd", ((16, 8),))
+_RA = Field("ra", ((24, 8),))
+_RB = Field("rb", ((32, 8),))
+_RC = Field("rc", ((64, 8),))
+_IMMEDIATE = Field("immediate", ((32, 32),))
+_OFFSET = Field("offset", ((40, 24),), signed=True)
+_BYTES = Field("bytes", ((73, 3),), codes=((4, 4), (8, 5), (16, 6)))
+_UR_OF_LOAD = Field("ur", ((32, 6),))
+_UR_OF_STORE = Field("ur", ((64, 6),))
+
+#: The scoreboards of what writes no register.
+_READ = ("read_barrier",)
+
+#: Bits that select the read-only path (LDG), a descriptor (LDG, STG), and the scope of a cache line.
+_LDG_HIGH = 0x0C5E9100
+_STG_HIGH = 0x0C501100
+
+_SM_90 = (
+    Row(Opcode.FFMA_IMM, 0x823, 0, (_RD, _RA, _IMMEDIATE, _RC), "FFMA {rd}, {ra}, {float}, {rc}", reuse=0b101),
+    Row(Opcode.FFMA, 0x223, 0, (_RD, _RA, _RB, _RC), "FFMA {rd}, {ra}, {rb}, {rc}", reuse=0b111),
+    Row(
+        Opcode.LDG, 0x981, _LDG_HIGH, (_RD, _RA, _UR_OF_LOAD, _OFFSET, _BYTES),
+        "LDG.E.NA{size}.CONSTANT {rd}, desc[{ur}][{ra}.64{offset}]", pairs=("ra", "ur"), data="rd",
+    ),
+    Row(
+        Opcode.STG, 0x986, _STG_HIGH, (_RA, _RB, _UR_OF_STORE, _OFFSET, _BYTES),
+        "STG.E.NA{size} desc[{ur}][{ra}.64{offset}], {rb}", pairs=("ra", "ur"), data="rb",
+        barriers=_READ,
+    ),
+    Row(Opcode.LDS, 0x984, 0, (_RD, _RA, _OFFSET, _BYTES), "LDS{size} {rd}, [{shared}]", data="rd"),
+    Row(
+        Opcode.LDS_UNIFORM, 0x984, 0x08000000, (_RD, _RA, _UR_OF_LOAD, _OFFSET, _BYTES),
+        "LDS{size} {rd}, [{uniform}]", data="rd",
+    ),
+    Row(Opcode.STS, 0x388, 0, (_RA, _RB, _OFFSET, _BYTES), "STS{size} [{shared}], {rb}", data="rb", barriers=_READ),
+    Row(Opcode.MOV_IMM, 0x802, 0xF00, (_RD, _IMMEDIATE), "MOV {rd}, {hex}"),
+    Row(Opcode.MOV, 0x202, 0xF00, (_RD, _RB), "MOV {rd}, {rb}", reuse=0b010),
+    Row(
+        Opcode.IADD3, 0x810, 0x07F1E000, (_RD, _RA, _IMMEDIATE, _RC, Field("carry", ((81, 3),))),
+        "IADD3 {rd}, {carry}{ra}, {signed}, {rc}", reuse=0b101,
+    ),
+    Row(
+        Opcode.IADD3_X, 0x810, 0x007FE400, (_RD, _RA, _IMMEDIATE, _RC, Field("carry", ((87, 3),))),
+        "IADD3.X {rd}, {ra}, {signed}, {rc}, {predicate}, !PT", reuse=0b101,
+    ),
+    Row(
+        Opcode.CS2R, 0x805, 0xFF00, (_RD, Field("bytes", ((80, 1),), codes=((4, 0), (8, 1)))),
+        "CS2R{half} {rd}, SRZ", data="rd",
+    ),
+    Row(Opcode.EXIT, 0x94D, 0x03800000, (), "EXIT", barriers=()),
+    Row(Opcode.NOP, 0x918, 0, (), "NOP"),
+    Row(
+        Opcode.BAR_SYNC, 0xB1D, 0x10000, (Field("immediate", ((54, 4),)),), "BAR.SYNC.DEFER_BLOCKING {hex}",
+        barriers=_READ,
+    ),
+    Row(
+        Opcode.BRA, 0x947, 0x03800000,
+        (Field("offset", ((16, 8), (34, 30), (64, 18)), dropped=2, step=16, signed=True),), "BRA {target}", barriers=(),
+    ),
+    Row(
+        Opcode.PREFETCH, 0x98F, 0x00800100, (_RA, Field("offset", ((32, 32),), signed=True)),
+        "CCTL.E.PF2 [{ra}{offset}]", pairs=("ra",), barriers=_READ,
+    ),
+)  # fmt: skip
+
+_BRA_TO_89 = Row(
+    Opcode.BRA,
+    0x947,
+    0x03800000,
+    (Field("offset", ((34, 30), (64, 18)), dropped=2, step=16, signed=True),),
+    "BRA {target}",
+    barriers=(),
+)
+
+
+def _with(rows: tuple[Row, ...], *others: Row) -> tuple[Row, ...]:
+    """``rows`` with some replaced by the others, by their instruction."""
+    by_op = {row.op: row for row in others}
+    return tuple(by_op.get(row.op, row) for row in rows)
+
+
+def _row(rows: tuple[Row, ...], op: Opcode) -> Row:
+    return next(row for row in rows if row.op == op)
+
+
+_SM_80 = _with(
+    _SM_90,
+    _BRA_TO_89,
+    replace(_row(_SM_90, Opcode.LDG), text="LDG.E.NA{size}.CONSTANT {rd}, [{ra}.64{offset}]"),
+    replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),
+)
+
+#: Loads and stores without descriptors, a cache scope of other bits, barriers and shared loads of older kinds.
+_SM_75 = _with(
+    _SM_80,
+    Row(
+        Opcode.LDG, 0x381, 0x005E6100, (_RD, _RA, _OFFSET, _BYTES),
+        "LDG.E.NA{size}.CONSTANT.SYS {rd}, [{ra}{offset}]", pairs=("ra",), data="rd",
+    ),
+    Row(
+        Opcode.STG, 0x386, 0x0050E100, (_RA, _RB, _OFFSET, _BYTES),
+        "STG.E.NA{size}.SYS [{ra}{offset}], {rb}", pairs=("ra",), data="rb",
+        barriers=_READ,
+    ),
+    replace(_row(_SM_90, Opcode.LDS), high=0x1000, text="LDS.U{size} {rd}, [{shared}]"),
+    replace(_row(_SM_90, Opcode.LDS_UNIFORM), high=0x08001000, text="LDS.U{size} {rd}, [{uniform}]"),
+    replace(_row(_SM_90, Opcode.BAR_SYNC), high=0, text="BAR.SYNC {hex}"),
+)  # fmt: skip
+
+GENERATIONS = {
+    generation.arch: generation
+    for generation in (
+        Generation("sm_90", _SM_90, experimental=False),
+        Generation("sm_89", _SM_80, experimental=True),
+        Generation("sm_86", _SM_80, experimental=True),
+        Generation("sm_80", _SM_80, experimental=True),
+        Generation("sm_75", _SM_75, experimental=True),
+    )
+}
+
+
+def generation_of(arch: str) -> Generation:
+    """The instructions of ``arch``. Raises Unsupported where there is no table for it."""
+    if arch not in GENERATIONS:
+        raise Unsupported(f"machine code for {arch}: known are {', '.join(GENERATIONS)}; use --emitter ptx")
+    return GENERATIONS[arch]
