@@ -1,0 +1,107 @@
+"""The GEMM shapes of section 7.1 with their derivation, from a file such as ``datasets/shapes.toml``.
+
+The file lies beside this package, not in it: a wheel has no benchmark that would read it.
+"""
+
+import math
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from lospmm.errors import BadRequest
+
+_Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """C (m x n) = A (m x k) x B (k x n) of one layer by implicit im2col (section 6.2).
+
+    ``count`` layers of the network have this shape, ``layer`` is the first of them; a linear layer is a convolution
+    with a kernel of 1 over ``out_size`` = (tokens,).
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    layer: str
+    count: _Count
+    out_channels: _Count
+    in_channels: _Count
+    kernel: _Count
+    out_size: Annotated[tuple[_Count, ...], Field(min_length=1, max_length=2)]
+    batch: _Count
+    m: _Count
+    k: _Count
+    n: _Count
+
+    @property
+    def gemm(self) -> tuple[int, int, int]:
+        """(m, k, n) as the file has them."""
+        return self.m, self.k, self.n
+
+    @property
+    def derived(self) -> tuple[int, int, int]:
+        """(m, k, n) as they follow from the layer."""
+        return self.out_channels, self.in_channels * self.kernel**2, self.batch * math.prod(self.out_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    source: str  # where its layers are published
+    shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeTable:
+    """Every shape is to be pruned to every one of ``sparsities``, the shares of zeros."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    sparsities: tuple[Annotated[float, Field(ge=0, lt=1)], ...]
+    networks: tuple[Network, ...]
+
+
+_TABLE = TypeAdapter(ShapeTable)
+
+
+def read_shapes(path: Path) -> ShapeTable:
+    """The table of a TOML file.
+
+    Raises BadRequest where it cannot be read, a key is missing, unknown or wrong, m, k and n do not follow from the
+    layer, or a shape is there twice.
+    """
+    table = _checked(path, _read_toml(path))
+    shapes = [(network.name, shape) for network in table.networks for shape in network.shapes]
+    for network, shape in shapes:
+        if shape.gemm != shape.derived:
+            raise BadRequest(
+                f"{path}: {network} {shape.layer}: m, k, n are {shape.gemm}, its layer gives {shape.derived}"
+            )
+    twice = [gemm for gemm, times in Counter(shape.gemm for _, shape in shapes).items() if times > 1]
+    if twice:
+        raise BadRequest(f"{path}: m, k, n {twice[0]} are there more than once; give their layers one line")
+    return table
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadRequest(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # bad TOML and bad UTF-8 alike
+        raise BadRequest(f"{path}: expected TOML: {error}") from None
+
+
+def _checked(path: Path, given: dict[str, Any]) -> ShapeTable:
+    try:
+        return _TABLE.validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequest(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
