@@ -20,9 +20,9 @@ gpu-test: .venv/ready  ## the tests that run kernels on an NVIDIA GPU
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make gpu-test: no NVIDIA GPU on this machine" >&2; exit 2; }
 	$(BIN)/python -m pytest -m gpu
 
-bench: .venv/ready  ## kernels timed on this machine's GPU
+bench: .venv/ready  ## seven kernels timed beside cuSPARSE and cuBLAS on this machine's GPU
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make bench: no NVIDIA GPU on this machine" >&2; exit 2; }
-	@echo "make bench: this version times nothing on a GPU; benchmarks/ holds what runs without one" >&2; exit 2
+	$(BIN)/python -m benchmarks.kernels --set seven
 
 serve: .venv/ready  ## the REST service on http://127.0.0.1:8000
 	$(BIN)/lospmm serve

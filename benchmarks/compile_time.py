@@ -2,9 +2,9 @@
 
     python -m benchmarks.compile_time [--out DIR] [--nvcc]
 
-runs ``lospmm tune --verify none`` in a new process with an empty store for 1024 x 1024 and 3072 x 768 at 90 %, and
-samples the resident memory of its tree of processes. ``--nvcc`` also times nvcc on the first kernel's CUDA C++ as one
-file, which takes minutes. Writes ``compile_time.jsonl``.
+runs ``lospmm tune --measure none --verify none`` in a new process with an empty store for 1024 x 1024 and 3072 x 768 at
+90 %, and samples the resident memory of its tree of processes. ``--nvcc`` also times nvcc on the first kernel's CUDA
+C++ as one file, which takes minutes. Writes ``compile_time.jsonl``.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def tuned(m: int, k: int, sparsity: float, directory: Path) -> dict[str, Any]:
     weights = directory / f"{m}x{k}.npz"
     np.savez(weights, shape=(m, k), indptr=matrix.indptr, indices=matrix.indices, data=matrix.data)
     command = [sys.executable, "-m", "lospmm.cli", "tune", str(weights), "--n", str(COLUMNS), "--device", DEVICE]
-    command += ["--out", str(directory / f"{m}x{k}"), "--verify", "none", "--json", "--quiet"]
+    command += ["--out", str(directory / f"{m}x{k}"), "--measure", "none", "--verify", "none", "--json", "--quiet"]
     environment = {**os.environ, "LOSPMM_CACHE_DIR": str(directory / f"cache-{m}x{k}")}
     seconds, peak, output = watched(command, environment)
     manifest = json.loads(output)
@@ -86,7 +86,20 @@ def one_file(m: int, k: int, directory: Path) -> dict[str, Any]:
     """nvcc on the kernel that was tuned, as one CUDA C++ file."""
     folder = directory / f"{m}x{k}-cuda"
     command = [sys.executable, "-m", "lospmm.cli", "tune", str(directory / f"{m}x{k}.npz"), "--n", str(COLUMNS)]
-    command += ["--device", DEVICE, "--out", str(folder), "--verify", "none", "--json", "--quiet", "--emitter", "cuda"]
+    command += [
+        "--device",
+        DEVICE,
+        "--out",
+        str(folder),
+        "--measure",
+        "none",
+        "--verify",
+        "none",
+        "--json",
+        "--quiet",
+        "--emitter",
+        "cuda",
+    ]
     environment = {**os.environ, "LOSPMM_CACHE_DIR": str(directory / "cache-cuda")}
     manifest = json.loads(watched(command, environment)[2])
     nvcc = [str(find_toolkit().nvcc), f"-arch={manifest['arch']}", f"-maxrregcount={manifest['registers']}", "--cubin"]

@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 from scipy.stats import spearmanr
 
 from benchmarks.estimate_on_gpu import PROBLEMS
+from lospmm.build import for_emitter
 from lospmm.device import find_device
 from lospmm.estimate import RATES, Rates, Work, micros, work_per_column
 from lospmm.model import Candidate, Problem, Schedule, TileSize
@@ -35,18 +36,19 @@ class Timed:
 
 
 def timed_kernels(path: Path) -> dict[str, list[Timed]]:
-    """Every kernel that ptxas compiled at the level in use, by problem."""
+    """Every kernel of machine code that ran, by problem."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     found: dict[str, list[Timed]] = {}
     for m, k, n, sparsity in PROBLEMS:
         matrix = uniform(m, k, sparsity, seed=0)
-        mine = [x for x in lines if (x["m"], x["k"], x["n"], x["nnz"]) == (m, k, n, matrix.nnz) and x["ptxas"] == "-O1"]
+        mine = [x for x in lines if (x["m"], x["k"], x["n"], x["nnz"]) == (m, k, n, matrix.nnz)]
+        mine = [x for x in mine if x["emitter"] == "sass" and x["micros"] is not None]
         tilings = regroup(matrix, sorted({record["rows"] for record in mine}))
         for record in mine:
             tiling = tilings[record["rows"]]
-            schedule = Schedule(record["prefetch"], order=record["order"])
+            schedule = Schedule(record["prefetch"], None, record["column_group"], record["lockstep"])
             candidate = Candidate(TileSize(record["rows"], record["cols"]), schedule, tiling)
-            problem = Problem(matrix, n, find_device(record["device"]))
+            problem = for_emitter(Problem(matrix, n, find_device(record["device"])), "sass")
             timed = Timed(problem, candidate, work_per_column(tiling), record["micros"])
             found.setdefault(f"{m} x {k}, n {n}, {sparsity:.0%}", []).append(timed)
     return found

@@ -20,6 +20,7 @@ from lospmm import jobs, readers
 from lospmm.device import DEVICES
 from lospmm.errors import LospmmError
 from lospmm.model import Problem
+from lospmm.options import Options
 from lospmm.reorder import natural_order
 from lospmm.store import Store
 
@@ -49,7 +50,7 @@ def tuned(path: Path, layers: Path, n: int, device: str) -> dict[str, Any]:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         manifest = jobs.tune(
-            jobs.Request(problem, jobs.Options(measure="none"), file.values), store=Store(Path(directory))
+            jobs.Request(problem, Options(measure="none"), file.values), store=Store(Path(directory))
         ).manifest
     tile = manifest["tile"]
     return {

@@ -79,7 +79,7 @@ def compiled(name: str, problem: Problem, candidate: Candidate, language: str, l
         "rows": candidate.tile.rows,
         "cols": candidate.tile.cols,
         "prefetch": schedule.prefetch,
-        "order": schedule.order,
+        "column_group": schedule.column_group,
         "forecast": program.registers,
         "registers": binary.registers,
         "spill_bytes": binary.spill_bytes,

@@ -11,26 +11,31 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from lospmm import readers
 from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.matrix import SparseMatrix
 
-SCHEMA = 1
+Found = TypeVar("Found")
+
+SCHEMA = 2
 MANIFEST_FILE = "manifest.json"
 CUBIN_FILE = "kernel.cubin"
 TUNING_FILE = "tuning.jsonl"
+MATRIX_FILE = "matrix.npz"
 
 #: The name of the source file, by its language.
-SOURCE_FILES: Mapping[str, str] = {"ptx": "kernel.ptx", "cuda": "kernel.cu"}
+SOURCE_FILES: Mapping[str, str] = {"ptx": "kernel.ptx", "cuda": "kernel.cu", "sass": "kernel.sass"}
 
 #: What a folder of an artifact may hold.
-FILES = (MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, *SOURCE_FILES.values())
+FILES = (MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, MATRIX_FILE, *SOURCE_FILES.values())
 
 #: How the name of a folder that is being written begins.
 SCRATCH = ".lospmm-"
@@ -45,7 +50,8 @@ class Tile:
     cols: int
     prefetch: int
     fmas_per_load: int | None
-    order: Literal["tile", "column"]
+    column_group: int  # column blocks next to each other that run the same tile; 0: all of them
+    lockstep: int  # instructions between two barriers; 0: none
     count: int  # tiles with nonzeros
     zero_blocks: int  # block rows that only write the zeros of empty rows
     nnc_sum: int
@@ -54,7 +60,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    grid: tuple[int, int]
+    grid: tuple[int, int, int]
     block: int
     shared_bytes: int
 
@@ -77,7 +83,7 @@ class SearchSummary:
     ranker: str
     trials: str
     relaxed: tuple[str, ...]
-    chosen_by: str  # "estimate": an analytic rule, not a measurement
+    chosen_by: str  # "estimate", an analytic rule, or "measurement"
     estimated_micros: float
 
 
@@ -94,6 +100,7 @@ class Seconds:
     emit: float
     compile: float
     verify: float
+    compare: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,35 @@ class Verified:
     on: str
     max_relative_error: float
     columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """What NVML said of the GPU right after the measurement."""
+
+    sm_mhz: int
+    memory_mhz: int
+    temperature_celsius: int
+    throttled: tuple[str, ...]  # why the clocks were lower than they could be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Times of one launch in microseconds, all of one run on one GPU; null where there is no figure."""
+
+    micros: float
+    spread: float  # interquartile range of the replays over their median
+    noise: float  # how far three times of the same kernel were apart, relative to the smallest
+    cold: bool  # B came from memory, not from the L2 cache
+    bound_micros: float
+    cusparse_micros: float | None
+    cusparse_algorithm: str | None  # the faster one
+    cublas_fp32_micros: float | None
+    cublas_tf32_micros: float | None
+    sputnik_micros: float | None
+    advice: Literal["sparse", "dense"]
+    gpu: str  # the driver's name of it
+    clocks: Clocks | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +167,7 @@ class Manifest:
     search: SearchSummary
     seconds: Seconds
     verified: Verified | None
-    measured: None = None
+    measured: Measured | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -154,6 +190,19 @@ class Artifact:
     @property
     def source(self) -> bytes:
         return self.files[SOURCE_FILES[self.manifest["emitter"]]]
+
+    def matrix(self) -> SparseMatrix:
+        """A. Raises BadRequest where the files do not hold it, or hold another one than the manifest names."""
+        if MATRIX_FILE not in self.files:
+            raise BadRequest(
+                f"kernel {self.manifest['name']}: {MATRIX_FILE} is missing; tune it again with this version"
+            )
+        matrix = readers.read_bytes(self.files[MATRIX_FILE], MATRIX_FILE).matrix
+        if matrix.fingerprint != self.manifest["fingerprint"]:
+            raise BadRequest(
+                f"kernel {self.manifest['name']}: {MATRIX_FILE} holds another matrix (its fingerprint differs)"
+            )
+        return matrix
 
 
 def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
@@ -202,16 +251,26 @@ def read(directory: Path) -> Artifact:
 
 
 def _read_files(directory: Path) -> dict[str, bytes]:
-    """The files of one artifact: read again where another took its place meanwhile."""
-    while True:
-        before = directory.stat()
-        files = {}
+    """The files of one artifact."""
+
+    def files() -> dict[str, bytes]:
+        found = {}
         for name in FILES:
             with suppress(FileNotFoundError):
-                files[name] = (directory / name).read_bytes()
+                found[name] = (directory / name).read_bytes()
+        return found
+
+    return _of_one_folder(directory, files)
+
+
+def _of_one_folder(directory: Path, look: Callable[[], Found]) -> Found:
+    """What ``look`` finds in a folder: it looks again where another took the folder's place meanwhile."""
+    while True:
+        before = directory.stat()
+        found = look()
         after = directory.stat()
         if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
-            return files
+            return found
 
 
 def check_target(directory: Path) -> None:
@@ -223,13 +282,17 @@ def check_target(directory: Path) -> None:
         place = next((path for path in directory.absolute().parents if path.exists()), directory)
         if directory.is_file() or not place.is_dir():
             raise BadRequest(f"{directory}: {'' if directory.is_file() else f'{place} '}is a file; name a folder")
-        _check_held({entry.name for entry in directory.iterdir()} if directory.exists() else set(), directory)
+        _check_held(_names(directory) if directory.exists() else set(), directory)
         if directory.is_mount() or directory.resolve() == Path.cwd():  # others hold on to it
             raise BadRequest(f"{directory}: is the current folder or a mount point; name a folder in it")
         if not os.access(place, os.W_OK | os.X_OK):
             raise ToolchainFault(f"{directory}: cannot be written: no permission to write to {place}")
     except OSError as error:
         raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
+
+
+def _names(directory: Path) -> set[str]:
+    return _of_one_folder(directory, lambda: {entry.name for entry in directory.iterdir()})
 
 
 def _check_held(names: Set[str], directory: Path) -> None:

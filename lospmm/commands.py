@@ -1,6 +1,5 @@
 """The commands. Each raises LospmmError for what a user got wrong; ``cli.py`` makes it a line and an exit code."""
 
-import math
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -8,11 +7,14 @@ from typing import Annotated
 import typer
 
 from lospmm import __version__, artifact, jobs, readers
+from lospmm.bench import bench_artifact
 from lospmm.device import DeviceSpec, find_device
 from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.gpu.messages import CacheState
 from lospmm.model import Problem
+from lospmm.options import Options
 from lospmm.progress import reported
-from lospmm.report import show_entries, show_manifest, show_space
+from lospmm.report import show_comparison, show_entries, show_manifest, show_space
 from lospmm.runtime.detect import detect_device
 from lospmm.search import explore_problem
 from lospmm.settings import settings
@@ -43,29 +45,37 @@ def tune(
     n: ColumnsOption,
     out: Annotated[Path, typer.Option("--out", help="The folder to put the kernel in.")],
     device: DeviceOption = "auto",
-    emitter: Annotated[str, typer.Option("--emitter", help="ptx or cuda.")] = "ptx",
+    emitter: Annotated[
+        str, typer.Option("--emitter", help="sass, ptx, cuda, or auto: sass where it was run on a GPU, else ptx.")
+    ] = "auto",
     ranker: Annotated[str, typer.Option("--ranker", help="none: order by the analytic estimate.")] = "none",
-    shortlist: Annotated[int, typer.Option("--shortlist", help="Candidates to keep in the tuning log.")] = 10,
-    measure: Annotated[str, typer.Option("--measure", help="auto or none: choose by estimate.")] = "auto",
-    trials: Annotated[
-        str, typer.Option("--trials", help="proxy or full: what would be timed; nothing is measured yet.")
-    ] = "proxy",
+    shortlist: Annotated[int, typer.Option("--shortlist", help="Candidates to time first, or to list.")] = 10,
+    measure: Annotated[
+        str, typer.Option("--measure", help="gpu: time candidates; none: choose by estimate; auto: gpu where it is.")
+    ] = "auto",
+    trials: Annotated[str, typer.Option("--trials", help="full: time the kernels themselves.")] = "full",
     budget: Annotated[
-        float | None, typer.Option("--budget", help="Seconds that measuring may take; nothing is measured yet.")
+        float | None, typer.Option("--budget", help="Seconds after which no further candidate is timed.")
     ] = None,
     verify: Annotated[
-        str, typer.Option("--verify", help="cpu: run the kernel's text against float64; or none.")
-    ] = "cpu",
+        str, typer.Option("--verify", help="gpu, cpu or none: where it is run against float64; auto: gpu where it is.")
+    ] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", help="float32.")] = "float32",
     tensor: TensorOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Make the kernel for C = A x B that the estimate puts first, and write it to a folder."""
-    _check_measuring(trials, budget)
-    options = jobs.Options(
-        emitter=emitter, ranker=ranker, measure=measure, verify=verify, dtype=dtype, shortlist_size=shortlist
+    """Make the fastest kernel for C = A x B that is found, and write it to a folder."""
+    options = Options(
+        emitter=emitter,
+        ranker=ranker,
+        measure=measure,
+        verify=verify,
+        trials=trials,
+        dtype=dtype,
+        shortlist_size=shortlist,
+        budget_seconds=budget,
     )
     file, problem = _problem(matrix, n, device, tensor, seed)
     request = jobs.Request(problem, options, file.values, seed)
@@ -107,6 +117,28 @@ def inspect(
 ) -> None:
     """What an artifact holds; its cubin is checked against the manifest."""
     show_manifest(artifact.read(directory).manifest, directory, as_json=as_json)
+
+
+@app.command()
+def bench(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `lospmm tune` wrote.")],
+    warm: Annotated[
+        bool, typer.Option("--warm", help="One copy of B, which stays in the L2 cache if it fits.")
+    ] = False,
+    device: Annotated[str, typer.Option("--device", help="What this machine's GPU is, or auto.")] = "auto",
+    sputnik: Annotated[
+        Path | None, typer.Option("--sputnik", help="A shared library of Sputnik to time too (LOSPMM_SPUTNIK).")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Time a kernel beside cuSPARSE and cuBLAS on this machine's GPU."""
+    kept = artifact.read(directory)
+    gpu = _own_gpu() if device == "auto" else find_device(device)
+    with reported(quiet=quiet) as progress:
+        cache: CacheState = "warm" if warm else "cold"
+        found = bench_artifact(kept, gpu, cache=cache, sputnik=sputnik or settings().sputnik, progress=progress)
+    show_comparison(found, kept.manifest, as_json=as_json)
 
 
 @app.command()
@@ -168,12 +200,14 @@ def start(
         raise BadRequest("name a command, such as tune; `lospmm --help` lists them")
 
 
-def _check_measuring(trials: str, budget: float | None) -> None:
-    """Options of a search that measures: scripts may give them already, and a wrong one is wrong already."""
-    if trials not in ("proxy", "full"):
-        raise BadRequest(f"trials {trials!r}: choose one of proxy, full")
-    if budget is not None and not 0 < budget < math.inf:
-        raise BadRequest(f"budget {budget}: a positive number of seconds")
+def _own_gpu() -> DeviceSpec:
+    try:
+        return detect_device()
+    except BadRequest:
+        raise BadRequest(
+            "bench runs kernels, and this machine has no NVIDIA GPU that the device table knows; "
+            "where it has another, describe it in a file and name that with --device (docs/devices.md)"
+        ) from None
 
 
 def _problem(matrix: Path, n: int, device: str, tensor: str | None, seed: int) -> tuple[readers.MatrixFile, Problem]:

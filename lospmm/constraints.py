@@ -15,7 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from lospmm.model import ORDERS, Problem, Schedule, TileSize, Tiling, block_rows, ceil_div
+from lospmm.ir import grid
+from lospmm.model import COLUMN_GROUPS, Problem, Schedule, TileSize, Tiling, block_rows, ceil_div
 from lospmm.occupancy import registers_of_block
 from lospmm.registers import forecast_registers
 
@@ -23,8 +24,9 @@ from lospmm.registers import forecast_registers
 MAX_ROW_IMBALANCE = 0.25
 MAX_WASTED_COLUMNS = 0.25
 
-#: Blocks along y that CUDA allows (CUDA C++ Programming Guide, Technical Specifications per Compute Capability).
-MAX_GRID_Y = 65_535
+#: Blocks along y and along z that CUDA allows (CUDA C++ Programming Guide, Technical Specifications per Compute
+#: Capability).
+MAX_GRID_HEIGHT = 65_535
 
 #: 5,000 tiles take ptxas 6 s, 384 a tenth of one.
 MAX_DISPATCHED_TILES = 4_096
@@ -78,16 +80,18 @@ def block_threads(subject: Subject) -> Bound:
 
 
 def grid_height(subject: Subject) -> Bound:
-    """The blocks along the y axis of the grid, in the schedule's order."""
+    """The blocks along the longer of the grid's axes y and z, with the schedule's groups of columns."""
     problem, tile = subject.problem, subject.tile
-    columns = ceil_div(problem.n, tile.cols)
-    return Bound(columns if subject.schedule.order == "tile" else block_rows(problem.matrix, tile.rows), MAX_GRID_Y)
+    rows = block_rows(problem.matrix, tile.rows)
+    _, y, z = grid(rows, problem.n, tile.cols, subject.schedule.column_group)
+    return Bound(max(y, z), MAX_GRID_HEIGHT)
 
 
 def least_grid_height(subject: Subject) -> Bound:
-    """The blocks along the y axis of the grid, in the order that has fewer of them."""
+    """The same with the groups that make it shortest."""
+    schedules = (replace(subject.schedule, column_group=group) for group in COLUMN_GROUPS)
     return min(
-        (grid_height(replace(subject, schedule=replace(subject.schedule, order=order))) for order in ORDERS),
+        (grid_height(replace(subject, schedule=schedule)) for schedule in schedules),
         key=lambda bound: bound.value,
     )
 

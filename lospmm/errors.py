@@ -7,6 +7,7 @@ LospmmError
 |   +-- Unsupported         a combination that no table has a row for
 +-- NothingFits         3   no tile size satisfies every constraint on this device
 +-- ToolchainFault      4   a compiler failed, was missing, or ran out of time or memory; carries the log
++-- GpuFault            4   the GPU, its driver or the process that runs kernels failed; carries the driver's error name
 +-- VerificationFailed  5   a kernel's result differs from the float64 reference; nothing is written
 """
 
@@ -47,6 +48,10 @@ class ToolchainFault(LospmmError):
         super().__init__(message if log_path is None else f"{message} (log: {log_path})")
         self.log = log
         self.log_path = log_path
+
+
+class GpuFault(LospmmError):
+    exit_code = 4
 
 
 class VerificationFailed(LospmmError):

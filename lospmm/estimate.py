@@ -22,17 +22,17 @@ ISSUE_SLOTS = 4  # warp instructions that an SM starts per cycle
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What cannot be read off a data sheet. The defaults were fitted to some of the kernels of fit_estimate.json, which
-    has the fit to all of them (benchmarks/results): every rate within a fifth of these."""
+    """What cannot be read off a data sheet. The defaults are the fit of fit_estimate.json (benchmarks/results),
+    rounded."""
 
-    load_latency_cycles: float = 270.0  # that a group of ``prefetch`` loads of B adds to a block
-    l2_bytes_per_cycle: float = 44.0  # of B, from the L2 cache to one SM while all read
-    fetch_bytes_per_cycle: float = 1.9  # of straight-line code, to an SM with one resident block
-    fetch_sharing: float = 0.57  # resident blocks walk different code: r of them fetch r to this power times as fast
-    fetch_column_order: float = 0.8  # of that rate, where the column index runs fastest
+    load_latency_cycles: float = 660.0  # that a group of ``prefetch`` loads of B adds to a block
+    l2_bytes_per_cycle: float = 45.0  # of B, from the L2 cache to one SM while all read
+    fetch_bytes_per_cycle: float = 2.1  # of straight-line code, to an SM with one resident block
+    fetch_sharing: float = 0.44  # resident blocks walk different code: r of them fetch r to this power times as fast
+    fetch_grouped: float = 1.15  # of that rate, where neighbouring SMs walk the same code
     launch_micros: float = 3.4
-    sharpness: float = 2.7  # of the maximum: what lesser costs add as they come near the largest
-    l2_share: float = 0.6  # of the L2 cache that B may fill and still be there for the next tile
+    sharpness: float = 3.2  # of the maximum: what lesser costs add as they come near the largest
+    l2_share: float = 0.67  # of the L2 cache that B may fill and still be there for the next tile
 
 
 RATES = Rates()
@@ -72,8 +72,8 @@ def micros(problem: Problem, candidate: Candidate, work: Work, rates: Rates) -> 
 
     issue = blocks * instructions * (tile.cols / device.warp_size) / ISSUE_SLOTS
     fetch_rate = rates.fetch_bytes_per_cycle * resident**rates.fetch_sharing
-    if schedule.order == "column":
-        fetch_rate *= rates.fetch_column_order
+    if schedule.column_group != 1:
+        fetch_rate *= rates.fetch_grouped
     fetch = blocks * instructions * INSTRUCTION_BYTES / fetch_rate
     latency = ceil_div(blocks, resident) * (1 + loads / schedule.prefetch) * rates.load_latency_cycles
     traffic = blocks * loads * tile.cols * 4 / rates.l2_bytes_per_cycle
@@ -85,9 +85,9 @@ def micros(problem: Problem, candidate: Candidate, work: Work, rates: Rates) -> 
 
 
 def _memory_bytes(problem: Problem, candidate: Candidate, work: Work, rates: Rates) -> float:
-    """Bytes of B and C to and from memory. Where the column index runs fastest, a B that the L2 cache does not hold
-    is read anew by every block row."""
+    """Bytes of B and C to and from memory. Where all column blocks of a tile come before the next tile's, a B that the
+    L2 cache does not hold is read anew by every block row."""
     matrix = problem.matrix
     whole = 4 * problem.n * matrix.k
-    again = candidate.schedule.order == "column" and whole > rates.l2_share * problem.device.l2_bytes
+    again = candidate.schedule.column_group == 0 and whole > rates.l2_share * problem.device.l2_bytes
     return 4 * problem.n * (max(work.loads, matrix.k) if again else matrix.k) + 4 * problem.n * matrix.m

@@ -20,7 +20,7 @@ FEATURES = (
     "cols",  # N1
     "k",
     "prefetch",
-    "column_order",  # 1 where the column index runs fastest over the grid
+    "column_group",  # column blocks next to each other with the same tile
 )
 
 
@@ -40,7 +40,7 @@ def features(problem: Problem, candidates: Sequence[Candidate]) -> NDArray[np.fl
                 c.tile.cols,
                 problem.matrix.k,
                 c.schedule.prefetch,
-                c.schedule.order == "column",
+                c.schedule.column_group or ceil_div(problem.n, c.tile.cols),
             )
             for c in candidates
         ],

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.model import GridOrder, Launch, ceil_div
+from lospmm.model import Launch, ceil_div
 
 
 class Op(IntEnum):
@@ -95,7 +95,8 @@ class KernelProgram:
     tiles: tuple[TileProgram, ...]
     dispatch: tuple[int, ...]
     registers: int
-    order: GridOrder = "tile"
+    column_group: int = 1
+    lockstep: int = 0  # instructions between two barriers that keep the warps of a block together; 0: none
 
     @property
     def block_rows(self) -> int:
@@ -115,13 +116,17 @@ def instructions(program: TileProgram) -> Iterator[Instruction]:
             yield Store(target, source)
 
 
-def grid(block_rows: int, n: int, cols: int, order: GridOrder) -> tuple[int, int]:
-    """Blocks along x and y: the index named by ``order`` runs along x, fastest."""
+def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, int, int]:
+    """Blocks along x, y and z, of which x runs fastest: column blocks of a group, block rows, groups.
+
+    A block's column block is z * (blocks along x) + x; the last group may reach behind the last one.
+    """
     block_cols = ceil_div(n, cols)
-    return (block_rows, block_cols) if order == "tile" else (block_cols, block_rows)
+    group = min(column_group or block_cols, block_cols)
+    return group, block_rows, ceil_div(block_cols, group)
 
 
 def launch(program: KernelProgram) -> Launch:
     """How a kernel with fixed ``n`` and ``cols`` is started."""
     assert program.n is not None and program.cols is not None, "a run-time size has no launch of its own"
-    return Launch(grid(program.block_rows, program.n, program.cols, program.order), program.cols)
+    return Launch(grid(program.block_rows, program.n, program.cols, program.column_group), program.cols)

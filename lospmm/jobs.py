@@ -1,4 +1,4 @@
-"""One tuning job from request to artifact: search, lower, emit, compile, verify, keep.
+"""One tuning job from request to artifact: search, build, verify, compare, keep.
 
 The same request is done once: its artifact lies in the store under the request's digest, and a later run, another
 process or the service finds it there.
@@ -8,92 +8,74 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from lospmm import __version__, artifact
-from lospmm.artifact import Artifact, Manifest
-from lospmm.codegen import EMITTERS, check_target, emit
-from lospmm.codegen.emission import Emission
-from lospmm.errors import BadRequest, Unsupported
+from lospmm.artifact import Artifact, Measured
+from lospmm.bench import Compiled, compare
+from lospmm.build import Build, compile_emission, for_emitter
+from lospmm.codegen import check_target, emit
+from lospmm.errors import BadRequest, VerificationFailed
 from lospmm.estimate import estimate_micros
-from lospmm.ir import KernelProgram, launch
+from lospmm.gpu.exclusive import exclusive
 from lospmm.lower import lower
-from lospmm.model import Candidate, Problem
+from lospmm.measure import Bench
+from lospmm.model import Problem
+from lospmm.options import Options
 from lospmm.readers import Values
-from lospmm.search import Choice, search
+from lospmm.record import Outcome, files_of
+from lospmm.runtime.detect import own_gpu
+from lospmm.search import Choice, choose_by_time, search
 from lospmm.settings import settings
 from lospmm.stages import Progress, Stages, silent
 from lospmm.store import Store
-from lospmm.toolchain.compile import Binary, compile_kernel
 from lospmm.toolchain.compilers import compiler_name
 from lospmm.toolchain.discover import check_arch, find_toolkit
+from lospmm.trials import BuildAndTime
 from lospmm.verify import Verification, verify_on_cpu
 
 #: What of a request's artifact lies in the store, by this name.
 KERNELS = "kernel"
 
-#: What each option may be.
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "emitter": tuple(EMITTERS),
-    "ranker": ("none",),
-    "measure": ("auto", "none"),
-    "verify": ("cpu", "none"),
-    "dtype": ("float32",),
-}
+#: Part of every request's digest: raise it when a request gives another artifact than before.
+ARTIFACT_FORMAT = 2
 
-#: What the interface names but this version does not do, and what to use meanwhile.
-COMING: Mapping[str, str] = {
-    "lambdamart": "no model has been trained yet; 'none' orders by the analytic estimate",
-    "gpu": "this version runs nothing on a GPU; use measure 'none' and verify 'cpu'",
-    "sass": "this version has no machine code emitter; use 'ptx' or 'cuda'",
-}
+#: What a search may choose for ``Schedule.lockstep``, the first without a measurement. Only machine code has barriers.
+LOCKSTEPS: Mapping[str, tuple[int, ...]] = MappingProxyType({"sass": (128, 0), "ptx": (0,), "cuda": (0,)})
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to tune; docs/cli.md says what each means. Raises BadRequest or Unsupported for what there is not."""
-
-    emitter: str = "ptx"
-    ranker: str = "none"
-    measure: str = "auto"
-    verify: str = "cpu"
-    dtype: str = "float32"
-    shortlist_size: int = 10
-
-    def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if value in COMING:
-                raise Unsupported(f"{name} {value}: {COMING[value]}")
-            if value not in choices:
-                raise BadRequest(f"{name} {value!r}: choose one of {', '.join(choices)}")
-        if self.shortlist_size < 1:
-            raise BadRequest(f"shortlist {self.shortlist_size}: at least 1")
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     problem: Problem
     options: Options
     values: Values = "stored"
     seed: int = 0  # that drew the values of a pattern
 
-    @property
+    @cached_property
+    def resolved(self) -> Options:
+        """The options with nothing left to decide on this machine. Raises BadRequest for a GPU that it lacks."""
+        return self.options.resolved(self.problem.device, own_gpu())
+
+    @cached_property
     def digest(self) -> str:
         """sha256 over everything that decides the artifact; the name of the artifact in the store and in URLs.
 
-        Raises ToolchainFault where there is no toolkit.
+        Raises BadRequest as ``resolved`` does, ToolchainFault where there is no toolkit.
         """
         decisive = {
             "version": __version__,
+            "format": ARTIFACT_FORMAT,
             "fingerprint": self.problem.matrix.fingerprint,
             "n": self.problem.n,
             "device": asdict(self.problem.device),
             "values": self.values,
             "seed": self.seed if self.values == "drawn" else None,
-            "options": {name: value for name, value in asdict(self.options).items() if name != "measure"},
-            "compiler": compiler_name(self.options.emitter, self.problem.device.arch),
+            "options": asdict(self.resolved),
+            "compiler": compiler_name(self.resolved.emitter, self.problem.device.arch),
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
@@ -122,40 +104,110 @@ def tune(
 ) -> Artifact:
     """The artifact of ``request``: the one in the store, or a new one, which is then kept there.
 
-    Raises NothingFits, ToolchainFault, VerificationFailed, Unsupported, and CancelledError once ``cancel`` is set;
-    nothing is kept then but compiled units.
+    Raises NothingFits, ToolchainFault, GpuFault, VerificationFailed, Unsupported, BadRequest, and CancelledError once
+    ``cancel`` is set; nothing is kept then but compiled units.
     """
-    problem, options, digest = request.problem, request.options, request.digest
+    digest = request.digest
     if (kept := find(digest, store)) is not None:
         return kept
+    options, problem = request.resolved, for_emitter(request.problem, request.resolved.emitter)
     _check_size(problem)
     check_arch(find_toolkit(), problem.device.arch)
     check_target(options.emitter, problem.device.arch)
-    stages = Stages(progress, cancel)
-    workers = settings().workers
-    choice = search(problem, estimate_micros, options.shortlist_size, stages, workers=workers)
-    with stages.stage("emit"):
-        program = lower(problem, choice.winner)
-        emission = emit(program, options.emitter, problem.device.arch)
-    with stages.stage("compile"):
-        binary = compile_kernel(
-            emission,
-            arch=problem.device.arch,
-            registers=program.registers,
-            store=store,
-            workers=workers,
-            progress=lambda done, total: progress("compile", done, total),
-            cancel=cancel,
-        )
-    verification = None
-    if options.verify == "cpu":
-        with stages.stage("verify"):
-            verification = verify_on_cpu(problem, program, emission)
-    manifest = _manifest(request, choice, program, binary, verification, stages.seconds())
-    finished = artifact.from_files(_files(manifest, choice, emission, binary), "the new kernel")
+    job = _Job(problem, options, store, Stages(progress, cancel))
+    choice = _search(job)
+    with ExitStack() as gpu:
+        bench = None
+        if "gpu" in (options.measure, options.verify):
+            gpu.enter_context(exclusive(settings().cache_dir, cancel))
+            bench = gpu.enter_context(Bench(problem, cancel=cancel))
+        choice = _choose(job, choice, bench)
+        build = _build(job, choice)
+        verification = _verify(job, build, bench)
+        measured = _compare(job, build, bench)
+    seed = request.seed if request.values == "drawn" else None
+    outcome = Outcome(request.problem, options, request.values, seed, choice, build, verification, measured)
+    finished = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
     store.put(KERNELS, digest, finished.files)
     # Another process may have been first: both then give the same artifact, its times included.
     return find(digest, store) or finished
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every step of a tuning needs."""
+
+    problem: Problem
+    options: Options
+    store: Store
+    stages: Stages
+
+
+def _search(job: _Job) -> Choice:
+    lockstep = LOCKSTEPS[job.options.emitter][0]
+    size, workers = job.options.shortlist_size, settings().workers
+    return search(job.problem, estimate_micros, size, job.stages, workers=workers, lockstep=lockstep)
+
+
+def _choose(job: _Job, choice: Choice, bench: Bench | None) -> Choice:
+    """The fastest of what is timed, where something is to be timed."""
+    problem, options, stages = job.problem, job.options, job.stages
+    if options.measure != "gpu":
+        return choice
+    assert bench is not None
+    trials = BuildAndTime(problem, options.emitter, bench, store=job.store, workers=settings().workers, stages=stages)
+    chosen = choose_by_time(
+        problem,
+        choice,
+        estimate_micros,
+        trials,
+        locksteps=LOCKSTEPS[options.emitter],
+        budget_seconds=options.budget_seconds,
+    )
+    for name in ("compile_trials", "measure_trials"):
+        stages.progress(name, 1, 1)
+    return chosen
+
+
+def _build(job: _Job, choice: Choice) -> Build:
+    problem, stages = job.problem, job.stages
+    with stages.stage("emit"):
+        program = lower(problem, choice.winner)
+        emission = emit(program, job.options.emitter, problem.device.arch)
+    with stages.stage("compile"):
+        binary = compile_emission(
+            problem,
+            program,
+            emission,
+            job.store,
+            settings().workers,
+            lambda done, total: stages.progress("compile", done, total),
+            stages.cancel,
+        )
+    return Build(program, emission, binary)
+
+
+def _verify(job: _Job, build: Build, bench: Bench | None) -> Verification | None:
+    if job.options.verify == "none":
+        return None
+    with job.stages.stage("verify"):
+        if job.options.verify == "cpu":
+            return verify_on_cpu(job.problem, build.program, build.emission)
+        assert bench is not None
+        measurement = bench.measure(build.binary.cubin, build.program.name, build.launch)
+        if measurement.max_relative_error is None or measurement.failure is not None:
+            raise VerificationFailed(f"on the GPU: {measurement.failure}")
+        return Verification("gpu", measurement.max_relative_error, job.problem.n)
+
+
+def _compare(job: _Job, build: Build, bench: Bench | None) -> Measured | None:
+    """The kernel beside the libraries, in the same run."""
+    if job.options.measure != "gpu":
+        return None
+    assert bench is not None
+    with job.stages.stage("compare"):
+        kernel = Compiled(build.binary.cubin, build.program.name, build.launch)
+        return compare(bench, kernel, sputnik=settings().sputnik, progress=job.stages.progress).measured()
 
 
 def tune_to_folder(
@@ -171,101 +223,3 @@ def tune_to_folder(
     finished = tune(request, store=store, progress=progress, cancel=cancel)
     artifact.write(finished, directory)
     return finished
-
-
-def _files(manifest: Manifest, choice: Choice, emission: Emission, binary: Binary) -> dict[str, bytes]:
-    return {
-        artifact.CUBIN_FILE: binary.cubin,
-        artifact.SOURCE_FILES[emission.language]: emission.source.encode(),
-        artifact.TUNING_FILE: "".join(f"{json.dumps(line)}\n" for line in _tuning_log(choice)).encode(),
-        artifact.MANIFEST_FILE: manifest.to_json().encode(),
-    }
-
-
-def _tuning_log(choice: Choice) -> list[dict[str, object]]:
-    """One line per candidate of the shortlist, best first."""
-    return [
-        {
-            "rank": rank,
-            "rows": scored.candidate.tile.rows,
-            "cols": scored.candidate.tile.cols,
-            **asdict(scored.candidate.schedule),
-            "estimated_micros": scored.score,
-            "measured_micros": None,
-        }
-        for rank, scored in enumerate(choice.shortlist, start=1)
-    ]
-
-
-def _manifest(
-    request: Request,
-    choice: Choice,
-    program: KernelProgram,
-    binary: Binary,
-    verification: Verification | None,
-    seconds: dict[str, float],
-) -> Manifest:
-    problem, options, matrix = request.problem, request.options, request.problem.matrix
-    shape = launch(program)
-    return Manifest(
-        name=program.name,
-        m=matrix.m,
-        k=matrix.k,
-        n=problem.n,
-        nnz=matrix.nnz,
-        dtype=options.dtype,
-        fingerprint=matrix.fingerprint,
-        values=request.values,
-        seed=request.seed if request.values == "drawn" else None,
-        device=problem.device.name,
-        arch=problem.device.arch,
-        emitter=options.emitter,
-        toolchain=binary.toolchain,
-        tile=_tile(choice.winner),
-        launch=artifact.LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
-        arguments=(
-            artifact.Argument("b", "const float *", f"row-major, {matrix.k} x {problem.n}, 4-byte aligned"),
-            artifact.Argument("c", "float *", f"row-major, {matrix.m} x {problem.n}, written whole"),
-        ),
-        registers=binary.registers,
-        spill_bytes=binary.spill_bytes,
-        code_bytes=binary.code_bytes,
-        cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
-        search=_summary(choice, options),
-        seconds=artifact.Seconds(**seconds),
-        verified=None
-        if verification is None
-        else artifact.Verified(verification.on, verification.max_relative_error, verification.columns),
-    )
-
-
-def _tile(winner: Candidate) -> artifact.Tile:
-    tiling, schedule = winner.tiling, winner.schedule
-    return artifact.Tile(
-        rows=winner.tile.rows,
-        cols=winner.tile.cols,
-        prefetch=schedule.prefetch,
-        fmas_per_load=schedule.fmas_per_load,
-        order=schedule.order,
-        count=len(tiling.tiles),
-        zero_blocks=tiling.block_rows - len(tiling.tiles),
-        nnc_sum=int(tiling.nnc.sum()),
-        nnc_max=int(tiling.nnc.max(initial=0)),
-    )
-
-
-def _summary(choice: Choice, options: Options) -> artifact.SearchSummary:
-    space = choice.space
-    return artifact.SearchSummary(
-        space=space.size,
-        after_registers=space.after("registers"),
-        after_utilization=space.after("utilization"),
-        after_balance=space.after("balance"),
-        shortlisted=len(choice.shortlist),
-        measured=0,
-        ranker=options.ranker,
-        trials="none",
-        relaxed=space.relaxed,
-        chosen_by="estimate",
-        estimated_micros=choice.shortlist[0].score,
-    )

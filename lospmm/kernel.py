@@ -19,10 +19,12 @@ from lospmm.device import find_device
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
 from lospmm.model import Problem
+from lospmm.options import Options
 from lospmm.readers import Values
 from lospmm.runtime import execute
 from lospmm.runtime.detect import detect_device
 from lospmm.runtime.geometry import Geometry
+from lospmm.toolchain.cubin import machine_code
 
 #: A, (m, k). A dense array is pruned already: its zeros are what is left out.
 Matrix: TypeAlias = NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix
@@ -52,7 +54,7 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """The text that the cubin was made of, PTX or CUDA C++."""
+        """The text that the cubin was made of, PTX or CUDA C++, or the listing of its machine code."""
         return self.artifact.source.decode()
 
     def save(self, directory: str | os.PathLike[str]) -> None:
@@ -75,7 +77,7 @@ class Kernel:
             raise BadRequest(f"B has the shape {b.shape}; this kernel takes {(geometry.k, geometry.n)}")
         if b.dtype.kind not in "fiub":
             raise BadRequest(f"B of type {b.dtype} does not hold real numbers")
-        emission = Emission(self.manifest["emitter"], self.manifest["name"], self.source, (self.source,))
+        emission = self._emission()
         with np.errstate(over="ignore"):
             elements = b.astype(np.float32)
         if np.any(np.isinf(elements) & np.isfinite(b)):
@@ -86,6 +88,13 @@ class Kernel:
             columns = np.arange(start, min(start + step, geometry.n))
             c[:, columns] = execute(emission, geometry, columns, elements[:, columns])
         return c
+
+    def _emission(self) -> Emission:
+        manifest = self.manifest
+        machine = None
+        if manifest["emitter"] == "sass":  # what runs is the code in the cubin, not its listing
+            machine = machine_code(self.cubin, manifest["name"], manifest["arch"])
+        return Emission(manifest["emitter"], manifest["name"], self.source, (self.source,), machine)
 
     def __repr__(self) -> str:
         return f"<Kernel {self.manifest['name']} for {self.manifest['device']} ({self.manifest['arch']})>"
@@ -109,7 +118,7 @@ def tune(
     matrix, values = _matrix_and_values(weights, tensor, seed)
     gpu = detect_device() if device == "auto" else find_device(str(device))
     problem = Problem(matrix, _count("n", n), gpu)
-    request = jobs.Request(problem, jobs.Options(**options), values, seed)
+    request = jobs.Request(problem, Options(**options), values, seed)
     return Kernel(jobs.tune(request, store=jobs.open_store()))
 
 
@@ -164,6 +173,6 @@ def _geometry(manifest: Mapping[str, Any]) -> Geometry:
         n=manifest["n"],
         cols=tile["cols"],
         block_rows=tile["count"] + tile["zero_blocks"],
-        order=tile["order"],
+        grid=tuple(manifest["launch"]["grid"]),
         takes_n=False,
     )

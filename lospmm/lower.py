@@ -24,7 +24,8 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
         tiles=tuple(tiles),
         dispatch=tuple(range(len(tiles))),
         registers=forecast_registers(candidate.tile.rows, candidate.schedule, problem.device),
-        order=candidate.schedule.order,
+        column_group=candidate.schedule.column_group,
+        lockstep=candidate.schedule.lockstep,
     )
 
 

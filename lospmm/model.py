@@ -5,7 +5,7 @@ the set of them, SA_tile, is a ``Tiling``; nnz counts nonzeros, nnc non-empty co
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,8 @@ ZERO_ROWS = 64
 #: Kernels count columns, and the bytes of one row of B, in 32 bits.
 MAX_COLUMNS = 2**30 - 1
 
-#: Which block index runs fastest over the grid: neighbours share a stripe of B ("tile") or the same code ("column").
-GridOrder = Literal["tile", "column"]
-ORDERS: tuple[GridOrder, ...] = ("tile", "column")
+#: Column blocks that run the same tile next to each other (``Schedule.column_group``); 0: all of them.
+COLUMN_GROUPS = (1, 2, 4, 0)
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -55,12 +54,16 @@ class Schedule:
 
     ``prefetch`` is b, the elements of B in flight, 1 or more (1 loads each right before its use). ``fmas_per_load`` is
     CPL, the multiply-adds between two loads; None loads the next element as soon as a column is used up, which keeps
-    exactly ``prefetch`` in flight whatever the columns hold.
+    exactly ``prefetch`` in flight whatever the columns hold. ``column_group`` column blocks follow one another with the
+    same tile before the next tile's come: neighbours then walk the same code, where with 1 they read the same stripe of
+    B; 0 takes all column blocks. ``lockstep`` is the number of instructions between two barriers that keep the warps of
+    a block together on their code; 0 sets none.
     """
 
     prefetch: int
     fmas_per_load: int | None = None
-    order: GridOrder = "tile"
+    column_group: int = 1
+    lockstep: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +125,6 @@ class Candidate:
 class Launch:
     """How a kernel is started."""
 
-    grid: tuple[int, int]
+    grid: tuple[int, int, int]
     block: int  # threads
     shared_bytes: int = 0

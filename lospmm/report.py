@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lospmm.baselines import BASELINES, BaselineTime
+from lospmm.bench import Comparison
 from lospmm.model import Problem, TileSize
 from lospmm.space import Space
 from lospmm.store import Entry
@@ -28,21 +30,26 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "B": f"{manifest['k']} x {manifest['n']}, {manifest['dtype']}, row-major",
         "device": f"{manifest['device']} ({manifest['arch']}), {manifest['toolchain']}",
         "tile": f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead, "
-        f"{tile['order']} index fastest",
+        f"{_group(tile['column_group'])}",
         "tiles": f"{tile['count']:,} with nonzeros, {tile['zero_blocks']:,} of empty rows; "
         f"{tile['nnc_sum']:,} loads a column, {tile['nnc_max']:,} at most",
-        "launch": f"grid {launch['grid'][0]} x {launch['grid'][1]}, {launch['block']} threads",
+        "launch": f"grid {' x '.join(map(str, launch['grid']))}, {launch['block']} threads",
         "registers": f"{manifest['registers']} a thread, {manifest['spill_bytes']} bytes spilled",
         "code": f"{manifest['code_bytes']:,} bytes",
         "search": f"{search['space']:,} tile sizes, {search['after_registers']:,} after registers, "
         f"{search['after_utilization']:,} after utilization, {search['after_balance']:,} after balance",
-        "chosen by": f"{search['chosen_by']}, {search['estimated_micros']:.1f} us; not measured",
+        "chosen by": f"{search['chosen_by']}, {search['estimated_micros']:.1f} us{_timed(manifest.get('measured'))}",
         "verified": "no"
         if verified is None
         else f"on the {verified['on']}, relative error {verified['max_relative_error']:.1e}",
         "seconds": _stages(manifest["seconds"]),
     }
     print_pairs(pairs)
+
+
+def _group(column_group: int) -> str:
+    count = "all" if column_group == 0 else f"{column_group:,}"
+    return f"{count} column {'block' if column_group == 1 else 'blocks'} of a tile together"
 
 
 def show_space(problem: Problem, found: Space, *, as_json: bool) -> None:
@@ -61,6 +68,31 @@ def show_space(problem: Problem, found: Space, *, as_json: bool) -> None:
         print_table(("columns", "rows of the tile sizes that are left"), survivors, numbers=("columns",))
 
 
+def show_comparison(found: Comparison, manifest: Mapping[str, Any], *, as_json: bool) -> None:
+    """The kernel and the baselines in one table; with each table its noise, its clocks and the GPU's bound."""
+    if as_json:
+        print_json(_comparison_object(found, manifest))
+        return
+    print_pairs(
+        {
+            "kernel": manifest["name"],
+            "matrix": f"{manifest['m']} x {manifest['k']}, {manifest['nnz']:,} nonzeros",
+            "B": f"{manifest['k']} x {manifest['n']}, {manifest['dtype']}, "
+            f"{found.cache}: {found.copies:,} {'copy' if found.copies == 1 else 'copies'} in turn",
+            "GPU": found.gpu + _clocks(found),
+            "bound": f"{found.bound.micros:.2f} us, by {found.bound.by}",
+            "noise": f"{found.noise:.1%} between two timings of the kernel",
+            "advice": _advice(found),
+        }
+    )
+    print()
+    timing, error = found.timing, found.max_relative_error
+    own = ("this kernel", f"{timing.micros:.2f}", f"{timing.spread:.1%}", "1.00", f"{error:.1e}", manifest["emitter"])
+    others = [_baseline_row(baseline, found.micros) for baseline in found.baselines.values()]
+    heads = ("", "us", "spread", "of the kernel's", "error", "how")
+    print_table(heads, [own, *others], numbers=("us", "spread", "of the kernel's", "error"))
+
+
 def show_entries(entries: Sequence[Entry], title: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"entries": [asdict(entry) for entry in entries]})
@@ -70,6 +102,70 @@ def show_entries(entries: Sequence[Entry], title: str, *, as_json: bool) -> None
     if entries:
         rows = [(entry.kind, entry.key, f"{entry.size_bytes:,}") for entry in entries]
         print_table(("kind", "key", "bytes"), rows, numbers=("bytes",))
+
+
+def _timed(measured: Mapping[str, Any] | None) -> str:
+    return "; not measured" if measured is None else f"; measured {measured['micros']:.1f} us, {measured['advice']}"
+
+
+def _clocks(found: Comparison) -> str:
+    if (clocks := found.clocks) is None:
+        return ", clocks not known"
+    held = f", held by {', '.join(clocks.throttled)}" if clocks.throttled else ""
+    return f", SM {clocks.sm_mhz:,} MHz, memory {clocks.memory_mhz:,} MHz, {clocks.temperature_celsius} C{held}"
+
+
+def _advice(found: Comparison) -> str:
+    faster = [f"{BASELINES[name].title} ({found.baselines[name].micros:.2f} us)" for name in found.faster_dense]
+    return f"{found.advice}: faster than the kernel: {'; '.join(faster)}" if faster else found.advice
+
+
+def _baseline_row(baseline: BaselineTime, kernel_micros: float) -> tuple[str, ...]:
+    title, best = BASELINES[baseline.name].title, baseline.best
+    if best is None or best.timing is None or best.max_relative_error is None:
+        return title, "-", "-", "-", "-", baseline.failure or "not timed"
+    micros, spread, _ = best.timing
+    failures = "".join(f"; {way.name}: {way.failure}" for way in baseline.variants if way.failure is not None)
+    how = f"{best.name}, {baseline.library}{failures}"
+    return (
+        title,
+        f"{micros:.2f}",
+        f"{spread:.1%}",
+        f"{micros / kernel_micros:.2f}",
+        f"{best.max_relative_error:.1e}",
+        how,
+    )
+
+
+def _comparison_object(found: Comparison, manifest: Mapping[str, Any]) -> dict[str, object]:
+    """What the manifest's ``measured`` would be, and everything that led to it."""
+    return {
+        "name": manifest["name"],
+        **asdict(found.measured()),
+        "replays": found.timing.replays,
+        "max_relative_error": found.max_relative_error,
+        "copies": found.copies,
+        "bound_by": found.bound.by,
+        "baselines": {name: _baseline_object(baseline) for name, baseline in found.baselines.items()},
+    }
+
+
+def _baseline_object(baseline: BaselineTime) -> dict[str, object]:
+    return {
+        "library": baseline.library,
+        "best": None if baseline.best is None else baseline.best.name,
+        "failure": baseline.failure,
+        "variants": [
+            {
+                "name": way.name,
+                "micros": None if way.timing is None else way.timing.micros,
+                "spread": None if way.timing is None else way.timing.spread,
+                "max_relative_error": way.max_relative_error,
+                "failure": way.failure,
+            }
+            for way in baseline.variants
+        ],
+    }
 
 
 def _stages(seconds: Mapping[str, float]) -> str:

@@ -1,18 +1,27 @@
 """The search, from a problem to the candidate that is built: the one place that knows the order of the steps.
 
-space -> constraints -> schedules -> ranker -> shortlist -> choice
+space -> constraints -> schedules -> ranker -> shortlist -> trials -> choice
+
+Without a GPU the choice is the ranker's first. With one the shortlist is timed, and then, as long as that finds
+something faster, the neighbours of the fastest.
 """
 
+import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from lospmm.errors import NothingFits
-from lospmm.model import Candidate, Problem, Tiling
+from lospmm.errors import GpuFault, NothingFits
+from lospmm.gpu.messages import Measurement
+from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
 from lospmm.ranker import Ranker, shortlist
 from lospmm.reorder import regroup
-from lospmm.space import Space, explore, widen
+from lospmm.space import Space, explore, neighbours, widen
 from lospmm.stages import Stages
+
+#: How often the neighbours of the fastest candidate are timed at most, and how many of them each time.
+ROUNDS = 6
+NEIGHBOURS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +31,114 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class Trialled:
+    """A candidate that was timed, or that failed."""
+
+    candidate: Candidate
+    score: float
+    measurement: Measurement
+
+    @property
+    def micros(self) -> float:
+        """Infinite for one that failed."""
+        return float("inf") if self.measurement.timing is None else self.measurement.timing.micros
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The winner and everything that led to it."""
 
     winner: Candidate
     space: Space
     shortlist: tuple[Scored, ...]  # best first
+    trials: tuple[Trialled, ...] = ()  # in the order in which they were timed
 
 
-def search(problem: Problem, ranker: Ranker, shortlist_size: int, stages: Stages, *, workers: int = 1) -> Choice:
+#: Builds and times candidates, in their order; fewer than it was given where time is up.
+Trials = Callable[[Sequence[Candidate]], Iterable[Measurement]]
+
+
+def search(
+    problem: Problem, ranker: Ranker, shortlist_size: int, stages: Stages, *, workers: int = 1, lockstep: int = 0
+) -> Choice:
     """Choose without measuring: the candidate that ``ranker`` puts first. Raises NothingFits."""
     space = explore_problem(problem, stages, workers=workers)
     if not space.survivors:
         raise NothingFits(_refusals(problem, space))
     with stages.stage("constraints"):
-        candidates = [wider for survivor in space.survivors for wider in widen(problem, survivor)]
+        candidates = [wider for survivor in space.survivors for wider in widen(problem, survivor, lockstep)]
     with stages.stage("rank"):
         scores = ranker(problem, candidates)
-        best = [Scored(candidates[index], float(scores[index])) for index in shortlist(scores, shortlist_size)]
+        # As many tiles of as many columns differ little in time, whatever the rows of a tile.
+        kinds = [(len(candidate.tiling.tiles), candidate.tile.cols) for candidate in candidates]
+        best = [Scored(candidates[at], float(scores[at])) for at in shortlist(scores, shortlist_size, kinds)]
     return Choice(best[0].candidate, space, tuple(best))
+
+
+def choose_by_time(
+    problem: Problem,
+    choice: Choice,
+    ranker: Ranker,
+    trials: Trials,
+    *,
+    locksteps: Sequence[int] = (0,),
+    budget_seconds: float | None = None,
+) -> Choice:
+    """``choice`` with the fastest of its shortlist, and of the neighbours of what was fastest, as its winner.
+
+    Candidates are timed until none of the neighbours is faster, ROUNDS are over or ``budget_seconds`` have passed; one
+    is always timed. Raises GpuFault where none of them ran.
+    """
+    deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+    timed: list[Trialled] = []
+    batch = list(choice.shortlist)
+    for _ in range(ROUNDS + 1):
+        before = _fastest(timed)
+        timed += _timed(batch, trials, deadline, first=not timed)
+        fastest = _fastest(timed)
+        if fastest is None:
+            raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
+        if fastest is before or (deadline is not None and time.monotonic() >= deadline):
+            break
+        batch = _unseen(problem, choice.space, ranker, timed, fastest.candidate, locksteps)
+    winner = _fastest(timed)
+    assert winner is not None
+    return replace(choice, winner=winner.candidate, trials=tuple(timed))
+
+
+def _timed(batch: Sequence[Scored], trials: Trials, deadline: float | None, *, first: bool) -> Iterator[Trialled]:
+    measurements = trials([scored.candidate for scored in batch])
+    for scored, measurement in zip(batch, measurements, strict=False):
+        yield Trialled(scored.candidate, scored.score, measurement)
+        first = first and measurement.timing is None
+        if deadline is not None and time.monotonic() >= deadline and not first:
+            return
+
+
+def _fastest(timed: Sequence[Trialled]) -> Trialled | None:
+    ran = [trial for trial in timed if trial.measurement.timing is not None]
+    return min(ran, key=lambda trial: trial.micros, default=None)
+
+
+def _unseen(
+    problem: Problem,
+    space: Space,
+    ranker: Ranker,
+    timed: Sequence[Trialled],
+    candidate: Candidate,
+    locksteps: Sequence[int],
+) -> list[Scored]:
+    """The neighbours of ``candidate`` that were not timed yet, the ranker's best first."""
+    seen = {_key(trial.candidate) for trial in timed}
+    near = [c for c in neighbours(problem, space.survivors, candidate, locksteps) if _key(c) not in seen]
+    if not near:
+        return []
+    scores = ranker(problem, near)
+    return [Scored(near[index], float(scores[index])) for index in shortlist(scores, NEIGHBOURS)]
+
+
+def _key(candidate: Candidate) -> tuple[TileSize, Schedule]:
+    return candidate.tile, candidate.schedule
 
 
 def explore_problem(problem: Problem, stages: Stages, *, workers: int = 1) -> Space:

@@ -3,6 +3,7 @@
 import os
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 from pydantic import Field, ValidationError
@@ -29,8 +30,20 @@ class Settings(BaseSettings):
     compile_bytes: int = Field(
         default=8 << 30, gt=0, description="Address space limit of one compiler process, in bytes."
     )
+    sputnik: Path | None = Field(
+        default=None, description="A shared library of Sputnik for `lospmm bench` to time too."
+    )
     max_nonzeros: int = Field(default=4_000_000, gt=0, description="The most nonzeros that a kernel is emitted for.")
     max_upload_bytes: int = Field(default=256 << 20, gt=0, description="The largest matrix file read, in bytes.")
+    driver: Literal["auto", "cuda-core", "pycuda"] = Field(
+        default="auto", description="The library that a GPU is driven through; auto is cuda-core."
+    )
+    measure_seconds: float = Field(
+        default=30.0, gt=0, description="Time limit of one kernel that is checked and timed on a GPU, in seconds."
+    )
+    prepare_seconds: float = Field(
+        default=120.0, gt=0, description="Time limit for the process that runs kernels to start and to hold A and B."
+    )
 
 
 @cache

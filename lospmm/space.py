@@ -19,7 +19,7 @@ from lospmm.constraints import (
     thread_registers,
 )
 from lospmm.matrix import SparseMatrix
-from lospmm.model import ORDERS, Candidate, Problem, Schedule, TileSize, Tiling, Verdict, ceil_div
+from lospmm.model import COLUMN_GROUPS, Candidate, Problem, Schedule, TileSize, Tiling, Verdict, ceil_div
 
 #: No thread addresses more registers than this on any GPU, so no tile of more rows can be computed: not worth naming.
 MAX_ROWS = 256
@@ -28,13 +28,13 @@ MAX_ROWS = 256
 MAX_COMPARISONS = 2.5e10
 
 #: Loads in flight. Deep prefetch pays on recent GPUs (48 loads a warp beat 16 on an H200), at one register each.
-PREFETCHES = (4, 8, 16, 32, 48, 72)
+PREFETCHES = (4, 8, 16, 24, 32, 48, 72)
 
 SHALLOWEST = Schedule(prefetch=PREFETCHES[0])
 
 #: What a deeper or another schedule may still break in a survivor.
 _DEPTH_DECIDES = (thread_registers, block_registers)
-_ORDER_DECIDES = (grid_height,)
+_GROUP_DECIDES = (grid_height,)
 
 #: How rows are put into tiles for each M1 that is asked for.
 Regroup = Callable[[Sequence[int]], Mapping[int, Tiling]]
@@ -108,20 +108,59 @@ def explore(
     return Space(tuple(survivors), tuple(verdicts), tuple(relaxed))
 
 
-def widen(problem: Problem, candidate: Candidate) -> list[Candidate]:
-    """``candidate`` with every schedule that keeps it within the registers and the grid."""
+def widen(problem: Problem, candidate: Candidate, lockstep: int = 0) -> list[Candidate]:
+    """``candidate`` with every schedule of that ``lockstep`` that keeps it within the registers and the grid."""
 
     def fits(schedule: Schedule, checks: Iterable[Callable[[Subject], Bound]]) -> bool:
         subject = Subject(problem, candidate.tile, schedule)
         return all(check(subject).holds for check in checks)
 
     prefetches = [prefetch for prefetch in PREFETCHES if fits(Schedule(prefetch), _DEPTH_DECIDES)]
-    orders = [order for order in ORDERS if fits(Schedule(SHALLOWEST.prefetch, order=order), _ORDER_DECIDES)]
-    return [
-        Candidate(candidate.tile, Schedule(prefetch, order=order), candidate.tiling)
-        for prefetch in prefetches
-        for order in orders
+    shallow = SHALLOWEST.prefetch
+    groups = [
+        group for group in _groups(problem, candidate.tile) if fits(Schedule(shallow, None, group), _GROUP_DECIDES)
     ]
+    return [
+        Candidate(candidate.tile, Schedule(prefetch, None, group, lockstep), candidate.tiling)
+        for prefetch in prefetches
+        for group in groups
+    ]
+
+
+def _groups(problem: Problem, tile: TileSize) -> list[int]:
+    """The values of ``column_group`` that make different grids: fewer column blocks have fewer of them."""
+    columns = ceil_div(problem.n, tile.cols)
+    return [group for group in COLUMN_GROUPS if group < max(columns, 2)]
+
+
+#: How many tile sizes on either side, along each of its axes, are neighbours.
+REACH = 2
+
+
+def neighbours(
+    problem: Problem, survivors: Sequence[Candidate], candidate: Candidate, locksteps: Sequence[int]
+) -> list[Candidate]:
+    """One step from ``candidate`` along one axis: the nearest tile sizes that survived, and its other schedules."""
+    tile, schedule = candidate.tile, candidate.schedule
+    near = _nearest([c for c in survivors if c.tile.cols == tile.cols], tile, lambda size: size.rows)
+    near += _nearest([c for c in survivors if c.tile.rows == tile.rows], tile, lambda size: size.cols)
+    found = [replace(other, schedule=schedule) for other in near]
+    depths = sorted({*PREFETCHES, schedule.prefetch})
+    at = depths.index(schedule.prefetch)
+    others = [replace(schedule, prefetch=depth) for depth in (*depths[max(at - 1, 0) : at], *depths[at + 1 : at + 2])]
+    others += [replace(schedule, column_group=group) for group in _groups(problem, tile)]
+    others = [other for other in others if other != schedule]
+    others += [replace(schedule, lockstep=lockstep) for lockstep in locksteps if lockstep != schedule.lockstep]
+    found += [replace(candidate, schedule=other) for other in others]
+    checks = (*_DEPTH_DECIDES, *_GROUP_DECIDES)
+    return [c for c in found if all(check(Subject(problem, c.tile, c.schedule)).holds for check in checks)]
+
+
+def _nearest(candidates: Sequence[Candidate], tile: TileSize, axis: Callable[[TileSize], int]) -> list[Candidate]:
+    ordered = sorted(candidates, key=lambda candidate: axis(candidate.tile))
+    below = [candidate for candidate in ordered if axis(candidate.tile) < axis(tile)]
+    above = [candidate for candidate in ordered if axis(candidate.tile) > axis(tile)]
+    return below[-REACH:] + above[:REACH]
 
 
 def _relaxed_limit(constraint: Constraint, bounds: Sequence[Bound]) -> float | None:

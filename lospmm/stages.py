@@ -10,7 +10,9 @@ from contextlib import contextmanager
 Progress = Callable[[str, int, int], None]
 
 #: The stages of tuning one matrix, as they stand in the manifest.
-STAGES = ("reorder", "constraints", "rank", "compile_trials", "measure_trials", "emit", "compile", "verify")
+STAGES = (
+    "reorder", "constraints", "rank", "compile_trials", "measure_trials", "emit", "compile", "verify", "compare"
+)  # fmt: skip
 
 
 def silent(_stage: str, _done: int, _total: int) -> None:
@@ -29,15 +31,21 @@ class Stages:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the time of the block as the stage's own, and not as that of a stage around it."""
+        self.progress(name, 0, 1)
+        with self.part(name):
+            yield
+        self.progress(name, 1, 1)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """The same for one of many parts of a stage, whose progress the caller reports. Raises CancelledError."""
         if self.cancel is not None and self.cancel.is_set():
             raise CancelledError
-        self.progress(name, 0, 1)
         others = sum(self._seconds.values())
         started = time.monotonic()
         yield
         inner = sum(self._seconds.values()) - others
         self._seconds[name] += time.monotonic() - started - inner
-        self.progress(name, 1, 1)
 
     def seconds(self) -> dict[str, float]:
         """Seconds by stage, and in ``total`` since the job began."""

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lospmm import errors, estimate, jobs
+from lospmm import errors, estimate, options
 from lospmm.artifact import SCHEMA, Manifest
 from lospmm.codegen import EMITTERS
-from lospmm.runtime.detect import detect_device
+from lospmm.codegen.sass import scheduler
+from lospmm.runtime import hazards
+from lospmm.runtime.detect import detect_device, own_gpu
 from lospmm.settings import Settings
 from tests.docs.commands import check, commands, leaves, targets
 from tests.docs.pages import DOCS, ROOT, Block, anchors, blocks, links, names, pages, rows, section
@@ -25,6 +27,9 @@ PAGES = {str(path.relative_to(ROOT)): path for path in pages()}
 
 #: Lines of a kernel's description that depend on the compiler and the clock.
 VOLATILE = ("device", "registers", "code", "seconds")
+
+#: How a block of commands begins that only a machine with a GPU can run.
+NEEDS_GPU = "# needs an NVIDIA GPU"
 
 
 def text_of(name: str) -> str:
@@ -90,8 +95,8 @@ def test_the_page_has_no_other_commands() -> None:
 
 def test_choices_of_tune() -> None:
     described = {cells[0]: names(cells[2]) for cells in table_below("docs/cli.md", "## lospmm tune")}
-    for option, choices in jobs.CHOICES.items():
-        assert set(choices) <= set(described[f"`--{option}`"]) <= set(choices) | set(jobs.COMING), option
+    for option, choices in options.CHOICES.items():
+        assert set(choices) <= set(described[f"`--{option}`"]) <= set(choices) | set(options.COMING), option
 
 
 def test_exit_codes() -> None:
@@ -149,6 +154,19 @@ def test_constants_of_the_estimate() -> None:
     assert described == {**constants, **dataclasses.asdict(estimate.RATES)}
 
 
+def test_constants_of_the_machine_code() -> None:
+    """Every constant that the page gives, by its module; those of the scheduler are all there."""
+    table = [cells for cells in rows(section(text_of("docs/machine_code.md"), "## Facts")) if len(cells) == 3][1:]
+    described = {names(cells[0])[0]: cells[1].split()[0].replace(",", "") for cells in table if names(cells[0])}
+    modules = {"scheduler": scheduler, "hazards": hazards}
+    for name, value in described.items():
+        module, constant = name.split(".")
+        assert int(value) == getattr(modules[module], constant), name
+    constants = {name for name, value in vars(scheduler).items() if name.isupper() and type(value) is int}
+    of_other_modules = {"RZ", "ZERO"}
+    assert {f"scheduler.{name}" for name in constants - of_other_modules if name[0] != "_"} <= described.keys()
+
+
 def test_targets_of_the_makefile() -> None:
     described = {
         name.removeprefix("make ") for row in table_below("CONTRIBUTING.md", "## Commands") for name in names(row[0])
@@ -176,17 +194,24 @@ def executed(block: Block) -> str:
     return done.stdout
 
 
+def is_ours(block: Block) -> bool:
+    """A block of commands of this program alone."""
+    return block.language == "sh" and all(words[0] == ".venv/bin/lospmm" for words in commands(block.text))
+
+
 def steady(output: str) -> list[str]:
     """The lines of an output; of those that depend on the machine, their names."""
     return [line.split()[0] if line.startswith(VOLATILE) else line.rstrip() for line in output.splitlines()]
 
 
+@pytest.mark.skipif(own_gpu() == "h200", reason="the page shows what is printed without the GPU that it names")
 @pytest.mark.usefixtures("workplace")
 def test_the_example_of_the_readme() -> None:
     printed, compared = None, 0
     for block in blocks(text_of("README.md")):
-        ours = block.language == "sh" and all(words[0] == ".venv/bin/lospmm" for words in commands(block.text))
-        if ours or block.language == "python":
+        if block.text.startswith(NEEDS_GPU):
+            continue
+        if is_ours(block) or block.language == "python":
             printed = executed(block)
         elif block.language == "text":
             assert printed is not None
@@ -194,6 +219,16 @@ def test_the_example_of_the_readme() -> None:
             compared += 1
     assert compared == 1
     assert Path("build/space.png").stat().st_size < 300_000
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("workplace")
+def test_the_gpu_commands_of_the_readme() -> None:
+    """On the matrix that the first block of the page draws."""
+    found = blocks(text_of("README.md"))
+    executed(next(block for block in found if block.language == "python"))
+    printed = [executed(block) for block in found if block.text.startswith(NEEDS_GPU)]
+    assert printed and all("cuSPARSE" in output for output in printed)
 
 
 @pytest.mark.usefixtures("workplace")

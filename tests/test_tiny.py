@@ -12,6 +12,7 @@ from lospmm import jobs
 from lospmm.device import DEVICES
 from lospmm.matrix import from_dense
 from lospmm.model import Problem
+from lospmm.options import Options
 from lospmm.stages import STAGES
 from lospmm.store import Store
 
@@ -36,7 +37,8 @@ FIELDS = {
         "cols",
         "prefetch",
         "fmas_per_load",
-        "order",
+        "column_group",
+        "lockstep",
         "count",
         "zero_blocks",
         "nnc_sum",
@@ -71,15 +73,16 @@ def test_from_weights_to_a_kernel(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weights = np.where(rng.random((16, 24)) < 0.2, rng.standard_normal((16, 24)), 0).astype(np.float32)
     matrix = from_dense(weights)
-    request = jobs.Request(Problem(matrix, 50, DEVICES["h200"]), jobs.Options())
+    request = jobs.Request(Problem(matrix, 50, DEVICES["h200"]), Options())
     stages: list[str] = []
     jobs.tune_to_folder(
         request, tmp_path / "kernel", store=Store(tmp_path / "store"), progress=lambda stage, *_: stages.append(stage)
     )
     assert {path.name for path in (tmp_path / "kernel").iterdir()} == {
         "kernel.cubin",
-        "kernel.ptx",
+        "kernel.sass",
         "manifest.json",
+        "matrix.npz",
         "tuning.jsonl",
     }
     assert list(dict.fromkeys(stages)) == ["constraints", "reorder", "rank", "emit", "compile", "verify"]
@@ -88,7 +91,7 @@ def test_from_weights_to_a_kernel(tmp_path: Path) -> None:
     assert {name: set(value) if isinstance(value, dict) else None for name, value in manifest.items()} == FIELDS
     assert [set(argument) for argument in manifest["arguments"]] == [{"name", "type", "layout"}] * 2
     assert (manifest["m"], manifest["k"], manifest["n"], manifest["nnz"]) == (16, 24, 50, np.count_nonzero(weights))
-    assert (manifest["device"], manifest["arch"], manifest["emitter"]) == ("h200", "sm_90", "ptx")
+    assert (manifest["device"], manifest["arch"], manifest["emitter"]) == ("h200", "sm_90", "sass")
     assert re.fullmatch(r"ptxas \d+\.\d+\.\d+ \(.+\)", manifest["toolchain"])
     assert manifest["fingerprint"] == matrix.fingerprint
     assert manifest["measured"] is None

@@ -1,33 +1,57 @@
 """Emitters: a ``KernelProgram`` in, an ``Emission`` out. To add a language, add its module and a row to ``EMITTERS``.
 
-An emitter writes each tile as a function of its own that never returns, and a kernel that jumps to the function of
-its block row. A function that never returns saves nothing for its caller (the calling convention would otherwise spill
-registers around every call), and functions of their own compile apart. Emitted text is deterministic: no time, no
-path, one statement per line, weights as bit patterns or hexadecimal floats, the tile's rows of A in a comment.
+An emitter of text writes each tile as a function of its own that never returns, and a kernel that jumps to the function
+of its block row. A function that never returns saves nothing for its caller (the calling convention would otherwise
+spill registers around every call), and functions of their own compile apart. Emitted text is deterministic: no time, no
+path, one statement per line, weights as bit patterns or hexadecimal floats, the tile's rows of A in a comment. Machine
+code (``sass``) is its tiles' instructions themselves, and its text is a listing of them.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from lospmm.codegen import cuda, ptx
 from lospmm.codegen.emission import Emission
+from lospmm.codegen.sass import emit as sass
+from lospmm.codegen.sass.generations import generation_of
+from lospmm.codegen.sass.source import listing
 from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
 
-#: Language -> emitter; the second argument is the architecture, as in "sm_90".
-EMITTERS: Mapping[str, Callable[[KernelProgram, str], Emission]] = MappingProxyType(
-    {"ptx": ptx.emit, "cuda": cuda.emit}
+
+@dataclass(frozen=True, slots=True)
+class Emitter:
+    """``check`` raises Unsupported for an architecture, as in "sm_90", that ``emit`` cannot write for."""
+
+    emit: Callable[[KernelProgram, str], Emission]
+    check: Callable[[str], object]
+
+
+#: Language -> emitter, in the order of preference.
+EMITTERS: Mapping[str, Emitter] = MappingProxyType(
+    {
+        "sass": Emitter(sass.emit, generation_of),
+        "ptx": Emitter(ptx.emit, ptx.version_of),
+        "cuda": Emitter(cuda.emit, lambda _: None),
+    }
 )
 
 
 def check_target(language: str, arch: str) -> None:
     """Raises Unsupported for an architecture that ``language`` cannot be emitted for."""
-    if language == "ptx":
-        ptx.version_of(arch)
+    EMITTERS[language].check(arch)
 
 
 def emit(program: KernelProgram, language: str, arch: str) -> Emission:
     """The text of ``program``. Raises Unsupported for a language without an emitter."""
     if language not in EMITTERS:
         raise Unsupported(f"emitter {language!r}: choose one of {', '.join(EMITTERS)}")
-    return EMITTERS[language](program, arch)
+    return EMITTERS[language].emit(program, arch)
+
+
+def source_of(program: KernelProgram, emission: Emission, arch: str) -> str:
+    """The text that is shipped beside the cubin: the source, or the listing of machine code."""
+    if emission.machine is None:
+        return emission.source
+    return listing(program, emission.machine, generation_of(arch))

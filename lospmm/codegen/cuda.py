@@ -48,12 +48,12 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
     columns = (code[name].tolist() for name in ("op", "target", "source", "weight"))
     for op, target, source, weight in zip(*columns, strict=True):
         if op == Op.LOAD:
-            lines.append(f"  x{target} = __ldg(b + {_offset(source, program)});")
+            lines.append(f"  x{target} = __ldcs(b + {_offset(source, program)});")
         elif op == Op.FMA:
             lines.append(f"  a{target} = __fmaf_rn(x{source}, {_literal(weight)}, a{target});")
         else:
             value = "0.0f" if source == ZERO else f"a{source}"
-            lines.append(f"  __stwb(c + {_offset(target, program)}, {value});")
+            lines.append(f"  __stcs(c + {_offset(target, program)}, {value});")
     return "\n".join((*lines, "  LOSPMM_END;", "}\n"))
 
 
@@ -70,7 +70,6 @@ def _literal(weight: float) -> str:
 
 def _entry(program: KernelProgram) -> str:
     """The kernel: finds this thread's column, leaves if there is none, and runs the block row's tile."""
-    row, column = ("x", "y") if program.order == "tile" else ("y", "x")
     width = "blockDim.x" if program.cols is None else f"{program.cols}u"
     columns = "n" if program.n is None else f"{program.n}u"
     bounds = "" if program.cols is None else f" __launch_bounds__({program.cols})"
@@ -82,11 +81,11 @@ def _entry(program: KernelProgram) -> str:
         (
             f'\nextern "C" __global__ void{bounds}',
             f"{program.name}({_parameters(program)}) {{",
-            f"  const unsigned column = blockIdx.{column} * {width} + threadIdx.x;",
+            f"  const unsigned column = (blockIdx.z * gridDim.x + blockIdx.x) * {width} + threadIdx.x;",
             f"  if (column >= {columns}) return;",
             "  b += column;",
             "  c += column;",
-            f"  switch (blockIdx.{row}) {{",
+            "  switch (blockIdx.y) {",
             *(f"    {' '.join(labels)} return tile_{index}({arguments});" for index, labels in cases.items()),
             "  }",
             "}\n",

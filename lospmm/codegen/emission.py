@@ -1,9 +1,11 @@
-"""What an emitter makes of a kernel program: text, whole and in pieces."""
+"""What an emitter makes of a kernel program: text or machine code, whole and in pieces."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-Language = Literal["cuda", "ptx"]
+from lospmm.codegen.sass.machine import MachineCode
+
+Language = Literal["cuda", "ptx", "sass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +15,13 @@ class Emission:
     ``units`` is the same code as translation units to be compiled apart and linked: compilers take time that grows
     faster than a function's length, and separate units use every core. Each unit holds one or several tiles, the
     last one the kernel ``entry`` that dispatches to them.
+
+    Of machine code there is no source: ``machine`` holds the tiles, and the one unit is the prologue before them. What
+    is shipped is a listing, made when it is needed (``codegen.source_of``): a kernel that is only timed needs none.
     """
 
     language: Language
     entry: str
     source: str
     units: tuple[str, ...]
+    machine: MachineCode | None = None

@@ -1,8 +1,10 @@
 """PTX: what ptxas compiles without nvcc, gcc or headers (PTX ISA, sections 9 to 11).
 
-``.noreturn`` needs PTX 6.4; each architecture is named with the oldest version that knows it, so that older toolkits
-take the text too. A load or store of sm_75 and up reaches 8 MiB either side of its base register (a signed 24-bit
-immediate), so a tile that walks further moves its base by whole windows of 16 MiB.
+Cache hints need PTX 7.4; each architecture is named with the oldest version that knows it, so that older toolkits take
+the text too. No element of B or C is kept in a cache for long: a thread block uses each once, and what they would push
+out of the L2 cache is the code, which every block walks (docs/decisions/0008). A load or store of sm_75 and up reaches
+8 MiB either side of its base register (a signed 24-bit immediate), so a tile that walks further moves its base by whole
+windows of 16 MiB.
 """
 
 from collections.abc import Sequence
@@ -14,9 +16,9 @@ from lospmm.codegen.units import describe_rows, group_tiles
 from lospmm.errors import Unsupported
 from lospmm.ir import ZERO, KernelProgram, Op, TileProgram
 
-#: The oldest PTX version that knows the architecture, and 6.4 at least (PTX ISA, release notes).
+#: The oldest PTX version that knows the architecture, and 7.4 at least (PTX ISA, release notes).
 PTX_VERSIONS = {
-    "sm_70": "6.4", "sm_75": "6.4", "sm_80": "7.0", "sm_86": "7.1", "sm_87": "7.4", "sm_89": "7.8", "sm_90": "7.8",
+    "sm_70": "7.4", "sm_75": "7.4", "sm_80": "7.4", "sm_86": "7.4", "sm_87": "7.4", "sm_89": "7.8", "sm_90": "7.8",
     "sm_90a": "8.0", "sm_100": "8.6", "sm_100a": "8.6", "sm_103": "8.8", "sm_110": "9.0", "sm_120": "8.7",
     "sm_121": "8.8",
 }  # fmt: skip
@@ -60,12 +62,12 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
     bits = tile.code["weight"].copy().view(np.uint32).tolist()
     for op, target, source, weight in zip(*columns, bits, strict=True):
         if op == Op.LOAD:
-            body.lines.append(f"ld.global.nc.f32 %x{target}, {body.address('b', source)};")
+            body.lines.append(f"ld.global.nc.L1::no_allocate.f32 %x{target}, {body.address('b', source)};")
         elif op == Op.FMA:
             body.lines.append(f"fma.rn.f32 %a{target}, %x{source}, 0f{weight:08X}, %a{target};")
         else:
             value = "0f00000000" if source == ZERO else f"%a{source}"
-            body.lines.append(f"st.global.f32 {body.address('c', target)}, {value};")
+            body.lines.append(f"st.global.L1::no_allocate.f32 {body.address('c', target)}, {value};")
     registers = [f".reg .b64 %b, %c, %p<{max(body.pointers, 1)}>;"]
     parameters = ["ld.param.b64 %b, [b];", "ld.param.b64 %c, [c];"]
     if program.n is None:
@@ -121,17 +123,24 @@ class _Body:
 
 def _entry(program: KernelProgram) -> str:
     """The kernel: finds this thread's column, leaves if there is none, and jumps to the block row's tile."""
-    row, column = ("x", "y") if program.order == "tile" else ("y", "x")
+    return "\n".join((*entry_head(program), *_dispatch(program), "}\n"))
+
+
+def entry_head(program: KernelProgram) -> Sequence[str]:
+    """The kernel up to the jump: %tile is the block row, %b and %c point to this thread's column of row 0."""
     size = "" if program.n is not None else ",\n.param .u32 n"
-    lines = [
+    return [
         f"\n.visible .entry {program.name} (.param .u64 b, .param .u64 c{size})",
         *([f".maxntid {program.cols}"] if program.cols is not None else []),
         "{",
         ".reg .pred %outside;",
-        ".reg .b32 %tile, %block, %width, %thread, %column, %n;",
+        ".reg .b32 %tile, %block, %group, %member, %members, %width, %thread, %column, %n;",
         ".reg .b64 %b, %c, %offset;",
-        f"mov.u32 %tile, %ctaid.{row};",
-        f"mov.u32 %block, %ctaid.{column};",
+        "mov.u32 %tile, %ctaid.y;",
+        "mov.u32 %group, %ctaid.z;",
+        "mov.u32 %members, %nctaid.x;",
+        "mov.u32 %member, %ctaid.x;",
+        "mad.lo.u32 %block, %group, %members, %member;",
         "mov.u32 %thread, %tid.x;",
         f"mov.u32 %width, {'%ntid.x' if program.cols is None else program.cols};",
         "mad.lo.u32 %column, %block, %width, %thread;",
@@ -146,7 +155,6 @@ def _entry(program: KernelProgram) -> str:
         "add.s64 %b, %b, %offset;",
         "add.s64 %c, %c, %offset;",
     ]
-    return "\n".join((*lines, *_dispatch(program), "}\n"))
 
 
 def _dispatch(program: KernelProgram) -> Sequence[str]:

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
 from lospmm.errors import Unsupported
-from lospmm.runtime import cpu, ptx_machine
+from lospmm.runtime import cpu, ptx_machine, sass_machine
 from lospmm.runtime.geometry import Geometry
 
 Runtime = Callable[[Emission, Geometry, NDArray[np.int64], NDArray[np.float32]], NDArray[np.float32]]
 
-RUNTIMES: Mapping[str, Runtime] = MappingProxyType({"ptx": ptx_machine.execute, "cuda": cpu.execute})
+RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
+    {"sass": sass_machine.execute_emission, "ptx": ptx_machine.execute, "cuda": cpu.execute}
+)
 
 
 def execute(

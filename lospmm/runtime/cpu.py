@@ -30,8 +30,8 @@ def execute(
     header = (_HERE / "shim.h").read_text()
     library = compile_shared_library(emission.source, header=header, store=Store(settings().cache_dir))
     sizes = (geometry.m, geometry.k, geometry.n, geometry.cols, geometry.block_rows)
-    flags = (int(geometry.order == "tile"), int(geometry.takes_n))
-    numbers = [str(number) for number in (B_ADDRESS, C_ADDRESS, *sizes, *flags)]
+    launch = (geometry.grid[0], int(geometry.takes_n))
+    numbers = [str(number) for number in (B_ADDRESS, C_ADDRESS, *sizes, *launch)]
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
     with lifetime.temporary_directory() as directory:
         for name, array in (("columns", columns.astype(np.int64)), ("b", b.astype(np.float32)), ("c", c)):

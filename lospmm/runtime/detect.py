@@ -20,6 +20,12 @@ DRIVER_NAMES = {
 }
 
 
+def own_gpu() -> str | None:
+    """The name in ``DEVICES`` of this machine's first GPU; None where there is none, or none that the table knows."""
+    name = _first_gpu()
+    return None if name is None else DRIVER_NAMES.get(name.removeprefix("NVIDIA "))
+
+
 def detect_device() -> DeviceSpec:
     """The row of ``DEVICES`` for the first GPU. Raises BadRequest where there is none, or none that the table knows."""
     name = _first_gpu()

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from lospmm.codegen.emission import Emission
 from lospmm.errors import VerificationFailed
-from lospmm.ir import KernelProgram
-from lospmm.model import GridOrder
+from lospmm.ir import KernelProgram, grid
 
 #: Beyond what any processor maps, and further apart than any B is long.
 B_ADDRESS = 1 << 60
@@ -27,19 +26,21 @@ class Geometry:
     n: int
     cols: int  # threads per block
     block_rows: int
-    order: GridOrder
+    grid: tuple[int, int, int]
     takes_n: bool
 
 
 def geometry_of(program: KernelProgram, *, n: int, cols: int) -> Geometry:
     """The launch of ``program``; ``n`` and ``cols`` hold where it leaves them to the launch."""
+    n = n if program.n is None else program.n
+    cols = cols if program.cols is None else program.cols
     return Geometry(
         m=program.m,
         k=program.k,
-        n=n if program.n is None else program.n,
-        cols=cols if program.cols is None else program.cols,
+        n=n,
+        cols=cols,
         block_rows=program.block_rows,
-        order=program.order,
+        grid=grid(program.block_rows, n, cols, program.column_group),
         takes_n=program.n is None,
     )
 

@@ -100,8 +100,15 @@ def _launch(machine: _Machine, entry: str) -> _Group:
     block_row = np.repeat(np.arange(geometry.block_rows), count)
     slots = np.tile(np.arange(count), geometry.block_rows)
     block_column, thread = np.divmod(machine.columns[slots], geometry.cols)
-    x, y = (block_row, block_column) if geometry.order == "tile" else (block_column, block_row)
-    special = {"%tid.x": thread, "%ntid.x": np.full_like(thread, geometry.cols), "%ctaid.x": x, "%ctaid.y": y}
+    group, member = np.divmod(block_column, geometry.grid[0])
+    special = {
+        "%tid.x": thread,
+        "%ntid.x": np.full_like(thread, geometry.cols),
+        "%ctaid.x": member,
+        "%ctaid.y": block_row,
+        "%ctaid.z": group,
+        "%nctaid.x": np.full_like(thread, geometry.grid[0]),
+    }
     given: list[np.unsignedinteger] = [
         np.uint64(B_ADDRESS),
         np.uint64(C_ADDRESS),
@@ -256,8 +263,8 @@ OPERATIONS: Mapping[str, Callable[..., None]] = MappingProxyType(
         "ld.param.b64": _load_parameter,
         "st.param.b32": _store_argument,
         "st.param.b64": _store_argument,
-        "ld.global.nc.f32": _load,
-        "st.global.f32": _store,
+        "ld.global.nc.L1::no_allocate.f32": _load,
+        "st.global.L1::no_allocate.f32": _store,
         "fma.rn.f32": _fused_multiply_add,
         "brx.idx": _branch,
         "call": _call,

@@ -29,8 +29,8 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ld.param.b64": ("b64=", "parameter b64"),
         "st.param.b32": ("argument b32", "b32"),
         "st.param.b64": ("argument b64", "b64"),
-        "ld.global.nc.f32": ("f32=", "address"),
-        "st.global.f32": ("address", "f32?"),
+        "ld.global.nc.L1::no_allocate.f32": ("f32=", "address"),
+        "st.global.L1::no_allocate.f32": ("address", "f32?"),
         "fma.rn.f32": ("f32=", "f32", "f32#", "f32"),
         "brx.idx": ("b32", "name"),
         "call": ("name", "names"),
@@ -39,7 +39,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-SPECIAL_REGISTERS = ("%tid.x", "%ntid.x", "%ctaid.x", "%ctaid.y")
+SPECIAL_REGISTERS = ("%tid.x", "%ntid.x", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x")
 
 _HEADER = re.compile(r"\s*\.version \d+\.\d+\n\.target sm_\w+\n\.address_size 64\n")
 _FUNCTION = re.compile(

@@ -11,7 +11,7 @@
 namespace lospmm {
 
 struct Geometry {
-  std::uint64_t m, k, n, cols, block_rows, by_tile, takes_n;
+  std::uint64_t m, k, n, cols, block_rows, grid_x, takes_n;
 };
 
 struct Operand {
@@ -42,13 +42,13 @@ static float &element(const Operand &operand, const float *pointer, int line) {
 
 }  // namespace lospmm
 
-static lospmm::Index blockIdx, threadIdx, blockDim;
+static lospmm::Index blockIdx, threadIdx, blockDim, gridDim;
 
 #define __global__
 #define __device__
 #define __launch_bounds__(threads)
-#define __ldg(pointer) lospmm::element(lospmm::b, pointer, __LINE__)
-#define __stwb(pointer, value) static_cast<void>(lospmm::element(lospmm::c, pointer, __LINE__) = (value))
+#define __ldcs(pointer) lospmm::element(lospmm::b, pointer, __LINE__)
+#define __stcs(pointer, value) static_cast<void>(lospmm::element(lospmm::c, pointer, __LINE__) = (value))
 #define __fmaf_rn(x, y, z) std::fmaf(x, y, z)
 
 // A tile is the last thing that its thread does, so returning from it ends the thread.
@@ -65,14 +65,14 @@ extern "C" void lospmm_run(Kernel kernel, const lospmm::Geometry *geometry, cons
   lospmm::n = geometry->n;
   lospmm::chosen = count;
   blockDim = {static_cast<unsigned>(geometry->cols), 1, 1};
+  gridDim = {static_cast<unsigned>(geometry->grid_x), 1, 1};
   const float *at_b = reinterpret_cast<const float *>(addresses[0]);
   float *at_c = reinterpret_cast<float *>(addresses[1]);
   for (unsigned block_row = 0; block_row < geometry->block_rows; ++block_row) {
     for (lospmm::slot = 0; lospmm::slot < count; ++lospmm::slot) {
       lospmm::column = static_cast<std::uint64_t>(columns[lospmm::slot]);
       const unsigned block_column = static_cast<unsigned>(lospmm::column / geometry->cols);
-      blockIdx = geometry->by_tile ? lospmm::Index{block_row, block_column, 0}
-                                   : lospmm::Index{block_column, block_row, 0};
+      blockIdx = {block_column % gridDim.x, block_row, block_column / gridDim.x};
       threadIdx = {static_cast<unsigned>(lospmm::column % geometry->cols), 0, 0};
       if (geometry->takes_n)
         reinterpret_cast<KernelOfN>(kernel)(at_b, at_c, static_cast<unsigned>(geometry->n));

@@ -1,5 +1,6 @@
 """From an emission to a cubin: its units are compiled at the same time, each once for all time, and linked.
 
+Machine code has one unit, its prologue, and is put behind what ptxas makes of that instead of being linked.
 Compilers take about as long as a unit is, so the longest go first. A compiled unit is kept in the store under
 everything that decides what comes out: the compiler and its version, its options and the text.
 """
@@ -19,6 +20,7 @@ from lospmm.codegen.emission import Emission
 from lospmm.store import Store
 from lospmm.toolchain import elf, lifetime
 from lospmm.toolchain.compilers import COMPILERS, Compiler
+from lospmm.toolchain.cubin import graft
 from lospmm.toolchain.discover import check_arch, find_toolkit
 from lospmm.toolchain.faults import compiler_fault
 from lospmm.toolchain.process import compile_limits, run
@@ -89,7 +91,10 @@ def compile_kernel(
         job = _Job(emission.units, compiler, store, directory, threading.Event())
         units = _compile_all(job, workers, progress, cancel)
         compiled = time.monotonic()
-        cubin = _link(toolkit.nvlink, arch, len(units), directory, cancel)
+        if emission.machine is None:
+            cubin = _link(toolkit.nvlink, arch, len(units), directory, cancel)
+        else:
+            cubin = graft((directory / _object(0)).read_bytes(), emission.machine, emission.entry)
         linked = time.monotonic()
     usage = elf.kernel_usage(cubin, emission.entry)
     return Binary(

@@ -7,7 +7,7 @@ runs a compiler (``compile.py``) knows nothing of any of them.
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -46,6 +46,14 @@ def _ptx(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
         suffix=".ptx",
         environment={},
     )
+
+
+def _prologue(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
+    """ptxas for the few lines before machine code of our own: a whole cubin, nothing left to link.
+
+    It needs some ten registers; how many a thread is given is written over with what the tiles need.
+    """
+    return replace(_ptx(toolkit, arch, registers), options=(f"-arch={arch}", "-O1", "-v"))
 
 
 def _cuda(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
@@ -102,7 +110,9 @@ def _nvrtc_version() -> str:
     return finished.stdout.strip()
 
 
-COMPILERS: Mapping[str, Callable[[Toolkit, str, int], Compiler]] = MappingProxyType({"ptx": _ptx, "cuda": _cuda})
+COMPILERS: Mapping[str, Callable[[Toolkit, str, int], Compiler]] = MappingProxyType(
+    {"ptx": _ptx, "cuda": _cuda, "sass": _prologue}
+)
 
 
 def compiler_name(language: str, arch: str) -> str:

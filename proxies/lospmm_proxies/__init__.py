@@ -46,5 +46,5 @@ def _program(problem: Problem, sharers: Sequence[Candidate]) -> KernelProgram:
         tiles=tuple(blocks),
         dispatch=dispatch(tiling, clusters),
         registers=forecast_registers(tiling.size_limit, schedule, problem.device),
-        order=schedule.order,
+        column_group=schedule.column_group,
     )

@@ -1,5 +1,7 @@
 """Section 5.2: the run-time arguments with which a proxy stands for the kernel of one tile size."""
 
+import math
+
 from lospmm.errors import BadRequest
 from lospmm.ir import grid
 from lospmm.model import Candidate, Launch, Problem
@@ -25,12 +27,12 @@ def active_kernel_blocks(problem: Problem, candidate: Candidate) -> int:
     device = problem.device
     registers = forecast_registers(rows, candidate.schedule, device)
     resident = resident_blocks(device, threads=threads, registers_per_thread=registers, shared_bytes=0)
-    block_rows, block_cols = _grid(problem, candidate)
-    active = min(active_blocks(block_rows * block_cols, threads * registers, device), resident)
+    blocks = math.prod(_grid(problem, candidate))
+    active = min(active_blocks(blocks, threads * registers, device), resident)
     if active == 0:
         raise BadRequest(f"a block of {threads} threads with {registers} registers each does not fit {device.name}")
     return active
 
 
-def _grid(problem: Problem, candidate: Candidate) -> tuple[int, int]:
-    return grid(candidate.tiling.block_rows, problem.n, candidate.tile.cols, candidate.schedule.order)
+def _grid(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
+    return grid(candidate.tiling.block_rows, problem.n, candidate.tile.cols, candidate.schedule.column_group)

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lospmm.artifact import Manifest
 from lospmm.device import DEVICES
-from lospmm.jobs import CHOICES
 from lospmm.model import MAX_COLUMNS
+from lospmm.options import CHOICES
 
 #: A request holds its connection while it waits, in seconds.
 MAX_WAIT = 600.0
@@ -40,15 +40,15 @@ class KernelQuery(BaseModel):
         json_schema_extra={"enum": ["auto", *DEVICES]},
     )
     emitter: str = Field(
-        default="ptx",
+        default="auto",
         max_length=80,
-        description="The language of the kernel.",
+        description="The language of the kernel; auto: machine code where it was run on a GPU, else PTX.",
         json_schema_extra={"enum": list(CHOICES["emitter"])},
     )
     verify: str = Field(
-        default="cpu",
+        default="auto",
         max_length=80,
-        description="Where the kernel's text is run against float64.",
+        description="Where the kernel is run against float64; auto: on the GPU where there is one.",
         json_schema_extra={"enum": list(CHOICES["verify"])},
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")

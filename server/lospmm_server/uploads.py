@@ -16,6 +16,7 @@ from lospmm import jobs, readers
 from lospmm.device import DEVICES, DeviceSpec
 from lospmm.errors import BadRequest
 from lospmm.model import Problem
+from lospmm.options import Options
 from lospmm.runtime.detect import detect_device
 from lospmm.settings import settings
 from lospmm_server.schemas import KernelQuery
@@ -39,7 +40,7 @@ def received(request: Request) -> AbstractAsyncContextManager[UploadFile]:
 def read_request(upload: UploadFile, query: KernelQuery) -> jobs.Request:
     """What is to be tuned. Raises BadMatrix, BadRequest and Unsupported."""
     device = _device(query.device)
-    options = jobs.Options(emitter=query.emitter, verify=query.verify)
+    options = Options(emitter=query.emitter, verify=query.verify)
     content = upload.file.read()
     file = readers.read_bytes(content, upload.filename or FIELD, tensor=query.tensor, seed=query.seed)
     return jobs.Request(Problem(file.matrix, query.n, device), options, file.values, query.seed)

@@ -66,17 +66,17 @@ def test_usage(
         (["--device", "h20"], "unknown device 'h20' (did you mean h200"),
         (["--device", "my.toml"], "my.toml: cannot be read: No such file or directory"),
         (["--device", "v100"], "V100 (sm_70) needs a CUDA 12 toolkit; name one with LOSPMM_TOOLKIT"),
-        (["--emitter", "llvm"], "emitter 'llvm': choose one of ptx, cuda"),
-        (["--emitter", "sass"], "emitter sass: this version has no machine code emitter; use 'ptx' or 'cuda'"),
+        (["--emitter", "llvm"], "emitter 'llvm': choose one of auto, sass, ptx, cuda"),
         (["--ranker", "lambdamart"], "ranker lambdamart: no model has been trained yet; 'none' orders by"),
         (["--ranker", "oracle"], "ranker 'oracle': choose one of none"),
-        (["--measure", "gpu"], "measure gpu: this version runs nothing on a GPU"),
-        (["--measure", "often"], "measure 'often': choose one of auto, none"),
-        (["--verify", "gpu"], "verify gpu: this version runs nothing on a GPU"),
-        (["--verify", "yes"], "verify 'yes': choose one of cpu, none"),
+        (["--measure", "gpu"], "measure gpu: h200 is needed, and this machine has no GPU of the device table"),
+        (["--measure", "often"], "measure 'often': choose one of auto, gpu, none"),
+        (["--verify", "gpu"], "verify gpu: h200 is needed, and this machine has no GPU of the device table"),
+        (["--verify", "yes"], "verify 'yes': choose one of auto, gpu, cpu, none"),
         (["--dtype", "float16"], "dtype 'float16': choose one of float32"),
         (["--shortlist", "0"], "shortlist 0: at least 1"),
-        (["--trials", "some"], "trials 'some': choose one of proxy, full"),
+        (["--trials", "some"], "trials 'some': choose one of full"),
+        (["--trials", "proxy"], "trials proxy: this version times the kernels themselves; use trials 'full'"),
         (["--budget", "-1"], "budget -1.0: a positive number of seconds"),
         (["--budget", "nan"], "budget nan: a positive number of seconds"),
         (["--tensor", "fc"], "w.npy: --tensor chooses from a .safetensors file"),
@@ -179,7 +179,9 @@ def test_a_damaged_artifact_is_told_from_a_sound_one(lospmm_command: Command, tm
 def test_nothing_fits(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:
     device = tmp_path / "small.toml"
     device.write_text('base = "h200"\nregisters_per_thread = 20\n')
-    answer = lospmm_command("tune", matrix, "--n", 4, "--device", device, "--out", tmp_path / "out", "--quiet")
+    answer = lospmm_command(
+        "tune", matrix, "--n", 4, "--device", device, "--out", tmp_path / "out", "--quiet", "--emitter", "ptx"
+    )
     assert (answer.status, answer.out) == (3, "")
     assert answer.error == "no tile size fits small: of 16, 16 by thread_registers"
     counted = lospmm_command("space", matrix, "--n", 4, "--device", device, "--json")

@@ -21,11 +21,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lospmm import artifact
-from lospmm.artifact import CUBIN_FILE, FILES, MANIFEST_FILE, SCRATCH, STALE_SECONDS, TUNING_FILE, Artifact
+from lospmm.artifact import (
+    CUBIN_FILE,
+    MANIFEST_FILE,
+    MATRIX_FILE,
+    SCRATCH,
+    STALE_SECONDS,
+    TUNING_FILE,
+    Artifact,
+)
 from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.report import show_manifest
 
 CUBIN = b"\x7fELF, or so"
+MATRIX = b"PK, or so"
 
 MANIFEST = artifact.Manifest(
     name="lospmm_2x3_n4_00000000",
@@ -41,8 +50,8 @@ MANIFEST = artifact.Manifest(
     arch="sm_90",
     emitter="ptx",
     toolchain="ptxas 13.0.88 (PyPI)",
-    tile=artifact.Tile(1, 32, 4, None, "tile", 2, 0, 3, 2),
-    launch=artifact.LaunchConfig((2, 1), 32, 0),
+    tile=artifact.Tile(1, 32, 4, None, 1, 0, 2, 0, 3, 2),
+    launch=artifact.LaunchConfig((1, 2, 1), 32, 0),
     arguments=(artifact.Argument("b", "const float *", "row-major"),),
     registers=24,
     spill_bytes=0,
@@ -60,6 +69,7 @@ def made(cubin: bytes = CUBIN, tuning: bytes = b"{}\n") -> Artifact:
         CUBIN_FILE: cubin,
         "kernel.ptx": b".version 8.8",
         TUNING_FILE: tuning,
+        MATRIX_FILE: MATRIX,
         MANIFEST_FILE: json.dumps(manifest).encode(),
     }
     return artifact.from_files(files, "the test's")
@@ -113,12 +123,13 @@ def test_a_manifest_of_any_kind_is_refused_or_can_be_shown(place: tuple[Any, ...
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("schema",), 2, "manifest schema 2; this version reads 1"),
+        (("schema",), 1, "manifest schema 1; this version reads 2"),
         (("schema",), ..., "manifest.json is damaged, or not that of a kernel"),
         (("registers",), ..., "manifest.json is damaged: registers: Field required"),
         (("tile", "rows"), "1", "manifest.json is damaged: tile.rows: Input should be a valid integer"),
         (("seconds", "total"), ..., "manifest.json is damaged: seconds.total: Field required"),
-        (("emitter",), "sass", "emitter 'sass' is not one of ptx, cuda"),
+        (("emitter",), "wasm", "emitter 'wasm' is not one of ptx, cuda, sass"),
+        (("emitter",), "sass", "kernel.sass is missing"),
         (("emitter",), "cuda", "kernel.cu is missing"),
         (("cubin_sha256",), "0" * 64, "kernel.cubin is not the one that the manifest names"),
     ],
@@ -139,7 +150,7 @@ def test_a_later_version_may_add_fields() -> None:
     assert artifact.from_files({**made().files, MANIFEST_FILE: manifest}, "here").manifest["tile"]["cluster"] == 2
 
 
-@pytest.mark.parametrize("name", made().files)
+@pytest.mark.parametrize("name", sorted(made().files.keys() - {MATRIX_FILE}))
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     artifact.write(made(), tmp_path / "kernel")
     (tmp_path / "kernel" / name).unlink()
@@ -247,7 +258,7 @@ def test_no_permission_is_found_before_the_work(tmp_path: Path, monkeypatch: pyt
         artifact.check_target(tmp_path / "kernel")
 
 
-@pytest.mark.parametrize("after", range(len(FILES) - 1))
+@pytest.mark.parametrize("after", range(len(made().files)))
 @pytest.mark.parametrize("there_is_one", [False, True], ids=["new", "replacing"])
 def test_a_full_disk_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, there_is_one: bool

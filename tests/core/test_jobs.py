@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from lospmm import jobs
-from lospmm.artifact import Artifact
 from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, LospmmError, NothingFits, Unsupported, VerificationFailed
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
 from lospmm.matrix import from_dense
 from lospmm.model import Candidate, Problem
+from lospmm.options import Options
 from lospmm.readers import Values
 from lospmm.settings import settings
 from lospmm.store import Store
@@ -38,7 +38,7 @@ def request(
 ) -> jobs.Request:
     matrix = from_dense(np.asarray(weights, dtype=np.float32))
     problem = Problem(matrix, n, DEVICES[device])
-    return jobs.Request(problem, jobs.Options(**options), values, seed)
+    return jobs.Request(problem, Options(**options), values, seed)
 
 
 @pytest.fixture
@@ -117,23 +117,21 @@ def test_the_file_is_the_kept_one(store: Store, tmp_path: Path) -> None:
     [
         ({"emitter": "llvm"}, "emitter 'llvm': choose one of"),
         ({"ranker": "best"}, "ranker 'best': choose one of none"),
-        ({"measure": "often"}, "measure 'often': choose one of auto, none"),
-        ({"verify": "yes"}, "verify 'yes': choose one of cpu, none"),
+        ({"measure": "often"}, "measure 'often': choose one of auto, gpu, none"),
+        ({"verify": "yes"}, "verify 'yes': choose one of auto, gpu, cpu, none"),
         ({"dtype": "float16"}, "dtype 'float16': choose one of float32"),
         ({"shortlist_size": 0}, "shortlist 0: at least 1"),
     ],
 )
 def test_options_that_there_are_not(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRequest, match=words):
-        jobs.Options(**options)
+        Options(**options)
 
 
-@pytest.mark.parametrize(
-    "options", [{"ranker": "lambdamart"}, {"measure": "gpu"}, {"verify": "gpu"}, {"emitter": "sass"}]
-)
+@pytest.mark.parametrize("options", [{"ranker": "lambdamart"}, {"trials": "proxy"}])
 def test_options_that_are_to_come_say_what_to_use(options: dict[str, Any]) -> None:
     with pytest.raises(Unsupported, match=r"'\w+'"):
-        jobs.Options(**options)
+        Options(**options)
 
 
 def test_a_kernel_that_fails_verification_is_not_kept(
@@ -156,7 +154,7 @@ def test_verification_can_be_left_out(store: Store) -> None:
 
 
 def test_nothing_fits(store: Store) -> None:
-    small = replace(DEVICES["h200"], name="small", registers_per_thread=20)
+    small = replace(DEVICES["h200"], name="small", registers_per_thread=8)
     asked = replace(request(), problem=replace(request().problem, device=small))
     with pytest.raises(NothingFits, match="no tile size fits small: of 3, 3 by thread_registers"):
         jobs.tune(asked, store=store)
@@ -183,15 +181,9 @@ def test_a_cancelled_job_keeps_no_kernel(store: Store, stage: str) -> None:
         if (reached, done) == (stage, 0):
             cancel.set()
 
-    def tuned() -> Artifact:
-        return jobs.tune(request(), store=store, progress=progress, cancel=cancel)
-
-    if stage == "verify":  # the last: there is nothing left to stop
-        assert tuned().manifest["verified"] is not None
-    else:
-        with pytest.raises(CancelledError):
-            tuned()
-        assert kernels(store) == []
+    with pytest.raises(CancelledError):
+        jobs.tune(request(), store=store, progress=progress, cancel=cancel)
+    assert kernels(store) == []
 
 
 @pytest.mark.parametrize("fault", [NothingFits, VerificationFailed, BadRequest])

@@ -1,5 +1,6 @@
 """Section 5: what a proxy keeps of the kernels that it stands for, and that it is shorter."""
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -26,7 +27,7 @@ from lospmm_proxies.loops import distinct_weights, iterations, kept_share, proxy
 
 H200 = DEVICES["h200"]
 WIDTHS = (32, 96, 256)
-SCHEDULES = (Schedule(4), Schedule(8, order="column"), Schedule(3, fmas_per_load=2))
+SCHEDULES = (Schedule(4), Schedule(8, column_group=0), Schedule(3, fmas_per_load=2))
 
 
 @st.composite
@@ -72,13 +73,13 @@ def test_trials_are_shared_shorter_and_complete(problem: Problem, size_limits: l
         kernel = lower(problem, trial.candidate)
         proxy = trial.program
         assert (proxy.n, proxy.cols) == (problem.n, None)
-        assert (proxy.registers, proxy.order) == (kernel.registers, kernel.order)
+        assert (proxy.registers, proxy.column_group) == (kernel.registers, kernel.column_group)
         assert len(proxy.dispatch) == len(kernel.dispatch)
         assert set(proxy.dispatch) == set(range(len(proxy.tiles)))
         for ours, theirs in zip(proxy.dispatch, kernel.dispatch, strict=True):
             assert (features(proxy.tiles[ours]) == (0, 0)) == (features(kernel.tiles[theirs]) == (0, 0))
         assert max(map(len, (tile.code for tile in proxy.tiles))) <= max(map(len, (tile.code for tile in kernel.tiles)))
-        assert trial.launch.grid == grid(kernel.block_rows, problem.n, trial.candidate.tile.cols, kernel.order)
+        assert trial.launch.grid == grid(kernel.block_rows, problem.n, trial.candidate.tile.cols, kernel.column_group)
         assert trial.launch.block == trial.candidate.tile.cols
 
 
@@ -250,7 +251,7 @@ def test_a_proxy_has_the_kernels_occupancy(device: DeviceSpec, rows: int, cols: 
             proxy_launch(problem, candidate)
         return
     launch = proxy_launch(problem, candidate)
-    blocks = launch.grid[0] * launch.grid[1]
+    blocks = math.prod(launch.grid)
     assert active_kernel_blocks(problem, candidate) == min(fits, ceil_div(blocks, device.sms))
     found = resident_blocks(
         device,

@@ -9,7 +9,7 @@ from lospmm.interpret import interpret
 from lospmm.ir import Fma, KernelProgram, Load, Op, Store, instructions
 from lospmm.lower import lower
 from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.model import COLUMN_GROUPS, Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import natural_order, regroup
 from lospmm.schedule import tile_program
 
@@ -26,7 +26,7 @@ schedules = st.builds(
     Schedule,
     prefetch=st.integers(1, 50),
     fmas_per_load=st.none() | st.integers(1, 30),
-    order=st.sampled_from(("tile", "column")),
+    column_group=st.sampled_from(COLUMN_GROUPS),
 )
 
 

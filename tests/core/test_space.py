@@ -132,7 +132,7 @@ def test_widen_keeps_every_schedule_that_fits() -> None:
                 if c.stage == "registers"
             )
         ]
-        assert [c.schedule.prefetch for c in widened if c.schedule.order == "tile"] == fits
+        assert [c.schedule.prefetch for c in widened if c.schedule.column_group == 1] == fits
         assert all(isinstance(c, Candidate) and c.tiling is survivor.tiling for c in widened)
 
 
@@ -143,11 +143,11 @@ def test_the_forecast_counts_accumulators_buffers_and_reserve_in_whole_units() -
     assert forecast_registers(224, Schedule(16), H200) > H200.registers_per_thread
 
 
-def test_a_b_too_wide_for_one_order_of_the_grid_takes_the_other() -> None:
+def test_a_b_too_wide_for_groups_of_columns_takes_all_of_them_together() -> None:
     problem = Problem(random_matrix(64, 64, 0.1, 3), 70_000_000, H200)
     survivors = explored(problem).survivors
     assert survivors
-    assert {wider.schedule.order for wider in widen(problem, survivors[0])} == {"column"}
+    assert {wider.schedule.column_group for wider in widen(problem, survivors[0])} == {0}
 
 
 def test_very_many_rows_are_named_in_steps_and_dispatched_in_few_tiles() -> None:

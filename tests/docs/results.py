@@ -82,7 +82,8 @@ def _real_weights(found: list[Record]) -> list[Row]:
     errors = [record["max_relative_error"] for record in found]
     return [
         (
-            f"seconds from file to verified cubin, {len(found)} real pruned layers: median (least to most)",
+            f"seconds from file to verified cubin{_by(found[0])}, {len(found)} real pruned layers: median (least to "
+            "most)",
             middle(seconds),
         ),
         ("of these, greatest error relative to \\|A\\|\\|B\\|", f"{max(errors):.1e}"),
@@ -90,22 +91,79 @@ def _real_weights(found: list[Record]) -> list[Row]:
     ]
 
 
+def _by(record: Record) -> str:
+    """The emitter: files from before machine code do not name it."""
+    return f", {record.get('emitter', 'ptx')}"
+
+
+def to_cubin_seconds(record: Record) -> float:
+    """Machine code from a candidate to its cubin, ptxas left out; the graft has the encoding in it."""
+    return float(sum(record["seconds"][name] for name in ("program", "schedule", "graft")))
+
+
+def _emission(found: list[Record]) -> list[Row]:
+    return [
+        (
+            f"machine code on one core, {record['m']:,} x {record['k']:,}, {record['nnz']:,} nonzeros, ptxas on the "
+            f"prologue left out, best of {record['repeats']}: time / peak memory",
+            f"{to_cubin_seconds(record):.2f} s / {record['peak_bytes']['cubin'] >> 20:,} MiB",
+        )
+        for record in found
+    ]
+
+
 def _compile_time(found: list[Record]) -> list[Row]:
     return [
         (
-            f"{record['what']}, {record['m']:,} x {record['k']:,}, {record['nnz']:,} nonzeros, empty cache, not "
-            "verified: time / peak memory",
+            f"{record['what']}{_by(record) if record['what'] == 'lospmm tune' else ''}, {record['m']:,} x "
+            f"{record['k']:,}, {record['nnz']:,} nonzeros, empty cache, not verified: time / peak memory",
             f"{record['wall_seconds']:.1f} s / {record['peak_tree_bytes'] >> 20:,} MiB",
         )
         for record in found
     ]
 
 
+def _code_delivery(found: list[Record]) -> list[Row]:
+    """Of the longest code and the largest block: the least and the most that barriers make of it."""
+    body, threads = (max(record[name] for record in found) for name in ("body_kib", "threads"))
+    rates = {
+        record["barrier_kib"]: record["fmas_per_cycle"]
+        for record in found
+        if (record["body_kib"], record["threads"]) == (body, threads)
+    }
+    step = max(rates, key=lambda barrier: rates[barrier])
+    what = f"multiply-adds that an SM starts a cycle (4 at most), {body} KiB of code, {threads:,} threads: without"
+    return [(f"{what} barriers / with one every {step} KiB", f"{rates[0]:.1f} / {rates[step]:.1f}")]
+
+
+def _ablation(found: list[Record]) -> list[Row]:
+    shares = [kernel["loads and stores normal"] / kernel["whole"] for kernel in by_kernel(found).values()]
+    return [
+        (
+            f"time of {len(shares)} kernels without cache hints, of that with them: least to most",
+            f"{min(shares):.2f} to {max(shares):.2f}",
+        )
+    ]
+
+
+def by_kernel(found: list[Record]) -> dict[tuple[str, str], dict[str, float]]:
+    """Microseconds of every variant of the ablation's kernels, by problem and tile size, with B from memory."""
+    kernels: dict[tuple[str, str], dict[str, float]] = {}
+    for record in found:
+        name = f"{record['m']} x {record['k']}, n {record['n']}, {record['sparsity']:.0%}"
+        kernel = kernels.setdefault((name, f"{record['rows']} x {record['cols']}"), {})
+        kernel[record["variant"]] = record["cold_micros"]
+    return kernels
+
+
 #: What README's table takes from each file, and the command that writes the file.
 SOURCES: dict[str, Callable[[list[Record]], list[Row]]] = {
+    "emission": _emission,
     "real_weights": _real_weights,
     "compile_time": _compile_time,
     "registers": _registers,
+    "code_delivery": _code_delivery,
+    "ablation": _ablation,
     "reordering": _reordering,
     "proxies": _proxies,
 }
@@ -168,7 +226,7 @@ def optimization_levels() -> str:
     """The time of the same kernels by the level of ptxas that compiled them."""
     levels = ("-O1", "-O3")
     kernels: dict[str, dict[str, Record]] = {}
-    for record in records("estimate_on_gpu"):
+    for record in records("ptxas_levels"):
         if record["what"].startswith("choice"):
             sparsity = 1 - record["nnz"] / (record["m"] * record["k"])
             name = f"{record['m']} x {record['k']}, n {record['n']}, {sparsity:.0%}"

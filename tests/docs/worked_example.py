@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lospmm.codegen import emit
+from lospmm.codegen import emit, source_of
 from lospmm.device import DEVICES
 from lospmm.interpret import interpret
 from lospmm.ir import Fma, Load, instructions
@@ -80,6 +80,17 @@ def ptx() -> str:
     return "```ptx\n" + _without_tile_1(emit(PROGRAM, "ptx", PROBLEM.device.arch).source, "\n.visible .entry") + "```\n"
 
 
+def tile_listing() -> list[str]:
+    """The lines of tile 0 in kernel.sass, its rows first."""
+    emission = emit(PROGRAM, "sass", PROBLEM.device.arch)
+    _, tile, _ = source_of(PROGRAM, emission, PROBLEM.device.arch).split("\n\n")
+    return tile.splitlines()
+
+
+def sass() -> str:
+    return fenced("\n".join(line for line in tile_listing() if not line.endswith(" NOP ;")))
+
+
 def cuda() -> str:
     source = emit(PROGRAM, "cuda", PROBLEM.device.arch).source
     return "```c++\n" + _without_tile_1(source[source.index("// rows") :], '\nextern "C" __global__') + "```\n"
@@ -91,15 +102,16 @@ def _without_tile_1(source: str, entry: str) -> str:
 
 
 def result() -> str:
-    """C for a B whose row k is all k + 1: the IR in NumPy, the PTX on the CPU, and SciPy."""
+    """C for a B whose row k is all k + 1: the IR in NumPy, PTX and machine code on the CPU, and SciPy."""
     b = np.repeat(np.arange(1, EXAMPLE.shape[1] + 1, dtype=np.float32)[:, np.newaxis], PROBLEM.n, axis=1)
     geometry = geometry_of(PROGRAM, n=PROBLEM.n, cols=TILE.cols)
-    by_ptx = execute(emit(PROGRAM, "ptx", PROBLEM.device.arch), geometry, np.arange(PROBLEM.n), b)
-    results = (interpret(PROGRAM, b), by_ptx, PROBLEM.matrix.to_scipy() @ b)
-    lines = ["row     IR    PTX  A x B"]
+    emitted = [emit(PROGRAM, language, PROBLEM.device.arch) for language in ("ptx", "sass")]
+    by_text = [execute(emission, geometry, np.arange(PROBLEM.n), b) for emission in emitted]
+    results = (interpret(PROGRAM, b), *by_text, PROBLEM.matrix.to_scipy() @ b)
+    lines = ["row     IR    PTX   SASS  A x B"]
     lines += [f"{row:3} " + " ".join(f"{c[row, 0]:6g}" for c in results) for row in range(len(EXAMPLE))]
     return fenced("\n".join(lines))
 
 
 #: The regions of docs/flow.md.
-REGIONS = {f"flow {step.__name__}": step for step in (matrix, space, tiles, ir, ptx, cuda, result)}
+REGIONS = {f"flow {step.__name__}": step for step in (matrix, space, tiles, ir, sass, ptx, cuda, result)}

@@ -30,7 +30,7 @@ schedules = st.builds(
     Schedule,
     prefetch=st.integers(1, 80),
     fmas_per_load=st.none() | st.integers(1, 12),
-    order=st.sampled_from(["tile", "column"]),
+    column_group=st.integers(0, 5),
 )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from time import process_time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +102,6 @@ def test_a_large_kernel_is_verified_in_seconds() -> None:
 def test_a_language_without_a_runtime_is_unsupported() -> None:
     problem = Problem(random_matrix(2, 2, density=1.0), 4, DEVICE)
     program = lower(problem, Candidate(TileSize(2, 32), Schedule(1), natural_order(problem.matrix, 2)))
-    emission = replace(emit(program, "ptx", ARCH), language="sass")
-    with pytest.raises(Unsupported, match=r"'sass'.*ptx, cuda"):
+    emission: Any = replace(emit(program, "ptx", ARCH), language="wasm")
+    with pytest.raises(Unsupported, match=r"'wasm'.*sass, ptx, cuda"):
         verify_on_cpu(problem, program, emission)

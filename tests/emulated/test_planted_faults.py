@@ -29,7 +29,7 @@ FAULTS: dict[str, dict[str, tuple[str, str, str]]] = {
         "dispatch to the other tile": (r"TILE_0, TILE_1, TILE_2;", "TILE_1, TILE_0, TILE_1;", "never written: 8$"),
         "a dispatch too short": (r"TILE_0, TILE_1, TILE_2;", "TILE_0, TILE_1;", "branch to target 2 of 2"),
         "a dispatch to nowhere": (r"TILE_0, TILE_1, TILE_2;", "TILE_0, TILE_1, TILE_7;", "a label that is not there"),
-        "blocks of the other order": (r"%ctaid\.x", "%ctaid.y", "rows never written|branch to target"),
+        "blocks of another axis": (r"%ctaid\.y", "%ctaid.z", "rows never written|branch to target"),
         "the wrong column": (r"%tid\.x", "%ctaid.x", "of B is not an element of column 1, the thread's own"),
         "too many threads": (r"maxntid 32", "maxntid 16", "32 threads a block, more than .maxntid 16"),
         "a load too late": (
@@ -40,13 +40,13 @@ FAULTS: dict[str, dict[str, tuple[str, str, str]]] = {
     },
     "cuda": {
         "a wrong weight": (r"p\+0f", "p-1f", r"row \d+, column \d+: got .*, expected .*relative error"),
-        "a missing store": (r"__stwb.*?;\n", "", "rows never written: 0$"),
-        "a load behind B": (r"b \+ \d+ull", f"b + {16 * 40}ull", r"line \d+, x0 = __ldg.*byte 2560 of B"),
-        "a load before B": (r"b \+ \d+ull", "b - 40", r"line \d+, x0 = __ldg.*byte -160 of B.*column 0"),
-        "a store behind C": (r"c \+ \d+ull", f"c + {9 * 40}ull", r"line \d+, __stwb.*byte 1440 of C"),
+        "a missing store": (r"__stcs.*?;\n", "", "rows never written: 0$"),
+        "a load behind B": (r"b \+ \d+ull", f"b + {16 * 40}ull", r"line \d+, x0 = __ldcs.*byte 2560 of B"),
+        "a load before B": (r"b \+ \d+ull", "b - 40", r"line \d+, x0 = __ldcs.*byte -160 of B.*column 0"),
+        "a store behind C": (r"c \+ \d+ull", f"c + {9 * 40}ull", r"line \d+, __stcs.*byte 1440 of C"),
         "no way out for idle threads": (r"if \(column >= 40u\) return;\n", "", "of B is not an element of column 63"),
         "dispatch to the other tile": (r"case 0: return tile_0", "case 0: return tile_1", "never written: 0-3$"),
-        "an address that is followed": (r"__ldg\((b \+ \d+ull)\)", r"*(\1)", "ended by signal 11"),
+        "an address that is followed": (r"__ldcs\((b \+ \d+ull)\)", r"*(\1)", "ended by signal 11"),
         "a loop without an end": (r"LOSPMM_END;", "for (;;) { }", "stopped after 2 s"),
     },
 }  # fmt: skip
@@ -83,7 +83,7 @@ def test_without_a_fault_it_passes(language: str) -> None:
 def test_swapped_rows_are_found(language: str) -> None:
     """The first two stores, each with the other's accumulator."""
     problem, program, emission = two_tiles(language)
-    store, end = ("st.global", ";\n") if language == "ptx" else ("__stwb", ");\n")
+    store, end = ("st.global", ";\n") if language == "ptx" else ("__stcs", ");\n")
     swapped = re.sub(rf"({re.escape(store)}.*)a0{re.escape(end)}(.*)a1", rf"\1a1{end}\2a0", emission.source, count=1)
     assert swapped != emission.source
     with pytest.raises(VerificationFailed, match=r"row [01], column \d+: got"):

@@ -22,7 +22,7 @@ TILE = """\
 .reg .b64 %b, %c, %p<2>;
 .reg .f32 %a<1>, %x<2>;
 ld.param.b64 %b, [b];
-ld.global.nc.f32 %x0, [%b+-8];
+ld.global.nc.L1::no_allocate.f32 %x0, [%b+-8];
 fma.rn.f32 %a0, %x0, 0f40200000, %a0;
 exit;
 }
@@ -40,9 +40,9 @@ REFUSED = {
     "fma.rn.f32 %a0, %x0, 0f40200000": "fma.rn.f32 has 4 operands, not 3",
     "fma.rn.f32 %a0, %x0, 0f40200000, %a0, %a0": "'%a0, %a0' is not declared",
     "fma.rn.f32 0f40200000, %x0, 0f40200000, %a0": "'0f40200000' is not declared, or not of the kind f32=",
-    "ld.global.nc.f32 %x0, [%x1+4]": "'[%x1+4]' is not declared",
-    "ld.global.nc.f32 %x0, [%b+2147483648]": "'[%b+2147483648]' is not declared",
-    "ld.global.nc.f32 %x0, [%b+%p0]": "'[%b+%p0]' is not declared",
+    "ld.global.nc.L1::no_allocate.f32 %x0, [%x1+4]": "'[%x1+4]' is not declared",
+    "ld.global.nc.L1::no_allocate.f32 %x0, [%b+2147483648]": "'[%b+2147483648]' is not declared",
+    "ld.global.nc.L1::no_allocate.f32 %x0, [%b+%p0]": "'[%b+%p0]' is not declared",
     "ld.global.nc.f64 %x0, [%b]": "unknown instruction",
     "ld.param.b64 %b, [d]": "'[d]' is not declared",
     "ld.param.b32 %b, [b]": "'%b' is not declared, or not of the kind b32=",
@@ -84,7 +84,7 @@ def test_a_function_is_decoded() -> None:
     assert function.parameters == {"b": "b64", "c": "b64"}
     assert function.declared["%p1"] == "b64"
     assert [instruction.opcode for instruction in function.body] == [
-        "ld.param.b64", "ld.global.nc.f32", "fma.rn.f32", "exit",
+        "ld.param.b64", "ld.global.nc.L1::no_allocate.f32", "fma.rn.f32", "exit",
     ]  # fmt: skip
     assert function.body[1].operands == ("%x0", Address("%b", -8))
     assert function.body[2].operands == ("%a0", "%x0", 2.5, "%a0")

@@ -6,24 +6,24 @@
 
 // rows 0-7
 LOSPMM_TILE tile_0(const float *__restrict__ b, float *__restrict__ c) {
-  __stwb(c + 0ull, 0.0f);
-  __stwb(c + 96ull, 0.0f);
-  __stwb(c + 192ull, 0.0f);
-  __stwb(c + 288ull, 0.0f);
-  __stwb(c + 384ull, 0.0f);
-  __stwb(c + 480ull, 0.0f);
-  __stwb(c + 576ull, 0.0f);
-  __stwb(c + 672ull, 0.0f);
+  __stcs(c + 0ull, 0.0f);
+  __stcs(c + 96ull, 0.0f);
+  __stcs(c + 192ull, 0.0f);
+  __stcs(c + 288ull, 0.0f);
+  __stcs(c + 384ull, 0.0f);
+  __stcs(c + 480ull, 0.0f);
+  __stcs(c + 576ull, 0.0f);
+  __stcs(c + 672ull, 0.0f);
   LOSPMM_END;
 }
 
 extern "C" __global__ void __launch_bounds__(32)
 example(const float *__restrict__ b, float *__restrict__ c) {
-  const unsigned column = blockIdx.y * 32u + threadIdx.x;
+  const unsigned column = (blockIdx.z * gridDim.x + blockIdx.x) * 32u + threadIdx.x;
   if (column >= 96u) return;
   b += column;
   c += column;
-  switch (blockIdx.x) {
+  switch (blockIdx.y) {
     case 0: return tile_0(b, c);
   }
 }

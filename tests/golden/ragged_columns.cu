@@ -12,22 +12,22 @@ LOSPMM_TILE tile_0(const float *__restrict__ b, float *__restrict__ c) {
   float a3 = 0.0f;
   float x0;
   float x1;
-  x0 = __ldg(b + 0ull);
-  x1 = __ldg(b + 140ull);
+  x0 = __ldcs(b + 0ull);
+  x1 = __ldcs(b + 140ull);
   a0 = __fmaf_rn(x0, 0x1.p+0f, a0);
   a1 = __fmaf_rn(x0, 0x1.8p+1f, a1);
   a2 = __fmaf_rn(x0, 0x1.4p+2f, a2);
-  x0 = __ldg(b + 280ull);
+  x0 = __ldcs(b + 280ull);
   a0 = __fmaf_rn(x1, 0x1.p-1f, a0);
   a2 = __fmaf_rn(x1, 0x1.8p+2f, a2);
   a3 = __fmaf_rn(x1, -0x1.8p-1f, a3);
   a1 = __fmaf_rn(x0, -0x1.8p+0f, a1);
   a2 = __fmaf_rn(x0, 0x1.cp+2f, a2);
   a3 = __fmaf_rn(x0, 0x1.4p+3f, a3);
-  __stwb(c + 0ull, a0);
-  __stwb(c + 140ull, a1);
-  __stwb(c + 280ull, a2);
-  __stwb(c + 420ull, a3);
+  __stcs(c + 0ull, a0);
+  __stcs(c + 140ull, a1);
+  __stcs(c + 280ull, a2);
+  __stcs(c + 420ull, a3);
   LOSPMM_END;
 }
 
@@ -39,32 +39,32 @@ LOSPMM_TILE tile_1(const float *__restrict__ b, float *__restrict__ c) {
   float a3 = 0.0f;
   float x0;
   float x1;
-  x0 = __ldg(b + 70ull);
-  x1 = __ldg(b + 210ull);
+  x0 = __ldcs(b + 70ull);
+  x1 = __ldcs(b + 210ull);
   a0 = __fmaf_rn(x0, 0x1.p+1f, a0);
   a2 = __fmaf_rn(x0, -0x1.p+3f, a2);
   a3 = __fmaf_rn(x0, 0x1.6p+3f, a3);
-  x0 = __ldg(b + 490ull);
+  x0 = __ldcs(b + 490ull);
   a1 = __fmaf_rn(x1, 0x1.p-2f, a1);
   a2 = __fmaf_rn(x1, 0x1.2p+3f, a2);
   a3 = __fmaf_rn(x1, 0x1.8p+3f, a3);
   a0 = __fmaf_rn(x0, 0x1.99999ap-4f, a0);
   a1 = __fmaf_rn(x0, -0x1.p+2f, a1);
   a3 = __fmaf_rn(x0, 0x1.333334p-2f, a3);
-  __stwb(c + 70ull, a0);
-  __stwb(c + 210ull, a1);
-  __stwb(c + 350ull, a2);
-  __stwb(c + 490ull, a3);
+  __stcs(c + 70ull, a0);
+  __stcs(c + 210ull, a1);
+  __stcs(c + 350ull, a2);
+  __stcs(c + 490ull, a3);
   LOSPMM_END;
 }
 
 extern "C" __global__ void __launch_bounds__(32)
 example(const float *__restrict__ b, float *__restrict__ c) {
-  const unsigned column = blockIdx.y * 32u + threadIdx.x;
+  const unsigned column = (blockIdx.z * gridDim.x + blockIdx.x) * 32u + threadIdx.x;
   if (column >= 70u) return;
   b += column;
   c += column;
-  switch (blockIdx.x) {
+  switch (blockIdx.y) {
     case 0: return tile_0(b, c);
     case 1: return tile_1(b, c);
   }

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.artifact import SOURCE_FILES
-from lospmm.codegen import EMITTERS, emit
+from lospmm.codegen import EMITTERS, emit, source_of
 from lospmm.device import find_device
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
@@ -73,7 +73,8 @@ def programs() -> dict[str, KernelProgram]:
     return {
         "example": example(),
         "not_reordered": example(tiling=as_they_come),
-        "column_order": example(schedule=Schedule(prefetch=2, fmas_per_load=1, order="column")),
+        "column_order": example(schedule=Schedule(prefetch=2, fmas_per_load=1, column_group=0)),
+        "column_groups": example(n=200, schedule=Schedule(prefetch=2, column_group=4)),
         "deep_prefetch": example(schedule=Schedule(prefetch=80)),
         "ragged_columns": example(n=70),
         "empty_rows": example(without_rows(1, 4, 5)),
@@ -81,15 +82,23 @@ def programs() -> dict[str, KernelProgram]:
         "run_time_sizes": replace(example(), n=None, cols=None),
         "repeated_tiles": replace(example(), dispatch=(0, 1, 1, 0)),
         "far_rows": example(n=100_000_000),  # row 7 is beyond 2^31 bytes
+        "lockstep": example(schedule=Schedule(prefetch=2, lockstep=4)),
     }
+
+
+def languages(program: KernelProgram) -> list[str]:
+    """Those that write the case: machine code has no sizes at run time, and only it has barriers."""
+    if program.lockstep:
+        return ["sass"]
+    return [language for language in EMITTERS if language != "sass" or program.n is not None]
 
 
 def texts() -> dict[str, str]:
     """File name -> what it must hold."""
     return {
-        name + Path(SOURCE_FILES[language]).suffix: emit(program, language, ARCH).source
+        name + Path(SOURCE_FILES[language]).suffix: source_of(program, emit(program, language, ARCH), ARCH)
         for name, program in programs().items()
-        for language in EMITTERS
+        for language in languages(program)
     }
 
 

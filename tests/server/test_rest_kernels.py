@@ -62,7 +62,7 @@ def test_the_files_of_a_kernel(client: TestClient) -> None:
     assert hashlib.sha256(client.get(links["cubin"]).content).hexdigest() == kernel["cubin_sha256"]
     source = client.get(links["source"])
     assert source.headers["content-type"] == "text/plain; charset=utf-8"
-    assert f".entry {kernel['name']}" in source.text
+    assert source.text.startswith(f"// {kernel['name']} for sm_90: the tiles")
     lines = [json.loads(line) for line in client.get(links["tuning"]).text.splitlines()]
     assert len(lines) == kernel["search"]["shortlisted"]
     assert (lines[0]["rows"], lines[0]["cols"]) == (kernel["tile"]["rows"], kernel["tile"]["cols"])
@@ -92,6 +92,22 @@ def test_every_parameter_makes_another_kernel(client: TestClient) -> None:
     assert kernels[3]["emitter"] == "cuda"
     assert kernels[4]["verified"] is None
     assert {kernel["arch"] for kernel in kernels} == {"sm_80"}
+
+
+def test_without_options_they_are_what_this_machine_decides(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lospmm.jobs.own_gpu", lambda: None)
+    kernel = client.post(POST, files=FORM).json()
+    assert (kernel["emitter"], kernel["verified"]["on"], kernel["measured"]) == ("sass", "cpu", None)
+    assert kernel["search"]["chosen_by"] == "estimate"
+    older = client.post("/v1/kernels?n=128&device=a100&wait=60", files=FORM).json()
+    assert (older["emitter"], older["verified"]["on"]) == ("ptx", "cpu")
+    said = client.post(f"{POST}&emitter=sass&verify=cpu", files=FORM).json()
+    assert said["digest"] == kernel["digest"]  # "auto" and what it stands for are the same request
+    refused = client.post(f"{POST}&verify=gpu", files=FORM)
+    assert (refused.status_code, refused.json()["type"]) == (400, "/problems/bad-request")
+    assert refused.json()["detail"].startswith("verify gpu: h200 is needed, and this machine has no GPU")
 
 
 def test_tensor_names_the_weight(client: TestClient) -> None:
@@ -131,8 +147,8 @@ def test_a_damaged_kernel_is_gone(client: TestClient, workshop: Workshop) -> Non
         ("n=1&" + "&".join(f"x{i}=" for i in range(9)), "bad-parameter", 422, "; and 4 more"),
         ("n=1&device=h2000", "bad-request", 400, "unknown device 'h2000': expected auto or one of v100"),
         ("n=1&device=/etc/passwd.toml", "bad-request", 400, "unknown device"),
-        ("n=1&device=h200&emitter=wasm", "bad-request", 400, "emitter 'wasm': choose one of ptx, cuda"),
-        ("n=1&device=h200&emitter=sass", "unsupported", 400, "no machine code emitter"),
+        ("n=1&device=h200&emitter=wasm", "bad-request", 400, "emitter 'wasm': choose one of auto, sass, ptx, cuda"),
+        ("n=1&device=b200&emitter=sass", "unsupported", 400, "machine code for sm_100: known are sm_90"),
         ("n=1&device=v100", "unsupported", 400, "V100 (sm_70) needs a CUDA 12 toolkit"),
     ],
 )

@@ -72,7 +72,7 @@ def opcodes_by_function(sass: str) -> dict[str, Counter[str]]:
 
 
 @pytest.mark.parametrize("language", ["ptx", "cuda"])
-@pytest.mark.parametrize("schedule", [Schedule(8), Schedule(16, order="column")], ids=["tile", "column"])
+@pytest.mark.parametrize("schedule", [Schedule(8), Schedule(16, column_group=0)], ids=["one", "all"])
 def test_machine_code_is_what_the_program_says(
     language: str, schedule: Schedule, problem: Problem, toolkit: Toolkit, store: Store, tmp_path: Path
 ):
@@ -95,7 +95,7 @@ def test_one_proxy_is_started_with_any_block_where_each_kernel_has_its_own(
     kernel = lower(problem, candidates[0])
     proxy_binary, kernel_binary = build(narrow.program, "ptx", store), build(kernel, "ptx", store)
     assert narrow.program is wide.program
-    assert (narrow.launch.grid, wide.launch.grid) == ((9, 8), (9, 4))
+    assert (narrow.launch.grid, wide.launch.grid) == ((1, 9, 8), (1, 9, 4))
     assert (narrow.launch.block, wide.launch.block) == (512, 1024)
     assert "MAX_THREADS" not in dump(toolkit, "-elf", proxy_binary, tmp_path)
     assert "MAX_THREADS" in dump(toolkit, "-elf", kernel_binary, tmp_path)

@@ -44,7 +44,7 @@ def cuda_emission(tiles: int = 2) -> Emission:
     parameters = "(const float *__restrict__ B, float *__restrict__ C)"
     declared = [f'extern "C" [[noreturn]] __device__ void tile_{tile}{parameters}' for tile in range(tiles)]
     units = [
-        f"{head} {{\n  const float b0 = __ldg(B + {tile});\n  C[0] = __fmaf_rn(b0, 0x1.8p+1f, 0x0p+0f);\n"
+        f"{head} {{\n  const float b0 = __ldcs(B + {tile});\n  C[0] = __fmaf_rn(b0, 0x1.8p+1f, 0x0p+0f);\n"
         '  asm volatile("exit;");\n  __builtin_unreachable();\n}\n'
         for tile, head in enumerate(declared)
     ]

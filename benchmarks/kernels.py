@@ -1,0 +1,341 @@
+"""Tuned kernels against cuSPARSE and cuBLAS on this machine's GPU (docs/kernels.md).
+
+    python -m benchmarks.kernels [--set seven|shapes|real]... [--layers DIR] [--out DIR] [--resume]
+                                 [--stop-after SECONDS] [--budget-seconds SECONDS] [--emitter NAME] [--shortlist COUNT]
+
+needs an NVIDIA GPU of the device table. The sets: ``seven`` problems that a prototype was timed on, the 205 ``shapes``
+of datasets/shapes.toml, and every ``.smtx`` and ``.npz`` file below ``--layers`` (``real``; N as in
+``benchmarks.real_weights``). Each problem is tuned over the whole space, in a store of its own so that nothing is
+found ready, and has one line in ``kernels.jsonl``, its old one replaced; one that fails has a line that says why, and
+the run goes on. ``--resume`` leaves out what the file has a time for, measured on such a GPU with the same options;
+failures are tried again. A table is printed last, and the plots ``kernels_speedup.png`` and ``kernels_bound.png`` are
+drawn from the whole file. ``--stop-after`` begins no problem after so many seconds, ``--budget-seconds`` is what the
+tuning of one may take. Exits 1 if a problem failed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import lospmm
+from benchmarks.kernels_plot import plot_bound, plot_speedups
+from benchmarks.kernels_table import KNOWN, Known, Record, current, measured_of, problem_name, ratios, summary
+from benchmarks.real_weights import columns_of, read_pixels
+from lospmm import jobs, readers
+from lospmm.device import DeviceSpec
+from lospmm.errors import BadRequest, LospmmError
+from lospmm.matrix import SparseMatrix
+from lospmm.model import Problem
+from lospmm.readers import Values
+from lospmm.runtime.detect import detect_device
+from lospmm.store import Store
+from lospmm_datasets.shapes import read_shapes
+from lospmm_datasets.synthetic import uniform
+
+ROOT = Path(__file__).parents[1]
+SHAPES_FILE = ROOT / "datasets" / "shapes.toml"
+RESULTS_NAME = "kernels.jsonl"
+SEED = 0
+
+#: Where NVIDIA's driver for Linux says what it is.
+DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
+
+#: What is measured with or against, as PyPI calls it.
+LIBRARIES = ("nvidia-cuda-runtime", "nvidia-cusparse", "nvidia-cublas", "cuda-core", "pycuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A problem before its matrix is there. ``problem`` is its name in the set, ``labels`` go into its line."""
+
+    set: str
+    problem: str
+    n: int
+    matrix: Callable[[], tuple[SparseMatrix, Values]]
+    labels: Mapping[str, Any]
+    known: Known | None = None
+
+
+#: The manifest of the tuned kernel of a matrix, for n columns.
+Tune = Callable[[SparseMatrix, Values, int], Mapping[str, Any]]
+
+
+def seven() -> list[Case]:
+    return [
+        _drawn("seven", problem_name(one.m, one.k, one.n, one.sparsity), (one.m, one.k, one.n), one.sparsity, {}, one)
+        for one in KNOWN
+    ]
+
+
+def shapes() -> list[Case]:
+    """All shapes at one sparsity before the next, those about 90 % first: a run that is stopped has whole sets."""
+    table = read_shapes(SHAPES_FILE)
+    cases = []
+    for sparsity in sorted(table.sparsities, key=lambda sparsity: abs(sparsity - 0.9)):
+        for network in table.networks:
+            for shape in network.shapes:
+                labels = {"network": network.name, "layer": shape.layer}
+                name = f"{network.name} {shape.layer}: {problem_name(*shape.gemm, sparsity)}"
+                cases.append(_drawn("shapes", name, shape.gemm, sparsity, labels))
+    return cases
+
+
+def _drawn(
+    name: str,
+    problem: str,
+    gemm: tuple[int, int, int],
+    sparsity: float,
+    labels: Mapping[str, str],
+    known: Known | None = None,
+) -> Case:
+    m, k, n = gemm
+    drawn = {"m": m, "k": k, "n": n, "drawn_sparsity": sparsity, "seed": SEED, **labels}
+    return Case(name, problem, n, lambda: (uniform(m, k, sparsity, seed=SEED), "stored"), drawn, known)
+
+
+def real(layers: Path) -> list[Case]:
+    """Raises BadRequest where the folder holds no layers."""
+    paths = sorted(path for path in layers.rglob("*") if path.suffix in (".smtx", ".npz"))
+    if not paths:
+        raise BadRequest(f"{layers}: there is no .smtx or .npz file in it")
+    pixels = read_pixels(layers)
+    cases = []
+    for path in paths:
+        layer, n = path.relative_to(layers).as_posix(), columns_of(path, pixels)
+        cases.append(Case("real", f"{layer}, n {n}", n, partial(_from_file, path), {"layer": layer, "n": n}))
+    return cases
+
+
+def _from_file(path: Path) -> tuple[SparseMatrix, Values]:
+    found = readers.read(path)
+    return found.matrix, found.values
+
+
+#: The sets that need no files but this repository's, by name.
+DRAWN_SETS: Mapping[str, Callable[[], list[Case]]] = {"seven": seven, "shapes": shapes}
+
+
+def figures(manifest: Mapping[str, Any], known: Known | None) -> Record:
+    """What a line takes from the manifest of a kernel. Raises BadRequest for one that was not measured."""
+    measured, verified = manifest["measured"], manifest["verified"]
+    if measured is None:
+        raise BadRequest("the kernel was tuned, but nothing was measured")
+    return {
+        **{name: manifest[name] for name in ("m", "k", "n", "nnz", "fingerprint")},
+        "sparsity": round(1 - manifest["nnz"] / (manifest["m"] * manifest["k"]), 6),
+        **{name: manifest[name] for name in ("emitter", "toolchain", "tile", "launch", "registers", "code_bytes")},
+        "max_relative_error": None if verified is None else verified["max_relative_error"],
+        **measured,
+        "ratios": ratios(measured, known),
+        "seconds": {name: round(value, 3) for name, value in manifest["seconds"].items()},
+    }
+
+
+def line_of(case: Case, context: Mapping[str, Any], tune: Tune) -> Record:
+    """The line of a problem: its figures, or why there are none. What is no error of ours is a line as well."""
+    head = {"set": case.set, "problem": case.problem, **case.labels, **context}
+    started = time.monotonic()
+    try:
+        matrix, values = case.matrix()
+        found = figures(tune(matrix, values, case.n), case.known)
+    except Exception as error:  # hours of measuring do not end with the first fault, of whatever kind it is
+        found = {"failure": " ".join(f"{type(error).__name__}: {error}".split())}
+    return {**head, **found, "wall_seconds": round(time.monotonic() - started, 2)}
+
+
+def key(record: Mapping[str, Any]) -> str:
+    """What a line is about: of two with the same key, the later counts. The commit is not in it."""
+    about = (record["set"], record["problem"], record["machine"]["device"], record["options"])
+    return json.dumps(about, sort_keys=True)
+
+
+def case_key(case: Case, context: Mapping[str, Any]) -> str:
+    return key({"set": case.set, "problem": case.problem, **context})
+
+
+def read_results(path: Path) -> dict[str, Record]:
+    """The lines of a file by key; none where there is no file. Raises BadRequest for what is not such a file."""
+    try:
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        return {key(record): record for record in records}
+    except FileNotFoundError:
+        return {}
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRequest(f"{path}: not the lines of this benchmark ({error!r}); name another --out") from None
+
+
+def write_results(path: Path, results: Mapping[str, Record]) -> None:
+    """The whole file or the old one, whenever this process ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".part")
+    scratch.write_text("".join(json.dumps(record) + "\n" for record in results.values()))
+    scratch.replace(path)
+
+
+def measure(
+    cases: Sequence[Case], context: Mapping[str, Any], tune: Tune, path: Path, stop_after: float | None = None
+) -> int:
+    """Measure the cases one by one, each line in the file at once; begin none after ``stop_after`` seconds.
+
+    Returns how many were measured, or have failed.
+    """
+    results, started = read_results(path), time.monotonic()
+    for number, case in enumerate(cases, start=1):
+        if stop_after is not None and time.monotonic() - started >= stop_after:
+            return number - 1
+        record = line_of(case, context, tune)
+        results.pop(key(record), None)  # the newest is last: ``current`` goes by that
+        results[key(record)] = record
+        write_results(path, results)
+        print(progress(number, len(cases), record), flush=True)
+    return len(cases)
+
+
+def missing(cases: Sequence[Case], context: Mapping[str, Any], results: Mapping[str, Record]) -> list[Case]:
+    """The cases that the file has no times for."""
+    done = {name for name, record in results.items() if "failure" not in record}
+    return [case for case in cases if case_key(case, context) not in done]
+
+
+def context_of(device: DeviceSpec, options: jobs.Options, commit: str) -> Record:
+    """What all lines of a run have in common."""
+    return {
+        "machine": {
+            "device": device.name,
+            "title": device.title,
+            "system": f"{platform.system()} {platform.machine()}",
+            "cores": len(os.sched_getaffinity(0)),
+        },
+        "versions": versions(),
+        "commit": commit,
+        "options": asdict(options),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of this program, of the driver and of the libraries from PyPI, which are found before those of the system."""
+    found = {"lospmm": lospmm.__version__, "python": platform.python_version(), "numpy": np.__version__}
+    with suppress(OSError):
+        if named := re.search(r"\d+\.\d+(\.\d+)?", DRIVER_VERSION_FILE.read_text()):
+            found["driver"] = named[0]
+    for package in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that is checked out, "+dirty" where files other than results differ from it; "unknown" without git."""
+    commands = (["rev-parse", "HEAD"], ["status", "--porcelain", "--", ".", ":!benchmarks/results"])
+    try:
+        commit, changes = (
+            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            for words in commands
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{commit}+dirty" if changes else commit
+
+
+def tune_with(device: DeviceSpec, options: jobs.Options) -> Tune:
+    def tune(matrix: SparseMatrix, values: Values, n: int) -> Mapping[str, Any]:
+        with tempfile.TemporaryDirectory() as directory:
+            request = jobs.Request(Problem(matrix, n, device), options, values)
+            return jobs.tune(request, store=Store(Path(directory))).manifest
+
+    return tune
+
+
+def progress(number: int, count: int, record: Record) -> str:
+    found = f"FAILED: {record['failure']}" if "failure" in record else f"{record['micros']:.2f} us {record['ratios']}"
+    return f"{number} of {count}: {record['problem']}: {found} ({record['wall_seconds']} s)"
+
+
+def cases_of(names: Sequence[str], layers: Path | None) -> list[Case]:
+    """All cases of the sets; none named are all with input. Raises BadRequest for real ones without layers."""
+    sets = dict(DRAWN_SETS)
+    if layers is not None:
+        sets["real"] = partial(real, layers)
+    elif "real" in names:
+        raise BadRequest("--set real: --layers DIR must name the folder of pruned layers")
+    return [case for name in dict.fromkeys(names or sets) for case in sets[name]()]
+
+
+def report(cases: Sequence[Case], context: Mapping[str, Any], path: Path) -> int:
+    """Print the table of these cases and draw the plots of the whole file. The exit code: 1 where a case has failed."""
+    results = read_results(path)
+    found = [results[case_key(case, context)] for case in cases]
+    print(summary(found))
+    everything = current(list(results.values()))
+    plot_speedups(everything, path.with_name("kernels_speedup.png"))
+    plot_bound(everything, path.with_name("kernels_bound.png"))
+    return int(len(measured_of(found)) < len(found))
+
+
+def run(
+    cases: Sequence[Case],
+    context: Mapping[str, Any],
+    tune: Tune,
+    path: Path,
+    *,
+    done: Mapping[str, Record],
+    stop_after: float | None = None,
+) -> int:
+    """Measure what ``done`` has no times for and report on all that has been begun. Gives the exit code."""
+    todo = missing(cases, context, done)
+    left = todo[measure(todo, context, tune, path, stop_after) :]
+    code = report([case for case in cases if case not in left], context, path)
+    if left:
+        print(f"{len(left)} problems were not begun: the same command with --resume goes on", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", action="append", choices=[*DRAWN_SETS, "real"], help="may be given more than once")
+    parser.add_argument("--layers", type=Path, help="a folder of pruned layers")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--resume", action="store_true", help="leave out what has been measured")
+    parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="begin no problem after that")
+    parser.add_argument("--budget-seconds", type=float, metavar="SECONDS", help="of tuning one problem")
+    parser.add_argument("--emitter")
+    parser.add_argument("--shortlist", type=int, metavar="COUNT")
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    arguments = parser.parse_args()
+    plt.switch_backend("agg")
+    tuning = {
+        "emitter": arguments.emitter,
+        "shortlist_size": arguments.shortlist,
+        "budget_seconds": arguments.budget_seconds,
+    }
+    path = arguments.out / RESULTS_NAME
+    try:
+        cases = cases_of(arguments.set, arguments.layers)
+        options = jobs.Options(measure="gpu", **{name: value for name, value in tuning.items() if value is not None})
+        device = detect_device()
+        context = context_of(device, options, arguments.commit or commit_of(ROOT))
+        done = read_results(path) if arguments.resume else {}
+        code = run(cases, context, tune_with(device, options), path, done=done, stop_after=arguments.stop_after)
+    except (LospmmError, OSError) as error:
+        sys.exit(f"benchmarks.kernels: {error}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

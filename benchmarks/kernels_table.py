@@ -1,0 +1,154 @@
+"""What follows from the lines of ``kernels.jsonl``: ratios, geometric means, and the table that a run prints."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+#: One line of the file: docs/kernels.md has its fields.
+Record = dict[str, Any]
+
+
+class Baseline(NamedTuple):
+    """What a kernel is compared with: the key of its microseconds, and the key of the speed-up over it."""
+
+    title: str
+    micros: str
+    ratio: str
+
+
+BASELINES = (
+    Baseline("cuSPARSE", "cusparse_micros", "cusparse"),
+    Baseline("cuBLAS fp32", "cublas_fp32_micros", "cublas_fp32"),
+    Baseline("cuBLAS TF32", "cublas_tf32_micros", "cublas_tf32"),
+)
+
+#: A kernel may take this much of the prototype's time, both relative to cuBLAS TF32 in the same run.
+PROTOTYPE_LIMIT = 1.05
+
+
+class Known(NamedTuple):
+    """A problem that a prototype of the machine code kernel was timed on, and cuBLAS TF32 in the same run."""
+
+    m: int
+    k: int
+    n: int
+    sparsity: float
+    prototype_micros: float
+    tf32_micros: float
+
+
+#: On one H200, in 2026, before this program had a machine code emitter.
+KNOWN = (
+    Known(768, 768, 4096, 0.7, 49.4, 28.7),
+    Known(768, 768, 4096, 0.9, 25.9, 28.4),
+    Known(768, 768, 4096, 0.98, 13.0, 28.4),
+    Known(3072, 768, 4096, 0.9, 104, 63.2),
+    Known(256, 576, 12544, 0.9, 24.9, 20.8),
+    Known(64, 576, 50176, 0.9, 38.4, 47.5),
+    Known(768, 768, 16384, 0.9, 97.2, 63.9),
+)
+
+
+def problem_name(m: int, k: int, n: int, sparsity: float) -> str:
+    return f"{m} x {k}, n {n}, {sparsity:.0%}"
+
+
+def ratios(measured: Mapping[str, Any], known: Known | None = None) -> dict[str, float]:
+    """Speed-ups by ``Baseline.ratio``, without baselines that have no time; and two shares.
+
+    ``bound``: the least time that the arithmetic or the memory allows over the kernel's, 1 at best. ``prototype``, of a
+    known problem: the kernel's time over TF32's, over the same of the prototype; below 1 the kernel is faster.
+    """
+    micros = measured["micros"]
+    found = {one.ratio: measured[one.micros] / micros for one in BASELINES if measured.get(one.micros)}
+    found["bound"] = measured["bound_micros"] / micros
+    if known is not None and "cublas_tf32" in found:
+        found["prototype"] = known.tf32_micros / known.prototype_micros / found["cublas_tf32"]
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of at least one positive value."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def measured_of(records: Iterable[Record]) -> list[Record]:
+    """Those that have times, not a failure."""
+    return [record for record in records if "failure" not in record]
+
+
+def zeros(record: Record) -> float:
+    """The sparsity that a matrix was drawn with, or that of a file: to rounding, the share of zeros."""
+    name = "drawn_sparsity" if "drawn_sparsity" in record else "sparsity"
+    return float(record[name])
+
+
+def mean_ratio(records: Iterable[Record], ratio: str) -> float | None:
+    """The geometric mean over the records that have the ratio; None where none has."""
+    values = [record["ratios"][ratio] for record in measured_of(records) if ratio in record["ratios"]]
+    return geometric_mean(values) if values else None
+
+
+def within(record: Record) -> str:
+    """Whether the kernel is as fast as the prototype, nearly: yes, no, or a dash where that is not known."""
+    if "prototype" not in record.get("ratios", {}):
+        return "-"
+    return "yes" if record["ratios"]["prototype"] <= PROTOTYPE_LIMIT else "no"
+
+
+def current(records: Sequence[Record]) -> list[Record]:
+    """Of each set, what was measured on the machine and with the options of its newest, which is its last, line."""
+    newest = {record["set"]: conditions(record) for record in records}
+    return [record for record in records if conditions(record) == newest[record["set"]]]
+
+
+def conditions(record: Record) -> tuple[Any, ...]:
+    """What must be alike for times to stand in one table."""
+    return record["machine"]["device"], sorted(record["options"].items())
+
+
+#: The columns of the table behind the microseconds: title and key of ``ratios``.
+COLUMNS = (*((f"x {one.title}", one.ratio) for one in BASELINES), ("of bound", "bound"), ("prototype", "prototype"))
+
+
+def summary(records: Sequence[Record]) -> str:
+    """The table of each set: a line per problem, then the geometric means by sparsity and over the set."""
+    parts = []
+    for name in dict.fromkeys(record["set"] for record in records):
+        mine = [record for record in records if record["set"] == name]
+        titles = "".join(f"{title:>14}" for title, _ in COLUMNS)
+        parts.append(f"\n{name:64} {'us':>9} {'noise':>6}{titles}  within {PROTOTYPE_LIMIT}x")
+        parts += [_line(record) for record in mine]
+        parts += _means(mine)
+    commits = " and ".join(dict.fromkeys(record["commit"] for record in records))
+    errors = [record["max_relative_error"] for record in measured_of(records) if record["max_relative_error"]]
+    failed = len(records) - len(measured_of(records))
+    parts.append(f"\n{len(records) - failed} measured at {commits or '-'}, {failed} failed")
+    parts.append(f"greatest error relative to |A||B|: {max(errors, default=math.nan):.1e}")
+    return "\n".join(parts)
+
+
+def _line(record: Record) -> str:
+    problem = f"{record['problem'][-64:]:64}"
+    if "failure" in record:
+        return f"{problem} FAILED: {record['failure']}"
+    noise = record.get("noise")
+    cells = _cells({ratio: record["ratios"].get(ratio) for _, ratio in COLUMNS})
+    return f"{problem} {record['micros']:9.2f} {'-' if noise is None else f'{noise:.1%}':>6}{cells}  {within(record)}"
+
+
+def _means(records: Sequence[Record]) -> list[str]:
+    by_sparsity: dict[str, list[Record]] = {}
+    if all("drawn_sparsity" in record for record in records):
+        for record in records:
+            by_sparsity.setdefault(f", {zeros(record):.0%}", []).append(record)
+    groups = {**(by_sparsity if len(by_sparsity) > 1 else {}), "": list(records)}
+    return [
+        f"{f'geometric mean of {len(measured_of(group))}{name}':64} {'':16}"
+        + _cells({ratio: mean_ratio(group, ratio) for _, ratio in COLUMNS})
+        for name, group in groups.items()
+    ]
+
+
+def _cells(figures: Mapping[str, float | None]) -> str:
+    return "".join(f"{'-' if value is None else f'{value:.2f}':>14}" for value in figures.values())

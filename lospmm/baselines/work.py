@@ -1,0 +1,55 @@
+"""A baseline in the process that runs kernels: the worker's command "baseline".
+
+It finds A, B and C where the kernels find them, is checked by the same gate and timed by the same clock.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lospmm.baselines import BaselineTime, Enqueue, time_baseline
+from lospmm.baselines.library import Buffers, Place
+from lospmm.gpu.gate import Verdict, run_and_check
+from lospmm.gpu.messages import CacheState
+from lospmm.gpu.operands import fill
+from lospmm.gpu.timing import Timing, time_rotating
+from lospmm.matrix import SparseMatrix
+
+if TYPE_CHECKING:
+    from lospmm.gpu.worker import Workbench
+
+#: The worker's name for ``run``, in its table of commands.
+COMMAND = "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineTask:
+    """Check and time a row of ``BASELINES``."""
+
+    name: str
+    cache: CacheState
+    sputnik: Path | None = None
+
+
+def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
+    """Raises GpuFault."""
+    driver, problem, operands = bench.driver, bench.problem, bench.operands
+    matrix = SparseMatrix(problem.m, problem.k, problem.indptr, problem.indices, problem.values)
+    copies = [Buffers(b, c) for b, c in zip(operands.b, operands.c, strict=True)]
+
+    def check(enqueue: Enqueue, limit: float | None) -> Verdict:
+        """On the first copy and on the last: a library that takes another copy than it is told is found out."""
+        held_to = problem if limit is None else replace(problem, max_relative_error=limit)
+        verdicts = []
+        for copy in dict.fromkeys((0, operands.copies - 1)):
+            verdicts.append(run_and_check(driver, bench.gate, operands, held_to, enqueue, copy=copy))
+            if verdicts[-1].failure is not None:
+                fill(driver, operands, problem)  # it may have written over A and B
+                return verdicts[-1]
+        return max(verdicts, key=lambda verdict: verdict.max_relative_error or 0.0)
+
+    def time(enqueue: Enqueue) -> Timing:
+        return time_rotating(driver, enqueue, copies=operands.copies if task.cache == "cold" else 1)
+
+    place = Place(driver, matrix, problem.n, copies, task.sputnik)
+    return time_baseline(task.name, place, check=check, time=time)

@@ -1,0 +1,188 @@
+"""A kernel beside the libraries that compute the same, on one GPU and in one run, and beside what the GPU allows.
+
+``compare`` needs only a live ``Bench``, so a search that holds one can call it for its winner; ``bench_artifact`` opens
+one for an artifact. docs/benchmarking.md says how times are taken and what they are worth.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lospmm import artifact
+from lospmm.artifact import Artifact
+from lospmm.baselines import BASELINES, BaselineTime
+from lospmm.baselines.work import COMMAND, BaselineTask
+from lospmm.device import DeviceSpec
+from lospmm.errors import BadRequest, GpuFault, VerificationFailed
+from lospmm.gpu.clocks import Clocks
+from lospmm.gpu.messages import CacheState
+from lospmm.gpu.timing import Timing
+from lospmm.measure import Bench
+from lospmm.model import Launch, Problem
+from lospmm.stages import Progress, silent
+
+#: Libraries that multiply by A's zeros too: where one of them is faster than the kernel, pruning gains no time.
+DENSE = ("cublas_fp32", "cublas_tf32")
+
+
+class Bound(NamedTuple):
+    """The least time that a GPU's published peaks allow, in microseconds, and which of them it is."""
+
+    micros: float
+    by: Literal["arithmetic", "memory"]
+
+
+def bound(problem: Problem) -> Bound:
+    """The larger of 2 nnz n / peak fp32 rate and 4 n (k + m) / bandwidth: B is read once and C is written once.
+
+    A is in neither: its weights come with the code. A warm B may be read faster than from memory.
+    """
+    matrix, device = problem.matrix, problem.device
+    arithmetic = 2 * matrix.nnz * problem.n / device.peak_flops * 1e6
+    memory = 4 * problem.n * (matrix.k + matrix.m) / device.memory_bandwidth * 1e6
+    return Bound(arithmetic, "arithmetic") if arithmetic > memory else Bound(memory, "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A kernel as the GPU takes it."""
+
+    cubin: bytes
+    entry: str
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Times of one run. ``noise`` is the difference between the kernel's longest and shortest time, over the latter."""
+
+    gpu: str
+    cache: CacheState
+    copies: int  # of B and C, through which the launches rotated
+    timing: Timing  # of the kernel
+    max_relative_error: float  # over all of its C
+    noise: float
+    bound: Bound
+    baselines: Mapping[str, BaselineTime]
+    clocks: Clocks | None
+
+    @property
+    def micros(self) -> float:
+        return self.timing.micros
+
+    @property
+    def faster_dense(self) -> tuple[str, ...]:
+        """The dense baselines that are faster than the kernel, the fastest first."""
+        times = {name: self._micros(name) for name in DENSE}
+        faster = {name: micros for name, micros in times.items() if micros is not None and micros < self.micros}
+        return tuple(sorted(faster, key=faster.__getitem__))
+
+    @property
+    def advice(self) -> Literal["sparse", "dense"]:
+        return "dense" if self.faster_dense else "sparse"
+
+    def measured(self) -> artifact.Measured:
+        """As the manifest keeps it."""
+        cusparse = self.baselines.get("cusparse")
+        best = None if cusparse is None else cusparse.best
+        return artifact.Measured(
+            micros=self.micros,
+            spread=self.timing.spread,
+            noise=self.noise,
+            cold=self.cache == "cold",
+            bound_micros=self.bound.micros,
+            cusparse_micros=self._micros("cusparse"),
+            cusparse_algorithm=None if best is None else best.name,
+            cublas_fp32_micros=self._micros("cublas_fp32"),
+            cublas_tf32_micros=self._micros("cublas_tf32"),
+            sputnik_micros=self._micros("sputnik"),
+            advice=self.advice,
+            gpu=self.gpu,
+            clocks=None if self.clocks is None else artifact.Clocks(**asdict(self.clocks)),
+        )
+
+    def _micros(self, name: str) -> float | None:
+        return self.baselines[name].micros if name in self.baselines else None
+
+
+def compare(
+    bench: Bench,
+    kernel: Compiled,
+    *,
+    names: Sequence[str] = tuple(BASELINES),
+    sputnik: Path | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """Time the kernel before, among and after the baselines of these names, in the worker of ``bench``.
+
+    Each of its three times is that of a module loaded anew: where the driver puts the code is part of the noise. The
+    median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A baseline
+    that fails is one without a time. Raises GpuFault and VerificationFailed for the kernel itself, ToolchainFault and
+    CancelledError as ``Bench.measure`` does.
+    """
+    total = len(names) + 3
+    progress("compare", 0, total)
+    timed = [_time(bench, kernel)]
+    baselines: dict[str, BaselineTime] = {}
+    for done, name in enumerate(names, start=1):
+        progress("compare", done, total)
+        if done == len(names) // 2 + 1:
+            timed.append(_time(bench, kernel))
+        try:
+            answer = bench.request(COMMAND, BaselineTask(name, bench.cache, sputnik))
+        except GpuFault as fault:
+            answer = BaselineTime(name, None, (), str(fault))
+        assert isinstance(answer, BaselineTime)
+        baselines[name] = answer
+    progress("compare", total - 1, total)
+    timed.append(_time(bench, kernel))
+    progress("compare", 1, 1)
+    timings = sorted(timing for timing, _, _ in timed)
+    ready = bench.start()
+    return Comparison(
+        gpu=ready.device,
+        cache=bench.cache,
+        copies=ready.copies if bench.cache == "cold" else 1,
+        timing=timings[len(timings) // 2],
+        max_relative_error=max(error for _, error, _ in timed),
+        noise=timings[-1].micros / timings[0].micros - 1,
+        bound=bound(bench.problem),
+        baselines=baselines,
+        clocks=timed[-1][2],
+    )
+
+
+def _time(bench: Bench, kernel: Compiled) -> tuple[Timing, float, Clocks | None]:
+    """The time of a kernel that ran, its error and the clocks."""
+    measured = bench.measure(kernel.cubin, kernel.entry, kernel.launch)
+    if measured.timing is None:
+        kind = GpuFault if measured.max_relative_error is None else VerificationFailed
+        raise kind(f"{kernel.entry}: {measured.failure}")
+    assert measured.max_relative_error is not None
+    return measured.timing, measured.max_relative_error, measured.clocks
+
+
+def bench_artifact(
+    kept: Artifact,
+    device: DeviceSpec,
+    *,
+    cache: CacheState = "cold",
+    sputnik: Path | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """``compare`` the kernel of an artifact on this machine's GPU, which is ``device``.
+
+    Raises BadRequest for a kernel of another architecture and for one without its matrix, and what ``compare`` raises.
+    """
+    manifest = kept.manifest
+    if manifest["arch"] != device.arch:
+        raise BadRequest(
+            f"{manifest['name']} is for {manifest['device']} ({manifest['arch']}), this GPU is {device.name} "
+            f"({device.arch}): tune it for this one"
+        )
+    config = manifest["launch"]
+    x, y, z = config["grid"]
+    kernel = Compiled(kept.cubin, manifest["name"], Launch((x, y, z), config["block"], config["shared_bytes"]))
+    with Bench(Problem(kept.matrix(), manifest["n"], device), cache=cache) as bench:
+        return compare(bench, kernel, sputnik=sputnik, progress=progress)

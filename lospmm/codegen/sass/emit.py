@@ -1,0 +1,42 @@
+"""From a kernel program to machine code and its listing."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from lospmm.codegen.emission import Emission
+from lospmm.codegen.sass.form import Opcode
+from lospmm.codegen.sass.generations import generation_of
+from lospmm.codegen.sass.machine import ENTRY, MachineCode
+from lospmm.codegen.sass.prologue import prologue
+from lospmm.codegen.sass.scheduler import padding, schedule_tile
+from lospmm.errors import Unsupported
+from lospmm.ir import KernelProgram
+
+
+def emit(program: KernelProgram, arch: str) -> Emission:
+    """``program`` as machine code for ``arch``. Raises Unsupported for one without tables and for sizes at run time."""
+    generation = generation_of(arch)
+    if program.n is None or program.cols is None:
+        raise Unsupported("machine code has the number of columns in its addresses: use --emitter ptx")
+    tiles = [schedule_tile(tile, program.n, lockstep=program.lockstep) for tile in program.tiles]
+    pieces = [part for form, _ in tiles for part in (form, padding(len(form)))]
+    lengths = [len(form) + len(padding(len(form))) for form, _ in tiles]
+    form, entry = np.concatenate(pieces), ENTRY
+    if "ur" in generation.by_op[Opcode.LDG].unused:  # memory without descriptors
+        form["ur"], entry = 0, replace(ENTRY, descriptor=0)
+    code = MachineCode(
+        form=form,
+        starts=np.cumsum([0, *lengths[:-1]]),
+        dispatch=program.dispatch,
+        registers=max(registers for _, registers in tiles),
+        entry=entry,
+        arch=arch,
+    )
+    return Emission(
+        language="sass",
+        entry=program.name,
+        source="",
+        units=(prologue(program, arch),),
+        machine=code,
+    )

@@ -1,0 +1,247 @@
+"""From the instructions of a tile to machine code: registers, scoreboards, stalls, barriers that keep warps together.
+
+Instructions keep the order that ``lospmm.schedule`` gave them. What is decided here is all that the hardware does not
+find out for itself (control fields as in ``form``):
+
+- a load announces itself on a scoreboard. There are six, so loads share them in groups of consecutive columns, and the
+  first multiply-add of a group waits for the whole group;
+- a multiply-add may read an accumulator ``FMA_LATENCY`` cycles after the one before it was issued; it reads its
+  operands when it is issued, so a buffer may be loaded anew by the very next instruction;
+- the first multiply-add of an accumulator adds to R255, which is zero;
+- a load or store reaches 8 MiB either side of its address (24 bits with a sign), so memory is walked in windows of
+  16 MiB, each with a pair of registers for its address;
+- the warps of a block meet at a barrier every ``lockstep`` instructions. Code is walked once by every warp, and the
+  cache that feeds them holds 2,048 instructions: warps that drift further apart fetch all code several times
+  (docs/decisions/0008).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.sass.form import RZ, Opcode, blank
+from lospmm.codegen.sass.machine import ENTRY
+from lospmm.ir import ZERO, Op, TileProgram
+
+FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
+ALU_LATENCY = 12  # cycles; more than any integer instruction takes, where it costs nothing
+BARRIER_STALL = 6  # as ptxas sets it
+EXIT_STALL = 5
+
+SCOREBOARDS = 6
+
+#: The scoreboard that tells when addresses were read, where memory is walked in windows.
+ADDRESS_SCOREBOARD = 5
+
+#: Loads and stores on it between two waits.
+ADDRESSES_OUTSTANDING = 60
+
+WINDOW_BYTES = 1 << 24
+
+#: Registers beside accumulators and buffers: the two addresses, two that the hardware keeps, two pairs for windows.
+ADDRESS_REGISTERS = 4
+HARDWARE_REGISTERS = 2
+WINDOW_REGISTERS = 4
+
+#: A tile starts where a line of the instruction caches does: 128 bytes.
+LINE_INSTRUCTIONS = 8
+
+_WINDOW_PAIRS = (8, 10)
+_CARRY = 0  # the predicate between the two halves of an address
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """Which registers hold what: entry addresses stay, windows come first, then accumulators, then buffers."""
+
+    accumulators: NDArray[np.uint8]
+    buffers: NDArray[np.uint8]
+    addresses: frozenset[int]
+
+    @property
+    def count(self) -> int:
+        """REGCOUNT: the hardware keeps two above the highest that is named."""
+        highest: int = max({*self.addresses, *self.accumulators.tolist(), *self.buffers.tolist()})
+        return highest + 1 + HARDWARE_REGISTERS
+
+
+def reserved_registers(rows: int, n: int) -> int:
+    """What a thread needs beside accumulators and buffers, where B and C have up to ``rows`` rows of ``n`` columns."""
+    far = (rows - 1) * n * 4 >= WINDOW_BYTES // 2
+    return ADDRESS_REGISTERS + HARDWARE_REGISTERS + WINDOW_REGISTERS * far
+
+
+def allocate(accumulators: int, buffers: int, *, windows: bool) -> Registers:
+    """Registers from the bottom up, all but those of addresses."""
+    taken = {ENTRY.b, ENTRY.b + 1, ENTRY.c, ENTRY.c + 1}
+    if windows:
+        taken.update(pair + half for pair in _WINDOW_PAIRS for half in (0, 1))
+    free = np.array([register for register in range(RZ) if register not in taken], np.uint8)
+    return Registers(free[:accumulators], free[accumulators : accumulators + buffers], frozenset(taken))
+
+
+def schedule_tile(tile: TileProgram, n: int, *, lockstep: int = 0) -> tuple[NDArray[np.void], int]:
+    """The machine code of one tile for B and C of ``n`` columns, and the registers that it needs (REGCOUNT).
+
+    ``lockstep`` is the number of instructions between two barriers; 0 sets none.
+    """
+    code = tile.code
+    loads, fmas, stores = (np.flatnonzero(code["op"] == op) for op in (Op.LOAD, Op.FMA, Op.STORE))
+    rows = np.where(code["op"] == Op.LOAD, code["source"], code["target"]).astype(np.int64)
+    windows = np.where(code["op"] == Op.FMA, 0, (rows * n * 4 + WINDOW_BYTES // 2) // WINDOW_BYTES)
+    far = bool(windows.any())
+    registers = allocate(tile.accumulators, tile.buffers, windows=far)
+
+    form = blank(len(code))
+    _set_memory(form, code, loads, stores, rows * n * 4 - windows * WINDOW_BYTES, registers)
+    _set_arithmetic(form, code, fmas, registers)
+    _set_scoreboards(form, code, loads, fmas, tile.buffers, SCOREBOARDS - far)
+    _set_stalls(form, code, fmas)
+    pieces = [(len(form), _leave())]
+    if lockstep and len(fmas):
+        pieces += [(at, _barrier()) for at in range(lockstep, int(fmas[-1]), lockstep)]
+    if far:
+        pieces += _windows(form, code, windows)
+    between = np.array([at for at, _ in pieces]) - 1
+    form["reuse"][between] = 0  # what is kept there is for the very next instruction
+    return _insert(form, pieces), registers.count
+
+
+def _set_memory(
+    form: NDArray[np.void],
+    code: NDArray[np.void],
+    loads: NDArray[np.intp],
+    stores: NDArray[np.intp],
+    offsets: NDArray[np.int64],
+    registers: Registers,
+) -> None:
+    memory = np.concatenate((loads, stores))
+    form["bytes"][memory], form["ur"][memory], form["offset"][memory] = 4, ENTRY.descriptor, offsets[memory]
+    form["op"][loads], form["ra"][loads] = Opcode.LDG, ENTRY.b
+    form["rd"][loads] = registers.buffers[code["target"][loads]]
+    form["op"][stores], form["ra"][stores] = Opcode.STG, ENTRY.c
+    sources = code["source"][stores]
+    held = np.append(registers.accumulators, np.uint8(RZ))  # ZERO is -1: the last
+    assert ZERO == -1
+    form["rb"][stores] = held[sources]
+
+
+def _set_arithmetic(
+    form: NDArray[np.void], code: NDArray[np.void], fmas: NDArray[np.intp], registers: Registers
+) -> None:
+    """Operands; a buffer that the next instruction reads too is kept in the reuse cache."""
+    targets = code["target"][fmas]
+    form["op"][fmas] = Opcode.FFMA_IMM
+    form["rd"][fmas] = form["rc"][fmas] = registers.accumulators[targets]
+    form["ra"][fmas] = registers.buffers[code["source"][fmas]]
+    form["immediate"][fmas] = code["weight"][fmas].view(np.uint32)
+    _, first = np.unique(targets, return_index=True)
+    form["rc"][fmas[first]] = RZ
+    again = (np.diff(fmas) == 1) & (np.diff(form["ra"][fmas].astype(np.int16)) == 0)
+    form["reuse"][fmas[:-1][again]] = 1
+
+
+def _set_scoreboards(
+    form: NDArray[np.void],
+    code: NDArray[np.void],
+    loads: NDArray[np.intp],
+    fmas: NDArray[np.intp],
+    buffers: int,
+    scoreboards: int,
+) -> None:
+    """Loads in groups of consecutive columns, a scoreboard for each group that may be in flight at a time."""
+    columns = max(1, -(-buffers // scoreboards))
+    group = np.arange(len(loads)) // columns
+    form["write_barrier"][loads] = group % scoreboards
+    # Loads go round the buffers: a multiply-add uses the last one before it that went to its buffer.
+    before = np.cumsum(code["op"] == Op.LOAD)[fmas]
+    source = code["source"][fmas]
+    used = source + buffers * ((before - source - 1) // max(buffers, 1))
+    starts = np.flatnonzero(np.diff(used // columns, prepend=-1))
+    form["wait"][fmas[starts]] = 1 << (used[starts] // columns % scoreboards)
+    waiting = loads[form["wait"][np.minimum(loads + 1, len(form) - 1)] != 0] + 1
+    _raise_before(form, waiting)
+
+
+def _set_stalls(form: NDArray[np.void], code: NDArray[np.void], fmas: NDArray[np.intp]) -> None:
+    targets = code["target"][fmas]
+    order = np.argsort(targets, kind="stable")
+    same = np.flatnonzero(np.diff(targets[order]) == 0)
+    earlier, later = fmas[order[same]], fmas[order[same + 1]]
+    missing = FMA_LATENCY - (later - earlier)
+    short = missing > 0
+    np.maximum.at(form["stall"], later[short] - 1, (1 + missing[short]).astype(np.uint8))
+    if len(fmas):  # what follows are the stores of the sums
+        form["stall"][fmas[-1]] = max(int(form["stall"][fmas[-1]]), FMA_LATENCY + 2)
+
+
+def _windows(
+    form: NDArray[np.void], code: NDArray[np.void], windows: NDArray[np.int64]
+) -> list[tuple[int, NDArray[np.void]]]:
+    """Sets the address registers of far loads and stores; the instructions that fill them, and before which."""
+    pieces: list[tuple[int, NDArray[np.void]]] = []
+    turn = 0
+    for op, entry in ((Op.LOAD, ENTRY.b), (Op.STORE, ENTRY.c)):
+        places = np.flatnonzero(code["op"] == op)
+        changes = np.flatnonzero(np.diff(windows[places], prepend=0))
+        for first, last in zip(changes, np.append(changes[1:], len(places))[: len(changes)], strict=True):
+            users, window = places[first:last], int(windows[places[first]])
+            if window == 0:
+                continue
+            pair = _WINDOW_PAIRS[turn % 2]
+            turn += 1
+            form["ra"][users], form["read_barrier"][users] = pair, ADDRESS_SCOREBOARD
+            _pause(form, users[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
+            _raise_before(form, users[:1])
+            pieces.append((int(users[0]), _move(pair, entry, window * WINDOW_BYTES)))
+    return pieces
+
+
+def _pause(form: NDArray[np.void], places: NDArray[np.intp]) -> None:
+    """Wait there for the addresses that were not read yet: a scoreboard counts no further than 63."""
+    form["wait"][places] |= 1 << ADDRESS_SCOREBOARD
+    _raise_before(form, places)
+
+
+def _raise_before(form: NDArray[np.void], places: NDArray[np.intp]) -> None:
+    """A scoreboard is up one cycle after an instruction was issued: too late for a wait right behind it."""
+    before = np.maximum(places - 1, 0)
+    form["stall"][before] = np.maximum(form["stall"][before], 2)
+
+
+def _move(pair: int, base: int, distance: int) -> NDArray[np.void]:
+    """pair = base + distance, in 64 bits, once the pair's last address was read."""
+    form = blank(2)
+    form["op"], form["stall"] = (Opcode.IADD3, Opcode.IADD3_X), 1
+    form["rd"], form["ra"] = (pair, pair + 1), (base, base + 1)
+    form["immediate"] = distance & 0xFFFFFFFF, distance >> 32 & 0xFFFFFFFF
+    form["carry"], form["stall"], form["yields"] = _CARRY, ALU_LATENCY, 1
+    form["wait"][0] = 1 << ADDRESS_SCOREBOARD
+    return form
+
+
+def _barrier() -> NDArray[np.void]:
+    form = blank(1)
+    form["op"], form["immediate"], form["stall"] = Opcode.BAR_SYNC, 0, BARRIER_STALL
+    return form
+
+
+def _leave() -> NDArray[np.void]:
+    form = blank(1)
+    form["op"], form["stall"] = Opcode.EXIT, EXIT_STALL
+    return form
+
+
+def _insert(form: NDArray[np.void], pieces: list[tuple[int, NDArray[np.void]]]) -> NDArray[np.void]:
+    """``form`` with each piece before the row that is named."""
+    pieces.sort(key=lambda piece: piece[0])
+    at = np.concatenate([np.full(len(rows), place) for place, rows in pieces])
+    return np.insert(form, at, np.concatenate([rows for _, rows in pieces]))
+
+
+def padding(length: int) -> NDArray[np.void]:
+    """What fills up the last line of a tile of ``length`` instructions; never run."""
+    form = blank(-length % LINE_INSTRUCTIONS)
+    form["op"], form["stall"], form["yields"] = Opcode.NOP, 0, 1
+    return form

@@ -1,0 +1,109 @@
+"""The driver over cuda.core: device, stream, code and launches are its own; memory is plain cuMemAlloc.
+
+cuda.core allocates from pools in stream order, which torch and cuSPARSE do not follow; hence cuda.bindings for memory.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver as cu
+from cuda.core import Device, LaunchConfig, ObjectCode, launch
+from numpy.typing import NDArray
+
+from lospmm.errors import GpuFault
+from lospmm.gpu import bindings
+from lospmm.gpu.bindings import check, faults_named
+from lospmm.gpu.driver import SHARED_BYTES_UNASKED, Function, Graph, LaunchShape
+
+_REGISTERS = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+_SHARED_BYTES = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class CudaCoreDriver:
+    """A row of ``DRIVERS``: the first GPU. Raises GpuFault."""
+
+    name = "cuda-core"
+
+    @faults_named()
+    def __init__(self) -> None:
+        check(cu.cuInit(0))  # first, for a clear name of the error where there is no GPU
+        self._device = Device(0)
+        self._device.set_current()  # retains the primary context
+        self._stream = self._device.create_stream()  # non-blocking unless asked otherwise
+        self.stream = int(self._stream.handle)
+        self._allocated: set[int] = set()
+
+    @faults_named()
+    def device_name(self) -> str:
+        return str(self._device.name)
+
+    def driver_version(self) -> tuple[int, int]:
+        version = check(cu.cuDriverGetVersion())
+        return version // 1000, version % 1000 // 10
+
+    @faults_named()
+    def l2_bytes(self) -> int:
+        return int(self._device.properties.l2_cache_size)
+
+    def memory_bytes(self) -> tuple[int, int]:
+        free, total = check(cu.cuMemGetInfo())
+        return int(free), int(total)
+
+    @faults_named()
+    def bus_id(self) -> str:
+        return str(self._device.pci_bus_id)
+
+    @faults_named()
+    def load(self, image: bytes, entry: str) -> Function:
+        module = ObjectCode.from_cubin(image)
+        kernel = module.get_kernel(entry)  # this is what loads the image
+        return Function(kernel, module, int(check(cu.cuKernelGetAttribute(_REGISTERS, kernel.handle, 0))))
+
+    def allocate(self, size: int) -> int:
+        address = int(check(cu.cuMemAlloc(size)))
+        self._allocated.add(address)
+        return address
+
+    def free(self, address: int) -> None:
+        self._allocated.discard(address)
+        check(cu.cuMemFree(address))
+
+    def upload(self, address: int, array: NDArray[Any]) -> None:
+        assert array.flags.c_contiguous, "only a contiguous array is copied"
+        check(cu.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self.stream))
+        self.synchronize()
+
+    def download(self, array: NDArray[Any], address: int) -> None:
+        assert array.flags.c_contiguous, "only a contiguous array is copied"
+        check(cu.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self.stream))
+        self.synchronize()
+
+    def fill(self, address: int, word: int, count: int) -> None:
+        check(cu.cuMemsetD32Async(address, word, count, self.stream))
+
+    @faults_named()
+    def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
+        if shape.shared_bytes > SHARED_BYTES_UNASKED:
+            check(cu.cuKernelSetAttribute(_SHARED_BYTES, shape.shared_bytes, function.handle.handle, 0))
+        config = LaunchConfig(grid=tuple(shape.grid), block=shape.block, shmem_size=shape.shared_bytes)
+        launch(self._stream, config, function.handle, *arguments)
+
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
+        return bindings.capture(self.stream, enqueue)
+
+    def replay_micros(self, graph: Graph) -> float:
+        return bindings.replay_micros(self.stream, graph)
+
+    def discard(self, graph: Graph) -> None:
+        bindings.discard(graph)
+
+    def synchronize(self) -> None:
+        check(cu.cuStreamSynchronize(self.stream))
+
+    def close(self) -> None:
+        for address in sorted(self._allocated):
+            with suppress(GpuFault):  # after a fault nothing can be freed, nor need be
+                self.free(address)
+        self._stream.close()

@@ -1,0 +1,161 @@
+"""One GPU as the rest of the program sees it: a protocol of some twenty calls, and the libraries that speak it.
+
+To add a library, write a class with these methods and add a row to ``DRIVERS``. A driver retains the primary context of
+its GPU, never one of its own, so that the tensors and streams of torch, and libraries such as cuSPARSE, work beside it.
+Every call may raise GpuFault with the driver's name of the error. After some errors (an illegal address, say) nothing
+works any more in that process: what a GPU fault may cost is a process, see ``worker.py``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import GpuFault
+
+#: The alignment of what ``allocate`` returns (CUDA C++ Programming Guide, "Device Memory Accesses").
+ALIGNMENT_BYTES = 256
+
+#: Dynamic shared memory that a kernel may have without asking (CUDA C++ Programming Guide, "Shared Memory").
+SHARED_BYTES_UNASKED = 48 << 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A kernel that is loaded, until the last reference to it is gone. ``handle`` and ``module`` are the library's."""
+
+    handle: Any
+    module: Any
+    registers: int  # per thread, as the driver reads them from the machine code
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """Work that was captured, ready to be launched again and again, until ``discard``. ``handle`` is the driver's."""
+
+    handle: Any
+
+
+class LaunchShape(Protocol):
+    """How a kernel is started: ``lospmm.model.Launch``, or ``messages.Shape`` in the worker, which imports less."""
+
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+
+    @property
+    def block(self) -> int: ...
+
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+class Driver(Protocol):
+    """One GPU, its primary context, and one non-blocking stream on which everything runs in order."""
+
+    @property
+    def name(self) -> str:
+        """Its row in ``DRIVERS``."""
+        ...
+
+    @property
+    def stream(self) -> int:
+        """The stream, a CUstream, as an integer: what cuSPARSE, cuBLAS and torch take."""
+        ...
+
+    def device_name(self) -> str:
+        """As in "NVIDIA H200"."""
+        ...
+
+    def driver_version(self) -> tuple[int, int]:
+        """The newest CUDA that the driver supports, as in (13, 0)."""
+        ...
+
+    def l2_bytes(self) -> int: ...
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """What is free now, by all processes, and what there is."""
+        ...
+
+    def bus_id(self) -> str:
+        """The GPU's PCI address, as in "0000:1B:00.0": the one name that NVML knows it by too."""
+        ...
+
+    def load(self, image: bytes, entry: str) -> Function:
+        """The kernel ``entry`` of a cubin."""
+        ...
+
+    def allocate(self, size: int) -> int:
+        """The address of ``size`` bytes, a multiple of ``ALIGNMENT_BYTES``; freed by ``free`` and ``close``."""
+        ...
+
+    def free(self, address: int) -> None: ...
+
+    def upload(self, address: int, array: NDArray[Any]) -> None:
+        """Copy a contiguous array to the GPU. Returns when it has been read."""
+        ...
+
+    def download(self, array: NDArray[Any], address: int) -> None:
+        """Fill a contiguous array from the GPU, once all work on the stream is done."""
+        ...
+
+    def fill(self, address: int, word: int, count: int) -> None:
+        """Set ``count`` 32-bit words, on the stream."""
+        ...
+
+    def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
+        """Start a kernel on the stream. Each argument is passed with its own size: an address is ``np.uint64``."""
+        ...
+
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
+        """What ``enqueue`` puts on the stream, which is not run. It has run once before, and allocates nothing."""
+        ...
+
+    def replay_micros(self, graph: Graph) -> float:
+        """Run a graph once; the microseconds between two events before and after it."""
+        ...
+
+    def discard(self, graph: Graph) -> None: ...
+
+    def synchronize(self) -> None:
+        """Wait for the stream. Where a kernel has failed, this is what raises."""
+        ...
+
+    def close(self) -> None:
+        """Free what was allocated, and let go of the stream and the context."""
+        ...
+
+
+def _cuda_core() -> Driver:
+    from lospmm.gpu.cuda_core_driver import CudaCoreDriver
+
+    return CudaCoreDriver()
+
+
+def _pycuda() -> Driver:
+    from lospmm.gpu.pycuda_driver import PycudaDriver
+
+    return PycudaDriver()
+
+
+#: By the name that LOSPMM_DRIVER takes. A row imports its library when it is called.
+DRIVERS: Mapping[str, Callable[[], Driver]] = MappingProxyType({"cuda-core": _cuda_core, "pycuda": _pycuda})
+
+#: What "auto" stands for: it installs without a toolkit.
+DEFAULT_DRIVER = "cuda-core"
+
+
+def open_driver(name: str = "auto") -> Driver:
+    """The first GPU through the library of that name. Raises GpuFault where there is no such library, driver or GPU.
+
+    The process's own choice is ``settings().driver``; the worker, which reads no settings, is told.
+    """
+    chosen = DEFAULT_DRIVER if name == "auto" else name
+    if chosen not in DRIVERS:
+        raise GpuFault(f"driver {name!r}: choose one of auto, {', '.join(DRIVERS)}")
+    try:
+        return DRIVERS[chosen]()
+    except (ImportError, RuntimeError) as error:  # what PyCUDA and cuda.bindings raise where there is no libcuda
+        raise GpuFault(f"driver {chosen!r} cannot be used: {error}") from error

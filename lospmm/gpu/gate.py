@@ -1,0 +1,108 @@
+"""The correctness gate: no kernel is timed for a choice whose C is not A x B, every element of it.
+
+A kernel runs on a C full of NaN and is held against float64, computed on the GPU from A in compressed rows
+(``gate.cu``). Errors are relative to |A| |B| and the limit is that of ``lospmm/verify.py``, which gives the source.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.gpu.driver import Driver, Function
+from lospmm.gpu.messages import Prepare, Shape
+from lospmm.gpu.operands import NAN_WORD, Operands, elements_of_b, poison
+
+CHECK_ENTRY = "lospmm_check"
+DIFFER_ENTRY = "lospmm_differ"
+
+#: Registers per thread that the gate is compiled for.
+REGISTERS = 64
+
+#: Threads per block, and the most blocks along y (CUDA C++ Programming Guide, compute capabilities).
+THREADS = 256
+MAX_GRID_Y = 65_535
+
+#: Blocks of the comparison of two results: some for every SM of any GPU.
+DIFFER_BLOCKS = 1024
+
+#: Rows that a message names.
+NAMED_ROWS = 20
+
+
+def gate_source() -> str:
+    """The kernels as CUDA C++."""
+    return Path(__file__).with_name("gate.cu").read_text()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gate:
+    check: Function
+    differ: Function
+
+
+class Verdict(NamedTuple):
+    """``failure`` is None, or says in one line which element is wrong, or which rows were never written."""
+
+    max_relative_error: float  # infinite where an element was never written
+    failure: str | None
+
+
+def load_gate(driver: Driver, cubin: bytes) -> Gate:
+    return Gate(driver.load(cubin, CHECK_ENTRY), driver.load(cubin, DIFFER_ENTRY))
+
+
+def run_and_check(
+    driver: Driver, gate: Gate, operands: Operands, problem: Prepare, enqueue: Callable[[int], None], *, copy: int
+) -> Verdict:
+    """Run ``enqueue(copy)`` on a C full of NaN and compare all of it. Raises GpuFault where the kernel fails."""
+    poison(driver, operands, copy)
+    enqueue(copy)
+    driver.synchronize()  # a fault from here back is the kernel's, not the gate's
+    driver.fill(operands.worst, 0, 2 * operands.m)
+    grid = (-(-operands.n // THREADS), min(operands.m, MAX_GRID_Y), 1)
+    addresses = (operands.indptr, operands.indices, operands.values, operands.b[copy], operands.c[copy], operands.worst)
+    sizes = (np.uint32(operands.m), np.uint32(operands.n))
+    driver.launch(gate.check, Shape(grid, THREADS, 0), (*map(np.uint64, addresses), *sizes))
+    keys = np.empty(operands.m, dtype=np.uint64)
+    driver.download(keys, operands.worst)
+    return _verdict(driver, operands, problem, keys, copy)
+
+
+def count_different(driver: Driver, gate: Gate, operands: Operands, copies: tuple[int, int]) -> int:
+    """In how many elements two copies of C differ, bit by bit."""
+    driver.fill(operands.worst, 0, 2)
+    count = operands.m * operands.n
+    one, other = (np.uint64(operands.c[copy]) for copy in copies)
+    arguments = (one, other, np.uint64(count), np.uint64(operands.worst))
+    driver.launch(gate.differ, Shape((min(DIFFER_BLOCKS, -(-count // THREADS)), 1, 1), THREADS, 0), arguments)
+    found = np.empty(1, dtype=np.uint64)
+    driver.download(found, operands.worst)
+    return int(found[0])
+
+
+def _verdict(driver: Driver, operands: Operands, problem: Prepare, keys: NDArray[np.uint64], copy: int) -> Verdict:
+    bits = (keys >> np.uint64(32)).astype(np.uint32)
+    unwritten = np.flatnonzero(bits == NAN_WORD)
+    if len(unwritten):
+        named = ", ".join(str(row) for row in unwritten[:NAMED_ROWS])
+        more = f" and {len(unwritten) - NAMED_ROWS} more" if len(unwritten) > NAMED_ROWS else ""
+        return Verdict(math.inf, f"rows not written in every column: {named}{more}")
+    row = int(bits.argmax())
+    error = float(bits[row : row + 1].view(np.float32)[0])
+    if error <= problem.max_relative_error:
+        return Verdict(error, None)
+    column = NAN_WORD - int(keys[row] & np.uint64(0xFFFFFFFF))  # counted down
+    got = np.empty(1, dtype=np.float32)
+    driver.download(got, operands.c[copy] + 4 * (row * operands.n + column))
+    span = slice(problem.indptr[row], problem.indptr[row + 1])
+    terms = problem.values[span].astype(np.float64) * elements_of_b(operands, problem.indices[span], column)
+    failure = (
+        f"row {row}, column {column}: got {got[0]}, expected {terms.sum()} "
+        f"(relative error {error:.1e}, at most {problem.max_relative_error:.0e} allowed)"
+    )
+    return Verdict(error, failure)

@@ -1,0 +1,123 @@
+"""What the process of a ``Bench`` and its worker say to each other: frozen values, pickled, each behind its length.
+
+The worker imports this, so it stands on NumPy and the small files beside it alone.
+"""
+
+import pickle
+import struct
+from dataclasses import dataclass
+from typing import BinaryIO, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import GpuFault
+from lospmm.gpu.clocks import Clocks
+from lospmm.gpu.timing import Timing
+
+#: Before every message: a mark, which stray output lacks, and the length in bytes.
+HEADER = struct.Struct("<8sQ")
+MARK = b"lospmm-1"
+
+#: No message is longer: the largest matrix takes some 64 MiB, the largest cubin some hundred.
+MAX_MESSAGE_BYTES = 1 << 31
+
+#: Whether B comes from memory at every launch, or lies in the L2 cache if it fits.
+CacheState = Literal["cold", "warm"]
+
+
+class Shape(NamedTuple):
+    """``lospmm.model.Launch`` without what that module imports."""
+
+    grid: tuple[int, int, int]
+    block: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepare:
+    """The first request: which library to use, and the problem, which stays on the GPU until the worker ends."""
+
+    driver: str
+    m: int
+    k: int
+    n: int
+    indptr: NDArray[np.int64]  # (m + 1,)
+    indices: NDArray[np.int32]  # (nnz,)
+    values: NDArray[np.float32]  # (nnz,)
+    seed: int  # B is drawn from it, uniform between -1 and 1
+    exponent: int  # and then scaled by this power of two, so that no sum overflows
+    gate: bytes  # cubin of gate.cu
+    max_relative_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The answer to ``Prepare``."""
+
+    driver: str
+    device: str
+    driver_version: tuple[int, int]
+    l2_bytes: int
+    copies: int  # of B and C
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Check and time one kernel, whose arguments are B, C and, if it takes it, n."""
+
+    cubin: bytes
+    entry: str
+    shape: Shape
+    takes_n: bool
+    cache: CacheState
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a GPU said of one kernel: exactly one of ``timing`` and ``failure``.
+
+    ``max_relative_error`` is that of ``lospmm.verify``, over all of C, infinite for an unwritten
+    element; None where the kernel did not get so far.
+    """
+
+    timing: Timing | None
+    max_relative_error: float | None
+    failure: str | None
+    clocks: Clocks | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.timing is None) != (self.failure is None), "a kernel was timed, or it failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of the worker, to any request: a value or what went wrong. Unless it is ``healthy`` it ends after it."""
+
+    value: object = None
+    fault: str | None = None
+    healthy: bool = True
+
+
+def packed(message: object) -> bytes:
+    """A message as it is sent."""
+    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(MARK, len(content)) + content
+
+
+def content_bytes(header: bytes) -> int:
+    """The length of what follows a header. Raises GpuFault for anything else than a header."""
+    mark, length = HEADER.unpack(header)
+    if mark != MARK or length > MAX_MESSAGE_BYTES:
+        raise GpuFault(f"not a message: it starts with {header!r}")
+    return int(length)
+
+
+def receive(stream: BinaryIO) -> object | None:
+    """The next message of a stream; None at its end."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    content = stream.read(content_bytes(header))
+    message: object = pickle.loads(content)
+    return message

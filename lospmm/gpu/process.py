@@ -1,0 +1,186 @@
+"""The other end of a worker: starts it, asks it within a time limit, and leaves nothing of it running.
+
+Like a compiler, a worker runs in a session of its own and carries the token of the guard (``toolchain/lifetime.py``),
+which ends it should this process be killed, even while a kernel of it hangs.
+"""
+
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import IO
+
+from lospmm.errors import GpuFault
+from lospmm.gpu.messages import HEADER, Answer, content_bytes, packed
+from lospmm.toolchain import lifetime
+
+#: -P: the current directory is not searched for modules.
+WORKER = (sys.executable, "-P", "-m", "lospmm.gpu.worker")
+
+#: How often a wait looks whether it was cancelled, what a pipe gives at once, and the end of stderr that is kept.
+POLL_SECONDS = 0.05
+PIPE_BYTES = 1 << 16
+LOG_BYTES = 1 << 14
+
+#: How long the driver may take to take a GPU from a process that was killed.
+END_SECONDS = 60.0
+
+#: Between the end of a worker's output and its own.
+ENDING_SECONDS = 2.0
+
+
+class WorkerLost(Exception):
+    """A worker that gave no answer, and was ended. ``str(error)`` says why."""
+
+
+class WorkerProcess:
+    """One worker. Raises GpuFault where it cannot be started, ToolchainFault where its guard cannot."""
+
+    def __init__(self, command: Sequence[str] = WORKER) -> None:
+        variables = dict(os.environ)  # CUDA and its libraries are told much in it
+        variables |= {"PYTHONPATH": os.pathsep.join(sys.path)} | lifetime.compiler_environment()
+        try:
+            self._child = subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise GpuFault(f"{command[0]} cannot be started: {error.strerror}") from error
+        for stream in self._streams():
+            os.set_blocking(stream.fileno(), False)
+        self._log = bytearray()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def has_ended(self) -> bool:
+        """Asked without reaping it, so that its process group can still be named safely."""
+        if self._child.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def ask(self, request: object, seconds: float, cancel: threading.Event | None = None) -> Answer:
+        """The answer to a request. Raises WorkerLost without one, and CancelledError once ``cancel`` is set.
+
+        After either, or any other exception, the worker has been ended.
+        """
+        try:
+            return self._exchange(packed(request), time.monotonic() + seconds, seconds, cancel)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Kill the worker. Raises GpuFault where the driver does not let it go."""
+        if self._child.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        for stream in self._streams():
+            with suppress(BrokenPipeError):  # unsent bytes of a request
+                stream.close()
+        try:
+            self._child.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise GpuFault(
+                f"process {self.pid} was killed and has not ended in {END_SECONDS:g} s: its GPU must be reset"
+            ) from None
+
+    def _exchange(self, unsent: bytes, deadline: float, seconds: float, cancel: threading.Event | None) -> Answer:
+        received = bytearray()
+        pending = memoryview(unsent)
+        stdin, stdout, stderr = self._streams()
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdin, selectors.EVENT_WRITE)
+            selector.register(stdout, selectors.EVENT_READ)
+            selector.register(stderr, selectors.EVENT_READ)
+            while (answer := _whole(received)) is None:
+                for key, _ in selector.select(POLL_SECONDS):
+                    if key.fileobj is stdin:
+                        pending = self._write(pending)
+                        if not pending:
+                            selector.unregister(stdin)
+                    elif key.fileobj is stderr:
+                        if not self._read_log():
+                            selector.unregister(stderr)
+                    elif chunk := os.read(key.fd, PIPE_BYTES):
+                        received += chunk
+                    else:
+                        raise WorkerLost(self._how_it_ended())
+                if cancel is not None and cancel.is_set():
+                    raise CancelledError
+                if time.monotonic() > deadline:
+                    raise WorkerLost(f"no answer within {seconds:g} s")
+        return answer
+
+    def _write(self, pending: memoryview) -> memoryview:
+        assert self._child.stdin is not None
+        try:
+            return pending[os.write(self._child.stdin.fileno(), pending[:PIPE_BYTES]) :]
+        except BlockingIOError:
+            return pending
+        except BrokenPipeError:  # its output ends too, and that is what tells
+            return pending[:0]
+
+    def _read_log(self) -> bool:
+        """Keep the end of what the worker says on stderr. False once there can be no more."""
+        assert self._child.stderr is not None
+        try:
+            chunk = os.read(self._child.stderr.fileno(), PIPE_BYTES)
+        except BlockingIOError:
+            return True
+        self._log = (self._log + chunk)[-LOG_BYTES:]
+        return bool(chunk)
+
+    def _how_it_ended(self) -> str:
+        deadline = time.monotonic() + ENDING_SECONDS
+        while not self.has_ended():
+            if time.monotonic() > deadline:
+                return "the process closed its output"
+            time.sleep(0.01)
+        while self._read_some_log():
+            pass
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert status is not None
+        if status.si_code == os.CLD_EXITED:
+            ended = f"exit status {status.si_status}"
+        else:
+            ended = f"signal {status.si_status}, {signal.strsignal(status.si_status)}"
+        last_line = self._log.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"the process ended: {ended}" + (f": {last_line}" if last_line else "")
+
+    def _read_some_log(self) -> bool:
+        before = bytes(self._log)
+        return self._read_log() and bytes(self._log) != before
+
+    def _streams(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+        child = self._child
+        assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+        return child.stdin, child.stdout, child.stderr
+
+
+def _whole(received: bytearray) -> Answer | None:
+    """The answer that these bytes are, None while there are too few. Raises WorkerLost for anything else."""
+    if len(received) < HEADER.size:
+        return None
+    try:
+        if len(received) < HEADER.size + content_bytes(bytes(received[: HEADER.size])):
+            return None
+        answer = pickle.loads(received[HEADER.size :])
+    except Exception as error:  # what unpickling may raise has no bounds
+        raise WorkerLost(f"the process answered what is no answer ({type(error).__name__})") from None
+    if not isinstance(answer, Answer):
+        raise WorkerLost(f"the process answered what is no answer ({type(answer).__name__})")
+    return answer

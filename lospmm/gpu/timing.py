@@ -1,0 +1,78 @@
+"""How long a launch takes: CUDA graph replays over rotating copies of its operands.
+
+A kernel of some microseconds is shorter than the overhead of its launch from Python, so launches are captured once and
+replayed. Each launch of a replay works on the next copy of B and C; where the copies together are larger than twice the
+L2 cache, B comes from memory every time, as it does after another layer. With one copy the cache is warm.
+"""
+
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+from lospmm.gpu.driver import Driver
+
+#: Replays whose time counts, and launches in each.
+REPLAYS = 15
+LAUNCHES = 20
+
+#: Before the clock runs: at least so many replays, and so long, for the GPU to leave its idle clocks.
+WARM_REPLAYS = 3
+WARM_MICROS = 20_000.0
+
+#: The most copies. What is smaller than a four thousandth of the L2 cache is not worth so long a graph.
+MAX_COPIES = 4096
+
+
+class Timing(NamedTuple):
+    """Of one launch. ``spread`` is the interquartile range of the replays over their median."""
+
+    micros: float
+    spread: float
+    replays: int
+
+
+def copies_beyond_l2(bytes_per_copy: int, l2_bytes: int) -> int:
+    """Copies of ``bytes_per_copy`` that are together larger than twice the L2 cache, from 1 to MAX_COPIES."""
+    return min(MAX_COPIES, 2 * l2_bytes // max(1, bytes_per_copy) + 1)
+
+
+def time_rotating(
+    driver: Driver,
+    enqueue: Callable[[int], None],
+    *,
+    copies: int,
+    replays: int = REPLAYS,
+    launches: int = LAUNCHES,
+) -> Timing:
+    """The time of one ``enqueue(copy)``, which puts one launch on ``driver.stream``, over the copies 0 to copies - 1.
+
+    A replay holds whole rounds of the copies, at least ``launches`` launches. ``replays`` is 2 or more.
+    """
+    enqueue(0)  # what is loaded or allocated at the first launch cannot be captured
+    driver.synchronize()
+    count = -(-launches // copies) * copies
+
+    def one_replay() -> None:
+        for number in range(count):
+            enqueue(number % copies)
+
+    graph = driver.capture(one_replay)
+    try:
+        warm = [driver.replay_micros(graph) for _ in range(WARM_REPLAYS)]
+        for _ in range(warm_replays_left(warm)):
+            driver.replay_micros(graph)
+        times = [driver.replay_micros(graph) / count for _ in range(replays)]
+    finally:
+        driver.discard(graph)
+    return timing_of(times)
+
+
+def warm_replays_left(micros: list[float]) -> int:
+    """How many replays are still missing from WARM_MICROS after some that took so long."""
+    return max(0, round((WARM_MICROS - sum(micros)) / max(1.0, micros[-1])))
+
+
+def timing_of(micros: list[float]) -> Timing:
+    """Median and spread of the times of single launches, of which there are 2 or more."""
+    low, median, high = statistics.quantiles(micros, n=4, method="inclusive")
+    return Timing(median, (high - low) / median, len(micros))

@@ -1,0 +1,133 @@
+"""The process that runs kernels: whatever a wrong kernel does, it does here.
+
+Run as ``python -P -m lospmm.gpu.worker`` by ``lospmm.gpu.process``. It reads requests from standard input and answers
+on what was standard output: a pair of a command's name and its task, answered by an ``Answer`` (``messages.py``). The
+first is "prepare". It ends at the end of its input, and after an error that leaves the GPU's context unusable.
+
+To add a command, write a function of the ``Workbench`` and a task, and add a row to ``COMMANDS``.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lospmm.errors import GpuFault
+from lospmm.gpu.clocks import read_clocks
+from lospmm.gpu.driver import Driver, open_driver
+from lospmm.gpu.gate import Gate, Verdict, count_different, load_gate, run_and_check
+from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, packed, receive
+from lospmm.gpu.operands import Operands, allocate, fill
+from lospmm.gpu.timing import time_rotating
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workbench:
+    """What every command finds ready."""
+
+    driver: Driver
+    problem: Prepare
+    operands: Operands
+    gate: Gate
+
+
+def prepare(problem: Prepare, opener: Callable[[str], Driver]) -> tuple[Workbench, Ready]:
+    """Open the GPU and put the problem on it. Raises GpuFault."""
+    driver = opener(problem.driver)
+    operands = allocate(driver, problem)
+    fill(driver, operands, problem)
+    ready = Ready(driver.name, driver.device_name(), driver.driver_version(), driver.l2_bytes(), operands.copies)
+    return Workbench(driver, problem, operands, load_gate(driver, problem.gate)), ready
+
+
+def measure(bench: Workbench, task: Measure) -> Measurement:
+    """Check a kernel, time it, and check it again on another C: what depends on chance has two chances to show."""
+    driver, operands = bench.driver, bench.operands
+    function = driver.load(task.cubin, task.entry)
+    size = (np.uint32(operands.n),) if task.takes_n else ()
+
+    def enqueue(copy: int) -> None:
+        driver.launch(function, task.shape, (np.uint64(operands.b[copy]), np.uint64(operands.c[copy]), *size))
+
+    before = run_and_check(driver, bench.gate, operands, bench.problem, enqueue, copy=0)
+    if before.failure is not None:
+        return _refused(bench, before)
+    timing = time_rotating(driver, enqueue, copies=operands.copies if task.cache == "cold" else 1)
+    clocks = read_clocks(driver.bus_id())
+    last = operands.copies - 1
+    after = run_and_check(driver, bench.gate, operands, bench.problem, enqueue, copy=last)
+    if after.failure is not None:
+        return _refused(bench, Verdict(after.max_relative_error, f"right at first, then {after.failure}"))
+    error = max(before.max_relative_error, after.max_relative_error)
+    if different := count_different(driver, bench.gate, operands, (0, last)):
+        return _refused(bench, Verdict(error, f"two runs differ in {different} elements"))
+    return Measurement(timing, error, None, clocks)
+
+
+def _refused(bench: Workbench, verdict: Verdict) -> Measurement:
+    """The failure of a kernel that writes wrong things, perhaps over A and B too: they are put there again."""
+    fill(bench.driver, bench.operands, bench.problem)
+    return Measurement(None, verdict.max_relative_error, verdict.failure)
+
+
+def _elsewhere(module: str, function: str) -> Callable[[Workbench, Any], object]:
+    """A command of a floor above this one, imported when it is first asked for."""
+
+    def command(bench: Workbench, task: Any) -> object:
+        return getattr(importlib.import_module(module), function)(bench, task)
+
+    return command
+
+
+#: By the name that a request starts with.
+COMMANDS: Mapping[str, Callable[[Workbench, Any], object]] = MappingProxyType(
+    {"measure": measure, "baseline": _elsewhere("lospmm.baselines.work", "run")}
+)
+
+
+def serve(requests: BinaryIO, answers: BinaryIO, opener: Callable[[str], Driver]) -> None:
+    """Answer requests until they end, or until the GPU's context is lost."""
+    bench: Workbench | None = None
+    answer = Answer()
+    while answer.healthy and (request := receive(requests)) is not None:
+        assert isinstance(request, tuple), "a request is a name and a task"
+        name, task = request
+        try:
+            if bench is None:
+                bench, value = prepare(task, opener)
+                answer = Answer(value)
+            else:
+                answer = Answer(COMMANDS[name](bench, task))
+        except GpuFault as error:
+            answer = Answer(fault=str(error), healthy=bench is not None and _works(bench.driver))
+        except Exception as error:  # ours: told, and kept whole in the log of the process
+            traceback.print_exc()
+            answer = Answer(fault=f"{type(error).__name__}: {error}", healthy=False)
+        answers.write(packed(answer))
+        answers.flush()
+
+
+def _works(driver: Driver) -> bool:
+    """Whether the context survived an error: after a fault of a kernel every call fails."""
+    try:
+        driver.synchronize()
+    except GpuFault:
+        return False
+    return True
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not stand between answers
+    serve(sys.stdin.buffer, answers, open_driver)
+    os._exit(0)  # the driver frees everything; destructors of libraries have nothing to add, and may hang
+
+
+if __name__ == "__main__":
+    main()

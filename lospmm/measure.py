@@ -1,0 +1,191 @@
+"""Kernels on a GPU, each checked and timed, in a process that a bad one may take with it (docs/measuring.md).
+
+    with Bench(problem) as bench:
+        measurement = bench.measure(binary.cubin, program.name, launch(program))
+
+An illegal address, an illegal instruction, a hang or a crash costs that kernel and that process alone: it becomes a
+``Measurement`` with its reason, and the next kernel gets a new process.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from typing import Self
+
+import numpy as np
+
+from lospmm.codegen.emission import Emission
+from lospmm.errors import GpuFault
+from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
+from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready, Shape
+from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
+from lospmm.gpu.timing import Timing
+from lospmm.matrix import SparseMatrix
+from lospmm.model import Launch, Problem
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+from lospmm.verify import MAX_RELATIVE_ERROR
+
+__all__ = ["Bench", "Measurement", "Timing"]
+
+#: A worker may fail to start once, just after another was killed on the same GPU.
+START_ATTEMPTS = 2
+
+
+class Bench:
+    """One problem on the first GPU: B drawn from ``seed``, and a worker that holds A, B and C.
+
+    The worker is started by the first request and lives until it fails or the block ends; what it takes lies outside
+    the time limit of a kernel. Not for several threads at a time. ``cache`` "warm" leaves B in the L2 cache if it fits.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        cache: CacheState = "cold",
+        seed: int = 0,
+        cancel: threading.Event | None = None,
+        command: Sequence[str] = WORKER,
+    ) -> None:
+        self.problem = problem
+        self.cache: CacheState = cache
+        self.ready: Ready | None = None  # what the first worker said of the GPU
+        self._seed = seed
+        self._cancel = cancel
+        self._command = command
+        self._prepare: Prepare | None = None
+        self._worker: WorkerProcess | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+
+    def measure(self, cubin: bytes, entry: str, launch: Launch, *, takes_n: bool = False) -> Measurement:
+        """Check and time a kernel of B, C and, if it ``takes_n``, the number of columns.
+
+        Raises GpuFault where no worker can be started (no GPU, not enough memory), ToolchainFault where the gate
+        cannot be compiled, and CancelledError.
+        """
+        shape = Shape(launch.grid, launch.block, launch.shared_bytes)
+        try:
+            value = self._ask("measure", Measure(cubin, entry, shape, takes_n, self.cache))
+        except _Failed as failed:
+            return Measurement(None, None, str(failed))
+        assert isinstance(value, Measurement)
+        return value
+
+    def noise(self, cubin: bytes, entry: str, launch: Launch, *, takes_n: bool = False) -> float:
+        """How far two measurements of the same kernel are apart, relative to the shorter time.
+
+        What differs by less than that is not known to differ. Raises GpuFault where the kernel fails.
+        """
+        micros = []
+        for _ in range(2):
+            measured = self.measure(cubin, entry, launch, takes_n=takes_n)
+            if measured.timing is None:
+                raise GpuFault(f"{entry}: {measured.failure}")
+            micros.append(measured.timing.micros)
+        return max(micros) / min(micros) - 1.0
+
+    def request(self, command: str, task: object) -> object:
+        """The value of another command of the worker (``worker.COMMANDS``). Raises GpuFault with its reason."""
+        try:
+            return self._ask(command, task)
+        except _Failed as failed:
+            raise GpuFault(f"{command}: {failed}") from None
+
+    def start(self) -> Ready:
+        """Start a worker unless one is running, and say what GPU it has. Raises as ``measure`` does."""
+        self._running()
+        assert self.ready is not None
+        return self.ready
+
+    def _ask(self, command: str, task: object) -> object:
+        """Raises _Failed where the worker answers with a fault, or not at all."""
+        worker = self._running()
+        try:
+            answer = worker.ask((command, task), settings().measure_seconds, self._cancel)
+        except WorkerLost as lost:
+            self._worker = None
+            raise _Failed(str(lost)) from None
+        except BaseException:
+            self._worker = None
+            raise
+        if not answer.healthy:
+            self.close()
+        if answer.fault is not None:
+            raise _Failed(answer.fault)
+        return answer.value
+
+    def _running(self) -> WorkerProcess:
+        if self._worker is not None and self._worker.has_ended():  # between two requests: no kernel's fault
+            self.close()
+        if self._worker is None:
+            if self._prepare is None:
+                self._prepare = _prepare(self.problem, self._seed)
+            self._worker, answer = self._start(self._prepare)
+            assert isinstance(answer.value, Ready)
+            self.ready = answer.value
+        return self._worker
+
+    def _start(self, problem: Prepare) -> tuple[WorkerProcess, Answer]:
+        for attempt in range(START_ATTEMPTS):
+            if self._cancel is not None and self._cancel.is_set():
+                raise CancelledError
+            worker = WorkerProcess(self._command)
+            try:
+                answer = worker.ask(("prepare", problem), settings().prepare_seconds, self._cancel)
+            except WorkerLost as lost:
+                if attempt + 1 == START_ATTEMPTS:
+                    raise GpuFault(f"the process that runs kernels cannot be started: {lost}") from None
+                continue
+            if answer.fault is None:
+                return worker, answer
+            worker.end()
+            raise GpuFault(answer.fault)
+        raise AssertionError("unreachable")
+
+
+class _Failed(Exception):
+    """A request that failed in the worker, and why."""
+
+
+def compile_gate(arch: str) -> bytes:
+    """The cubin of ``gate.cu``, from the store after the first time. Raises ToolchainFault."""
+    source = gate_source()
+    emission = Emission(language="cuda", entry=CHECK_ENTRY, source=source, units=(source,))
+    store = Store(settings().cache_dir)
+    return compile_kernel(emission, arch=arch, registers=REGISTERS, store=store, workers=1).cubin
+
+
+def _prepare(problem: Problem, seed: int) -> Prepare:
+    matrix = problem.matrix
+    return Prepare(
+        driver=settings().driver,
+        m=matrix.m,
+        k=matrix.k,
+        n=problem.n,
+        indptr=matrix.indptr,
+        indices=matrix.indices,
+        values=matrix.data,
+        seed=seed,
+        exponent=_exponent(matrix),
+        gate=compile_gate(problem.device.arch),
+        max_relative_error=MAX_RELATIVE_ERROR,
+    )
+
+
+def _exponent(matrix: SparseMatrix) -> int:
+    """As in ``verify.draw_b``: the power of two that keeps every sum within float32."""
+    sums = np.bincount(matrix.rows_of_nonzeros(), weights=np.abs(matrix.data.astype(np.float64)), minlength=matrix.m)
+    return min(0, 127 - int(np.frexp(sums.max())[1]))

@@ -1,0 +1,140 @@
+"""What is written down of a finished tuning: its manifest, its log and its files."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from lospmm import artifact
+from lospmm.artifact import Manifest, Measured
+from lospmm.build import Build
+from lospmm.codegen import source_of
+from lospmm.model import Candidate, Problem
+from lospmm.npz import write_npz
+from lospmm.options import Options
+from lospmm.readers import Values
+from lospmm.search import Choice, Scored, Trialled
+from lospmm.verify import Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything that a tuning found out."""
+
+    problem: Problem
+    options: Options  # resolved
+    values: Values
+    seed: int | None  # that drew the values
+    choice: Choice
+    build: Build
+    verification: Verification | None
+    measured: Measured | None
+
+
+def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
+    """The files of the artifact, by name."""
+    build, arch = outcome.build, outcome.problem.device.arch
+    return {
+        artifact.CUBIN_FILE: build.binary.cubin,
+        artifact.SOURCE_FILES[build.emission.language]: source_of(build.program, build.emission, arch).encode(),
+        artifact.TUNING_FILE: "".join(f"{json.dumps(line)}\n" for line in tuning_log(outcome.choice)).encode(),
+        artifact.MATRIX_FILE: write_npz(outcome.problem.matrix),
+        artifact.MANIFEST_FILE: manifest(outcome, seconds).to_json().encode(),
+    }
+
+
+def tuning_log(choice: Choice) -> list[dict[str, object]]:
+    """One line per candidate: those that were timed, in that order, or else the shortlist, best first."""
+    if choice.trials:
+        return [_line(rank, trial) for rank, trial in enumerate(choice.trials, start=1)]
+    return [_line(rank, scored) for rank, scored in enumerate(choice.shortlist, start=1)]
+
+
+def _line(rank: int, entry: Scored | Trialled) -> dict[str, object]:
+    line: dict[str, object] = {
+        "rank": rank,
+        "rows": entry.candidate.tile.rows,
+        "cols": entry.candidate.tile.cols,
+        **asdict(entry.candidate.schedule),
+        "estimated_micros": entry.score,
+        "measured_micros": None,
+    }
+    if isinstance(entry, Trialled):
+        timing = entry.measurement.timing
+        line |= {
+            "measured_micros": None if timing is None else timing.micros,
+            "spread": None if timing is None else timing.spread,
+            "max_relative_error": entry.measurement.max_relative_error,
+            "failure": entry.measurement.failure,
+        }
+    return line
+
+
+def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
+    problem, options, matrix = outcome.problem, outcome.options, outcome.problem.matrix
+    program, binary, shape = outcome.build.program, outcome.build.binary, outcome.build.launch
+    verification = outcome.verification
+    return Manifest(
+        name=program.name,
+        m=matrix.m,
+        k=matrix.k,
+        n=problem.n,
+        nnz=matrix.nnz,
+        dtype=options.dtype,
+        fingerprint=matrix.fingerprint,
+        values=outcome.values,
+        seed=outcome.seed,
+        device=problem.device.name,
+        arch=problem.device.arch,
+        emitter=options.emitter,
+        toolchain=binary.toolchain,
+        tile=_tile(outcome.choice.winner),
+        launch=artifact.LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
+        arguments=(
+            artifact.Argument("b", "const float *", f"row-major, {matrix.k} x {problem.n}, 4-byte aligned"),
+            artifact.Argument("c", "float *", f"row-major, {matrix.m} x {problem.n}, written whole"),
+        ),
+        registers=binary.registers,
+        spill_bytes=binary.spill_bytes,
+        code_bytes=binary.code_bytes,
+        cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
+        search=_summary(outcome.choice, options),
+        seconds=artifact.Seconds(**seconds),
+        verified=None
+        if verification is None
+        else artifact.Verified(verification.on, verification.max_relative_error, verification.columns),
+        measured=outcome.measured,
+    )
+
+
+def _tile(winner: Candidate) -> artifact.Tile:
+    tiling, schedule = winner.tiling, winner.schedule
+    return artifact.Tile(
+        rows=winner.tile.rows,
+        cols=winner.tile.cols,
+        prefetch=schedule.prefetch,
+        fmas_per_load=schedule.fmas_per_load,
+        column_group=schedule.column_group,
+        lockstep=schedule.lockstep,
+        count=len(tiling.tiles),
+        zero_blocks=tiling.block_rows - len(tiling.tiles),
+        nnc_sum=int(tiling.nnc.sum()),
+        nnc_max=int(tiling.nnc.max(initial=0)),
+    )
+
+
+def _summary(choice: Choice, options: Options) -> artifact.SearchSummary:
+    space = choice.space
+    scores = [t.score for t in choice.trials if t.candidate is choice.winner]
+    return artifact.SearchSummary(
+        space=space.size,
+        after_registers=space.after("registers"),
+        after_utilization=space.after("utilization"),
+        after_balance=space.after("balance"),
+        shortlisted=len(choice.shortlist),
+        measured=len(choice.trials),
+        ranker=options.ranker,
+        trials=options.trials if choice.trials else "none",
+        relaxed=space.relaxed,
+        chosen_by="measurement" if choice.trials else "estimate",
+        estimated_micros=scores[0] if scores else choice.shortlist[0].score,
+    )

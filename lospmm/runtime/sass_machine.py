@@ -1,0 +1,248 @@
+"""Our machine code on a CPU: all chosen threads at once, each register a NumPy vector with one element per thread.
+
+A tile's code is run from its first instruction to its EXIT, as one warp, and held against ``Hazards`` on the way: what
+runs through here computes the same on a GPU, whatever its memory takes. What runs before the tiles (``prologue``) is
+not run: threads without a column have left, the others find their addresses in the registers of ``Entry``.
+
+What each instruction means is a function in ``OPERATIONS``. A tile is given no shared memory.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.emission import Emission
+from lospmm.codegen.sass.fields import Generation, encode
+from lospmm.codegen.sass.form import PT, RZ, Opcode
+from lospmm.codegen.sass.generations import generation_of
+from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
+from lospmm.codegen.sass.machine import MachineCode
+from lospmm.errors import ToolchainFault, VerificationFailed
+from lospmm.interpret import fused_multiply_add
+from lospmm.runtime.geometry import FLOAT_BYTES, Geometry
+from lospmm.runtime.hazards import Hazard, Hazards, Instruction, instructions
+from lospmm.runtime.warp import NOWHERE, WORD_BITS, WORD_MASK, Fault, Operand, Warp, at_entry
+
+#: A tile that issues more instructions than this many times its length does not end.
+LOOP_LIMIT = 16
+
+
+def execute(
+    code: MachineCode,
+    geometry: Geometry,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """C (m, columns) of machine code, as a row of ``RUNTIMES`` does it for an emission.
+
+    Raises VerificationFailed for a hazard,
+    an address that is not the thread's own, code that cannot be encoded, and code that does not end.
+    """
+    generation = generation_of(code.arch)
+    try:
+        encode(code.form, generation)
+    except ToolchainFault as fault:
+        raise VerificationFailed(f"machine code: {fault}") from None
+    _check_descriptors(code, generation)
+    c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
+    inside = columns < geometry.n
+    own_columns, own_b, own_c = columns[inside], b[:, inside], c[:, inside]
+    # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for tile in dict.fromkeys(code.dispatch):  # twice the same stores the same
+            _run_tile(code, tile, at_entry(code.entry, geometry, own_columns, own_b, own_c), generation)
+    c[:, inside] = own_c
+    return c
+
+
+def execute_emission(
+    emission: Emission, geometry: Geometry, columns: NDArray[np.int64], b: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The row of ``RUNTIMES``: an emission of machine code. Raises as ``execute``."""
+    assert emission.machine is not None, "an emission in this language holds machine code"
+    return execute(emission.machine, geometry, columns, b)
+
+
+def _check_descriptors(code: MachineCode, generation: Generation) -> None:
+    """Loads and stores name the uniform register that the prologue fills, where a generation has it."""
+    form = code.form
+    described = [op for op in (Opcode.LDG, Opcode.STG) if "ur" not in generation.by_op[op].unused]
+    wrong = np.flatnonzero(np.isin(form["op"], described) & (form["ur"] != code.entry.descriptor))
+    if len(wrong):
+        number = int(wrong[0])
+        tile = int(np.searchsorted(code.starts, number, side="right")) - 1
+        reason = f"UR{form['ur'][number]} does not hold the descriptor, UR{code.entry.descriptor} does"
+        raise _refusal(code, tile, number, reason, generation)
+
+
+def _run_tile(code: MachineCode, tile: int, warp: Warp, generation: Generation) -> None:
+    if not 0 <= tile < len(code.starts):
+        raise VerificationFailed(f"machine code: a block row runs tile {tile} of {len(code.starts)}")
+    first = int(code.starts[tile])
+    behind = int(min(code.starts[code.starts > first], default=len(code.form)))
+    body = instructions(code.form[first:behind])
+    hazards = Hazards(code.registers, [pair + half for pair in (code.entry.b, code.entry.c) for half in (0, 1)])
+    index = last = 0
+    for _ in range(LOOP_LIMIT * len(body)):
+        if not 0 <= index < len(body):
+            reason = f"goes on outside the tile, at instruction {first + index}"
+            raise _refusal(code, tile, first + last, reason, generation)
+        last = index
+        instruction = body[index]
+        try:
+            hazards.issue(instruction)
+            distance = _step(warp, instruction)
+        except (Hazard, Fault) as why:
+            raise _refusal(code, tile, first + index, str(why), generation) from None
+        if distance is None:
+            return
+        index += 1 + distance
+    reason = f"the tile has not ended after {LOOP_LIMIT} times its {len(body)} instructions"
+    raise _refusal(code, tile, first + last, reason, generation)
+
+
+def _refusal(code: MachineCode, tile: int, number: int, reason: str, generation: Generation) -> VerificationFailed:
+    quoted = "".join(text(code.form[number : number + 1], generation))
+    place = f"instruction {number} (at {number * BYTES_PER_INSTRUCTION:#x})"
+    return VerificationFailed(f"machine code: tile {tile}, {place}, {quoted}: {reason}")
+
+
+def _step(warp: Warp, instruction: Instruction) -> int | None:
+    """Execute; how many instructions are jumped over, None where the threads leave."""
+    if instruction.predicate == PT and not instruction.predicate_negated:
+        return OPERATIONS[instruction.op](warp, instruction)
+    runs = warp.predicates[instruction.predicate] != bool(instruction.predicate_negated)
+    if not runs.any():
+        return 0
+    if runs.all():
+        return OPERATIONS[instruction.op](warp, instruction)
+    part = warp.part(runs)
+    if OPERATIONS[instruction.op](part, instruction) != 0:
+        raise Fault("threads of one warp go different ways")
+    warp.put_back(part, runs)
+    return 0
+
+
+def _target(register: int) -> int:
+    return NOWHERE if register == RZ else register
+
+
+def _multiply_add_immediate(warp: Warp, at: Instruction) -> int:
+    floats = warp.floats
+    weight = np.uint32(at.immediate).view(np.float32)
+    floats[_target(at.rd)] = fused_multiply_add(weight, floats[at.ra], floats[at.rc])
+    return 0
+
+
+def _multiply_add(warp: Warp, at: Instruction) -> int:
+    floats = warp.floats
+    factor = cast(np.float32, floats[at.rb])  # one for each thread
+    floats[_target(at.rd)] = fused_multiply_add(factor, floats[at.ra], floats[at.rc])
+    return 0
+
+
+def _load(warp: Warp, at: Instruction) -> int:
+    for word, rows in enumerate(_rows(warp, warp.b, at)):
+        if at.rd != RZ:
+            warp.floats[at.rd + word] = warp.b.elements[rows, warp.slots]
+    return 0
+
+
+def _store(warp: Warp, at: Instruction) -> int:
+    for word, rows in enumerate(_rows(warp, warp.c, at)):
+        warp.c.elements[rows, warp.slots] = warp.floats[at.rb if at.rb == RZ else at.rb + word]
+    return 0
+
+
+def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[NDArray[np.uint64]]:
+    """The row that each thread addresses in its own column with each word of a load or store."""
+    high = warp.words[at.ra if at.ra == RZ else at.ra + 1].astype(np.uint64)
+    address = (high << WORD_BITS | warp.words[at.ra]) + np.uint64(at.offset % 2**64)
+    if at.bytes > FLOAT_BYTES and (address % np.uint64(at.bytes)).any():
+        raise Fault(f"an address that is not a multiple of {at.bytes}")
+    return [warp.own_rows(operand, address + np.uint64(word)) for word in range(0, at.bytes, FLOAT_BYTES)]
+
+
+def _prefetch(warp: Warp, at: Instruction) -> int:
+    """Fetches into a cache, which shows nowhere; only what would be loaded may be fetched."""
+    _rows(warp, warp.b, at._replace(bytes=FLOAT_BYTES))
+    return 0
+
+
+def _no_shared_memory(warp: Warp, at: Instruction) -> int:
+    raise Fault(f"{Opcode(at.op).name}: a tile is given no shared memory ({len(warp.columns)} threads)")
+
+
+def _move_immediate(warp: Warp, at: Instruction) -> int:
+    warp.words[_target(at.rd)] = at.immediate
+    return 0
+
+
+def _move(warp: Warp, at: Instruction) -> int:
+    warp.words[_target(at.rd)] = warp.words[at.rb]
+    return 0
+
+
+def _sum(warp: Warp, at: Instruction) -> NDArray[np.uint64]:
+    words = warp.words
+    return cast(NDArray[np.uint64], words[at.ra].astype(np.uint64) + words[at.rc] + np.uint64(at.immediate))
+
+
+def _add(warp: Warp, at: Instruction) -> int:
+    total = _sum(warp, at)
+    warp.words[_target(at.rd)] = total & WORD_MASK
+    if at.carry != PT:
+        carry = total >> WORD_BITS
+        if (carry > 1).any():
+            raise Fault("the sum of three words carries 2, which one predicate does not hold")
+        warp.predicates[at.carry] = carry
+    return 0
+
+
+def _add_with_carry(warp: Warp, at: Instruction) -> int:
+    warp.words[_target(at.rd)] = (_sum(warp, at) + warp.predicates[at.carry]) & WORD_MASK
+    return 0
+
+
+def _clear(warp: Warp, at: Instruction) -> int:
+    if at.rd != RZ:
+        warp.words[at.rd : at.rd + at.bytes // 4] = 0
+    return 0
+
+
+def _nothing(_warp: Warp, _at: Instruction) -> int:
+    return 0
+
+
+def _leave(_warp: Warp, _at: Instruction) -> None:
+    return None
+
+
+def _branch(_warp: Warp, at: Instruction) -> int:
+    return at.offset // BYTES_PER_INSTRUCTION
+
+
+OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingProxyType(
+    {
+        Opcode.FFMA_IMM: _multiply_add_immediate,
+        Opcode.FFMA: _multiply_add,
+        Opcode.LDG: _load,
+        Opcode.STG: _store,
+        Opcode.LDS: _no_shared_memory,
+        Opcode.STS: _no_shared_memory,
+        Opcode.LDS_UNIFORM: _no_shared_memory,
+        Opcode.MOV_IMM: _move_immediate,
+        Opcode.MOV: _move,
+        Opcode.IADD3: _add,
+        Opcode.IADD3_X: _add_with_carry,
+        Opcode.CS2R: _clear,
+        Opcode.EXIT: _leave,
+        Opcode.NOP: _nothing,
+        Opcode.BAR_SYNC: _nothing,
+        Opcode.BRA: _branch,
+        Opcode.PREFETCH: _prefetch,
+    }
+)

@@ -1,0 +1,216 @@
+"""A cubin around machine code of our own: ptxas's prologue, grown by the tiles that it jumps to, and the way back.
+
+``graft`` writes anew what a cubin says of its code: the section of the kernel, the jump table (one 32-bit offset per
+block row), the symbol's size, and the attributes of ``.nv.info`` that list registers, exits and jump targets. The
+names EIATTR are those that ``cuobjdump -elf`` prints. Nothing of this is published; what is written here was read off
+ptxas 13.0 and runs (tests/gpu).
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.sass.fields import decode, encode
+from lospmm.codegen.sass.form import Opcode
+from lospmm.codegen.sass.generations import generation_of
+from lospmm.codegen.sass.machine import Entry, MachineCode
+from lospmm.codegen.sass.prologue import TARGETS
+from lospmm.errors import ToolchainFault
+from lospmm.toolchain import elf
+from lospmm.toolchain.elf_rewrite import rewrite
+
+INSTRUCTION_BYTES = 16
+
+#: A tile starts where a line of the instruction caches does.
+LINE_BYTES = 128
+
+_EIFMT_SVAL = 4
+_EIATTR_EXIT_OFFSETS = 0x1C
+_EIATTR_REGCOUNT = 0x2F
+_EIATTR_INDIRECT_BRANCHES = 0x34
+
+_TARGET_INSTRUCTIONS = 3  # load, store, leave
+
+
+def graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
+    """The cubin of ``kernel``: the prologue that ptxas made, and ``code`` behind it.
+
+    Raises ToolchainFault where the prologue is not of the shape that is known.
+    """
+    with _shape_known(prologue):
+        return _graft(prologue, code, kernel)
+
+
+def machine_code(cubin: bytes, kernel: str, arch: str) -> MachineCode:
+    """The tiles in a cubin that ``graft`` made. Raises ToolchainFault for any other."""
+    with _shape_known(cubin):
+        return _machine_code(cubin, kernel, arch)
+
+
+@contextmanager
+def _shape_known(image: bytes) -> Iterator[None]:
+    """Contents that are too short, or too long, for what they should be are the fault of the image."""
+    try:
+        yield
+    except (struct.error, IndexError, ValueError, OverflowError, StopIteration) as error:
+        raise ToolchainFault(f"{len(image)} bytes that are not a kernel of this emitter: {error}") from None
+
+
+def _graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
+    parts = {section.name: section.content for section in elf.sections(prologue)}
+    text, info = _part(parts, f".text.{kernel}"), _part(parts, f".nv.info.{kernel}")
+    words = encode(_renamed(code, _entry(text, info, code.arch)), generation_of(code.arch))
+    head = text + bytes(-len(text) % LINE_BYTES)
+    offsets = len(head) + code.starts * INSTRUCTION_BYTES
+    grown = head + words.astype("<u8").tobytes()
+    grown += bytes(-len(grown) % LINE_BYTES)
+    table = np.array([offsets[tile] for tile in code.dispatch], "<u4").tobytes()
+    registers = max(code.registers, elf.kernel_usage(prologue, kernel).registers)  # a small tile needs fewer than it
+    exits = len(head) + INSTRUCTION_BYTES * np.flatnonzero(code.form["op"] == Opcode.EXIT)
+    return rewrite(
+        prologue,
+        {
+            f".text.{kernel}": grown,
+            f".nv.constant2.{kernel}": table,
+            f".nv.info.{kernel}": _kernel_info(info, exits, table),
+            ".nv.info": _registers_set(_part(parts, ".nv.info"), registers),
+            ".symtab": _size_set(prologue, parts, kernel, len(grown)),
+            ".debug_frame": _frame_set(parts, len(grown)),
+        },
+    )
+
+
+def _machine_code(cubin: bytes, kernel: str, arch: str) -> MachineCode:
+    parts = {section.name: section.content for section in elf.sections(cubin)}
+    text, info = _part(parts, f".text.{kernel}"), _part(parts, f".nv.info.{kernel}")
+    table = np.frombuffer(_part(parts, f".nv.constant2.{kernel}"), "<u4").astype(np.int64)
+    starts, dispatch = np.unique(table, return_inverse=True)
+    if not len(starts) or starts[0] % LINE_BYTES or starts[-1] >= len(text):
+        raise ToolchainFault(f"the jump table of {kernel} leads out of its code")
+    words = np.frombuffer(text, "<u8").reshape(-1, 2)[starts[0] // INSTRUCTION_BYTES :]
+    padding = (words == 0).all(axis=1)  # behind the last tile
+    form = decode(words[: len(words) - int(np.argmin(padding[::-1]))].astype(np.uint64), generation_of(arch))
+    return MachineCode(
+        form=form,
+        starts=(starts - starts[0]) // INSTRUCTION_BYTES,
+        dispatch=tuple(dispatch.tolist()),
+        registers=elf.kernel_usage(cubin, kernel).registers,
+        entry=_entry(text, info, arch),
+        arch=arch,
+    )
+
+
+def _part(parts: dict[str, bytes], name: str) -> bytes:
+    if name not in parts:
+        raise ToolchainFault(f"the cubin has no section {name}")
+    return parts[name]
+
+
+def _entry(text: bytes, info: bytes, arch: str) -> Entry:
+    """The registers that the prologue leaves addresses in: those that its own two targets load and store through."""
+    branch = next((v for kind, v in _attributes(info) if kind == _EIATTR_INDIRECT_BRANCHES), b"")
+    if len(branch) < 4:
+        raise ToolchainFault("the prologue does not jump")
+    (jump,) = struct.unpack_from("<I", branch)
+    start = jump // INSTRUCTION_BYTES + 1
+    words = np.frombuffer(text, "<u8").reshape(-1, 2)[start : start + TARGETS * _TARGET_INSTRUCTIONS]
+    form = decode(words.astype(np.uint64), generation_of(arch))
+    expected = [Opcode.LDG, Opcode.STG, Opcode.EXIT] * TARGETS
+    entries = {
+        Entry(int(load["ra"]), int(store["ra"]), int(load["ur"]))
+        for load, store in zip(form[::3], form[1::3], strict=True)
+    }
+    if form["op"].tolist() != expected or len(entries) != 1:
+        raise ToolchainFault("the prologue's targets are not a load, a store and an exit, as this emitter needs")
+    if form["wait"][::3].any() or (form["wait"][1::3] != 1 << form["write_barrier"][::3]).any():
+        raise ToolchainFault("the prologue's targets wait for its addresses, which no tile does")
+    return entries.pop()
+
+
+def _renamed(code: MachineCode, entry: Entry) -> NDArray[np.void]:
+    """The tiles with their address registers where this prologue has them: those trade places with what was there."""
+    if entry == code.entry:
+        return code.form
+    names = np.arange(256, dtype=np.uint8)
+    for ours, theirs in ((code.entry.b, entry.b), (code.entry.c, entry.c)):
+        now = int(np.flatnonzero(names == theirs)[0])
+        names[[ours, ours + 1, now, now + 1]] = names[[now, now + 1, ours, ours + 1]]
+    form = code.form.copy()
+    for operand in ("rd", "ra", "rb", "rc"):
+        form[operand] = names[form[operand]]
+    form["ur"][form["ur"] == code.entry.descriptor] = entry.descriptor
+    return form
+
+
+def _attributes(info: bytes) -> list[tuple[int, bytes]]:
+    """(attribute, value) of those with a sized value."""
+    found: list[tuple[int, bytes]] = []
+
+    def look(kind: int, value: bytes) -> None:
+        found.append((kind, value))
+
+    _edited(info, look)
+    return found
+
+
+def _edited(info: bytes, edit: Callable[[int, bytes], bytes | None]) -> bytes:
+    """``info`` with the values that ``edit`` gives; where it gives None, the value stays."""
+    out, position = bytearray(), 0
+    while position < len(info):
+        form, kind, size = struct.unpack_from("<BBH", info, position)
+        if form != _EIFMT_SVAL:
+            out += info[position : position + 4]
+            position += 4
+            continue
+        value = info[position + 4 : position + 4 + size]
+        new = edit(kind, value)
+        new = value if new is None else new
+        out += struct.pack("<BBH", form, kind, len(new)) + new
+        position += 4 + size
+    return bytes(out)
+
+
+def _kernel_info(info: bytes, exits: NDArray[np.int64], table: bytes) -> bytes:
+    def edit(kind: int, value: bytes) -> bytes | None:
+        if kind == _EIATTR_EXIT_OFFSETS:
+            return value + exits.astype("<u4").tobytes()
+        if kind == _EIATTR_INDIRECT_BRANCHES:
+            return value[:8] + struct.pack("<I", len(table) // 4) + table
+        return None
+
+    return _edited(info, edit)
+
+
+def _registers_set(info: bytes, registers: int) -> bytes:
+    def edit(kind: int, value: bytes) -> bytes | None:
+        return value[:4] + struct.pack("<I", registers) if kind == _EIATTR_REGCOUNT else None
+
+    return _edited(info, edit)
+
+
+_SYMBOL = struct.Struct("<IBBHQQ")
+
+
+def _size_set(image: bytes, parts: dict[str, bytes], kernel: str, size: int) -> bytes:
+    """The symbol table with the kernel's new size."""
+    by_number = elf.sections(image)
+    link = next(section.link for section in by_number if section.name == ".symtab")
+    names = by_number[link].content
+    out = bytearray()
+    for symbol in _SYMBOL.iter_unpack(_part(parts, ".symtab")):
+        is_kernel = names[symbol[0] : names.index(b"\0", symbol[0])].decode() == kernel
+        out += _SYMBOL.pack(*symbol[:5], size if is_kernel else symbol[5])
+    return bytes(out)
+
+
+def _frame_set(parts: dict[str, bytes], size: int) -> bytes:
+    """The frame's description covers the whole code: its length stands behind the address that is relocated."""
+    frame = bytearray(parts.get(".debug_frame", b""))
+    relocated = parts.get(".rela.debug_frame", b"")
+    if relocated:
+        (at,) = struct.unpack_from("<Q", relocated)
+        struct.pack_into("<Q", frame, at + 8, size)
+    return bytes(frame)

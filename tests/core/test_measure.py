@@ -1,0 +1,243 @@
+"""Isolation: whatever a kernel does costs that kernel and its process alone. The GPU is a fake one (fake_gpu.py)."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from lospmm import measure
+from lospmm.device import DEVICES
+from lospmm.errors import GpuFault
+from lospmm.gpu.gate import gate_source
+from lospmm.gpu.process import WorkerProcess
+from lospmm.matrix import from_dense
+from lospmm.measure import Bench, Measurement
+from lospmm.model import Launch, Problem
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain.gxx import compile_shared_library
+from tests.core import fake_gpu
+
+N = 33
+LAUNCH = Launch((2, 1, 1), 32)
+
+
+def weights() -> np.ndarray:
+    rng = np.random.default_rng(5)
+    a = np.where(rng.random((9, 14)) < 0.4, rng.normal(size=(9, 14)), 0).astype(np.float32)
+    a[4] = 0
+    return a
+
+
+@pytest.fixture(scope="session")
+def gate_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gate") / "gate.so"
+    text = fake_gpu.SHIM_HEAD + gate_source() + fake_gpu.SHIM_TAIL
+    path.write_bytes(compile_shared_library(text, header="", store=Store(settings().cache_dir)))
+    return path
+
+
+@pytest.fixture
+def bench(gate_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(measure, "compile_gate", lambda _: b"gate")
+    monkeypatch.setenv("LOSPMM_MEASURE_SECONDS", "20")
+    settings.cache_clear()
+    command = (sys.executable, "-P", fake_gpu.__file__, str(gate_library))
+    with Bench(Problem(from_dense(weights()), N, DEVICES["h200"]), command=command) as bench:
+        yield bench
+    settings.cache_clear()
+    assert not workers()
+
+
+def workers() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    alive = [process for process in children if process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in alive if fake_gpu.__file__ in process.cmdline()]
+
+
+def run(bench: Bench, kind: str) -> Measurement:
+    return bench.measure(fake_gpu.kernel(kind, weights(), N), "kernel", LAUNCH)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened in 20 s"
+        time.sleep(0.02)
+
+
+def test_a_good_kernel_is_timed_and_its_worker_kept(bench: Bench) -> None:
+    first = run(bench, "good")
+    (worker,) = workers()
+    second = run(bench, "good")
+    assert workers() == [worker]
+    for measured in (first, second):
+        assert measured.failure is None
+        assert measured.timing is not None
+        assert measured.timing.micros == pytest.approx(10.0, rel=0.1)
+        assert measured.max_relative_error is not None and measured.max_relative_error < 1e-6
+    assert bench.ready is not None
+    assert bench.ready.device == "a fake GPU"
+
+
+#: Each kind, what the failure must say, and whether the worker survives it.
+FAILURES = {
+    "zeros": ("relative error 1.0e+00, at most 1e-05 allowed", True),
+    "unwritten": ("rows not written in every column: 1, 3", True),
+    "nonzero in empty rows": ("row 4, column 0: got 1.0000000031710769e-30, expected 0.0", True),
+    "scribbles": ("relative error", True),
+    "racy": ("two runs differ in 1 elements", True),
+    "wrong later": ("right at first, then row 2, column 0", True),
+    "too large": ("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", True),
+    "illegal": (fake_gpu.ILLEGAL, False),
+    "crash": ("signal 11, Segmentation fault: a last word", False),
+    "leaves": ("the process ended: exit status 7", False),
+    "garbage": ("what is no answer", False),
+    "strange": ("what is no answer (dict)", False),
+    "bug": ("ZeroDivisionError: a bug of the worker", False),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_bad_kernel_costs_itself_alone(bench: Bench, kind: str) -> None:
+    reason, survives = FAILURES[kind]
+    before = run(bench, "good")
+    (worker,) = workers()
+    measured = run(bench, kind)
+    assert measured.timing is None
+    assert measured.failure is not None and reason in measured.failure
+    assert "\n" not in measured.failure
+    after = run(bench, "good")
+    assert before.failure is after.failure is None
+    assert (workers() == [worker]) is survives
+
+
+def test_what_is_no_image_is_a_failure(bench: Bench) -> None:
+    good = fake_gpu.kernel("good", weights(), N)
+    assert "CUDA_ERROR_INVALID_IMAGE" in str(bench.measure(good[: len(good) // 2], "kernel", LAUNCH).failure)
+    assert bench.measure(good, "kernel", LAUNCH).failure is None
+
+
+def test_a_hang_ends_with_its_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(bench, "good").failure is None
+    (worker,) = workers()
+    monkeypatch.setenv("LOSPMM_MEASURE_SECONDS", "0.5")
+    settings.cache_clear()
+    assert run(bench, "hang").failure == "no answer within 0.5 s"
+    assert not worker.is_running()
+    monkeypatch.setenv("LOSPMM_MEASURE_SECONDS", "20")
+    settings.cache_clear()
+    assert run(bench, "good").failure is None
+
+
+def test_output_of_a_kernel_does_not_disturb(bench: Bench) -> None:
+    assert run(bench, "prints").failure is None
+
+
+def test_a_worker_that_dies_idle_is_no_kernels_fault(bench: Bench) -> None:
+    assert run(bench, "good").failure is None
+    (worker,) = workers()
+    worker.kill()
+    assert bench._worker is not None
+    wait_until(bench._worker.has_ended)
+    assert run(bench, "good").failure is None
+
+
+def test_cancelling_ends_the_worker(bench: Bench) -> None:
+    bench._cancel = threading.Event()
+    assert run(bench, "good").failure is None
+    threading.Timer(0.3, bench._cancel.set).start()
+    with pytest.raises(CancelledError):
+        run(bench, "hang")
+    assert not workers()
+
+
+def test_noise_is_the_difference_of_two_measurements(bench: Bench) -> None:
+    assert 0 <= bench.noise(fake_gpu.kernel("good", weights(), N), "kernel", LAUNCH) < 0.1
+    with pytest.raises(GpuFault, match=r"kernel: .*CUDA_ERROR_ILLEGAL_ADDRESS"):
+        bench.noise(fake_gpu.kernel("illegal", weights(), N), "kernel", LAUNCH)
+
+
+def test_a_command_that_fails_is_a_fault(bench: Bench) -> None:
+    with pytest.raises(GpuFault, match=r"^no such command: KeyError"):
+        bench.request("no such command", None)
+    assert run(bench, "good").failure is None
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import sys; sys.exit('no such library')", "cannot be started: the process ended: exit status 1: no such"),
+        ("print('hello, I am a worker'); input()", "cannot be started: the process answered what is no answer"),
+    ],
+)
+def test_a_worker_that_cannot_start_is_a_fault(bench: Bench, program: str, reason: str) -> None:
+    bench._command = (sys.executable, "-c", program)
+    with pytest.raises(GpuFault, match=reason):
+        run(bench, "good")
+
+
+def test_without_a_gpu_the_real_worker_says_so(bench: Bench) -> None:
+    """Also that it starts at all: the module is found, and what it says comes back."""
+    worker = WorkerProcess()
+    try:
+        answer = worker.ask(("prepare", measure._prepare(bench.problem, 0)), 60.0)
+        if answer.fault is None:
+            pytest.skip("this machine has a GPU")
+        assert "cuda-core" in answer.fault or "CUDA_ERROR" in answer.fault
+        assert not answer.healthy
+        wait_until(worker.has_ended)
+    finally:
+        worker.end()
+
+
+#: A process that measures a kernel that hangs, and says which worker it has.
+VICTIM = """
+import sys
+from lospmm import measure
+from tests.core import fake_gpu, test_measure as here
+
+measure.compile_gate = lambda _: b"gate"
+command = (sys.executable, "-P", fake_gpu.__file__, sys.argv[1])
+with here.Bench(here.Problem(here.from_dense(here.weights()), here.N, here.DEVICES["h200"]), command=command) as bench:
+    bench.start()
+    print(bench._worker.pid, flush=True)
+    here.run(bench, "hang")
+"""
+
+
+def end(process: subprocess.Popen[bytes], ending: signal.Signals) -> None:
+    """A KeyboardInterrupt that falls into a callback of the interpreter's own is lost: then it is pressed again."""
+    process.send_signal(ending)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        assert ending == signal.SIGINT
+        process.send_signal(ending)
+        process.wait(10)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_worker_outlives_its_parent(gate_library: Path, ending: signal.Signals) -> None:
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", VICTIM, str(gate_library)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        worker = psutil.Process(int(process.stdout.readline()))
+        time.sleep(0.2)
+        end(process, ending)
+    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)

@@ -1,0 +1,76 @@
+"""Options: what "auto" stands for here and elsewhere, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from lospmm.codegen import EMITTERS
+from lospmm.codegen.sass.generations import GENERATIONS
+from lospmm.device import DEVICES, DeviceSpec
+from lospmm.errors import BadRequest
+from lospmm.options import CHOICES, Options, default_emitter
+
+H200, A100 = DEVICES["h200"], DEVICES["a100"]
+
+
+@pytest.mark.parametrize(
+    ("device", "own", "found"),
+    [
+        (H200, "h200", ("sass", "gpu", "gpu")),
+        (H200, None, ("sass", "none", "cpu")),
+        (H200, "a100", ("sass", "none", "cpu")),
+        (A100, "a100", ("ptx", "gpu", "gpu")),
+        (A100, None, ("ptx", "none", "cpu")),
+        (DEVICES["b200"], "b200", ("ptx", "gpu", "gpu")),
+        (DEVICES["h100"], "h200", ("sass", "none", "cpu")),  # another GPU of the same architecture is another GPU
+    ],
+)
+def test_auto_is_decided_by_the_device_and_this_machine(
+    device: DeviceSpec, own: str | None, found: tuple[str, str, str]
+) -> None:
+    resolved = Options().resolved(device, own)
+    assert (resolved.emitter, resolved.measure, resolved.verify) == found
+    assert resolved.resolved(device, own) == resolved
+
+
+@pytest.mark.parametrize("own", [None, "h200"])
+@pytest.mark.parametrize("emitter", EMITTERS)
+@pytest.mark.parametrize("verify", ["cpu", "none"])
+def test_what_is_said_stays(own: str | None, emitter: str, verify: str) -> None:
+    options = Options(emitter=emitter, measure="none", verify=verify, shortlist_size=3, budget_seconds=0.5)
+    assert options.resolved(H200, own) == options
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "words"),
+    [
+        ({"measure": "gpu"}, None, "measure gpu: h200 is needed, and this machine has no GPU of the device table"),
+        ({"verify": "gpu"}, None, "verify gpu: h200 is needed, and this machine has no GPU of the device table"),
+        ({"measure": "gpu"}, "a100", "measure gpu: h200 is needed, and this machine has a100"),
+        ({"measure": "none", "verify": "gpu"}, "a100", "verify gpu: h200 is needed, and this machine has a100"),
+        ({"measure": "gpu", "verify": "gpu"}, "a100", "measure gpu: h200 is needed"),
+    ],
+)
+def test_a_gpu_that_is_not_here_is_refused(options: dict[str, Any], own: str | None, words: str) -> None:
+    with pytest.raises(BadRequest, match=f"^{words}"):
+        Options(**options).resolved(H200, own)
+    assert Options(**options).resolved(H200, "h200").measure in ("gpu", "none")
+
+
+def test_a_gpu_that_is_here_may_measure_without_verifying() -> None:
+    resolved = Options(measure="gpu", verify="none").resolved(H200, "h200")
+    assert (resolved.measure, resolved.verify) == ("gpu", "none")
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_budget_is_a_positive_number_of_seconds(budget: float) -> None:
+    with pytest.raises(BadRequest, match="a positive number of seconds"):
+        Options(budget_seconds=budget)
+
+
+def test_every_architecture_has_a_default_that_is_not_an_experiment() -> None:
+    for device in DEVICES.values():
+        default = default_emitter(device.arch)
+        assert default in EMITTERS
+        assert default != "sass" or not GENERATIONS[device.arch].experimental
+        assert default in CHOICES["emitter"]

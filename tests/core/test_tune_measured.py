@@ -1,0 +1,171 @@
+"""A whole tuning with a GPU: candidates built, timed, the fastest verified and compared. The GPU is machine_gpu.py."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lospmm import commands, jobs, measure
+from lospmm.artifact import Artifact
+from lospmm.cli import run
+from lospmm.device import DEVICES
+from lospmm.errors import BadRequest, GpuFault
+from lospmm.kernel import load
+from lospmm.matrix import from_dense
+from lospmm.measure import Bench
+from lospmm.model import Problem
+from lospmm.options import Options
+from lospmm.store import Store
+from lospmm.toolchain.cubin import machine_code
+from tests.core import machine_gpu
+from tests.core.test_measure import gate_library
+
+__all__ = ["gate_library"]  # a fixture
+
+M, K, N = 12, 20, 40
+
+
+def weights() -> np.ndarray:
+    rng = np.random.default_rng(3)
+    dense = np.where(rng.random((M, K)) < 0.3, rng.normal(size=(M, K)), 0).astype(np.float32)
+    dense[7] = 0
+    return dense
+
+
+WEIGHTS = weights()
+
+
+@pytest.fixture
+def on_the_machine(gate_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Give every Bench a worker on the CPU; the function says which kernels fail."""
+    if (compiler := shutil.which("gcc")) is None:
+        pytest.skip("no gcc")
+    libraries = tmp_path / "libfake.so"
+    source = Path(__file__).with_name("fake_libraries.c")
+    command = [compiler, "-shared", "-fPIC", "-DSTREAM=0", "-o", str(libraries), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+
+    def install(fail: int = 0) -> None:
+        sizes = [str(size) for size in (M, K, N, fail)]
+        worker = (sys.executable, "-P", machine_gpu.__file__, str(gate_library), str(libraries), *sizes)
+        monkeypatch.setattr(jobs, "Bench", lambda problem, cancel: Bench(problem, cancel=cancel, command=worker))
+
+    monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
+    monkeypatch.setattr(jobs, "own_gpu", lambda: "h200")
+    install()
+    yield install
+
+
+def tuned(store: Store, **options: Any) -> Artifact:
+    matrix = from_dense(WEIGHTS)
+    asked = jobs.Request(Problem(matrix, N, DEVICES["h200"]), Options(**{"shortlist_size": 4, **options}))
+    return jobs.tune(asked, store=store)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_auto_measures_verifies_and_compares(store: Store) -> None:
+    made = tuned(store)
+    manifest, log = made.manifest, [json.loads(line) for line in made.files["tuning.jsonl"].splitlines()]
+    assert manifest["emitter"] == "sass"
+    assert manifest["verified"]["on"] == "gpu"
+    assert manifest["verified"]["columns"] == N
+    assert 0 < manifest["verified"]["max_relative_error"] < 1e-6
+    search = manifest["search"]
+    assert (search["chosen_by"], search["trials"], search["measured"]) == ("measurement", "full", len(log))
+    assert search["shortlisted"] == 4 < len(log)  # and neighbours of the fastest
+    assert [line["rank"] for line in log] == [*range(1, len(log) + 1)]
+    axes = ("rows", "cols", "prefetch", "column_group", "lockstep")
+    assert len({tuple(line[axis] for axis in axes) for line in log}) == len(log)  # nothing timed twice
+    assert all(line["failure"] is None and line["max_relative_error"] < 1e-6 for line in log)
+    best = min(log, key=lambda line: line["measured_micros"])
+    assert {axis: manifest["tile"][axis] for axis in axes} == {axis: best[axis] for axis in axes}
+    assert search["estimated_micros"] == best["estimated_micros"]
+
+    code = machine_code(made.cubin, manifest["name"], "sm_90")
+    measured = manifest["measured"]
+    assert measured["micros"] == best["measured_micros"] == pytest.approx(machine_gpu.micros_of(code))
+    assert (measured["gpu"], measured["cold"]) == ("NVIDIA H200", True)
+    assert measured["advice"] == ("dense" if measured["cublas_tf32_micros"] < measured["micros"] else "sparse")
+    assert measured["cusparse_micros"] > 0
+    seconds = manifest["seconds"]
+    assert min(seconds[name] for name in ("compile_trials", "measure_trials", "verify", "compare")) > 0
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_what_was_measured_runs_without_a_gpu(store: Store, tmp_path: Path) -> None:
+    made = tuned(store)
+    for name, content in made.files.items():
+        (tmp_path / "kernel").mkdir(exist_ok=True)
+        (tmp_path / "kernel" / name).write_bytes(content)
+    b = np.random.default_rng(0).normal(size=(K, N)).astype(np.float32)
+    np.testing.assert_allclose(load(tmp_path / "kernel").run_on_cpu(b), WEIGHTS @ b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("on_the_machine")
+@pytest.mark.parametrize(("measured", "verify"), [("none", "gpu"), ("gpu", "none"), ("gpu", "cpu")])
+def test_each_alone(store: Store, measured: str, verify: str) -> None:
+    manifest = tuned(store, measure=measured, verify=verify).manifest
+    assert (manifest["measured"] is None) == (measured == "none")
+    assert manifest["search"]["chosen_by"] == ("estimate" if measured == "none" else "measurement")
+    assert (manifest["verified"] or {"on": "none"})["on"] == verify
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_a_budget_ends_the_search(store: Store) -> None:
+    manifest = tuned(store, budget_seconds=1e-9).manifest
+    assert manifest["search"]["measured"] == 1
+    assert manifest["search"]["chosen_by"] == "measurement"
+
+
+def test_kernels_that_fail_are_passed_over(tmp_path: Path, on_the_machine: Callable[..., Any]) -> None:
+    before = tuned(Store(tmp_path / "first"), shortlist_size=40).manifest
+    on_the_machine(fail=before["registers"])
+    made = tuned(Store(tmp_path / "second"), shortlist_size=40)
+    log = _log(made)
+    failed = [line for line in log if line["failure"] is not None]
+    assert failed and len(failed) < len(log)
+    assert all("CUDA_ERROR_ILLEGAL_ADDRESS" in line["failure"] for line in failed)
+    assert all(line["measured_micros"] is None for line in failed)
+    assert made.manifest["registers"] != before["registers"]
+    assert made.manifest["measured"]["micros"] == min(line["measured_micros"] for line in log if line not in failed)
+
+
+def _log(made: Artifact) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in made.files["tuning.jsonl"].splitlines()]
+
+
+def test_where_none_runs_nothing_is_kept(store: Store, on_the_machine: Callable[..., Any]) -> None:
+    on_the_machine(fail=-1)
+    with pytest.raises(GpuFault, match=r"none of 4 kernels ran: .*CUDA_ERROR_ILLEGAL_ADDRESS"):
+        tuned(store)
+    assert [entry.kind for entry in store.entries()].count(jobs.KERNELS) == 0
+
+
+def test_another_machines_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "own_gpu", lambda: "a100")
+    monkeypatch.setattr(jobs, "search", None)
+    with pytest.raises(BadRequest, match="measure gpu: h200 is needed, and this machine has a100"):
+        tuned(store, measure="gpu")
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(commands, "detect_device", lambda: DEVICES["h200"])
+    np.save(tmp_path / "w.npy", WEIGHTS)
+    command = ["tune", str(tmp_path / "w.npy"), "--n", str(N), "--out", str(tmp_path / "out"), "--measure", "gpu"]
+    assert run([*command, "--shortlist", "2", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["measured"]["gpu"] == "NVIDIA H200"
+    assert run([*command, "--shortlist", "2", "--quiet"]) == 0
+    assert "measured" in capsys.readouterr().out

@@ -1,0 +1,44 @@
+"""The table of docs/decisions/0008: what each part of a kernel costs, of benchmarks/results/ablation.jsonl."""
+
+from collections.abc import Mapping
+
+from benchmarks.ablation import CASES
+from lospmm.model import Schedule
+from tests.docs.results import by_kernel, records, table
+
+#: Columns of the table that show one variant: its name and the column's.
+PARTS = (
+    ("whole", "whole"),
+    ("without loads", "no loads"),
+    ("without stores", "no stores"),
+    ("without multiply-adds", "no multiply-adds"),
+    ("loads and stores normal", "no hints"),
+)
+
+#: What begins the names of a series of variants, and the one to compare its fastest with.
+SERIES = (("column group ", "1"), ("barrier every ", "0"))
+
+
+def ablation() -> str:
+    lines = []
+    for (name, kernel), (_, _, schedule) in zip(by_kernel(records("ablation")).items(), CASES, strict=True):
+        cells = [f"{kernel[variant]:.1f}" for variant, _ in PARTS]
+        cells += [_compared(kernel, prefix, plain) for prefix, plain in SERIES]
+        lines.append((*name, *cells, f"{_apart(kernel, schedule):.0%}"))
+    titles = (*(title for _, title in PARTS), "groups of 1 / best", "no barriers / best", "alike")
+    return table(("problem", "M1 x N1", *titles), lines, right=len(titles))
+
+
+def _compared(kernel: Mapping[str, float], prefix: str, plain: str) -> str:
+    """The plain variant of a series and the fastest other one, with its name."""
+    others = {name.removeprefix(prefix): time for name, time in kernel.items() if name.startswith(prefix)}
+    micros = others.pop(plain)
+    best = min(others, key=lambda name: others[name])
+    return f"{micros:.1f} / {others[best]:.1f} ({best})"
+
+
+def _apart(kernel: Mapping[str, float], schedule: Schedule) -> float:
+    """How far the variants that are the same kernel are apart, relative to the fastest."""
+    same = ("whole", f"column group {schedule.column_group or 'all'}", f"barrier every {schedule.lockstep}")
+    times = [kernel[name] for name in same]
+    return max(times) / min(times) - 1

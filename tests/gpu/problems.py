@@ -1,0 +1,42 @@
+"""A problem of these tests, and a right kernel for it: PTX from the tuner's own emitter."""
+
+from functools import cache
+
+import numpy as np
+
+from lospmm.codegen import emit
+from lospmm.ir import launch
+from lospmm.lower import lower
+from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize
+from lospmm.reorder import regroup
+from lospmm.runtime.detect import detect_device
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+
+
+def matrix(m: int, k: int, density: float = 0.1) -> SparseMatrix:
+    """Random, and its last row empty."""
+    rng = np.random.default_rng(m * k)
+    weights = np.where(rng.random((m, k)) < density, rng.normal(size=(m, k)), 0)
+    weights[-1] = 0
+    return from_dense(weights)
+
+
+@cache
+def problem(m: int, k: int, n: int) -> Problem:
+    return Problem(matrix(m, k), n, detect_device())
+
+
+@cache
+def good_kernel(case: Problem) -> tuple[bytes, str, Launch]:
+    """Cubin, entry and launch of one candidate: 16 rows x 128 columns."""
+    candidate = Candidate(TileSize(16, 128), Schedule(8), regroup(case.matrix, [16])[16])
+    program = lower(case, candidate)
+    arch = case.device.arch
+    store = Store(settings().cache_dir)
+    binary = compile_kernel(
+        emit(program, "ptx", arch), arch=arch, registers=program.registers, store=store, workers=settings().workers
+    )
+    return binary.cubin, program.name, launch(program)

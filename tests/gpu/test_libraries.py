@@ -1,0 +1,107 @@
+"""cuSPARSE and cuBLAS on a real GPU: every element of their C, their times, and `lospmm bench` as a whole."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lospmm import artifact, jobs
+from lospmm.baselines import BASELINES, MAX_TF32_ERROR, BaselineTime
+from lospmm.baselines.work import COMMAND, BaselineTask
+from lospmm.cli import run
+from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.measure import Bench
+from lospmm.model import Problem
+from lospmm.options import Options
+from lospmm.runtime.detect import detect_device
+
+pytestmark = pytest.mark.gpu
+
+
+def drawn(m: int, k: int, density: float, every: int = 1) -> SparseMatrix:
+    """Rows that are no multiple of ``every`` are empty."""
+    rng = np.random.default_rng(m * k)
+    weights = np.where(rng.random((m, k)) < density, rng.normal(size=(m, k)), 0)
+    weights[np.arange(m) % every != 0] = 0
+    return from_dense(weights)
+
+
+CASES = {
+    "a layer": (drawn(256, 576, 0.1), 4096),
+    "ragged": (drawn(100, 147, 0.1), 1003),
+    "one column": (drawn(64, 64, 0.2), 1),
+    "mostly empty rows": (drawn(512, 128, 0.3, every=11), 500),
+    "strides beyond 16 MiB": (drawn(6, 40, 0.5), 5_000_000),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    matrix, n = CASES[request.param]
+    with Bench(Problem(matrix, n, detect_device())) as opened:
+        yield opened
+
+
+def timed(bench: Bench, name: str) -> BaselineTime:
+    found = bench.request(COMMAND, BaselineTask(name, "cold"))
+    assert isinstance(found, BaselineTime)
+    if found.failure is not None and "is not installed" in found.failure:
+        pytest.skip(found.failure)
+    return found
+
+
+@pytest.mark.parametrize("name", ["cusparse", "cublas_fp32", "cublas_tf32"])
+def test_a_library_computes_all_of_c_and_is_timed(bench: Bench, name: str) -> None:
+    found = timed(bench, name)
+    assert found.failure is None
+    print(found)
+    for way in found.variants:
+        assert way.failure is None, way
+        assert way.timing is not None and way.timing.micros > 0
+        assert way.max_relative_error is not None
+    assert found.micros == min(way.micros for way in found.variants)
+
+
+def test_algorithms_of_cusparse(bench: Bench) -> None:
+    assert [way.name for way in timed(bench, "cusparse").variants] == ["CSR_ALG2", "CSR_ALG3"]
+
+
+def test_tf32_is_tf32_and_fp32_is_not() -> None:
+    """Seen by their errors: at 4,096 columns some element shows what 10 bits do."""
+    matrix, n = CASES["a layer"]
+    with Bench(Problem(matrix, n, detect_device())) as bench:
+        fp32, tf32 = (timed(bench, name).best for name in ("cublas_fp32", "cublas_tf32"))
+    assert fp32 is not None and tf32 is not None
+    assert fp32.max_relative_error is not None and fp32.max_relative_error < 1e-6
+    assert tf32.max_relative_error is not None and 1e-5 < tf32.max_relative_error < MAX_TF32_ERROR
+
+
+def test_a_matrix_without_a_nonzero() -> None:
+    """No library has to take it; whatever it does is a time or a reason, and the worker lives on."""
+    with Bench(Problem(from_dense(np.zeros((130, 20))), 77, detect_device())) as bench:
+        for name in ("cusparse", "cublas_fp32", "cusparse"):
+            found = timed(bench, name)
+            print(found)
+            assert (found.best is None) == (found.failure is not None)
+
+
+@pytest.mark.parametrize("flags", [[], ["--warm"]], ids=["cold", "warm"])
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    matrix, n = drawn(768, 768, 0.1), 4096
+    kernel = jobs.tune(jobs.Request(Problem(matrix, n, detect_device()), Options()), store=jobs.open_store())
+    artifact.write(kernel, tmp_path / "kernel")
+    assert run(["bench", str(tmp_path / "kernel"), "--quiet", *flags]) == 0
+    text = capsys.readouterr().out
+    assert all(baseline.title in text for baseline in BASELINES.values())
+    assert run(["bench", str(tmp_path / "kernel"), "--json", "--quiet", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["baselines"]) == set(BASELINES)
+    assert found["cold"] == (not flags)
+    assert 0 < found["bound_micros"] < found["micros"] < found["cusparse_micros"]
+    assert found["noise"] < 0.2
+    assert found["cublas_tf32_micros"] < found["cublas_fp32_micros"]
+    assert found["clocks"] is None or found["clocks"]["sm_mhz"] > 0
+    if found["baselines"]["sputnik"]["library"] is None:
+        assert "no library is named" in found["baselines"]["sputnik"]["failure"]
