@@ -22,7 +22,7 @@ gpu-test: .venv/ready  ## the tests that run kernels on an NVIDIA GPU
 
 bench: .venv/ready  ## seven kernels timed beside cuSPARSE and cuBLAS on this machine's GPU
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make bench: no NVIDIA GPU on this machine" >&2; exit 2; }
-	$(BIN)/python -m benchmarks.kernels --set seven
+	$(BIN)/python -m benchmarks.kernels --set seven --shortlist 40
 
 serve: .venv/ready  ## the REST service on http://127.0.0.1:8000
 	$(BIN)/lospmm serve

@@ -1,7 +1,8 @@
 """The code before the tiles, as PTX: finds this thread's column, leaves if there is none, and jumps to its tile.
 
-ptxas compiles it once for every n and number of threads. Its two targets stand in for the tiles: they load and store through the
-registers that a tile will find filled (``Entry``), and are how those are found out (``lospmm.toolchain.cubin``).
+ptxas compiles it once for every n and number of threads. Its two targets stand in for the tiles: they load and store
+through the registers that a tile will find filled (``Entry``), and are how those are found out
+(``lospmm.toolchain.cubin``).
 """
 
 from lospmm.codegen.ptx import entry_head, version_of
