@@ -193,15 +193,12 @@ class Artifact:
 
     def matrix(self) -> SparseMatrix:
         """A. Raises BadRequest where the files do not hold it, or hold another one than the manifest names."""
+        where = f"kernel {self.manifest['name']}: {MATRIX_FILE}"
         if MATRIX_FILE not in self.files:
-            raise BadRequest(
-                f"kernel {self.manifest['name']}: {MATRIX_FILE} is missing; tune it again with this version"
-            )
-        matrix = readers.read_bytes(self.files[MATRIX_FILE], MATRIX_FILE).matrix
+            raise BadRequest(f"{where} is missing; tune it again with this version")
+        matrix = readers.read_bytes(self.files[MATRIX_FILE], where).matrix
         if matrix.fingerprint != self.manifest["fingerprint"]:
-            raise BadRequest(
-                f"kernel {self.manifest['name']}: {MATRIX_FILE} holds another matrix (its fingerprint differs)"
-            )
+            raise BadRequest(f"{where} holds another matrix (its fingerprint differs)")
         return matrix
 
 
@@ -228,7 +225,7 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, RecursionError):
         raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged, or not that of a kernel") from None
     if schema != SCHEMA:
-        raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}")
+        raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}; tune it again")
     try:
         _MANIFEST.validate_json(content, strict=True)
     except ValidationError as error:

@@ -16,10 +16,12 @@ from lospmm.baselines.work import COMMAND, BaselineTask
 from lospmm.device import DeviceSpec
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu.clocks import Clocks
+from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.messages import CacheState
 from lospmm.gpu.timing import Timing
 from lospmm.measure import Bench
 from lospmm.model import Launch, Problem
+from lospmm.settings import settings
 from lospmm.stages import Progress, silent
 
 #: Libraries that multiply by A's zeros too: where one of them is faster than the kernel, pruning gains no time.
@@ -184,5 +186,6 @@ def bench_artifact(
     config = manifest["launch"]
     x, y, z = config["grid"]
     kernel = Compiled(kept.cubin, manifest["name"], Launch((x, y, z), config["block"], config["shared_bytes"]))
-    with Bench(Problem(kept.matrix(), manifest["n"], device), cache=cache) as bench:
+    problem = Problem(kept.matrix(), manifest["n"], device)
+    with exclusive(settings().cache_dir), Bench(problem, cache=cache) as bench:
         return compare(bench, kernel, sputnik=sputnik, progress=progress)

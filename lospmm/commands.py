@@ -1,6 +1,7 @@
 """The commands. Each raises LospmmError for what a user got wrong; ``cli.py`` makes it a line and an exit code."""
 
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from lospmm.device import DeviceSpec, find_device
 from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.gpu.messages import CacheState
 from lospmm.model import Problem
-from lospmm.options import Options
+from lospmm.options import Options, is_experimental
 from lospmm.progress import reported
 from lospmm.report import show_comparison, show_entries, show_manifest, show_space
 from lospmm.runtime.detect import detect_device
@@ -82,6 +83,11 @@ def tune(
     with reported(quiet=quiet) as progress:
         done = jobs.tune_to_folder(request, out, store=jobs.open_store(), progress=progress)
     show_manifest(done.manifest, out, as_json=as_json)
+    if is_experimental(done.manifest["emitter"], arch := done.manifest["arch"]):
+        print(
+            f"note: machine code for {arch} is experimental, never run on a GPU: check what it computes",
+            file=sys.stderr,
+        )
 
 
 @app.command()

@@ -18,7 +18,7 @@ from lospmm import __version__, artifact
 from lospmm.artifact import Artifact, Measured
 from lospmm.bench import Compiled, compare
 from lospmm.build import Build, compile_emission, for_emitter
-from lospmm.codegen import check_target, emit
+from lospmm.codegen import check_target, emit, source_of
 from lospmm.errors import BadRequest, VerificationFailed
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.exclusive import exclusive
@@ -125,8 +125,10 @@ def tune(
         build = _build(job, choice)
         verification = _verify(job, build, bench)
         measured = _compare(job, build, bench)
+    with job.stages.stage("emit"):
+        source = source_of(build.program, build.emission, problem.device.arch)
     seed = request.seed if request.values == "drawn" else None
-    outcome = Outcome(request.problem, options, request.values, seed, choice, build, verification, measured)
+    outcome = Outcome(request.problem, options, request.values, seed, choice, build, source, verification, measured)
     finished = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
     store.put(KERNELS, digest, finished.files)
     # Another process may have been first: both then give the same artifact, its times included.

@@ -107,7 +107,7 @@ def tune(
 
     ``device`` names a GPU of the device table or a device file; auto is this machine's. ``tensor`` chooses from a
     .safetensors file, and ``seed`` draws the values of a file that is only a pattern. ``options`` are the fields of
-    ``jobs.Options``, such as ``emitter="cuda"``.
+    ``options.Options``, such as ``emitter="cuda"``.
 
     A sparse matrix is the same in any order of its entries and with or without explicit zeros, but an entry given
     twice is refused: sum duplicates first.

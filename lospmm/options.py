@@ -1,7 +1,9 @@
 """What a user may ask of a tuning, and what "auto" stands for on this machine."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
@@ -41,14 +43,14 @@ class Options:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             value = getattr(self, name)
-            if value in COMING:
+            if isinstance(value, str) and value in COMING:
                 raise Unsupported(f"{name} {value}: {COMING[value]}")
-            if value not in choices:
-                raise BadRequest(f"{name} {value!r}: choose one of {', '.join(choices)}")
-        if self.shortlist_size < 1:
-            raise BadRequest(f"shortlist {self.shortlist_size}: at least 1")
-        if self.budget_seconds is not None and not 0 < self.budget_seconds < float("inf"):
-            raise BadRequest(f"budget {self.budget_seconds}: a positive number of seconds")
+            if not isinstance(value, str) or value not in choices:
+                raise BadRequest(f"{name} {value!r:.80}: choose one of {', '.join(choices)}")
+        # NumPy's numbers become Python's, which are written down as JSON.
+        object.__setattr__(self, "shortlist_size", _shortlist_size(self.shortlist_size))
+        if self.budget_seconds is not None:
+            object.__setattr__(self, "budget_seconds", _budget_seconds(self.budget_seconds))
 
     def resolved(self, device: DeviceSpec, own_gpu: str | None) -> "Options":
         """With nothing left to decide, for kernels of ``device`` on a machine whose GPU is ``own_gpu``, by its name.
@@ -63,9 +65,31 @@ class Options:
             found = f"this machine has {own_gpu}" if own_gpu else "this machine has no GPU of the device table"
             raise BadRequest(f"{asked} gpu: {device.name} is needed, and {found}")
         emitter = default_emitter(device.arch) if self.emitter == "auto" else self.emitter
-        return replace(self, emitter=emitter, measure=measure, verify=verify)
+        budget_seconds = self.budget_seconds if measure == "gpu" else None
+        return replace(self, emitter=emitter, measure=measure, verify=verify, budget_seconds=budget_seconds)
+
+
+def _shortlist_size(value: object) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise BadRequest(f"shortlist {value!r:.80}: give a whole number")
+    size = operator.index(value)
+    if size < 1:
+        raise BadRequest(f"shortlist {size}: at least 1")
+    return size
+
+
+def _budget_seconds(value: object) -> float:
+    seconds = float(value) if isinstance(value, Real) and not isinstance(value, bool) else float("nan")
+    if not 0 < seconds < float("inf"):
+        raise BadRequest(f"budget {value!r:.80}: a positive number of seconds")
+    return seconds
+
+
+def is_experimental(emitter: str, arch: str) -> bool:
+    """Whether code of this kind was never run on a GPU of this architecture, only disassembled."""
+    return emitter == "sass" and arch in GENERATIONS and GENERATIONS[arch].experimental
 
 
 def default_emitter(arch: str) -> str:
     """Machine code where it was run on a GPU, PTX elsewhere."""
-    return "sass" if arch in GENERATIONS and not GENERATIONS[arch].experimental else "ptx"
+    return "sass" if arch in GENERATIONS and not is_experimental("sass", arch) else "ptx"

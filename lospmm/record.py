@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from lospmm import artifact
 from lospmm.artifact import Manifest, Measured
 from lospmm.build import Build
-from lospmm.codegen import source_of
 from lospmm.model import Candidate, Problem
 from lospmm.npz import write_npz
 from lospmm.options import Options
@@ -26,16 +25,17 @@ class Outcome:
     seed: int | None  # that drew the values
     choice: Choice
     build: Build
+    source: str  # what is shipped beside the cubin
     verification: Verification | None
     measured: Measured | None
 
 
 def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
     """The files of the artifact, by name."""
-    build, arch = outcome.build, outcome.problem.device.arch
+    build = outcome.build
     return {
         artifact.CUBIN_FILE: build.binary.cubin,
-        artifact.SOURCE_FILES[build.emission.language]: source_of(build.program, build.emission, arch).encode(),
+        artifact.SOURCE_FILES[build.emission.language]: outcome.source.encode(),
         artifact.TUNING_FILE: "".join(f"{json.dumps(line)}\n" for line in tuning_log(outcome.choice)).encode(),
         artifact.MATRIX_FILE: write_npz(outcome.problem.matrix),
         artifact.MANIFEST_FILE: manifest(outcome, seconds).to_json().encode(),

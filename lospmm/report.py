@@ -10,6 +10,7 @@ from typing import Any
 from lospmm.baselines import BASELINES, BaselineTime
 from lospmm.bench import Comparison
 from lospmm.model import Problem, TileSize
+from lospmm.options import is_experimental
 from lospmm.space import Space
 from lospmm.store import Entry
 from lospmm.terminal import print_json, print_pairs, print_table, printable
@@ -29,6 +30,7 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "matrix": f"{manifest['m']} x {manifest['k']}, {manifest['nnz']:,} nonzeros, values {manifest['values']}",
         "B": f"{manifest['k']} x {manifest['n']}, {manifest['dtype']}, row-major",
         "device": f"{manifest['device']} ({manifest['arch']}), {manifest['toolchain']}",
+        "emitter": _emitter(manifest),
         "tile": f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead, "
         f"{_group(tile['column_group'])}",
         "tiles": f"{tile['count']:,} with nonzeros, {tile['zero_blocks']:,} of empty rows; "
@@ -45,6 +47,13 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "seconds": _stages(manifest["seconds"]),
     }
     print_pairs(pairs)
+
+
+def _emitter(manifest: Mapping[str, Any]) -> str:
+    emitter, arch = manifest["emitter"], manifest["arch"]
+    if not is_experimental(emitter, arch):
+        return f"{emitter}"
+    return f"{emitter}, experimental: machine code for {arch} was never run on a GPU"
 
 
 def _group(column_group: int) -> str:

@@ -83,7 +83,7 @@ class Store:
             return
         scratch = self._scratch()
         try:
-            _write(scratch, kind, files)
+            _write(scratch, kind, key, files)
             directory.parent.mkdir(parents=True, exist_ok=True)
             scratch.rename(directory)
             _sync(directory.parent)
@@ -155,6 +155,8 @@ def _read(directory: Path) -> dict[str, bytes] | None:
     files = {}
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
+        if manifest["key"] != directory.name:  # an entry that somebody copied to another place
+            return None
         for name, expected in manifest["files"].items():
             if not _NAME.fullmatch(name):
                 return None
@@ -167,9 +169,10 @@ def _read(directory: Path) -> dict[str, bytes] | None:
     return files
 
 
-def _write(directory: Path, kind: str, files: Mapping[str, bytes]) -> None:
+def _write(directory: Path, kind: str, key: str, files: Mapping[str, bytes]) -> None:
     manifest = {
         "kind": kind,
+        "key": key,
         "created": time.time(),
         "files": {name: _described(content) for name, content in files.items()},
     }

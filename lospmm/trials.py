@@ -5,14 +5,18 @@ One kernel at a time runs on the GPU; a lock keeps other tunings of this machine
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 
 from lospmm.build import Build, build
+from lospmm.errors import ToolchainFault, Unsupported
 from lospmm.gpu.messages import Measurement
 from lospmm.measure import Bench
 from lospmm.model import Candidate, Problem
 from lospmm.stages import Stages
 from lospmm.store import Store
+
+#: How often a wait for a kernel looks whether it was cancelled.
+POLL_SECONDS = 0.1
 
 
 class BuildAndTime:
@@ -33,7 +37,8 @@ class BuildAndTime:
         self.timed = 0
 
     def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
-        """Raises ToolchainFault where a kernel cannot be built, GpuFault without a GPU, and CancelledError."""
+        """A kernel that cannot be built has failed, as one that cannot be run. Raises GpuFault without a GPU, and
+        CancelledError."""
         stop = threading.Event()
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="build")
         try:
@@ -52,6 +57,12 @@ class BuildAndTime:
 
     def _measure(self, future: Future[Build]) -> Measurement:
         with self.stages.part("compile_trials"):
-            built = future.result()
+            while not wait([future], POLL_SECONDS).done:
+                if self.stages.cancel is not None and self.stages.cancel.is_set():
+                    raise CancelledError
+            try:
+                built = future.result()
+            except (ToolchainFault, Unsupported) as error:
+                return Measurement(None, None, str(error))
         with self.stages.part("measure_trials"):
             return self.bench.measure(built.binary.cubin, built.program.name, built.launch)

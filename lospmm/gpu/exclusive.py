@@ -1,4 +1,4 @@
-"""One tuning at a time on this machine's GPU: two that time kernels at once would both measure the other one too."""
+"""One tuning or comparison at a time on this machine's GPU: kernels that are timed at once slow each other down."""
 
 import fcntl
 import threading
@@ -18,7 +18,7 @@ POLL_SECONDS = 0.05
 def exclusive(directory: Path, cancel: threading.Event | None = None) -> Iterator[None]:
     """Hold this machine's GPU for the block. The lock lies in ``directory`` and falls with the process that holds it.
 
-    Raises CancelledError once ``cancel`` is set, ToolchainFault where the lock cannot be written.
+    Raises CancelledError once ``cancel`` is set, ToolchainFault where the lock cannot be written or taken.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -26,16 +26,18 @@ def exclusive(directory: Path, cancel: threading.Event | None = None) -> Iterato
     except OSError as error:
         raise ToolchainFault(f"{directory}: the lock of the GPU cannot be written: {error.strerror}") from None
     with file:
-        while not _locked(file.fileno()):
+        while not _locked(file.fileno(), directory):
             if cancel is not None and cancel.is_set():
                 raise CancelledError
             time.sleep(POLL_SECONDS)
         yield
 
 
-def _locked(descriptor: int) -> bool:
+def _locked(descriptor: int, directory: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:  # a file system without locks
+        raise ToolchainFault(f"{directory}: the lock of the GPU cannot be taken: {error.strerror}") from None
     return True

@@ -6,6 +6,7 @@ L2 cache, B comes from memory every time, as it does after another layer. With o
 """
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ from lospmm.gpu.driver import Driver
 #: Replays whose time counts, and launches in each.
 REPLAYS = 15
 LAUNCHES = 20
+
+#: The longest replay: a slow kernel is launched fewer times, so that all replays stay within its time limit.
+REPLAY_MICROS = 500_000.0
 
 #: Before the clock runs: at least so many replays, and so long, for the GPU to leave its idle clocks.
 WARM_REPLAYS = 3
@@ -46,11 +50,13 @@ def time_rotating(
 ) -> Timing:
     """The time of one ``enqueue(copy)``, which puts one launch on ``driver.stream``, over the copies 0 to copies - 1.
 
-    A replay holds whole rounds of the copies, at least ``launches`` launches. ``replays`` is 2 or more.
+    A replay holds whole rounds of the copies, at least ``launches`` launches, or, of what takes long, as many as there
+    is time for. ``replays`` is 2 or more.
     """
+    started = time.monotonic()
     enqueue(0)  # what is loaded or allocated at the first launch cannot be captured
     driver.synchronize()
-    count = -(-launches // copies) * copies
+    count = -(-fewer_if_slow(launches, (time.monotonic() - started) * 1e6) // copies) * copies
 
     def one_replay() -> None:
         for number in range(count):
@@ -65,6 +71,11 @@ def time_rotating(
     finally:
         driver.discard(graph)
     return timing_of(times)
+
+
+def fewer_if_slow(launches: int, micros: float) -> int:
+    """Of launches that take ``micros`` each, as many as fit REPLAY_MICROS: at least 1, at most ``launches``."""
+    return max(1, min(launches, int(REPLAY_MICROS / max(1.0, micros))))
 
 
 def warm_replays_left(micros: list[float]) -> int:

@@ -27,10 +27,13 @@ INSTRUCTION_BYTES = 16
 #: A tile starts where a line of the instruction caches does.
 LINE_BYTES = 128
 
+_EIFMT_BVAL = 2
 _EIFMT_SVAL = 4
+_EIATTR_MAXREG_COUNT = 0x1B
 _EIATTR_EXIT_OFFSETS = 0x1C
 _EIATTR_REGCOUNT = 0x2F
 _EIATTR_INDIRECT_BRANCHES = 0x34
+_EIATTR_NUM_BARRIERS = 0x4C
 
 _TARGET_INSTRUCTIONS = 3  # load, store, leave
 
@@ -75,7 +78,7 @@ def _graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
         {
             f".text.{kernel}": grown,
             f".nv.constant2.{kernel}": table,
-            f".nv.info.{kernel}": _kernel_info(info, exits, table),
+            f".nv.info.{kernel}": _kernel_info(info, code, exits, table),
             ".nv.info": _registers_set(_part(parts, ".nv.info"), registers),
             ".symtab": _size_set(prologue, parts, kernel, len(grown)),
             ".debug_frame": _frame_set(parts, len(grown)),
@@ -173,7 +176,9 @@ def _edited(info: bytes, edit: Callable[[int, bytes], bytes | None]) -> bytes:
     return bytes(out)
 
 
-def _kernel_info(info: bytes, exits: NDArray[np.int64], table: bytes) -> bytes:
+def _kernel_info(info: bytes, code: MachineCode, exits: NDArray[np.int64], table: bytes) -> bytes:
+    """What the tiles do that the prologue does not: a barrier that is used must be declared, as ptxas declares it."""
+
     def edit(kind: int, value: bytes) -> bytes | None:
         if kind == _EIATTR_EXIT_OFFSETS:
             return value + exits.astype("<u4").tobytes()
@@ -181,7 +186,24 @@ def _kernel_info(info: bytes, exits: NDArray[np.int64], table: bytes) -> bytes:
             return value[:8] + struct.pack("<I", len(table) // 4) + table
         return None
 
-    return _edited(info, edit)
+    edited = _edited(info, edit)
+    barriers = code.form["immediate"][code.form["op"] == Opcode.BAR_SYNC]
+    if not len(barriers):
+        return edited
+    declared = struct.pack("<BBH", _EIFMT_BVAL, _EIATTR_NUM_BARRIERS, int(barriers.max()) + 1)
+    at = _behind(edited, _EIATTR_MAXREG_COUNT)  # where ptxas has it
+    return edited[:at] + declared + edited[at:]
+
+
+def _behind(info: bytes, wanted: int) -> int:
+    """Where the attribute after ``wanted`` begins; the start where there is no such one."""
+    position = 0
+    while position < len(info):
+        form, kind, size = struct.unpack_from("<BBH", info, position)
+        position += 4 + (size if form == _EIFMT_SVAL else 0)
+        if kind == wanted:
+            return position
+    return 0
 
 
 def _registers_set(info: bytes, registers: int) -> bytes:

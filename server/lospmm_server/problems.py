@@ -12,6 +12,7 @@ from lospmm.errors import (
     BadMatrix,
     BadRequest,
     BadSettings,
+    GpuFault,
     LospmmError,
     NothingFits,
     ToolchainFault,
@@ -40,6 +41,7 @@ ERRORS: Mapping[type[LospmmError], Kind] = {
     BadRequest: Kind("bad-request", "The request is wrong", 400),
     NothingFits: Kind("nothing-fits", "No tile size fits the device", 422),
     ToolchainFault: Kind("toolchain-fault", "A compiler failed", 500),
+    GpuFault: Kind("gpu-fault", "The GPU failed", 500),
     VerificationFailed: Kind("verification-failed", "The kernel computes something else", 500),
 }
 

@@ -123,7 +123,7 @@ def test_a_manifest_of_any_kind_is_refused_or_can_be_shown(place: tuple[Any, ...
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("schema",), 1, "manifest schema 1; this version reads 2"),
+        (("schema",), 1, "manifest schema 1; this version reads 2; tune it again"),
         (("schema",), ..., "manifest.json is damaged, or not that of a kernel"),
         (("registers",), ..., "manifest.json is damaged: registers: Field required"),
         (("tile", "rows"), "1", "manifest.json is damaged: tile.rows: Input should be a valid integer"),

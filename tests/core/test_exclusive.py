@@ -1,5 +1,7 @@
 """The lock of the GPU: between threads and processes, and it falls with who holds it."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -106,3 +108,12 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         exclusive(tmp_path / "file" / "deep"),
     ):
         pass
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with pytest.raises(ToolchainFault, match="the lock of the GPU cannot be taken"), exclusive(tmp_path):
+        pytest.fail("it was taken")

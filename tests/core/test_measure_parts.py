@@ -265,3 +265,8 @@ def test_messages_are_whole_or_nothing() -> None:
         content_bytes(b"0123456789abcdef")
     with pytest.raises(process.WorkerLost):
         process._whole(bytearray(packed("a text")))
+
+
+@pytest.mark.parametrize(("micros", "launches"), [(10.0, 20), (25_000.0, 20), (100_000.0, 5), (3e6, 1), (0.0, 20)])
+def test_what_is_slow_is_launched_fewer_times(micros: float, launches: int) -> None:
+    assert timing.fewer_if_slow(20, micros) == launches

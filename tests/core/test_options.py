@@ -1,14 +1,17 @@
 """Options: what "auto" stands for here and elsewhere, and what is refused."""
 
+import json
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.device import DEVICES, DeviceSpec
 from lospmm.errors import BadRequest
-from lospmm.options import CHOICES, Options, default_emitter
+from lospmm.options import CHOICES, Options, default_emitter, is_experimental
 
 H200, A100 = DEVICES["h200"], DEVICES["a100"]
 
@@ -37,8 +40,14 @@ def test_auto_is_decided_by_the_device_and_this_machine(
 @pytest.mark.parametrize("emitter", EMITTERS)
 @pytest.mark.parametrize("verify", ["cpu", "none"])
 def test_what_is_said_stays(own: str | None, emitter: str, verify: str) -> None:
-    options = Options(emitter=emitter, measure="none", verify=verify, shortlist_size=3, budget_seconds=0.5)
+    options = Options(emitter=emitter, measure="none", verify=verify, shortlist_size=3)
     assert options.resolved(H200, own) == options
+
+
+def test_a_budget_is_for_timing_candidates_and_nothing_without_it() -> None:
+    options = Options(budget_seconds=0.5)
+    assert options.resolved(H200, "h200").budget_seconds == 0.5
+    assert options.resolved(H200, None).budget_seconds is None
 
 
 @pytest.mark.parametrize(
@@ -66,6 +75,41 @@ def test_a_gpu_that_is_here_may_measure_without_verifying() -> None:
 def test_a_budget_is_a_positive_number_of_seconds(budget: float) -> None:
     with pytest.raises(BadRequest, match="a positive number of seconds"):
         Options(budget_seconds=budget)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shortlist_size": 1.5}, "shortlist 1.5: give a whole number"),
+        ({"shortlist_size": "3"}, "shortlist '3': give a whole number"),
+        ({"shortlist_size": True}, "shortlist True: give a whole number"),
+        ({"shortlist_size": np.int64(0)}, "shortlist 0: at least 1"),
+        ({"budget_seconds": "a"}, "budget 'a': a positive number of seconds"),
+        ({"budget_seconds": True}, "budget True: a positive number of seconds"),
+        ({"budget_seconds": 1j}, "budget 1j: a positive number of seconds"),
+        ({"emitter": 3}, "emitter 3: choose one of auto"),
+        ({"emitter": ["ptx"]}, r"emitter \['ptx'\]: choose one of auto"),
+        ({"measure": None}, "measure None: choose one of auto"),
+    ],
+)
+def test_values_of_another_type_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest, match=f"^{words}"):
+        Options(**options)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given: dict[str, Any] = {"shortlist_size": np.int32(3), "budget_seconds": np.float32(0.5)}
+    options = Options(**given)
+    assert options == Options(shortlist_size=3, budget_seconds=0.5)
+    assert json.dumps(asdict(options)) == json.dumps(asdict(Options(shortlist_size=3, budget_seconds=0.5)))
+
+
+@pytest.mark.parametrize(
+    ("emitter", "arch", "expected"),
+    [("sass", "sm_80", True), ("sass", "sm_75", True), ("sass", "sm_90", False), ("ptx", "sm_80", False)],
+)
+def test_only_machine_code_that_never_ran_is_an_experiment(emitter: str, arch: str, expected: bool) -> None:
+    assert is_experimental(emitter, arch) is expected
 
 
 def test_every_architecture_has_a_default_that_is_not_an_experiment() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -199,3 +200,14 @@ def test_a_store_that_may_only_be_read_is_read(store: Store, monkeypatch: pytest
 
     monkeypatch.setattr(os, "utime", refuse)
     assert store.get("unit", KEY) == FILES
+
+
+def test_an_entry_that_was_copied_to_another_key_is_not_served(store: Store) -> None:
+    one, other = "a" * 64, "b" * 64
+    store.put("unit", one, {"x": b"1"})
+    target = store.directory("unit", other)
+    target.parent.mkdir(parents=True)
+    shutil.copytree(store.directory("unit", one), target)
+    assert [entry.key for entry in store.verify()] == [other]
+    assert store.get("unit", other) is None and not target.exists()
+    assert store.get("unit", one) == {"x": b"1"}

@@ -98,7 +98,7 @@ def test_progress_counts_over_all_rounds(bench: FakeBench, tmp_path: Path) -> No
     assert seconds["compile_trials"] > 0 and seconds["measure_trials"] > 0
 
 
-def test_a_build_that_fails_ends_the_trials(
+def test_a_build_that_fails_is_a_kernel_that_failed(
     bench: FakeBench, build_and_time: BuildAndTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = trials.build
@@ -109,9 +109,10 @@ def test_a_build_that_fails_ends_the_trials(
         return real(problem, candidate, *args, **options)
 
     monkeypatch.setattr(trials, "build", fails)
-    with pytest.raises(ToolchainFault, match="exit status 255"):
-        list(build_and_time(CANDIDATES))
-    assert len(bench.measured) == 2
+    found = list(build_and_time(CANDIDATES))
+    assert [measurement.failure for measurement in found].count("ptxas: exit status 255") == 1
+    assert found[2].failure == "ptxas: exit status 255"
+    assert len(bench.measured) == len(CANDIDATES) - 1
 
 
 def test_without_a_gpu_no_more_is_built(
@@ -156,3 +157,18 @@ def test_a_cancelled_job_times_no_more(bench: FakeBench, tmp_path: Path) -> None
     with pytest.raises(CancelledError):
         next(running)
     assert len(bench.measured) == 1
+
+
+def test_a_job_is_cancelled_while_a_kernel_is_built(
+    bench: FakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(*_: object, cancel: threading.Event, **_options: object) -> Build:
+        assert cancel.wait(20), "the build is told to stop"
+        raise CancelledError
+
+    monkeypatch.setattr(trials, "build", waits)
+    cancel = threading.Event()
+    threading.Timer(0.2, cancel.set).start()
+    with pytest.raises(CancelledError):
+        list(made(bench, tmp_path, Stages(cancel=cancel))(CANDIDATES))
+    assert not bench.measured

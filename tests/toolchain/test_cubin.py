@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from lospmm.codegen import emit
 from lospmm.codegen.sass import prologue as prologue_module
+from lospmm.codegen.sass.emit import MAX_BLOCK_ROWS
 from lospmm.codegen.sass.fields import encode
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import GENERATIONS, generation_of
 from lospmm.codegen.sass.listing import text
 from lospmm.codegen.sass.machine import ENTRY, Entry, MachineCode
-from lospmm.errors import ToolchainFault
+from lospmm.errors import ToolchainFault, Unsupported
 from lospmm.interpret import interpret
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
@@ -341,3 +342,23 @@ def test_other_files_are_refused(small: bytes, directory: Path) -> None:
     unused["stall"][0] = 0
     with pytest.raises(ToolchainFault, match="cannot have stall 0"):
         graft(small, replace(meant, form=unused), "example")
+
+
+@every_arch
+def test_barriers_are_declared_where_there_are_some(arch: str, directory: Path) -> None:
+    """As ptxas declares those of a kernel that has them: EIATTR_NUM_BARRIERS."""
+    for case, barriers in (("lockstep", 1), ("example", 0)):
+        cubin, meant = grafted(CASES[case], arch, directory)
+        assert bool((meant.form["op"] == Opcode.BAR_SYNC).any()) == bool(barriers)
+        info = next(s.content for s in elf.sections(cubin) if s.name == f".nv.info.{CASES[case].name}")
+        assert info.count(b"\x02\x4c\x01\x00") == barriers
+
+
+def test_more_block_rows_than_a_cubin_can_list_are_refused(directory: Path) -> None:
+    most = replace(CASES["example"], dispatch=(0,) * MAX_BLOCK_ROWS)
+    _, meant = grafted(most, "sm_90", directory)
+    assert len(meant.dispatch) == MAX_BLOCK_ROWS
+    with pytest.raises(
+        Unsupported, match=r"16001 block rows: machine code jumps to 16000 at most; split A by its rows"
+    ):
+        emit(replace(most, dispatch=(0, *most.dispatch)), "sass", "sm_90")

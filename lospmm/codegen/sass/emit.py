@@ -13,12 +13,21 @@ from lospmm.codegen.sass.scheduler import padding, schedule_tile
 from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
 
+#: Block rows that a kernel jumps to: a cubin lists them, 4 bytes each, in an attribute whose length has 16 bits.
+MAX_BLOCK_ROWS = 16_000
+
 
 def emit(program: KernelProgram, arch: str) -> Emission:
-    """``program`` as machine code for ``arch``. Raises Unsupported for one without tables and for sizes at run time."""
+    """``program`` as machine code for ``arch``. Raises Unsupported for one without tables, for sizes at run time and
+    for more than MAX_BLOCK_ROWS block rows.
+    """
     generation = generation_of(arch)
     if program.n is None or program.cols is None:
         raise Unsupported("machine code has the number of columns in its addresses: use --emitter ptx")
+    if program.block_rows > MAX_BLOCK_ROWS:
+        raise Unsupported(
+            f"{program.block_rows} block rows: machine code jumps to {MAX_BLOCK_ROWS} at most; split A by its rows"
+        )
     tiles = [schedule_tile(tile, program.n, lockstep=program.lockstep) for tile in program.tiles]
     pieces = [part for form, _ in tiles for part in (form, padding(len(form)))]
     lengths = [len(form) + len(padding(len(form))) for form, _ in tiles]

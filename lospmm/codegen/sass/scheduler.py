@@ -158,7 +158,10 @@ def _set_scoreboards(
     before = np.cumsum(code["op"] == Op.LOAD)[fmas]
     source = code["source"][fmas]
     used = source + buffers * ((before - source - 1) // max(buffers, 1))
-    starts = np.flatnonzero(np.diff(used // columns, prepend=-1))
+    first = np.diff(used // columns, prepend=-1) != 0
+    # Where ``fmas_per_load`` holds loads back, some of a group are issued after the group was waited for.
+    held_back = used >= before[np.flatnonzero(first)][np.cumsum(first) - 1]
+    starts = np.flatnonzero(first | (held_back & (np.diff(used, prepend=-1) != 0)))
     form["wait"][fmas[starts]] = 1 << (used[starts] // columns % scoreboards)
     waiting = loads[form["wait"][np.minimum(loads + 1, len(form) - 1)] != 0] + 1
     _raise_before(form, waiting)
