@@ -7,7 +7,6 @@ To add a GPU, add a row to ``DEVICES`` with its public source, and to docs/devic
 import difflib
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lospmm.errors import BadRequest
+from lospmm.toml_file import read_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ def load_device(path: Path) -> DeviceSpec:
 
     A file without ``name`` gives its own. Raises BadRequest with the file, the key and what is expected.
     """
-    given = _read_toml(path)
+    given = read_toml(path)
     inherited = _inherited(path, given.pop("base")) if "base" in given else {}
     kinds = {field.name: field.type for field in fields(DeviceSpec)}
     for key in given:
@@ -286,15 +286,6 @@ def load_device(path: Path) -> DeviceSpec:
         if not check.holds(device):
             raise BadRequest(f"{path}: {check.key} = {getattr(device, check.key)!r}: expected {check.expected}")
     return device
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadRequest(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # bad TOML and bad UTF-8 alike
-        raise BadRequest(f"{path}: expected TOML: {error}") from None
 
 
 def _inherited(path: Path, base: object) -> dict[str, Any]:

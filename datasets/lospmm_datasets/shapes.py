@@ -4,7 +4,6 @@ The file lies beside this package, not in it: a wheel has no benchmark that woul
 """
 
 import math
-import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from lospmm.errors import BadRequest
+from lospmm.toml_file import read_toml
 
 _Count = Annotated[int, Field(ge=1, strict=True)]
 
@@ -77,7 +77,7 @@ def read_shapes(path: Path) -> ShapeTable:
     Raises BadRequest where it cannot be read, a key is missing, unknown or wrong, m, k and n do not follow from the
     layer, or a shape is there twice.
     """
-    table = _checked(path, _read_toml(path))
+    table = _checked(path, read_toml(path))
     shapes = [(network.name, shape) for network in table.networks for shape in network.shapes]
     for network, shape in shapes:
         if shape.gemm != shape.derived:
@@ -88,15 +88,6 @@ def read_shapes(path: Path) -> ShapeTable:
     if twice:
         raise BadRequest(f"{path}: m, k, n {twice[0]} are there more than once; give their layers one line")
     return table
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadRequest(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # bad TOML and bad UTF-8 alike
-        raise BadRequest(f"{path}: expected TOML: {error}") from None
 
 
 def _checked(path: Path, given: dict[str, Any]) -> ShapeTable:
