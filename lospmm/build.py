@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from lospmm.codegen import emit
@@ -25,6 +26,10 @@ class Build:
         return launch(self.program)
 
 
+def _unwatched(_stage: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 def build(
     problem: Problem,
     candidate: Candidate,
@@ -32,33 +37,24 @@ def build(
     *,
     store: Store,
     workers: int,
+    stage: Callable[[str], AbstractContextManager[None]] = _unwatched,
     progress: Callable[[int, int], None] | None = None,
     cancel: threading.Event | None = None,
 ) -> Build:
-    """The kernel of ``candidate``, compiled. Raises Unsupported, ToolchainFault, and CancelledError."""
-    program = lower(problem, candidate)
-    emission = emit(program, emitter, problem.device.arch)
-    return Build(program, emission, compile_emission(problem, program, emission, store, workers, progress, cancel))
+    """The kernel of ``candidate``, compiled; each step runs within ``stage`` of its name, "emit" or "compile".
 
-
-def compile_emission(
-    problem: Problem,
-    program: KernelProgram,
-    emission: Emission,
-    store: Store,
-    workers: int,
-    progress: Callable[[int, int], None] | None = None,
-    cancel: threading.Event | None = None,
-) -> Binary:
-    return compile_kernel(
-        emission,
-        arch=problem.device.arch,
-        registers=program.registers,
-        store=store,
-        workers=workers,
-        progress=progress,
-        cancel=cancel,
-    )
+    Raises Unsupported, ToolchainFault, and CancelledError.
+    """
+    arch = problem.device.arch
+    with stage("emit"):
+        program = lower(problem, candidate)
+        emission = emit(program, emitter, arch)
+    with stage("compile"):
+        registers = program.registers
+        binary = compile_kernel(
+            emission, arch=arch, registers=registers, store=store, workers=workers, progress=progress, cancel=cancel
+        )
+    return Build(program, emission, binary)
 
 
 def for_emitter(problem: Problem, emitter: str) -> Problem:

@@ -17,12 +17,11 @@ from types import MappingProxyType
 from lospmm import __version__, artifact
 from lospmm.artifact import Artifact, Measured
 from lospmm.bench import Compiled, compare
-from lospmm.build import Build, compile_emission, for_emitter
-from lospmm.codegen import check_target, emit, source_of
+from lospmm.build import Build, build, for_emitter
+from lospmm.codegen import check_target, source_of
 from lospmm.errors import BadRequest, VerificationFailed
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.exclusive import exclusive
-from lospmm.lower import lower
 from lospmm.measure import Bench
 from lospmm.model import Problem
 from lospmm.options import Options
@@ -122,13 +121,13 @@ def tune(
             gpu.enter_context(exclusive(settings().cache_dir, cancel))
             bench = gpu.enter_context(Bench(problem, cancel=cancel))
         choice = _choose(job, choice, bench)
-        build = _build(job, choice)
-        verification = _verify(job, build, bench)
-        measured = _compare(job, build, bench)
+        built = _build(job, choice)
+        verification = _verify(job, built, bench)
+        measured = _compare(job, built, bench)
     with job.stages.stage("emit"):
-        source = source_of(build.program, build.emission, problem.device.arch)
+        source = source_of(built.program, built.emission, problem.device.arch)
     seed = request.seed if request.values == "drawn" else None
-    outcome = Outcome(request.problem, options, request.values, seed, choice, build, source, verification, measured)
+    outcome = Outcome(request.problem, options, request.values, seed, choice, built, source, verification, measured)
     finished = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
     store.put(KERNELS, digest, finished.files)
     # Another process may have been first: both then give the same artifact, its times included.
@@ -172,43 +171,39 @@ def _choose(job: _Job, choice: Choice, bench: Bench | None) -> Choice:
 
 
 def _build(job: _Job, choice: Choice) -> Build:
-    problem, stages = job.problem, job.stages
-    with stages.stage("emit"):
-        program = lower(problem, choice.winner)
-        emission = emit(program, job.options.emitter, problem.device.arch)
-    with stages.stage("compile"):
-        binary = compile_emission(
-            problem,
-            program,
-            emission,
-            job.store,
-            settings().workers,
-            lambda done, total: stages.progress("compile", done, total),
-            stages.cancel,
-        )
-    return Build(program, emission, binary)
+    stages = job.stages
+    return build(
+        job.problem,
+        choice.winner,
+        job.options.emitter,
+        store=job.store,
+        workers=settings().workers,
+        stage=stages.stage,
+        progress=lambda done, total: stages.progress("compile", done, total),
+        cancel=stages.cancel,
+    )
 
 
-def _verify(job: _Job, build: Build, bench: Bench | None) -> Verification | None:
+def _verify(job: _Job, built: Build, bench: Bench | None) -> Verification | None:
     if job.options.verify == "none":
         return None
     with job.stages.stage("verify"):
         if job.options.verify == "cpu":
-            return verify_on_cpu(job.problem, build.program, build.emission)
+            return verify_on_cpu(job.problem, built.program, built.emission)
         assert bench is not None
-        measurement = bench.measure(build.binary.cubin, build.program.name, build.launch)
+        measurement = bench.measure(built.binary.cubin, built.program.name, built.launch)
         if measurement.max_relative_error is None or measurement.failure is not None:
             raise VerificationFailed(f"on the GPU: {measurement.failure}")
         return Verification("gpu", measurement.max_relative_error, job.problem.n)
 
 
-def _compare(job: _Job, build: Build, bench: Bench | None) -> Measured | None:
+def _compare(job: _Job, built: Build, bench: Bench | None) -> Measured | None:
     """The kernel beside the libraries, in the same run."""
     if job.options.measure != "gpu":
         return None
     assert bench is not None
     with job.stages.stage("compare"):
-        kernel = Compiled(build.binary.cubin, build.program.name, build.launch)
+        kernel = Compiled(built.binary.cubin, built.program.name, built.launch)
         return compare(bench, kernel, sputnik=settings().sputnik, progress=job.stages.progress).measured()
 
 

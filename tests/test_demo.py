@@ -62,7 +62,7 @@ def test_the_second_run_finds_the_kernels_of_the_first(
     assert demo.main(tmp_path) == 0
     first = capsys.readouterr().out
     monkeypatch.delattr(jobs, "search")
-    monkeypatch.delattr(jobs, "compile_emission")
+    monkeypatch.delattr(jobs, "build")
     assert demo.main(tmp_path) == 0
     assert capsys.readouterr().out == first
 

@@ -38,8 +38,8 @@ def execute(
 ) -> NDArray[np.float32]:
     """C (m, columns) of machine code, as a row of ``RUNTIMES`` does it for an emission.
 
-    Raises VerificationFailed for a hazard,
-    an address that is not the thread's own, code that cannot be encoded, and code that does not end.
+    Raises VerificationFailed for a hazard, an address that is not the thread's own, code that cannot be encoded, and
+    code that does not end.
     """
     generation = generation_of(code.arch)
     try:

@@ -28,10 +28,8 @@ INSTRUCTION_BYTES = 16
 LINE_BYTES = 128
 
 _EIFMT_BVAL = 2
-_EIFMT_SVAL = 4
 _EIATTR_MAXREG_COUNT = 0x1B
 _EIATTR_EXIT_OFFSETS = 0x1C
-_EIATTR_REGCOUNT = 0x2F
 _EIATTR_INDIRECT_BRANCHES = 0x34
 _EIATTR_NUM_BARRIERS = 0x4C
 
@@ -114,7 +112,7 @@ def _part(parts: dict[str, bytes], name: str) -> bytes:
 
 def _entry(text: bytes, info: bytes, arch: str) -> Entry:
     """The registers that the prologue leaves addresses in: those that its own two targets load and store through."""
-    branch = next((v for kind, v in _attributes(info) if kind == _EIATTR_INDIRECT_BRANCHES), b"")
+    branch = next((value for _, kind, value in elf.attributes(info) if kind == _EIATTR_INDIRECT_BRANCHES), b"")
     if len(branch) < 4:
         raise ToolchainFault("the prologue does not jump")
     (jump,) = struct.unpack_from("<I", branch)
@@ -148,32 +146,18 @@ def _renamed(code: MachineCode, entry: Entry) -> NDArray[np.void]:
     return form
 
 
-def _attributes(info: bytes) -> list[tuple[int, bytes]]:
-    """(attribute, value) of those with a sized value."""
-    found: list[tuple[int, bytes]] = []
-
-    def look(kind: int, value: bytes) -> None:
-        found.append((kind, value))
-
-    _edited(info, look)
-    return found
-
-
 def _edited(info: bytes, edit: Callable[[int, bytes], bytes | None]) -> bytes:
-    """``info`` with the values that ``edit`` gives; where it gives None, the value stays."""
-    out, position = bytearray(), 0
-    while position < len(info):
-        form, kind, size = struct.unpack_from("<BBH", info, position)
-        if form != _EIFMT_SVAL:
-            out += info[position : position + 4]
-            position += 4
-            continue
-        value = info[position + 4 : position + 4 + size]
-        new = edit(kind, value)
-        new = value if new is None else new
-        out += struct.pack("<BBH", form, kind, len(new)) + new
-        position += 4 + size
-    return bytes(out)
+    """``info`` with the sized values that ``edit`` gives; where it gives None, the value stays."""
+    out = b""
+    for form, kind, value in elf.attributes(info):
+        new = edit(kind, value) if form == elf.EIFMT_SVAL else None
+        out += _attribute(form, kind, value if new is None else new)
+    return out
+
+
+def _attribute(form: int, kind: int, value: bytes) -> bytes:
+    """As ``elf.attributes`` reads it."""
+    return bytes((form, kind)) + (struct.pack("<H", len(value)) + value if form == elf.EIFMT_SVAL else value)
 
 
 def _kernel_info(info: bytes, code: MachineCode, exits: NDArray[np.int64], table: bytes) -> bytes:
@@ -190,30 +174,18 @@ def _kernel_info(info: bytes, code: MachineCode, exits: NDArray[np.int64], table
     barriers = code.form["immediate"][code.form["op"] == Opcode.BAR_SYNC]
     if not len(barriers):
         return edited
-    declared = struct.pack("<BBH", _EIFMT_BVAL, _EIATTR_NUM_BARRIERS, int(barriers.max()) + 1)
-    at = _behind(edited, _EIATTR_MAXREG_COUNT)  # where ptxas has it
-    return edited[:at] + declared + edited[at:]
-
-
-def _behind(info: bytes, wanted: int) -> int:
-    """Where the attribute after ``wanted`` begins; the start where there is no such one."""
-    position = 0
-    while position < len(info):
-        form, kind, size = struct.unpack_from("<BBH", info, position)
-        position += 4 + (size if form == _EIFMT_SVAL else 0)
-        if kind == wanted:
-            return position
-    return 0
+    declared = _attribute(_EIFMT_BVAL, _EIATTR_NUM_BARRIERS, struct.pack("<H", int(barriers.max()) + 1))
+    kinds = [kind for _, kind, _ in elf.attributes(edited)]
+    at = kinds.index(_EIATTR_MAXREG_COUNT) + 1 if _EIATTR_MAXREG_COUNT in kinds else 0  # where ptxas has it
+    parts = [_attribute(*attribute) for attribute in elf.attributes(edited)]
+    return b"".join((*parts[:at], declared, *parts[at:]))
 
 
 def _registers_set(info: bytes, registers: int) -> bytes:
     def edit(kind: int, value: bytes) -> bytes | None:
-        return value[:4] + struct.pack("<I", registers) if kind == _EIATTR_REGCOUNT else None
+        return value[:4] + struct.pack("<I", registers) if kind == elf.EIATTR_REGCOUNT else None
 
     return _edited(info, edit)
-
-
-_SYMBOL = struct.Struct("<IBBHQQ")
 
 
 def _size_set(image: bytes, parts: dict[str, bytes], kernel: str, size: int) -> bytes:
@@ -222,9 +194,9 @@ def _size_set(image: bytes, parts: dict[str, bytes], kernel: str, size: int) -> 
     link = next(section.link for section in by_number if section.name == ".symtab")
     names = by_number[link].content
     out = bytearray()
-    for symbol in _SYMBOL.iter_unpack(_part(parts, ".symtab")):
-        is_kernel = names[symbol[0] : names.index(b"\0", symbol[0])].decode() == kernel
-        out += _SYMBOL.pack(*symbol[:5], size if is_kernel else symbol[5])
+    for symbol in elf.SYMBOL.iter_unpack(_part(parts, ".symtab")):
+        is_kernel = elf.string(names, symbol[0]) == kernel
+        out += elf.SYMBOL.pack(*symbol[:5], size if is_kernel else symbol[5])
     return bytes(out)
 
 

@@ -12,15 +12,16 @@ from lospmm.errors import ToolchainFault
 
 _EXTENDED = 0xFFFF  # SHN_XINDEX: the number did not fit 16 bits and stands in section 0
 
-_EIFMT_SVAL = 4  # an attribute with a sized value; the other formats hold at most 16 bits, in place of the size
+ATTRIBUTE_BYTES = 4  # a format, a number, and a size or a value of 16 bits
+EIFMT_SVAL = 4  # an attribute with a sized value; the other formats hold at most 16 bits, in place of the size
 _EIATTR_MIN_STACK_SIZE = 0x12
-_EIATTR_REGCOUNT = 0x2F
+EIATTR_REGCOUNT = 0x2F
 
 #: name, type, flags, address, offset, size, link, info, alignment, entry size.
-_HEADER = struct.Struct("<IIQQQQIIQQ")
+SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 
 #: name, info, other, section, value, size.
-_SYMBOL = struct.Struct("<IBBHQQ")
+SYMBOL = struct.Struct("<IBBHQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,13 @@ def kernel_usage(image: bytes, entry: str) -> KernelUsage:
     try:
         symbols = by_name[".symtab"]
         names = parts[symbols.link].content
-        kernel = [_string(names, name) for name, *_ in _SYMBOL.iter_unpack(symbols.content)].index(entry)
+        kernel = [string(names, name) for name, *_ in SYMBOL.iter_unpack(symbols.content)].index(entry)
         found = {
             attribute: value
             for attribute, symbol, value in _symbol_attributes(by_name[".nv.info"].content)
             if symbol == kernel
         }
-        return KernelUsage(found[_EIATTR_REGCOUNT], found[_EIATTR_MIN_STACK_SIZE])
+        return KernelUsage(found[EIATTR_REGCOUNT], found[_EIATTR_MIN_STACK_SIZE])
     except (struct.error, IndexError, ValueError, KeyError):
         raise ToolchainFault(f"the linked image says nothing of a kernel {entry}") from None
 
@@ -72,33 +73,38 @@ def kernel_usage(image: bytes, entry: str) -> KernelUsage:
 def _sections(image: bytes) -> list[Section]:
     (table,) = struct.unpack_from("<Q", image, 0x28)
     entry_size, count, names_at = struct.unpack_from("<HHH", image, 0x3A)
-    if image[:5] != b"\x7fELF\x02" or entry_size != _HEADER.size:
+    if image[:5] != b"\x7fELF\x02" or entry_size != SECTION_HEADER.size:
         raise ValueError
-    first = _HEADER.unpack_from(image, table)
+    first = SECTION_HEADER.unpack_from(image, table)
     if count == 0:
         count = first[5]
     if names_at == _EXTENDED:
         names_at = first[6]
-    headers = [_HEADER.unpack_from(image, table + _HEADER.size * number) for number in range(count)]
+    headers = [SECTION_HEADER.unpack_from(image, table + SECTION_HEADER.size * number) for number in range(count)]
     contents = [image[header[4] : header[4] + header[5]] for header in headers]
     names = contents[names_at]
     return [
-        Section(_string(names, header[0]), header[6], content)
-        for header, content in zip(headers, contents, strict=True)
+        Section(string(names, header[0]), header[6], content) for header, content in zip(headers, contents, strict=True)
     ]
 
 
-def _string(table: bytes, start: int) -> str:
+def string(table: bytes, start: int) -> str:
+    """A name of a string table. Raises ValueError where it does not end."""
     return table[start : table.index(b"\0", start)].decode()
+
+
+def attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(format, attribute, value) of a section of attributes; what has no sized value keeps its two bytes in place."""
+    position = 0
+    while position < len(info):
+        form, attribute, size = struct.unpack_from("<BBH", info, position)
+        start = position + ATTRIBUTE_BYTES
+        position = start + size if form == EIFMT_SVAL else start
+        yield form, attribute, info[start:position] if form == EIFMT_SVAL else info[start - 2 : start]
 
 
 def _symbol_attributes(info: bytes) -> Iterator[tuple[int, int, int]]:
     """(attribute, symbol number, value) of the attributes that are about one symbol."""
-    position = 0
-    while position < len(info):
-        kind, attribute, size = struct.unpack_from("<BBH", info, position)
-        position += 4
-        if kind == _EIFMT_SVAL:
-            if size == 8:
-                yield (attribute, *struct.unpack_from("<II", info, position))
-            position += size
+    for form, attribute, value in attributes(info):
+        if form == EIFMT_SVAL and len(value) == 8:
+            yield (attribute, *struct.unpack("<II", value))

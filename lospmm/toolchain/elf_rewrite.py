@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from lospmm.errors import ToolchainFault
+from lospmm.toolchain.elf import SECTION_HEADER, string
 
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # e_phoff and e_shoff are fields 5 and 6
-_SECTION = struct.Struct("<IIQQQQIIQQ")  # offset, size, alignment are fields 4, 5 and 8
+_SECTION = SECTION_HEADER  # offset, size, alignment are fields 4, 5 and 8
 _SEGMENT = struct.Struct("<IIQQQQQQ")  # offset, size in the file, size in memory are fields 2, 5 and 6
 
 _NOBITS = 8  # a section that takes no room in the file
@@ -50,7 +51,7 @@ def _rewrite(image: bytes, contents: Mapping[str, bytes]) -> bytes:
         start, size = section[4], section[5]
         if section[8] > _MAX_ALIGNMENT:
             raise ValueError(f"a section aligned to {section[8]} bytes")
-        name = names[section[0] : names.index(b"\0", section[0])].decode()
+        name = string(names, section[0])
         stored = b"" if section[1] == _NOBITS else image[start : start + size]
         content = contents.get(name, stored)
         out += bytes(-len(out) % max(section[8], 1))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import artifact, jobs
+from lospmm import artifact, build, jobs
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
 from lospmm.matrix import from_dense
@@ -253,7 +253,7 @@ def test_a_wrong_kernel_is_not_written(
     def wrong(problem: Problem, winner: Candidate) -> KernelProgram:
         return lower(replace(problem, matrix=from_dense(WEIGHTS * 2)), winner)
 
-    monkeypatch.setattr(jobs, "lower", wrong)
+    monkeypatch.setattr(build, "lower", wrong)
     answer = lospmm_command(*tune, "--n", 10, "--json")
     assert answer.status == 5
     assert re.match(r"row \d+, column \d+: got ", answer.error)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm import jobs
+from lospmm import build, jobs
 from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, LospmmError, NothingFits, Unsupported, VerificationFailed
 from lospmm.ir import KernelProgram
@@ -140,7 +140,7 @@ def test_a_kernel_that_fails_verification_is_not_kept(
     def wrong(problem: Problem, winner: Candidate) -> KernelProgram:
         return lower(replace(problem, matrix=from_dense(WEIGHTS * 2)), winner)
 
-    monkeypatch.setattr(jobs, "lower", wrong)
+    monkeypatch.setattr(build, "lower", wrong)
     with pytest.raises(VerificationFailed, match="column 0: got"):
         jobs.tune_to_folder(request(), tmp_path / "kernel", store=store)
     assert not (tmp_path / "kernel").exists()

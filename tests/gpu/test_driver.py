@@ -1,7 +1,5 @@
 """Both drivers on a real GPU: memory, launches, graphs, the gate against verify.py, torch beside them."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ from lospmm import measure, verify
 from lospmm.errors import GpuFault
 from lospmm.gpu import gate, operands
 from lospmm.gpu.clocks import read_clocks
-from lospmm.gpu.driver import DRIVERS, Driver, open_driver
+from lospmm.gpu.driver import Driver
 from lospmm.gpu.messages import Shape
 from lospmm.gpu.timing import time_rotating
 from lospmm.measure import Bench
@@ -18,15 +16,6 @@ from lospmm.toolchain import elf
 from tests.gpu.problems import good_kernel, problem
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(params=DRIVERS)
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    if request.param == "pycuda":
-        pytest.importorskip("pycuda", reason="PyCUDA is not installed")
-    driver = open_driver(request.param)
-    yield driver
-    driver.close()
 
 
 def test_it_says_what_gpu_it_has(driver: Driver) -> None:

@@ -1,6 +1,5 @@
 """Kernels on a real GPU: every element of C against float64, on memory that held NaN before; and bit for bit."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +9,11 @@ from numpy.typing import NDArray
 
 from lospmm import jobs, measure
 from lospmm.artifact import Artifact
-from lospmm.build import Build, compile_emission
+from lospmm.build import Build
 from lospmm.codegen import EMITTERS, emit
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.gpu import gate, operands
-from lospmm.gpu.driver import DRIVERS, Driver, open_driver
+from lospmm.gpu.driver import Driver
 from lospmm.interpret import interpret
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
@@ -26,6 +25,7 @@ from lospmm.reorder import natural_order
 from lospmm.runtime.detect import detect_device
 from lospmm.settings import settings
 from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
 
 pytestmark = pytest.mark.gpu
 
@@ -82,19 +82,12 @@ def test_a_tuned_kernel_is_right_on_the_gpu(case: str, emitter: str) -> None:
     assert found.max_relative_error is not None and found.max_relative_error < MAX_ERROR
 
 
-@pytest.fixture(params=DRIVERS)
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    if request.param == "pycuda":
-        pytest.importorskip("pycuda", reason="PyCUDA is not installed")
-    driver = open_driver(request.param)
-    yield driver
-    driver.close()
-
-
 def built(program: KernelProgram, problem: Problem, emitter: str) -> Build:
     emission = emit(program, emitter, problem.device.arch)
     store = Store(settings().cache_dir)
-    return Build(program, emission, compile_emission(problem, program, emission, store, settings().workers))
+    arch, workers = problem.device.arch, settings().workers
+    binary = compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=workers)
+    return Build(program, emission, binary)
 
 
 def run_on(driver: Driver, problem: Problem, kernel: Build) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

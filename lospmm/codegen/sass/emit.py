@@ -1,4 +1,4 @@
-"""From a kernel program to machine code and its listing."""
+"""From a kernel program to machine code."""
 
 from dataclasses import replace
 

@@ -216,7 +216,7 @@ def _raise_before(form: NDArray[np.void], places: NDArray[np.intp]) -> None:
 def _move(pair: int, base: int, distance: int) -> NDArray[np.void]:
     """pair = base + distance, in 64 bits, once the pair's last address was read."""
     form = blank(2)
-    form["op"], form["stall"] = (Opcode.IADD3, Opcode.IADD3_X), 1
+    form["op"] = Opcode.IADD3, Opcode.IADD3_X
     form["rd"], form["ra"] = (pair, pair + 1), (base, base + 1)
     form["immediate"] = distance & 0xFFFFFFFF, distance >> 32 & 0xFFFFFFFF
     form["carry"], form["stall"], form["yields"] = _CARRY, ALU_LATENCY, 1
