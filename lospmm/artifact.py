@@ -30,12 +30,13 @@ MANIFEST_FILE = "manifest.json"
 CUBIN_FILE = "kernel.cubin"
 TUNING_FILE = "tuning.jsonl"
 MATRIX_FILE = "matrix.npz"
+SPACE_FILE = "space.json"
 
 #: The name of the source file, by its language.
 SOURCE_FILES: Mapping[str, str] = {"ptx": "kernel.ptx", "cuda": "kernel.cu", "sass": "kernel.sass"}
 
 #: What a folder of an artifact may hold.
-FILES = (MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, MATRIX_FILE, *SOURCE_FILES.values())
+FILES = (MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, MATRIX_FILE, SPACE_FILE, *SOURCE_FILES.values())
 
 #: How the name of a folder that is being written begins.
 SCRATCH = ".lospmm-"

@@ -3,7 +3,7 @@
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,10 @@ from lospmm.runtime.detect import detect_device
 from lospmm.search import explore_problem
 from lospmm.settings import settings
 from lospmm.stages import Stages
+from lospmm.terminal import print_json
+
+if TYPE_CHECKING:
+    from lospmm_server.database import Database
 
 app = typer.Typer(
     help="Fully unrolled SpMM kernels for pruned neural networks: tune, inspect, serve.",
@@ -28,6 +32,8 @@ app = typer.Typer(
 )
 cache_app = typer.Typer(help="The store of compiled units and tuned kernels.")
 app.add_typer(cache_app, name="cache")
+keys_app = typer.Typer(help="The API keys of the service, for addresses that other machines can reach.")
+app.add_typer(keys_app, name="keys")
 
 MatrixArgument = Annotated[
     Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors.")
@@ -151,13 +157,54 @@ def bench(
 def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+    workers: Annotated[int, typer.Option(min=0, help="Workers to run beside it; 0: they run elsewhere.")] = 1,
 ) -> None:
-    """The REST service: POST a pruned matrix, get a cubin."""
-    from lospmm_server.main import run  # the only command that needs a web framework
+    """The REST service: POST a pruned matrix or a model, get cubins."""
+    from lospmm_server import main  # only the commands of the service need a web framework
 
     # The service ends in its own orderly way, and then by the same signal.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    run(host, port)
+    main.serve(host, port, workers)
+
+
+@app.command()
+def worker(
+    name: Annotated[str, typer.Option("--name", help="What it is called in logs; must be its own.")] = "",
+    parent: Annotated[int | None, typer.Option("--parent", help="A process to end with, by its id.")] = None,
+) -> None:
+    """Tune what the service has accepted, with the same database and cache."""
+    from lospmm_server import main
+
+    main.work(name, parent)
+
+
+@keys_app.command("add")
+def keys_add(name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")]) -> None:
+    """Make an API key and print it: it is shown this once."""
+    from lospmm_server import keys
+
+    print(keys.add(_service_database(), name))
+
+
+@keys_app.command("ls")
+def keys_list(as_json: JsonOption = False) -> None:
+    """The names of the API keys in the database; the keys themselves are kept nowhere."""
+    from lospmm_server import keys
+
+    found = keys.listed(_service_database())
+    if as_json:
+        print_json({"keys": [{"name": key.name, "created": f"{key.created}", "valid": key.is_valid} for key in found]})
+        return
+    for key in found:
+        print(f"{key.name}  {key.created:%Y-%m-%d}  {'valid' if key.is_valid else 'revoked'}")
+
+
+@keys_app.command("revoke")
+def keys_revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")]) -> None:
+    """Take an API key back, within seconds and for good."""
+    from lospmm_server import keys
+
+    keys.revoke(_service_database(), name)
 
 
 @cache_app.command("ls")
@@ -204,6 +251,14 @@ def start(
         raise typer.Exit
     if context.invoked_subcommand is None:
         raise BadRequest("name a command, such as tune; `lospmm --help` lists them")
+
+
+def _service_database() -> "Database":
+    from lospmm_server.database import open_database
+
+    database = open_database()
+    database.migrate()
+    return database
 
 
 def _own_gpu() -> DeviceSpec:

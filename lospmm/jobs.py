@@ -9,21 +9,25 @@ import json
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from lospmm import __version__, artifact
-from lospmm.artifact import Artifact, Measured
+from lospmm import __version__, artifact, npy
+from lospmm.artifact import MATRIX_FILE, Artifact, Measured
 from lospmm.bench import Compiled, compare
 from lospmm.build import Build, build, for_emitter
 from lospmm.codegen import check_target, source_of
-from lospmm.errors import BadRequest, VerificationFailed
+from lospmm.device import DeviceSpec
+from lospmm.errors import BadMatrix, BadRequest, VerificationFailed
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.exclusive import exclusive
+from lospmm.matrix import SparseMatrix
 from lospmm.measure import Bench
 from lospmm.model import Problem
+from lospmm.npz import write_npz
 from lospmm.options import Options
 from lospmm.readers import Values
 from lospmm.record import Outcome, files_of
@@ -40,8 +44,11 @@ from lospmm.verify import Verification, verify_on_cpu
 #: What of a request's artifact lies in the store, by this name.
 KERNELS = "kernel"
 
+#: The matrix of a request that somebody else is to work on, by its fingerprint.
+MATRICES = "matrix"
+
 #: Part of every request's digest: raise it when a request gives another artifact than before.
-ARTIFACT_FORMAT = 2
+ARTIFACT_FORMAT = 3
 
 #: What a search may choose for ``Schedule.lockstep``, the first without a measurement. Only machine code has barriers.
 LOCKSTEPS: Mapping[str, tuple[int, ...]] = MappingProxyType({"sass": (128, 0), "ptx": (0,), "cuda": (0,)})
@@ -53,11 +60,17 @@ class Request:
     options: Options
     values: Values = "stored"
     seed: int = 0  # that drew the values of a pattern
+    is_settled: bool = False  # the options were resolved for the machine that is to do the work
 
     @cached_property
     def resolved(self) -> Options:
         """The options with nothing left to decide on this machine. Raises BadRequest for a GPU that it lacks."""
-        return self.options.resolved(self.problem.device, own_gpu())
+        return self.options if self.is_settled else self.options.resolved(self.problem.device, own_gpu())
+
+    def settled(self, gpu: str | None = None) -> "Request":
+        """For a machine whose GPU is ``gpu``, or like this one's, to tune. Raises BadRequest as ``resolved``."""
+        options = self.resolved if gpu is None else self.options.resolved(self.problem.device, gpu)
+        return replace(self, options=options, is_settled=True)
 
     @cached_property
     def digest(self) -> str:
@@ -77,6 +90,53 @@ class Request:
             "compiler": compiler_name(self.resolved.emitter, self.problem.device.arch),
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """All of a settled request but the matrix, of which the fingerprint is named; ``from_json`` reads it."""
+        assert self.is_settled
+        matrix = self.problem.matrix
+        return {
+            "fingerprint": matrix.fingerprint,
+            "m": matrix.m,
+            "k": matrix.k,
+            "nnz": matrix.nnz,
+            "n": self.problem.n,
+            "device": asdict(self.problem.device),
+            "options": asdict(self.options),
+            "values": self.values,
+            "seed": self.seed,
+        }
+
+
+def from_json(content: Mapping[str, Any], store: Store) -> Request:
+    """The request of ``to_json``, with the matrix from ``store``.
+
+    Raises BadRequest where the matrix is not there any more, or where another version wrote the request.
+    """
+    try:
+        device, options = DeviceSpec(**content["device"]), Options(**content["options"])
+        fingerprint, n, values, seed = (content[name] for name in ("fingerprint", "n", "values", "seed"))
+    except (KeyError, TypeError) as error:
+        raise BadRequest(f"the request was accepted by another version of lospmm ({error}); post it again") from None
+    matrix = _kept_matrix(fingerprint, store)
+    if matrix is None:
+        raise BadRequest("the matrix of the request is no longer in the store, or damaged; post it again")
+    return Request(Problem(matrix, n, device), options, values, seed, is_settled=True)
+
+
+def keep_matrix(matrix: SparseMatrix, store: Store) -> None:
+    """Have the matrix in ``store``, whole, for ``from_json``. Raises ToolchainFault where the disk fails."""
+    if store.get(MATRICES, matrix.fingerprint) is None:  # which removes a damaged one
+        store.put(MATRICES, matrix.fingerprint, {MATRIX_FILE: write_npz(matrix)})
+
+
+def _kept_matrix(fingerprint: str, store: Store) -> SparseMatrix | None:
+    files = store.get(MATRICES, fingerprint)
+    try:
+        matrix = None if files is None else npy.read_npz(files[MATRIX_FILE])
+    except (KeyError, BadMatrix):
+        return None
+    return matrix if matrix is not None and matrix.fingerprint == fingerprint else None
 
 
 def _check_size(problem: Problem) -> None:

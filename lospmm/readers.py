@@ -7,7 +7,7 @@ to both tables. Every failure is a ``BadMatrix`` of one line: the file, what is 
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -68,6 +68,38 @@ def read_bytes(content: bytes, name: str, *, tensor: str | None = None, seed: in
     return MatrixFile(_draw(matrix, seed) if values == "drawn" else matrix, values, name)
 
 
+def read_model(content: bytes, name: str) -> Iterator[tuple[str, MatrixFile | BadMatrix]]:
+    """Each weight of a ``.safetensors`` by its name, layer 2 before layer 10; or what is wrong with that one alone.
+
+    Raises BadMatrix where the file cannot be read, or holds no weight.
+    """
+    name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "model"
+    try:
+        _reader(content, name, None)
+        if not is_model(content):
+            raise BadMatrix("is not a .safetensors file; send matrices of other formats one file a layer")
+        weights = {tensor: weight for tensor, weight in _tensors(content).items() if _is_weight(weight)}
+        if not weights:
+            raise BadMatrix(f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D")
+    except BadMatrix as error:
+        raise BadMatrix(f"{name}: {printable(str(error))}") from None
+    for tensor in sorted(weights, key=_natural):  # the library gives them in any order
+        try:
+            yield tensor, MatrixFile(_of_weight(weights.pop(tensor)), "stored", name)
+        except BadMatrix as error:
+            yield tensor, BadMatrix(f"{name}: {printable(str(error))}")
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts numbers in names as numbers."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+
+
+def is_model(content: bytes) -> bool:
+    """Whether these bytes begin as a ``.safetensors`` does, the only format that holds several matrices."""
+    return _BEGINNINGS["safetensors"].match(content) is not None
+
+
 def _read_npy(content: bytes) -> tuple[SparseMatrix, Values]:
     """A dense array; its zeros are pruned."""
     return _pruned(npy.parse(content)), "stored"
@@ -102,12 +134,16 @@ def _read_safetensors(content: bytes, tensor: str | None = None) -> tuple[Sparse
             f"tensor {tensor[:80]!r} is {weight['dtype']} of shape {str(weight['shape'])[:80]}; "
             f"a weight is {', '.join(_FLOATS)}, 2-D or 4-D: {_listed(eligible)}"
         )
+    return _of_weight(weight), "stored"
+
+
+def _of_weight(weight: dict[str, Any]) -> SparseMatrix:
     rows, *rest = weight["shape"]
     shape = check_shape((rows, math.prod(rest)))
     flat = np.frombuffer(weight["data"], _FLOATS[weight["dtype"]])
     if weight["dtype"] == "BF16":  # the upper half of a float32
         flat = (flat.astype(np.uint32) << 16).view(np.float32)
-    return _pruned(flat.reshape(shape)), "stored"
+    return _pruned(flat.reshape(shape))
 
 
 #: Format (a file's suffix without the dot) -> its bytes to the matrix and whether its values are to be drawn.

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from lospmm import artifact
 from lospmm.artifact import Manifest, Measured
@@ -12,6 +12,7 @@ from lospmm.npz import write_npz
 from lospmm.options import Options
 from lospmm.readers import Values
 from lospmm.search import Choice, Scored, Trialled
+from lospmm.tile_map import TileMap, map_of
 from lospmm.verify import Verification
 
 
@@ -38,6 +39,7 @@ def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
         artifact.SOURCE_FILES[build.emission.language]: outcome.source.encode(),
         artifact.TUNING_FILE: "".join(f"{json.dumps(line)}\n" for line in tuning_log(outcome.choice)).encode(),
         artifact.MATRIX_FILE: write_npz(outcome.problem.matrix),
+        artifact.SPACE_FILE: tile_map(outcome.choice).to_json().encode(),
         artifact.MANIFEST_FILE: manifest(outcome, seconds).to_json().encode(),
     }
 
@@ -47,6 +49,14 @@ def tuning_log(choice: Choice) -> list[dict[str, object]]:
     if choice.trials:
         return [_line(rank, trial) for rank, trial in enumerate(choice.trials, start=1)]
     return [_line(rank, scored) for rank, scored in enumerate(choice.shortlist, start=1)]
+
+
+def tile_map(choice: Choice) -> TileMap:
+    """What became of every tile size. A winner that only timing found among neighbours has its score too."""
+    scored = [(entry.candidate, entry.score) for entry in choice.shortlist]
+    found = map_of(choice.space, scored, choice.winner)
+    scores = [trial.score for trial in choice.trials if trial.candidate is choice.winner]
+    return replace(found, winner=replace(found.winner, score=scores[0])) if scores else found
 
 
 def _line(rank: int, entry: Scored | Trialled) -> dict[str, object]:

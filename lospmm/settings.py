@@ -33,6 +33,25 @@ class Settings(BaseSettings):
     sputnik: Path | None = Field(
         default=None, description="A shared library of Sputnik for `lospmm bench` to time too."
     )
+    database_url: str | None = Field(
+        default=None,
+        description="Where the service keeps its jobs: postgresql://... or sqlite:///...; else a file in the cache.",
+    )
+    api_keys: Path | None = Field(
+        default=None, description="A file of API keys of the service: a name and the sha256 of its key on each line."
+    )
+    worker_gpu: str | None = Field(
+        default=None,
+        description="The GPU of the service's workers in the device table, where it is not this machine's.",
+    )
+    max_jobs: int = Field(default=4000, gt=0, description="Jobs that may wait or run at a time in the service.")
+    max_jobs_per_key: int = Field(default=1000, gt=0, description="The same for those who post with one API key.")
+    max_attempts: int = Field(
+        default=3, gt=0, description="How often a job is begun before it is given up for ending its worker."
+    )
+    max_n: int = Field(default=1 << 24, gt=0, description="The most columns of B that the service tunes for.")
+    job_seconds: float = Field(default=7200.0, gt=0, description="Time limit of one job of the service.")
+    upload_seconds: float = Field(default=300.0, gt=0, description="Time limit for the body of a request to arrive.")
     max_nonzeros: int = Field(default=4_000_000, gt=0, description="The most nonzeros that a kernel is emitted for.")
     max_upload_bytes: int = Field(default=256 << 20, gt=0, description="The largest matrix file read, in bytes.")
     driver: Literal["auto", "cuda-core", "pycuda"] = Field(

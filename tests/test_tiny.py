@@ -83,6 +83,7 @@ def test_from_weights_to_a_kernel(tmp_path: Path) -> None:
         "kernel.sass",
         "manifest.json",
         "matrix.npz",
+        "space.json",
         "tuning.jsonl",
     }
     assert list(dict.fromkeys(stages)) == ["constraints", "reorder", "rank", "emit", "compile", "verify"]

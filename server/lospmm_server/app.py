@@ -1,4 +1,4 @@
-"""The application: routes, error handlers and the life of the workshop."""
+"""The application: routes, error handlers and the life of the service behind them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,30 +10,39 @@ from starlette.requests import ClientDisconnect
 
 from lospmm import __version__
 from lospmm.errors import LospmmError
-from lospmm_server.api import router
-from lospmm_server.origin import refuse_foreign_pages
-from lospmm_server.problems import handle
-from lospmm_server.workshop import Workshop
+from lospmm_server import api, api_health, api_jobs, api_models
+from lospmm_server.access import ObservedApp
+from lospmm_server.pages import Pages, error_handler, pages_router
+from lospmm_server.routing import admit
+from lospmm_server.service import Service
+from lospmm_server.service_view import ServiceView
+
+#: The routes of programs, which OpenAPI and docs/rest.md describe.
+ROUTERS = (api.router, api_models.router, api_jobs.router, api_health.router)
 
 
-def create_app(workshop: Workshop) -> FastAPI:
-    """The service on ``workshop``, which is closed when the application ends."""
+def create_app(service: Service) -> FastAPI:
+    """The application on ``service``, which is closed when the application ends."""
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await workshop.close()
+        async with service.life():
+            yield
 
-    app = FastAPI(
+    app = ObservedApp(
+        service.metrics,
         title="lospmm",
         version=__version__,
         description="A pruned weight matrix comes in, a fully unrolled SpMM kernel for one GPU goes out.",
         lifespan=life,
         redoc_url=None,
-        dependencies=[Depends(refuse_foreign_pages)],
+        dependencies=[Depends(admit)],
     )
-    app.state.workshop = workshop
-    app.include_router(router)
+    app.state.service = service
+    pages = Pages()
+    for router in ROUTERS:
+        app.include_router(router)
+    app.include_router(pages_router(pages, ServiceView(service)))
     for error in (LospmmError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
-        app.add_exception_handler(error, handle)
+        app.add_exception_handler(error, error_handler(pages))
     return app

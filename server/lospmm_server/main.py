@@ -1,66 +1,141 @@
-"""``lospmm serve``: the service on a loopback address, until SIGTERM or Ctrl-C."""
+"""``lospmm serve`` and ``lospmm worker``: the processes of the service, until SIGTERM or Ctrl-C."""
 
 import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Sequence
 from ipaddress import ip_address
+from types import FrameType
+from typing import Any, TypeAlias
 
 import uvicorn
 
 from lospmm import jobs
 from lospmm.errors import BadRequest
+from lospmm.runtime.detect import own_gpu
+from lospmm_server import logs
 from lospmm_server.app import create_app
-from lospmm_server.workshop import Workshop
+from lospmm_server.database import Database, open_database
+from lospmm_server.keys import Keyring
+from lospmm_server.service import Service
+from lospmm_server.worker import Worker, tune_here
 
 #: How long an orderly end waits for uploads and answers that are under way, in seconds.
 LEAVE_SECONDS = 3
 
+#: How often a worker looks whether the process that it is to end with is still there.
+PARENT_SECONDS = 0.5
+
+
+#: A family of addresses and what its sockets are bound to.
+Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
+
 
 class _Server(uvicorn.Server):
-    def __init__(self, workshop: Workshop) -> None:
-        super().__init__(uvicorn.Config(create_app(workshop), timeout_graceful_shutdown=LEAVE_SECONDS))
-        self._workshop = workshop
+    def __init__(self, service: Service) -> None:
+        config = uvicorn.Config(
+            create_app(service), timeout_graceful_shutdown=LEAVE_SECONDS, log_config=None, access_log=False
+        )
+        super().__init__(config)
+        self._service = service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop the jobs before the connections: those that wait for a job then get their answer at once."""
-        self._workshop.stop()
+        """Wake those who wait before the connections are closed: they get their answer at once."""
+        self._service.stop()
         await super().shutdown(sockets)
 
 
-def run(host: str, port: int) -> None:
-    """Serve until SIGTERM or SIGINT, which end the process in seconds and its compilers with it.
+def serve(host: str, port: int, workers: int) -> None:
+    """Serve until SIGTERM or SIGINT, which end the process in seconds, its workers and their compilers with it.
 
-    Raises BadRequest for an address that is not this machine's own or cannot be listened on.
+    Raises BadRequest for an address that cannot be listened on, or that other machines can reach without there being an
+    API key, and DatabaseFault.
     """
+    addresses = _addresses(host, port)
+    database = open_database()
+    database.migrate()
+    keyring = _keyring(addresses, database)
     listeners = listen(host, port)
     for listener in listeners:
         print(f"lospmm serves {_url(listener)}, described at {_url(listener)}/docs", file=sys.stderr, flush=True)
-    # At the end uvicorn raises the signal again. It must then end the process: Python would first wait for the
-    # threads, and one may be in the middle of a stage that cannot be interrupted.
+    logs.configure()
+    # At the end uvicorn raises the signal again. It must then end the process: Python would first wait for threads, and
+    # one may be in the middle of a long file.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _Server(Workshop(jobs.open_store())).run(sockets=listeners)
+    service = Service(database, jobs.open_store(), keyring=keyring, workers=workers)
+    _Server(service).run(sockets=listeners)
+
+
+def work(name: str, parent: int | None) -> None:
+    """Tune one job of the queue after the other until SIGTERM, SIGINT, or the end of the process ``parent``.
+
+    The end takes seconds: a job that runs is given back. Raises DatabaseFault where there is no database at the start.
+    """
+    logs.configure()
+    stop, told = threading.Event(), []
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        told.append(number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+    if parent is not None:
+        threading.Thread(target=_watch_parent, args=(parent, stop), daemon=True).start()
+    database, store = open_database(), jobs.open_store()
+    database.migrate()
+    Worker(database, store, tune_here(store), name=name, gpu=own_gpu() or "").run(stop)
+    # Not the end that Python makes, which waits for threads: a stage that cannot be interrupted may take minutes.
+    os._exit(128 + told[0] if told else 0)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
     """Listening sockets on every address of ``host``. Raises BadRequest."""
+    found = _addresses(host, port)
+    try:
+        listeners = [socket.create_server(address[:2], family=family) for family, address in found]
+        for listener in listeners:
+            # Connections inherit it. Else the body of an answer, which is written after its head, waits 40 ms for the
+            # client's kernel to confirm the head; asyncio sees to that only for sockets that name their protocol.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listeners
+    except OSError as error:  # its text repeats the address
+        reason = os.strerror(error.errno) if error.errno else error
+        raise BadRequest(f"{host} port {port}: {reason}; choose another with --port") from None
+
+
+def _addresses(host: str, port: int) -> list[Address]:
+    """Raises BadRequest."""
     if not 0 <= port < 2**16:
         raise BadRequest(f"port {port}: expected 0 to {2**16 - 1}")
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise BadRequest(f"host {host!r}: {error}") from None
-    for *_, address in found:
-        if not ip_address(address[0]).is_loopback:
-            raise BadRequest(
-                f"host {host!r} is {address[0]}, which other machines can reach: this version has no API keys and "
-                "serves loopback addresses only (authentication comes with the rest of the service); use 127.0.0.1"
-            )
-    try:
-        return [socket.create_server(address[:2], family=family) for family, *_, address in found]
-    except OSError as error:  # its text repeats the address
-        reason = os.strerror(error.errno) if error.errno else error
-        raise BadRequest(f"{host} port {port}: {reason}; choose another with --port") from None
+    return [(family, address) for family, *_, address in found]
+
+
+def _keyring(addresses: Sequence[Address], database: Database) -> Keyring | None:
+    """None where only this machine can ask. Raises BadRequest where others can and there is no key."""
+    others = [address[0] for _, address in addresses if not ip_address(address[0].partition("%")[0]).is_loopback]
+    if not others:
+        return None
+    keyring = Keyring(database)
+    if not keyring.refresh():
+        raise BadRequest(
+            f"{others[0]} is an address that other machines can reach, and there is no API key: make one with "
+            "`lospmm keys add NAME`, or name a file of keys in LOSPMM_API_KEYS; or use 127.0.0.1"
+        )
+    return keyring
+
+
+def _watch_parent(parent: int, stop: threading.Event) -> None:
+    while os.getppid() == parent:
+        if stop.wait(PARENT_SECONDS):
+            return
+    stop.set()
 
 
 def _url(listener: socket.socket) -> str:

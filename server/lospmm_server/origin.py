@@ -17,14 +17,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def refuse_foreign_pages(request: Request) -> None:
+def refuse_foreign_pages(request: Request, *, is_open: bool) -> None:
     """Raises HTTPException 403 for what a page of another site has its reader's browser send.
 
     The browser says so in Sec-Fetch-Site, except where a foreign name was made to resolve to the loopback address
-    (DNS rebinding): then the header Host carries that name.
+    (DNS rebinding): then the header Host carries that name. A service that ``is_open`` to everybody on this machine
+    looks at it; one with keys has any name, and such a page has no key.
     """
     if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise HTTPException(403, "a web page of another site sent this request")
+    if not is_open:
+        return
     hosts = request.headers.getlist("host")
     named = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     if named is None or not is_loopback(named["name"].strip("[]")):

@@ -19,6 +19,7 @@ from lospmm.errors import (
     Unsupported,
     VerificationFailed,
 )
+from lospmm_server.faults import Busy, Cancelled, DatabaseFault, GaveUp, LayersFailed, OutOfTime
 from lospmm_server.schemas import Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -43,6 +44,12 @@ ERRORS: Mapping[type[LospmmError], Kind] = {
     ToolchainFault: Kind("toolchain-fault", "A compiler failed", 500),
     GpuFault: Kind("gpu-fault", "The GPU failed", 500),
     VerificationFailed: Kind("verification-failed", "The kernel computes something else", 500),
+    DatabaseFault: Kind("unavailable", "The service cannot do work now", 503),
+    Busy: Kind("busy", "Too many jobs wait already", 429),
+    Cancelled: Kind("cancelled", "The job was cancelled", 409),
+    GaveUp: Kind("gave-up", "The job ends its workers", 500),
+    OutOfTime: Kind("out-of-time", "The job took too long", 500),
+    LayersFailed: Kind("layers-failed", "Some layers have no kernel", 500),
 }
 
 BAD_PARAMETER = Kind("bad-parameter", "A parameter is wrong", 422)
@@ -53,12 +60,13 @@ STATUSES: Mapping[int, Kind] = {
     kind.status: kind
     for kind in (
         Kind("bad-body", "The body cannot be understood", 400),
+        Kind("unauthorized", "An API key is needed", 401),
         Kind("forbidden", "The request comes from somewhere else", 403),
         Kind("not-found", "There is no such thing", 404),
         Kind("method-not-allowed", "The method is not allowed here", 405),
         Kind("not-acceptable", "No accepted media type is available", 406),
+        Kind("too-slow", "The body took too long", 408),
         Kind("too-large", "The body is too large", 413),
-        Kind("busy", "Too many jobs wait already", 429),
         Kind("unavailable", "The service cannot do work now", 503),
     )
 }
@@ -88,6 +96,8 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
 
 async def handle(_request: Request, error: Exception) -> Response:
     """The exception handler of everything that a route raises."""
+    if isinstance(error, HTTPException) and error.status_code == 204:  # a stream of events with nothing more to say
+        return Response(status_code=204)
     return problem_response(describe(error), getattr(error, "headers", None))
 
 

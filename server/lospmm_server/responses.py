@@ -4,16 +4,18 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Literal
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from lospmm.artifact import Artifact
-from lospmm_server.job import Job
+from lospmm.artifact import SOURCE_FILES, TUNING_FILE, Artifact
+from lospmm_server.faults import RETRY_SECONDS
 from lospmm_server.problems import problem_response
-from lospmm_server.schemas import JobLinks, JobState, JobView, KernelLinks, StageProgress
-from lospmm_server.workshop import RETRY_SECONDS
+from lospmm_server.queries import Job, LayerState
+from lospmm_server.schemas import JobLinks, JobList, JobState, JobView, KernelLinks, LayerView, StageProgress
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
@@ -30,66 +32,130 @@ def job_url(digest: str) -> str:
     return f"/v1/jobs/{digest}"
 
 
-def kernel_json(digest: str, artifact: Artifact) -> bytes:
+@dataclass(frozen=True)
+class File:
+    """A file of a kernel as it is sent."""
+
+    content: bytes
+    media_type: str
+    name: str | None = None  # that a browser saves it under
+
+    @cached_property
+    def etag(self) -> str:
+        return f'"{hashlib.sha256(self.content).hexdigest()}"'
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        return {"ETag": self.etag, "Cache-Control": CACHE_CONTROL, **self.disposition}
+
+    @property
+    def disposition(self) -> dict[str, str]:
+        return {"Content-Disposition": f'attachment; filename="{self.name}"'} if self.name else {}
+
+
+#: What of a kernel has a URL.
+Part = Literal["manifest", "cubin", "source", "tuning"]
+Files = Mapping[Part, File]
+
+
+def files_of(digest: str, artifact: Artifact) -> Files:
+    manifest = artifact.manifest
+    return {
+        "manifest": File(_kernel_json(digest, artifact), JSON),
+        "cubin": File(artifact.cubin, BINARY, f"{manifest['name']}.cubin"),
+        "source": File(artifact.source, "text/plain", SOURCE_FILES[manifest["emitter"]]),
+        "tuning": File(artifact.files[TUNING_FILE], "application/x-ndjson"),
+    }
+
+
+def immutable(request: Request, file: File) -> Response:
+    """Content that never changes: 200, or 304 where the client has it."""
+    if _has(request, file.etag):
+        return Response(None, 304, file.headers)
+    return Response(file.content, 200, file.headers, file.media_type)
+
+
+def kernel_response(digest: str, files: Files, media_type: str) -> Response:
+    """The answer to a POST whose kernel is there: 201."""
+    location = {"Location": kernel_url(digest)}
+    if media_type == JSON:
+        return Response(files["manifest"].content, 201, location, JSON)
+    cubin = files["cubin"]
+    return Response(cubin.content, 201, {**location, "ETag": cubin.etag, **cubin.disposition}, BINARY)
+
+
+def accepted(job: Job) -> Response:
+    """The answer to a POST whose kernels are not there yet: 202 with the job, or the problem it ended with."""
+    if job.error is not None and job.kind == "kernel":
+        return problem_response(job.error)
+    status = 201 if job.is_ended else 202
+    return job_response(job, status, {"Location": job_url(job.id)})
+
+
+def job_response(job: Job, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A ``schemas.JobView``, with Retry-After for as long as there is something to wait for."""
+    retry = {} if job.is_ended else {"Retry-After": str(RETRY_SECONDS)}
+    content = job_view(job).model_dump(mode="json")
+    return JSONResponse(content, status, {**(headers or {}), **retry, "Cache-Control": "no-store"})
+
+
+def list_response(jobs: list[Job], limit: int) -> Response:
+    """A ``schemas.JobList``."""
+    following = str(jobs[-1].turn) if len(jobs) == limit else None
+    view = JobList(jobs=[job_view(job).model_copy(update={"layers": None}) for job in jobs], next=following)
+    return JSONResponse(view.model_dump(mode="json"), headers={"Cache-Control": "no-store"})
+
+
+def job_view(job: Job) -> JobView:
+    url = job_url(job.id)
+    has_kernel = job.kind == "kernel" and job.state == JobState.SUCCEEDED
+    return JobView(
+        id=job.id,
+        kind=job.kind,
+        name=job.name or None,
+        state=JobState(job.state),
+        cancelling=job.is_cancelling,
+        attempts=job.attempts,
+        created=job.created,
+        started=job.started,
+        ended=job.ended,
+        stage=job.stage,
+        progress=_progress(job.progress),
+        error=job.error,
+        layers=[_layer(layer) for layer in job.layers] if job.kind == "model" else None,
+        links=JobLinks(self=url, events=f"{url}/events", kernel=kernel_url(job.id) if has_kernel else None),
+    )
+
+
+def _layer(layer: LayerState) -> LayerView:
+    has_kernel = layer.digest is not None and layer.state == JobState.SUCCEEDED
+    return LayerView(
+        name=layer.name,
+        state=JobState(layer.state),
+        stage=layer.stage,
+        progress=_progress(layer.progress),
+        error=layer.error,
+        m=layer.m,
+        k=layer.k,
+        nnz=layer.nnz,
+        speedup_over_dense=layer.speedup,
+        job=None if layer.digest is None else job_url(layer.digest),
+        kernel=kernel_url(str(layer.digest)) if has_kernel else None,
+    )
+
+
+def _progress(progress: Mapping[str, tuple[int, int]]) -> dict[str, StageProgress]:
+    return {name: StageProgress(done=done, total=total) for name, (done, total) in progress.items()}
+
+
+def _kernel_json(digest: str, artifact: Artifact) -> bytes:
     """A ``schemas.Kernel``."""
     url = kernel_url(digest)
     links = KernelLinks(url, f"{url}/cubin", f"{url}/source", f"{url}/tuning")
     return json.dumps({**artifact.manifest, "digest": digest, "links": asdict(links)}, indent=2).encode()
 
 
-def posted(job: Job, media_type: str) -> Response:
-    """The answer to a POST: 201 with the kernel as ``media_type``, 202 with the job, or the problem it ended with."""
-    if job.error is not None:
-        return problem_response(job.error)
-    if job.artifact is None:
-        return job_response(job, 202, {"Location": job_url(job.digest)})
-    headers = {"Location": kernel_url(job.digest)}
-    if media_type == JSON:
-        return Response(kernel_json(job.digest, job.artifact), 201, headers, JSON)
-    cubin = job.artifact.cubin
-    headers |= {"ETag": _etag(cubin), **_disposition(cubin_name(job.artifact))}
-    return Response(cubin, 201, headers, BINARY)
-
-
-def job_response(job: Job, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A ``schemas.JobView``, with Retry-After for as long as there is something to wait for."""
-    is_pending = job.state in (JobState.QUEUED, JobState.RUNNING)
-    view = JobView(
-        id=job.digest,
-        state=job.state,
-        stage=job.stage,
-        progress={name: StageProgress(done=done, total=total) for name, (done, total) in job.progress.items()},
-        error=job.error,
-        links=JobLinks(
-            self=job_url(job.digest), kernel=kernel_url(job.digest) if job.state is JobState.SUCCEEDED else None
-        ),
-    )
-    retry = {"Retry-After": str(RETRY_SECONDS)} if is_pending else {}
-    return JSONResponse(view.model_dump(mode="json"), status, {**(headers or {}), **retry, "Cache-Control": "no-store"})
-
-
-def immutable(request: Request, content: bytes, media_type: str, filename: str | None = None) -> Response:
-    """Content that never changes: 200, or 304 where the client has it."""
-    etag = _etag(content)
-    headers = {"ETag": etag, "Cache-Control": CACHE_CONTROL}
-    if _has(request, etag):
-        return Response(None, 304, headers)
-    return Response(content, 200, {**headers, **(_disposition(filename) if filename else {})}, media_type)
-
-
-def cubin_name(artifact: Artifact) -> str:
-    return f"{artifact.manifest['name']}.cubin"
-
-
-def _etag(content: bytes) -> str:
-    return f'"{hashlib.sha256(content).hexdigest()}"'
-
-
 def _has(request: Request, etag: str) -> bool:
     """If-None-Match, RFC 9110, section 13.1.2: weak comparison, so that W/ does not matter."""
     condition = ",".join(request.headers.getlist("if-none-match"))
-    return condition.strip() == "*" or etag in re.findall(r'"[^"]*"', condition)
-
-
-def _disposition(filename: str) -> dict[str, str]:
-    return {"Content-Disposition": f'attachment; filename="{filename}"'}
+    return bool(condition) and (condition.strip() == "*" or etag in re.findall(r'"[^"]*"', condition))

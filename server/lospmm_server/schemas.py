@@ -1,10 +1,11 @@
 """What goes over the wire, as OpenAPI shows it."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import Path, Query
+from fastapi import Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from lospmm.artifact import Manifest
@@ -21,12 +22,31 @@ EXAMPLE_DIGEST = "5d1e1f1a6f0c7c8c1f0f7b1f0f3a9d0b2c4e6a8890a1b2c3d4e5f60718293a
 
 Digest = Annotated[str, Path(pattern=DIGEST_PATTERN, description="The kernel's digest.", examples=[EXAMPLE_DIGEST])]
 JobId = Annotated[
-    str, Path(alias="id", pattern=DIGEST_PATTERN, description="The digest of its kernel.", examples=[EXAMPLE_DIGEST])
+    str,
+    Path(
+        alias="id",
+        pattern=DIGEST_PATTERN,
+        description="The digest of its kernel, or a model's id.",
+        examples=[EXAMPLE_DIGEST],
+    ),
 ]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="Seconds to wait for the end of the job.")]
 
 
-class KernelQuery(BaseModel):
+#: The most jobs that one page of the list holds.
+PAGE = 50
+
+LastEventId = Annotated[
+    str | None,
+    Header(alias="Last-Event-ID", max_length=40, description="The id of the last event that the client has."),
+]
+Limit = Annotated[int, Query(ge=1, le=PAGE, description="The most jobs to list.")]
+Cursor = Annotated[
+    str | None, Query(pattern="^[0-9]{1,18}$", description="``next`` of the page before this one.", examples=["1234"])
+]
+
+
+class TuningQuery(BaseModel):
     """The parameters of a tuning; any other is refused, so that a misspelt one is noticed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -52,9 +72,25 @@ class KernelQuery(BaseModel):
         json_schema_extra={"enum": list(CHOICES["verify"])},
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")
+
+
+class KernelQuery(TuningQuery):
     tensor: str | None = Field(default=None, max_length=1000, description="The weight to take from a .safetensors.")
     wait: float = Field(
         default=DEFAULT_WAIT, ge=0, le=MAX_WAIT, description="Seconds to wait for the kernel; 0 answers at once."
+    )
+
+
+class ModelQuery(TuningQuery):
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="What the model is called; else as its file is.",
+        examples=["resnet50"],
+    )
+    wait: float = Field(
+        default=0.0, ge=0, le=MAX_WAIT, description="Seconds to wait for all layers; 0 answers at once."
     )
 
 
@@ -74,6 +110,7 @@ class JobState(StrEnum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 class StageProgress(BaseModel):
@@ -81,18 +118,46 @@ class StageProgress(BaseModel):
     total: int
 
 
+class LayerView(BaseModel):
+    name: str = Field(examples=["encoder.0.weight"])
+    state: JobState
+    stage: str | None
+    progress: dict[str, StageProgress]
+    error: Problem | None = Field(description="Why it has no kernel; the other layers go on.")
+    m: int | None
+    k: int | None
+    nnz: int | None
+    speedup_over_dense: float | None = Field(description="Over cuBLAS in float32, where both were timed.")
+    job: str | None = Field(description="Where its job is. Equal layers have the same.")
+    kernel: str | None = Field(description="Where its kernel is, once there is one.")
+
+
 class JobLinks(BaseModel):
     self: str
-    kernel: str | None = Field(description="Where the kernel is, once the job has succeeded.")
+    events: str
+    kernel: str | None = Field(description="Where the kernel is, once the job of one has succeeded.")
 
 
 class JobView(BaseModel):
-    id: str = Field(description="The digest of the kernel.", examples=[EXAMPLE_DIGEST])
+    id: str = Field(description="The digest of the kernel, or the model's id.", examples=[EXAMPLE_DIGEST])
+    kind: Literal["kernel", "model"]
+    name: str | None = Field(description="A model's.")
     state: JobState
+    cancelling: bool = Field(description="It is told to stop and has not done so yet.")
+    attempts: int = Field(description="How often a worker has begun it.")
+    created: datetime | None
+    started: datetime | None
+    ended: datetime | None
     stage: str | None = Field(description="The stage that reported last.", examples=["compile"])
     progress: dict[str, StageProgress] = Field(examples=[{"compile": {"done": 12, "total": 64}}])
     error: Problem | None
+    layers: list[LayerView] | None = Field(description="A model's, in its order; left out in lists.")
     links: JobLinks
+
+
+class JobList(BaseModel):
+    jobs: list[JobView]
+    next: str | None = Field(description="The ``cursor`` of the next page; null on the last.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 
 from lospmm.commands import app
 from lospmm.settings import Settings
-from lospmm_server.api import router
+from lospmm_server.app import ROUTERS
 from tests.docs.pages import ROOT
 
 CLI = typer.main.get_command(app)
@@ -82,7 +82,14 @@ def _check_url(arguments: list[str]) -> None:
     (url,) = (argument for argument in arguments if argument.startswith("localhost:8000/"))
     path, _, query = url.removeprefix("localhost:8000").partition("?")
     method = "POST" if {"-F", "--data-binary"} & set(arguments) else "GET"
-    routes = [route for route in router.routes if isinstance(route, APIRoute) and method in route.methods]
+    if "-X" in arguments:
+        method = arguments[arguments.index("-X") + 1]
+    routes = [
+        route
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute) and method in route.methods
+    ]
     found = [route for route in routes if re.fullmatch(re.sub(r"\{\w+\}", r"[\\w$]+", route.path), path)]
     assert found, f"no route {method} {path}"
     assert set(parse_qs(query)) <= _parameters(found[0]), query

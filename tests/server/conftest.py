@@ -1,6 +1,9 @@
 """A service on a store of its own, and a toolkit whose ptxas waits until a test lets it go on."""
 
+import secrets
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +15,11 @@ from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import discover
 from lospmm_server.app import create_app
-from lospmm_server.workshop import Workshop
+from lospmm_server.database import Database, open_database
+from lospmm_server.service import Service
+from lospmm_server.worker import Worker, tune_here
 from tests.core.files import saved
+from tests.server import postgresql
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +37,27 @@ def set_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, object], 
         discover.find_toolkit.cache_clear()
 
     return change
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[postgresql.Cluster]:
+    """A PostgreSQL for all tests of this process; each makes databases of its own."""
+    with postgresql.running() as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def either_database(
+    request: pytest.FixtureRequest, set_environment: Callable[[str, object], None]
+) -> Iterator[Database]:
+    """A database of this test's own, of either kind, which the settings name."""
+    if request.param == "postgresql":
+        made = request.getfixturevalue("cluster").create(secrets.token_hex(8))
+        set_environment("LOSPMM_DATABASE_URL", made)
+    database = open_database()
+    database.migrate()
+    yield database
+    database.close()
 
 
 @dataclass(frozen=True)
@@ -68,15 +95,51 @@ def slow_toolkit(tmp_path: Path, set_environment: Callable[[str, object], None])
     slow.gate.touch()
 
 
-@pytest.fixture
-def workshop() -> Workshop:
-    return Workshop(Store(settings().cache_dir), max_waiting=1)
+def new_service() -> Service:
+    """On the cache and the database of this test, without workers."""
+    database = open_database()
+    database.migrate()
+    return Service(database, Store(settings().cache_dir))
+
+
+@contextmanager
+def working() -> Iterator[Worker]:
+    """A worker in a thread, on the cache and the database of this test."""
+    store, database, stop = Store(settings().cache_dir), open_database(), threading.Event()
+    database.migrate()
+    worker = Worker(database, store, tune_here(store))
+    thread = threading.Thread(target=worker.run, args=(stop,))
+    thread.start()
+    try:
+        yield worker
+    finally:
+        stop.set()
+        thread.join(20)
+        database.close()
+    assert not thread.is_alive()
 
 
 @pytest.fixture
-def client(workshop: Workshop) -> Iterator[TestClient]:
-    with TestClient(create_app(workshop), base_url="http://localhost", raise_server_exceptions=False) as client:
+def service() -> Service:
+    return new_service()
+
+
+def client_of(service: Service) -> TestClient:
+    return TestClient(create_app(service), base_url="http://localhost", raise_server_exceptions=False)
+
+
+@pytest.fixture
+def idle_client(service: Service) -> Iterator[TestClient]:
+    """Of a service without workers."""
+    with client_of(service) as client:
         yield client
+
+
+@pytest.fixture
+def client(idle_client: TestClient) -> Iterator[TestClient]:
+    """Of a service with a worker in a thread."""
+    with working():
+        yield idle_client
 
 
 def weights(seed: int = 0) -> np.ndarray:

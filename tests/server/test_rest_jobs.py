@@ -11,12 +11,9 @@ from starlette.testclient import TestClient
 
 from lospmm import jobs
 from lospmm.errors import LospmmError, NothingFits, ToolchainFault, VerificationFailed
-from lospmm.settings import settings
-from lospmm.store import Store
-from lospmm_server import workshop as workshop_module
-from lospmm_server.app import create_app
-from lospmm_server.workshop import Workshop
-from tests.server.conftest import SlowToolkit, npy_file
+from lospmm_server import queue, retention
+from lospmm_server.service import Service
+from tests.server.conftest import SlowToolkit, client_of, new_service, npy_file, working
 
 POST = "/v1/kernels?n=128&device=h200"
 
@@ -88,7 +85,10 @@ def test_different_matrices_are_tuned_one_after_the_other(client: TestClient, sl
     assert [client.get(f"{job}?wait=60").json()["state"] for job in (second, first)] == ["succeeded"] * 2
 
 
-def test_too_many_jobs(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+def test_too_many_jobs(
+    client: TestClient, slow_toolkit: SlowToolkit, set_environment: Callable[[str, object], None]
+) -> None:
+    set_environment("LOSPMM_MAX_JOBS", 2)
     accepted = [post(client, seed) for seed in (1, 2)]  # one runs, one may wait
     assert [answer.status_code for answer in accepted] == [202, 202]
     refused = post(client, 3)
@@ -101,7 +101,10 @@ def test_too_many_jobs(client: TestClient, slow_toolkit: SlowToolkit) -> None:
     assert post(client, 3, wait=60).status_code == 201
 
 
-def test_a_full_service_still_gives_what_it_has(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+def test_a_full_service_still_gives_what_it_has(
+    client: TestClient, slow_toolkit: SlowToolkit, set_environment: Callable[[str, object], None]
+) -> None:
+    set_environment("LOSPMM_MAX_JOBS", 2)
     slow_toolkit.gate.touch()
     assert post(client, 3, wait=60).status_code == 201
     slow_toolkit.gate.unlink()
@@ -143,32 +146,28 @@ def test_a_job_that_fails(
 
 
 def test_the_oldest_failures_are_forgotten(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Semaphore(0)
-
     def fail(*_: object, **__: object) -> None:
-        assert go_on.acquire(timeout=20)
         raise NothingFits("no")
 
     monkeypatch.setattr(jobs, "tune", fail)
-    monkeypatch.setattr(workshop_module, "FAILURES_KEPT", 2)
     failed = []
     for seed in (1, 2, 3):
         failed.append(post(client, seed).headers["location"])
-        go_on.release()
         assert client.get(f"{failed[-1]}?wait=60").json()["state"] == "failed"
+    retention.forget(client.app.state.service.database, keep=2)
     assert [client.get(job).status_code for job in failed] == [404, 200, 200]
 
 
 def test_reading_does_not_hold_up_others(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, go_on = threading.Event(), threading.Event()
-    read = workshop_module.Workshop._order
 
-    def slowly(self: Workshop, read_request: Callable[[], jobs.Request]) -> workshop_module.Order:
+    def slowly(self: Service, request: jobs.Request, key: str) -> queue.Order:
         reading.set()
         assert go_on.wait(20)
-        return read(self, read_request)
+        return order(self, request, key)
 
-    monkeypatch.setattr(Workshop, "_order", slowly)
+    order = Service.order
+    monkeypatch.setattr(Service, "order", slowly)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, client, 0, 60.0)
         assert reading.wait(20)
@@ -177,15 +176,41 @@ def test_reading_does_not_hold_up_others(client: TestClient, monkeypatch: pytest
         assert answer.result().status_code == 201
 
 
-def test_those_who_wait_are_told_when_the_service_ends(slow_toolkit: SlowToolkit) -> None:
-    workshop = Workshop(Store(settings().cache_dir))
-    with ThreadPoolExecutor(2) as pool, TestClient(create_app(workshop), base_url="http://localhost") as client:
+def test_those_who_wait_are_told_when_the_service_ends_and_their_jobs_are_kept(slow_toolkit: SlowToolkit) -> None:
+    service = new_service()
+    with ThreadPoolExecutor(2) as pool, working(), client_of(service) as client:
         waiting = [pool.submit(post, client, seed, 60.0) for seed in (1, 2)]
         wait_until(lambda: slow_toolkit.compilations)
-        wait_until(lambda: len(workshop._active) == 2)
-        client.portal.call(workshop.stop)
-        for answer in waiting:
-            assert (answer.result().status_code, answer.result().json()["type"]) == (503, "/problems/unavailable")
+        wait_until(lambda: len(client.get("/v1/jobs").json()["jobs"]) == 2)
+        client.portal.call(service.stop)
+        answers = [answer.result(5) for answer in waiting]
+        assert [answer.status_code for answer in answers] == [202, 202]
         assert post(client, 3).status_code == 503
         assert client.get("/readyz").status_code == 503
-    assert not workshop._work  # the compilers have ended, though nobody opened the gate
+    slow_toolkit.gate.touch()
+    with working(), client_of(new_service()) as client:
+        for answer in answers:
+            job = client.get(f"{answer.headers['location']}?wait=60").json()
+            assert (job["state"], job["attempts"]) == ("succeeded", 1)
+
+
+def test_who_waits_for_a_job_that_is_cancelled_is_told(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, client, 0, 60.0)
+        wait_until(lambda: slow_toolkit.compilations)
+        (job,) = client.get("/v1/jobs").json()["jobs"]
+        assert client.delete(job["links"]["self"]).status_code == 202
+        refused = waiting.result(20)
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/cancelled")
+
+
+def test_a_job_for_the_gpu_of_the_workers_waits_for_one_that_has_it(
+    client: TestClient, set_environment: Callable[[str, object], None]
+) -> None:
+    set_environment("LOSPMM_WORKER_GPU", "h200")
+    waiting = client.post("/v1/kernels?n=128&wait=0.5", content=npy_file())  # device=auto is theirs
+    assert (waiting.status_code, waiting.json()["state"]) == (202, "queued")
+    set_environment("LOSPMM_WORKER_GPU", "none")
+    refused = client.post("/v1/kernels?n=128", content=npy_file())
+    assert (refused.status_code, "unknown device 'none'" in refused.json()["detail"]) == (400, True)
+    assert client.post("/v1/kernels?n=128&device=h200&wait=60", content=npy_file()).json()["verified"]["on"] == "cpu"

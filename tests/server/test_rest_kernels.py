@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
@@ -11,11 +12,12 @@ from starlette.testclient import TestClient
 
 from lospmm.device import DEVICES
 from lospmm.matrix import from_dense
-from lospmm_server.app import create_app
+from lospmm.store import Store
+from lospmm_server import shelf
 from lospmm_server.schemas import Kernel
-from lospmm_server.workshop import Workshop
+from lospmm_server.service import Service
 from tests.core.files import smtx
-from tests.server.conftest import npy_file, weights
+from tests.server.conftest import client_of, new_service, npy_file, weights
 
 POST = "/v1/kernels?n=128&device=h200&wait=60"
 FORM = {"matrix": ("W.npy", npy_file())}
@@ -119,16 +121,17 @@ def test_tensor_names_the_weight(client: TestClient) -> None:
     assert "one, two" in refused.json()["detail"]
 
 
-def test_a_kernel_survives_the_service(client: TestClient, workshop: Workshop) -> None:
+def test_a_kernel_survives_the_service(client: TestClient) -> None:
     kernel = client.post(POST, files=FORM).json()
-    with TestClient(create_app(Workshop(workshop.store)), base_url="http://localhost") as other:
+    with client_of(new_service()) as other:
         assert other.get(kernel["links"]["self"]).json() == kernel
         assert other.get(f"/v1/jobs/{kernel['digest']}").json()["state"] == "succeeded"
 
 
-def test_a_damaged_kernel_is_gone(client: TestClient, workshop: Workshop) -> None:
+def test_a_damaged_kernel_is_gone(client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "CHECK_SECONDS", -1.0)  # every request looks at the disk
     kernel = client.post(POST, files=FORM).json()
-    (workshop.store.directory("kernel", kernel["digest"]) / "kernel.cubin").write_bytes(b"damaged")
+    (service.store.directory("kernel", kernel["digest"]) / "kernel.cubin").write_bytes(b"damaged")
     assert client.get(kernel["links"]["cubin"]).status_code == 404
     assert client.post(POST, files=FORM).status_code == 201
     assert client.get(kernel["links"]["cubin"]).content.startswith(b"\x7fELF")
@@ -197,7 +200,7 @@ def test_a_fault_of_the_service_tells_nothing(client: TestClient, monkeypatch: p
     def fail(_digest: str) -> None:
         raise ZeroDivisionError("a secret")
 
-    monkeypatch.setattr(client.app.state.workshop, "kernel", fail)
+    monkeypatch.setattr(client.app.state.service.shelf, "find", fail)
     answer = client.get(f"/v1/kernels/{'0' * 64}")
     assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal")
     assert "secret" not in answer.text
@@ -236,12 +239,19 @@ def test_a_wrong_setting_is_not_blamed_on_the_client(
     assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
 
 
-def test_health_and_readiness(client: TestClient, set_environment: Callable[[str, object], None]) -> None:
+def test_health_and_readiness(
+    idle_client: TestClient,
+    service: Service,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    set_environment: Callable[[str, object], None],
+) -> None:
+    client = idle_client
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
     set_environment("LOSPMM_TOOLKIT", "/nowhere")
-    client.app.state.workshop.store.root.rmdir()
-    client.app.state.workshop.store.root.write_text("a file where the cache should be")
+    monkeypatch.setattr(service, "store", Store(tmp_path / "file"))
+    (tmp_path / "file").write_text("a file where the cache should be")
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
     assert "LOSPMM_TOOLKIT: no nvcc in /nowhere/bin" in answer.json()["detail"]

@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -18,53 +17,22 @@ import pytest
 import scipy.sparse
 
 from lospmm.errors import BadRequest
-from lospmm_server.main import listen, run
+from lospmm_server.main import listen, serve
 from tests.server.conftest import SlowToolkit, npy_file, weights
+from tests.server.processes import SERVE, is_alive, serving, started, wait_until
 
 curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
-SERVE = ("-m", "lospmm.cli", "serve", "--port", "0")
-
-#: A service whose jobs cannot be interrupted.
+#: A worker whose jobs cannot be interrupted.
 STUBBORN = """
 import time
 from lospmm import jobs
-from lospmm_server.main import run
+from lospmm_server.main import work
 
 jobs.tune = lambda *_, **__: time.sleep(60)
-run("127.0.0.1", 0)
+work("stubborn", None)
 """
-
-
-@contextmanager
-def serving(directory: Path, arguments: Sequence[str] = SERVE) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The process of a service and its port."""
-    log = directory / "serve.log"
-    with log.open("w") as stream:
-        process = subprocess.Popen([sys.executable, *arguments], stdout=stream, stderr=subprocess.STDOUT)
-    try:
-        wait_until(lambda: "/docs" in log.read_text() or process.poll() is not None)
-        found = re.search(r"lospmm serves http://127\.0\.0\.1:(\d+), described at", log.read_text())
-        assert found, log.read_text()
-        yield process, int(found[1])
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in 20 s"
-        time.sleep(0.02)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def shell(command: str, directory: Path) -> str:
@@ -112,17 +80,24 @@ def test_its_end_is_quick_and_leaves_no_compiler(
             process.send_signal(how)
             assert process.wait(15) == -how
             assert time.monotonic() - started < 8
-            assert b'"state":"failed"' in waiting.recv(10_000)
+            assert b'"state":"running"' in waiting.recv(10_000)
     wait_until(lambda: not any(is_alive(child) for child in children))
+    slow_toolkit.gate.touch()
+    with serving(tmp_path) as (_, port), httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        job = client.get(f"{accepted.headers['location']}?wait=60").json()  # which nobody posted again
+        assert (job["state"], job["attempts"]) == ("succeeded", 1)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_job_that_does_not_stop_is_not_waited_for(tmp_path: Path, how: signal.Signals) -> None:
-    with serving(tmp_path, ("-c", STUBBORN)) as (process, port):
-        url = f"http://127.0.0.1:{port}/v1/kernels?n=16&device=h200&wait=0.2"
-        assert httpx2.post(url, content=npy_file()).json()["state"] == "running"
-        process.send_signal(how)
-        assert process.wait(15) == -how
+    with serving(tmp_path, (*SERVE, "--workers", "0")) as (_, port):
+        url = f"http://127.0.0.1:{port}/v1/kernels?n=16&device=h200&wait=0"
+        job = f"http://127.0.0.1:{port}" + httpx2.post(url, content=npy_file()).headers["location"]
+        with started("-c", STUBBORN) as worker:
+            wait_until(lambda: httpx2.get(job).json()["state"] == "running")
+            worker.send_signal(how)
+            assert worker.wait(15) == 128 + how
+        assert (httpx2.get(job).json()["state"], httpx2.get(job).json()["attempts"]) == ("queued", 0)
 
 
 def test_a_client_that_leaves_does_not_end_its_job(tmp_path: Path, slow_toolkit: SlowToolkit) -> None:
@@ -138,8 +113,8 @@ def test_a_client_that_leaves_does_not_end_its_job(tmp_path: Path, slow_toolkit:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1"])
 def test_other_addresses_need_keys(host: str) -> None:
-    with pytest.raises(BadRequest, match="this version has no API keys and serves loopback addresses only"):
-        run(host, 0)
+    with pytest.raises(BadRequest, match="that other machines can reach, and there is no API key"):
+        serve(host, 0, 0)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 100, "127.0.0.1.5"])
@@ -164,5 +139,5 @@ def test_the_command_line_says_so_in_one_line() -> None:
         [sys.executable, "-m", "lospmm.cli", "serve", "--host", "0.0.0.0"], capture_output=True, text=True
     )
     assert (finished.returncode, finished.stdout) == (2, "")
-    assert finished.stderr.startswith("error: host '0.0.0.0' is 0.0.0.0, which other machines can reach")
+    assert finished.stderr.startswith("error: 0.0.0.0 is an address that other machines can reach")
     assert finished.stderr.count("\n") == 1

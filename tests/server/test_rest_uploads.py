@@ -1,8 +1,10 @@
 """Bodies that are too large, not whole, or hostile."""
 
 import gc
+import socket
 import zipfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -11,6 +13,7 @@ from lospmm.settings import settings
 from lospmm_server.uploads import FORM_BYTES
 from tests.core.files import csr, npy, npz, safetensors, tensor
 from tests.server.conftest import npy_file
+from tests.server.processes import SERVE, serving
 
 POST = "/v1/kernels?n=16&device=h200&wait=60"
 
@@ -127,3 +130,18 @@ def test_nothing_of_an_upload_stays(client: TestClient, tmp_path, monkeypatch: p
     for body in ({"content": large}, {"files": {"matrix": ("W.npy", large + b"x")}}, {"content": large[:-1]}):
         client.post(POST, **body)
     assert list(scratch.iterdir()) == []
+
+
+def test_a_body_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOSPMM_UPLOAD_SECONDS", "0.5")
+    head = f"POST {POST} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
+    with (
+        serving(tmp_path, (*SERVE, "--workers", "0")) as (_, port),
+        socket.create_connection(("127.0.0.1", port)) as slow,
+    ):
+        slow.settimeout(10)
+        slow.sendall(head.encode())
+        answer = b"".join(iter(lambda: slow.recv(10_000), b""))  # the connection is closed, too
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"/problems/too-slow"' in answer
+    assert b"within the 0.5 s that LOSPMM_UPLOAD_SECONDS allows" in answer

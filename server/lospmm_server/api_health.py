@@ -1,0 +1,38 @@
+"""The routes of those who look after the service."""
+
+from fastapi import APIRouter, HTTPException
+from fastapi.responses import Response
+
+from lospmm_server.metrics import MEDIA_TYPE
+from lospmm_server.readiness import reasons_not_ready
+from lospmm_server.routing import Behind, problems_of
+from lospmm_server.schemas import Health
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", response_model=Health, responses=problems_of(403))
+async def get_health() -> Health:
+    """The process answers."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", response_model=Health, responses=problems_of(403, 503))
+async def get_readiness(behind: Behind) -> Health:
+    """A job could be taken and tuned now; 503 says why not."""
+    reasons = await behind.ask(reasons_not_ready, behind.store, behind.database)
+    if behind.is_stopping:
+        reasons = ["the service is stopping"]
+    if reasons:
+        raise HTTPException(503, "; ".join(reasons))
+    return Health(status="ready")
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "For Prometheus."}, **problems_of(401, 403, 503)},
+)
+async def get_metrics(behind: Behind) -> Response:
+    """Counters, times and the queue, as Prometheus reads them."""
+    return Response(await behind.render_metrics(), media_type=MEDIA_TYPE)

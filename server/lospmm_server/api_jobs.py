@@ -1,0 +1,109 @@
+"""The routes of jobs: how far they are, what happens to them, and their end."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Query
+from fastapi.responses import Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from lospmm_server import queries, queue
+from lospmm_server.queries import Event, Job
+from lospmm_server.responses import job_response, list_response
+from lospmm_server.routing import Behind, problems_of
+from lospmm_server.schemas import PAGE, Cursor, JobId, JobList, JobState, JobView, LastEventId, Limit, Wait
+from lospmm_server.service import Service
+
+#: What happens to the layers of a model, and is not said of it: who listens hears of the layers themselves.
+_OF_MODELS = {"posted": "queued", "stopped": "cancelled"}
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.get("/v1/jobs", response_model=JobList, responses=problems_of(401, 403, 422, 503))
+async def get_jobs(
+    behind: Behind,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    cursor: Cursor = None,
+    limit: Limit = PAGE,
+) -> Response:
+    """The jobs that were posted, the last queued first."""
+    before = None if cursor is None else int(cursor)
+    return list_response(await behind.ask(queries.list_jobs, behind.database, state, before, limit), limit)
+
+
+@router.get("/v1/jobs/{id}", response_model=JobView, responses=problems_of(401, 403, 404, 422, 503))
+async def get_job(job_id: JobId, behind: Behind, wait: Wait = 0.0) -> Response:
+    """How far a job is; a model's with each of its layers."""
+    return job_response(await behind.wait_for(job_id, wait))
+
+
+@router.delete(
+    "/v1/jobs/{id}",
+    response_model=JobView,
+    responses={
+        202: {"model": JobView, "description": "It is told to stop."},
+        **problems_of(401, 403, 404, 422, 503),
+    },
+)
+async def cancel_job(job_id: JobId, behind: Behind) -> Response:
+    """Cancel a job. What has ended stays as it is; of a model, kernels that others wait for go on."""
+    await behind.ask(queue.cancel, behind.database, job_id)
+    job = await behind.job(job_id)
+    return job_response(job, 200 if job.is_ended else 202)
+
+
+async def _listened_to(job_id: JobId, behind: Behind, last_event_id: LastEventId = None) -> tuple[Job, int]:
+    """The job, and the event after which to begin. Raises HTTPException 404, and 204 where there is nothing more."""
+    after = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdecimal() else 0
+    after = min(after, 2**62)  # what a database counts to
+    job = await behind.job(job_id)
+    if after and job.is_ended and not await behind.ask(queries.events_after, behind.database, job.watched, after, 1):
+        raise HTTPException(204)  # which stops a browser from asking again
+    return job, after
+
+
+@router.get(
+    "/v1/jobs/{id}/events",
+    response_class=EventSourceResponse,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "Server-sent events until the job has ended."},
+        204: {"description": "The client has every event of a job that has ended."},
+        **problems_of(401, 403, 404, 422, 503),
+    },
+)
+async def get_events(
+    listened_to: Annotated[tuple[Job, int], Depends(_listened_to)], behind: Behind
+) -> AsyncIterator[ServerSentEvent]:
+    """What happens to a job, and to the layers of a model, as server-sent events: from its beginning to its end.
+
+    With ``Last-Event-ID``, from there on.
+    """
+    job, after = listened_to
+    names = {layer.digest: layer.name for layer in job.layers}
+    with behind.watch.subscribed(job.watched) as changed:
+        while True:
+            changed.clear()
+            now = await behind.job(job.id)  # before its events: none that follows its end is missed
+            for event in await _all_after(behind, job.watched, after):
+                after = event.id
+                yield _sent(event, names)
+            if now.is_ended or behind.is_stopping:
+                break
+            await changed.wait()
+    yield ServerSentEvent(event="state", id=str(after) if after else None, data={"job": job.id, "state": now.state})
+
+
+async def _all_after(behind: Service, jobs: list[str], after: int) -> list[Event]:
+    found: list[Event] = []
+    while more := await behind.ask(queries.events_after, behind.database, jobs, after):
+        found += more
+        after = more[-1].id
+    return found
+
+
+def _sent(event: Event, names: dict[str | None, str]) -> ServerSentEvent:
+    data: dict[str, Any] = {"job": event.job, "time": event.time.isoformat(), **event.data}
+    if event.job in names:
+        data["layer"] = names[event.job]
+    return ServerSentEvent(event=_OF_MODELS.get(event.kind, event.kind), id=str(event.id), data=data)

@@ -1,0 +1,44 @@
+"""The routes of models: a batch of kernels, one for each layer."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from lospmm_server import queue
+from lospmm_server.models import read_model
+from lospmm_server.responses import accepted
+from lospmm_server.routing import Behind, KeyName, body, problems_of
+from lospmm_server.schemas import JobView, ModelQuery
+from lospmm_server.uploads import MAX_LAYERS, received
+
+_BODY = body("A .safetensors, each 2-D or 4-D weight of which is a layer; or matrix files, one a layer.", several=True)
+
+router = APIRouter(tags=["models"])
+
+
+@router.post(
+    "/v1/models",
+    status_code=202,
+    openapi_extra=_BODY,
+    responses={
+        201: {"model": JobView, "description": "Every layer has ended; some may have failed."},
+        202: {"model": JobView, "description": "Layers are waiting or being tuned; Location is the job."},
+        **problems_of(400, 401, 403, 408, 413, 422, 429, 500, 503),
+    },
+)
+async def post_model(query: Annotated[ModelQuery, Query()], request: Request, behind: Behind, key: KeyName) -> Response:
+    """Tune a kernel for each layer of a model. Equal layers are tuned once, and one bad layer fails alone.
+
+    ```sh
+    curl -F matrix=@model.safetensors 'localhost:8000/v1/models?n=4096&device=h200'
+    curl -F matrix=@fc1.npz -F matrix=@fc2.npz 'localhost:8000/v1/models?n=4096&device=h200&name=mlp'
+    ```
+    """
+    async with received(request, files=MAX_LAYERS) as uploads:
+        model = await behind.take(lambda: read_model(uploads, query, lambda found: behind.order(found, key)))
+    for layer in model.layers:
+        if layer.order is not None:
+            behind.metrics.artifact_requested(hit=layer.order.is_kept)
+    await behind.ask(queue.submit_model, behind.database, model, key)
+    return accepted(await behind.wait_for(model.id, query.wait))

@@ -1,0 +1,140 @@
+"""The one truth about jobs: SQLite in a file beside the cache, or PostgreSQL by ``LOSPMM_DATABASE_URL``.
+
+There is one writer at a time on either: SQLite knows no other way, and on PostgreSQL a transaction that writes takes
+an advisory lock first. So a transaction sees what it is going to change, and the ids of events follow the order of
+their commits. Transactions are short, and hundreds of them fit into a second.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from lospmm.errors import BadSettings
+from lospmm.settings import settings
+from lospmm_server.faults import DatabaseFault
+
+#: The file of the default database, in LOSPMM_CACHE_DIR.
+FILE = "service.db"
+
+#: How long a transaction waits for another one's end, and a connection for its server, in seconds.
+BUSY_SECONDS = 5
+
+#: Names the lock of the writers in PostgreSQL: "lospmm" as a number.
+WRITERS = int.from_bytes(b"lospmm", "big")
+
+#: What each database is driven with, and the package that brings it.
+DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """``read`` and ``write`` are transactions; both raise DatabaseFault, and then nothing was written."""
+
+    engine: sa.Engine
+
+    @property
+    def name(self) -> str:
+        """For people: without the password."""
+        return self.engine.url.render_as_string(hide_password=True)
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        with self._faults(), self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """Committed at the end of the block, unless it raises."""
+        with self._faults(), self.engine.connect().execution_options(writes=True) as connection, connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITERS)))
+            yield connection
+
+    def migrate(self) -> None:
+        """Bring the tables to the state that this program knows. Raises DatabaseFault, also for a later state."""
+        config = Config()
+        config.set_main_option("script_location", "lospmm_server:migrations")
+        with self.write() as connection:
+            config.attributes["connection"] = connection
+            try:
+                command.upgrade(config, "head")
+            except CommandError as error:
+                raise DatabaseFault(f"{self.name}: made by a later version of lospmm ({error})") from None
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            reason = " ".join(str(error.orig).split())[:200]
+            raise DatabaseFault(f"the database {self.name} cannot be used now: {reason}") from error
+        except SQLAlchemyError as error:  # such as no free connection in time
+            raise DatabaseFault(f"the database {self.name} cannot be used now: {type(error).__name__}") from error
+
+
+def open_database(url: str | None = None) -> Database:
+    """The database of ``url``, or of LOSPMM_DATABASE_URL, or the file in the cache; nothing is connected to yet.
+
+    Raises BadSettings for a URL that is none, DatabaseFault where the folder of the file cannot be made.
+    """
+    address = _address(url or settings().database_url)
+    options: dict[str, Any] = {"pool_pre_ping": True, "pool_timeout": BUSY_SECONDS, "max_overflow": 20}
+    if address.get_backend_name() == "sqlite":
+        _make_folder(address)
+        engine = sa.create_engine(address, connect_args={"timeout": BUSY_SECONDS}, **options)
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "begin", _begin_sqlite)
+        return Database(engine)
+    try:
+        return Database(sa.create_engine(address, connect_args={"connect_timeout": BUSY_SECONDS}, **options))
+    except ModuleNotFoundError:
+        raise BadSettings("LOSPMM_DATABASE_URL: PostgreSQL needs psycopg: pip install 'lospmm[postgresql]'") from None
+
+
+def _address(url: str | None) -> URL:
+    if url is None:
+        return URL.create(DRIVERS["sqlite"], database=str(settings().cache_dir / FILE))
+    try:
+        address = make_url(url)
+    except ArgumentError:
+        raise BadSettings("LOSPMM_DATABASE_URL: not a URL; it looks like postgresql://user:word@host/name") from None
+    backend = address.drivername.partition("+")[0]
+    if backend not in DRIVERS:
+        raise BadSettings(f"LOSPMM_DATABASE_URL: {backend[:40]!r} is none of {', '.join(DRIVERS)}")
+    if backend == "sqlite" and not address.database:
+        raise BadSettings("LOSPMM_DATABASE_URL: name a file, as in sqlite:////var/lib/lospmm/service.db")
+    return address.set(drivername=DRIVERS[backend])
+
+
+def _make_folder(address: URL) -> None:
+    folder = Path(address.database or "").absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatabaseFault(f"{folder}: no place for the database: {error.strerror}") from None
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    # Transactions begin where we say so, not where Python's module would.
+    connection.isolation_level = None
+    # FULL: what is accepted outlasts a power failure too, not only the end of a process.
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # A transaction that turned from reading to writing would be refused if another one wrote meanwhile.
+    writes = connection.get_execution_options().get("writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,82 @@
+"""Who waits for a job is woken by its events: one look at the table for all who wait in this process."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from lospmm_server import queries
+from lospmm_server.database import Database
+from lospmm_server.faults import DatabaseFault
+
+#: How often the table is looked at while somebody waits, and while the database is away, in seconds.
+POLL_SECONDS = 0.1
+AWAY_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Belongs to one event loop. ``run`` is its task."""
+
+    def __init__(self, database: Database) -> None:
+        self.is_stopping = False
+        self._database = database
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._somebody = asyncio.Event()
+
+    @contextmanager
+    def subscribed(self, jobs: Iterable[str]) -> Iterator[asyncio.Event]:
+        """An event that is set at each change of one of the jobs during the block, and when the service stops."""
+        changed = asyncio.Event()
+        ids = list(jobs)
+        for job in ids:
+            self._waiting.setdefault(job, set()).add(changed)
+        self._somebody.set()
+        if self.is_stopping:
+            changed.set()
+        try:
+            yield changed
+        finally:
+            for job in ids:
+                waiting = self._waiting.get(job, set())
+                waiting.discard(changed)
+                if not waiting:
+                    self._waiting.pop(job, None)
+            if not self._waiting:
+                self._somebody.clear()
+
+    def stop(self) -> None:
+        """Tell everybody who waits."""
+        self.is_stopping = True
+        self._wake(list(self._waiting))
+
+    async def run(self) -> None:
+        """Wake those who wait, until this is cancelled. Nothing is asked for while nobody waits."""
+        cursor: int | None = None
+        while True:
+            if not self._somebody.is_set():
+                cursor = None
+                await self._somebody.wait()
+            try:
+                cursor = await self._look(cursor)
+                await asyncio.sleep(POLL_SECONDS)
+            except DatabaseFault as error:
+                _log.warning("nobody hears of events: %s", error)
+                cursor = None
+                await asyncio.sleep(AWAY_SECONDS)
+
+    async def _look(self, cursor: int | None) -> int:
+        """Wake those whose jobs had events after ``cursor``; without one, everybody, who may have missed some."""
+        if cursor is None:
+            last = await asyncio.to_thread(queries.last_event, self._database)
+            self._wake(list(self._waiting))
+            return last
+        found = await asyncio.to_thread(queries.events_after, self._database, None, cursor)
+        self._wake({event.job for event in found})
+        return found[-1].id if found else cursor
+
+    def _wake(self, jobs: Iterable[str]) -> None:
+        for job in jobs:
+            for changed in self._waiting.get(job, ()):
+                changed.set()

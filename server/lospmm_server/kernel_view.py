@@ -1,0 +1,229 @@
+"""What the page of a kernel shows of its artifact, as lists that a template writes down."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lospmm import tile_map
+from lospmm.artifact import SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
+from lospmm.errors import BadRequest
+from lospmm.options import is_experimental
+from lospmm.stages import STAGES
+from lospmm_server.space_drawing import Drawing, draw
+
+#: Times of the libraries, by the field of ``measured``.
+BASELINES: Mapping[str, str] = {
+    "cusparse_micros": "cuSPARSE",
+    "cublas_fp32_micros": "cuBLAS, dense, fp32",
+    "cublas_tf32_micros": "cuBLAS, dense, TF32",
+    "sputnik_micros": "Sputnik",
+}
+
+#: What is written of a candidate, by its head.
+_CANDIDATE = {
+    "M1": "rows",
+    "N1": "cols",
+    "prefetch": "prefetch",
+    "column group": "column_group",
+    "lockstep": "lockstep",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """``share`` is its length, 0 to 1."""
+
+    name: str
+    text: str
+    share: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    href: str
+    name: str
+    what: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    chosen: int  # the row of the one that was built
+    are_timed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelView:
+    digest: str
+    name: str
+    facts: tuple[tuple[str, str], ...]
+    drawing: Drawing | None
+    no_drawing: str  # why there is none
+    candidates: Candidates | None
+    stages: tuple[Bar, ...]
+    total_seconds: float
+    verification: str
+    measured: tuple[Bar, ...]  # empty where nothing was timed
+    measured_facts: tuple[tuple[str, str], ...]
+    downloads: tuple[Download, ...]
+
+
+def view_kernel(digest: str, artifact: Artifact) -> KernelView:
+    """Shows artifacts of every version: what one lacks is said to be missing."""
+    manifest = artifact.manifest
+    drawing, no_drawing = _drawing(artifact)
+    return KernelView(
+        digest=digest,
+        name=str(manifest["name"]),
+        facts=_facts(manifest),
+        drawing=drawing,
+        no_drawing=no_drawing,
+        candidates=_candidates(artifact),
+        stages=_stages(manifest["seconds"]),
+        total_seconds=manifest["seconds"]["total"],
+        verification=_verification(manifest["verified"]),
+        measured=_measured(manifest["measured"]),
+        measured_facts=_measured_facts(manifest["measured"]),
+        downloads=_downloads(digest, artifact),
+    )
+
+
+def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    tile, search = manifest["tile"], manifest["search"]
+    m, k, nnz = manifest["m"], manifest["k"], manifest["nnz"]
+    density = f" ({nnz / (m * k):.1%} of the elements)" if m * k else ""
+    never_run = is_experimental(manifest["emitter"], manifest["arch"])
+    return (
+        ("Matrix A", f"{m:,} x {k:,}, {nnz:,} nonzeros{density}, values {manifest['values']}"),
+        ("Matrix B", f"{k:,} x {manifest['n']:,}, {manifest['dtype']}, row-major"),
+        ("Device", f"{manifest['device']} ({manifest['arch']})"),
+        ("Emitter", f"{manifest['emitter']}{', experimental: never run on a GPU' if never_run else ''}"),
+        ("Toolchain", f"{manifest['toolchain']}"),
+        ("Tile size", f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead"),
+        ("Launch", f"grid {' x '.join(map(str, manifest['launch']['grid']))}, {manifest['launch']['block']} threads"),
+        ("Registers", f"{manifest['registers']} a thread, {manifest['spill_bytes']:,} bytes spilled"),
+        ("Machine code", f"{manifest['code_bytes']:,} bytes"),
+        ("Chosen by", f"{search['chosen_by']}; the estimate is {search['estimated_micros']:.1f} µs"),
+    )
+
+
+def _drawing(artifact: Artifact) -> tuple[Drawing | None, str]:
+    if SPACE_FILE not in artifact.files:
+        return None, "An earlier version made this kernel and kept no map of its tiling space; tune it again for one."
+    try:
+        return draw(tile_map.parse(artifact.files[SPACE_FILE], SPACE_FILE)), ""
+    except BadRequest as error:
+        return None, f"There is no drawing: {error}."
+
+
+def _candidates(artifact: Artifact) -> Candidates | None:
+    """The log of the search; None where it cannot be read."""
+    try:
+        lines = [json.loads(line) for line in artifact.files[TUNING_FILE].splitlines()]
+        timed = [line for line in lines if line["measured_micros"] is not None]
+        chosen = min(timed, key=lambda line: float(line["measured_micros"])) if timed else lines[0]
+        rows = tuple(_candidate(line) for line in lines)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return Candidates(("rank", *_CANDIDATE, "estimate, µs", "measured, µs"), rows, lines.index(chosen), bool(timed))
+
+
+def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:
+    micros = line["measured_micros"]
+    failure = line.get("failure")
+    measured = f"{micros:.2f}" if micros is not None else f"{failure}" if failure else "-"
+    return (
+        str(line["rank"]),
+        *(_group(line[field]) if field == "column_group" else str(line[field]) for field in _CANDIDATE.values()),
+        f"{line['estimated_micros']:.2f}",
+        measured,
+    )
+
+
+def _group(column_group: int) -> str:
+    return "all" if column_group == 0 else str(column_group)
+
+
+def _stages(seconds: Mapping[str, float]) -> tuple[Bar, ...]:
+    longest = max((seconds.get(stage, 0.0) for stage in STAGES), default=0.0)
+    return tuple(
+        Bar(stage.replace("_", " "), _seconds(seconds[stage]), _share(seconds[stage], longest))
+        for stage in STAGES
+        if seconds.get(stage, 0.0) > 0
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def _share(value: float, greatest: float) -> float:
+    return min(1.0, max(0.0, value / greatest)) if greatest > 0 else 0.0
+
+
+def _verification(verified: Mapping[str, Any] | None) -> str:
+    if verified is None:
+        return "Not verified: that was asked for."
+    where = {"gpu": "on the GPU", "cpu": "on the CPU"}.get(verified["on"], f"on {verified['on']}")
+    return (
+        f"Verified {where} against float64 in {verified['columns']:,} columns of C: "
+        f"the greatest relative error is {verified['max_relative_error']:.1e}."
+    )
+
+
+def _measured(measured: Mapping[str, Any] | None) -> tuple[Bar, ...]:
+    if measured is None:
+        return ()
+    times = {"this kernel": measured["micros"]}
+    times |= {title: measured[field] for field, title in BASELINES.items() if measured[field] is not None}
+    longest = max(times.values())
+    return tuple(
+        Bar(name, f"{micros:.2f} µs", _share(micros, longest), _against(micros, measured["micros"], name))
+        for name, micros in times.items()
+    )
+
+
+def _against(micros: float, own_micros: float, name: str) -> str:
+    return "" if name == "this kernel" or own_micros <= 0 else f"{micros / own_micros:.2f} times the kernel's"
+
+
+def _measured_facts(measured: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...]:
+    if measured is None:
+        return ()
+    clocks = measured["clocks"]
+    facts = [
+        ("Advice", f"{measured['advice']}"),
+        ("GPU", f"{measured['gpu']}"),
+        ("B comes from", "memory" if measured["cold"] else "the L2 cache, if it fits"),
+        ("Bound", f"{measured['bound_micros']:.2f} µs, by the GPU's published peaks"),
+        ("Spread", f"{measured['spread']:.1%} of the replays"),
+        ("Noise", f"{measured['noise']:.1%} between three timings of the kernel"),
+    ]
+    if clocks is not None:
+        throttled = f", held back by {', '.join(clocks['throttled'])}" if clocks["throttled"] else ""
+        facts.append(
+            ("Clocks", f"{clocks['sm_mhz']} MHz, memory {clocks['memory_mhz']} MHz, {clocks['temperature_celsius']} °C"
+             f"{throttled}")
+        )  # fmt: skip
+    return tuple(facts)
+
+
+def _downloads(digest: str, artifact: Artifact) -> tuple[Download, ...]:
+    """The URLs of docs/rest.md."""
+    url, emitter = f"/v1/kernels/{digest}", artifact.manifest["emitter"]
+    source = "listing of the machine code" if emitter == "sass" else "source"
+    return (
+        Download(f"{url}/cubin", f"{artifact.manifest['name']}.cubin", "machine code", len(artifact.cubin)),
+        Download(f"{url}/source", SOURCE_FILES[emitter], source, len(artifact.source)),
+        Download(url, "manifest.json", "what the kernel is and how to launch it", len(artifact.files["manifest.json"])),
+        Download(f"{url}/tuning", TUNING_FILE, "log of the search", len(artifact.files[TUNING_FILE])),
+    )
+
+
+def speedup_scale(speedups: Sequence[float | None]) -> float:
+    """The speed-up that the longest bar stands for: at least 1, where dense is."""
+    return max([1.0, *(speedup for speedup in speedups if speedup is not None)])

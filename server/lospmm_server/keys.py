@@ -1,0 +1,160 @@
+"""API keys: who may ask where other machines can reach the service. What is kept of a key is its sha256.
+
+A key has 256 random bits, so that its hash needs no salt and no slow function. A file (LOSPMM_API_KEYS) has a name and
+a hash on each line; ``lospmm keys`` keeps those of the database.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import sqlalchemy as sa
+from fastapi import HTTPException, Request
+
+from lospmm.errors import BadRequest, BadSettings
+from lospmm.settings import settings
+from lospmm_server.database import Database
+from lospmm_server.faults import DatabaseFault
+from lospmm_server.tables import keys
+
+#: How a key begins, so that whoever finds one in a log or a repository knows what it opens.
+PREFIX = "lospmm_"
+
+#: How long a key that was revoked may still be taken, in seconds.
+REFRESH_SECONDS = 3.0
+
+#: Who asks where no keys are needed.
+NOBODY = ""
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
+_LINE = re.compile(rf"({_NAME.pattern})[ \t]+([0-9a-f]{{64}})")
+
+#: A browser asks its reader for the key where a page is refused; programs send it as a bearer token.
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="lospmm", Basic realm="lospmm"'}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    name: str
+    created: datetime
+    is_valid: bool
+
+
+def add(database: Database, name: str) -> str:
+    """A new key called ``name``: it is shown this once. Raises BadRequest, DatabaseFault."""
+    _check_name(name)
+    key = PREFIX + secrets.token_urlsafe(32)
+    with database.write() as connection:
+        if connection.execute(_valid().where(keys.c.name == name)).first() is not None:
+            raise BadRequest(f"there is a key {name!r} already; revoke it first, or take another name")
+        row = {"sha256": digest_of(key), "name": name, "created": datetime.now(UTC)}
+        connection.execute(sa.insert(keys).values(**row))
+    return key
+
+
+def revoke(database: Database, name: str) -> None:
+    """Raises BadRequest where no valid key is called so, DatabaseFault."""
+    with database.write() as connection:
+        valid = (keys.c.name == name) & keys.c.revoked.is_(None)
+        changed = connection.execute(sa.update(keys).where(valid).values(revoked=datetime.now(UTC)))
+        if changed.rowcount == 0:
+            raise BadRequest(f"there is no valid key {name[:80]!r}; `lospmm keys ls` lists them")
+
+
+def listed(database: Database) -> list[Key]:
+    """Every key there was, the oldest first. Raises DatabaseFault."""
+    with database.read() as connection:
+        rows = connection.execute(sa.select(keys).order_by(keys.c.created))
+        return [Key(row.name, row.created, row.revoked is None) for row in rows]
+
+
+def digest_of(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def read_file(path: Path) -> dict[str, str]:
+    """The hash of each key by its name. Raises BadSettings."""
+    found = {}
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSettings(f"LOSPMM_API_KEYS: {path} cannot be read: {getattr(error, 'strerror', error)}") from None
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        if (match := _LINE.fullmatch(text)) is None:
+            raise BadSettings(f"LOSPMM_API_KEYS: {path}, line {number}: a name and the sha256 of its key are expected")
+        found[match[1]] = match[2]
+    return found
+
+
+class Keyring:
+    """The valid keys of the file and of the database, read again every REFRESH_SECONDS. For any thread."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._hashes: dict[str, str] = {}
+        self._read: float | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        return self._read is None or time.monotonic() - self._read > REFRESH_SECONDS
+
+    def refresh(self) -> bool:
+        """Whether there is any key. Raises BadSettings for the file, DatabaseFault where no key was read before."""
+        with self._lock:
+            if not self.is_stale:  # another request was first
+                return bool(self._hashes)
+            path = settings().api_keys
+            found = {} if path is None else read_file(path)
+            try:
+                with self._database.read() as connection:
+                    found |= {row.name: row.sha256 for row in connection.execute(_valid())}
+            except DatabaseFault:
+                if self._read is None:
+                    raise
+                found = self._hashes  # those that were valid last may go on until the database is back
+            self._hashes, self._read = found, time.monotonic()
+            return bool(found)
+
+    def name_of(self, key: str) -> str | None:
+        """Who has this key. Takes the same time whichever it is, and for one that there is not."""
+        digest = digest_of(key)
+        matching = [name for name, known in self._hashes.items() if hmac.compare_digest(known, digest)]
+        return matching[0] if matching else None
+
+
+def key_of(request: Request) -> str | None:
+    """The key in the header Authorization: a bearer token, or the password of a browser."""
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            return None
+    return None
+
+
+def refused() -> HTTPException:
+    return HTTPException(401, "send a valid API key, as in -H 'Authorization: Bearer KEY'", _CHALLENGE)
+
+
+def _valid() -> sa.Select[tuple[str, str, datetime, datetime | None]]:
+    return sa.select(keys).where(keys.c.revoked.is_(None))
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise BadRequest(f"key name {name[:80]!r}: 1 to 80 letters, digits, dots, dashes and underscores")

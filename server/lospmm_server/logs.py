@@ -1,0 +1,96 @@
+"""What the processes of the service say on stderr: a JSON object a line, or text where a person is looking.
+
+Every line has ``time`` (UTC), ``level``, ``event`` and ``logger``; what is said on behalf of a request or a job has
+``request_id`` or ``job_id`` too. Libraries log through the same two functions of the standard library as always and
+come out the same way.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import structlog
+
+Event = MutableMapping[str, Any]
+
+#: Loggers of libraries that say too much at INFO: a line for each request of the client, each migration.
+QUIET = ("alembic", "httpx2", "httpcore", "sqlalchemy")
+
+
+def configure(stream: TextIO | None = None, *, level: int = logging.INFO) -> None:
+    """Send everything that this process logs to ``stream`` (stderr), in place of what was set up before."""
+    target = sys.stderr if stream is None else stream
+    shared = _shared()
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_written(target)],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    logging.captureWarnings(True)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,  # a logger of a module would keep the stream of an earlier ``configure``
+    )
+
+
+@contextmanager
+def about_job(job_id: str) -> Iterator[None]:
+    """Lines of the block are about this job. A thread that the block starts has to enter one of its own."""
+    with structlog.contextvars.bound_contextvars(job_id=job_id):
+        yield
+
+
+@contextmanager
+def about_request(request_id: str) -> Iterator[None]:
+    """Lines of the block, and of the threads that its handlers run in, are about this request."""
+    with structlog.contextvars.bound_contextvars(request_id=request_id):
+        yield
+
+
+def _shared() -> Sequence[structlog.typing.Processor]:
+    """What is added to a line, whoever says it."""
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.StackInfoRenderer(),
+        _without_colors,
+    ]
+
+
+def _written(target: TextIO) -> Sequence[structlog.typing.Processor]:
+    if target.isatty():
+        plain = structlog.dev.plain_traceback  # the default shows the values of variables, keys among them
+        return [_printable, structlog.dev.ConsoleRenderer(timestamp_key="time", exception_formatter=plain)]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(sort_keys=True)]
+
+
+def _without_colors(_logger: object, _method: str, event: Event) -> Event:
+    """uvicorn says its lines twice, the second time with codes of a terminal in them."""
+    event.pop("color_message", None)
+    return event
+
+
+def _printable(_logger: object, _method: str, event: Event) -> Event:
+    """A name that a user chose must not move the cursor of whoever reads."""
+    return {key: _shown(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def _shown(text: str) -> str:
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)

@@ -1,0 +1,79 @@
+"""A model: one ``.safetensors`` with its weights, or matrix files with a layer each, as jobs of the queue.
+
+A layer that cannot be read fails alone, with its name and a reason; equal layers are one kernel.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePosixPath
+
+from starlette.datastructures import UploadFile
+
+from lospmm import jobs, readers
+from lospmm.errors import BadMatrix, BadRequest
+from lospmm.readers import MatrixFile
+from lospmm.terminal import printable
+from lospmm_server.problems import describe
+from lospmm_server.queue import Layer, Model, Order
+from lospmm_server.schemas import ModelQuery
+from lospmm_server.uploads import FIELD, MAX_LAYERS, device_and_options, settled
+
+NAME_CHARACTERS = 200
+
+#: A layer's name, and its matrix or what is wrong with it.
+Read = tuple[str, MatrixFile | BadMatrix]
+
+
+def read_model(uploads: Sequence[UploadFile], query: ModelQuery, order: Callable[[jobs.Request], Order]) -> Model:
+    """The model with an ``order`` for each layer that can be read, one matrix in memory at a time.
+
+    Raises BadMatrix where no layer can be read; BadRequest and Unsupported for the rest of the request.
+    """
+    device, options = device_and_options(query)
+    layers: list[Layer] = []
+    first: BadMatrix | None = None
+    for name, found in _read(uploads, query.seed):
+        if len(layers) == MAX_LAYERS:
+            raise BadRequest(f"more than {MAX_LAYERS} layers; post the model in parts")
+        if isinstance(found, BadMatrix):
+            first = first or found
+            layers.append(Layer(name, None, describe(found)))
+        else:
+            layers.append(Layer(name, order(settled(found, query, device, options))))
+    if first is not None and all(layer.order is None for layer in layers):
+        raise first
+    name = query.name or _stem(uploads[0].filename or "model")
+    return Model(_id(name, layers), printable(name), query.n, device.name, layers)
+
+
+def _read(uploads: Sequence[UploadFile], seed: int) -> Iterator[Read]:
+    """Raises BadMatrix for a file of several weights that cannot be read, BadRequest for two layers of one name."""
+    content = uploads[0].file.read()
+    if len(uploads) == 1 and readers.is_model(content):
+        yield from readers.read_model(content, uploads[0].filename or FIELD)
+        return
+    names = [_stem(upload.filename or FIELD) for upload in uploads]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise BadRequest(f"two files are called {min(twice)!r}: a layer is named by its file")
+    for position, (name, upload) in enumerate(zip(names, uploads, strict=True)):
+        yield name, _matrix(upload.file.read() if position else content, upload.filename or FIELD, seed)
+
+
+def _matrix(content: bytes, name: str, seed: int) -> MatrixFile | BadMatrix:
+    try:
+        return readers.read_bytes(content, name, seed=seed)
+    except BadMatrix as error:
+        return error
+
+
+def _stem(file: str) -> str:
+    """A file's name without its folder and suffix, on one line."""
+    name = PurePosixPath(file.replace("\\", "/")).stem or "layer"
+    return "".join(char if char.isprintable() else "?" for char in name)[-NAME_CHARACTERS:]
+
+
+def _id(name: str, layers: Sequence[Layer]) -> str:
+    """The same model posted again is the same job."""
+    content = [[layer.name, layer.order.digest if layer.order else None] for layer in layers]
+    return hashlib.sha256(json.dumps(["lospmm-model-1", name, content]).encode()).hexdigest()

@@ -1,0 +1,79 @@
+"""What is written down of the end of a job, as the data of its event: all that ``metrics`` needs to know of it.
+
+Jobs end in workers, figures are kept by the process that serves them. It reads these events, and counts.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from lospmm.artifact import TUNING_FILE, Artifact
+from lospmm_server import problems
+from lospmm_server.schemas import Problem
+
+#: Tile sizes that were named, and what each stage of constraints left of them; fields of the manifest's ``search``.
+STEPS = ("space", "after_registers", "after_utilization", "after_balance")
+
+#: Where the ranker had put the candidate that was fastest: first, in the shortlist, or not even there (a neighbour).
+PLACES = ("first", "shortlist", "neighbour")
+
+#: The dense products that a kernel is compared with, and the fields of the manifest's ``measured``.
+_DENSE = {"fp32": "cublas_fp32_micros", "tf32": "cublas_tf32_micros"}
+DENSE = tuple(_DENSE)
+
+_TYPE = "/problems/"
+
+#: Why a job failed: the last word of its problem's type. Other problems are counted as "other".
+REASONS = tuple(dict.fromkeys(kind.name for kind in (*problems.ERRORS.values(), problems.INTERNAL)))
+
+#: Stages that have the GPU at work all the time; in the others it may wait.
+_GPU_STAGES = ("measure_trials", "compare")
+
+
+def queued(*, nnz: int, model: str = "") -> dict[str, Any]:
+    """Data of the event ``queued``; ``model`` is the name of the model whose layer it is."""
+    return {"nnz": nnz, "model": model}
+
+
+def succeeded(artifact: Artifact, *, cache: Literal["hit", "miss"], model: str = "") -> dict[str, Any]:
+    """Data of the event ``succeeded``; ``cache`` says whether the worker found the kernel in the store."""
+    manifest = artifact.manifest
+    return {
+        **{name: manifest[name] for name in ("seconds", "search", "nnz", "m", "k", "n")},
+        "model": model,
+        "cache": cache,
+        "winner_place": _winner_place(artifact),
+        "speedup_over_dense": _speedups(manifest),
+        "gpu_busy_seconds": _gpu_busy_seconds(manifest),
+    }
+
+
+def failed(problem: Problem) -> dict[str, Any]:
+    """Data of the event ``failed``."""
+    return {"reason": problem.type.removeprefix(_TYPE)}
+
+
+def _winner_place(artifact: Artifact) -> str | None:
+    """One of ``PLACES``; None where nothing was timed."""
+    search = artifact.manifest["search"]
+    if search["chosen_by"] != "measurement":
+        return None
+    lines = [json.loads(line) for line in artifact.files[TUNING_FILE].splitlines()]
+    timed = [line for line in lines if line["measured_micros"] is not None]
+    rank = min(timed, key=lambda line: float(line["measured_micros"]))["rank"]
+    return PLACES[0 if rank == 1 else 1 if rank <= search["shortlisted"] else 2]
+
+
+def _speedups(manifest: Mapping[str, Any]) -> dict[str, float] | None:
+    """By the name of the dense product; None where nothing was timed."""
+    measured = manifest["measured"]
+    if measured is None:
+        return None
+    times = {name: measured[field] for name, field in _DENSE.items()}
+    return {name: micros / measured["micros"] for name, micros in times.items() if micros is not None}
+
+
+def _gpu_busy_seconds(manifest: Mapping[str, Any]) -> float:
+    seconds, verified = manifest["seconds"], manifest["verified"]
+    on_gpu = verified is not None and verified["on"] == "gpu"
+    return float(sum(seconds[stage] for stage in _GPU_STAGES) + (seconds["verify"] if on_gpu else 0))

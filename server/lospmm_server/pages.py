@@ -1,0 +1,208 @@
+"""The page for people: jobs, a job, a kernel, and a form that posts a matrix. Everything is made here, on the server.
+
+A small script (static/live.js) follows a job's events and takes what is new from the same page; a link does it without.
+What a page loads has its content's hash in its name and is kept for good by the browser; nothing is inline.
+"""
+
+import hashlib
+import re
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi.responses import RedirectResponse, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from lospmm import __version__
+from lospmm.artifact import Artifact
+from lospmm.device import DEVICES
+from lospmm.settings import settings
+from lospmm_server import problems
+from lospmm_server.forms import received_form
+from lospmm_server.kernel_view import KernelView, speedup_scale, view_kernel
+from lospmm_server.negotiation import negotiate
+from lospmm_server.responses import CACHE_CONTROL
+from lospmm_server.schemas import DIGEST_PATTERN, JobState, Problem
+from lospmm_server.views import STATES, JobList, JobView, View
+
+_FOLDER = Path(__file__).parent
+_HTML = "text/html"
+
+#: Files that pages load.
+MEDIA_TYPES: Mapping[str, str] = {"page.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+#: Hexadecimal digits of a file's hash in its name.
+HASH_DIGITS = 16
+
+#: Of every page: it loads our own files and nothing else, and nobody frames it.
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Vary": "Accept",
+}
+
+#: Kinds of server-sent events (``api_jobs``) after which a page looks again.
+KINDS = ("queued", "running", "progress", "kept", "succeeded", "failed", "cancelled", "state")
+
+_DIGEST = re.compile(DIGEST_PATTERN)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    url: str
+    content: bytes
+    media_type: str
+
+
+class Pages:
+    """Templates and the files that they load, read once."""
+
+    def __init__(self) -> None:
+        self.assets = {name: _asset(name, media_type) for name, media_type in MEDIA_TYPES.items()}
+        self._templates = Environment(
+            loader=FileSystemLoader(_FOLDER / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.globals |= {"asset": lambda name: self.assets[name].url, "version": __version__}
+
+    def page(self, request: Request, template: str, status: int = 200, **content: Any) -> Response:
+        text = self._templates.get_template(template).render(path=request.url.path, **content)
+        return Response(text, status, HEADERS, _HTML)
+
+    def error(self, request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+        response = self.page(request, "error.html", problem.status, title=problem.title, problem=problem)
+        response.headers.update(headers or {})
+        return response
+
+
+def pages_router(pages: Pages, view: View) -> APIRouter:
+    """The routes of people, which are no part of the OpenAPI."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/")
+    async def get_jobs(
+        request: Request, state: str = "", cursor: Annotated[int | None, Query(ge=0, lt=2**63)] = None
+    ) -> Response:
+        if state and state not in STATES:
+            raise HTTPException(404, f"no job has such a state; there are {', '.join(STATES)}")
+        found = await view.jobs(state or None, cursor)
+        return await to_thread(_jobs_page, pages, request, found, {"state": state, "cursor": cursor})
+
+    @router.post("/jobs")
+    async def post_job(request: Request) -> Response:
+        async with received_form(request) as form:
+            job = await view.submit(request, form.upload, form.query)
+        return RedirectResponse(f"/jobs/{job}", 303)
+
+    @router.get("/jobs/{job}")
+    async def get_job(request: Request, job: str) -> Response:
+        found = await view.job(_checked(job))
+        is_kernel = found.kind == "kernel" and found.state == JobState.SUCCEEDED
+        return await to_thread(_job_page, pages, request, found, await view.kernel(job) if is_kernel else None)
+
+    @router.get("/kernels/{digest}")
+    async def get_kernel(request: Request, digest: str) -> Response:
+        kernel = await to_thread(view_kernel, digest, await view.kernel(_checked(digest)))
+        return await to_thread(_kernel_page, pages, request, kernel)
+
+    @router.get("/static/{name}")
+    async def get_asset(name: str) -> Response:
+        asset = next((asset for asset in pages.assets.values() if asset.url == f"/static/{name}"), None)
+        if asset is None:
+            raise HTTPException(404, "there is no such file; load the page again")
+        headers = {"Cache-Control": CACHE_CONTROL, "X-Content-Type-Options": "nosniff"}
+        return Response(asset.content, 200, headers, asset.media_type)
+
+    return router
+
+
+def error_handler(pages: Pages) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """``problems.handle``, and for people the same as a page."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        if not wants_page(request):
+            return await problems.handle(request, error)
+        return pages.error(request, problems.describe(error), getattr(error, "headers", None))
+
+    return handle
+
+
+def wants_page(request: Request) -> bool:
+    """Whether an error is for people: asked for by a browser, and not of the REST interface, which answers programs."""
+    if request.url.path.startswith("/v1/"):
+        return False
+    try:
+        return negotiate(",".join(request.headers.getlist("accept")), (problems.MEDIA_TYPE, _HTML)) == _HTML
+    except HTTPException:
+        return False
+
+
+def _asset(name: str, media_type: str) -> Asset:
+    content = (_FOLDER / "static" / name).read_bytes()
+    stem, _, suffix = name.rpartition(".")
+    return Asset(f"/static/{stem}.{hashlib.sha256(content).hexdigest()[:HASH_DIGITS]}.{suffix}", content, media_type)
+
+
+def _checked(digest: str) -> str:
+    """Raises HTTPException 404 for what can be no digest."""
+    if not _DIGEST.match(digest):
+        raise HTTPException(404, f"{digest[:80]}: is not the id of a job, which has 64 hexadecimal digits")
+    return digest
+
+
+def _job_page(pages: Pages, request: Request, job: JobView, kernel: Artifact | None) -> Response:
+    return pages.page(
+        request,
+        "job.html",
+        title=f"{job.title}: {job.state}",
+        job=job,
+        summary=_summary(job),
+        kinds=" ".join(KINDS),
+        scale=speedup_scale([layer.speedup for layer in job.layers]),
+        kernel=None if kernel is None else view_kernel(job.id, kernel),
+    )
+
+
+def _kernel_page(pages: Pages, request: Request, kernel: KernelView) -> Response:
+    return pages.page(request, "kernel.html", title=f"Kernel {kernel.digest[:12]}", kernel=kernel)
+
+
+def _jobs_page(pages: Pages, request: Request, found: JobList, asked: Mapping[str, Any]) -> Response:
+    pending = sum(job.is_pending for job in found.jobs)
+    return pages.page(
+        request,
+        "jobs.html",
+        title="Jobs",
+        jobs=found.jobs,
+        filters=("", *STATES),
+        state=asked["state"],
+        summary=f"{len(found.jobs)} shown, {pending} of them not done yet.",
+        pending=pending,
+        here=_url(**asked),
+        following=found.following and _url(**{**asked, "cursor": found.following}),
+        is_later=asked["cursor"] is not None,
+        devices=[(device.name, device.title) for device in DEVICES.values()],
+        max_n=settings().max_n,
+    )
+
+
+def _url(**parameters: Any) -> str:
+    query = urlencode({name: value for name, value in parameters.items() if value not in ("", None)})
+    return f"/?{query}" if query else "/"
+
+
+def _summary(job: JobView) -> str:
+    """One line for those who look and those who listen: it changes with the stage, not with every unit compiled."""
+    doing = f": {job.stage.replace('_', ' ')}" if job.stage and job.state == JobState.RUNNING else ""
+    layers = f", {job.progress['layers'][0]} of {job.progress['layers'][1]} layers" if "layers" in job.progress else ""
+    return f"{job.state.capitalize()}{doing}{layers}."

@@ -1,0 +1,270 @@
+"""What the Grafana dashboard shows: ``SECTIONS`` is the whole of it, in the order in which it is read.
+
+Queries name series of ``metrics.METRICS``; tests parse every one and run it on a Prometheus. ``$window`` and ``$model``
+are chosen at the top of the page: tunings are minutes apart, so a rate over the usual minute would mostly be one of
+nothing. After a change, ``python -m lospmm_server.dashboard`` writes the dashboard anew.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lospmm_server.metrics import MODELS
+
+#: Names of Grafana's.
+Unit = Literal["s", "short", "percentunit", "reqps", "none"]
+Look = Literal["timeseries", "stat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    text: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    title: str
+    about: str
+    queries: tuple[Query, ...]
+    unit: Unit = "short"
+    look: Look = "timeseries"
+    width: int = 12
+    is_stacked: bool = False
+    needs_gpu: bool = False  # NaN before a kernel was timed
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def _share(part: str, whole: str) -> str:
+    """Of what happened in the window; no figure where nothing did."""
+    return f"sum(increase({part}[$window])) / sum(increase({whole}[$window]))"
+
+
+def _percentile(share: float, histogram: str, by: str = "", where: str = "") -> str:
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({share}, sum by ({labels}) (rate({histogram}_bucket{where}[$window])))"
+
+
+def _percentiles(histogram: str, where: str = "") -> tuple[Query, ...]:
+    return tuple(Query(_percentile(share, histogram, where=where), f"p{share * 100:.0f}") for share in (0.5, 0.9, 0.99))
+
+
+_OF_MODEL = '{model=~"$model"}'
+_TUNING, _STAGE = "lospmm_tuning_seconds", "lospmm_stage_seconds"
+_ASKED = "lospmm_artifact_requests_total"
+_FOUND = f'{_ASKED}{{cache="hit"}}'
+_TUNED = 'lospmm_jobs_ended_total{outcome="tuned"}'
+_SPEEDUP, _FP32 = "lospmm_speedup_over_dense", '{dense="fp32"}'
+
+SECTIONS: Sequence[Section] = (
+    Section(
+        "Now",
+        (
+            Panel("Queued", "Jobs that wait.", (Query('lospmm_queue_jobs{state="queued"}'),), look="stat", width=4),
+            Panel("Running", "Jobs at work.", (Query('lospmm_queue_jobs{state="running"}'),), look="stat", width=4),
+            Panel(
+                "Oldest waits for",
+                "The age of the oldest queued job.",
+                (Query("lospmm_queue_oldest_seconds"),),
+                unit="s",
+                look="stat",
+                width=4,
+            ),
+            Panel(
+                "Kernels tuned",
+                "In the window.",
+                (Query(f"sum(increase({_TUNED}[$window]))"),),
+                look="stat",
+                width=4,
+            ),
+            Panel(
+                "Cache hits",
+                "Of the kernels that were asked for in the window, those that there were.",
+                (Query(_share(_FOUND, _ASKED)),),
+                unit="percentunit",
+                look="stat",
+                width=4,
+            ),
+            Panel(
+                "Failed",
+                "Of the jobs that ended in the window.",
+                (Query(_share('lospmm_jobs_ended_total{outcome="failed"}', "lospmm_jobs_ended_total")),),
+                unit="percentunit",
+                look="stat",
+                width=4,
+            ),
+        ),
+    ),
+    Section(
+        "Tuning times",
+        (
+            Panel(
+                "Time by stage",
+                "Mean seconds of each stage per tuning: the layers add up to the mean tuning.",
+                (
+                    Query(
+                        f"sum by (stage) (rate({_STAGE}_sum[$window])) / scalar(sum(rate({_TUNING}_count[$window])))",
+                        "{{stage}}",
+                    ),
+                ),
+                unit="s",
+                is_stacked=True,
+            ),
+            Panel(
+                "Slowest stages",
+                "The 90th percentile of each stage that was run.",
+                (Query(_percentile(0.9, _STAGE, "stage"), "{{stage}}"),),
+                unit="s",
+            ),
+            Panel("Tuning time", "Of the models chosen above.", _percentiles(_TUNING, _OF_MODEL), unit="s", width=8),
+            Panel(
+                "Tuning time by model",
+                f"Medians. The first {MODELS - 1} names since the start have lines of their own; none: posted alone.",
+                (Query(_percentile(0.5, _TUNING, "model", _OF_MODEL), "{{model}}"),),
+                unit="s",
+                width=8,
+            ),
+            Panel(
+                "Tuning time by layer size",
+                "The 90th percentile, by nonzeros.",
+                (Query(_percentile(0.9, _TUNING, "layer_size", _OF_MODEL), "{{layer_size}}"),),
+                unit="s",
+                width=8,
+            ),
+        ),
+    ),
+    Section(
+        "Search",
+        (
+            Panel(
+                "Search space after each constraint",
+                "Mean tile sizes of a search: all that were named, and what each constraint left.",
+                (
+                    Query(
+                        "sum by (step) (rate(lospmm_search_tile_sizes_total[$window]))"
+                        f" / scalar(sum(rate({_TUNED}[$window])))",
+                        "{{step}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Candidates",
+                "Mean candidates of a search that the ranker put first, and that were timed.",
+                (
+                    Query(_share("lospmm_search_shortlisted_total", _TUNED), "shortlisted"),
+                    Query(_share("lospmm_search_measured_total", _TUNED), "measured"),
+                ),
+            ),
+            Panel(
+                "Ranker hits",
+                "Of the kernels chosen by time, those whose winner the ranker had put first, in the shortlist, or "
+                "neither. No figure where nothing was timed.",
+                (
+                    Query(
+                        "sum by (place, ranker) (increase(lospmm_ranker_winners_total[$window]))"
+                        " / scalar(sum(increase(lospmm_ranker_winners_total[$window])))",
+                        "{{ranker}}: {{place}}",
+                    ),
+                ),
+                unit="percentunit",
+                is_stacked=True,
+                needs_gpu=True,
+            ),
+            Panel(
+                "Cache hit rate",
+                "Of the kernels that were asked for, those that there were already.",
+                (Query(_share(_FOUND, _ASKED), "hits"),),
+                unit="percentunit",
+            ),
+        ),
+    ),
+    Section(
+        "Kernels",
+        (
+            Panel(
+                "Speed-up over dense fp32",
+                "cuBLAS in full fp32 over the kernel. No figure where nothing was timed.",
+                _percentiles(_SPEEDUP, _FP32),
+                needs_gpu=True,
+            ),
+            Panel(
+                "Mean speed-up over dense",
+                "By the arithmetic of cuBLAS. Below 1 the dense product is faster.",
+                (
+                    Query(
+                        f"sum by (dense) (rate({_SPEEDUP}_sum[$window]))"
+                        f" / sum by (dense) (rate({_SPEEDUP}_count[$window]))",
+                        "{{dense}}",
+                    ),
+                ),
+                needs_gpu=True,
+            ),
+            Panel(
+                "Faster than dense fp32",
+                "The share of the kernels that were timed.",
+                (
+                    Query(
+                        "1 - " + _share(f'{_SPEEDUP}_bucket{{dense="fp32",le="1.0"}}', f"{_SPEEDUP}_count{_FP32}"),
+                    ),
+                ),
+                unit="percentunit",
+                needs_gpu=True,
+            ),
+            Panel(
+                "GPU use",
+                "GPUs at work: 1 is one GPU all the time. A job's seconds are counted when it ends.",
+                (Query("sum(rate(lospmm_gpu_busy_seconds_total[$window]))", "busy"),),
+                needs_gpu=True,
+            ),
+        ),
+    ),
+    Section(
+        "Service",
+        (
+            Panel(
+                "Queue",
+                "Jobs that are not done.",
+                (Query("lospmm_queue_jobs", "{{state}}"),),
+                width=8,
+            ),
+            Panel(
+                "Jobs that ended",
+                "In the window; found: another job had made the kernel meanwhile.",
+                (Query("sum by (outcome) (increase(lospmm_jobs_ended_total[$window]))", "{{outcome}}"),),
+                width=8,
+            ),
+            Panel(
+                "Failures",
+                "In the window, by the type of the problem.",
+                (Query("sum by (reason) (increase(lospmm_failures_total[$window])) > 0 or vector(0)", "{{reason}}"),),
+                width=8,
+            ),
+            Panel(
+                "Requests",
+                "By route and status.",
+                (
+                    Query(
+                        "sum by (route, method, status) (rate(lospmm_requests_total[$window]))",
+                        "{{method}} {{route}} {{status}}",
+                    ),
+                ),
+                unit="reqps",
+            ),
+            Panel(
+                "Request time",
+                "The 99th percentile by route; one that waits for a job takes as long.",
+                (Query(_percentile(0.99, "lospmm_request_seconds", "route, method"), "{{method}} {{route}}"),),
+                unit="s",
+            ),
+        ),
+    ),
+)
+
+
+def panels() -> list[Panel]:
+    return [panel for section in SECTIONS for panel in section.panels]

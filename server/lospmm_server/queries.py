@@ -1,0 +1,257 @@
+"""What the tables say of jobs, for the routes, the page and the metrics. Each function is one transaction.
+
+A model has no state of its own: it follows from those of its kernels. All functions raise DatabaseFault.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from lospmm_server.database import Database
+from lospmm_server.faults import LayersFailed
+from lospmm_server.metrics import QueueFigures
+from lospmm_server.problems import describe
+from lospmm_server.schemas import Problem
+from lospmm_server.tables import ENDED, PENDING, events, kernels, layers, models
+
+#: Failed layers that the error of a model names.
+NAMED_LAYERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """A layer of a model; one that could not be read has no digest and no sizes."""
+
+    name: str
+    state: str
+    digest: str | None
+    stage: str | None
+    progress: Mapping[str, tuple[int, int]]
+    error: Problem | None
+    m: int | None
+    k: int | None
+    nnz: int | None
+    speedup: float | None  # over dense cuBLAS, where both were timed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A kernel's job or a model's, as it is in the tables."""
+
+    id: str
+    kind: Literal["kernel", "model"]
+    state: str
+    turn: int = 0  # the order in which jobs were queued
+    name: str = ""  # a model's
+    key: str = ""
+    created: datetime | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    attempts: int = 0
+    is_cancelling: bool = False
+    stage: str | None = None
+    progress: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    error: Problem | None = None
+    request: Mapping[str, Any] = field(default_factory=dict)  # a kernel's; of a model n and device
+    speedup: float | None = None
+    layers: tuple[LayerState, ...] = ()
+
+    @property
+    def is_ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def watched(self) -> list[str]:
+        """The ids under which its events are written."""
+        return [self.id, *dict.fromkeys(layer.digest for layer in self.layers if layer.digest)]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    id: int
+    job: str
+    time: datetime
+    kind: str
+    data: Mapping[str, Any]
+
+
+def find_job(database: Database, job: str) -> Job | None:
+    """A model with all of its layers, or a kernel."""
+    with database.read() as connection:
+        row = connection.execute(sa.select(kernels).where(kernels.c.digest == job)).first()
+        if row is not None:
+            return _kernel(row)
+        model = connection.execute(sa.select(models).where(models.c.id == job)).first()
+        return None if model is None else _model(model, _layers_of(connection, [job]).get(job, ()))
+
+
+def list_jobs(database: Database, state: str | None, before: int | None, limit: int) -> list[Job]:
+    """What was posted, the last queued first: models, and kernels that are not only a layer."""
+    of_kernels = sa.select(kernels).where(kernels.c.posted).order_by(kernels.c.turn.desc()).limit(limit)
+    of_models = sa.select(models).order_by(models.c.turn.desc()).limit(limit)
+    if state is not None:
+        states = _model_states()
+        of_kernels = of_kernels.where(kernels.c.state == state)
+        of_models = of_models.join(states, states.c.model == models.c.id).where(states.c.state == state)
+    if before is not None:
+        of_kernels, of_models = of_kernels.where(kernels.c.turn < before), of_models.where(models.c.turn < before)
+    with database.read() as connection:
+        found = [_kernel(row) for row in connection.execute(of_kernels)]
+        rows = connection.execute(of_models).all()
+        parts = _layers_of(connection, [row.id for row in rows])
+    found += [_model(row, parts.get(row.id, ())) for row in rows]
+    return sorted(found, key=lambda job: -job.turn)[:limit]
+
+
+def events_after(database: Database, jobs: Sequence[str] | None, after: int, limit: int = 500) -> list[Event]:
+    """The events of these jobs, or of all, that follow the one with the id ``after``."""
+    chosen = sa.select(events).where(events.c.id > after).order_by(events.c.id).limit(limit)
+    if jobs is not None:
+        chosen = chosen.where(events.c.job.in_(jobs))
+    with database.read() as connection:
+        return [Event(row.id, row.job, row.time, row.kind, row.data) for row in connection.execute(chosen)]
+
+
+def last_event(database: Database) -> int:
+    with database.read() as connection:
+        return int(connection.execute(sa.select(sa.func.coalesce(sa.func.max(events.c.id), 0))).scalar_one())
+
+
+def figures(database: Database) -> QueueFigures:
+    """The depth of the queue, and the age of its oldest job by this machine's clock."""
+    columns = (kernels.c.state, sa.func.count(), sa.func.min(kernels.c.created))
+    counted = sa.select(*columns).where(kernels.c.state.in_(PENDING)).group_by(kernels.c.state)
+    with database.read() as connection:
+        found = {row[0]: (row[1], row[2]) for row in connection.execute(counted)}
+    queued, oldest = found.get("queued", (0, None))
+    age = 0.0 if oldest is None else (datetime.now(UTC) - oldest).total_seconds()
+    return QueueFigures(queued=queued, running=found.get("running", (0, None))[0], oldest_seconds=max(0.0, age))
+
+
+def _kernel(row: Any) -> Job:
+    return Job(
+        id=row.digest,
+        kind="kernel",
+        state=row.state,
+        turn=row.turn,
+        key=row.key,
+        created=row.created,
+        started=row.started,
+        ended=row.ended,
+        attempts=row.attempts,
+        is_cancelling=row.cancel,
+        stage=row.stage,
+        progress=_progress(row.progress),
+        error=_problem(row.error),
+        request=row.request,
+        speedup=row.speedup,
+    )
+
+
+def _model(row: Any, found: Sequence[Any]) -> Job:
+    states = tuple(_layer(layer) for layer in found)
+    done = sum(layer.state in ENDED for layer in states)
+    state = _state_of(states, is_cancelled=row.cancel)
+    return Job(
+        id=row.id,
+        kind="model",
+        state=state,
+        turn=row.turn,
+        name=row.name,
+        key=row.key,
+        created=row.created,
+        started=min((layer.started for layer in found if layer.started), default=None),
+        ended=max((layer.ended for layer in found if layer.ended), default=None) if state in ENDED else None,
+        is_cancelling=row.cancel and done < len(states),
+        stage=next((layer.stage for layer in states if layer.state == "running"), None),
+        progress={"layers": (done, len(states))},
+        error=_layers_failed(states) if state == "failed" else None,
+        request={"n": row.n, "device": {"name": row.device}},
+        layers=states,
+    )
+
+
+def _layer(row: Any) -> LayerState:
+    return LayerState(
+        name=row.name,
+        state="failed" if row.bad is not None or row.state is None else row.state,
+        digest=row.digest,
+        stage=row.stage,
+        progress=_progress(row.progress or {}),
+        error=_problem(row.bad or row.error),
+        m=row.m,
+        k=row.k,
+        nnz=row.nnz,
+        speedup=row.speedup,
+    )
+
+
+def _state_of(states: Sequence[LayerState], *, is_cancelled: bool) -> str:
+    """What ``_model_states`` says in SQL."""
+    found = [layer.state for layer in states]
+    readable = [layer.state for layer in states if layer.digest is not None]
+    if is_cancelled and any(state != "succeeded" for state in found):
+        return "cancelled"
+    if readable and all(state == "queued" for state in readable):
+        return "queued"
+    if any(state in PENDING for state in found):
+        return "running"
+    return next((state for state in ("failed", "cancelled") if state in found), "succeeded")
+
+
+def _model_states() -> sa.Subquery:
+    """The state of every model."""
+    state = sa.case(
+        (layers.c.error.is_not(None) | kernels.c.state.is_(None), "failed"),
+        else_=kernels.c.state,
+    )
+
+    def count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+        return sa.func.count().filter(condition)
+
+    total, readable = sa.func.count(), count(layers.c.digest.is_not(None))
+    queued = count(state == "queued")
+    of_model = sa.case(
+        (models.c.cancel & (count(state == "succeeded") < total), "cancelled"),
+        ((readable > 0) & (queued == readable), "queued"),
+        (count(state.in_(PENDING)) > 0, "running"),
+        (count(state == "failed") > 0, "failed"),
+        (count(state == "cancelled") > 0, "cancelled"),
+        else_="succeeded",
+    )
+    joined = layers.join(models, models.c.id == layers.c.model)
+    joined = joined.outerjoin(kernels, kernels.c.digest == layers.c.digest)
+    chosen = sa.select(layers.c.model, of_model.label("state")).select_from(joined)
+    return chosen.group_by(layers.c.model, models.c.cancel).subquery()
+
+
+def _layers_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Any]]:
+    joined = layers.outerjoin(kernels, kernels.c.digest == layers.c.digest)
+    of_layer = (layers.c.model, layers.c.name, layers.c.digest, layers.c.m, layers.c.k, layers.c.nnz)
+    of_kernel = (kernels.c.state, kernels.c.stage, kernels.c.progress, kernels.c.error, kernels.c.speedup)
+    columns = (*of_layer, layers.c.error.label("bad"), *of_kernel, kernels.c.started, kernels.c.ended)
+    chosen = sa.select(*columns).select_from(joined).where(layers.c.model.in_(ids))
+    found: dict[str, list[Any]] = {}
+    for row in connection.execute(chosen.order_by(layers.c.model, layers.c.position)):
+        found.setdefault(row.model, []).append(row)
+    return found
+
+
+def _layers_failed(states: Sequence[LayerState]) -> Problem:
+    failed = [layer for layer in states if layer.state == "failed"]
+    named = "; ".join(
+        f"{layer.name}: {layer.error.detail if layer.error else 'lost'}" for layer in failed[:NAMED_LAYERS]
+    )
+    more = f"; and {len(failed) - NAMED_LAYERS} more" if len(failed) > NAMED_LAYERS else ""
+    return describe(LayersFailed(f"{len(failed)} of {len(states)} layers have no kernel: {named}{more}"))
+
+
+def _progress(content: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+    return {name: (counts[0], counts[1]) for name, counts in content.items()}
+
+
+def _problem(content: Mapping[str, Any] | None) -> Problem | None:
+    return None if content is None else Problem(**content)

@@ -1,0 +1,379 @@
+"""The queue of kernels to be tuned. Each function is one transaction, and all of them raise DatabaseFault.
+
+    nothing, ended --submit--> queued --claim--> running --finish, fail--> succeeded, failed
+                                  ^                 |
+                                  +-- give_back, release: its worker left, or died --+
+
+A worker that runs a job counts up its ``beat`` and is its only owner: what it says counts while the row names it.
+Nobody looks at a clock for that (``leases.py``). ``cancel`` ends what is queued, and asks the owner of what runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+
+import sqlalchemy as sa
+
+from lospmm.errors import BadRequest
+from lospmm.settings import settings
+from lospmm_server import observations
+from lospmm_server.database import Database
+from lospmm_server.faults import Busy, Cancelled, GaveUp
+from lospmm_server.problems import describe
+from lospmm_server.schemas import Problem
+from lospmm_server.tables import PENDING, events, kernels, layers, models
+
+Json = dict[str, Any]
+
+
+class Verdict(Enum):
+    """What the row of a job tells the worker that runs it."""
+
+    GO_ON = "go on"
+    CANCEL = "cancel"
+    LOST = "lost"  # another one is the owner now
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A kernel that somebody asks for. Its matrix is in the store, and so is its artifact where ``is_kept``."""
+
+    digest: str
+    request: Json  # jobs.Request.to_json
+    gpu: str  # the GPU that it must run on; empty: none
+    is_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer of a model: its order, or the problem of what could not be read."""
+
+    name: str
+    order: Order | None
+    error: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    id: str
+    name: str
+    n: int
+    device: str
+    layers: Sequence[Layer]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job in the hands of one worker, for the ``attempts``th time."""
+
+    digest: str
+    owner: str
+    request: Json
+    model: str
+    attempts: int
+
+
+def submit(database: Database, order: Order, key: str) -> None:
+    """Have the kernel tuned, unless it is under way or has succeeded meanwhile. Raises Busy.
+
+    Should the kernel of one that has succeeded be lost, ``requeue`` has it tuned again.
+    """
+    with database.write() as connection:
+        _check_room(connection, key, [] if order.is_kept else [order.digest])
+        _submit(connection, order, key)
+
+
+def submit_model(database: Database, model: Model, key: str) -> None:
+    """Have every layer tuned, equal ones once; all of them are accepted or none. Raises Busy."""
+    orders = {layer.order.digest: layer.order for layer in model.layers if layer.order is not None}
+    with database.write() as connection:
+        _check_room(connection, key, [digest for digest, order in orders.items() if not order.is_kept])
+        connection.execute(sa.delete(layers).where(layers.c.model == model.id))
+        connection.execute(sa.delete(models).where(models.c.id == model.id))
+        turn = _event(connection, model.id, "posted", {"model": model.name, "layers": len(model.layers)})
+        row = {"id": model.id, "turn": turn, "name": model.name, "n": model.n, "device": model.device, "key": key}
+        connection.execute(sa.insert(models).values(**row, cancel=False, created=_now()))
+        connection.execute(sa.insert(layers), [_layer_row(model.id, *found) for found in enumerate(model.layers)])
+        for order in orders.values():
+            _submit(connection, order, key, model.name)
+
+
+def check_room(database: Database, key: str, digest: str) -> None:
+    """Raises Busy where this job would be refused: before its matrix is written anywhere."""
+    with database.read() as connection:
+        _check_room(connection, key, [digest])
+
+
+def claim(database: Database, owner: str, gpu: str) -> Claim | None:
+    """The oldest job that a worker with this GPU may run is now ``owner``'s; None where there is none."""
+    may_run = (kernels.c.state == "queued") & kernels.c.gpu.in_(("", gpu))
+    oldest = sa.select(kernels).where(may_run).order_by(kernels.c.turn).limit(1)
+    with database.read() as connection:  # an idle worker keeps nobody from writing
+        if connection.execute(oldest).first() is None:
+            return None
+    with database.write() as connection:
+        row = connection.execute(oldest).first()
+        if row is None:
+            return None
+        begun = {"state": "running", "owner": owner, "attempts": row.attempts + 1, "started": _now()}
+        _change(connection, row.digest, begun | {"beat": row.beat + 1, "stage": None, "progress": {}})
+        _event(connection, row.digest, "running", {"attempt": row.attempts + 1})
+        return Claim(row.digest, owner, row.request, row.model, row.attempts + 1)
+
+
+def beat(database: Database, claimed: Claim, stage: str | None, progress: Mapping[str, Sequence[int]]) -> Verdict:
+    """Say that the owner lives and how far it is."""
+    with database.write() as connection:
+        row = _owned(connection, claimed)
+        if row is None:
+            return Verdict.LOST
+        told = {name: list(counts) for name, counts in progress.items()}
+        _change(connection, claimed.digest, {"beat": row.beat + 1, "stage": stage, "progress": told})
+        if told != row.progress:
+            _event(connection, claimed.digest, "progress", {"stage": stage, "progress": told})
+        return Verdict.CANCEL if row.cancel else Verdict.GO_ON
+
+
+def look(database: Database, claimed: Claim) -> Verdict:
+    """What ``beat`` would say, without writing."""
+    with database.read() as connection:
+        row = _owned(connection, claimed)
+    return Verdict.LOST if row is None else Verdict.CANCEL if row.cancel else Verdict.GO_ON
+
+
+def finish(database: Database, claimed: Claim, observation: Json) -> bool:
+    """The artifact is in the store (``observations.succeeded``). False where somebody else owns the job by now."""
+    speedups = observation.get("speedup_over_dense") or {}
+    return _end(database, claimed, "succeeded", observation, {"speedup": speedups.get("fp32"), "error": None})
+
+
+def fail(database: Database, claimed: Claim, problem: Problem) -> bool:
+    """False where somebody else owns the job by now."""
+    return _end(database, claimed, "failed", *_failure(problem))
+
+
+def give_back(database: Database, claimed: Claim) -> bool:
+    """The owner stops for its own reasons, or because it was asked to: the attempt does not count."""
+    with database.write() as connection:
+        row = _owned(connection, claimed)
+        if row is None:
+            return False
+        if row.cancel:
+            _cancelled(connection, row.digest)
+        else:
+            waiting = {"state": "queued", "owner": None, "attempts": row.attempts - 1, "started": None}
+            _change(connection, row.digest, waiting)
+            _event(connection, row.digest, "queued", _queued(row.request, row.model))
+        return True
+
+
+def running(database: Database) -> dict[tuple[str, str], int]:
+    """The beat of each job that runs, by its digest and owner."""
+    columns = (kernels.c.digest, kernels.c.owner, kernels.c.beat)
+    with database.read() as connection:
+        rows = connection.execute(sa.select(*columns).where(kernels.c.state == "running")).all()
+    return {(row.digest, row.owner): row.beat for row in rows}
+
+
+def release(database: Database, digest: str, owner: str, seen_beat: int) -> bool:
+    """Take a job from a worker that has died, unless it has stirred since ``seen_beat``."""
+    with database.write() as connection:
+        row = connection.execute(sa.select(kernels).where(kernels.c.digest == digest)).first()
+        if row is None or (row.state, row.owner, row.beat) != ("running", owner, seen_beat):
+            return False
+        _release(connection, row)
+        return True
+
+
+def release_all_of(database: Database, owner: str) -> int:
+    """The same for every job of a worker that is known to have ended; returns how many there were."""
+    of_owner = (kernels.c.state == "running") & (kernels.c.owner == owner)
+    with database.write() as connection:
+        rows = connection.execute(sa.select(kernels).where(of_owner)).all()
+        for row in rows:
+            _release(connection, row)
+        return len(rows)
+
+
+def cancel(database: Database, job: str) -> bool:
+    """Cancel a kernel, or a model with those of its kernels that nobody else asked for. False for an unknown id.
+
+    What has ended stays as it is.
+    """
+    with database.write() as connection:
+        row = connection.execute(sa.select(kernels).where(kernels.c.digest == job)).first()
+        if row is not None:
+            _cancel(connection, row)
+            return True
+        model = connection.execute(sa.select(models).where(models.c.id == job)).first()
+        if model is None:
+            return False
+        _cancel_layers(connection, job)
+        return True
+
+
+def requeue(database: Database, digest: str) -> bool:
+    """Have a kernel tuned again whose artifact was lost. False unless the job had succeeded."""
+    with database.write() as connection:
+        row = connection.execute(sa.select(kernels).where(kernels.c.digest == digest)).first()
+        if row is None or row.state != "succeeded":
+            return False
+        _queue(connection, row, {"attempts": 0})
+        return True
+
+
+def _submit(connection: sa.Connection, order: Order, key: str, model: str | None = None) -> None:
+    row = connection.execute(sa.select(kernels).where(kernels.c.digest == order.digest)).first()
+    posted = model is None or (row is not None and row.posted)
+    if row is not None and row.state in PENDING:
+        _change(connection, order.digest, {"posted": posted, "cancel": False})  # it is wanted after all
+        return
+    if row is not None and row.state == "succeeded" and model is None:
+        _change(connection, order.digest, {"posted": True})
+        return
+    wanted = {"request": order.request, "gpu": order.gpu, "posted": posted, "attempts": 0, "key": key}
+    if row is None:
+        new = {"digest": order.digest, "turn": 0, "state": "queued", "beat": 0, "cancel": False, "progress": {}}
+        connection.execute(sa.insert(kernels).values(**new, **wanted, model=model or "", created=_now()))
+    if order.is_kept:
+        kept = {"state": "succeeded", "error": None, "cancel": False, "ended": _now()}
+        _change(connection, order.digest, wanted | kept)
+        if row is None:
+            _change(connection, order.digest, {"turn": _event(connection, order.digest, "kept", {})})
+        return
+    _queue(connection, connection.execute(sa.select(kernels).where(kernels.c.digest == order.digest)).one(), wanted)
+
+
+def _queue(connection: sa.Connection, row: Any, values: Mapping[str, Any]) -> None:
+    turn = _event(connection, row.digest, "queued", _queued(row.request, row.model))
+    waiting = {"state": "queued", "turn": turn, "owner": None, "cancel": False, "error": None, "stage": None}
+    _change(connection, row.digest, {**waiting, "progress": {}, "started": None, "ended": None, **values})
+
+
+def _queued(request: Json, model: str) -> Json:
+    return observations.queued(nnz=request["nnz"], model=model)
+
+
+def _failure(problem: Problem) -> tuple[Json, Json]:
+    """The data of the event and the columns of the row."""
+    error = problem.model_dump()
+    return {**observations.failed(problem), "error": error}, {"error": error}
+
+
+def _release(connection: sa.Connection, row: Any) -> None:
+    limit = settings().max_attempts
+    if row.cancel:
+        _cancelled(connection, row.digest)
+    elif row.attempts >= limit:
+        where = f"in the stage {row.stage}" if row.stage else "at its beginning"
+        message = f"{row.attempts} workers that ran this job have died, the last one {where}; post it again to retry"
+        _ended(connection, row.digest, "failed", *_failure(describe(GaveUp(message))))
+    else:  # behind the others: if it ends its workers, they get their turn first
+        _queue(connection, row, {})
+
+
+def _cancel(connection: sa.Connection, row: Any) -> None:
+    if row.state == "queued":
+        _cancelled(connection, row.digest)
+    elif row.state == "running":
+        _change(connection, row.digest, {"cancel": True})
+
+
+def _cancel_layers(connection: sa.Connection, model: str) -> None:
+    own = sa.select(layers.c.digest).where((layers.c.model == model) & layers.c.digest.is_not(None))
+    others = sa.select(layers.c.digest).join(models, models.c.id == layers.c.model)
+    others = others.where((models.c.id != model) & ~models.c.cancel & layers.c.digest.is_not(None))
+    alone = kernels.c.digest.in_(own) & kernels.c.digest.not_in(others) & ~kernels.c.posted
+    rows = connection.execute(sa.select(kernels).where(alone & kernels.c.state.in_(PENDING))).all()
+    is_pending = kernels.c.digest.in_(own) & kernels.c.state.in_(PENDING)
+    if connection.execute(sa.select(kernels.c.digest).where(is_pending).limit(1)).first() is None:
+        return  # it has ended
+    for row in rows:
+        _cancel(connection, row)
+    connection.execute(sa.update(models).where(models.c.id == model).values(cancel=True))
+    _event(connection, model, "stopped", {})
+
+
+def _end(database: Database, claimed: Claim, state: str, data: Json, values: Mapping[str, Any]) -> bool:
+    with database.write() as connection:
+        if _owned(connection, claimed) is None:
+            return False
+        _ended(connection, claimed.digest, state, data, values)
+        return True
+
+
+def _cancelled(connection: sa.Connection, digest: str) -> None:
+    _ended(
+        connection,
+        digest,
+        "cancelled",
+        {},
+        {"error": describe(Cancelled("the job was cancelled; post it again to have it done")).model_dump()},
+    )
+
+
+def _ended(connection: sa.Connection, digest: str, state: str, data: Json, values: Mapping[str, Any]) -> None:
+    _change(connection, digest, {"state": state, "owner": None, "cancel": False, "ended": _now(), **values})
+    passed = (events.c.job == digest) & (events.c.kind == "progress")
+    connection.execute(sa.delete(events).where(passed))  # who comes later needs none of it
+    _event(connection, digest, state, data)
+
+
+def _owned(connection: sa.Connection, claimed: Claim) -> Any:
+    mine = (kernels.c.digest == claimed.digest) & (kernels.c.owner == claimed.owner) & (kernels.c.state == "running")
+    return connection.execute(sa.select(kernels).where(mine)).first()
+
+
+def _change(connection: sa.Connection, digest: str, values: Mapping[str, Any]) -> None:
+    connection.execute(sa.update(kernels).where(kernels.c.digest == digest).values(**values))
+
+
+def _event(connection: sa.Connection, job: str, kind: str, data: Json) -> int:
+    added = connection.execute(sa.insert(events).values(job=job, time=_now(), kind=kind, data=data))
+    primary = added.inserted_primary_key
+    assert primary is not None
+    return int(primary[0])
+
+
+def _layer_row(model: str, position: int, layer: Layer) -> Json:
+    request = {} if layer.order is None else layer.order.request
+    return {
+        "model": model,
+        "position": position,
+        "name": layer.name,
+        "digest": None if layer.order is None else layer.order.digest,
+        **{side: request.get(side) for side in ("m", "k", "nnz")},
+        "error": None if layer.error is None else layer.error.model_dump(),
+    }
+
+
+def _check_room(connection: sa.Connection, key: str, asked: Sequence[str]) -> None:
+    pending = sa.select(kernels.c.digest).where(kernels.c.state.in_(PENDING) & kernels.c.digest.in_(asked))
+    new = len(asked) - len(connection.execute(pending).all())
+    if new:
+        _refuse(*_under_way(connection, key), new=new)
+
+
+def _under_way(connection: sa.Connection, key: str) -> tuple[int, int]:
+    """Jobs that wait or run: all, and those of one key."""
+    of_key = sa.func.count().filter(kernels.c.key == key)
+    row = connection.execute(sa.select(sa.func.count(), of_key).where(kernels.c.state.in_(PENDING))).one()
+    return int(row[0]), int(row[1])
+
+
+def _refuse(total: int, of_key: int, *, new: int) -> None:
+    limits = settings()
+    for count, limit, whose in (
+        (total, limits.max_jobs, "jobs are under way"),
+        (of_key, limits.max_jobs_per_key, "jobs of this key are under way"),
+    ):
+        if new > limit:
+            raise BadRequest(f"{new} jobs at once, more than the {limit} that this service takes; post fewer")
+        if count + new > limit:
+            raise Busy(f"{count} {whose}, and this service takes {limit}; try again later")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

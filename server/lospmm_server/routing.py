@@ -1,0 +1,66 @@
+"""What the routes share: who asks, what stands behind them, and how OpenAPI describes bodies and problems."""
+
+from typing import Annotated, Any, cast
+
+from fastapi import Depends, Request
+
+from lospmm_server import keys, problems
+from lospmm_server.negotiation import negotiate
+from lospmm_server.origin import refuse_foreign_pages
+from lospmm_server.responses import BINARY, JSON
+from lospmm_server.service import Service
+from lospmm_server.uploads import FIELD
+
+#: Asked for by those who look after the service, and know no key.
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+
+FILE = {"type": "string", "format": "binary"}
+
+
+def body(description: str, *, several: bool = False) -> dict[str, Any]:
+    """OpenAPI of a body that is a file, or a form with one or several."""
+    field = {"type": "array", "items": FILE} if several else FILE
+    form = {"schema": {"type": "object", "properties": {FIELD: field}, "required": [FIELD]}}
+    content = {"multipart/form-data": form, BINARY: {"schema": FILE}}
+    return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
+def problems_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI of the problems that a route may answer with."""
+    kinds = (*problems.ERRORS.values(), *problems.STATUSES.values(), problems.BAD_PARAMETER)
+    titles = {kind.status: kind.title for kind in kinds}
+    content = {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": titles.get(status, "A problem"), "content": content} for status in statuses}
+
+
+async def _service(request: Request) -> Service:
+    return cast(Service, request.app.state.service)
+
+
+async def _media_type(request: Request) -> str:
+    return negotiate(",".join(request.headers.getlist("accept")), (JSON, BINARY))
+
+
+async def _key(request: Request) -> str:
+    return cast(str, request.state.key)
+
+
+async def admit(request: Request) -> None:
+    """Every route's first question. Raises HTTPException 401 where a key is needed, 403 for pages of other sites."""
+    service: Service = request.app.state.service
+    refuse_foreign_pages(request, is_open=service.keyring is None)
+    request.state.key = keys.NOBODY
+    if service.keyring is None or request.url.path in OPEN_PATHS:
+        return
+    if service.keyring.is_stale:
+        await service.ask(service.keyring.refresh)
+    key = keys.key_of(request)
+    name = None if key is None else service.keyring.name_of(key)
+    if name is None:
+        raise keys.refused()
+    request.state.key = name
+
+
+Behind = Annotated[Service, Depends(_service)]
+MediaType = Annotated[str, Depends(_media_type)]
+KeyName = Annotated[str, Depends(_key)]

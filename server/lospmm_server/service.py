@@ -1,0 +1,158 @@
+"""What the routes stand on: the tables, the store, and those who wait for jobs.
+
+It takes requests and gives answers; the work is done by workers, in other processes (``worker.py``). An accepted job is
+a committed row whose matrix is in the store: neither depends on this process any more.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TypeVar
+
+from fastapi import HTTPException
+
+from lospmm import jobs
+from lospmm.store import Store
+from lospmm_server import queries, queue
+from lospmm_server.beside import Crew
+from lospmm_server.database import Database
+from lospmm_server.events import Watch
+from lospmm_server.faults import DatabaseFault
+from lospmm_server.keys import Keyring
+from lospmm_server.metrics import Metrics
+from lospmm_server.queries import Job
+from lospmm_server.queue import Order
+from lospmm_server.schemas import JobState
+from lospmm_server.shelf import Kept, Shelf
+
+#: Uploads that are in memory at the same time.
+READERS = 2
+
+#: Transactions at the same time; those who write wait for each other anyway.
+TRANSACTIONS = 4
+
+Result = TypeVar("Result")
+
+
+class Service:
+    """Belongs to one event loop. ``keyring`` is None where everybody may ask; ``workers`` run beside it."""
+
+    def __init__(self, database: Database, store: Store, *, keyring: Keyring | None = None, workers: int = 0) -> None:
+        self.database, self.store, self.keyring = database, store, keyring
+        self.shelf = Shelf(store)
+        self.metrics = Metrics()
+        self.watch = Watch(database)
+        self.crew = Crew(database, workers)
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")
+        self._clerks = ThreadPoolExecutor(TRANSACTIONS, thread_name_prefix="database")
+        self._counted: int | None = None  # the last event that is in the metrics
+        self._counting = asyncio.Lock()
+
+    @asynccontextmanager
+    async def life(self) -> AsyncIterator[None]:
+        """While it lasts, those who wait are woken, and the workers beside are kept alive."""
+        with suppress(DatabaseFault):
+            self._counted = await self.ask(queries.last_event, self.database)
+        tasks = [asyncio.create_task(self.watch.run()), asyncio.create_task(self.crew.run())]
+        try:
+            yield
+        finally:
+            self.stop()
+            await self.crew.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.database.close()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.watch.is_stopping
+
+    def stop(self) -> None:
+        """Answer those who wait, and have the workers give their jobs back."""
+        self.watch.stop()
+        self.crew.stop()
+        self._readers.shutdown(wait=False)
+
+    async def ask(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Call a function of ``queue`` or ``queries`` in a thread."""
+        return await self._in(self._clerks, partial(function, *arguments))
+
+    async def take(self, read: Callable[[], Result]) -> Result:
+        """``read`` a body in a thread, with few others at the same time. Raises what it does, and HTTPException 503."""
+        if self.is_stopping:
+            raise HTTPException(503, "the service is stopping; post again later", {"Retry-After": "10"})
+        return await self._in(self._readers, read)
+
+    def order(self, request: jobs.Request, key: str) -> Order:
+        """From any thread: the order of a settled request, with its matrix in the store where it is to be tuned.
+
+        Raises Busy before anything is written, ToolchainFault where the disk fails.
+        """
+        digest, options = request.digest, request.options
+        is_kept = (self.shelf.at_hand(digest) or self.shelf.find(digest)) is not None
+        if not is_kept:
+            queue.check_room(self.database, key, digest)
+            jobs.keep_matrix(request.problem.matrix, self.store)
+        gpu = request.problem.device.name if "gpu" in (options.measure, options.verify) else ""
+        return Order(digest, request.to_json(), gpu, is_kept)
+
+    async def kernel(self, digest: str) -> Kept:
+        """A finished kernel. Raises HTTPException 404; one that was lost is then tuned again."""
+        found = self.shelf.at_hand(digest) or await asyncio.to_thread(self.shelf.find, digest)
+        if found is None:
+            lost = await self.ask(queue.requeue, self.database, digest)
+            why = "its files were damaged or removed; it is tuned again" if lost else "post its matrix (again)"
+            raise HTTPException(404, f"{digest}: no kernel of this digest; {why}")
+        return found
+
+    async def job(self, job_id: str) -> Job:
+        """A job as it is now. Raises HTTPException 404."""
+        job = await self.ask(queries.find_job, self.database, job_id)
+        if job is not None and (job.kind == "model" or job.state != JobState.SUCCEEDED):
+            return job
+        kept = self.shelf.at_hand(job_id) or await asyncio.to_thread(self.shelf.find, job_id)
+        if kept is not None:
+            return job or Job(id=job_id, kind="kernel", state=JobState.SUCCEEDED)
+        if job is not None:
+            await self.ask(queue.requeue, self.database, job_id)
+            job = await self.ask(queries.find_job, self.database, job_id)
+        if job is None:
+            raise HTTPException(404, f"{job_id}: no job of this id; post its matrix (again)")
+        return job
+
+    async def wait_for(self, job_id: str, seconds: float) -> Job:
+        """The job once it has ended, or after so long, or when the service stops. Raises HTTPException 404."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        job = await self.job(job_id)
+        if job.is_ended or seconds <= 0:
+            return job
+        with self.watch.subscribed(job.watched) as changed:
+            while True:
+                changed.clear()
+                job = await self.job(job_id)
+                remaining = deadline - loop.time()
+                if job.is_ended or self.is_stopping or remaining <= 0:
+                    return job
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), remaining)
+
+    async def render_metrics(self) -> bytes:
+        """The figures, with what workers have written down since they were last asked for. Raises DatabaseFault."""
+        async with self._counting:
+            if self._counted is None:
+                self._counted = await self.ask(queries.last_event, self.database)
+            while found := await self.ask(queries.events_after, self.database, None, self._counted):
+                for event in found:
+                    self.metrics.observe(event.kind, event.data)
+                self._counted = found[-1].id
+            return self.metrics.render(await self.ask(queries.figures, self.database))
+
+    async def _in(self, pool: ThreadPoolExecutor, function: Callable[[], Result]) -> Result:
+        """In a thread whose log lines carry the request's id."""
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(function))

@@ -1,0 +1,73 @@
+"""The service as the pages see it (``views.View``)."""
+
+from typing import Any
+
+from fastapi import Request
+from starlette.datastructures import UploadFile
+
+from lospmm.artifact import Artifact
+from lospmm_server import queries, queue
+from lospmm_server.queries import Job, LayerState
+from lospmm_server.schemas import PAGE, KernelQuery
+from lospmm_server.service import Service
+from lospmm_server.uploads import read_request
+from lospmm_server.views import JobList, JobView, LayerView
+
+
+class ServiceView:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def jobs(self, state: str | None, cursor: int | None) -> JobList:
+        found = await self._service.ask(queries.list_jobs, self._service.database, state, cursor, PAGE)
+        return JobList(tuple(map(_job, found)), found[-1].turn if len(found) == PAGE else None)
+
+    async def job(self, job: str) -> JobView:
+        return _job(await self._service.job(job))
+
+    async def kernel(self, digest: str) -> Artifact:
+        return (await self._service.kernel(digest)).artifact
+
+    async def submit(self, request: Request, upload: UploadFile, query: KernelQuery) -> str:
+        service, key = self._service, request.state.key
+        order = await service.take(lambda: service.order(read_request(upload, query), key))
+        service.metrics.artifact_requested(hit=order.is_kept)
+        if not order.is_kept:
+            await service.ask(queue.submit, service.database, order, key)
+        return order.digest
+
+
+def _job(job: Job) -> JobView:
+    request: dict[str, Any] = dict(job.request)
+    sizes = {name: request.get(name) for name in ("m", "k", "nnz", "n")}
+    return JobView(
+        id=job.id,
+        kind=job.kind,
+        state=job.state,
+        name=job.name,
+        created=job.created,
+        started=job.started,
+        ended=job.ended,
+        attempts=job.attempts,
+        is_cancelling=job.is_cancelling,
+        stage=job.stage,
+        progress=job.progress,
+        error=job.error,
+        device=request.get("device", {}).get("name", ""),
+        layers=tuple(map(_layer, job.layers)),
+        **sizes,
+    )
+
+
+def _layer(layer: LayerState) -> LayerView:
+    return LayerView(
+        name=layer.name,
+        state=layer.state,
+        digest=layer.digest,
+        stage=layer.stage,
+        error=layer.error,
+        m=layer.m,
+        k=layer.k,
+        nnz=layer.nnz,
+        speedup=layer.speedup,
+    )

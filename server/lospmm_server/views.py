@@ -1,0 +1,98 @@
+"""What the pages show of jobs, and where they get it: ``View`` is all that ``pages`` knows of database and store."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, Protocol
+
+from fastapi import Request
+from starlette.datastructures import UploadFile
+
+from lospmm.artifact import Artifact
+from lospmm_server.schemas import KernelQuery, Problem
+
+PENDING = ("queued", "running")
+STATES = (*PENDING, "succeeded", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerView:
+    """A layer of a model; one that could not be read has no digest and no sizes, and a problem in ``error``."""
+
+    name: str
+    state: str
+    digest: str | None = None
+    stage: str | None = None
+    error: Problem | None = None
+    m: int | None = None
+    k: int | None = None
+    nnz: int | None = None
+    speedup: float | None = None  # over dense cuBLAS in fp32, where both were timed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """The job of a kernel or of a model, whose ``layers`` may be left out in lists."""
+
+    id: str
+    kind: Literal["kernel", "model"]
+    state: str
+    name: str = ""  # a model's
+    created: datetime | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    attempts: int = 0
+    is_cancelling: bool = False
+    stage: str | None = None  # that reported last
+    progress: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # (done, total) by stage; a model's by layers
+    error: Problem | None = None
+    m: int | None = None
+    k: int | None = None
+    nnz: int | None = None
+    n: int | None = None
+    device: str = ""
+    layers: tuple[LayerView, ...] = ()
+
+    @property
+    def is_pending(self) -> bool:
+        return self.state in PENDING
+
+    @property
+    def title(self) -> str:
+        return f"Model {self.name}" if self.kind == "model" else f"Kernel {self.id[:12]}"
+
+    @property
+    def seconds(self) -> float | None:
+        """From its start to its end."""
+        if self.started is None or self.ended is None:
+            return None
+        return max(0.0, (self.ended - self.started).total_seconds())
+
+    @property
+    def fraction(self) -> tuple[int, int] | None:
+        """(done, total) of what is going on: of a model its layers, of a kernel the stage that reported last."""
+        return self.progress.get("layers" if self.kind == "model" else self.stage or "")
+
+
+@dataclass(frozen=True, slots=True)
+class JobList:
+    """``following`` is the cursor of the next page; None on the last."""
+
+    jobs: tuple[JobView, ...]
+    following: int | None
+
+
+class View(Protocol):
+    """Methods raise what ``problems`` describes: HTTPException 404 for what there is not, DatabaseFault, Busy."""
+
+    async def jobs(self, state: str | None, cursor: int | None) -> JobList:
+        """A page of what was posted, the newest first; of one state, and those after ``cursor``."""
+
+    async def job(self, job: str) -> JobView:
+        """A kernel's job, or a model's with its layers."""
+
+    async def kernel(self, digest: str) -> Artifact:
+        """A finished kernel."""
+
+    async def submit(self, request: Request, upload: UploadFile, query: KernelQuery) -> str:
+        """Have a matrix tuned, as POST /v1/kernels does; the id of the job."""

@@ -1,0 +1,215 @@
+"""What tunes: takes a job from the queue, runs it, says that it lives and how far it is, and writes down the end.
+
+The job runs in a thread, so that the worker can look after it meanwhile: a cancelled job is told to stop, and so is one
+that takes too long or that another worker owns by now. An orderly end gives the job back. Whatever a worker leaves
+undone when it is killed, another one finds (``leases.py``), and the store has the units that it had compiled.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+
+from lospmm import jobs
+from lospmm.artifact import Artifact
+from lospmm.errors import BadRequest, LospmmError
+from lospmm.settings import settings
+from lospmm.stages import Progress
+from lospmm.store import Store
+from lospmm_server import observations, queue, retention
+from lospmm_server.database import Database
+from lospmm_server.faults import DatabaseFault, OutOfTime
+from lospmm_server.leases import BEAT_SECONDS, Lookout
+from lospmm_server.logs import about_job
+from lospmm_server.problems import describe
+from lospmm_server.queue import Claim, Verdict
+
+#: How often a worker without a job asks for one, and how often one with a job looks whether it goes on.
+POLL_SECONDS = 0.2
+TICK_SECONDS = 0.3
+
+#: How long it waits for a database that is away: longer each time, up to the second figure.
+BACKOFF_SECONDS = (0.5, 10.0)
+
+#: How long an orderly end waits for a job that has been told to stop: some stages cannot be interrupted.
+GRACE_SECONDS = 3.0
+
+#: How often the rows of old jobs are removed.
+TIDY_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
+
+#: Does the work of a job: what ``jobs.tune`` does, here or elsewhere. Raises CancelledError once the event is set.
+Tune = Callable[[Claim, Progress, threading.Event], Artifact]
+
+
+@dataclass(slots=True)
+class Report:
+    """How far a job is: its thread tells, the worker reads."""
+
+    stage: str | None = None
+    progress: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """A ``Progress``. A stage says 0 of 1 before it knows how many parts it has, and 1 of 1 at its end."""
+        known = max(total, self.progress.get(stage, (0, 1))[1])
+        self.progress = {**self.progress, stage: (known if (done, total) == (1, 1) else done, known)}
+        self.stage = stage
+
+
+@dataclass(slots=True)
+class Work:
+    """A job in its thread."""
+
+    claim: Claim
+    report: Report = field(default_factory=Report)
+    cancel: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+    outcome: "Future[queue.Json]" = field(default_factory=Future)
+    is_late: bool = False
+    told: float = field(default_factory=time.monotonic)  # when the last beat was
+    shown: dict[str, tuple[int, int]] = field(default_factory=dict)  # the progress in the last beat
+
+
+def new_name() -> str:
+    """A name that no other worker has."""
+    return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def tune_here(store: Store) -> Tune:
+    """``jobs.tune`` in this process."""
+
+    def tune(claim: Claim, progress: Progress, cancel: threading.Event) -> Artifact:
+        request = jobs.from_json(claim.request, store)
+        if request.digest != claim.digest:  # its artifact would lie where nobody looks for it
+            raise BadRequest(
+                "this worker has another version of lospmm or of the CUDA toolkit than the service that accepted the "
+                "job; post it again"
+            )
+        return jobs.tune(request, store=store, progress=progress, cancel=cancel)
+
+    return tune
+
+
+class Worker:
+    """Takes one job after the other. ``gpu`` names the GPU that it may use in the device table; empty: none."""
+
+    def __init__(self, database: Database, store: Store, tune: Tune, *, name: str = "", gpu: str = "") -> None:
+        self.name = name or new_name()
+        self._database, self._store, self._tune, self._gpu = database, store, tune, gpu
+        self._lookout = Lookout()
+        self._tidied = time.monotonic()
+        self._pause = 0.0
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop`` is set; a job that runs then is given back within GRACE_SECONDS."""
+        while not stop.is_set():
+            try:
+                claim = queue.claim(self._database, self.name, self._gpu)
+                if claim is None:
+                    self._look_after_others()
+                self._pause = 0.0
+            except DatabaseFault as error:
+                self._wait_for_database(error, stop)
+                continue
+            if claim is None:
+                stop.wait(POLL_SECONDS)
+            else:
+                with about_job(claim.digest):
+                    self._work(Work(claim), stop)
+
+    def _look_after_others(self) -> None:
+        for digest in self._lookout.release_expired(self._database):
+            _log.warning("the worker of job %s has died; the job is queued again or given up", digest)
+        if time.monotonic() - self._tidied > TIDY_SECONDS:
+            self._tidied = time.monotonic()
+            retention.forget(self._database)
+
+    def _work(self, work: Work, stop: threading.Event) -> None:
+        digest, deadline = work.claim.digest, time.monotonic() + settings().job_seconds
+        _log.info("the job begins, attempt %d", work.claim.attempts)
+        threading.Thread(target=self._run, args=(work,), name=f"tune-{digest[:8]}", daemon=True).start()
+        while not work.done.wait(TICK_SECONDS):
+            if stop.is_set():
+                work.cancel.set()
+                work.done.wait(GRACE_SECONDS)
+                break
+            if time.monotonic() > deadline and not work.cancel.is_set():
+                work.is_late = True
+                work.cancel.set()
+            if self._look(work) is not Verdict.GO_ON:
+                work.cancel.set()
+        self._write_down(work, stop)
+
+    def _run(self, work: Work) -> None:
+        """In a thread of its own: the outcome is the data of the event, or what was raised."""
+        with about_job(work.claim.digest):
+            self._try(work)
+
+    def _try(self, work: Work) -> None:
+        try:
+            is_kept = jobs.find(work.claim.digest, self._store) is not None
+            artifact = self._tune(work.claim, work.report, work.cancel)
+            found = observations.succeeded(artifact, cache="hit" if is_kept else "miss", model=work.claim.model)
+            work.outcome.set_result(found)
+        except BaseException as error:
+            work.outcome.set_exception(error)
+        finally:
+            work.done.set()
+
+    def _look(self, work: Work) -> Verdict:
+        """Say that we live where it is time to, or that there is progress; and what the row says of the job."""
+        progress, now = work.report.progress, time.monotonic()
+        try:
+            if progress == work.shown and now - work.told < BEAT_SECONDS:
+                return queue.look(self._database, work.claim)
+            verdict = queue.beat(self._database, work.claim, work.report.stage, progress)
+            work.told, work.shown = now, progress
+            return verdict
+        except DatabaseFault as error:
+            _log.warning("the job goes on without the database: %s", error)
+            return Verdict.GO_ON
+
+    def _write_down(self, work: Work, stop: threading.Event) -> None:
+        """The end of the job, however long the database is away; without it the job would be done again."""
+        while True:
+            try:
+                self._end(work, stop)
+                self._pause = 0.0
+                return
+            except DatabaseFault as error:
+                if stop.is_set():
+                    return
+                self._wait_for_database(error, stop)
+
+    def _end(self, work: Work, stop: threading.Event) -> None:
+        claim = work.claim
+        if not work.done.is_set():  # it did not stop in time
+            queue.give_back(self._database, claim)
+            return
+        error = work.outcome.exception()
+        if error is None:
+            queue.beat(self._database, claim, work.report.stage, work.report.progress)
+            is_ours = queue.finish(self._database, claim, work.outcome.result())
+            _log.info("the job has succeeded%s", "" if is_ours else ", and has another owner by now")
+        elif isinstance(error, CancelledError) and work.is_late and not stop.is_set():
+            late = OutOfTime(f"the job took more than the {settings().job_seconds:g} s of LOSPMM_JOB_SECONDS")
+            queue.fail(self._database, claim, describe(late))
+        elif isinstance(error, CancelledError) or stop.is_set():
+            queue.give_back(self._database, claim)  # cancelled there, if that was asked for
+        else:
+            if not isinstance(error, LospmmError):
+                _log.error("the job failed unexpectedly", exc_info=error)
+            queue.fail(self._database, claim, describe(error))
+            _log.info("the job has failed: %s", error)
+
+    def _wait_for_database(self, error: DatabaseFault, stop: threading.Event) -> None:
+        shortest, longest = BACKOFF_SECONDS
+        self._pause = min(longest, max(shortest, 2 * self._pause))
+        _log.warning("%s; next try in %.1f s", error, self._pause)
+        stop.wait(self._pause)

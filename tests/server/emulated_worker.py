@@ -1,0 +1,23 @@
+"""``python -m tests.server.emulated_worker GATE LIBRARIES M K N``: a worker of the service on a machine with an H200,
+which is the emulated one of tests/core/machine_gpu.py. All of its jobs are M x K matrices, for N columns.
+"""
+
+import sys
+
+from lospmm import jobs, measure
+from lospmm.measure import Bench
+from lospmm_server import main
+from tests.core import machine_gpu
+
+
+def work(gate: str, libraries: str, *sizes: str) -> None:
+    no_kernel_fails = "0"
+    command = (sys.executable, "-P", machine_gpu.__file__, gate, libraries, *sizes, no_kernel_fails)
+    measure.compile_gate = lambda _arch: b"gate"
+    jobs.Bench = lambda problem, cancel: Bench(problem, cancel=cancel, command=command)
+    main.own_gpu = lambda: "h200"
+    main.work("", None)
+
+
+if __name__ == "__main__":
+    work(*sys.argv[1:])

@@ -1,0 +1,34 @@
+"""Orders, models and claims for tests of the queue: job number 1, number 2, ..."""
+
+from lospmm.errors import NothingFits
+from lospmm_server import queries, queue
+from lospmm_server.database import Database
+from lospmm_server.problems import describe
+from lospmm_server.queue import Claim, Layer, Model, Order
+
+
+def order(number: int, *, gpu: str = "", is_kept: bool = False) -> Order:
+    return Order(f"{number:064x}", {"m": 4, "k": 8, "nnz": number}, gpu, is_kept)
+
+
+def model(*orders: Order | None, name: str = "net") -> Model:
+    bad = describe(NothingFits("not a matrix"))
+    layers = [Layer(f"layer{at}", one, None if one else bad) for at, one in enumerate(orders)]
+    return Model(f"{len(orders):x}{name}".encode().hex().ljust(64, "0"), name, 128, "h200", layers)
+
+
+def submitted(database: Database, *numbers: int, key: str = "") -> None:
+    for number in numbers:
+        queue.submit(database, order(number), key)
+
+
+def claimed(database: Database, owner: str = "worker", gpu: str = "") -> Claim:
+    found = queue.claim(database, owner, gpu)
+    assert found is not None
+    return found
+
+
+def state(database: Database, number: int) -> str:
+    job = queries.find_job(database, order(number).digest)
+    assert job is not None
+    return job.state

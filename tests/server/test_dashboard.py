@@ -1,0 +1,128 @@
+"""The dashboard against its generator, its queries against the table of metrics, and the page that describes both."""
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lospmm_server import dashboard
+from lospmm_server.metrics import METRICS, MODELS
+from lospmm_server.panels import SECTIONS, Query
+from tests.docs.pages import DOCS, ROOT, names, rows, section
+from tests.server.promql import filled, selectors
+
+PANELS = [panel for part in SECTIONS for panel in part.panels]
+QUERIES = [query for panel in PANELS for query in panel.queries]
+
+#: Metrics that no panel shows.
+NOT_SHOWN: frozenset[str] = frozenset()
+
+#: Labels that Prometheus itself adds.
+ADDED_LABELS = {"le"}
+
+
+def metric_of(series: str) -> Any:
+    found = [metric for metric in METRICS.values() if series in metric.series]
+    assert found, f"{series} is no series of the table"
+    return found[0]
+
+
+def test_the_file_is_what_the_generator_writes() -> None:
+    written = (ROOT / dashboard.FILE).read_text()
+    assert written == dashboard.text(), "python -m lospmm_server.dashboard writes it anew; read the diff"
+
+
+def test_the_generator_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dashboard.main(tmp_path) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    file = tmp_path / dashboard.FILE
+    file.parent.mkdir(parents=True)
+    assert dashboard.main(tmp_path) == 0
+    assert file.read_text() == dashboard.text()
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.text[:60])
+def test_a_query_parses_and_names_series_and_labels_that_there_are(query: Query) -> None:
+    chosen = list(selectors(filled(query.text)))
+    assert chosen
+    for selector in chosen:
+        metric = metric_of(selector.name)
+        labels = {label.name: label.values for label in metric.labels}
+        for matcher in selector.matchers.matchers:
+            assert matcher.name in labels.keys() | ADDED_LABELS, (selector.name, matcher.name)
+            if matcher.name == "le":
+                assert float(matcher.value) in metric.buckets, matcher.value
+            elif str(matcher.op) == "MatchOp.Equal" and labels[matcher.name]:
+                assert matcher.value in labels[matcher.name], matcher.value
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.text[:60])
+def test_what_a_query_groups_by_and_its_legend_are_labels(query: Query) -> None:
+    labels = {label.name for selector in selectors(filled(query.text)) for label in metric_of(selector.name).labels}
+    grouped = {name for group in re.findall(r"by \(([^)]*)\)", query.text) for name in re.split(r",\s*", group)}
+    assert grouped - ADDED_LABELS <= labels
+    legend = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
+    assert legend <= labels
+    if grouped:  # lines that differ in nothing that their legend says could not be told apart
+        assert legend == grouped - ADDED_LABELS
+
+
+@pytest.mark.parametrize("text", ["sum(", "rate(lospmm_requests_total)[5m]", "lospmm requests"])
+def test_what_is_no_query_is_noticed(text: str) -> None:
+    with pytest.raises(ValueError):
+        list(selectors(text))
+
+
+def test_selectors_are_found_wherever_they_stand() -> None:
+    query = (
+        "histogram_quantile(scalar(a), sum by (le) (rate(b[5m]))) / -(c or topk(scalar(d), max_over_time(e[1h:1m])))"
+    )
+    assert {selector.name for selector in selectors(query)} == {"a", "b", "c", "d", "e"}
+
+
+def test_every_metric_is_shown_or_said_not_to_be() -> None:
+    shown = {metric_of(selector.name).name for query in QUERIES for selector in selectors(filled(query.text))}
+    assert shown | NOT_SHOWN == set(METRICS)
+    assert not shown & NOT_SHOWN
+
+
+def test_panels_have_a_place_of_their_own() -> None:
+    panels = dashboard.dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    places = [tuple(panel["gridPos"][side] for side in "xywh") for panel in panels]
+    assert all(x >= 0 and x + w <= dashboard.COLUMNS for x, _, w, _ in places)
+    for (x, y, w, h), (x2, y2, w2, h2) in combinations(places, 2):
+        assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y
+
+
+def test_the_dashboard_finds_the_provisioned_datasource() -> None:
+    file = ROOT / "docker" / "grafana" / "provisioning" / "datasources" / "prometheus.yml"
+    (provisioned,) = yaml.safe_load(file.read_text())["datasources"]
+    assert {"type": provisioned["type"], "uid": provisioned["uid"]} == dashboard.DATASOURCE
+    model = dashboard.dashboard()
+    (variable,) = (variable for variable in model["templating"]["list"] if variable["type"] == "query")
+    assert variable["datasource"] == dashboard.DATASOURCE
+    targets = [target for panel in model["panels"] for target in panel.get("targets", ())]
+    assert [target["expr"] for target in targets] == [query.text for query in QUERIES]
+    assert all(target["datasource"] == dashboard.DATASOURCE for target in targets)
+
+
+def test_variables_are_those_that_queries_use() -> None:
+    used = {name for query in QUERIES for name in re.findall(r"\$\w+", query.text)}
+    assert used == {f"${variable['name']}" for variable in dashboard.dashboard()["templating"]["list"]}
+    assert json.loads(dashboard.text()) == dashboard.dashboard()
+
+
+def test_the_page_describes_every_metric() -> None:
+    page = (DOCS / "operations.md").read_text()
+    table = list(rows(section(page, "## Metrics")))[1:]
+    described = {names(cells[0])[0]: (cells[1], set(names(cells[2]))) for cells in table}
+    expected = {name: (metric.type, {label.name for label in metric.labels}) for name, metric in METRICS.items()}
+    assert described == expected
+    assert len(table) == len(METRICS)
+    assert f"{MODELS - 1} names of models" in page

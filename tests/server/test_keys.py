@@ -1,0 +1,176 @@
+"""API keys: where other machines can reach the service, nobody gets in without one."""
+
+import base64
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from starlette.testclient import TestClient
+
+from lospmm import jobs
+from lospmm.errors import BadRequest, BadSettings
+from lospmm_server import keys
+from lospmm_server.database import Database, open_database
+from lospmm_server.faults import DatabaseFault
+from lospmm_server.keys import Keyring
+from lospmm_server.service import Service
+from tests.server.conftest import client_of, npy_file
+from tests.server.processes import SERVE, serving
+
+ROUTES = (
+    ("POST", "/v1/kernels?n=64&device=h200"),
+    ("POST", "/v1/models?n=64&device=h200"),
+    ("GET", f"/v1/kernels/{'0' * 64}"),
+    ("GET", f"/v1/kernels/{'0' * 64}/cubin"),
+    ("GET", "/v1/jobs"),
+    ("GET", f"/v1/jobs/{'0' * 64}"),
+    ("GET", f"/v1/jobs/{'0' * 64}/events"),
+    ("DELETE", f"/v1/jobs/{'0' * 64}"),
+    ("GET", "/metrics"),
+    ("GET", "/"),
+)
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    database = open_database()
+    database.migrate()
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def guarded(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    """A service that wants a key, and looks for new ones at each request."""
+    monkeypatch.setattr(keys, "REFRESH_SECONDS", -1.0)
+    service = Service(database, jobs.open_store(), keyring=Keyring(database))
+    with client_of(service) as client:
+        yield client
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_nothing_without_a_key(guarded: TestClient, database: Database) -> None:
+    key = keys.add(database, "team")
+    wrong = (
+        {},
+        bearer(""),
+        bearer(key[:-1]),
+        bearer(f"{key}x"),
+        bearer(keys.digest_of(key)),
+        {"Authorization": key},
+        {"Authorization": "Basic ?"},
+        {"Authorization": "Basic " + base64.b64encode(b"team:no").decode()},
+        {"Authorization": f"Digest {key}"},
+    )
+    for method, path in ROUTES:
+        for headers in wrong:
+            answer = guarded.request(method, path, headers=headers)
+            assert answer.status_code == 401, (method, path, headers)
+            assert answer.json()["type"] == "/problems/unauthorized"
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert guarded.get("/healthz").status_code == 200
+    assert guarded.get("/readyz").status_code == 200
+
+
+def test_a_key_opens_until_it_is_revoked(guarded: TestClient, database: Database) -> None:
+    key = keys.add(database, "team")
+    basic = {"Authorization": "Basic " + base64.b64encode(f"anybody:{key}".encode()).decode()}
+    for headers in (bearer(key), basic):
+        assert guarded.get("/v1/jobs", headers=headers).status_code == 200
+    accepted = guarded.post("/v1/kernels?n=64&device=h200&wait=0", content=npy_file(), headers=bearer(key))
+    assert accepted.status_code == 202
+    assert guarded.get("/v1/jobs", headers={**bearer(key), "Host": "service.example"}).status_code == 200
+    foreign = {**basic, "Sec-Fetch-Site": "cross-site"}
+    assert guarded.get("/v1/jobs", headers=foreign).status_code == 403
+    keys.revoke(database, "team")
+    assert guarded.get("/v1/jobs", headers=bearer(key)).status_code == 401
+    assert [(found.name, found.is_valid) for found in keys.listed(database)] == [("team", False)]
+
+
+def test_only_hashes_are_kept(database: Database, tmp_path: Path) -> None:
+    key = keys.add(database, "team")
+    database.close()
+    content = b"".join(path.read_bytes() for path in (tmp_path / "cache").glob("service.db*"))
+    assert keys.digest_of(key).encode() in content
+    assert key.encode() not in content
+    assert key.removeprefix(keys.PREFIX).encode() not in content
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 81, "é", "a\n"])
+def test_names_that_there_cannot_be(database: Database, name: str) -> None:
+    with pytest.raises(BadRequest, match="key name"):
+        keys.add(database, name)
+
+
+def test_a_name_is_taken_once_at_a_time(database: Database) -> None:
+    keys.add(database, "team")
+    with pytest.raises(BadRequest, match="there is a key 'team' already"):
+        keys.add(database, "team")
+    keys.revoke(database, "team")
+    keys.add(database, "team")
+    with pytest.raises(BadRequest, match="no valid key 'other'"):
+        keys.revoke(database, "other")
+
+
+class TestFile:
+    def test_its_keys_open_too(
+        self, guarded: TestClient, tmp_path: Path, set_environment: Callable[[str, object], None]
+    ) -> None:
+        file = tmp_path / "keys"
+        file.write_text(f"# who may ask\n\nteam {keys.digest_of('one')}\nother\t{keys.digest_of('two')}  # them\n")
+        set_environment("LOSPMM_API_KEYS", file)
+        for key in ("one", "two"):
+            assert guarded.get("/v1/jobs", headers=bearer(key)).status_code == 200
+        file.write_text(f"other {keys.digest_of('two')}\n")
+        assert guarded.get("/v1/jobs", headers=bearer("one")).status_code == 401
+
+    @pytest.mark.parametrize("line", ["team", "team secret", f"team {'A' * 64}", f"te am {'0' * 64}"])
+    def test_a_wrong_line_is_named(self, tmp_path: Path, line: str) -> None:
+        (tmp_path / "keys").write_text(f"ok {'0' * 64}\n{line}\n")
+        with pytest.raises(BadSettings, match=r"LOSPMM_API_KEYS: .*keys, line 2") as error:
+            keys.read_file(tmp_path / "keys")
+        assert "secret" not in str(error.value)
+
+    def test_a_file_that_there_is_not(self, tmp_path: Path) -> None:
+        with pytest.raises(BadSettings, match=r"LOSPMM_API_KEYS: .* cannot be read: No such file"):
+            keys.read_file(tmp_path / "none")
+
+
+def test_known_keys_outlast_the_database(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, keyring = keys.add(database, "team"), Keyring(database)
+
+    def gone(_self: Database) -> None:
+        raise DatabaseFault("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "read", gone)
+        with pytest.raises(DatabaseFault):
+            keyring.refresh()
+    assert keyring.refresh()
+    monkeypatch.setattr(Database, "read", gone)
+    assert keyring.refresh()
+    assert keyring.name_of(key) == "team"
+
+
+def lospmm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "lospmm.cli", *arguments], capture_output=True, text=True)
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    key = lospmm("keys", "add", "team").stdout.strip()
+    assert key.startswith(keys.PREFIX)
+    assert "team" in lospmm("keys", "ls").stdout
+    assert key not in lospmm("keys", "ls", "--json").stdout
+    with serving(tmp_path, (*SERVE, "--host", "0.0.0.0", "--workers", "0")) as (_, port):
+        url = f"http://127.0.0.1:{port}/v1/jobs"
+        assert httpx2.get(url).status_code == 401
+        assert httpx2.get(url, headers=bearer(key)).status_code == 200
+    assert lospmm("keys", "revoke", "team").returncode == 0
+    refused = lospmm("serve", "--host", "0.0.0.0", "--port", "0")
+    assert (refused.returncode, "there is no API key" in refused.stderr) == (2, True)

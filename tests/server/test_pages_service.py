@@ -1,0 +1,57 @@
+"""The pages on the real service: what a form posts is tuned, and what workers write down is shown."""
+
+import numpy as np
+from starlette.testclient import TestClient
+
+from tests.core.files import saved
+from tests.server.conftest import npy_file, weights
+from tests.server.page_reader import BROWSER, page
+
+FORM = {"n": "64", "device": "h200"}
+
+
+def post(client: TestClient, content: bytes, status: int = 303) -> str:
+    """The path of the job's page."""
+    files = {"matrix": ("W.npy", content)}
+    response = client.post("/jobs", files=files, data=FORM, headers=BROWSER, follow_redirects=False)
+    assert response.status_code == status, response.text
+    return response.headers.get("location", "")
+
+
+def test_a_posted_matrix_waits_and_is_listed(idle_client: TestClient) -> None:
+    idle_client.headers.update(BROWSER)
+    path = post(idle_client, npy_file())
+    waiting = page(idle_client, path)
+    assert "Queued." in waiting.text and "Matrix A 16 x 24" in waiting.text and "Columns of B 64" in waiting.text
+    assert f"Kernel {path[6:18]} queued" in page(idle_client, "/").text
+    assert f"Kernel {path[6:18]} queued" in page(idle_client, "/?state=queued").text
+    assert path[6:18] not in page(idle_client, "/?state=failed").text
+    idle_client.delete(f"/v1{path}")
+    assert "Cancelled." in page(idle_client, path).text
+
+
+def test_a_posted_matrix_becomes_a_kernel_with_its_space(client: TestClient) -> None:
+    client.headers.update(BROWSER)
+    path = post(client, npy_file())
+    assert client.get(f"/v1{path}", params={"wait": 60}).json()["state"] == "succeeded"
+    found = page(client, path)
+    assert "Succeeded." in found.text and "the winner" in found.text and "Verified on the CPU" in found.text
+    for link in found.all("a"):
+        assert client.get(str(link["href"])).status_code == 200, link
+    assert post(client, npy_file()) == path
+
+
+def test_a_model_shows_its_layers(client: TestClient) -> None:
+    client.headers.update(BROWSER)
+    files = [("matrix", ("good.npy", saved(np.save, weights(1)))), ("matrix", ("bad.npy", b"\x93NUMPY"))]
+    response = client.post("/v1/models", params={"n": 64, "device": "h200", "name": "two", "wait": 60}, files=files)
+    assert response.status_code in (200, 201, 202), response.text
+    text = page(client, f"/jobs/{response.json()['id']}").text
+    assert "Model two" in text and "good" in text and "succeeded 16 x 24" in text and "not timed" in text
+    assert "bad" in text and "failed" in text
+    assert "Model two failed 2 of 2 layers" in page(client, "/").text
+
+
+def test_a_damaged_matrix_is_refused_with_a_page(client: TestClient) -> None:
+    response = client.post("/jobs", files={"matrix": ("W.npy", b"\x93NUMPY")}, data=FORM, headers=BROWSER)
+    assert (response.status_code, "The matrix file cannot be used" in response.text) == (422, True)

@@ -1,0 +1,99 @@
+"""Models in the queue, on SQLite and on PostgreSQL: a batch of kernels, each of which may be others' too."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from lospmm.errors import BadRequest, NothingFits
+from lospmm_server import queries, queue
+from lospmm_server.database import Database
+from lospmm_server.faults import Busy
+from lospmm_server.problems import describe
+from lospmm_server.queue import Model
+from tests.server.orders import claimed, model, order, state, submitted
+
+
+@pytest.fixture
+def database(either_database: Database) -> Database:
+    return either_database
+
+
+class TestModels:
+    def job(self, database: Database, posted: Model) -> queries.Job:
+        found = queries.find_job(database, posted.id)
+        assert found is not None
+        listed = queries.list_jobs(database, found.state, None, 50)  # the same state, as SQL has it
+        assert posted.id in [job.id for job in listed]
+        return found
+
+    def test_equal_layers_are_tuned_once_and_a_bad_one_fails_alone(self, database: Database) -> None:
+        posted = model(order(1), None, order(1), order(2))
+        queue.submit_model(database, posted, "team")
+        job = self.job(database, posted)
+        assert (job.state, job.progress, job.name, job.key) == ("queued", {"layers": (1, 4)}, "net", "team")
+        assert [layer.state for layer in job.layers] == ["queued", "failed", "queued", "queued"]
+        queue.finish(database, claimed(database), {})
+        assert self.job(database, posted).state == "running"
+        queue.finish(database, claimed(database), {})
+        assert queue.claim(database, "worker", "") is None
+        job = self.job(database, posted)
+        assert (job.state, job.progress) == ("failed", {"layers": (4, 4)})
+        assert [layer.state for layer in job.layers] == ["succeeded", "failed", "succeeded", "succeeded"]
+        assert job.error.detail == "1 of 4 layers have no kernel: layer1: not a matrix"
+
+    def test_a_model_whose_kernels_are_there(self, database: Database) -> None:
+        posted = model(order(1, is_kept=True), order(2, is_kept=True))
+        queue.submit_model(database, posted, "")
+        assert self.job(database, posted).state == "succeeded"
+        assert queue.claim(database, "worker", "") is None
+
+    def test_cancel_leaves_what_others_wait_for(self, database: Database) -> None:
+        submitted(database, 1)
+        mine, theirs = model(order(1), order(2), order(3), name="mine"), model(order(3), name="theirs")
+        queue.submit_model(database, mine, "")
+        queue.submit_model(database, theirs, "")
+        assert queue.cancel(database, mine.id)
+        assert [state(database, number) for number in (1, 2, 3)] == ["queued", "cancelled", "queued"]
+        assert self.job(database, mine).state == "cancelled"
+        assert self.job(database, theirs).state == "queued"
+        queue.cancel(database, theirs.id)
+        assert state(database, 3) == "cancelled"
+        queue.submit_model(database, mine, "")
+        assert self.job(database, mine).state == "queued"
+
+    @pytest.mark.parametrize(
+        ("ends", "expected"),
+        [
+            ([], "queued"),
+            (["succeeded"], "running"),
+            (["succeeded", "succeeded"], "succeeded"),
+            (["succeeded", "failed"], "failed"),
+            (["cancelled", "failed"], "failed"),
+            (["cancelled", "succeeded"], "cancelled"),
+        ],
+    )
+    def test_its_state_follows_from_its_layers(self, database: Database, ends: Sequence[str], expected: str) -> None:
+        posted = model(order(1), order(2))
+        queue.submit_model(database, posted, "")
+        for end in ends:
+            mine = claimed(database)
+            if end == "succeeded":
+                queue.finish(database, mine, {})
+            elif end == "failed":
+                queue.fail(database, mine, describe(NothingFits("no tile size fits")))
+            else:
+                queue.cancel(database, mine.digest)
+                queue.give_back(database, mine)
+        assert self.job(database, posted).state == expected
+
+    def test_all_layers_are_accepted_or_none(
+        self, database: Database, set_environment: Callable[[str, object], None]
+    ) -> None:
+        set_environment("LOSPMM_MAX_JOBS", 3)
+        submitted(database, 1, 2)
+        with pytest.raises(Busy):
+            queue.submit_model(database, model(order(1), order(3), order(4)), "")
+        assert queries.find_job(database, order(3).digest) is None
+        queue.submit_model(database, model(order(1), order(2), order(3)), "")
+        with pytest.raises(BadRequest, match="4 jobs at once, more than the 3"):
+            queue.submit_model(database, model(*map(order, (5, 6, 7, 8))), "")

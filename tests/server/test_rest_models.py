@@ -1,0 +1,256 @@
+"""A model as a batch of its layers, and the list of jobs."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+from safetensors.numpy import save as save_tensors
+from starlette.testclient import TestClient
+
+from lospmm.matrix import from_dense
+from lospmm_server.schemas import JobList, JobView
+from tests.core.files import npy, safetensors, tensor
+from tests.server.conftest import SlowToolkit, npy_file, weights
+from tests.server.processes import wait_until
+
+POST = "/v1/models?n=64&device=h200"
+
+
+def convolution() -> np.ndarray:
+    return weights(5).reshape(16, 4, 3, 2)
+
+
+def two_equal_and_one() -> bytes:
+    """Three weights, two of them equal, beside what is none."""
+    others = {"bias": np.ones(16, np.float32), "steps": np.ones((2, 2), np.int64)}
+    return save_tensors({"fc.0": weights(1), "fc.1": weights(2), "fc.2": weights(1), **others})
+
+
+def test_every_weight_of_a_file_is_a_layer_and_equal_ones_are_tuned_once(
+    client: TestClient, slow_toolkit: SlowToolkit
+) -> None:
+    slow_toolkit.gate.touch()
+    answer = client.post(f"{POST}&wait=60", files={"matrix": ("mlp.safetensors", two_equal_and_one())})
+    assert answer.status_code == 201
+    job = answer.json()
+    TypeAdapter(JobView).validate_python(job)
+    assert (job["kind"], job["state"], job["name"], job["error"]) == ("model", "succeeded", "mlp", None)
+    assert job["progress"] == {"layers": {"done": 3, "total": 3}}
+    layers = {layer["name"]: layer for layer in job["layers"]}
+    assert list(layers) == ["fc.0", "fc.1", "fc.2"]
+    assert layers["fc.0"]["kernel"] == layers["fc.2"]["kernel"] != layers["fc.1"]["kernel"]
+    assert slow_toolkit.compilations == 2  # a prologue each
+    kernel = client.get(layers["fc.1"]["kernel"]).json()
+    assert kernel["fingerprint"] == from_dense(weights(2)).fingerprint
+    assert [layers["fc.1"][side] for side in ("m", "k", "nnz")] == [kernel[side] for side in ("m", "k", "nnz")]
+    assert client.get(answer.headers["location"]).json() == job
+
+
+def test_posted_twice_it_is_the_same_job(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    first = client.post(POST, content=two_equal_and_one())
+    assert (first.status_code, first.json()["state"]) in ((202, "queued"), (202, "running"))
+    assert int(first.headers["retry-after"]) > 0
+    again = client.post(POST, content=two_equal_and_one())
+    assert again.json()["id"] == first.json()["id"]
+    assert client.post(f"{POST}&name=other", content=two_equal_and_one()).json()["id"] != first.json()["id"]
+    slow_toolkit.gate.touch()
+    assert client.get(f"{first.headers['location']}?wait=60").json()["state"] == "succeeded"
+    done = client.post(POST, content=two_equal_and_one())
+    assert (done.status_code, done.json()["state"]) == (201, "succeeded")
+    assert slow_toolkit.compilations == 2
+
+
+def test_files_are_layers_by_name_and_a_bad_one_fails_alone(client: TestClient) -> None:
+    files = [("conv.npy", npy_file(1)), ("bad.npy", b"not a matrix"), ("../up/fc.v2.npz.npy", npy_file(2))]
+    answer = client.post(f"{POST}&wait=60&name=net", files=[("matrix", file) for file in files])
+    assert answer.status_code == 201
+    job = answer.json()
+    assert (job["state"], job["name"]) == ("failed", "net")
+    assert job["error"]["type"] == "/problems/layers-failed"
+    assert "1 of 3 layers have no kernel: bad: bad.npy: does not begin as a .npy file does" in job["error"]["detail"]
+    assert [(layer["name"], layer["state"]) for layer in job["layers"]] == [
+        ("conv", "succeeded"),
+        ("bad", "failed"),
+        ("fc.v2.npz", "succeeded"),
+    ]
+    assert job["layers"][1]["error"]["type"] == "/problems/bad-matrix"
+    assert (job["layers"][1]["job"], job["layers"][1]["m"]) == (None, None)
+
+
+def test_a_convolution_is_its_matrix(client: TestClient) -> None:
+    content = save_tensors({"conv": convolution(), "nan": np.full((2, 2), np.nan, np.float32)})
+    job = client.post(f"{POST}&wait=60", content=content).json()
+    conv, nan = sorted(job["layers"], key=lambda layer: layer["name"])
+    assert (conv["m"], conv["k"], conv["state"]) == (16, 24, "succeeded")
+    assert client.get(conv["kernel"]).json()["fingerprint"] == from_dense(weights(5)).fingerprint
+    assert (nan["state"], "not a finite float32" in nan["error"]["detail"]) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "kind", "says"),
+    [
+        (b"", 422, "bad-matrix", "is empty"),
+        (b"GIF89a", 422, "bad-matrix", "its first bytes are"),
+        (two_equal_and_one()[:-1], 422, "bad-matrix", "truncated or damaged safetensors"),
+        (save_tensors({"bias": np.ones(4, np.float32)}), 422, "bad-matrix", "holds no weight"),
+        (safetensors({"../w": tensor("F32", [1, 1], 0, 4)}, bytes(4)), 422, "bad-matrix", "outside a directory"),
+        (npy((2**16, 2**17)), 422, "bad-matrix", ""),
+        (save_tensors({"nan": np.full((2, 2), np.nan, np.float32)}), 422, "bad-matrix", "not a finite float32"),
+    ],
+)
+def test_a_file_of_which_nothing_can_be_used(
+    client: TestClient, content: bytes, status: int, kind: str, says: str
+) -> None:
+    for body in ({"content": content}, {"files": {"matrix": ("W", content)}}):
+        answer = client.post(POST, **body)
+        assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{kind}")
+        assert says in answer.json()["detail"]
+    assert client.get("/v1/jobs").json()["jobs"] == []
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "says"),
+    [
+        ([("other", ("W.npy", npy_file()))], 400, "expected 1 to 2000 files, in the field 'matrix'"),
+        ([("matrix", ("a/W.npy", npy_file())), ("matrix", ("b/W.npy", npy_file()))], 400, "two files are called 'W'"),
+    ],
+)
+def test_hostile_forms(client: TestClient, files: list[tuple[str, object]], status: int, says: str) -> None:
+    answer = client.post(POST, files=files)
+    assert answer.status_code == status
+    assert says in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "kind"),
+    [
+        ("", 422, "bad-parameter"),
+        ("n=64&tensor=fc", 422, "bad-parameter"),
+        ("n=64&device=h200&name=", 422, "bad-parameter"),
+        ("n=64&device=/etc/passwd", 400, "bad-request"),
+        ("n=16777217&device=h200", 400, "bad-request"),
+    ],
+)
+def test_wrong_parameters(client: TestClient, query: str, status: int, kind: str) -> None:
+    answer = client.post(f"/v1/models?{query}", content=two_equal_and_one())
+    assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{kind}")
+
+
+def test_too_many_layers_for_the_queue(idle_client: TestClient, set_environment: Callable[[str, object], None]) -> None:
+    set_environment("LOSPMM_MAX_JOBS_PER_KEY", 2)
+    files = [("matrix", (f"{seed}.npy", npy_file(seed))) for seed in (1, 2, 3)]
+    refused = idle_client.post(POST, files=files)
+    assert (refused.status_code, refused.json()["type"]) == (400, "/problems/bad-request")
+    assert idle_client.post(POST, files=files[:2]).status_code == 202
+    busy = idle_client.post(POST, files=files[2:])
+    assert (busy.status_code, busy.json()["type"]) == (429, "/problems/busy")
+    assert "jobs of this key are under way" in busy.json()["detail"]
+
+
+def test_a_model_that_is_cancelled(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    files = [("matrix", (f"{seed}.npy", npy_file(seed))) for seed in (1, 2)]
+    model = client.post(POST, files=files).headers["location"]
+    shared = client.post("/v1/kernels?n=64&device=h200&wait=0", content=npy_file(2)).headers["location"]
+    wait_until(lambda: slow_toolkit.compilations)
+    cancelled = client.delete(model).json()
+    assert cancelled["state"] == "cancelled"
+    first = cancelled["layers"][0]["job"]
+    assert client.get(f"{first}?wait=20").json()["state"] == "cancelled"
+    slow_toolkit.gate.touch()
+    assert client.get(f"{shared}?wait=60").json()["state"] == "succeeded"  # somebody asked for it alone
+    assert client.get(model).json()["state"] == "cancelled"
+    assert client.post(f"{POST}&wait=60", files=files).json()["state"] == "succeeded"
+
+
+def test_jobs_are_listed_by_pages_and_states(idle_client: TestClient) -> None:
+    assert idle_client.get("/v1/jobs").json() == {"jobs": [], "next": None}
+    posted = [
+        idle_client.post("/v1/kernels?n=64&device=h200&wait=0", content=npy_file(seed)).json()["id"]
+        for seed in (1, 2, 3)
+    ]
+    posted.append(idle_client.post(POST, content=two_equal_and_one()).json()["id"])
+    idle_client.delete(f"/v1/jobs/{posted[1]}")
+    first = idle_client.get("/v1/jobs?limit=3").json()
+    TypeAdapter(JobList).validate_python(first)
+    rest = idle_client.get(f"/v1/jobs?limit=3&cursor={first['next']}").json()
+    assert [job["id"] for job in first["jobs"] + rest["jobs"]] == posted[::-1]
+    assert (rest["next"], [job["layers"] for job in first["jobs"]]) == (None, [None] * 3)
+    cancelled = idle_client.get("/v1/jobs?state=cancelled").json()["jobs"]
+    assert [job["id"] for job in cancelled] == [posted[1]]
+    for wrong in ("state=done", "cursor=x", "cursor=-1", "limit=0", "limit=51", f"cursor={'9' * 19}"):
+        answer = idle_client.get(f"/v1/jobs?{wrong}")
+        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/bad-parameter"), wrong
+
+
+def events(text: str) -> list[tuple[int, str, dict[str, object]]]:
+    """The events of a stream: id, kind and data."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if fields:
+            found.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def test_events_from_the_beginning_to_the_end_and_from_anywhere(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    job = client.post("/v1/kernels?n=64&device=h200&wait=0", content=npy_file()).json()
+    wait_until(lambda: client.get(job["links"]["self"]).json()["stage"] == "compile")
+    with client.stream("GET", job["links"]["events"]) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        slow_toolkit.gate.touch()
+        stream.read()
+        found = events(stream.text)
+    kinds = [kind for _, kind, _ in found]
+    assert (kinds[:2], kinds[-2:]) == (["queued", "running"], ["succeeded", "state"])
+    assert "progress" in kinds
+    ids = [number for number, _, _ in found]
+    assert ids == sorted(ids)
+    data = found[-2][2]
+    assert (data["job"], data["cache"], data["nnz"]) == (job["id"], "miss", np.count_nonzero(weights()))
+    later = client.get(job["links"]["events"], headers={"Last-Event-ID": str(ids[0])})
+    assert [kind for _, kind, _ in events(later.text)] == ["running", "succeeded", "state"]
+    nothing = client.get(job["links"]["events"], headers={"Last-Event-ID": str(ids[-1])})
+    assert (nothing.status_code, nothing.content) == (204, b"")
+    for odd in ("x", "-1", "9" * 30, "\u0663".encode()):
+        assert client.get(job["links"]["events"], headers={"Last-Event-ID": odd}).status_code in (200, 204)
+    assert client.get(f"/v1/jobs/{'0' * 64}/events").status_code == 404
+
+
+def test_events_of_a_model_name_its_layers(client: TestClient) -> None:
+    job = client.post(f"{POST}&wait=60", content=two_equal_and_one()).json()
+    found = events(client.get(job["links"]["events"]).text)
+    ended = {data["layer"] for _, kind, data in found if kind == "succeeded"}
+    assert len(ended) == 2  # of two equal ones, either
+    assert ended < {"fc.0", "fc.1", "fc.2"}
+    assert (found[-1][1], found[-1][2]["state"]) == ("state", "succeeded")
+
+
+def test_a_kernel_of_the_command_line_has_a_job_and_an_end(client: TestClient) -> None:
+    """Tuned with the same cache, unknown to the database."""
+    kernel = client.post("/v1/kernels?n=64&device=h200&wait=60", content=npy_file()).json()
+    client.app.state.service.database.engine.dispose()
+    with client.app.state.service.database.write() as connection:
+        for table in ("events", "kernels"):
+            connection.exec_driver_sql(f"DELETE FROM {table}")
+    job = client.get(f"/v1/jobs/{kernel['digest']}").json()
+    assert (job["state"], job["created"], job["links"]["kernel"]) == ("succeeded", None, kernel["links"]["self"])
+    stream = client.get(job["links"]["events"])
+    assert "event: state" in stream.text
+    assert client.delete(job["links"]["self"]).json()["state"] == "succeeded"
+
+
+def test_metrics_count_what_workers_did(client: TestClient) -> None:
+    client.get("/metrics")
+    post = "/v1/kernels?n=64&device=h200&wait=60"
+    assert [client.post(post, content=npy_file()).status_code for _ in range(2)] == [201, 201]
+    page = client.get("/metrics").text
+    for line in (
+        'lospmm_jobs_ended_total{outcome="tuned"} 1.0',
+        'lospmm_artifact_requests_total{cache="hit"} 1.0',
+        'lospmm_artifact_requests_total{cache="miss"} 1.0',
+        'lospmm_queue_jobs{state="queued"} 0.0',
+        'lospmm_requests_total{method="POST",route="/v1/kernels",status="201"} 2.0',
+    ):
+        assert line in page
