@@ -24,7 +24,7 @@ from lospmm.estimate import estimate_micros
 from lospmm.gpu.exclusive import exclusive
 from lospmm.measure import Bench
 from lospmm.model import Problem
-from lospmm.options import Options
+from lospmm.options import Options, splits_of
 from lospmm.readers import Values
 from lospmm.record import Outcome, files_of
 from lospmm.runtime.detect import own_gpu
@@ -41,7 +41,7 @@ from lospmm.verify import Verification, verify_on_cpu
 KERNELS = "kernel"
 
 #: Part of every request's digest: raise it when a request gives another artifact than before.
-ARTIFACT_FORMAT = 2
+ARTIFACT_FORMAT = 3
 
 #: What a search may choose for ``Schedule.lockstep``, the first without a measurement. Only machine code has barriers.
 LOCKSTEPS: Mapping[str, tuple[int, ...]] = MappingProxyType({"sass": (128, 0), "ptx": (0,), "cuda": (0,)})
@@ -145,9 +145,16 @@ class _Job:
 
 
 def _search(job: _Job) -> Choice:
-    lockstep = LOCKSTEPS[job.options.emitter][0]
-    size, workers = job.options.shortlist_size, settings().workers
-    return search(job.problem, estimate_micros, size, job.stages, workers=workers, lockstep=lockstep)
+    problem, options = job.problem, job.options
+    return search(
+        problem,
+        estimate_micros,
+        options.shortlist_size,
+        job.stages,
+        workers=settings().workers,
+        lockstep=LOCKSTEPS[options.emitter][0],
+        splits=splits_of(options.emitter, problem.device.arch),
+    )
 
 
 def _choose(job: _Job, choice: Choice, bench: Bench | None) -> Choice:
