@@ -27,6 +27,7 @@ from lospmm.gpu.messages import Measurement
 from lospmm.jobs import LOCKSTEPS
 from lospmm.measure import Bench
 from lospmm.model import Candidate, Problem
+from lospmm.options import splits_of
 from lospmm.runtime.detect import detect_device
 from lospmm.search import search
 from lospmm.settings import settings
@@ -44,14 +45,18 @@ PROBLEMS = [
     (256, 576, 12544, 0.9),
     (64, 576, 50176, 0.9),
     (768, 768, 16384, 0.9),
+    (512, 4608, 1568, 0.9),
+    (512, 2048, 784, 0.95),
+    (256, 2304, 3136, 0.9),
 ]
 
 
-def candidates_of(problem: Problem, sample: int, seed: int, lockstep: int) -> list[tuple[str, Candidate]]:
-    choice = search(problem, estimate_micros, 1, Stages(), workers=settings().workers, lockstep=lockstep)
+def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> list[tuple[str, Candidate]]:
+    lockstep, splits = LOCKSTEPS[emitter][0], splits_of(emitter, problem.device.arch)
+    choice = search(problem, estimate_micros, 1, Stages(), workers=settings().workers, lockstep=lockstep, splits=splits)
     rng = random.Random(seed)
-    pool = [wider for survivor in choice.space.survivors for wider in widen(problem, survivor, lockstep)]
-    best = [pool[index] for index in np.argsort(estimate_micros(problem, pool))[: max(len(pool) // 3, 1)]]
+    pool = widen(problem, choice.space, lockstep)
+    best = pool.take(np.argsort(estimate_micros(problem, pool))[: max(len(pool) // 3, 1)])
     drawn = [rng.choice(best if number % 2 else pool) for number in range(sample)]
     return [("choice", choice.winner), *(("sample", candidate) for candidate in drawn)]
 
@@ -71,6 +76,7 @@ def record(problem: Problem, emitter: str, what: str, candidate: Candidate, foun
         "prefetch": schedule.prefetch,
         "column_group": schedule.column_group,
         "lockstep": schedule.lockstep,
+        "split_k": schedule.split_k,
         "estimated_micros": round(float(estimate_micros(problem, [candidate])[0]), 2),
         "micros": None if timing is None else round(timing.micros, 2),
         "spread": None if timing is None else round(timing.spread, 4),
@@ -82,7 +88,7 @@ def record(problem: Problem, emitter: str, what: str, candidate: Candidate, foun
 def timed(key: tuple[int, int, int, float], sample: int, seed: int, emitter: str) -> Iterator[dict[str, Any]]:
     m, k, n, sparsity = key
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, detect_device()), emitter)
-    named = candidates_of(problem, sample, seed, LOCKSTEPS[emitter][0])
+    named = candidates_of(problem, sample, seed, emitter)
     with tempfile.TemporaryDirectory() as directory, Bench(problem) as bench:
         trials = BuildAndTime(
             problem, emitter, bench, store=Store(Path(directory)), workers=settings().workers, stages=Stages()

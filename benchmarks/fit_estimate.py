@@ -10,6 +10,7 @@ error of the rates in use, and of the fit that never saw the problem.
 import argparse
 import json
 from dataclasses import asdict, astuple, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from scipy.stats import spearmanr
 from benchmarks.estimate_on_gpu import PROBLEMS
 from lospmm.build import for_emitter
 from lospmm.device import find_device
-from lospmm.estimate import RATES, Rates, Work, micros, work_per_column
+from lospmm.estimate import RATES, Rates, estimate_micros
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import regroup
 from lospmm_datasets.synthetic import uniform
@@ -31,7 +32,6 @@ from lospmm_datasets.synthetic import uniform
 class Timed:
     problem: Problem
     candidate: Candidate
-    work: Work
     micros: float
 
 
@@ -44,18 +44,26 @@ def timed_kernels(path: Path) -> dict[str, list[Timed]]:
         mine = [x for x in lines if (x["m"], x["k"], x["n"], x["nnz"]) == (m, k, n, matrix.nnz)]
         mine = [x for x in mine if x["emitter"] == "sass" and x["micros"] is not None]
         tilings = regroup(matrix, sorted({record["rows"] for record in mine}))
+        problems = {name: for_emitter(Problem(matrix, n, find_device(name)), "sass") for name in _devices(mine)}
         for record in mine:
             tiling = tilings[record["rows"]]
-            schedule = Schedule(record["prefetch"], None, record["column_group"], record["lockstep"])
+            split = record.get("split_k", 1)
+            schedule = Schedule(record["prefetch"], None, record["column_group"], record["lockstep"], split)
             candidate = Candidate(TileSize(record["rows"], record["cols"]), schedule, tiling)
-            problem = for_emitter(Problem(matrix, n, find_device(record["device"])), "sass")
-            timed = Timed(problem, candidate, work_per_column(tiling), record["micros"])
+            timed = Timed(problems[record["device"]], candidate, record["micros"])
             found.setdefault(f"{m} x {k}, n {n}, {sparsity:.0%}", []).append(timed)
     return found
 
 
+def _devices(records: list[dict[str, Any]]) -> set[str]:
+    return {record["device"] for record in records}
+
+
 def estimates(kernels: list[Timed], rates: Rates) -> NDArray[np.float64]:
-    return np.array([micros(kernel.problem, kernel.candidate, kernel.work, rates) for kernel in kernels])
+    groups = [list(group) for _, group in groupby(kernels, key=lambda kernel: id(kernel.problem))]
+    return np.concatenate(
+        [estimate_micros(group[0].problem, [kernel.candidate for kernel in group], rates) for group in groups]
+    )
 
 
 def fitted(kernels: list[Timed]) -> Rates:

@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def draw(pool: list[tuple[str, SparseMatrix]], rng: random.Random) -> tuple[str,
     for survivor in space.survivors:
         by_rows.setdefault(survivor.tile.rows, []).append(survivor)
     survivor = rng.choice(by_rows[rng.choice(sorted(by_rows))])
-    return name, problem, rng.choice(widen(problem, survivor))
+    return name, problem, rng.choice(widen(problem, replace(space, survivors=(survivor,))))
 
 
 def compiled(name: str, problem: Problem, candidate: Candidate, language: str, level: str) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class Tile:
     zero_blocks: int  # block rows that only write the zeros of empty rows
     nnc_sum: int
     nnc_max: int
+    split_k: int = 1  # blocks that share a tile, block rows next to each other
 
 
 @dataclass(frozen=True, slots=True)

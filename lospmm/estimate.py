@@ -6,18 +6,28 @@ counted for the busiest SM, and the largest decides. The rates are fitted to ker
 marked in the manifest as not measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.model import Candidate, Problem, Tiling, ceil_div
-from lospmm.occupancy import resident_blocks
-from lospmm.registers import forecast_registers
+from lospmm.candidates import Candidates, Ints, ceil_divs
+from lospmm.constraints import mailbox_bytes_of_each
+from lospmm.device import DeviceSpec
+from lospmm.model import Candidate, Problem, Schedule, Tiling
+from lospmm.occupancy import resident_blocks_of_each
+from lospmm.registers import forecast_of_each
 
 INSTRUCTION_BYTES = 16
 ISSUE_SLOTS = 4  # warp instructions that an SM starts per cycle
+
+#: Per row of a tile and block but one that shares it: a store to the owner, the owner's load of it, and its addition.
+EXCHANGE_INSTRUCTIONS = 3
+
+#: SMs that are busy while clusters of as many blocks fill an H200's 132, one block to an SM: 30 clusters of 4 and 15 of
+#: 8 run at a time. Its parts (GPCs) have no whole number of them: which SMs ever shared a cluster was measured.
+CLUSTERED_SMS = {1: 132, 2: 132, 4: 120, 8: 120}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,69 +35,101 @@ class Rates:
     """What cannot be read off a data sheet. The defaults are the fit of fit_estimate.json (benchmarks/results),
     rounded."""
 
-    load_latency_cycles: float = 660.0  # that a group of ``prefetch`` loads of B adds to a block
+    load_latency_cycles: float = 640.0  # that a group of ``prefetch`` loads of B adds to a block
     l2_bytes_per_cycle: float = 45.0  # of B, from the L2 cache to one SM while all read
     fetch_bytes_per_cycle: float = 2.1  # of straight-line code, to an SM with one resident block
-    fetch_sharing: float = 0.44  # resident blocks walk different code: r of them fetch r to this power times as fast
-    fetch_grouped: float = 1.15  # of that rate, where neighbouring SMs walk the same code
-    launch_micros: float = 3.4
-    sharpness: float = 3.2  # of the maximum: what lesser costs add as they come near the largest
-    l2_share: float = 0.67  # of the L2 cache that B may fill and still be there for the next tile
+    fetch_sharing: float = 0.48  # resident blocks walk different code: r of them fetch r to this power times as fast
+    fetch_grouped: float = 1.1  # of that rate, where neighbouring SMs walk the same code
+    launch_micros: float = 2.9
+    sharpness: float = 3.1  # of the maximum: what lesser costs add as they come near the largest
+    l2_share: float = 0.6  # of the L2 cache that B may fill and still be there for the next tile
+    exchange_cycles: float = 3400.0  # that two barriers of a cluster cost a block that shares its tile
+    mail_bytes_per_cycle: float = 14.0  # that a block sends to the others of its cluster
 
 
 RATES = Rates()
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the blocks of one column of blocks do per thread, together."""
-
-    loads: int
-    instructions: int
-
-
 def estimate_micros(problem: Problem, candidates: Sequence[Candidate], rates: Rates = RATES) -> NDArray[np.float64]:
     """Estimated microseconds of each candidate (a ``Ranker``: the lowest comes first)."""
-    tilings = {id(candidate.tiling): candidate.tiling for candidate in candidates}
-    work = {key: work_per_column(tiling) for key, tiling in tilings.items()}
-    return np.array([micros(problem, candidate, work[id(candidate.tiling)], rates) for candidate in candidates])
+    work = _work(problem, Candidates.of(candidates))
+    costs = _costs(problem, work, rates)
+    total = np.zeros(len(candidates))
+    for cost in costs:
+        total += cost**rates.sharpness
+    cycles = total ** (1 / rates.sharpness)
+    return rates.launch_micros + 1e6 * cycles / problem.device.clock_hz
 
 
-def work_per_column(tiling: Tiling) -> Work:
-    loads = int(tiling.nnc.sum())
-    stores = sum(len(tile.rows) for tile in tiling.tiles) + len(tiling.empty_rows)
-    return Work(loads, loads + int(tiling.nnz.sum()) + stores)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """What the busiest SM has to do, of every candidate: whole blocks, and whole waves of those resident together."""
+
+    candidates: Candidates
+    blocks: Ints
+    resident: Ints
+    loads: NDArray[np.float64]  # of a thread of a mean block
+    instructions: NDArray[np.float64]
+    column_loads: Ints  # of the blocks of one column of blocks, together
 
 
-def micros(problem: Problem, candidate: Candidate, work: Work, rates: Rates) -> float:
-    """Estimated microseconds of one candidate."""
-    device, tile, schedule = problem.device, candidate.tile, candidate.schedule
-    block_rows = candidate.tiling.block_rows
-    registers = forecast_registers(tile.rows, schedule, device)
-    resident = resident_blocks(device, threads=tile.cols, registers_per_thread=registers, shared_bytes=0)
-    # The busiest SM decides: whole blocks, and whole waves of those that are resident together.
-    blocks = ceil_div(block_rows * ceil_div(problem.n, tile.cols), device.sms)
-    resident = min(max(resident, 1), blocks)
-    loads, instructions = work.loads / block_rows, work.instructions / block_rows  # of a mean block
-
-    issue = blocks * instructions * (tile.cols / device.warp_size) / ISSUE_SLOTS
-    fetch_rate = rates.fetch_bytes_per_cycle * resident**rates.fetch_sharing
-    if schedule.column_group != 1:
-        fetch_rate *= rates.fetch_grouped
-    fetch = blocks * instructions * INSTRUCTION_BYTES / fetch_rate
-    latency = ceil_div(blocks, resident) * (1 + loads / schedule.prefetch) * rates.load_latency_cycles
-    traffic = blocks * loads * tile.cols * 4 / rates.l2_bytes_per_cycle
-    memory = _memory_bytes(problem, candidate, work, rates) / device.memory_bandwidth * device.clock_hz
-    cycles: float = sum(cost**rates.sharpness for cost in (issue, fetch, latency, traffic, memory)) ** (
-        1 / rates.sharpness
+def _work(problem: Problem, candidates: Candidates) -> _Work:
+    device, split = problem.device, candidates.split_k
+    parts = candidates.by_tiling(lambda tiling: tiling.block_rows) * split
+    blocks = ceil_divs(parts * ceil_divs(problem.n, candidates.cols), candidates.by_schedule(_busy_sms(device)))
+    resident = resident_blocks_of_each(
+        device,
+        threads=candidates.cols,
+        registers_per_thread=forecast_of_each(candidates, device),
+        shared_bytes=mailbox_bytes_of_each(candidates),
     )
-    return rates.launch_micros + 1e6 * cycles / device.clock_hz
+    loads = candidates.by_tiling(lambda tiling: int(tiling.nnc.sum()))
+    arithmetic = candidates.by_tiling(lambda tiling: int(tiling.nnz.sum()))
+    filled = candidates.by_tiling(_filled_rows)
+    stores = candidates.by_tiling(lambda tiling: _filled_rows(tiling) + len(tiling.empty_rows))
+    exchanged = EXCHANGE_INSTRUCTIONS * (split - 1) * filled
+    return _Work(
+        candidates,
+        blocks,
+        np.minimum(np.maximum(resident, 1), blocks),
+        loads / parts,
+        (loads + arithmetic + stores + exchanged) / parts,
+        loads,
+    )
 
 
-def _memory_bytes(problem: Problem, candidate: Candidate, work: Work, rates: Rates) -> float:
+def _costs(problem: Problem, work: _Work, rates: Rates) -> tuple[NDArray[np.float64], ...]:
+    """Cycles of issue, instruction fetch, latency, traffic from the L2 cache and memory."""
+    device, candidates, blocks = problem.device, work.candidates, work.blocks
+    issue = blocks * work.instructions * (candidates.cols / device.warp_size) / ISSUE_SLOTS
+    sharing = np.arange(work.resident.max(initial=0) + 1) ** rates.fetch_sharing
+    grouped = np.where(candidates.column_group != 1, rates.fetch_grouped, 1.0)
+    fetch_rate = rates.fetch_bytes_per_cycle * sharing[work.resident] * grouped
+    fetch = blocks * work.instructions * INSTRUCTION_BYTES / fetch_rate
+    in_flight = candidates.by_schedule(lambda schedule: schedule.prefetch)
+    mail = mailbox_bytes_of_each(candidates) / rates.mail_bytes_per_cycle
+    exchange = np.where(candidates.split_k > 1, rates.exchange_cycles + mail, 0.0)
+    waves = ceil_divs(blocks, work.resident)
+    latency = waves * ((1 + work.loads / in_flight) * rates.load_latency_cycles + exchange)
+    traffic = blocks * work.loads * candidates.cols * 4 / rates.l2_bytes_per_cycle
+    memory = _memory_bytes(problem, work, rates) / device.memory_bandwidth * device.clock_hz
+    return issue, fetch, latency, traffic, memory
+
+
+def _memory_bytes(problem: Problem, work: _Work, rates: Rates) -> Ints:
     """Bytes of B and C to and from memory. Where all column blocks of a tile come before the next tile's, a B that the
     L2 cache does not hold is read anew by every block row."""
     matrix = problem.matrix
-    whole = 4 * problem.n * matrix.k
-    again = candidate.schedule.column_group == 0 and whole > rates.l2_share * problem.device.l2_bytes
-    return 4 * problem.n * (max(work.loads, matrix.k) if again else matrix.k) + 4 * problem.n * matrix.m
+    again = 4 * problem.n * matrix.k > rates.l2_share * problem.device.l2_bytes
+    anew = (work.candidates.column_group == 0) & again
+    read = np.where(anew, np.maximum(work.column_loads, matrix.k), matrix.k)
+    return 4 * problem.n * (read + matrix.m)
+
+
+def _filled_rows(tiling: Tiling) -> int:
+    return sum(len(tile.rows) for tile in tiling.tiles)
+
+
+def _busy_sms(device: DeviceSpec) -> Callable[[Schedule], int]:
+    """SMs that clusters of a tile's blocks can fill: as many of a GPU as of an H200."""
+    return lambda schedule: max(device.sms * CLUSTERED_SMS[schedule.split_k] // CLUSTERED_SMS[1], 1)

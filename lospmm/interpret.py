@@ -1,31 +1,48 @@
 """The meaning of the IR in NumPy: the oracle that every emitter is held against."""
 
+from collections.abc import Iterator
 from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.ir import ZERO, Fma, KernelProgram, Load, Store, instructions
+from lospmm.ir import ZERO, Collect, Exchange, Fma, KernelProgram, Load, Send, Store, TileProgram, instructions
 
 
 def interpret(program: KernelProgram, b: NDArray[np.float32]) -> NDArray[np.float32]:
-    """C (m, n) for B (k, n): every block row in turn, all columns at once. What is not written stays NaN."""
+    """C (m, n) for B (k, n): every tile in turn, all columns at once. What is not written stays NaN."""
     c = np.full((program.m, b.shape[1]), np.nan, dtype=np.float32)
-    for index in program.dispatch:
-        tile = program.tiles[index]
-        accumulators = np.zeros((tile.accumulators, b.shape[1]), dtype=np.float32)
-        buffers = np.full((tile.buffers, b.shape[1]), np.nan, dtype=np.float32)
-        for instruction in instructions(tile):
-            match instruction:
-                case Load(buffer, k):
-                    buffers[buffer] = b[k]
-                case Fma(accumulator, buffer, weight):
-                    accumulators[accumulator] = fused_multiply_add(weight, buffers[buffer], accumulators[accumulator])
-                case Store(row, accumulator):
-                    c[row] = 0 if accumulator == ZERO else accumulators[accumulator]
-                case _:
-                    assert_never(instruction)
+    for first in range(0, program.block_rows, program.split_k):
+        parts = [program.tiles[index] for index in program.dispatch[first : first + program.split_k]]
+        mailbox = np.full((len(parts) * max(part.slots for part in parts), b.shape[1]), np.nan, dtype=np.float32)
+        running = [_run(part, b, c, mailbox) for part in parts]
+        while running:  # each up to its Exchange, then each to its end
+            running = [part for part in running if next(part, False)]
     return c
+
+
+def _run(
+    tile: TileProgram, b: NDArray[np.float32], c: NDArray[np.float32], mailbox: NDArray[np.float32]
+) -> Iterator[bool]:
+    """Execute a part; yields True where it waits for the others."""
+    accumulators = np.zeros((tile.accumulators, b.shape[1]), dtype=np.float32)
+    buffers = np.full((tile.buffers, b.shape[1]), np.nan, dtype=np.float32)
+    for instruction in instructions(tile):
+        match instruction:
+            case Load(buffer, k):
+                buffers[buffer] = b[k]
+            case Fma(accumulator, buffer, weight):
+                accumulators[accumulator] = fused_multiply_add(weight, buffers[buffer], accumulators[accumulator])
+            case Store(row, accumulator):
+                c[row] = 0 if accumulator == ZERO else accumulators[accumulator]
+            case Send(slot, accumulator):
+                mailbox[slot] = accumulators[accumulator]
+            case Exchange():
+                yield True
+            case Collect(buffer, slot):
+                buffers[buffer] = mailbox[slot]
+            case _:
+                assert_never(instruction)
 
 
 def fused_multiply_add(

@@ -7,10 +7,17 @@ buffers for elements of B, and does three things:
     Fma    accumulator <- accumulator + weight * buffer
     Store  C[row, column] <- accumulator
 
+Where several blocks share a tile (``split_k`` parts, each with some of its columns), they add up what they have. A
+thread and those of its column in the other parts then share a mailbox, in which every slot is written once:
+
+    Send      slot <- accumulator
+    Exchange  waits until every part has sent
+    Collect   buffer <- slot
+
 A ``TileProgram`` is what one thread block runs, as a table with one row per instruction, so that emitters can work on
 whole columns of it; ``instructions`` reads the table as values to ``match`` on. A ``KernelProgram`` holds the distinct
 tile programs and which of them each block row runs: for a kernel ``dispatch`` is 0, 1, 2, ...; a proxy (Figure 8c) has
-fewer programs than block rows.
+fewer programs than block rows. The parts of a tile are block rows next to each other.
 
 Room was left for what later kernels need without a new instruction: a Load's ``k`` and a Store's ``row`` are names
 that the kernel's addressing turns into addresses (row-major B and C here; a convolution's input elements under
@@ -32,14 +39,20 @@ class Op(IntEnum):
     LOAD = 0
     FMA = 1
     STORE = 2
+    SEND = 3
+    EXCHANGE = 4
+    COLLECT = 5
 
 
 #: One instruction. LOAD: target = buffer, source = k. FMA: target = accumulator, source = buffer, weight.
-#: STORE: target = row of C, source = accumulator, or ZERO for a row that no nonzero touches.
+#: STORE: target = row of C, source = accumulator, or ZERO for a row that no nonzero touches. SEND: target = slot,
+#: source = accumulator. EXCHANGE: once in every part. COLLECT: target = buffer, source = slot, one of the part's own.
 INSTRUCTION = np.dtype([("op", "u1"), ("target", "<i4"), ("source", "<i4"), ("weight", "<f4")])
 
 #: The source of a Store that writes zero without an accumulator.
 ZERO = -1
+
+FLOAT_BYTES = 4
 
 
 class Load(NamedTuple):
@@ -58,16 +71,34 @@ class Store(NamedTuple):
     accumulator: int
 
 
-Instruction = Load | Fma | Store
+class Send(NamedTuple):
+    slot: int
+    accumulator: int
+
+
+class Exchange(NamedTuple):
+    pass
+
+
+class Collect(NamedTuple):
+    buffer: int
+    slot: int
+
+
+Instruction = Load | Fma | Store | Send | Exchange | Collect
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileProgram:
-    """The instructions of one thread block function and how many registers of each kind they name."""
+    """The instructions of one thread block function and how many registers of each kind they name.
+
+    ``slots`` is how many slots of the mailbox each part has: slot i belongs to part i // slots.
+    """
 
     code: NDArray[np.void]  # of INSTRUCTION
     accumulators: int
     buffers: int
+    slots: int = 0
 
     def count(self, op: Op) -> int:
         return int(np.count_nonzero(self.code["op"] == op))
@@ -97,10 +128,16 @@ class KernelProgram:
     registers: int
     column_group: int = 1
     lockstep: int = 0  # instructions between two barriers that keep the warps of a block together; 0: none
+    split_k: int = 1  # parts of a tile: block rows i * split_k to (i + 1) * split_k - 1 share one
 
     @property
     def block_rows(self) -> int:
         return len(self.dispatch)
+
+    @property
+    def slots(self) -> int:
+        """Slots of the mailbox that a thread needs room for."""
+        return max((tile.slots for tile in self.tiles), default=0)
 
 
 def instructions(program: TileProgram) -> Iterator[Instruction]:
@@ -112,8 +149,14 @@ def instructions(program: TileProgram) -> Iterator[Instruction]:
             yield Load(target, source)
         elif op == Op.FMA:
             yield Fma(target, source, weight)
-        else:
+        elif op == Op.STORE:
             yield Store(target, source)
+        elif op == Op.SEND:
+            yield Send(target, source)
+        elif op == Op.EXCHANGE:
+            yield Exchange()
+        else:
+            yield Collect(target, source)
 
 
 def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, int, int]:
@@ -129,4 +172,5 @@ def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, in
 def launch(program: KernelProgram) -> Launch:
     """How a kernel with fixed ``n`` and ``cols`` is started."""
     assert program.n is not None and program.cols is not None, "a run-time size has no launch of its own"
-    return Launch(grid(program.block_rows, program.n, program.cols, program.column_group), program.cols)
+    shape = grid(program.block_rows, program.n, program.cols, program.column_group)
+    return Launch(shape, program.cols, shared_bytes=program.slots * program.cols * FLOAT_BYTES)

@@ -28,7 +28,7 @@ from lospmm.matrix import SparseMatrix
 from lospmm.measure import Bench
 from lospmm.model import Problem
 from lospmm.npz import write_npz
-from lospmm.options import Options
+from lospmm.options import Options, splits_of
 from lospmm.readers import Values
 from lospmm.record import Outcome, files_of
 from lospmm.runtime.detect import own_gpu
@@ -205,9 +205,16 @@ class _Job:
 
 
 def _search(job: _Job) -> Choice:
-    lockstep = LOCKSTEPS[job.options.emitter][0]
-    size, workers = job.options.shortlist_size, settings().workers
-    return search(job.problem, estimate_micros, size, job.stages, workers=workers, lockstep=lockstep)
+    problem, options = job.problem, job.options
+    return search(
+        problem,
+        estimate_micros,
+        options.shortlist_size,
+        job.stages,
+        workers=settings().workers,
+        lockstep=LOCKSTEPS[options.emitter][0],
+        splits=splits_of(options.emitter, problem.device.arch),
+    )
 
 
 def _choose(job: _Job, choice: Choice, bench: Bench | None) -> Choice:

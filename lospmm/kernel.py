@@ -172,7 +172,7 @@ def _geometry(manifest: Mapping[str, Any]) -> Geometry:
         k=manifest["k"],
         n=manifest["n"],
         cols=tile["cols"],
-        block_rows=tile["count"] + tile["zero_blocks"],
+        block_rows=(tile["count"] + tile["zero_blocks"]) * tile["split_k"],
         grid=tuple(manifest["launch"]["grid"]),
         takes_n=False,
     )

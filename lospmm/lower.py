@@ -5,16 +5,20 @@ import numpy as np
 from lospmm.ir import KernelProgram
 from lospmm.model import ZERO_ROWS, Candidate, Problem
 from lospmm.registers import forecast_registers
-from lospmm.schedule import tile_program, zero_program
+from lospmm.schedule import tile_programs, zero_program
 
 
 def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
-    """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block."""
+    """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block, or a
+    block for each part where tiles have several.
+    """
     matrix, tiling = problem.matrix, candidate.tiling
-    tiles = [tile_program(matrix, tile.rows, candidate.schedule) for tile in tiling.tiles]
+    schedule = candidate.schedule
+    tiles = [program for tile in tiling.tiles for program in tile_programs(matrix, tile.rows, schedule)]
     cuts = range(ZERO_ROWS, len(tiling.empty_rows), ZERO_ROWS)
     if len(tiling.empty_rows):
-        tiles += [zero_program(rows) for rows in np.split(tiling.empty_rows, cuts)]
+        blocks = np.split(tiling.empty_rows, cuts)
+        tiles += [zero_program(rows) for block in blocks for rows in np.array_split(block, schedule.split_k)]
     return KernelProgram(
         name=kernel_name(problem),
         m=matrix.m,
@@ -23,9 +27,10 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
         cols=candidate.tile.cols,
         tiles=tuple(tiles),
         dispatch=tuple(range(len(tiles))),
-        registers=forecast_registers(candidate.tile.rows, candidate.schedule, problem.device),
-        column_group=candidate.schedule.column_group,
-        lockstep=candidate.schedule.lockstep,
+        registers=forecast_registers(candidate.tile.rows, schedule, problem.device),
+        column_group=schedule.column_group,
+        lockstep=schedule.lockstep,
+        split_k=schedule.split_k,
     )
 
 

@@ -23,6 +23,9 @@ MAX_COLUMNS = 2**30 - 1
 #: Column blocks that run the same tile next to each other (``Schedule.column_group``); 0: all of them.
 COLUMN_GROUPS = (1, 2, 4, 0)
 
+#: Blocks that share a tile (``Schedule.split_k``): as many as a cluster has on every GPU that has clusters.
+SPLITS = (1, 2, 4, 8)
+
 
 def ceil_div(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
@@ -57,13 +60,15 @@ class Schedule:
     exactly ``prefetch`` in flight whatever the columns hold. ``column_group`` column blocks follow one another with the
     same tile before the next tile's come: neighbours then walk the same code, where with 1 they read the same stripe of
     B; 0 takes all column blocks. ``lockstep`` is the number of instructions between two barriers that keep the warps of
-    a block together on their code; 0 sets none.
+    a block together on their code; 0 sets none. ``split_k`` blocks share a tile, each with some of its columns, and add
+    up what they have (split-K): more blocks where there are few tiles, or taller tiles for as many blocks.
     """
 
     prefetch: int
     fmas_per_load: int | None = None
     column_group: int = 1
     lockstep: int = 0
+    split_k: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

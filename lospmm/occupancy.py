@@ -5,13 +5,21 @@ rules of NVIDIA's occupancy calculator (cuda_occupancy.h of CUDA 13.0). It count
 memory from the L1 cache: a launch should ask for it where the number must hold.
 """
 
+from typing import TypeVar
+
+import numpy as np
+
+from lospmm.candidates import Ints, ceil_divs
 from lospmm.device import DeviceSpec
 from lospmm.model import ceil_div
 
+#: One figure, or one of each candidate.
+Count = TypeVar("Count", int, Ints)
 
-def allocated_registers(per_thread: int, device: DeviceSpec) -> int:
+
+def allocated_registers(per_thread: Count, device: DeviceSpec) -> Count:
     """Registers that the hardware sets aside for a thread that uses ``per_thread``: a whole number of units."""
-    return ceil_div(per_thread, device.register_unit) * device.register_unit
+    return _rounded_up(per_thread, device.register_unit)
 
 
 def active_blocks(problem_blocks: int, registers_per_block: int, device: DeviceSpec) -> int:
@@ -39,33 +47,45 @@ def resident_blocks(device: DeviceSpec, *, threads: int, registers_per_thread: i
 
     ``threads`` and ``registers_per_thread`` are 1 or more; ``shared_bytes`` is what a block asks for.
     """
-    if threads > device.threads_per_block or registers_per_thread > device.registers_per_thread:
-        return 0
-    if shared_bytes > device.shared_bytes_per_block:
-        return 0
-    warps = ceil_div(threads, device.warp_size)
-    return min(
-        device.blocks_per_sm,
+    one, registers, shared = (np.array([figure]) for figure in (threads, registers_per_thread, shared_bytes))
+    return int(resident_blocks_of_each(device, threads=one, registers_per_thread=registers, shared_bytes=shared)[0])
+
+
+def resident_blocks_of_each(
+    device: DeviceSpec, *, threads: Ints, registers_per_thread: Ints, shared_bytes: Ints
+) -> Ints:
+    """``resident_blocks`` of many launches at once."""
+    starts = (
+        (threads <= device.threads_per_block)
+        & (registers_per_thread <= device.registers_per_thread)
+        & (registers_of_block(threads, registers_per_thread, device) <= device.registers_per_block)
+        & (shared_bytes <= device.shared_bytes_per_block)
+    )
+    warps = ceil_divs(threads, device.warp_size)
+    limits = (
         device.threads_per_sm // device.warp_size // warps,
-        _blocks_by_registers(threads, registers_per_thread, device),
+        _warps_by_registers(registers_per_thread, device) // warps,
         _blocks_by_shared_memory(shared_bytes, device),
     )
+    blocks: Ints = np.minimum.reduce((*limits, np.full(len(warps), device.blocks_per_sm)))
+    return np.where(starts, blocks, 0)
 
 
-def registers_of_block(threads: int, registers_per_thread: int, device: DeviceSpec) -> int:
+def registers_of_block(threads: Count, registers_per_thread: Count, device: DeviceSpec) -> Count:
     """Registers that a launch sets aside for a block: the same number of warps in every sub-partition of the SM."""
-    warps = ceil_div(ceil_div(threads, device.warp_size), device.sub_partitions) * device.sub_partitions
-    return warps * device.warp_size * allocated_registers(registers_per_thread, device)
+    whole = _rounded_up(threads, device.warp_size * device.sub_partitions)
+    return whole * allocated_registers(registers_per_thread, device)
 
 
-def _blocks_by_registers(threads: int, registers_per_thread: int, device: DeviceSpec) -> int:
-    if registers_of_block(threads, registers_per_thread, device) > device.registers_per_block:
-        return 0
+def _rounded_up(figure: Count, unit: int) -> Count:
+    return figure + -figure % unit
+
+
+def _warps_by_registers(registers_per_thread: Ints, device: DeviceSpec) -> Ints:
     per_warp = allocated_registers(registers_per_thread, device) * device.warp_size
-    warps_per_sm = device.registers_per_sm // device.sub_partitions // per_warp * device.sub_partitions
-    return warps_per_sm // ceil_div(threads, device.warp_size)
+    return device.registers_per_sm // device.sub_partitions // per_warp * device.sub_partitions
 
 
-def _blocks_by_shared_memory(shared_bytes: int, device: DeviceSpec) -> int:
-    units = ceil_div(shared_bytes + device.reserved_shared_bytes, device.shared_unit_bytes)
-    return device.shared_bytes_per_sm // (units * device.shared_unit_bytes) if units else device.blocks_per_sm
+def _blocks_by_shared_memory(shared_bytes: Ints, device: DeviceSpec) -> Ints:
+    taken = _rounded_up(shared_bytes + device.reserved_shared_bytes, device.shared_unit_bytes)
+    return np.where(taken > 0, device.shared_bytes_per_sm // np.maximum(taken, 1), device.blocks_per_sm)

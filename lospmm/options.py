@@ -9,6 +9,7 @@ from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.device import DeviceSpec
 from lospmm.errors import BadRequest, Unsupported
+from lospmm.model import SPLITS
 
 #: What each option may be.
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -93,3 +94,9 @@ def is_experimental(emitter: str, arch: str) -> bool:
 def default_emitter(arch: str) -> str:
     """Machine code where it was run on a GPU, PTX elsewhere."""
     return "sass" if arch in GENERATIONS and not is_experimental("sass", arch) else "ptx"
+
+
+def splits_of(emitter: str, arch: str) -> tuple[int, ...]:
+    """What a search may choose for ``Schedule.split_k``: only machine code has clusters, where the GPU does."""
+    clusters = emitter == "sass" and arch in GENERATIONS and GENERATIONS[arch].has_clusters
+    return SPLITS if clusters else (1,)

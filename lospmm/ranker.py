@@ -1,6 +1,6 @@
 """Who orders the survivors: the analytic estimate, or a learned model joined at the top (section 3.5)."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,20 +15,22 @@ class Ranker(Protocol):
     def __call__(self, problem: Problem, candidates: Sequence[Candidate]) -> NDArray[np.float64]: ...
 
 
-def shortlist(scores: NDArray[np.float64], size: int, kinds: Sequence[Hashable] | None = None) -> list[int]:
+def shortlist(scores: NDArray[np.float64], size: int, kinds: NDArray[np.integer] | None = None) -> list[int]:
     """Indices of the ``size`` lowest scores, best first; equal scores in the order of the candidates.
 
-    Of candidates of one kind only the best is taken, unless there are fewer kinds than ``size``.
+    Of candidates of one kind (equal rows of ``kinds``) only the best is taken, unless there are fewer kinds than
+    ``size``.
     """
     order: list[int] = np.argsort(scores, kind="stable").tolist()
     if kinds is None:
         return order[:size]
     best: list[int] = []
     rest: list[int] = []
-    seen: set[Hashable] = set()
+    seen: set[bytes] = set()
     for index in order:
-        (rest if kinds[index] in seen else best).append(index)
-        seen.add(kinds[index])
+        kind = kinds[index].tobytes()
+        (rest if kind in seen else best).append(index)
+        seen.add(kind)
         if len(best) == size:
             break
     return (best + rest)[:size]

@@ -129,6 +129,7 @@ def _tile(winner: Candidate) -> artifact.Tile:
         zero_blocks=tiling.block_rows - len(tiling.tiles),
         nnc_sum=int(tiling.nnc.sum()),
         nnc_max=int(tiling.nnc.max(initial=0)),
+        split_k=schedule.split_k,
     )
 
 

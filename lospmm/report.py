@@ -32,10 +32,11 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "device": f"{manifest['device']} ({manifest['arch']}), {manifest['toolchain']}",
         "emitter": _emitter(manifest),
         "tile": f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead, "
-        f"{_group(tile['column_group'])}",
+        f"{_group(tile['column_group'])}{_parts(tile['split_k'])}",
         "tiles": f"{tile['count']:,} with nonzeros, {tile['zero_blocks']:,} of empty rows; "
         f"{tile['nnc_sum']:,} loads a column, {tile['nnc_max']:,} at most",
-        "launch": f"grid {' x '.join(map(str, launch['grid']))}, {launch['block']} threads",
+        "launch": f"grid {' x '.join(map(str, launch['grid']))}, {launch['block']} threads"
+        + (f", {launch['shared_bytes']:,} bytes of shared memory" if launch["shared_bytes"] else ""),
         "registers": f"{manifest['registers']} a thread, {manifest['spill_bytes']} bytes spilled",
         "code": f"{manifest['code_bytes']:,} bytes",
         "search": f"{search['space']:,} tile sizes, {search['after_registers']:,} after registers, "
@@ -54,6 +55,10 @@ def _emitter(manifest: Mapping[str, Any]) -> str:
     if not is_experimental(emitter, arch):
         return f"{emitter}"
     return f"{emitter}, experimental: machine code for {arch} was never run on a GPU"
+
+
+def _parts(split_k: int) -> str:
+    return f", {split_k} blocks to a tile" if split_k > 1 else ""
 
 
 def _group(column_group: int) -> str:

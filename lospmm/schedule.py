@@ -3,19 +3,34 @@
 The elements of B that a tile needs (one per non-empty column) are loaded in ascending order into a ring of buffers, a
 fixed distance ahead of the multiply-adds that use them. Where Algorithm 2 lets its queue grow when loads outrun the
 arithmetic, this schedule waits for a free buffer: the register forecast then holds for every tile.
+
+A tile that several blocks share (``Schedule.split_k``) is cut by its columns into parts of about the same work. Each
+part owns some of the rows: it is sent what the others have of them, adds it up in the order of the parts, and stores.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.ir import INSTRUCTION, ZERO, Op, TileProgram
 from lospmm.matrix import SparseMatrix
-from lospmm.model import Schedule
+from lospmm.model import Schedule, ceil_div
 
 
-def tile_program(matrix: SparseMatrix, rows: NDArray[np.int32], schedule: Schedule) -> TileProgram:
-    """The program that computes ``rows`` (distinct, in the order of the stores) of C = A x B for one column."""
-    return interleave(*_nonzeros_by_column(matrix, rows), rows, schedule)
+def tile_programs(matrix: SparseMatrix, rows: NDArray[np.int32], schedule: Schedule) -> list[TileProgram]:
+    """The programs, one per part, that compute ``rows`` (distinct, in the order of the stores) of C = A x B for one
+    column.
+    """
+    accumulator, column, weight = _nonzeros_by_column(matrix, rows)
+    if schedule.split_k == 1:
+        return [interleave(accumulator, column, weight, rows, schedule)]
+    part = _part_of_each(column, schedule.split_k)
+    mail = _mail(part, accumulator, len(rows), schedule.split_k)
+    return [
+        _part(number, accumulator[part == number], column[part == number], weight[part == number], rows, schedule, mail)
+        for number in range(schedule.split_k)
+    ]
 
 
 def interleave(
@@ -29,28 +44,110 @@ def interleave(
 
     Multiply-add i adds weight[i] * B[column[i]] to accumulator[i]; ``column`` ascends.
     """
-    loaded, uses = np.unique(column, return_counts=True)
-    done = np.cumsum(uses)  # multiply-adds up to and including each column
-    issue = _fmas_before_loads(done, schedule)
-    buffers = min(schedule.prefetch, len(loaded))
-
-    code = np.zeros(len(loaded) + len(column) + len(rows), dtype=INSTRUCTION)
-    loads, fmas, stores = np.split(code, [len(loaded), len(loaded) + len(column)])
-    ring = np.arange(len(loaded)) % max(buffers, 1)
-    loads["op"], loads["target"], loads["source"] = Op.LOAD, ring, loaded
-    fmas["op"], fmas["target"], fmas["source"] = Op.FMA, accumulator, np.repeat(ring, uses)
-    fmas["weight"] = weight
-    stores["op"], stores["target"], stores["source"] = Op.STORE, rows, np.arange(len(rows))
-    # A load that waits for d multiply-adds stands before the one numbered d.
-    when = np.concatenate((2 * issue, 2 * np.arange(len(column)) + 1, np.full(len(rows), 2 * len(column) + 2)))
-    return TileProgram(code[np.argsort(when, kind="stable")], accumulators=len(rows), buffers=buffers)
+    buffers = min(schedule.prefetch, len(np.unique(column)))
+    sums = _sums(Op.LOAD, accumulator, column, weight, _Ring(schedule, buffers))
+    stores = _filled(Op.STORE, rows, np.arange(len(rows)))
+    return TileProgram(np.concatenate((sums, stores)), accumulators=len(rows), buffers=buffers)
 
 
 def zero_program(rows: NDArray[np.int32]) -> TileProgram:
     """The program that writes zeros to ``rows`` of C: rows of A without a nonzero still have a result."""
-    code = np.zeros(len(rows), dtype=INSTRUCTION)
-    code["op"], code["target"], code["source"] = Op.STORE, rows, ZERO
-    return TileProgram(code, accumulators=0, buffers=0)
+    return TileProgram(_filled(Op.STORE, rows, np.full(len(rows), ZERO)), accumulators=0, buffers=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """Buffers that are filled in turn, the next one being ``first``, at the pace of ``schedule``."""
+
+    schedule: Schedule
+    buffers: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mail:
+    """What the parts of a tile send each other, by sender, then by row: only sums that a part has."""
+
+    sender: NDArray[np.intp]
+    row: NDArray[np.intp]  # within the tile
+    owner: NDArray[np.intp]
+    slot: NDArray[np.int64]
+    slots: int  # of each part
+    owner_of_row: NDArray[np.intp]
+
+
+def _mail(part: NDArray[np.int64], accumulator: NDArray[np.integer], rows: int, parts: int) -> _Mail:
+    has = np.zeros((parts, rows), dtype=np.bool_)
+    has[part, accumulator] = True
+    owner_of_row = np.arange(rows) // ceil_div(rows, parts)
+    sender, row = np.nonzero(has & (owner_of_row != np.arange(parts)[:, np.newaxis]))
+    owner = owner_of_row[row]
+    received = np.bincount(owner, minlength=parts)
+    by_owner = np.argsort(owner, kind="stable")
+    number = np.empty(len(owner), np.int64)
+    number[by_owner] = np.arange(len(owner)) - np.repeat(np.cumsum(received) - received, received)
+    slots = int(received.max())
+    return _Mail(sender, row, owner, owner * slots + number, slots, owner_of_row)
+
+
+def _part(
+    number: int,
+    accumulator: NDArray[np.integer],
+    column: NDArray[np.integer],
+    weight: NDArray[np.float32],
+    rows: NDArray[np.int32],
+    schedule: Schedule,
+    mail: _Mail,
+) -> TileProgram:
+    sent, got = np.flatnonzero(mail.sender == number), np.flatnonzero(mail.owner == number)
+    # To the next part first, round to the one before: not all to the same part at the same time.
+    sent = sent[np.argsort((mail.owner[sent] - number) % schedule.split_k, kind="stable")]
+    loads = len(np.unique(column))
+    buffers = min(schedule.prefetch, max(loads, len(got)))
+    own = np.flatnonzero(mail.owner_of_row == number)
+    ring = _Ring(schedule, buffers)
+    again = _Ring(Schedule(schedule.prefetch), buffers, first=loads)
+    code = (
+        _sums(Op.LOAD, accumulator, column, weight, ring),
+        _filled(Op.SEND, mail.slot[sent], mail.row[sent]),
+        _filled(Op.EXCHANGE, np.zeros(1), np.zeros(1)),
+        _sums(Op.COLLECT, mail.row[got], mail.slot[got], np.ones(len(got), np.float32), again),
+        _filled(Op.STORE, rows[own], own),
+    )
+    return TileProgram(np.concatenate(code), accumulators=len(rows), buffers=buffers, slots=mail.slots)
+
+
+def _sums(
+    op: Op,
+    accumulator: NDArray[np.integer],
+    column: NDArray[np.integer],
+    weight: NDArray[np.float32],
+    ring: _Ring,
+) -> NDArray[np.void]:
+    """Multiply-adds in their order, and ahead of them what fills their buffers: ``op``, with each column once."""
+    loaded, uses = np.unique(column, return_counts=True)
+    issue = _fmas_before_loads(np.cumsum(uses), ring)
+    turn = (ring.first + np.arange(len(loaded))) % max(ring.buffers, 1)
+    fmas = _filled(Op.FMA, accumulator, np.repeat(turn, uses))
+    fmas["weight"] = weight
+    # A load that waits for d multiply-adds stands before the one numbered d.
+    when = np.concatenate((2 * issue, 2 * np.arange(len(column)) + 1))
+    return np.concatenate((_filled(op, turn, loaded), fmas))[np.argsort(when, kind="stable")]
+
+
+def _filled(op: Op, target: NDArray[np.number], source: NDArray[np.number]) -> NDArray[np.void]:
+    code = np.zeros(len(target), dtype=INSTRUCTION)
+    code["op"], code["target"], code["source"] = op, target, source
+    return code
+
+
+def _part_of_each(column: NDArray[np.integer], parts: int) -> NDArray[np.int64]:
+    """The part of each nonzero: whole columns, in their order, of about the same number of instructions a part."""
+    _, inverse, uses = np.unique(column, return_inverse=True, return_counts=True)
+    cost = uses + 1  # a load and its multiply-adds
+    middle = np.cumsum(cost) - cost / 2
+    part: NDArray[np.int64] = np.minimum(middle * parts / cost.sum(), parts - 1).astype(np.int64)
+    return part[inverse]
 
 
 def _nonzeros_by_column(
@@ -66,9 +163,10 @@ def _nonzeros_by_column(
     return local[order], matrix.indices[entry], matrix.data[entry]
 
 
-def _fmas_before_loads(done: NDArray[np.int64], schedule: Schedule) -> NDArray[np.int64]:
+def _fmas_before_loads(done: NDArray[np.int64], ring: _Ring) -> NDArray[np.int64]:
     """How many multiply-adds come before each load, given the running count ``done`` of each column's."""
-    count, ahead = len(done), schedule.prefetch
+    schedule = ring.schedule
+    count, ahead = len(done), max(ring.buffers, 1)
     before = np.zeros(count, dtype=np.int64)
     before[ahead:] = done[: max(count - ahead, 0)]  # a buffer is free once its column is used up
     if schedule.fmas_per_load is not None:

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from lospmm.errors import GpuFault, NothingFits
 from lospmm.gpu.messages import Measurement
 from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
@@ -59,18 +61,26 @@ Trials = Callable[[Sequence[Candidate]], Iterable[Measurement]]
 
 
 def search(
-    problem: Problem, ranker: Ranker, shortlist_size: int, stages: Stages, *, workers: int = 1, lockstep: int = 0
+    problem: Problem,
+    ranker: Ranker,
+    shortlist_size: int,
+    stages: Stages,
+    *,
+    workers: int = 1,
+    lockstep: int = 0,
+    splits: tuple[int, ...] = (1,),
 ) -> Choice:
     """Choose without measuring: the candidate that ``ranker`` puts first. Raises NothingFits."""
-    space = explore_problem(problem, stages, workers=workers)
+    space = explore_problem(problem, stages, workers=workers, splits=splits)
     if not space.survivors:
         raise NothingFits(_refusals(problem, space))
     with stages.stage("constraints"):
-        candidates = [wider for survivor in space.survivors for wider in widen(problem, survivor, lockstep)]
+        candidates = widen(problem, space, lockstep)
     with stages.stage("rank"):
         scores = ranker(problem, candidates)
         # As many tiles of as many columns differ little in time, whatever the rows of a tile.
-        kinds = [(len(candidate.tiling.tiles), candidate.tile.cols) for candidate in candidates]
+        tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
+        kinds = np.stack((tiles, candidates.cols, candidates.split_k), axis=1)
         best = [Scored(candidates[at], float(scores[at])) for at in shortlist(scores, shortlist_size, kinds)]
     return Choice(best[0].candidate, space, tuple(best))
 
@@ -130,7 +140,7 @@ def _unseen(
 ) -> list[Scored]:
     """The neighbours of ``candidate`` that were not timed yet, the ranker's best first."""
     seen = {_key(trial.candidate) for trial in timed}
-    near = [c for c in neighbours(problem, space.survivors, candidate, locksteps) if _key(c) not in seen]
+    near = [c for c in neighbours(problem, space, candidate, locksteps) if _key(c) not in seen]
     if not near:
         return []
     scores = ranker(problem, near)
@@ -141,7 +151,7 @@ def _key(candidate: Candidate) -> tuple[TileSize, Schedule]:
     return candidate.tile, candidate.schedule
 
 
-def explore_problem(problem: Problem, stages: Stages, *, workers: int = 1) -> Space:
+def explore_problem(problem: Problem, stages: Stages, *, workers: int = 1, splits: tuple[int, ...] = (1,)) -> Space:
     """The space and its constraints, with rows regrouped by Algorithm 1."""
 
     def timed_regroup(size_limits: Sequence[int]) -> dict[int, Tiling]:
@@ -149,7 +159,7 @@ def explore_problem(problem: Problem, stages: Stages, *, workers: int = 1) -> Sp
             return regroup(problem.matrix, size_limits, workers=workers)
 
     with stages.stage("constraints"):
-        return explore(problem, timed_regroup)
+        return explore(problem, timed_regroup, splits=splits)
 
 
 def _refusals(problem: Problem, space: Space) -> str:

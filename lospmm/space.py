@@ -8,16 +8,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lospmm.constraints import (
-    CONSTRAINTS,
-    Bound,
-    Constraint,
-    Stage,
-    Subject,
-    block_registers,
-    grid_height,
-    thread_registers,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.candidates import Candidates, Ints, ceil_divs
+from lospmm.constraints import CONSTRAINTS, Bound, Constraint, Stage, Subject, block_counts, runs
 from lospmm.matrix import SparseMatrix
 from lospmm.model import COLUMN_GROUPS, Candidate, Problem, Schedule, TileSize, Tiling, Verdict, ceil_div
 
@@ -32,10 +27,6 @@ PREFETCHES = (4, 8, 16, 24, 32, 48, 72)
 
 SHALLOWEST = Schedule(prefetch=PREFETCHES[0])
 
-#: What a deeper or another schedule may still break in a survivor.
-_DEPTH_DECIDES = (thread_registers, block_registers)
-_GROUP_DECIDES = (grid_height,)
-
 #: How rows are put into tiles for each M1 that is asked for.
 Regroup = Callable[[Sequence[int]], Mapping[int, Tiling]]
 
@@ -47,6 +38,8 @@ class Space:
     survivors: tuple[Candidate, ...]
     verdicts: tuple[Verdict, ...]
     relaxed: tuple[str, ...]  # constraints whose limit no tile size met, and that were moved
+    splits: tuple[int, ...] = (1,)  # what ``Schedule.split_k`` may be
+    least_blocks: float = 0  # the limit of idle_sms, where it stands or was moved to
 
     @property
     def size(self) -> int:
@@ -82,78 +75,93 @@ def _step(matrix: SparseMatrix) -> int:
 
 
 def explore(
-    problem: Problem, regroup: Regroup, *, base: Schedule = SHALLOWEST, cols: Iterable[int] | None = None
+    problem: Problem,
+    regroup: Regroup,
+    *,
+    base: Schedule = SHALLOWEST,
+    cols: Iterable[int] | None = None,
+    splits: tuple[int, ...] = (1,),
 ) -> Space:
     """Apply every constraint in turn. ``regroup`` is asked once, for the values of M1 that reach the balance stage."""
-    subjects = [Subject(problem, tile, base) for tile in tile_sizes(problem, cols)]
+    candidates = Candidates.of_tiles(tile_sizes(problem, cols), base)
     verdicts: list[Verdict] = []
+    limits: dict[str, float] = {}
     relaxed: list[str] = []
-    tilings: Mapping[int, Tiling] | None = None
+    regrouped = False
     for constraint in CONSTRAINTS:
-        if constraint.stage == "balance" and tilings is None:
-            tilings = regroup(sorted({subject.tile.rows for subject in subjects}))
-            subjects = [replace(subject, tiling=tilings[subject.tile.rows]) for subject in subjects]
-        bounds = [constraint.check(subject) for subject in subjects]
-        limit = _relaxed_limit(constraint, bounds)
+        if constraint.stage == "balance" and not regrouped:
+            candidates = candidates.with_tilings(regroup(np.unique(candidates.rows).tolist()))
+            regrouped = True
+        bound = constraint.check(Subject(problem, candidates, splits))
+        limit = _relaxed_limit(constraint, bound)
         if limit is not None:
             relaxed.append(constraint.name)
-            bounds = [replace(bound, limit=limit) for bound in bounds]
-        verdicts += [
-            Verdict(subject.tile, constraint.name, bound.value, bound.limit)
-            for subject, bound in zip(subjects, bounds, strict=True)
-            if not bound.holds
-        ]
-        subjects = [subject for subject, bound in zip(subjects, bounds, strict=True) if bound.holds]
-    survivors = [Candidate(s.tile, s.schedule, s.tiling) for s in subjects if s.tiling is not None]
-    return Space(tuple(survivors), tuple(verdicts), tuple(relaxed))
+            bound = replace(bound, limit=limit)
+        limits[constraint.name] = bound.limit
+        verdicts += _verdicts(constraint, bound, candidates)
+        candidates = candidates.take(bound.holds)
+    return Space(tuple(candidates), tuple(verdicts), tuple(relaxed), splits, limits["idle_sms"])
 
 
-def widen(problem: Problem, candidate: Candidate, lockstep: int = 0) -> list[Candidate]:
-    """``candidate`` with every schedule of that ``lockstep`` that keeps it within the registers and the grid."""
-
-    def fits(schedule: Schedule, checks: Iterable[Callable[[Subject], Bound]]) -> bool:
-        subject = Subject(problem, candidate.tile, schedule)
-        return all(check(subject).holds for check in checks)
-
-    prefetches = [prefetch for prefetch in PREFETCHES if fits(Schedule(prefetch), _DEPTH_DECIDES)]
-    shallow = SHALLOWEST.prefetch
-    groups = [
-        group for group in _groups(problem, candidate.tile) if fits(Schedule(shallow, None, group), _GROUP_DECIDES)
-    ]
+def _verdicts(constraint: Constraint, bound: Bound, candidates: Candidates) -> list[Verdict]:
+    refused = ~bound.holds
+    figures = (candidates.rows, candidates.cols, bound.value)
+    columns = (column[refused].tolist() for column in figures)
     return [
-        Candidate(candidate.tile, Schedule(prefetch, None, group, lockstep), candidate.tiling)
-        for prefetch in prefetches
-        for group in groups
+        Verdict(TileSize(rows, cols), constraint.name, value, bound.limit)
+        for rows, cols, value in zip(*columns, strict=True)
     ]
 
 
-def _groups(problem: Problem, tile: TileSize) -> list[int]:
-    """The values of ``column_group`` that make different grids: fewer column blocks have fewer of them."""
-    columns = ceil_div(problem.n, tile.cols)
-    return [group for group in COLUMN_GROUPS if group < max(columns, 2)]
+def widen(problem: Problem, space: Space, lockstep: int = 0) -> Candidates:
+    """Every survivor with every schedule of that ``lockstep`` that the hardware has room for and that is of use."""
+    schedules = [
+        Schedule(prefetch, None, group, lockstep, split)
+        for prefetch in PREFETCHES
+        for group in COLUMN_GROUPS
+        for split in space.splits
+    ]
+    every = Candidates.of(space.survivors).with_each(schedules)
+    differs = _differs(problem, every.cols, every.column_group)
+    return every.take(differs & _of_use(problem, space, every) & runs(problem, every))
+
+
+def _differs(problem: Problem, cols: Ints | int, group: Ints | int) -> NDArray[np.bool_]:
+    """Whether ``column_group`` makes another grid: fewer column blocks have fewer of them."""
+    differs: NDArray[np.bool_] = np.asarray(group) < np.maximum(ceil_divs(problem.n, cols), 2)
+    return differs
+
+
+def _of_use(problem: Problem, space: Space, candidates: Candidates) -> NDArray[np.bool_]:
+    """Whether as many blocks to a tile give the GPU enough of them, and half as many would not give every SM one."""
+    blocks, split = block_counts(problem, candidates), candidates.split_k
+    needed: NDArray[np.bool_] = (split == 1) | (blocks // 2 < problem.device.sms)
+    return needed & (blocks >= space.least_blocks)
 
 
 #: How many tile sizes on either side, along each of its axes, are neighbours.
 REACH = 2
 
 
-def neighbours(
-    problem: Problem, survivors: Sequence[Candidate], candidate: Candidate, locksteps: Sequence[int]
-) -> list[Candidate]:
+def neighbours(problem: Problem, space: Space, candidate: Candidate, locksteps: Sequence[int]) -> list[Candidate]:
     """One step from ``candidate`` along one axis: the nearest tile sizes that survived, and its other schedules."""
-    tile, schedule = candidate.tile, candidate.schedule
+    tile, schedule, survivors = candidate.tile, candidate.schedule, space.survivors
     near = _nearest([c for c in survivors if c.tile.cols == tile.cols], tile, lambda size: size.rows)
     near += _nearest([c for c in survivors if c.tile.rows == tile.rows], tile, lambda size: size.cols)
+    others = [replace(schedule, prefetch=depth) for depth in _beside(PREFETCHES, schedule.prefetch)]
+    others += [replace(schedule, column_group=group) for group in COLUMN_GROUPS if _differs(problem, tile.cols, group)]
+    others += [replace(schedule, lockstep=lockstep) for lockstep in locksteps]
+    others += [replace(schedule, split_k=split) for split in _beside(space.splits, schedule.split_k)]
     found = [replace(other, schedule=schedule) for other in near]
-    depths = sorted({*PREFETCHES, schedule.prefetch})
-    at = depths.index(schedule.prefetch)
-    others = [replace(schedule, prefetch=depth) for depth in (*depths[max(at - 1, 0) : at], *depths[at + 1 : at + 2])]
-    others += [replace(schedule, column_group=group) for group in _groups(problem, tile)]
-    others = [other for other in others if other != schedule]
-    others += [replace(schedule, lockstep=lockstep) for lockstep in locksteps if lockstep != schedule.lockstep]
-    found += [replace(candidate, schedule=other) for other in others]
-    checks = (*_DEPTH_DECIDES, *_GROUP_DECIDES)
-    return [c for c in found if all(check(Subject(problem, c.tile, c.schedule)).holds for check in checks)]
+    found += [replace(candidate, schedule=other) for other in others if other != schedule]
+    columns = Candidates.of(found)
+    allowed = _of_use(problem, space, columns) & runs(problem, columns)
+    return [one for one, holds in zip(found, allowed, strict=True) if holds]
+
+
+def _beside(values: Sequence[int], value: int) -> list[int]:
+    """The next smaller and the next larger of ``values``."""
+    return [*sorted(other for other in values if other < value)[-1:], *sorted(o for o in values if o > value)[:1]]
 
 
 def _nearest(candidates: Sequence[Candidate], tile: TileSize, axis: Callable[[TileSize], int]) -> list[Candidate]:
@@ -163,9 +171,9 @@ def _nearest(candidates: Sequence[Candidate], tile: TileSize, axis: Callable[[Ti
     return below[-REACH:] + above[:REACH]
 
 
-def _relaxed_limit(constraint: Constraint, bounds: Sequence[Bound]) -> float | None:
+def _relaxed_limit(constraint: Constraint, bound: Bound) -> float | None:
     """The moved limit of a rule of thumb that nothing meets; None where the limit stands."""
-    if constraint.relaxed is None or not bounds or any(bound.holds for bound in bounds):
+    if constraint.relaxed is None or not len(bound.value) or bound.holds.any():
         return None
-    best = max if bounds[0].sense == "at least" else min
-    return constraint.relax(best(bound.value for bound in bounds))
+    best = bound.value.max() if bound.sense == "at least" else bound.value.min()
+    return constraint.relax(float(best))

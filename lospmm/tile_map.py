@@ -45,6 +45,7 @@ class MappedCandidate:
     fmas_per_load: int | None
     column_group: int
     lockstep: int
+    split_k: int
     score: float | None
 
 

@@ -43,6 +43,7 @@ FIELDS = {
         "zero_blocks",
         "nnc_sum",
         "nnc_max",
+        "split_k",
     },
     "launch": {"grid", "block", "shared_bytes"},
     "arguments": None,

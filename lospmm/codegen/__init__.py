@@ -47,6 +47,8 @@ def emit(program: KernelProgram, language: str, arch: str) -> Emission:
     """The text of ``program``. Raises Unsupported for a language without an emitter."""
     if language not in EMITTERS:
         raise Unsupported(f"emitter {language!r}: choose one of {', '.join(EMITTERS)}")
+    if program.split_k > 1 and language != "sass":
+        raise Unsupported(f"{program.split_k} blocks to a tile: {language} has no such kernels; use --emitter sass")
     return EMITTERS[language].emit(program, arch)
 
 

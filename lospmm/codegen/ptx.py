@@ -132,6 +132,7 @@ def entry_head(program: KernelProgram) -> Sequence[str]:
     return [
         f"\n.visible .entry {program.name} (.param .u64 b, .param .u64 c{size})",
         *([f".maxntid {program.cols}"] if program.cols is not None else []),
+        *([f".reqnctapercluster 1, {program.split_k}, 1"] if program.split_k > 1 else []),
         "{",
         ".reg .pred %outside;",
         ".reg .b32 %tile, %block, %group, %member, %members, %width, %thread, %column, %n;",

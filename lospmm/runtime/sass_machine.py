@@ -2,12 +2,13 @@
 
 A tile's code is run from its first instruction to its EXIT, as one warp, and held against ``Hazards`` on the way: what
 runs through here computes the same on a GPU, whatever its memory takes. What runs before the tiles (``prologue``) is
-not run: threads without a column have left, the others find their addresses in the registers of ``Entry``.
+not run: threads without a column have left, the others find their addresses in the registers of ``Entry``. The parts
+of a tile that several blocks share run in turn, each until it has to wait for the others (``Block``).
 
-What each instruction means is a function in ``OPERATIONS``. A tile is given no shared memory.
+What each instruction means is a function in ``OPERATIONS``. A tile that no blocks share is given no shared memory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import cast
 
@@ -22,9 +23,11 @@ from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.errors import ToolchainFault, VerificationFailed
 from lospmm.interpret import fused_multiply_add
+from lospmm.runtime.cluster import cluster_of
+from lospmm.runtime.fault import Fault
 from lospmm.runtime.geometry import FLOAT_BYTES, Geometry
 from lospmm.runtime.hazards import Hazard, Hazards, Instruction, instructions
-from lospmm.runtime.warp import NOWHERE, WORD_BITS, WORD_MASK, Fault, Operand, Warp, at_entry
+from lospmm.runtime.warp import NOWHERE, WORD_BITS, WORD_MASK, Operand, Warp, at_entry
 
 #: A tile that issues more instructions than this many times its length does not end.
 LOOP_LIMIT = 16
@@ -38,8 +41,8 @@ def execute(
 ) -> NDArray[np.float32]:
     """C (m, columns) of machine code, as a row of ``RUNTIMES`` does it for an emission.
 
-    Raises VerificationFailed for a hazard, an address that is not the thread's own, code that cannot be encoded, and
-    code that does not end.
+    Raises VerificationFailed for a hazard, an address that is not the thread's own, an element of another block that
+    may not be there, code that cannot be encoded, and code that does not end.
     """
     generation = generation_of(code.arch)
     try:
@@ -47,13 +50,21 @@ def execute(
     except ToolchainFault as fault:
         raise VerificationFailed(f"machine code: {fault}") from None
     _check_descriptors(code, generation)
+    parts = code.split_k
+    if len(code.dispatch) % parts:
+        raise VerificationFailed(f"machine code: {len(code.dispatch)} block rows are not tiles of {parts} parts each")
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
     inside = columns < geometry.n
     own_columns, own_b, own_c = columns[inside], b[:, inside], c[:, inside]
     # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
     with np.errstate(over="ignore", invalid="ignore"):
-        for tile in dict.fromkeys(code.dispatch):  # twice the same stores the same
-            _run_tile(code, tile, at_entry(code.entry, geometry, own_columns, own_b, own_c), generation)
+        tiles = zip(*(code.dispatch[part::parts] for part in range(parts)), strict=True)
+        for tile in dict.fromkeys(tiles):  # twice the same stores the same
+            blocks = cluster_of(parts, geometry, own_columns)
+            warps = [at_entry(code.entry, geometry, own_b, own_c, block) for block in blocks]
+            running = [_run_part(code, part, warp, generation) for part, warp in zip(tile, warps, strict=True)]
+            while running:  # each goes on as far as it can
+                running = [part for part in running if next(part, False)]
     c[:, inside] = own_c
     return c
 
@@ -69,7 +80,8 @@ def execute_emission(
 def _check_descriptors(code: MachineCode, generation: Generation) -> None:
     """Loads and stores name the uniform register that the prologue fills, where a generation has it."""
     form = code.form
-    described = [op for op in (Opcode.LDG, Opcode.STG) if "ur" not in generation.by_op[op].unused]
+    memory = {Opcode.LDG, Opcode.STG, Opcode.ST} & generation.by_op.keys()
+    described = [op for op in memory if "ur" not in generation.by_op[op].unused]
     wrong = np.flatnonzero(np.isin(form["op"], described) & (form["ur"] != code.entry.descriptor))
     if len(wrong):
         number = int(wrong[0])
@@ -78,13 +90,14 @@ def _check_descriptors(code: MachineCode, generation: Generation) -> None:
         raise _refusal(code, tile, number, reason, generation)
 
 
-def _run_tile(code: MachineCode, tile: int, warp: Warp, generation: Generation) -> None:
+def _run_part(code: MachineCode, tile: int, warp: Warp, generation: Generation) -> Iterator[bool]:
+    """Execute a tile, or a block's part of one; yields True while it waits for the other parts."""
     if not 0 <= tile < len(code.starts):
         raise VerificationFailed(f"machine code: a block row runs tile {tile} of {len(code.starts)}")
     first = int(code.starts[tile])
     behind = int(min(code.starts[code.starts > first], default=len(code.form)))
     body = instructions(code.form[first:behind])
-    hazards = Hazards(code.registers, [pair + half for pair in (code.entry.b, code.entry.c) for half in (0, 1)])
+    hazards = Hazards(code.registers, code.entry.taken)
     index = last = 0
     for _ in range(LOOP_LIMIT * len(body)):
         if not 0 <= index < len(body):
@@ -99,6 +112,8 @@ def _run_tile(code: MachineCode, tile: int, warp: Warp, generation: Generation) 
             raise _refusal(code, tile, first + index, str(why), generation) from None
         if distance is None:
             return
+        while instruction.op == Opcode.CLUSTER_WAIT and warp.block.is_held:
+            yield True
         index += 1 + distance
     reason = f"the tile has not ended after {LOOP_LIMIT} times its {len(body)} instructions"
     raise _refusal(code, tile, first + last, reason, generation)
@@ -120,7 +135,7 @@ def _step(warp: Warp, instruction: Instruction) -> int | None:
     if runs.all():
         return OPERATIONS[instruction.op](warp, instruction)
     part = warp.part(runs)
-    if OPERATIONS[instruction.op](part, instruction) != 0:
+    if instruction.op in _TOGETHER or OPERATIONS[instruction.op](part, instruction) != 0:
         raise Fault("threads of one warp go different ways")
     warp.put_back(part, runs)
     return 0
@@ -147,20 +162,19 @@ def _multiply_add(warp: Warp, at: Instruction) -> int:
 def _load(warp: Warp, at: Instruction) -> int:
     for word, rows in enumerate(_rows(warp, warp.b, at)):
         if at.rd != RZ:
-            warp.floats[at.rd + word] = warp.b.elements[rows, warp.slots]
+            warp.floats[at.rd + word] = warp.b.elements[rows, warp.lanes]
     return 0
 
 
 def _store(warp: Warp, at: Instruction) -> int:
     for word, rows in enumerate(_rows(warp, warp.c, at)):
-        warp.c.elements[rows, warp.slots] = warp.floats[at.rb if at.rb == RZ else at.rb + word]
+        warp.c.elements[rows, warp.lanes] = warp.floats[at.rb if at.rb == RZ else at.rb + word]
     return 0
 
 
 def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[NDArray[np.uint64]]:
     """The row that each thread addresses in its own column with each word of a load or store."""
-    high = warp.words[at.ra if at.ra == RZ else at.ra + 1].astype(np.uint64)
-    address = (high << WORD_BITS | warp.words[at.ra]) + np.uint64(at.offset % 2**64)
+    address = warp.address(at.ra, at.offset)
     if at.bytes > FLOAT_BYTES and (address % np.uint64(at.bytes)).any():
         raise Fault(f"an address that is not a multiple of {at.bytes}")
     return [warp.own_rows(operand, address + np.uint64(word)) for word in range(0, at.bytes, FLOAT_BYTES)]
@@ -172,8 +186,47 @@ def _prefetch(warp: Warp, at: Instruction) -> int:
     return 0
 
 
-def _no_shared_memory(warp: Warp, at: Instruction) -> int:
-    raise Fault(f"{Opcode(at.op).name}: a tile is given no shared memory ({len(warp.columns)} threads)")
+def _check_shared(warp: Warp, at: Instruction) -> None:
+    """Raises Fault where no blocks share a tile, and for shared memory beside slots."""
+    if len(warp.block.cluster) == 1:
+        raise Fault(f"{Opcode(at.op).name}: a tile is given no shared memory ({len(warp.columns)} threads)")
+    if at.bytes > FLOAT_BYTES:
+        raise Fault(f"{at.bytes} bytes, where a slot has {FLOAT_BYTES} for each thread")
+
+
+def _not_a_slot(warp: Warp, at: Instruction) -> int:
+    _check_shared(warp, at)
+    raise Fault("a slot is written by ST and read by LDS")
+
+
+def _send(warp: Warp, at: Instruction) -> int:
+    _check_shared(warp, at)
+    warp.block.send(warp.address(at.ra, at.offset), warp.floats[at.rb].copy())
+    return 0
+
+
+def _collect(warp: Warp, at: Instruction) -> int:
+    _check_shared(warp, at)
+    address = (warp.words[at.ra].astype(np.uint64) + np.uint64(at.offset % 2**64)) & WORD_MASK
+    warp.floats[_target(at.rd)] = warp.block.collect(address)
+    return 0
+
+
+def _fence(warp: Warp, _at: Instruction) -> int:
+    warp.block.fence()
+    return 0
+
+
+def _arrive(warp: Warp, at: Instruction) -> int:
+    _check_shared(warp, at)
+    warp.block.arrive()
+    return 0
+
+
+def _wait(warp: Warp, at: Instruction) -> int:
+    _check_shared(warp, at)
+    warp.block.wait()
+    return 0
 
 
 def _move_immediate(warp: Warp, at: Instruction) -> int:
@@ -217,8 +270,8 @@ def _nothing(_warp: Warp, _at: Instruction) -> int:
     return 0
 
 
-def _leave(_warp: Warp, _at: Instruction) -> None:
-    return None
+def _leave(warp: Warp, _at: Instruction) -> None:
+    warp.block.leave()
 
 
 def _branch(_warp: Warp, at: Instruction) -> int:
@@ -231,9 +284,9 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
         Opcode.FFMA: _multiply_add,
         Opcode.LDG: _load,
         Opcode.STG: _store,
-        Opcode.LDS: _no_shared_memory,
-        Opcode.STS: _no_shared_memory,
-        Opcode.LDS_UNIFORM: _no_shared_memory,
+        Opcode.LDS: _collect,
+        Opcode.STS: _not_a_slot,
+        Opcode.LDS_UNIFORM: _not_a_slot,
         Opcode.MOV_IMM: _move_immediate,
         Opcode.MOV: _move,
         Opcode.IADD3: _add,
@@ -244,5 +297,14 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
         Opcode.BAR_SYNC: _nothing,
         Opcode.BRA: _branch,
         Opcode.PREFETCH: _prefetch,
+        Opcode.ST: _send,
+        Opcode.MEMBAR: _fence,
+        Opcode.ERRBAR: _nothing,
+        Opcode.CGAERRBAR: _nothing,
+        Opcode.CLUSTER_ARRIVE: _arrive,
+        Opcode.CLUSTER_WAIT: _wait,
     }
 )
+
+#: What all threads of a block do, or none.
+_TOGETHER = frozenset((Opcode.LDS, Opcode.ST, Opcode.MEMBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT))

@@ -6,15 +6,17 @@ names EIATTR are those that ``cuobjdump -elf`` prints. Nothing of this is publis
 ptxas 13.0 and runs (tests/gpu).
 """
 
+import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.fields import decode, encode
-from lospmm.codegen.sass.form import Opcode
+from lospmm.codegen.sass.form import NO_BARRIER, Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.machine import Entry, MachineCode
 from lospmm.codegen.sass.prologue import TARGETS
@@ -31,9 +33,14 @@ _EIFMT_BVAL = 2
 _EIATTR_MAXREG_COUNT = 0x1B
 _EIATTR_EXIT_OFFSETS = 0x1C
 _EIATTR_INDIRECT_BRANCHES = 0x34
+_EIATTR_CTA_PER_CLUSTER = 0x3D
 _EIATTR_NUM_BARRIERS = 0x4C
 
-_TARGET_INSTRUCTIONS = 3  # load, store, leave
+#: What each of the prologue's targets is made of, by whether blocks share a tile.
+_TARGETS = {
+    False: (Opcode.LDG, Opcode.STG, Opcode.EXIT),
+    True: (Opcode.LDG, Opcode.ST, Opcode.LDS, Opcode.STG, Opcode.EXIT),
+}
 
 
 def graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
@@ -94,14 +101,22 @@ def _machine_code(cubin: bytes, kernel: str, arch: str) -> MachineCode:
     words = np.frombuffer(text, "<u8").reshape(-1, 2)[starts[0] // INSTRUCTION_BYTES :]
     padding = (words == 0).all(axis=1)  # behind the last tile
     form = decode(words[: len(words) - int(np.argmin(padding[::-1]))].astype(np.uint64), generation_of(arch))
+    entry = _entry(text, info, arch)
     return MachineCode(
         form=form,
         starts=(starts - starts[0]) // INSTRUCTION_BYTES,
         dispatch=tuple(dispatch.tolist()),
         registers=elf.kernel_usage(cubin, kernel).registers,
-        entry=_entry(text, info, arch),
+        entry=entry,
         arch=arch,
+        split_k=_split_k(info),
     )
+
+
+def _split_k(info: bytes) -> int:
+    """Blocks of a cluster, which share a tile."""
+    sizes = next((value for _, kind, value in elf.attributes(info) if kind == _EIATTR_CTA_PER_CLUSTER), None)
+    return 1 if sizes is None else math.prod(struct.unpack("<III", sizes))
 
 
 def _part(parts: dict[str, bytes], name: str) -> bytes:
@@ -117,18 +132,32 @@ def _entry(text: bytes, info: bytes, arch: str) -> Entry:
         raise ToolchainFault("the prologue does not jump")
     (jump,) = struct.unpack_from("<I", branch)
     start = jump // INSTRUCTION_BYTES + 1
-    words = np.frombuffer(text, "<u8").reshape(-1, 2)[start : start + TARGETS * _TARGET_INSTRUCTIONS]
-    form = decode(words.astype(np.uint64), generation_of(arch))
-    expected = [Opcode.LDG, Opcode.STG, Opcode.EXIT] * TARGETS
-    entries = {
-        Entry(int(load["ra"]), int(store["ra"]), int(load["ur"]))
-        for load, store in zip(form[::3], form[1::3], strict=True)
-    }
-    if form["op"].tolist() != expected or len(entries) != 1:
-        raise ToolchainFault("the prologue's targets are not a load, a store and an exit, as this emitter needs")
-    if form["wait"][::3].any() or (form["wait"][1::3] != 1 << form["write_barrier"][::3]).any():
-        raise ToolchainFault("the prologue's targets wait for its addresses, which no tile does")
+    expected = _TARGETS[_split_k(info) > 1]
+    words = np.frombuffer(text, "<u8").reshape(-1, 2)[start : start + TARGETS * len(expected)]
+    form = decode(words.astype(np.uint64), generation_of(arch)).reshape(TARGETS, -1)
+    if form.shape[1] != len(expected) or (form["op"] != np.array(expected)).any():
+        names = ", ".join(op.name for op in expected)
+        raise ToolchainFault(f"the prologue's targets are not {names}, as this emitter needs")
+    entries = {_entry_of_target(dict(zip(expected, target, strict=True))) for target in form}
+    if len(entries) != 1:
+        raise ToolchainFault("the prologue's targets find their addresses in different registers")
+    for target in form:
+        raised = 0  # scoreboards of the target's own
+        for instruction in target:
+            if int(instruction["wait"]) & ~raised:
+                raise ToolchainFault("the prologue's targets wait for its addresses, which no tile does")
+            raised |= sum(1 << int(instruction[name]) for name in _BARRIERS if instruction[name] != NO_BARRIER)
     return entries.pop()
+
+
+_BARRIERS = ("write_barrier", "read_barrier")
+
+
+def _entry_of_target(target: Mapping[Opcode, np.void]) -> Entry:
+    entry = Entry(int(target[Opcode.LDG]["ra"]), int(target[Opcode.STG]["ra"]), int(target[Opcode.LDG]["ur"]))
+    if Opcode.ST not in target:
+        return entry
+    return replace(entry, peers=int(target[Opcode.ST]["ra"]), mailbox=int(target[Opcode.LDS]["ra"]))
 
 
 def _renamed(code: MachineCode, entry: Entry) -> NDArray[np.void]:
@@ -136,9 +165,13 @@ def _renamed(code: MachineCode, entry: Entry) -> NDArray[np.void]:
     if entry == code.entry:
         return code.form
     names = np.arange(256, dtype=np.uint8)
-    for ours, theirs in ((code.entry.b, entry.b), (code.entry.c, entry.c)):
+    for field, width in (("b", 2), ("c", 2), ("peers", 2), ("mailbox", 1)):
+        ours, theirs = getattr(code.entry, field), getattr(entry, field)
+        if ours is None or theirs is None:
+            continue
         now = int(np.flatnonzero(names == theirs)[0])
-        names[[ours, ours + 1, now, now + 1]] = names[[now, now + 1, ours, ours + 1]]
+        for half in range(width):
+            names[[ours + half, now + half]] = names[[now + half, ours + half]]
     form = code.form.copy()
     for operand in ("rd", "ra", "rb", "rc"):
         form[operand] = names[form[operand]]

@@ -12,7 +12,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from lospmm.settings import settings
 from lospmm_server.schemas import KernelQuery
-from lospmm_server.uploads import FIELD, FORM_BYTES, _body
+from lospmm_server.uploads import FIELD, FORM_BYTES, body_within
 
 #: Fields beside the file.
 FIELDS = ("n", "device")
@@ -29,7 +29,7 @@ async def received_form(request: Request) -> AsyncIterator[Form]:
     """The form until the block ends. Raises HTTPException 400, 408 and 413, RequestValidationError for its fields."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(400, "expected the form of the page, as multipart/form-data")
-    body = _body(request, settings().max_upload_bytes + FORM_BYTES)
+    body = body_within(request, settings().max_upload_bytes + FORM_BYTES)
     try:
         form = await MultiPartParser(request.headers, body, max_files=1, max_fields=len(FIELDS)).parse()
     except MultiPartException as error:

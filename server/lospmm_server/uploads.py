@@ -78,7 +78,7 @@ def _device(name: str) -> DeviceSpec:
 async def _raw(request: Request, limit: int) -> AsyncIterator[Sequence[UploadFile]]:
     with tempfile.TemporaryFile() as file:
         upload = UploadFile(file, filename=FIELD)
-        async for chunk in _body(request, limit):
+        async for chunk in body_within(request, limit):
             await upload.write(chunk)
         await upload.seek(0)
         yield [upload]
@@ -86,7 +86,7 @@ async def _raw(request: Request, limit: int) -> AsyncIterator[Sequence[UploadFil
 
 @asynccontextmanager
 async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[Sequence[UploadFile]]:
-    body = _body(request, limit + FORM_BYTES * files)
+    body = body_within(request, limit + FORM_BYTES * files)
     try:
         form = await MultiPartParser(request.headers, body, max_files=files).parse()
     except MultiPartException as error:
@@ -103,7 +103,7 @@ async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[
         await form.close()
 
 
-async def _body(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
+async def body_within(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
     """The body by the piece. Raises HTTPException 408, and 413: at once where the header says so, else at the limit."""
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large()

@@ -97,7 +97,8 @@ def test_machine_code_gives_every_bit_of_the_oracle(density: float, n: int) -> N
     weights = draw((40, 50), density=density)
     kernel = tune(weights, n=n, emitter="sass")
     tile, matrix = kernel.manifest["tile"], from_dense(weights)
-    schedule = Schedule(tile["prefetch"], tile["fmas_per_load"], tile["column_group"], tile["lockstep"])
+    axes = ("prefetch", "fmas_per_load", "column_group", "lockstep", "split_k")
+    schedule = Schedule(*(tile[axis] for axis in axes))
     size = TileSize(tile["rows"], tile["cols"])
     candidate = Candidate(size, schedule, regroup(matrix, [size.rows])[size.rows])
     program = lower(Problem(matrix, n, DEVICES["h200"]), candidate)
@@ -158,7 +159,8 @@ def test_columns_may_be_computed_in_several_runs(
     kernel: lospmm.Kernel, b: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = kernel.run_on_cpu(b)
-    block_rows = kernel.manifest["tile"]["count"] + kernel.manifest["tile"]["zero_blocks"]
+    tile = kernel.manifest["tile"]
+    block_rows = (tile["count"] + tile["zero_blocks"]) * tile["split_k"]
     monkeypatch.setattr(kernel_module, "_THREADS_AT_ONCE", 32 * block_rows)
     np.testing.assert_array_equal(kernel.run_on_cpu(b), at_once)
     monkeypatch.setattr(kernel_module, "_THREADS_AT_ONCE", 1)

@@ -18,7 +18,7 @@ from lospmm.model import ZERO_ROWS, Candidate, Problem, RowTile, Schedule, TileS
 from lospmm.occupancy import resident_blocks
 from lospmm.registers import forecast_registers
 from lospmm.reorder import regroup
-from lospmm.schedule import tile_program
+from lospmm.schedule import tile_programs
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.blocks import Cluster, cluster_limit, cluster_tiles, dispatch
@@ -204,7 +204,7 @@ def test_a_cluster_of_one_tile_differs_from_the_tile_in_its_weights_alone():
     tiling = regroup(matrix, [3])[3]
     for schedule in SCHEDULES:
         proxy = proxy_block(matrix, tiling, Cluster(np.array([0]), tiling.tiles[0].nnc, tiling.tiles[0].nnz), schedule)
-        kernel = tile_program(matrix, tiling.tiles[0].rows, schedule)
+        kernel = tile_programs(matrix, tiling.tiles[0].rows, schedule)[0]
         fields = ["op", "target", "source"]
         assert np.array_equal(proxy.code[fields], kernel.code[fields])
         assert len(list(instructions(proxy))) == len(list(instructions(kernel)))

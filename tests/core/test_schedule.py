@@ -11,7 +11,7 @@ from lospmm.lower import lower
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import COLUMN_GROUPS, Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import natural_order, regroup
-from lospmm.schedule import tile_program
+from lospmm.schedule import tile_programs
 
 
 @st.composite
@@ -50,7 +50,7 @@ def test_loads_stay_ahead_and_no_buffer_is_overwritten_before_its_last_use(
     matrix: SparseMatrix, schedule: Schedule
 ) -> None:
     rows = np.flatnonzero(matrix.row_nnz).astype(np.int32)
-    program = tile_program(matrix, rows, schedule)
+    program = tile_programs(matrix, rows, schedule)[0]
     assert program.buffers <= schedule.prefetch
     holds: dict[int, int] = {}  # what each buffer holds
     expected = iter(sorted((int(k), int(r)) for r, k in zip(matrix.rows_of_nonzeros(), matrix.indices, strict=True)))
@@ -69,14 +69,14 @@ def test_loads_stay_ahead_and_no_buffer_is_overwritten_before_its_last_use(
 
 def test_each_load_waits_for_a_free_buffer_and_no_longer() -> None:
     # Three columns of two nonzeros, two loads ahead: the third load stands right behind the first column's uses.
-    program = tile_program(from_dense(np.ones((2, 3))), np.arange(2, dtype=np.int32), Schedule(prefetch=2))
+    program = tile_programs(from_dense(np.ones((2, 3))), np.arange(2, dtype=np.int32), Schedule(prefetch=2))[0]
     ops = "".join("LFS"[op] for op in program.code["op"])
     assert ops == "LLFFLFFFFSS"
 
 
 def test_fmas_per_load_spaces_the_loads() -> None:
     # CPL = 3: a load after every third multiply-add, later than a free buffer would allow.
-    program = tile_program(from_dense(np.ones((2, 5))), np.arange(2, dtype=np.int32), Schedule(3, fmas_per_load=3))
+    program = tile_programs(from_dense(np.ones((2, 5))), np.arange(2, dtype=np.int32), Schedule(3, fmas_per_load=3))[0]
     ops = "".join("LFS"[op] for op in program.code["op"])
     assert ops == "LLLFFFLFFFLFFFFSS"
 

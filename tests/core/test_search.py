@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.constraints import CONSTRAINTS, Subject
+from lospmm.candidates import Candidates
+from lospmm.constraints import CONSTRAINTS, HARDWARE, Subject, block_counts
 from lospmm.device import DEVICES
 from lospmm.errors import GpuFault
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
-from lospmm.model import COLUMN_GROUPS, Candidate, Problem, Schedule
+from lospmm.model import COLUMN_GROUPS, SPLITS, Candidate, Problem, Schedule
 from lospmm.search import NEIGHBOURS, ROUNDS, Choice, Trials, choose_by_time, search
 from lospmm.space import PREFETCHES, neighbours
 from lospmm.stages import Stages
@@ -26,15 +27,15 @@ LOCKSTEPS = (128, 0)
 
 
 def chosen_without(shortlist_size: int = 3) -> Choice:
-    return search(PROBLEM, estimate_micros, shortlist_size, Stages(), lockstep=LOCKSTEPS[0])
+    return search(PROBLEM, estimate_micros, shortlist_size, Stages(), lockstep=LOCKSTEPS[0], splits=SPLITS)
 
 
 CHOICE = chosen_without()
 
 
-def key(candidate: Candidate) -> tuple[int, int, int, int, int]:
+def key(candidate: Candidate) -> tuple[int, ...]:
     schedule = candidate.schedule
-    return (*candidate.tile, schedule.prefetch, schedule.column_group, schedule.lockstep)
+    return (*candidate.tile, schedule.prefetch, schedule.column_group, schedule.lockstep, schedule.split_k)
 
 
 class Clock:
@@ -159,8 +160,11 @@ def test_the_trials_may_give_up_early() -> None:
 
 
 def holds(problem: Problem, candidate: Candidate) -> bool:
-    subject = Subject(problem, candidate.tile, candidate.schedule, candidate.tiling)
-    return all(one.check(subject).holds for one in CONSTRAINTS if one.name not in CHOICE.space.relaxed)
+    candidates, space = Candidates.of([candidate]), CHOICE.space
+    subject = Subject(problem, candidates)
+    checks = [*HARDWARE, *(one.check for one in CONSTRAINTS if one.name not in {"idle_sms", *space.relaxed})]
+    enough = block_counts(problem, candidates) >= space.least_blocks
+    return all(bool(check(subject).holds.all()) for check in checks) and bool(enough.all())
 
 
 @settings(deadline=None, max_examples=60)
@@ -172,9 +176,10 @@ def test_neighbours_fit_and_differ_along_one_axis(data: st.DataObject) -> None:
         data.draw(st.sampled_from(PREFETCHES)),
         column_group=data.draw(st.sampled_from(COLUMN_GROUPS)),
         lockstep=data.draw(st.sampled_from(LOCKSTEPS)),
+        split_k=data.draw(st.sampled_from(SPLITS)),
     )
     candidate = Candidate(base.tile, schedule, base.tiling)
-    found = neighbours(PROBLEM, survivors, candidate, LOCKSTEPS)
+    found = neighbours(PROBLEM, CHOICE.space, candidate, LOCKSTEPS)
     tiles = {survivor.tile: survivor.tiling for survivor in survivors}
     for near in found:
         assert sum(a != b for a, b in zip(key(near), key(candidate), strict=True)) == 1
@@ -184,9 +189,20 @@ def test_neighbours_fit_and_differ_along_one_axis(data: st.DataObject) -> None:
     assert len({key(near) for near in found}) == len(found)
 
 
+def test_a_step_takes_half_or_twice_as_many_blocks_to_a_tile() -> None:
+    # 2 tiles in 20 blocks of columns: 40 blocks are too few for 132 SMs, 80 and 160 are not, and 160 are enough.
+    survivor = next(one for one in CHOICE.space.survivors if one.tile == (32, 1024))
+    steps = {}
+    for split in SPLITS:
+        shared = Candidate(survivor.tile, Schedule(8, split_k=split), survivor.tiling)
+        found = neighbours(PROBLEM, CHOICE.space, shared, LOCKSTEPS)
+        steps[split] = {near.schedule.split_k for near in found} - {split}
+    assert steps == {1: {2}, 2: {4}, 4: {2}, 8: {4}}
+
+
 def test_steps_go_both_ways() -> None:
     """What is a neighbour has the candidate as its neighbour, so that a climb can turn back."""
-    survivors = CHOICE.space.survivors
-    start = CHOICE.shortlist[0].candidate
-    for near in neighbours(PROBLEM, survivors, start, LOCKSTEPS):
-        assert key(start) in {key(back) for back in neighbours(PROBLEM, survivors, near, LOCKSTEPS)}
+    for scored in CHOICE.shortlist:
+        start = scored.candidate
+        for near in neighbours(PROBLEM, CHOICE.space, start, LOCKSTEPS):
+            assert key(start) in {key(back) for back in neighbours(PROBLEM, CHOICE.space, near, LOCKSTEPS)}

@@ -1,14 +1,18 @@
 """Sections 3.1 to 3.4: the space, its constraints, and the paper's own example."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.constraints import CONSTRAINTS, Subject, dispatched_tiles
+from lospmm.candidates import Candidates
+from lospmm.constraints import CONSTRAINTS, Constraint, Subject, block_count, dispatched_tiles
 from lospmm.device import DEVICES, DeviceSpec
 from lospmm.matrix import SparseMatrix, from_coo, from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.model import SPLITS, Candidate, Problem, Schedule, TileSize
+from lospmm.options import splits_of
 from lospmm.registers import forecast_registers
 from lospmm.reorder import natural_order, regroup
 from lospmm.space import PREFETCHES, SHALLOWEST, Space, explore, tile_sizes, widen
@@ -48,8 +52,12 @@ FIGURE_3_DEVICE = DeviceSpec(
 FIGURE_3_ROW_NNZ = (6, 3, 4, 2, 4, 3, 4, 4)
 
 
-def explored(problem: Problem) -> Space:
-    return explore(problem, lambda limits: regroup(problem.matrix, limits))
+def explored(problem: Problem, splits: tuple[int, ...] = (1,)) -> Space:
+    return explore(problem, lambda limits: regroup(problem.matrix, limits), splits=splits)
+
+
+def holds(problem: Problem, constraint: Constraint, candidate: Candidate, splits: tuple[int, ...] = (1,)) -> bool:
+    return bool(constraint.check(Subject(problem, Candidates.of([candidate]), splits)).holds.all())
 
 
 def random_matrix(m: int, k: int, density: float, seed: int) -> SparseMatrix:
@@ -85,12 +93,12 @@ shapes = st.tuples(st.integers(1, 40), st.integers(1, 40), st.sampled_from((0.0,
 
 
 @settings(max_examples=60, deadline=None)
-@given(shapes, st.integers(1, 5_000), st.sampled_from(sorted(DEVICES)))
+@given(shapes, st.integers(1, 5_000), st.sampled_from(sorted(DEVICES)), st.sampled_from([(1,), SPLITS]))
 def test_verdicts_and_survivors_are_the_space_and_survivors_satisfy_every_constraint(
-    shape: tuple[int, int, float, int], n: int, device: str
+    shape: tuple[int, int, float, int], n: int, device: str, splits: tuple[int, ...]
 ) -> None:
     problem = Problem(random_matrix(*shape), n, DEVICES[device])
-    space = explored(problem)
+    space = explored(problem, splits)
     survivors = {survivor.tile for survivor in space.survivors}
     refused = {verdict.tile for verdict in space.verdicts}
     assert survivors | refused == set(tile_sizes(problem)) and not survivors & refused
@@ -98,8 +106,7 @@ def test_verdicts_and_survivors_are_the_space_and_survivors_satisfy_every_constr
     assert survivors, "rules of thumb are moved rather than refuse every tile size"
     for survivor in space.survivors:
         for constraint in CONSTRAINTS:
-            bound = constraint.check(Subject(problem, survivor.tile, survivor.schedule, survivor.tiling))
-            assert bound.holds or constraint.name in space.relaxed
+            assert holds(problem, constraint, survivor, splits) or constraint.name in space.relaxed
     for verdict in space.verdicts:
         assert verdict.value != verdict.limit
 
@@ -121,19 +128,69 @@ def test_empty_rows_count_as_blocks_that_write_zeros() -> None:
 
 def test_widen_keeps_every_schedule_that_fits() -> None:
     problem = Problem(random_matrix(300, 64, 0.1, 2), 4096, H200)
-    for survivor in explored(problem).survivors[::97]:
-        widened = widen(problem, survivor)
+    space = explored(problem)
+    widened = list(widen(problem, space))
+    for survivor in space.survivors[::97]:
+        mine = [c for c in widened if c.tile == survivor.tile]
         fits = [
             prefetch
             for prefetch in PREFETCHES
             if all(
-                c.check(Subject(problem, survivor.tile, Schedule(prefetch))).holds
-                for c in CONSTRAINTS
-                if c.stage == "registers"
+                holds(problem, constraint, replace(survivor, schedule=Schedule(prefetch)))
+                for constraint in CONSTRAINTS
+                if constraint.stage == "registers"
             )
         ]
-        assert [c.schedule.prefetch for c in widened if c.schedule.column_group == 1] == fits
-        assert all(isinstance(c, Candidate) and c.tiling is survivor.tiling for c in widened)
+        assert [c.schedule.prefetch for c in mine if c.schedule.column_group == 1] == fits
+        assert all(isinstance(c, Candidate) and c.tiling is survivor.tiling for c in mine)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes, st.integers(1, 5_000), st.sampled_from(("h200", "rtx2080ti")))
+def test_a_survivor_is_shared_by_as_many_blocks_as_are_of_use(
+    shape: tuple[int, int, float, int], n: int, device: str
+) -> None:
+    problem = Problem(random_matrix(*shape), n, DEVICES[device])
+    space, whole = explored(problem, SPLITS), explored(problem)
+    found: dict[TileSize, set[int]] = {survivor.tile: set() for survivor in space.survivors}
+    for candidate in widen(problem, space):
+        found[candidate.tile].add(candidate.schedule.split_k)
+    if not whole.relaxed:  # then more blocks can only let more tile sizes live
+        assert {survivor.tile for survivor in whole.survivors} <= set(found)
+    least = space.least_blocks
+    for survivor in space.survivors:
+        tile, alone = survivor.tile, block_count(problem, survivor.tile)
+        schedules = {split: Schedule(PREFETCHES[0], split_k=split) for split in SPLITS}
+        fits = {
+            split
+            for split, schedule in schedules.items()
+            if forecast_registers(tile.rows, schedule, problem.device) <= problem.device.registers_per_thread
+            and (split - 1) * -(-tile.rows // split) * tile.cols * 4 <= problem.device.shared_bytes_per_block
+        }
+        useful = {s for s in fits if alone * s >= least and (s == 1 or alone * s / 2 < problem.device.sms)}
+        assert found[tile] == useful and useful
+
+
+def test_fewer_tiles_are_enough_where_blocks_share_them() -> None:
+    # 16 tiles of 32 rows, 4 blocks of 512 columns: 64 of 132 SMs, one tile size too large; 4 blocks a tile give 256.
+    problem = Problem(random_matrix(512, 512, 0.1, 5), 2048, H200)
+    tile = TileSize(32, 512)
+    refused = {verdict.tile: verdict for verdict in explored(problem).verdicts}
+    assert (refused[tile].constraint, refused[tile].value, refused[tile].limit) == ("idle_sms", 64, 66)
+    space = explored(problem, SPLITS)
+    found = {c.schedule.split_k for c in widen(problem, space) if c.tile == tile}
+    assert found == {2, 4}  # 128 blocks, then 256: with those every SM has one, so that 8 would be too many
+    assert {c.schedule.split_k for c in widen(problem, explored(problem))} == {1}
+
+
+@pytest.mark.parametrize(
+    ("emitter", "arch", "found"),
+    [("sass", "sm_90", SPLITS), ("sass", "sm_80", (1,)), ("sass", "sm_100", (1,)), ("ptx", "sm_90", (1,))],
+)
+def test_blocks_share_a_tile_in_machine_code_and_where_there_are_clusters(
+    emitter: str, arch: str, found: tuple[int, ...]
+) -> None:
+    assert splits_of(emitter, arch) == found
 
 
 def test_the_forecast_counts_accumulators_buffers_and_reserve_in_whole_units() -> None:
@@ -141,13 +198,16 @@ def test_the_forecast_counts_accumulators_buffers_and_reserve_in_whole_units() -
     assert forecast_registers(33, Schedule(16), H200) == 72
     assert forecast_registers(223, Schedule(16), H200) == 255  # a unit more would be 256, which no thread can address
     assert forecast_registers(224, Schedule(16), H200) > H200.registers_per_thread
+    assert forecast_registers(29, Schedule(16, split_k=4), H200) == 64  # and three for the mailboxes
+    assert forecast_registers(30, Schedule(16, split_k=2), H200) == 72
 
 
 def test_a_b_too_wide_for_groups_of_columns_takes_all_of_them_together() -> None:
     problem = Problem(random_matrix(64, 64, 0.1, 3), 70_000_000, H200)
-    survivors = explored(problem).survivors
-    assert survivors
-    assert {wider.schedule.column_group for wider in widen(problem, survivors[0])} == {0}
+    space = explored(problem)
+    assert space.survivors
+    first = replace(space, survivors=space.survivors[:1])
+    assert {wider.schedule.column_group for wider in widen(problem, first)} == {0}
 
 
 def test_very_many_rows_are_named_in_steps_and_dispatched_in_few_tiles() -> None:
@@ -156,5 +216,6 @@ def test_very_many_rows_are_named_in_steps_and_dispatched_in_few_tiles() -> None
     problem = Problem(tall, 64, H200)
     heights = sorted({tile.rows for tile in tile_sizes(problem)})
     assert heights[:3] == [1, 5, 9]
-    holds = [dispatched_tiles(Subject(problem, TileSize(height, 64), SHALLOWEST)).holds for height in heights[:4]]
-    assert holds == [False, False, False, True]  # 40,000 / 9 is more than 4,096
+    tiles = Candidates.of_tiles([TileSize(height, 64) for height in heights[:4]], SHALLOWEST)
+    bound = dispatched_tiles(Subject(problem, tiles))
+    assert bound.holds.tolist() == [False, False, False, True]  # 40,000 / 9 is more than 4,096

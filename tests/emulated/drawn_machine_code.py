@@ -19,7 +19,8 @@ ARITHMETIC = (
     Opcode.FFMA_IMM, Opcode.FFMA, Opcode.MOV, Opcode.MOV_IMM, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R,
 )  # fmt: skip
 LOADS = (Opcode.LDG, Opcode.LDS)
-STORES = (Opcode.STG, Opcode.STS)
+STORES = (Opcode.STG, Opcode.ST, Opcode.STS)
+GLOBAL = (Opcode.LDG, Opcode.STG, Opcode.ST)  # with a pair of registers for an address, and a descriptor
 
 #: A stall after which any result of arithmetic is there and any scoreboard is up.
 SAFE_STALL = 6
@@ -29,7 +30,7 @@ def row(op: int, **fields: int) -> NDArray[np.void]:
     """One instruction, with the descriptor and four bytes where it needs them."""
     form = blank(1)
     form["op"] = op
-    if op in (Opcode.LDG, Opcode.STG):
+    if op in GLOBAL:
         form["ur"] = ENTRY.descriptor
     if op in (*LOADS, *STORES):
         form["bytes"] = 4
@@ -73,6 +74,9 @@ def step_of(form: NDArray[np.void]) -> Step:
         Opcode.FFMA_IMM: (_span(ra) + _span(rc), _span(rd)),
         Opcode.LDG: (_span(ra, 2), _span(rd)),
         Opcode.STG: (_span(ra, 2) + _span(rb), ()),
+        Opcode.ST: (_span(ra, 2) + _span(rb), ()),
+        Opcode.LDS: (_span(ra), _span(rd)),
+        Opcode.IADD3: (_span(ra), _span(rd)),
     }.get(Opcode(int(form["op"][0])), ((), ()))
     return Step(form, reads, writes)
 
@@ -87,8 +91,8 @@ def steps(draw: st.DrawFn, ops: Sequence[Opcode]) -> Step:
     if op in (*LOADS, *STORES):
         words = draw(st.sampled_from([1, 2]))
         data = draw(_single if words == 1 else _even)
-        address = draw(_even if op in (Opcode.LDG, Opcode.STG) else _single)
-        read = _span(address, 2 if op in (Opcode.LDG, Opcode.STG) else 1)
+        address = draw(_even if op in GLOBAL else _single)
+        read = _span(address, 2 if op in GLOBAL else 1)
         if op in LOADS:
             return Step(row(op, rd=data, ra=address, bytes=4 * words), read, _span(data, words))
         return Step(row(op, rb=data, ra=address, bytes=4 * words), read + _span(data, words), ())

@@ -33,7 +33,7 @@ COLS = 32
 def machine_code(program: KernelProgram) -> MachineCode:
     """What the scheduler writes, by way of its bits."""
     assert program.n is not None
-    tiles = [schedule_tile(tile, program.n, lockstep=program.lockstep) for tile in program.tiles]
+    tiles = [schedule_tile(tile, program) for tile in program.tiles]
     forms = [np.concatenate((form, padding(len(form)))) for form, _ in tiles]
     return MachineCode(
         form=decode(encode(np.concatenate(forms), GENERATIONS[ARCH]), GENERATIONS[ARCH]),

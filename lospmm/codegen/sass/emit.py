@@ -7,9 +7,9 @@ import numpy as np
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import generation_of
-from lospmm.codegen.sass.machine import ENTRY, MachineCode
+from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.sass.prologue import prologue
-from lospmm.codegen.sass.scheduler import padding, schedule_tile
+from lospmm.codegen.sass.scheduler import entry_of, padding, schedule_tile
 from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
 
@@ -28,12 +28,14 @@ def emit(program: KernelProgram, arch: str) -> Emission:
         raise Unsupported(
             f"{program.block_rows} block rows: machine code jumps to {MAX_BLOCK_ROWS} at most; split A by its rows"
         )
-    tiles = [schedule_tile(tile, program.n, lockstep=program.lockstep) for tile in program.tiles]
+    if program.split_k > 1 and not generation.has_clusters:
+        raise Unsupported(f"{program.split_k} blocks to a tile: {arch} has no clusters of blocks")
+    tiles = [schedule_tile(tile, program) for tile in program.tiles]
     pieces = [part for form, _ in tiles for part in (form, padding(len(form)))]
     lengths = [len(form) + len(padding(len(form))) for form, _ in tiles]
-    form, entry = np.concatenate(pieces), ENTRY
+    form, entry = np.concatenate(pieces), entry_of(program)
     if "ur" in generation.by_op[Opcode.LDG].unused:  # memory without descriptors
-        form["ur"], entry = 0, replace(ENTRY, descriptor=0)
+        form["ur"], entry = 0, replace(entry, descriptor=0)
     code = MachineCode(
         form=form,
         starts=np.cumsum([0, *lengths[:-1]]),
@@ -41,6 +43,7 @@ def emit(program: KernelProgram, arch: str) -> Emission:
         registers=max(registers for _, registers in tiles),
         entry=entry,
         arch=arch,
+        split_k=program.split_k,
     )
     return Emission(
         language="sass",

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.sass.form import FORM, NO_BARRIER, RZ, Opcode, blank
+from lospmm.codegen.sass.form import FORM, NO_BARRIER, PT, RZ, Opcode, blank
 from lospmm.errors import ToolchainFault
 
 #: Bits of an instruction's opcode, form included.
@@ -74,6 +74,7 @@ class Row:
     data: str = ""
     reuse: int = 0  # mask of the operands that the reuse cache can keep
     barriers: tuple[str, ...] = ("write_barrier", "read_barrier")  # those that it can signal
+    guarded: bool = True  # whether a predicate may decide if it runs: of the uniform ones none is ever written here
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
@@ -82,7 +83,8 @@ class Row:
             Field(name, places, codes=() if name in self.barriers else ((NO_BARRIER, NO_BARRIER),))
             for name, places in BARRIERS
         )
-        return (*self.operands, *CONTROL, *barriers, Field("reuse", ((122, 4),), codes=reuse))
+        control = (field if self.guarded else _UNGUARDED.get(field.name, field) for field in CONTROL)
+        return (*self.operands, *control, *barriers, Field("reuse", ((122, 4),), codes=reuse))
 
     @cached_property
     def fixed(self) -> tuple[int, int]:
@@ -115,6 +117,10 @@ CONTROL = (
     Field("yields", ((_YIELD_BIT, 1),)),
     Field("wait", ((116, 6),)),
 )
+_UNGUARDED = {
+    "predicate": Field("predicate", ((12, 3),), codes=((PT, PT),)),
+    "predicate_negated": Field("predicate_negated", ((15, 1),), codes=((0, 0),)),
+}
 BARRIERS = (("write_barrier", ((110, 3),)), ("read_barrier", ((113, 3),)))
 
 
@@ -129,6 +135,11 @@ class Generation:
     @cached_property
     def by_op(self) -> dict[int, Row]:
         return {row.op: row for row in self.rows}
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks can write to each other's shared memory."""
+        return Opcode.CLUSTER_ARRIVE in self.by_op
 
 
 def encode(form: NDArray[np.void], generation: Generation) -> NDArray[np.uint64]:

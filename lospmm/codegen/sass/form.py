@@ -33,6 +33,12 @@ class Opcode(IntEnum):
     BRA = 14  # to offset bytes after the end of this instruction
     LDS_UNIFORM = 15  # rd... = shared[ra + ur + offset]
     PREFETCH = 16  # global[ra:ra+1 + offset] into L2
+    ST = 17  # memory[ra:ra+1 + offset] = rb...; generic: here, shared memory of any block of the cluster; ur as for LDG
+    MEMBAR = 18  # what this thread stored so far is seen by all before what it does next
+    ERRBAR = 19  # ptxas puts these two behind every MEMBAR
+    CGAERRBAR = 20
+    CLUSTER_ARRIVE = 21  # tells the cluster that this warp is here
+    CLUSTER_WAIT = 22  # until every warp of the cluster, but those that have left, has arrived
 
 
 RZ = 255

@@ -24,9 +24,23 @@ _UR_OF_STORE = Field("ur", ((64, 6),))
 #: The scoreboards of what writes no register.
 _READ = ("read_barrier",)
 
-#: Bits that select the read-only path (LDG), a descriptor (LDG, STG), and the scope of a cache line.
+#: Bits that select the read-only path (LDG), a descriptor (LDG, STG, ST), and the scope of a cache line.
 _LDG_HIGH = 0x0C5E9100
 _STG_HIGH = 0x0C501100
+_ST_HIGH = 0x0C101100
+
+#: What blocks of a cluster need to share what they have.
+_CLUSTERS = (
+    Row(
+        Opcode.ST, 0x985, _ST_HIGH, (_RA, _RB, _UR_OF_STORE, _OFFSET, _BYTES),
+        "ST.E{size} desc[{ur}][{ra}.64{offset}], {rb}", pairs=("ra", "ur"), data="rb", barriers=_READ,
+    ),
+    Row(Opcode.MEMBAR, 0x992, 0xA000, (), "MEMBAR.ALL.GPU", barriers=()),
+    Row(Opcode.ERRBAR, 0x9AB, 0, (), "ERRBAR", barriers=()),
+    Row(Opcode.CGAERRBAR, 0x5AB, 0, (), "CGAERRBAR", barriers=()),
+    Row(Opcode.CLUSTER_ARRIVE, 0x9C7, 0x08000000, (), "UCGABAR_ARV", barriers=(), guarded=False),
+    Row(Opcode.CLUSTER_WAIT, 0xDC7, 0x08000000, (), "UCGABAR_WAIT", barriers=(), guarded=False),
+)  # fmt: skip
 
 _SM_90 = (
     Row(Opcode.FFMA_IMM, 0x823, 0, (_RD, _RA, _IMMEDIATE, _RC), "FFMA {rd}, {ra}, {float}, {rc}", reuse=0b101),
@@ -74,6 +88,7 @@ _SM_90 = (
         Opcode.PREFETCH, 0x98F, 0x00800100, (_RA, Field("offset", ((32, 32),), signed=True)),
         "CCTL.E.PF2 [{ra}{offset}]", pairs=("ra",), barriers=_READ,
     ),
+    *_CLUSTERS,
 )  # fmt: skip
 
 _BRA_TO_89 = Row(
@@ -97,7 +112,7 @@ def _row(rows: tuple[Row, ...], op: Opcode) -> Row:
 
 
 _SM_80 = _with(
-    _SM_90,
+    tuple(row for row in _SM_90 if row not in _CLUSTERS),
     _BRA_TO_89,
     replace(_row(_SM_90, Opcode.LDG), text="LDG.E.NA{size}.CONSTANT {rd}, [{ra}.64{offset}]"),
     replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),

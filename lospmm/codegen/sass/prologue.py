@@ -2,7 +2,7 @@
 
 ptxas compiles it once for every n and number of threads. Its two targets stand in for the tiles: they load and store
 through the registers that a tile will find filled (``Entry``), and are how those are found out
-(``lospmm.toolchain.cubin``).
+(``lospmm.toolchain.cubin``). Where blocks share a tile, it also tells the cluster that this block has started.
 """
 
 from lospmm.codegen.ptx import entry_head, version_of
@@ -11,15 +11,42 @@ from lospmm.ir import KernelProgram
 #: Behind the jump, in the order in which ptxas leaves them: what a target does is one load and one store, and leave.
 TARGETS = 2
 
+#: The oldest PTX that lets a block announce itself to its cluster without a fence (PTX ISA, barrier.cluster).
+CLUSTER_VERSION = "8.0"
+
 
 def prologue(program: KernelProgram, arch: str) -> str:
     """PTX for ``arch``. Raises Unsupported for an architecture that no PTX version is known for."""
-    header = f".version {version_of(arch)}\n.target {arch}\n.address_size 64\n"
+    is_shared = program.split_k > 1
+    version = CLUSTER_VERSION if is_shared else version_of(arch)
+    header = f".version {version}\n.target {arch}\n.address_size 64\n"
     names = ", ".join(f"TARGET_{index}" for index in range(TARGETS))
-    targets = [
-        f"TARGET_{index}: ld.global.nc.L1::no_allocate.f32 %value, [%b+{4 * index}];\n"
-        f"st.global.L1::no_allocate.f32 [%c+{4 * index}], %value;\nexit;"
-        for index in range(TARGETS)
-    ]
+    targets = [line for index in range(TARGETS) for line in _target(index, is_shared=is_shared)]
     jump = (".reg .f32 %value;", f"targets: .branchtargets {names};", "brx.idx %tile, targets;")
-    return "\n".join((header, *entry_head(program), *jump, *targets, "}\n"))
+    declared, meet = (_MAILBOX, _MEET) if is_shared else ((), ())
+    return "\n".join((header, *declared, *entry_head(program), *meet, *jump, *targets, "}\n"))
+
+
+_MAILBOX = (".extern .shared .align 16 .b8 mailbox[];",)
+
+_MEET = (
+    ".reg .b32 %mailbox;",
+    ".reg .b64 %peers;",
+    "mov.u32 %mailbox, mailbox;",
+    "mad.lo.u32 %mailbox, %thread, 4, %mailbox;",
+    "cvt.u64.u32 %peers, %mailbox;",
+    "cvta.shared.u64 %peers, %peers;",
+    "mapa.u64 %peers, %peers, 0;",
+    "barrier.cluster.arrive.relaxed.aligned;",
+)
+
+
+def _target(index: int, *, is_shared: bool) -> list[str]:
+    at = 4 * index
+    mail = [f"st.f32 [%peers+{at}], %value;", f"ld.shared.f32 %value, [%mailbox+{at}];"] if is_shared else []
+    return [
+        f"TARGET_{index}: ld.global.nc.L1::no_allocate.f32 %value, [%b+{at}];",
+        *mail,
+        f"st.global.L1::no_allocate.f32 [%c+{at}], %value;",
+        "exit;",
+    ]

@@ -10,28 +10,32 @@ find out for itself (control fields as in ``form``):
 - the first multiply-add of an accumulator adds to R255, which is zero;
 - a load or store reaches 8 MiB either side of its address (24 bits with a sign), so memory is walked in windows of
   16 MiB, each with a pair of registers for its address;
+- the parts of a tile send each other sums through shared memory, to one part after another, once all have started;
+  what is sent is seen once all have met again. What a part collects it loads and adds like an element of B;
 - the warps of a block meet at a barrier every ``lockstep`` instructions. Code is walked once by every warp, and the
   cache that feeds them holds 2,048 instructions: warps that drift further apart fetch all code several times
   (docs/decisions/0008).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import RZ, Opcode, blank
-from lospmm.codegen.sass.machine import ENTRY
-from lospmm.ir import ZERO, Op, TileProgram
+from lospmm.codegen.sass.machine import CLUSTER_ENTRY, ENTRY, PEER_BYTES, Entry
+from lospmm.ir import FLOAT_BYTES, ZERO, KernelProgram, Op, TileProgram
 
 FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
 ALU_LATENCY = 12  # cycles; more than any integer instruction takes, where it costs nothing
 BARRIER_STALL = 6  # as ptxas sets it
+ARRIVE_STALL = 11  # cycles; on an H200 a wait 1 cycle behind an arrival at the cluster's barrier does not wait
 EXIT_STALL = 5
 
 SCOREBOARDS = 6
 
-#: The scoreboard that tells when addresses were read, where memory is walked in windows.
+#: The scoreboard that tells when addresses were read: where memory is walked in windows, and of what is sent.
 ADDRESS_SCOREBOARD = 5
 
 #: Loads and stores on it between two waits.
@@ -72,39 +76,50 @@ def reserved_registers(rows: int, n: int) -> int:
     return ADDRESS_REGISTERS + HARDWARE_REGISTERS + WINDOW_REGISTERS * far
 
 
-def allocate(accumulators: int, buffers: int, *, windows: bool) -> Registers:
+def allocate(accumulators: int, buffers: int, entry: Entry, *, windows: bool) -> Registers:
     """Registers from the bottom up, all but those of addresses."""
-    taken = {ENTRY.b, ENTRY.b + 1, ENTRY.c, ENTRY.c + 1}
+    taken = set(entry.taken)
     if windows:
         taken.update(pair + half for pair in _WINDOW_PAIRS for half in (0, 1))
     free = np.array([register for register in range(RZ) if register not in taken], np.uint8)
     return Registers(free[:accumulators], free[accumulators : accumulators + buffers], frozenset(taken))
 
 
-def schedule_tile(tile: TileProgram, n: int, *, lockstep: int = 0) -> tuple[NDArray[np.void], int]:
-    """The machine code of one tile for B and C of ``n`` columns, and the registers that it needs (REGCOUNT).
+def entry_of(program: KernelProgram) -> Entry:
+    """What the prologue leaves in registers for the tiles of ``program``."""
+    return ENTRY if program.split_k == 1 else CLUSTER_ENTRY
 
-    ``lockstep`` is the number of instructions between two barriers; 0 sets none.
-    """
-    code = tile.code
+
+def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np.void], int]:
+    """The machine code of one tile of ``program``, whose n is known, and the registers that it needs (REGCOUNT)."""
+    assert program.n is not None and program.cols is not None, "addresses are constants"
+    code, row_bytes = tile.code, program.n * FLOAT_BYTES
     loads, fmas, stores = (np.flatnonzero(code["op"] == op) for op in (Op.LOAD, Op.FMA, Op.STORE))
-    rows = np.where(code["op"] == Op.LOAD, code["source"], code["target"]).astype(np.int64)
-    windows = np.where(code["op"] == Op.FMA, 0, (rows * n * 4 + WINDOW_BYTES // 2) // WINDOW_BYTES)
-    far = bool(windows.any())
-    registers = allocate(tile.accumulators, tile.buffers, windows=far)
+    filled = np.flatnonzero((code["op"] == Op.LOAD) | (code["op"] == Op.COLLECT))
+    rows = np.zeros(len(code), np.int64)
+    rows[loads], rows[stores] = code["source"][loads], code["target"][stores]
+    windows = (rows * row_bytes + WINDOW_BYTES // 2) // WINDOW_BYTES
+    far, entry = bool(windows.any()), entry_of(program)
+    registers = allocate(tile.accumulators, tile.buffers, entry, windows=far)
 
     form = blank(len(code))
-    _set_memory(form, code, loads, stores, rows * n * 4 - windows * WINDOW_BYTES, registers)
+    _set_memory(form, code, loads, stores, rows * row_bytes - windows * WINDOW_BYTES, registers, entry)
     _set_arithmetic(form, code, fmas, registers)
-    _set_scoreboards(form, code, loads, fmas, tile.buffers, SCOREBOARDS - far)
+    _set_scoreboards(form, code, filled, fmas, tile.buffers, SCOREBOARDS - far)
     _set_stalls(form, code, fmas)
-    pieces = [(len(form), _leave())]
-    if lockstep and len(fmas):
-        pieces += [(at, _barrier()) for at in range(lockstep, int(fmas[-1]), lockstep)]
+    met = np.flatnonzero(code["op"] == Op.EXCHANGE)
+    alone = len(form) if len(met) == 0 else int(met[0])
+    pieces: list[tuple[int, NDArray[np.void]]] = []
+    if program.lockstep:
+        last = int(fmas[fmas < alone].max(initial=0))
+        pieces += [(at, _barrier()) for at in range(program.lockstep, last, program.lockstep)]
     if far:
-        pieces += _windows(form, code, windows)
-    between = np.array([at for at, _ in pieces]) - 1
-    form["reuse"][between] = 0  # what is kept there is for the very next instruction
+        pieces += _windows(form, code, windows, entry)
+    if entry.peers is not None:
+        pieces += _exchange(form, code, tile.slots, program.cols * FLOAT_BYTES, entry, registers)
+    pieces.append((len(form), _leave()))
+    before = np.array([at for at, _ in pieces if at]) - 1
+    form["reuse"][before.astype(np.intp)] = 0  # what is kept there is for the very next instruction
     return _insert(form, pieces), registers.count
 
 
@@ -115,12 +130,13 @@ def _set_memory(
     stores: NDArray[np.intp],
     offsets: NDArray[np.int64],
     registers: Registers,
+    entry: Entry,
 ) -> None:
     memory = np.concatenate((loads, stores))
-    form["bytes"][memory], form["ur"][memory], form["offset"][memory] = 4, ENTRY.descriptor, offsets[memory]
-    form["op"][loads], form["ra"][loads] = Opcode.LDG, ENTRY.b
+    form["bytes"][memory], form["ur"][memory], form["offset"][memory] = 4, entry.descriptor, offsets[memory]
+    form["op"][loads], form["ra"][loads] = Opcode.LDG, entry.b
     form["rd"][loads] = registers.buffers[code["target"][loads]]
-    form["op"][stores], form["ra"][stores] = Opcode.STG, ENTRY.c
+    form["op"][stores], form["ra"][stores] = Opcode.STG, entry.c
     sources = code["source"][stores]
     held = np.append(registers.accumulators, np.uint8(RZ))  # ZERO is -1: the last
     assert ZERO == -1
@@ -155,7 +171,7 @@ def _set_scoreboards(
     group = np.arange(len(loads)) // columns
     form["write_barrier"][loads] = group % scoreboards
     # Loads go round the buffers: a multiply-add uses the last one before it that went to its buffer.
-    before = np.cumsum(code["op"] == Op.LOAD)[fmas]
+    before = np.searchsorted(loads, fmas)
     source = code["source"][fmas]
     used = source + buffers * ((before - source - 1) // max(buffers, 1))
     first = np.diff(used // columns, prepend=-1) != 0
@@ -175,17 +191,93 @@ def _set_stalls(form: NDArray[np.void], code: NDArray[np.void], fmas: NDArray[np
     missing = FMA_LATENCY - (later - earlier)
     short = missing > 0
     np.maximum.at(form["stall"], later[short] - 1, (1 + missing[short]).astype(np.uint8))
-    if len(fmas):  # what follows are the stores of the sums
-        form["stall"][fmas[-1]] = max(int(form["stall"][fmas[-1]]), FMA_LATENCY + 2)
+    # What follows the last one are the stores of the sums, or what is sent of them.
+    met = np.flatnonzero(code["op"] == Op.EXCHANGE)
+    for end in (len(code), *met):
+        for last in fmas[fmas < end][-1:]:
+            form["stall"][last] = max(int(form["stall"][last]), FMA_LATENCY + 2)
+
+
+def _exchange(
+    form: NDArray[np.void],
+    code: NDArray[np.void],
+    slots: int,
+    slot_bytes: int,
+    entry: Entry,
+    registers: Registers,
+) -> list[tuple[int, NDArray[np.void]]]:
+    """Sets what is sent and collected; the instructions around it, and before which."""
+    sends, collects, met = (np.flatnonzero(code["op"] == op) for op in (Op.SEND, Op.COLLECT, Op.EXCHANGE))
+    assert entry.peers is not None and entry.mailbox is not None
+    wait = _cluster((Opcode.CLUSTER_WAIT,))
+    if len(met) == 0:  # zeros are all that this block writes
+        return [(0, wait)]
+    form["op"][met] = Opcode.MEMBAR
+    form["stall"][met] = BARRIER_STALL
+    seen = (Opcode.ERRBAR, Opcode.CGAERRBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT)
+    pieces = [(int(met[0]) + 1, _cluster(seen)), (int(sends[0] if len(sends) else met[0]), wait)]
+    pieces.append((int(met[0]), _nothing_loaded()))
+
+    form["op"][collects], form["bytes"][collects] = Opcode.LDS, FLOAT_BYTES
+    form["ra"][collects], form["rd"][collects] = entry.mailbox, registers.buffers[code["target"][collects]]
+    form["offset"][collects] = code["source"][collects] % max(slots, 1) * slot_bytes
+
+    form["op"][sends], form["bytes"][sends], form["ur"][sends] = Opcode.ST, FLOAT_BYTES, entry.descriptor
+    form["ra"][sends], form["rb"][sends] = entry.peers, registers.accumulators[code["source"][sends]]
+    form["offset"][sends] = code["target"][sends] % max(slots, 1) * slot_bytes
+    form["read_barrier"][sends] = ADDRESS_SCOREBOARD
+    peers = code["target"][sends] // max(slots, 1)
+    steps = np.diff(peers, prepend=0)
+    _raise_before(form, sends[np.flatnonzero(steps)])
+    pieces += [
+        (int(sends[first]), _step_to(entry.peers, int(steps[first]) * PEER_BYTES))
+        for first in np.flatnonzero(steps).tolist()
+    ]
+    since = np.arange(len(sends)) - np.maximum.accumulate(np.where(steps != 0, np.arange(len(sends)), 0))
+    _pause(form, sends[(since > 0) & (since % ADDRESSES_OUTSTANDING == 0)])
+    return pieces
+
+
+def _nothing_loaded() -> NDArray[np.void]:
+    """Loads that are never done: ptxas puts four before a MEMBAR behind stores to shared memory."""
+    form = blank(4)
+    form["op"], form["bytes"], form["predicate_negated"] = Opcode.LDS, FLOAT_BYTES, 1
+    return form
+
+
+def _step_to(pair: int, distance: int) -> NDArray[np.void]:
+    """The low word of an address moved by ``distance``, which does not carry, once it was read for the last time."""
+    form = blank(1)
+    form["op"], form["rd"], form["ra"], form["immediate"] = Opcode.IADD3, pair, pair, distance & 0xFFFFFFFF
+    form["wait"], form["stall"], form["yields"] = 1 << ADDRESS_SCOREBOARD, ALU_LATENCY, 1
+    return form
+
+
+#: Cycles behind each, as ptxas has them but for the last two: (stall, yields).
+_CLUSTER_STALLS = {
+    Opcode.ERRBAR: (0, 1),
+    Opcode.CGAERRBAR: (8, 0),
+    Opcode.CLUSTER_ARRIVE: (ARRIVE_STALL, 0),
+    Opcode.CLUSTER_WAIT: (ARRIVE_STALL, 0),
+}
+
+
+def _cluster(ops: Sequence[Opcode]) -> NDArray[np.void]:
+    """ptxas would also drop the L1 cache behind a wait: nothing that others write is read through it here."""
+    form = blank(len(ops))
+    form["op"] = ops
+    for field, values in zip(("stall", "yields"), zip(*(_CLUSTER_STALLS[op] for op in ops), strict=True), strict=True):
+        form[field] = values
+    return form
 
 
 def _windows(
-    form: NDArray[np.void], code: NDArray[np.void], windows: NDArray[np.int64]
+    form: NDArray[np.void], code: NDArray[np.void], windows: NDArray[np.int64], entry: Entry
 ) -> list[tuple[int, NDArray[np.void]]]:
     """Sets the address registers of far loads and stores; the instructions that fill them, and before which."""
     pieces: list[tuple[int, NDArray[np.void]]] = []
     turn = 0
-    for op, entry in ((Op.LOAD, ENTRY.b), (Op.STORE, ENTRY.c)):
+    for op, base in ((Op.LOAD, entry.b), (Op.STORE, entry.c)):
         places = np.flatnonzero(code["op"] == op)
         changes = np.flatnonzero(np.diff(windows[places], prepend=0))
         for first, last in zip(changes, np.append(changes[1:], len(places))[: len(changes)], strict=True):
@@ -197,7 +289,7 @@ def _windows(
             form["ra"][users], form["read_barrier"][users] = pair, ADDRESS_SCOREBOARD
             _pause(form, users[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
             _raise_before(form, users[:1])
-            pieces.append((int(users[0]), _move(pair, entry, window * WINDOW_BYTES)))
+            pieces.append((int(users[0]), _move(pair, base, window * WINDOW_BYTES)))
     return pieces
 
 

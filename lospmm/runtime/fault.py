@@ -1,0 +1,5 @@
+"""Why machine code cannot be run on a CPU."""
+
+
+class Fault(Exception):
+    """Why the instruction at hand cannot be executed."""

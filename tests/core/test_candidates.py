@@ -1,0 +1,110 @@
+"""Candidates as columns: the same candidates, the same figures, as one by one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lospmm.candidates import Candidates
+from lospmm.constraints import Subject, block_count, block_counts, grid_height, mailbox_bytes
+from lospmm.device import DEVICES, DeviceSpec
+from lospmm.ir import grid, launch
+from lospmm.lower import lower
+from lospmm.matrix import from_dense
+from lospmm.model import COLUMN_GROUPS, SPLITS, Candidate, Problem, Schedule, TileSize
+from lospmm.occupancy import resident_blocks, resident_blocks_of_each
+from lospmm.registers import forecast_of_each, forecast_registers
+from lospmm.reorder import regroup
+
+H200 = DEVICES["h200"]
+DENSE = np.where(np.random.default_rng(7).random((70, 50)) < 0.2, 1.0, 0.0)
+DENSE[60:] = 0  # rows without a nonzero
+MATRIX = from_dense(DENSE)
+TILINGS = regroup(MATRIX, range(1, 61))
+
+schedules = st.builds(
+    Schedule,
+    prefetch=st.integers(1, 90),
+    fmas_per_load=st.none() | st.integers(1, 3),
+    column_group=st.sampled_from(COLUMN_GROUPS),
+    lockstep=st.sampled_from((0, 128)),
+    split_k=st.sampled_from(SPLITS),
+)
+candidates = st.builds(
+    lambda rows, cols, schedule: Candidate(TileSize(rows, cols), schedule, TILINGS[rows]),
+    rows=st.integers(1, 60),
+    cols=st.sampled_from((32, 96, 1024)),
+    schedule=schedules,
+)
+lists = st.lists(candidates, max_size=12)
+
+
+@given(lists)
+def test_columns_read_as_the_candidates_they_were_made_of(found: list[Candidate]) -> None:
+    columns = Candidates.of(found)
+    assert Candidates.of(columns) is columns
+    for read in (list(columns), list(columns[:]), [columns[at] for at in range(len(found))]):
+        assert [(c.tile, c.schedule, id(c.tiling)) for c in read] == [(c.tile, c.schedule, id(c.tiling)) for c in found]
+    assert [c.tile for c in columns[::-2]] == [c.tile for c in found[::-2]]
+    assert all(type(c.tile.rows) is int and type(c.tile.cols) is int for c in columns)  # written down as JSON
+    with pytest.raises(IndexError):
+        columns[len(found)]
+
+
+@given(lists, st.lists(schedules, max_size=4))
+def test_every_tile_size_is_given_every_schedule(found: list[Candidate], wanted: list[Schedule]) -> None:
+    every = Candidates.of(found).with_each(wanted)
+    expected = [(c.tile, schedule, c.tiling.size_limit) for c in found for schedule in wanted]
+    assert [(c.tile, c.schedule, c.tiling.size_limit) for c in every] == expected
+
+
+@given(lists, st.integers(1, 200_000_000))
+def test_figures_are_those_of_each(found: list[Candidate], n: int) -> None:
+    problem, columns = Problem(MATRIX, n, H200), Candidates.of(found)
+    registers = [forecast_registers(c.tile.rows, c.schedule, H200) for c in found]
+    assert forecast_of_each(columns, H200).tolist() == registers
+    blocks = [block_count(problem, c.tile) * c.schedule.split_k for c in found]
+    assert block_counts(problem, columns).tolist() == blocks
+    parts = [c.tiling.block_rows * c.schedule.split_k for c in found]
+    grids = [grid(y, n, c.tile.cols, c.schedule.column_group) for y, c in zip(parts, found, strict=True)]
+    assert grid_height(Subject(problem, columns)).value.tolist() == [max(y, z) for _, y, z in grids]
+
+
+@settings(max_examples=40, deadline=None)
+@given(candidates)
+def test_a_program_has_the_blocks_and_at_most_the_mailbox_of_its_candidate(candidate: Candidate) -> None:
+    problem, columns = Problem(MATRIX, 4096, H200), Candidates.of([candidate])
+    shape = launch(lower(problem, candidate))
+    height = grid_height(Subject(problem, columns)).value[0]
+    assert height == max(shape.grid[1:])
+    assert shape.shared_bytes <= mailbox_bytes(Subject(problem, columns)).value[0]
+
+
+def test_a_full_tile_needs_the_whole_mailbox() -> None:
+    matrix = from_dense(np.ones((30, 16)))
+    tiling = regroup(matrix, [30])[30]
+    problem = Problem(matrix, 4096, H200)
+    for split in SPLITS:
+        candidate = Candidate(TileSize(30, 64), Schedule(8, split_k=split), tiling)
+        bound = mailbox_bytes(Subject(problem, Candidates.of([candidate])))
+        rows = -(-30 // split)
+        assert bound.value.tolist() == [launch(lower(problem, candidate)).shared_bytes] == [(split - 1) * rows * 64 * 4]
+    small = replace(problem, device=replace(H200, shared_bytes_per_block=7 * 4 * 64 * 4))
+    shared = [Candidate(TileSize(rows, 64), Schedule(8, split_k=8), tiling) for rows in (32, 33)]
+    assert mailbox_bytes(Subject(small, Candidates.of(shared))).holds.tolist() == [True, False]
+
+
+@given(
+    st.sampled_from(sorted(DEVICES.values(), key=lambda device: device.name)),
+    st.lists(st.tuples(st.integers(1, 1100), st.integers(1, 260), st.integers(0, 250_000)), max_size=8),
+)
+def test_resident_blocks_are_those_of_each(device: DeviceSpec, launches: list[tuple[int, int, int]]) -> None:
+    threads, registers, shared = np.array(launches, dtype=np.int64).reshape(-1, 3).T
+    together = resident_blocks_of_each(device, threads=threads, registers_per_thread=registers, shared_bytes=shared)
+    alone = [
+        resident_blocks(device, threads=one, registers_per_thread=per_thread, shared_bytes=asked)
+        for one, per_thread, asked in launches
+    ]
+    assert together.tolist() == alone
