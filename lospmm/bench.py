@@ -21,6 +21,7 @@ from lospmm.gpu.messages import CacheState
 from lospmm.gpu.timing import Timing
 from lospmm.measure import Bench
 from lospmm.model import Launch, Problem
+from lospmm.runtime.detect import own_gpu_id
 from lospmm.settings import settings
 from lospmm.stages import Progress, silent
 
@@ -187,5 +188,5 @@ def bench_artifact(
     x, y, z = config["grid"]
     kernel = Compiled(kept.cubin, manifest["name"], Launch((x, y, z), config["block"], config["shared_bytes"]))
     problem = Problem(kept.matrix(), manifest["n"], device)
-    with exclusive(settings().cache_dir), Bench(problem, cache=cache) as bench:
+    with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem, cache=cache) as bench:
         return compare(bench, kernel, sputnik=sputnik, progress=progress)

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,10 +10,32 @@ import typer
 
 from lospmm import __version__, artifact, jobs, readers
 from lospmm.bench import bench_artifact
+from lospmm.command_options import (
+    BudgetOption,
+    ColumnsOption,
+    DeviceOption,
+    DtypeOption,
+    EmitterOption,
+    JsonOption,
+    KeyOption,
+    MatrixArgument,
+    MeasureOption,
+    QuietOption,
+    RankerOption,
+    SeedOption,
+    ServerOption,
+    ShortlistOption,
+    TensorOption,
+    TrialsOption,
+    VerifyOption,
+    chosen_server,
+    say,
+)
 from lospmm.device import DeviceSpec, find_device
 from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.gpu.messages import CacheState
 from lospmm.model import Problem
+from lospmm.model_command import tune_model
 from lospmm.options import Options, is_experimental
 from lospmm.progress import reported
 from lospmm.report import show_comparison, show_entries, show_manifest, show_space
@@ -35,16 +58,6 @@ app.add_typer(cache_app, name="cache")
 keys_app = typer.Typer(help="The API keys of the service, for addresses that other machines can reach.")
 app.add_typer(keys_app, name="keys")
 
-MatrixArgument = Annotated[
-    Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors.")
-]
-ColumnsOption = Annotated[int, typer.Option("--n", help="Columns of B.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="A GPU of the device table, a device file, or auto.")]
-TensorOption = Annotated[str | None, typer.Option("--tensor", help="The weight to take from a .safetensors.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Draws the values of a pattern (.smtx).")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
-
 
 @app.command()
 def tune(
@@ -52,24 +65,18 @@ def tune(
     n: ColumnsOption,
     out: Annotated[Path, typer.Option("--out", help="The folder to put the kernel in.")],
     device: DeviceOption = "auto",
-    emitter: Annotated[
-        str, typer.Option("--emitter", help="sass, ptx, cuda, or auto: sass where it was run on a GPU, else ptx.")
-    ] = "auto",
-    ranker: Annotated[str, typer.Option("--ranker", help="none: order by the analytic estimate.")] = "none",
-    shortlist: Annotated[int, typer.Option("--shortlist", help="Candidates to time first, or to list.")] = 10,
-    measure: Annotated[
-        str, typer.Option("--measure", help="gpu: time candidates; none: choose by estimate; auto: gpu where it is.")
-    ] = "auto",
-    trials: Annotated[str, typer.Option("--trials", help="full: time the kernels themselves.")] = "full",
-    budget: Annotated[
-        float | None, typer.Option("--budget", help="Seconds after which no further candidate is timed.")
-    ] = None,
-    verify: Annotated[
-        str, typer.Option("--verify", help="gpu, cpu or none: where it is run against float64; auto: gpu where it is.")
-    ] = "auto",
-    dtype: Annotated[str, typer.Option("--dtype", help="float32.")] = "float32",
+    emitter: EmitterOption = "auto",
+    ranker: RankerOption = "none",
+    shortlist: ShortlistOption = 10,
+    measure: MeasureOption = "auto",
+    trials: TrialsOption = "full",
+    budget: BudgetOption = None,
+    verify: VerifyOption = "auto",
+    dtype: DtypeOption = "float32",
     tensor: TensorOption = None,
     seed: SeedOption = 0,
+    server: ServerOption = None,
+    key: KeyOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -84,16 +91,29 @@ def tune(
         shortlist_size=shortlist,
         budget_seconds=budget,
     )
-    file, problem = _problem(matrix, n, device, tensor, seed)
-    request = jobs.Request(problem, options, file.values, seed)
-    with reported(quiet=quiet) as progress:
-        done = jobs.tune_to_folder(request, out, store=jobs.open_store(), progress=progress)
+    if (address := chosen_server(server)) is not None:
+        from lospmm.client import Client  # HTTP takes a while to import
+
+        artifact.check_target(out)
+        more = {"device": device, "tensor": tensor, "seed": seed, **asdict(options)}
+        client = Client(address, key or settings().key, waits=say(quiet=quiet))
+        with client, reported(quiet=quiet) as progress:
+            done = client.tune(matrix, n, progress=progress, **more).artifact
+        artifact.write(done, out)
+    else:
+        file, problem = _problem(matrix, n, device, tensor, seed)
+        request = jobs.Request(problem, options, file.values, seed)
+        with reported(quiet=quiet) as progress:
+            done = jobs.tune_to_folder(request, out, store=jobs.open_store(), progress=progress)
     show_manifest(done.manifest, out, as_json=as_json)
     if is_experimental(done.manifest["emitter"], arch := done.manifest["arch"]):
         print(
             f"note: machine code for {arch} is experimental, never run on a GPU: check what it computes",
             file=sys.stderr,
         )
+
+
+app.command("tune-model")(tune_model)
 
 
 @app.command()
@@ -171,11 +191,14 @@ def serve(
 def worker(
     name: Annotated[str, typer.Option("--name", help="What it is called in logs; must be its own.")] = "",
     parent: Annotated[int | None, typer.Option("--parent", help="A process to end with, by its id.")] = None,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="ADDRESS", help="A Ray cluster to tune on: HOST:PORT, or auto.")
+    ] = None,
 ) -> None:
     """Tune what the service has accepted, with the same database and cache."""
     from lospmm_server import main
 
-    main.work(name, parent)
+    main.work(name, parent, ray)
 
 
 @keys_app.command("add")

@@ -8,6 +8,7 @@ LospmmError
 +-- NothingFits         3   no tile size satisfies every constraint on this device
 +-- ToolchainFault      4   a compiler failed, was missing, or ran out of time or memory; carries the log
 +-- GpuFault            4   the GPU, its driver or the process that runs kernels failed; carries the driver's error name
++-- ServiceFault        4   a service cannot be reached, or could not do its work
 +-- VerificationFailed  5   a kernel's result differs from the float64 reference; nothing is written
 """
 
@@ -51,6 +52,10 @@ class ToolchainFault(LospmmError):
 
 
 class GpuFault(LospmmError):
+    exit_code = 4
+
+
+class ServiceFault(LospmmError):
     exit_code = 4
 
 

@@ -31,7 +31,7 @@ from lospmm.npz import write_npz
 from lospmm.options import Options, splits_of
 from lospmm.readers import Values
 from lospmm.record import Outcome, files_of
-from lospmm.runtime.detect import own_gpu
+from lospmm.runtime.detect import own_gpu, own_gpu_id
 from lospmm.search import Choice, choose_by_time, search
 from lospmm.settings import settings
 from lospmm.stages import Progress, Stages, silent
@@ -159,9 +159,16 @@ def find(digest: str, store: Store) -> Artifact | None:
 
 
 def tune(
-    request: Request, *, store: Store, progress: Progress = silent, cancel: threading.Event | None = None
+    request: Request,
+    *,
+    store: Store,
+    progress: Progress = silent,
+    cancel: threading.Event | None = None,
+    workers: int | None = None,
 ) -> Artifact:
     """The artifact of ``request``: the one in the store, or a new one, which is then kept there.
+
+    ``workers`` is the most compilers at a time, where that is less than LOSPMM_WORKERS.
 
     Raises NothingFits, ToolchainFault, GpuFault, VerificationFailed, Unsupported, BadRequest, and CancelledError once
     ``cancel`` is set; nothing is kept then but compiled units.
@@ -173,12 +180,13 @@ def tune(
     _check_size(problem)
     check_arch(find_toolkit(), problem.device.arch)
     check_target(options.emitter, problem.device.arch)
-    job = _Job(problem, options, store, Stages(progress, cancel))
+    most = settings().workers if workers is None else min(workers, settings().workers)
+    job = _Job(problem, options, store, Stages(progress, cancel), most)
     choice = _search(job)
     with ExitStack() as gpu:
         bench = None
         if "gpu" in (options.measure, options.verify):
-            gpu.enter_context(exclusive(settings().cache_dir, cancel))
+            gpu.enter_context(exclusive(settings().cache_dir, cancel, gpu=own_gpu_id()))
             bench = gpu.enter_context(Bench(problem, cancel=cancel))
         choice = _choose(job, choice, bench)
         built = _build(job, choice)
@@ -202,6 +210,7 @@ class _Job:
     options: Options
     store: Store
     stages: Stages
+    workers: int
 
 
 def _search(job: _Job) -> Choice:
@@ -211,7 +220,7 @@ def _search(job: _Job) -> Choice:
         estimate_micros,
         options.shortlist_size,
         job.stages,
-        workers=settings().workers,
+        workers=job.workers,
         lockstep=LOCKSTEPS[options.emitter][0],
         splits=splits_of(options.emitter, problem.device.arch),
     )
@@ -223,7 +232,7 @@ def _choose(job: _Job, choice: Choice, bench: Bench | None) -> Choice:
     if options.measure != "gpu":
         return choice
     assert bench is not None
-    trials = BuildAndTime(problem, options.emitter, bench, store=job.store, workers=settings().workers, stages=stages)
+    trials = BuildAndTime(problem, options.emitter, bench, store=job.store, workers=job.workers, stages=stages)
     chosen = choose_by_time(
         problem,
         choice,
@@ -244,7 +253,7 @@ def _build(job: _Job, choice: Choice) -> Build:
         choice.winner,
         job.options.emitter,
         store=job.store,
-        workers=settings().workers,
+        workers=job.workers,
         stage=stages.stage,
         progress=lambda done, total: stages.progress("compile", done, total),
         cancel=stages.cancel,

@@ -115,14 +115,14 @@ def tune(
     Raises BadMatrix for weights that cannot be used, BadRequest and Unsupported for the rest of the request,
     NothingFits, ToolchainFault and VerificationFailed.
     """
-    matrix, values = _matrix_and_values(weights, tensor, seed)
+    matrix, values = matrix_and_values(weights, tensor, seed)
     gpu = detect_device() if device == "auto" else find_device(str(device))
-    problem = Problem(matrix, _count("n", n), gpu)
+    problem = Problem(matrix, whole_number("n", n), gpu)
     request = jobs.Request(problem, Options(**options), values, seed)
     return Kernel(jobs.tune(request, store=jobs.open_store()))
 
 
-def _count(name: str, value: object) -> int:
+def whole_number(name: str, value: object) -> int:
     """A whole number, of NumPy or of Python. Raises BadRequest."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise BadRequest(f"{name} is {value!r:.80}: give a whole number")
@@ -134,7 +134,8 @@ def load(directory: str | os.PathLike[str]) -> Kernel:
     return Kernel(artifact.read(Path(directory)))
 
 
-def _matrix_and_values(weights: Weights, tensor: str | None, seed: int) -> tuple[SparseMatrix, Values]:
+def matrix_and_values(weights: Weights, tensor: str | None = None, seed: int = 0) -> tuple[SparseMatrix, Values]:
+    """The matrix, and whether its values were drawn. Raises BadMatrix, BadRequest for a ``tensor`` of no file."""
     if isinstance(weights, str | os.PathLike):
         file = readers.read(Path(weights), tensor=tensor, seed=seed)
         return file.matrix, file.values

@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from lospmm.matrix import SparseMatrix, check_indices, check_nonzeros, check_sha
 from lospmm.settings import settings
 
 Array = NDArray[Any]
+Content: TypeAlias = "bytes | memoryview[int]"
 Arrays = Mapping[str, Array]
 
 MAGIC = b"\x93NUMPY"
@@ -29,6 +30,9 @@ MAGIC = b"\x93NUMPY"
 #: The longest header read, in bytes. NumPy writes 118 for anything that holds a matrix.
 MAX_HEADER_BYTES = 4096
 MAX_MEMBERS = 32
+
+#: Magic, version, length and header.
+_BEGINNING_BYTES = 12 + MAX_HEADER_BYTES
 
 #: An archive may inflate to FLOOR + RATIO x its own bytes. Real ones inflate less than 20-fold; deflate can do 1032.
 INFLATION_FLOOR_BYTES = 1 << 20
@@ -39,11 +43,14 @@ _FORTRAN = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([\d,\s]*)\)""")
 _DTYPE = re.compile(r"[<>|=]?(?:f[248]|[iu][1248]|b1|[SU]\d{1,3})")
 
+#: The header before the bytes of a member, of which only the lengths of its name and its extra field matter here.
+_LOCAL_HEADER = struct.Struct("<26x2H")
+
 #: What the zip and deflate decoders of the standard library raise for damaged bytes.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
 
 
-def parse(content: bytes) -> Array:
+def parse(content: Content) -> Array:
     """The array of a ``.npy`` file, in native byte order, without a copy where the file has that order.
 
     Raises BadMatrix unless the header is sound, the type is a plain number or text, and the bytes after the header
@@ -93,25 +100,28 @@ def archive(content: bytes) -> dict[str, Array]:
             members = opened.infolist()
             _check_members(members, len(content))
             return {
-                name: _member(opened, member) for member in members if (name := _stem(member.filename)) in _ARRAY_NAMES
+                name: _member(opened, member, content)
+                for member in members
+                if (name := _stem(member.filename)) in _ARRAY_NAMES
             }
     except _DAMAGE as error:
         raise BadMatrix(f"truncated or damaged archive ({_one_line(error)}); save or copy it again") from None
 
 
-def _header(content: bytes) -> tuple[str, int]:
+def _header(content: Content) -> tuple[str, int]:
     """The header's text and where the values start."""
-    if not content.startswith(MAGIC):
-        raise BadMatrix(f"does not begin with the .npy magic but with {content[:8]!r}")
-    version = content[6:8]
+    beginning = bytes(content[:_BEGINNING_BYTES])
+    if not beginning.startswith(MAGIC):
+        raise BadMatrix(f"does not begin with the .npy magic but with {beginning[:8]!r}")
+    version = beginning[6:8]
     size_bytes = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}.get(version)
     if size_bytes is None:
         raise BadMatrix(f"has .npy version {version!r}, known are 1.0, 2.0 and 3.0; truncated, or save it again")
     text_start = 8 + size_bytes
-    length = int.from_bytes(content[8:text_start], "little")
+    length = int.from_bytes(beginning[8:text_start], "little")
     if length > MAX_HEADER_BYTES or text_start + length > len(content):
         raise BadMatrix(f"truncated or wrong header: {length} bytes promised, {max(len(content) - text_start, 0)} left")
-    return content[text_start : text_start + length].decode("latin-1"), text_start + length
+    return beginning[text_start : text_start + length].decode("latin-1"), text_start + length
 
 
 def _described(header: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
@@ -151,8 +161,10 @@ def _check_members(members: list[zipfile.ZipInfo], archive_bytes: int) -> None:
         # Others (bzip2, LZMA) may claim gigabytes for their dictionaries; NumPy writes only these two.
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise BadMatrix(f"member {name[:80]!r} is compressed with method {member.compress_type}, not deflate")
-    inflated = sum(member.file_size for member in members)
-    allowed = min(INFLATION_FLOOR_BYTES + INFLATION_RATIO * archive_bytes, settings().max_upload_bytes)
+    # What is stored as it is takes no memory beside the archive; the rest is in memory together with it.
+    inflated = sum(member.file_size for member in members if member.compress_type != zipfile.ZIP_STORED)
+    limit = max(settings().max_upload_bytes - archive_bytes, INFLATION_FLOOR_BYTES)
+    allowed = min(INFLATION_FLOOR_BYTES + INFLATION_RATIO * archive_bytes, limit)
     if inflated > allowed:
         raise BadMatrix(
             f"{archive_bytes} bytes would inflate to {inflated}, more than the {allowed} allowed; "
@@ -160,13 +172,28 @@ def _check_members(members: list[zipfile.ZipInfo], archive_bytes: int) -> None:
         )
 
 
-def _member(opened: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    with opened.open(member) as stream:
-        content = stream.read(member.file_size)  # never more than the size that was checked, whatever follows
+def _member(opened: zipfile.ZipFile, member: zipfile.ZipInfo, archive_content: bytes) -> Array:
+    content: Content
+    with opened.open(member) as stream:  # which compares the two headers of the member
+        if member.compress_type == zipfile.ZIP_STORED:
+            content = _stored(member, archive_content)
+        else:
+            content = stream.read(member.file_size)  # never more than the size that was checked, whatever follows
     try:
         return parse(content)
     except BadMatrix as error:
         raise BadMatrix(f"member {member.filename}: {error}") from None
+
+
+def _stored(member: zipfile.ZipInfo, archive_content: bytes) -> memoryview:
+    """The bytes of a member that is not compressed, where they are. Raises BadZipFile unless they have its checksum."""
+    header = archive_content[member.header_offset : member.header_offset + _LOCAL_HEADER.size]
+    name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+    start = member.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+    content = memoryview(archive_content)[start : start + member.file_size]
+    if zlib.crc32(content) != member.CRC:
+        raise zipfile.BadZipFile(f"Bad CRC-32 for file {member.filename!r}")
+    return content
 
 
 def _stem(filename: str) -> str:

@@ -5,7 +5,9 @@ A reader takes memory in proportion to the bytes it is given, never to what a he
 to both tables. Every failure is a ``BadMatrix`` of one line: the file, what is wrong, where, and what to do.
 """
 
+import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, deserialize
+from safetensors import SafetensorError, safe_open
 
 from lospmm import matrix_text, npy
 from lospmm.errors import BadMatrix
@@ -74,6 +76,20 @@ def read_model(content: bytes, name: str) -> Iterator[tuple[str, MatrixFile | Ba
     Raises BadMatrix where the file cannot be read, or holds no weight.
     """
     name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "model"
+    weights = _weights(content, name)
+    for tensor in sorted(weights, key=natural):  # the library gives them in any order
+        try:
+            yield tensor, MatrixFile(_of_weight(weights.pop(tensor)), "stored", name)
+        except BadMatrix as error:
+            yield tensor, BadMatrix(f"{name}: {printable(str(error))}")
+
+
+def names_of_model(content: bytes, name: str) -> list[str]:
+    """The names that ``read_model`` gives, in its order. Raises BadMatrix as it does."""
+    return sorted(_weights(content, _printable(name) or "model"), key=natural)
+
+
+def _weights(content: bytes, name: str) -> dict[str, dict[str, Any]]:
     try:
         _reader(content, name, None)
         if not is_model(content):
@@ -83,14 +99,10 @@ def read_model(content: bytes, name: str) -> Iterator[tuple[str, MatrixFile | Ba
             raise BadMatrix(f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D")
     except BadMatrix as error:
         raise BadMatrix(f"{name}: {printable(str(error))}") from None
-    for tensor in sorted(weights, key=_natural):  # the library gives them in any order
-        try:
-            yield tensor, MatrixFile(_of_weight(weights.pop(tensor)), "stored", name)
-        except BadMatrix as error:
-            yield tensor, BadMatrix(f"{name}: {printable(str(error))}")
+    return weights
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """Sorts numbers in names as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
@@ -168,9 +180,6 @@ _BEGINNINGS = {
     "smtx": re.compile(rb"-?\d+[ \t]*[, \t][ \t]*-?\d+[ \t]*[, \t][ \t]*-?\d+\s"),
 }
 
-#: The library ships it without types.
-_deserialize: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = deserialize
-
 #: The types of a tensor that are weights, as what their bytes are read as.
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
 
@@ -198,23 +207,40 @@ def _reader(content: bytes, name: str, tensor: str | None) -> Callable[[bytes], 
 
 
 def _tensors(content: bytes) -> dict[str, dict[str, Any]]:
-    """dtype, shape and data of each tensor by name. The library checks header, sizes and offsets."""
+    """dtype, shape and data of each tensor by name, where they lie in the content: the library would copy them."""
     header_bytes = int.from_bytes(content[:8], "little")
     if header_bytes > min(_TENSOR_HEADER_BYTES, len(content) - 8):
         raise BadMatrix(
             f"truncated or damaged: a header of {header_bytes} bytes is promised, {len(content) - 8} follow and "
             f"{_TENSOR_HEADER_BYTES} are allowed; save or copy it again"
         )
-    try:
-        tensors = dict(_deserialize(content))
-    except SafetensorError as error:
-        reason = " ".join(str(error).split())[:160]
-        raise BadMatrix(f"truncated or damaged safetensors ({reason}); save or copy it again") from None
+    _check_header(content, 8 + header_bytes)
+    values = memoryview(content)[8 + header_bytes :]
+    tensors = {}
+    for name, tensor in json.loads(content[8 : 8 + header_bytes]).items():
+        if name != "__metadata__":
+            start, end = tensor["data_offsets"]
+            tensors[name] = {"dtype": tensor["dtype"], "shape": tensor["shape"], "data": values[start:end]}
     for name in tensors:
         path = PurePosixPath(name.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts or not name.isprintable():
             raise BadMatrix(f"tensor name {name[:80]!r} could point outside a directory; rename the tensor")
     return tensors
+
+
+def _check_header(content: bytes, header_end: int) -> None:
+    """The library checks sizes and offsets: of a file with this header and as many bytes, which take no memory."""
+    file = os.memfd_create("header")
+    try:
+        os.truncate(file, len(content))
+        os.write(file, content[:header_end])
+        with safe_open(f"/proc/self/fd/{file}", "numpy"):
+            pass
+    except SafetensorError as error:
+        reason = " ".join(str(error).split())[:160]
+        raise BadMatrix(f"truncated or damaged safetensors ({reason}); save or copy it again") from None
+    finally:
+        os.close(file)
 
 
 def _is_weight(tensor: dict[str, Any]) -> bool:

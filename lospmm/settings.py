@@ -40,6 +40,10 @@ class Settings(BaseSettings):
     api_keys: Path | None = Field(
         default=None, description="A file of API keys of the service: a name and the sha256 of its key on each line."
     )
+    server: str | None = Field(
+        default=None, description="The address of a service that `lospmm tune` and `tune-model` have the work done by."
+    )
+    key: str | None = Field(default=None, description="The API key that goes with requests to it.")
     worker_gpu: str | None = Field(
         default=None,
         description="The GPU of the service's workers in the device table, where it is not this machine's.",

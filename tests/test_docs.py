@@ -241,7 +241,7 @@ def test_the_library_page() -> None:
 @pytest.mark.usefixtures("workplace")
 def test_the_launch_of_the_library_page() -> None:
     torch = pytest.importorskip("torch")
-    tune, _, launch = (block.text for block in blocks(text_of("docs/library.md")) if block.language == "python")
+    tune, *_, launch = (block.text for block in blocks(text_of("docs/library.md")) if block.language == "python")
     variables: dict[str, typing.Any] = {}
     for text in (tune.replace('"h200"', f'"{detect_device().name}"'), launch):
         exec(text, variables)

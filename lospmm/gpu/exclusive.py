@@ -1,4 +1,4 @@
-"""One tuning or comparison at a time on this machine's GPU: kernels that are timed at once slow each other down."""
+"""One tuning or comparison at a time on a GPU: kernels that are timed at once slow each other down."""
 
 import fcntl
 import threading
@@ -15,14 +15,16 @@ POLL_SECONDS = 0.05
 
 
 @contextmanager
-def exclusive(directory: Path, cancel: threading.Event | None = None) -> Iterator[None]:
-    """Hold this machine's GPU for the block. The lock lies in ``directory`` and falls with the process that holds it.
+def exclusive(directory: Path, cancel: threading.Event | None = None, *, gpu: str = "") -> Iterator[None]:
+    """Hold a GPU for the block. Its lock lies in ``directory`` and falls with the process that holds it.
+
+    ``gpu`` is letters and digits that no other GPU has; without any, all are one.
 
     Raises CancelledError once ``cancel`` is set, ToolchainFault where the lock cannot be written or taken.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / "gpu.lock").open("w")
+        file = (directory / (f"gpu-{gpu}.lock" if gpu else "gpu.lock")).open("w")
     except OSError as error:
         raise ToolchainFault(f"{directory}: the lock of the GPU cannot be written: {error.strerror}") from None
     with file:

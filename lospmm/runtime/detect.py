@@ -1,5 +1,7 @@
 """Which GPU of the device table this machine has."""
 
+from typing import Any
+
 from cuda.bindings import driver
 
 from lospmm.device import DEVICES, DeviceSpec
@@ -37,16 +39,34 @@ def detect_device() -> DeviceSpec:
     return DEVICES[known]
 
 
+def own_gpu_id() -> str:
+    """32 hexadecimal digits that no other GPU has, of this process's first one; empty where there is none.
+
+    A process that is shown another GPU as its first one (``CUDA_VISIBLE_DEVICES``) has another.
+    """
+    gpu = _first()
+    if gpu is None:
+        return ""
+    status, unique = driver.cuDeviceGetUuid(gpu)
+    return bytes(unique.bytes).hex() if status == driver.CUresult.CUDA_SUCCESS else ""
+
+
 def _first_gpu() -> str | None:
     """The driver's name of GPU 0, as in "NVIDIA H200"; None without a driver or a GPU."""
+    gpu = _first()
+    if gpu is None:
+        return None
+    status, name = driver.cuDeviceGetName(256, gpu)
+    return name.split(b"\0")[0].decode() if status == driver.CUresult.CUDA_SUCCESS else None
+
+
+def _first() -> Any:
+    """The driver's GPU 0, or None."""
     try:
         (status,) = driver.cuInit(0)
         if status != driver.CUresult.CUDA_SUCCESS:
             return None
         status, gpu = driver.cuDeviceGet(0)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            return None
-        status, name = driver.cuDeviceGetName(256, gpu)
     except RuntimeError:  # the bindings find no libcuda
         return None
-    return name.split(b"\0")[0].decode() if status == driver.CUresult.CUDA_SUCCESS else None
+    return gpu if status == driver.CUresult.CUDA_SUCCESS else None

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
 
 from lospmm_server import queue
@@ -84,5 +84,28 @@ async def get_tuning(digest: Digest, request: Request, behind: Behind) -> Respon
     return await _sent(digest, "tuning", request, behind)
 
 
+@router.get(
+    "/v1/kernels/{digest}/matrix",
+    response_class=Response,
+    responses={200: {"content": {BINARY: {"schema": FILE}}}, **problems_of(401, 403, 404, 422, 503)},
+)
+async def get_matrix(digest: Digest, request: Request, behind: Behind) -> Response:
+    """The matrix that the kernel multiplies by, as an .npz of SciPy."""
+    return await _sent(digest, "matrix", request, behind)
+
+
+@router.get(
+    "/v1/kernels/{digest}/space",
+    response_class=Response,
+    responses={200: {"content": {"application/json": {}}}, **problems_of(401, 403, 404, 422, 503)},
+)
+async def get_space(digest: Digest, request: Request, behind: Behind) -> Response:
+    """The tiling space: what became of every tile size."""
+    return await _sent(digest, "space", request, behind)
+
+
 async def _sent(digest: str, part: Part, request: Request, behind: Service) -> Response:
-    return immutable(request, (await behind.kernel(digest)).files[part])
+    files = (await behind.kernel(digest)).files
+    if part not in files:
+        raise HTTPException(404, f"{digest}: an earlier version made this kernel, without its {part}")
+    return immutable(request, files[part])

@@ -15,7 +15,7 @@ import uvicorn
 from lospmm import jobs
 from lospmm.errors import BadRequest
 from lospmm.runtime.detect import own_gpu
-from lospmm_server import logs
+from lospmm_server import logs, memory
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
 from lospmm_server.keys import Keyring
@@ -61,6 +61,7 @@ def serve(host: str, port: int, workers: int) -> None:
     for listener in listeners:
         print(f"lospmm serves {_url(listener)}, described at {_url(listener)}/docs", file=sys.stderr, flush=True)
     logs.configure()
+    memory.return_large_blocks()
     # At the end uvicorn raises the signal again. It must then end the process: Python would first wait for threads, and
     # one may be in the middle of a long file.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -68,12 +69,16 @@ def serve(host: str, port: int, workers: int) -> None:
     _Server(service).run(sockets=listeners)
 
 
-def work(name: str, parent: int | None) -> None:
-    """Tune one job of the queue after the other until SIGTERM, SIGINT, or the end of the process ``parent``.
+def work(name: str, parent: int | None, ray: str | None = None) -> None:
+    """Tune jobs of the queue until SIGTERM, SIGINT, or the end of the process ``parent``.
 
-    The end takes seconds: a job that runs is given back. Raises DatabaseFault where there is no database at the start.
+    One after the other here, or as many as there are slots on the Ray cluster at the address ``ray``. The end takes
+    seconds: jobs that run are given back. Raises DatabaseFault where there is no database at the start, BadRequest
+    where there is no such cluster.
     """
     logs.configure()
+    if ray is not None:
+        _connect(ray)  # which takes SIGTERM for itself
     stop, told = threading.Event(), []
 
     def leave(number: int, _frame: FrameType | None) -> None:
@@ -86,7 +91,12 @@ def work(name: str, parent: int | None) -> None:
         threading.Thread(target=_watch_parent, args=(parent, stop), daemon=True).start()
     database, store = open_database(), jobs.open_store()
     database.migrate()
-    Worker(database, store, tune_here(store), name=name, gpu=own_gpu() or "").run(stop)
+    if ray is None:
+        Worker(database, store, tune_here(store), name=name, gpu=own_gpu() or "").run(stop)
+    else:
+        from lospmm_server import ray_worker
+
+        ray_worker.work(database, store, name, stop)
     # Not the end that Python makes, which waits for threads: a stage that cannot be interrupted may take minutes.
     os._exit(128 + told[0] if told else 0)
 
@@ -129,6 +139,15 @@ def _keyring(addresses: Sequence[Address], database: Database) -> Keyring | None
             "`lospmm keys add NAME`, or name a file of keys in LOSPMM_API_KEYS; or use 127.0.0.1"
         )
     return keyring
+
+
+def _connect(ray: str) -> None:
+    """Raises BadRequest."""
+    try:
+        from lospmm_server import ray_cluster  # an extra, and a second to import
+    except ModuleNotFoundError:
+        raise BadRequest("--ray needs Ray: pip install 'lospmm[ray]'") from None
+    ray_cluster.connect(ray)
 
 
 def _watch_parent(parent: int, stop: threading.Event) -> None:

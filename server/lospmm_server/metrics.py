@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from lospmm.options import CHOICES
 from lospmm.stages import STAGES
 from lospmm_server.observations import DENSE, PLACES, REASONS, STEPS
+from lospmm_server.problems import METHODS
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -52,8 +53,7 @@ REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0,
 #: How many times as fast as the dense product.
 SPEEDUP_BUCKETS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 
-METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
-STATUSES = (200, 201, 202, 204, 206, 303, 304, 400, 401, 403, 404, 405, 406, 409, 413, 415, 422, 429, 500, 503)
+STATUSES = (200, 201, 202, 204, 206, 303, 304, 400, 401, 403, 404, 405, 406, 408, 409, 413, 415, 422, 429, 500, 503)
 
 
 @dataclass(frozen=True, slots=True)

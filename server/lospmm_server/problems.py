@@ -7,6 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Match
 
 from lospmm.errors import (
     BadMatrix,
@@ -23,6 +24,9 @@ from lospmm_server.faults import Busy, Cancelled, DatabaseFault, GaveUp, LayersF
 from lospmm_server.schemas import Problem
 
 MEDIA_TYPE = "application/problem+json"
+
+#: What a path may have routes for.
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 #: Wrong parameters that one answer names.
 NAMED_PARAMETERS = 5
@@ -94,11 +98,23 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
     return JSONResponse(problem.model_dump(), problem.status, headers, MEDIA_TYPE)
 
 
-async def handle(_request: Request, error: Exception) -> Response:
+async def handle(request: Request, error: Exception) -> Response:
     """The exception handler of everything that a route raises."""
+    headers = getattr(error, "headers", None)
     if isinstance(error, HTTPException) and error.status_code == 204:  # a stream of events with nothing more to say
         return Response(status_code=204)
-    return problem_response(describe(error), getattr(error, "headers", None))
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        headers = {"Allow": ", ".join(_methods_of(request))}
+    return problem_response(describe(error), headers)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Those that the path of a request has. The framework names only those of the first route with the path."""
+    routes = request.app.router.routes
+    scopes = {method: {**request.scope, "method": method} for method in METHODS}
+    return [
+        method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]
 
 
 def _problem(kind: Kind, detail: str) -> Problem:

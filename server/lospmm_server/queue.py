@@ -293,7 +293,7 @@ def _cancel_layers(connection: sa.Connection, model: str) -> None:
     for row in rows:
         _cancel(connection, row)
     connection.execute(sa.update(models).where(models.c.id == model).values(cancel=True))
-    _event(connection, model, "stopped", {})
+    _event(connection, model, "stopped", {"layers": len(rows)})
 
 
 def _end(database: Database, claimed: Claim, state: str, data: Json, values: Mapping[str, Any]) -> bool:

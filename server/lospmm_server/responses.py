@@ -11,7 +11,7 @@ from typing import Literal
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from lospmm.artifact import SOURCE_FILES, TUNING_FILE, Artifact
+from lospmm.artifact import MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
 from lospmm_server.faults import RETRY_SECONDS
 from lospmm_server.problems import problem_response
 from lospmm_server.queries import Job, LayerState
@@ -54,17 +54,27 @@ class File:
 
 
 #: What of a kernel has a URL.
-Part = Literal["manifest", "cubin", "source", "tuning"]
+Part = Literal["manifest", "cubin", "source", "tuning", "matrix", "space"]
 Files = Mapping[Part, File]
 
 
+#: Files that artifacts of earlier versions lack, and how they are sent.
+_LATER: Mapping[Part, tuple[str, str]] = {"matrix": (MATRIX_FILE, BINARY), "space": (SPACE_FILE, JSON)}
+
+
 def files_of(digest: str, artifact: Artifact) -> Files:
-    manifest = artifact.manifest
+    manifest, held = artifact.manifest, artifact.files
+    later: dict[Part, File] = {
+        part: File(held[name], media_type, f"{manifest['name']}.npz" if part == "matrix" else None)
+        for part, (name, media_type) in _LATER.items()
+        if name in held
+    }
     return {
+        **later,
         "manifest": File(_kernel_json(digest, artifact), JSON),
         "cubin": File(artifact.cubin, BINARY, f"{manifest['name']}.cubin"),
         "source": File(artifact.source, "text/plain", SOURCE_FILES[manifest["emitter"]]),
-        "tuning": File(artifact.files[TUNING_FILE], "application/x-ndjson"),
+        "tuning": File(held[TUNING_FILE], "application/x-ndjson"),
     }
 
 
@@ -151,7 +161,8 @@ def _progress(progress: Mapping[str, tuple[int, int]]) -> dict[str, StageProgres
 def _kernel_json(digest: str, artifact: Artifact) -> bytes:
     """A ``schemas.Kernel``."""
     url = kernel_url(digest)
-    links = KernelLinks(url, f"{url}/cubin", f"{url}/source", f"{url}/tuning")
+    later = {part: f"{url}/{part}" if name in artifact.files else None for part, (name, _) in _LATER.items()}
+    links = KernelLinks(url, f"{url}/cubin", f"{url}/source", f"{url}/tuning", later["matrix"], later["space"])
     return json.dumps({**artifact.manifest, "digest": digest, "links": asdict(links)}, indent=2).encode()
 
 

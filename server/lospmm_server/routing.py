@@ -9,7 +9,7 @@ from lospmm_server.negotiation import negotiate
 from lospmm_server.origin import refuse_foreign_pages
 from lospmm_server.responses import BINARY, JSON
 from lospmm_server.service import Service
-from lospmm_server.uploads import FIELD
+from lospmm_server.uploads import FIELD, MAX_LAYERS
 
 #: Asked for by those who look after the service, and know no key.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -19,7 +19,7 @@ FILE = {"type": "string", "format": "binary"}
 
 def body(description: str, *, several: bool = False) -> dict[str, Any]:
     """OpenAPI of a body that is a file, or a form with one or several."""
-    field = {"type": "array", "items": FILE} if several else FILE
+    field = {"type": "array", "items": FILE, "minItems": 1, "maxItems": MAX_LAYERS} if several else FILE
     form = {"schema": {"type": "object", "properties": {FIELD: field}, "required": [FIELD]}}
     content = {"multipart/form-data": form, BINARY: {"schema": FILE}}
     return {"requestBody": {"required": True, "description": description, "content": content}}

@@ -166,6 +166,8 @@ class KernelLinks:
     cubin: str
     source: str
     tuning: str
+    matrix: str | None  # null where an earlier version made the kernel
+    space: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ a committed row whose matrix is in the store: neither depends on this process an
 
 import asyncio
 import contextvars
+import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -22,17 +23,20 @@ from lospmm_server.database import Database
 from lospmm_server.events import Watch
 from lospmm_server.faults import DatabaseFault
 from lospmm_server.keys import Keyring
+from lospmm_server.memory import forget_frames
 from lospmm_server.metrics import Metrics
 from lospmm_server.queries import Job
 from lospmm_server.queue import Order
 from lospmm_server.schemas import JobState
 from lospmm_server.shelf import Kept, Shelf
 
-#: Uploads that are in memory at the same time.
-READERS = 2
+#: Uploads that are in memory at the same time: one may take three times the bytes of its file, which are many.
+READERS = 1
 
 #: Transactions at the same time; those who write wait for each other anyway.
 TRANSACTIONS = 4
+
+_log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -85,7 +89,7 @@ class Service:
         """``read`` a body in a thread, with few others at the same time. Raises what it does, and HTTPException 503."""
         if self.is_stopping:
             raise HTTPException(503, "the service is stopping; post again later", {"Retry-After": "10"})
-        return await self._in(self._readers, read)
+        return await self._in(self._readers, lambda: _forgetful(read))
 
     def order(self, request: jobs.Request, key: str) -> Order:
         """From any thread: the order of a settled request, with its matrix in the store where it is to be tuned.
@@ -142,17 +146,37 @@ class Service:
                     await asyncio.wait_for(changed.wait(), remaining)
 
     async def render_metrics(self) -> bytes:
-        """The figures, with what workers have written down since they were last asked for. Raises DatabaseFault."""
+        """The figures, with what workers have written down since they were last asked for.
+
+        Without the database, the queue's are NaN and the others are as they were: the process is seen to live.
+        """
         async with self._counting:
-            if self._counted is None:
-                self._counted = await self.ask(queries.last_event, self.database)
-            while found := await self.ask(queries.events_after, self.database, None, self._counted):
-                for event in found:
-                    self.metrics.observe(event.kind, event.data)
-                self._counted = found[-1].id
-            return self.metrics.render(await self.ask(queries.figures, self.database))
+            try:
+                await self._count()
+                return self.metrics.render(await self.ask(queries.figures, self.database))
+            except DatabaseFault as error:
+                _log.warning("figures without the queue: %s", error)
+                return self.metrics.render(None)
+
+    async def _count(self) -> None:
+        """Put what has been written down into the metrics. Raises DatabaseFault."""
+        if self._counted is None:
+            self._counted = await self.ask(queries.last_event, self.database)
+        while found := await self.ask(queries.events_after, self.database, None, self._counted):
+            for event in found:
+                self.metrics.observe(event.kind, event.data)
+            self._counted = found[-1].id
 
     async def _in(self, pool: ThreadPoolExecutor, function: Callable[[], Result]) -> Result:
         """In a thread whose log lines carry the request's id."""
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(function))
+
+
+def _forgetful(read: Callable[[], Result]) -> Result:
+    """``read``, of which nothing stays in memory where it raises."""
+    try:
+        return read()
+    except Exception as error:
+        forget_frames(error)
+        raise

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from lospmm import jobs
 from lospmm.artifact import Artifact
-from lospmm.errors import BadRequest, LospmmError
+from lospmm.errors import LospmmError
 from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.store import Store
@@ -28,6 +28,7 @@ from lospmm_server.leases import BEAT_SECONDS, Lookout
 from lospmm_server.logs import about_job
 from lospmm_server.problems import describe
 from lospmm_server.queue import Claim, Verdict
+from lospmm_server.tuning import Report, check_digest
 
 #: How often a worker without a job asks for one, and how often one with a job looks whether it goes on.
 POLL_SECONDS = 0.2
@@ -48,18 +49,8 @@ _log = logging.getLogger(__name__)
 Tune = Callable[[Claim, Progress, threading.Event], Artifact]
 
 
-@dataclass(slots=True)
-class Report:
-    """How far a job is: its thread tells, the worker reads."""
-
-    stage: str | None = None
-    progress: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """A ``Progress``. A stage says 0 of 1 before it knows how many parts it has, and 1 of 1 at its end."""
-        known = max(total, self.progress.get(stage, (0, 1))[1])
-        self.progress = {**self.progress, stage: (known if (done, total) == (1, 1) else done, known)}
-        self.stage = stage
+class Died(Exception):
+    """Raised by a ``Tune`` whose work was lost with the process that did it: as if its worker had died."""
 
 
 @dataclass(slots=True)
@@ -86,11 +77,7 @@ def tune_here(store: Store) -> Tune:
 
     def tune(claim: Claim, progress: Progress, cancel: threading.Event) -> Artifact:
         request = jobs.from_json(claim.request, store)
-        if request.digest != claim.digest:  # its artifact would lie where nobody looks for it
-            raise BadRequest(
-                "this worker has another version of lospmm or of the CUDA toolkit than the service that accepted the "
-                "job; post it again"
-            )
+        check_digest(request, claim.digest)
         return jobs.tune(request, store=store, progress=progress, cancel=cancel)
 
     return tune
@@ -197,6 +184,8 @@ class Worker:
             queue.beat(self._database, claim, work.report.stage, work.report.progress)
             is_ours = queue.finish(self._database, claim, work.outcome.result())
             _log.info("the job has succeeded%s", "" if is_ours else ", and has another owner by now")
+        elif isinstance(error, Died):
+            queue.release_all_of(self._database, self.name)  # it has no other job
         elif isinstance(error, CancelledError) and work.is_late and not stop.is_set():
             late = OutOfTime(f"the job took more than the {settings().job_seconds:g} s of LOSPMM_JOB_SECONDS")
             queue.fail(self._database, claim, describe(late))

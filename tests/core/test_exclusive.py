@@ -84,6 +84,14 @@ def test_two_threads_hold_it_one_after_the_other(tmp_path: Path) -> None:
     assert most == [1, 1, 1, 1]
 
 
+def test_each_gpu_has_its_own(tmp_path: Path) -> None:
+    cancel = threading.Event()
+    with exclusive(tmp_path, gpu="a0"), exclusive(tmp_path, gpu="b1"), exclusive(tmp_path):
+        cancel.set()
+        with pytest.raises(CancelledError), exclusive(tmp_path, cancel, gpu="b1"):
+            pytest.fail("two held one GPU")
+
+
 def test_a_wait_is_cancelled(tmp_path: Path) -> None:
     cancel = threading.Event()
     with exclusive(tmp_path):

@@ -79,10 +79,9 @@ class SlowToolkit:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
 
-@pytest.fixture
-def slow_toolkit(tmp_path: Path, set_environment: Callable[[str, object], None]) -> Iterator[SlowToolkit]:
+def make_slow_toolkit(root: Path) -> SlowToolkit:
     real = discover.find_toolkit()
-    slow = SlowToolkit(tmp_path / "slow")
+    slow = SlowToolkit(root)
     tools = slow.root / "bin"
     tools.mkdir(parents=True)
     wait = f'echo "$*" >> {slow.log}; while [ ! -e {slow.gate} ]; do sleep 0.02; done'
@@ -90,6 +89,12 @@ def slow_toolkit(tmp_path: Path, set_environment: Callable[[str, object], None])
         script = tools / tool.name
         script.write_text(f'#!/bin/sh\ncase "$1" in --version) ;; *) {before};; esac\nexec {tool} "$@"\n')
         script.chmod(0o755)
+    return slow
+
+
+@pytest.fixture
+def slow_toolkit(tmp_path: Path, set_environment: Callable[[str, object], None]) -> Iterator[SlowToolkit]:
+    slow = make_slow_toolkit(tmp_path / "slow")
     set_environment("LOSPMM_TOOLKIT", slow.root)
     yield slow
     slow.gate.touch()

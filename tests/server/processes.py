@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -61,10 +62,24 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def catches(process: int, number: signal.Signals) -> bool:
+    """Whether it has a handler for a signal, which would otherwise end it (Linux: SigCgt)."""
+    status = Path(f"/proc/{process}/status").read_text()
+    (caught,) = re.findall(r"^SigCgt:\s+([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def workers_of(server: int) -> list[psutil.Process]:
     """The workers beside a server."""
-    children = psutil.Process(server).children()
-    return [child for child in children if "worker" in child.cmdline() and is_alive(child)]
+    return [child for child in psutil.Process(server).children() if is_alive(child) and "worker" in command_of(child)]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Nothing where it has ended meanwhile."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def compilers(log: Path) -> list[psutil.Process]:

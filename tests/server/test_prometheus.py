@@ -29,7 +29,7 @@ from tests.core import machine_gpu
 from tests.core.test_measure import gate_library
 from tests.docs.pages import ROOT
 from tests.server.manifests import batch
-from tests.server.processes import SERVE, serving
+from tests.server.processes import SERVE, catches, serving, wait_until
 from tests.server.prometheus import program, scraping
 from tests.server.promql import filled
 
@@ -111,6 +111,7 @@ def events() -> Iterator[Batch]:
 @pytest.fixture
 def service(gate_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Batch]:
     """``lospmm serve`` and a worker with an emulated GPU, and two models of as many layers."""
+    program()  # where there is no Prometheus, nothing needs to be started
     monkeypatch.setenv("LOSPMM_WORKER_GPU", "h200")
     models = {name: _model(seed) for seed, name in enumerate(("bert", "vit"))}
     serve = (*SERVE, "--workers", "0")
@@ -149,6 +150,7 @@ def _emulated_worker(gate: Path, directory: Path) -> Iterator[None]:
     with (directory / "worker.log").open("w") as stream:
         worker = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT)
     try:
+        wait_until(lambda: catches(worker.pid, signal.SIGTERM))
         yield
         worker.terminate()
         assert worker.wait(10) == 128 + signal.SIGTERM

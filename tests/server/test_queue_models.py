@@ -53,6 +53,8 @@ class TestModels:
         queue.submit_model(database, mine, "")
         queue.submit_model(database, theirs, "")
         assert queue.cancel(database, mine.id)
+        (told,) = queries.events_after(database, [mine.id], 0)[-1:]
+        assert (told.kind, told.data) == ("stopped", {"layers": 1})
         assert [state(database, number) for number in (1, 2, 3)] == ["queued", "cancelled", "queued"]
         assert self.job(database, mine).state == "cancelled"
         assert self.job(database, theirs).state == "queued"

@@ -251,6 +251,7 @@ def test_a_database_that_goes_and_comes_back(
                 assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
                 assert "cannot be used now" in answer.json()["detail"]
             assert client.get("/healthz").status_code == 200
+            assert 'lospmm_queue_jobs{state="running"} NaN' in client.get("/metrics").text
             slow_toolkit.gate.touch()  # the job ends while its database is away
             wait_until(lambda: kept.shelf.find(job.rpartition("/")[2]))
             assert client.get(f"/v1/kernels/{job.rpartition('/')[2]}").status_code == 200  # that needs no database

@@ -1,0 +1,109 @@
+"""How much sooner a model is tuned on several GPUs of a Ray cluster: the same layers with 1, 2, 4 GPUs, in one run.
+
+    python -m benchmarks.ray_scaling --gpus 1 2 4 [--layers 16] [--size 512] [--n 1024] [--sparsity 0.9] [--out DIR]
+
+For each number of GPUs it starts a Ray of its own on this machine, with an empty cache and as many cores for each GPU
+as in the largest run, and has the layers (random, no two equal) tuned by the task that ``lospmm worker --ray`` runs, as
+many at a time as there are GPUs. Left out are the queue, milliseconds for a job, and Ray's own start. Each kernel is
+measured and verified on its GPU. Writes ``ray_scaling.jsonl``, a line for each number of GPUs, and prints it.
+``--measure none`` tries the script where there is no GPU: then the tasks have cores alone.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from lospmm import artifact, jobs
+from lospmm.device import DEVICES
+from lospmm.matrix import from_dense
+from lospmm.model import Problem
+from lospmm.options import Options
+from lospmm.runtime.detect import own_gpu
+from lospmm.settings import settings
+from lospmm_server.ray_cluster import RayExecutor, Share, own_node
+from lospmm_server.ray_tasks import look, tune_there
+
+
+def layer(seed: int, arguments: argparse.Namespace) -> jobs.Request:
+    generator = np.random.default_rng(seed)
+    shape = (arguments.size, arguments.size)
+    weights = np.where(generator.random(shape) < arguments.sparsity, 0, generator.standard_normal(shape))
+    options = Options(measure=arguments.measure, verify="gpu" if arguments.measure == "gpu" else "cpu")
+    device = DEVICES[own_gpu() or "h200"]
+    return jobs.Request(Problem(from_dense(weights.astype(np.float32)), arguments.n, device), options).settled()
+
+
+def run(slots: int, requests: Sequence[jobs.Request], cores: int, *, on_gpu: bool) -> dict[str, Any]:
+    """Seconds of all, and of each layer, with so many slots at a time."""
+    digests = [request.digest for request in requests]
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ |= {"LOSPMM_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(sys.path)}
+        settings.cache_clear()
+        ray.init(num_cpus=cores * slots, num_gpus=slots if on_gpu else 0, include_dashboard=False, log_to_driver=False)
+        try:
+            executor = RayExecutor(Share(own_node(), cores, 1 if on_gpu else 0))
+            for seen in [executor.submit(look) for _ in range(slots)]:  # Ray's processes are there, and read from disk
+                seen.result()
+            with ThreadPoolExecutor(slots) as at_a_time:
+                started = time.monotonic()
+
+                def tuned(request: jobs.Request, digest: str) -> tuple[float, float, str]:
+                    begun = time.monotonic()
+                    files = executor.submit(tune_there, request, digest, "", cores).result()
+                    manifest = artifact.from_files(files, digest).manifest
+                    return begun - started, time.monotonic() - begun, manifest["verified"]["on"]
+
+                done = list(at_a_time.map(tuned, requests, digests))
+                seconds = time.monotonic() - started
+            locks = sorted(path.name for path in Path(cache).glob("gpu*.lock"))
+        finally:
+            ray.shutdown()
+    return {
+        "slots": slots,
+        "cores_per_slot": cores,
+        "layers": len(requests),
+        "seconds": round(seconds, 2),
+        "layer_seconds": [round(taken, 2) for _, taken, _ in done],
+        "verified_on": sorted({where for *_, where in done}),
+        "gpus_used": len(locks),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--n", type=int, default=1024)
+    parser.add_argument("--sparsity", type=float, default=0.9)
+    parser.add_argument("--measure", choices=("gpu", "none"), default="gpu")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    arguments = parser.parse_args()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    cores = max(1, len(os.sched_getaffinity(0)) // max(arguments.gpus))
+    requests = [layer(seed, arguments) for seed in range(arguments.layers)]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    first = None
+    with (arguments.out / "ray_scaling.jsonl").open("w") as file:
+        for slots in arguments.gpus:
+            record = run(slots, requests, cores, on_gpu=arguments.measure == "gpu")
+            first = first or record["seconds"]
+            record["speedup"] = round(first / record["seconds"], 3)
+            record |= {name: getattr(arguments, name) for name in ("size", "n", "sparsity", "measure")}
+            record["device"] = requests[0].problem.device.name
+            print(json.dumps(record), file=file, flush=True)
+            print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()

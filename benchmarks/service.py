@@ -1,0 +1,154 @@
+"""What the service withstands: ``lospmm serve`` as users start it, against those who ask too much.
+
+    python -m benchmarks.service fuzz|hostile|crowd|rate|chaos|all [--out DIR]
+
+``fuzz``: schemathesis against the whole OpenAPI. ``hostile``: 10,000 uploads that are none, the server's memory beside
+them. ``crowd``: 200 clients at once post 40 matrices. ``rate``: kernels that are there, asked for as often as can be,
+and 1,000 times a second; the server and who asks share the machine. ``chaos``: 100 kills at random times while the 50
+layers of a model are tuned, on SQLite and on PostgreSQL. Each puts its lines into ``service.jsonl`` in place of its
+earlier ones, and ends with a table. Every one raises AssertionError, and writes nothing, where a promise is broken.
+``tests/server`` runs a short version of each.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serving import chaos, crowd, fuzz, hostile, rate
+from lospmm.settings import settings
+from tests.server import postgresql
+from tests.server.processes import SERVE, serving
+
+Record = dict[str, Any]
+
+FILE = "service.jsonl"
+
+#: What each part does at most.
+FUZZ_EXAMPLES, FUZZ_SECONDS = 300, 240
+UPLOADS = 10_000
+CLIENTS, MATRICES = 200, 40
+RATE_REPEATS = 5
+STORM = chaos.Plan(layers=50, kills=100, side=768, pause_seconds=2.0)
+
+#: So that a job of the fuzzer, which waits for each, takes no minutes.
+FUZZED = {"LOSPMM_MAX_N": "10000", "LOSPMM_JOB_SECONDS": "10"}
+
+
+@contextmanager
+def setting(**values: str) -> Iterator[Path]:
+    """Settings of this process and those that it starts, a cache of their own, and a folder for logs."""
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="lospmm-service-") as directory:
+        os.environ.update({"LOSPMM_CACHE_DIR": f"{directory}/cache", **values})
+        settings.cache_clear()
+        try:
+            yield Path(directory)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            settings.cache_clear()
+
+
+def run_fuzz() -> list[Record]:
+    with setting(**FUZZED) as folder, serving(folder) as (_, port):
+        report = fuzz.fuzz(port, folder, examples=FUZZ_EXAMPLES, seed=0, seconds=FUZZ_SECONDS)
+    assert not report.failures, report.failures
+    return [
+        {
+            "operations": report.operations,
+            "tested": report.tested,
+            "requests": report.requests,
+            "accepted": report.accepted,
+            "failures": len(report.failures),
+            "seconds": report.seconds,
+        }
+    ]
+
+
+def run_hostile() -> list[Record]:
+    with setting(**hostile.SETTINGS) as folder, serving(folder, (*SERVE, "--workers", "0")) as (server, port):
+        return hostile.siege(port, server.pid, uploads=UPLOADS, large=True)
+
+
+def run_crowd() -> list[Record]:
+    with setting(LOSPMM_MAX_ATTEMPTS="3") as folder, serving(folder) as (_, port):
+        return [crowd.gather(port, clients=CLIENTS, matrices=MATRICES)]
+
+
+def run_rate() -> list[Record]:
+    with setting() as folder, serving(folder) as (_, port):
+        return rate.measure(port, repeats=RATE_REPEATS)
+
+
+def run_chaos() -> list[Record]:
+    records: list[Record] = []
+    with setting(LOSPMM_MAX_ATTEMPTS=chaos.ENDLESS_ATTEMPTS) as folder:
+        records.append({"database": "SQLite", **chaos.storm(STORM, folder)})
+    with postgresql.running() as cluster:
+        url = cluster.create("chaos")
+        with setting(LOSPMM_MAX_ATTEMPTS=chaos.ENDLESS_ATTEMPTS, LOSPMM_DATABASE_URL=url) as folder:
+            records.append({"database": "PostgreSQL", **chaos.storm(STORM, folder)})
+    return records
+
+
+PARTS: Mapping[str, Callable[[], list[Record]]] = {
+    "fuzz": run_fuzz,
+    "hostile": run_hostile,
+    "crowd": run_crowd,
+    "rate": run_rate,
+    "chaos": run_chaos,
+}
+
+
+def machine() -> Record:
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "processor": found[1] if found else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }
+
+
+def written(out: Path, part: str, records: list[Record]) -> None:
+    """Put the lines of a part in place of its earlier ones."""
+    file = out / FILE
+    old = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    new = [{"measure": part, **record, "machine": machine()} for record in records]
+    lines = [record for record in old if record["measure"] != part] + new
+    order = list(PARTS)
+    lines.sort(key=lambda record: order.index(record["measure"]))
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def print_table(records: list[Record]) -> None:
+    for record in records:
+        for name, figure in record.items():
+            print(f"  {name:<32} {figure}")
+        print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=[*PARTS, "all"])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    arguments = parser.parse_args()
+    chosen = list(PARTS) if arguments.part == "all" else [arguments.part]
+    found = {}
+    for part in chosen:
+        found[part] = PARTS[part]()
+        written(arguments.out, part, found[part])
+    for part, records in found.items():
+        print(part)
+        print_table(records)
+
+
+if __name__ == "__main__":
+    main()

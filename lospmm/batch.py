@@ -1,0 +1,196 @@
+"""The layers of a model, tuned here or by a service, each into a folder of its own, with a report that grows with them.
+
+A layer that fails, fails alone. A folder that holds the right kernel already is left as it is, so that a run which was
+stopped goes on where it was.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lospmm import artifact, jobs
+from lospmm.artifact import STALE_SECONDS, Artifact
+from lospmm.errors import BadMatrix, BadRequest, LospmmError, ToolchainFault
+from lospmm.layers import REPORT_FILE, Found, Model, folder_of
+from lospmm.model_report import LayerReport, ModelReport, failed, parse, succeeded
+from lospmm.readers import MatrixFile
+from lospmm.stages import Progress
+from lospmm.store import Store
+
+if TYPE_CHECKING:
+    from lospmm.client import LayerResult
+
+#: How the name of a report that is being written begins.
+_SCRATCH = ".report-"
+
+#: Shows a layer's progress while it is tuned, by its name.
+Watch = Callable[[str], AbstractContextManager[Progress]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is asked for all layers."""
+
+    model: Model
+    n: int
+    device: str
+
+
+class ModelFolder:
+    """A model's folder: ``<layer>/`` with the files of its kernel, and the report. Layers are written one at a time."""
+
+    def __init__(self, directory: Path, batch: Batch, heard: Callable[[LayerReport], None]) -> None:
+        """``heard`` is told of each layer that has ended.
+
+        Raises BadRequest for a folder that holds something else, ToolchainFault where it may not be written.
+        """
+        self.directory, self._batch, self._heard = directory, batch, heard
+        self._layers = {layer.name: layer for layer in _former(directory, batch)}
+        self._begun = False
+
+    @property
+    def report(self) -> ModelReport:
+        batch = self._batch
+        layers = tuple(self._layers[name] for name in batch.model.names if name in self._layers)
+        return ModelReport(model=batch.model.name, n=batch.n, device=batch.device, layers=layers)
+
+    def path(self, name: str) -> Path:
+        return self.directory / folder_of(name)
+
+    def held(self, name: str, digest: str) -> Artifact | None:
+        """The layer's kernel where its folder has it, whole."""
+        former = self._layers.get(name)
+        if former is None or former.error is not None or former.digest != digest:
+            return None
+        try:
+            found = artifact.read(self.path(name))
+        except BadRequest:
+            return None
+        return found if found.manifest["cubin_sha256"] == former.cubin_sha256 else None
+
+    def keep(self, name: str, digest: str, kernel: Artifact) -> None:
+        """Write a kernel, and the report. Raises BadRequest for a layer's folder that holds something else."""
+        if not self._begun:  # from here on the folder is known as a model's, should this process be killed
+            self._write()
+        artifact.write(kernel, self.path(name))
+        self.tell(succeeded(name, folder_of(name), digest, kernel.manifest))
+
+    def tell(self, layer: LayerReport) -> None:
+        """Have it in the report. Raises ToolchainFault where the disk fails."""
+        self._layers[layer.name] = layer
+        self._write()
+        self._heard(layer)
+
+    def _write(self) -> None:
+        scratch = self.directory / f"{_SCRATCH}{secrets.token_hex(8)}"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            _remove_stale(self.directory)
+            scratch.write_text(self.report.to_json())
+            scratch.replace(self.directory / REPORT_FILE)
+        except OSError as error:
+            raise ToolchainFault(f"{self.directory}: cannot be written: {error.strerror}") from error
+        finally:
+            with suppress(OSError):
+                scratch.unlink()
+        self._begun = True
+
+
+def tune_here(
+    folder: ModelFolder, model: Model, request_of: Callable[[MatrixFile], jobs.Request], *, store: Store, watch: Watch
+) -> None:
+    """Tune the layers on this machine, one after the other. Raises ToolchainFault where no report can be written."""
+    failures: dict[str, LospmmError] = {}
+    for name, found in model.read():
+        with watch(name) as progress:
+            _tune_layer(folder, name, found, _Here(request_of, store, progress, failures))
+
+
+def take_results(folder: ModelFolder, results: Iterable["LayerResult"]) -> None:
+    """Put what a service has made into the folder. Raises as ``tune_here``, and what ``results`` raises."""
+    for result in results:
+        try:
+            if result.error is not None:
+                raise result.error
+            assert result.digest is not None
+            if result.kernel is None:
+                held = folder.held(result.name, result.digest)
+                assert held is not None, "it was there when the service was asked"
+                folder.tell(succeeded(result.name, folder_of(result.name), result.digest, held.manifest))
+            else:
+                folder.keep(result.name, result.digest, result.kernel.artifact)
+        except LospmmError as error:
+            folder.tell(failed(result.name, folder_of(result.name), error, result.digest))
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """What tuning a layer on this machine takes; ``failures`` are those of equal layers, by digest."""
+
+    request_of: Callable[[MatrixFile], jobs.Request]
+    store: Store
+    progress: Progress
+    failures: dict[str, LospmmError]
+
+    def tune(self, request: jobs.Request) -> Artifact:
+        if (failure := self.failures.get(request.digest)) is not None:
+            raise failure
+        try:
+            return jobs.tune(request, store=self.store, progress=self.progress)
+        except LospmmError as error:
+            self.failures[request.digest] = error
+            raise
+
+
+def _tune_layer(folder: ModelFolder, name: str, found: Found, here: _Here) -> None:
+    digest = None
+    try:
+        if isinstance(found, BadMatrix):
+            raise found
+        request = here.request_of(found)
+        digest = request.digest
+        held = folder.held(name, digest)
+        if held is not None:
+            folder.tell(succeeded(name, folder_of(name), digest, held.manifest))
+            return
+        artifact.check_target(folder.path(name))
+        folder.keep(name, digest, here.tune(request))
+    except LospmmError as error:
+        folder.tell(failed(name, folder_of(name), error, digest))
+
+
+def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:
+    """What an earlier run has put there. Raises BadRequest, and ToolchainFault, before there is anything to write."""
+    try:
+        place = next((path for path in (directory, *directory.absolute().parents) if path.exists()), directory)
+        if not place.is_dir():
+            raise BadRequest(f"{directory}: {'' if place == directory else f'{place} '}is a file; name a folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ToolchainFault(f"{directory}: cannot be written: no permission to write to {place}")
+        held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+        if not {name for name in held if not name.startswith(_SCRATCH)}:
+            return ()
+        if REPORT_FILE not in held:
+            raise BadRequest(f"{directory}: holds something else than a model's kernels; name an empty or a new folder")
+        report = parse((directory / REPORT_FILE).read_bytes(), f"{directory / REPORT_FILE}")
+    except OSError as error:
+        raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
+    if others := {layer.name for layer in report.layers} - set(batch.model.names):
+        raise BadRequest(
+            f"{directory}: holds the layer {min(others)[:80]!r}, which this model does not have; "
+            "name an empty or a new folder"
+        )
+    return report.layers
+
+
+def _remove_stale(directory: Path) -> None:
+    """Remove the reports that killed writers have left unfinished."""
+    for path in directory.glob(f"{_SCRATCH}{'[0-9a-f]' * 16}"):
+        with suppress(OSError):  # its writer has just ended
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink()

@@ -1,0 +1,347 @@
+"""The REST service from Python: the work is done there, and the same ``Kernel`` comes back as from ``lospmm.tune``.
+
+with Client("http://localhost:8000") as client:
+    kernel = client.tune(weights, n=4096, device="h200")
+
+A job that was accepted goes on whether anybody waits or not. Whoever waits here goes on after a lost connection and
+after a restart of the service; what it has forgotten is posted again, which is the same job.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from types import TracebackType
+from typing import Any, TypeVar
+
+from lospmm import artifact
+from lospmm.artifact import CUBIN_FILE, MANIFEST_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
+from lospmm.connection import Connection, Gone
+from lospmm.errors import BadRequest, LospmmError, ServiceFault, Unsupported
+from lospmm.job_events import Hear, LayerProgress, ignore, layer_stages, stages, tell
+from lospmm.kernel import Kernel, Weights, matrix_and_values, whole_number
+from lospmm.options import Options
+from lospmm.remote import Job, Page, error_of, parsed
+from lospmm.stages import Progress, silent
+from lospmm.uploads import ModelWeights, Upload, read_uploads, upload_of
+
+Result = TypeVar("Result")
+
+#: How long a job is asked for at a time where its events do not come through, in seconds.
+POLL_SECONDS = 20.0
+
+#: The pause between two looks at a job whose service answers at once, as one does that is stopping.
+PAUSE_SECONDS = 0.3
+
+#: How often a job or kernel that the service has forgotten is posted again.
+POSTS = 3
+
+#: The fields of ``Options`` that the service takes; the others it decides itself.
+SERVED_OPTIONS = ("emitter", "verify")
+
+#: Of a model's name, as many as the service takes.
+NAME_CHARACTERS = 200
+
+_IDENTITY = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerResult:
+    """A layer's kernel, or why it has none. Equal layers have the same digest."""
+
+    name: str
+    digest: str | None = None
+    kernel: Kernel | None = None
+    error: LospmmError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What of the answer to a POST is looked at."""
+
+    digest: str
+
+
+class Client:
+    """Of the service at ``url``; ``key`` is its API key, where it wants one.
+
+    A service that is away, restarted or busy is waited for up to ``patience_seconds`` at a time; ``waits`` is told.
+    Every method raises ServiceFault when that is over, or when the service failed; BadRequest where it refuses.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        patience_seconds: float = 300.0,
+        waits: Callable[[str], None] | None = None,
+    ) -> None:
+        self._connection = Connection(url, key, patience_seconds=patience_seconds, waits=waits)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections. Jobs go on."""
+        self._connection.close()
+
+    def tune(
+        self,
+        weights: Weights,
+        n: int,
+        *,
+        device: str = "auto",
+        tensor: str | None = None,
+        seed: int = 0,
+        progress: Progress = silent,
+        timeout_seconds: float | None = None,
+        **options: Any,
+    ) -> Kernel:
+        """As ``lospmm.tune``; ``device`` is by name, and auto is the GPU of the service.
+
+        Of the options it takes SERVED_OPTIONS, and others where they are as by default. ServiceFault also when the
+        kernel is not there within ``timeout_seconds``; the job goes on, and asking again finds it.
+        """
+        query = _query(n, device, seed, options)
+        upload = upload_of("weights", *matrix_and_values(weights, tensor, seed))
+        return self._tuned(upload, query, stages(progress), _deadline(timeout_seconds))
+
+    def tune_model(
+        self,
+        model: ModelWeights,
+        n: int,
+        *,
+        name: str | None = None,
+        device: str = "auto",
+        seed: int = 0,
+        progress: LayerProgress | None = None,
+        timeout_seconds: float | None = None,
+        **options: Any,
+    ) -> list[LayerResult]:
+        """The kernels of a model: a ``.safetensors``, a folder of matrix files, or weights by name.
+
+        A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels. Raises
+        BadMatrix where the model cannot be read at all, and the rest as ``tune``.
+        """
+        return list(
+            self.each_layer(
+                model,
+                n,
+                name=name,
+                device=device,
+                seed=seed,
+                progress=progress,
+                timeout_seconds=timeout_seconds,
+                **options,
+            )
+        )
+
+    def each_layer(
+        self,
+        model: ModelWeights,
+        n: int,
+        *,
+        name: str | None = None,
+        device: str = "auto",
+        seed: int = 0,
+        progress: LayerProgress | None = None,
+        timeout_seconds: float | None = None,
+        has: Callable[[str, str], bool] | None = None,
+        **options: Any,
+    ) -> Iterator[LayerResult]:
+        """``tune_model``, one kernel in memory at a time, in the order of the layers once all have ended.
+
+        A kernel that the caller ``has``, by the layer's name and its digest, is not fetched.
+        """
+        query = _query(n, device, seed, options)
+        posted = read_uploads(model, seed)
+        uploads = {layer: found for layer, found in posted.layers.items() if isinstance(found, Upload)}
+        params = {**query, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
+        ended: dict[str, LayerResult] = {}
+        if uploads:
+            deadline = _deadline(timeout_seconds)
+            ended = self._again(lambda: self._run_model(list(uploads.values()), params, progress, deadline))
+        for layer, found in posted.layers.items():
+            if not isinstance(found, Upload):
+                yield LayerResult(layer, error=found)
+                continue
+            result = ended[layer]
+            if result.error is not None or result.digest is None or (has is not None and has(layer, result.digest)):
+                yield result
+            else:
+                yield self._with_kernel(result, found, query)
+
+    def kernel(self, digest: str) -> Kernel:
+        """A finished kernel, every byte of its files checked. Raises Gone for one that the service does not have."""
+        while True:
+            manifest = self._connection.ask("GET", f"/v1/kernels/{_identity(digest)}")
+            files = self._files(digest, parsed(dict[str, Any], manifest))
+            unchanged = {"If-None-Match": manifest.headers.get("etag", "")}
+            # One that was damaged there is tuned again: its files must not be those of two tunings.
+            again = self._connection.ask("GET", f"/v1/kernels/{digest}", headers=unchanged)
+            if again.status_code == 304 or again.content == manifest.content:
+                return self._whole(digest, files)
+
+    def jobs(self, state: str | None = None) -> Iterator[Job]:
+        """The jobs of the service, the last queued first; models without their layers."""
+        params = {} if state is None else {"state": state}
+        while True:
+            page = parsed(Page, self._connection.ask("GET", "/v1/jobs", params=params))
+            yield from page.jobs
+            if page.next is None:
+                return
+            params = {**params, "cursor": page.next}
+
+    def job(self, job_id: str, wait_seconds: float = 0.0) -> Job:
+        """A job as it is now, or once it has ended, or after so long (600 s at most). Raises Gone for an unknown id."""
+        params = {"wait": wait_seconds}
+        path = f"/v1/jobs/{_identity(job_id)}"
+        return parsed(Job, self._connection.ask("GET", path, params=params, still_seconds=wait_seconds + 60.0))
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel a job; what has ended stays as it is. Raises Gone for an unknown id."""
+        return parsed(Job, self._connection.ask("DELETE", f"/v1/jobs/{_identity(job_id)}"))
+
+    def _again(self, attempt: Callable[[], Result]) -> Result:
+        for _ in range(POSTS - 1):
+            try:
+                return attempt()
+            except Gone:  # another database or cache than before; posting again is the same job
+                time.sleep(PAUSE_SECONDS)
+        try:
+            return attempt()
+        except Gone as error:
+            raise ServiceFault(str(error)) from None
+
+    def _follow(self, job_id: str, hear: Hear, deadline: float) -> Job:
+        """The job once it has ended; ``hear`` is told of its events, each once."""
+        path, after, is_ended = f"/v1/jobs/{job_id}/events", "", False
+        while True:
+            heard, last = False, ""
+            for event in self._connection.listen(path, after, deadline):
+                heard, after, last = True, event.id or after, event.kind
+                tell(hear, event.kind, event.data)
+            # Without events the answer comes when the job has ended; with them it should have.
+            job = self.job(job_id, 0.0 if heard else max(0.0, min(POLL_SECONDS, deadline - time.monotonic())))
+            if job.is_ended and (is_ended or last == "state"):
+                return job
+            if job.is_ended:  # while the service was away: once more, for what was missed
+                is_ended = True
+                continue
+            if time.monotonic() >= deadline:
+                raise ServiceFault(
+                    f"{self._connection.url}/v1/jobs/{job_id}: {job.state} when the time was up; the job goes on, and "
+                    "asking again finds it"
+                )
+            time.sleep(PAUSE_SECONDS)
+
+    def _run_model(
+        self, uploads: list[Upload], params: Mapping[str, Any], progress: LayerProgress | None, deadline: float
+    ) -> dict[str, LayerResult]:
+        """Every layer once all have ended, without the kernels."""
+        files = [("matrix", upload.file) for upload in uploads]
+        job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files))
+        names = _layers_by_digest(job, uploads)
+        if not job.is_ended:
+            job = self._follow(job.id, layer_stages(progress, names), deadline)
+        if job.layers is None or len(job.layers) != len(uploads):
+            raise ServiceFault(f"{self._connection.url}: the job {job.id} is not of the layers that were posted")
+        found = {}
+        for upload, layer in zip(uploads, job.layers, strict=True):
+            error = None if layer.error is None else error_of(layer.error, self._connection.url)
+            if error is None and layer.state != "succeeded":
+                error = ServiceFault(
+                    f"{self._connection.url}: the layer is {layer.state}, and the service says not why"
+                )
+            found[upload.layer] = LayerResult(upload.layer, layer.digest, error=error)
+        return found
+
+    def _tuned(self, upload: Upload, query: Mapping[str, Any], hear: Hear, deadline: float) -> Kernel:
+        def attempt() -> Kernel:
+            files = {"matrix": upload.file}
+            answer = self._connection.ask("POST", "/v1/kernels", params={**query, "wait": 0}, files=files)
+            if answer.status_code == 201:
+                return self._fetched(parsed(_Named, answer).digest, upload)
+            job = self._follow(parsed(Job, answer).id, hear, deadline)
+            if job.error is not None:
+                raise error_of(job.error, self._connection.url)
+            return self._fetched(job.id, upload)
+
+        return self._again(attempt)
+
+    def _fetched(self, digest: str, upload: Upload) -> Kernel:
+        """The kernel, which must be of the matrix that was posted."""
+        kernel = self.kernel(digest)
+        if kernel.artifact.manifest["fingerprint"] != upload.fingerprint:
+            raise ServiceFault(f"{self._connection.url}: kernel {digest} is of another matrix than was posted")
+        return kernel
+
+    def _with_kernel(self, result: LayerResult, upload: Upload, query: Mapping[str, Any]) -> LayerResult:
+        assert result.digest is not None
+        try:
+            try:
+                return replace(result, kernel=self._fetched(result.digest, upload))
+            except Gone:  # removed or damaged there, a moment ago
+                return replace(result, kernel=self._tuned(upload, query, ignore, math.inf))
+        except LospmmError as error:
+            return replace(result, error=error)
+
+    def _files(self, digest: str, described: Mapping[str, Any]) -> dict[str, bytes]:
+        """The files of an artifact, as the service's store has them."""
+        manifest = {name: value for name, value in described.items() if name not in ("digest", "links")}
+        links = described.get("links")
+        source = SOURCE_FILES.get(str(manifest.get("emitter")))
+        if not isinstance(links, dict) or source is None:
+            raise ServiceFault(f"{self._connection.url}: kernel {digest}: the answer is not the manifest of a kernel")
+        parts = {CUBIN_FILE: "cubin", source: "source", TUNING_FILE: "tuning"}
+        later = {MATRIX_FILE: "matrix", SPACE_FILE: "space"}  # which an earlier version did not keep
+        parts |= {name: part for name, part in later.items() if links.get(part) is not None}
+        files = {
+            name: self._connection.ask("GET", f"/v1/kernels/{digest}/{part}").content for name, part in parts.items()
+        }
+        return {**files, MANIFEST_FILE: f"{json.dumps(manifest, indent=2)}\n".encode()}
+
+    def _whole(self, digest: str, files: Mapping[str, bytes]) -> Kernel:
+        where = f"{self._connection.url}: kernel {digest}"
+        try:
+            return Kernel(artifact.from_files(files, where))
+        except BadRequest as error:  # which is not the fault of whoever asked
+            raise ServiceFault(str(error)) from None
+
+
+def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a tuning. Raises BadRequest, and Unsupported for what the service decides itself."""
+    chosen, usual = Options(**options), Options()
+    for option in fields(Options):
+        value = getattr(chosen, option.name)
+        if option.name not in SERVED_OPTIONS and value != getattr(usual, option.name):
+            raise Unsupported(f"{option.name} {value!r}: a service decides that itself; leave it out")
+    served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
+    return {"n": whole_number("n", n), "device": str(device), "seed": whole_number("seed", seed), **served}
+
+
+def _identity(text: str) -> str:
+    """Of a job or a kernel. Raises BadRequest for what cannot be one: it becomes part of a URL."""
+    if not _IDENTITY.fullmatch(text):
+        raise BadRequest(f"{text[:80]!r} is not the id of a job or the digest of a kernel: 64 hexadecimal digits")
+    return text
+
+
+def _deadline(timeout_seconds: float | None) -> float:
+    return math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+
+
+def _layers_by_digest(job: Job, uploads: list[Upload]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for upload, layer in zip(uploads, job.layers or (), strict=False):
+        if layer.digest is not None:
+            names.setdefault(layer.digest, []).append(upload.layer)
+    return names

@@ -1,0 +1,57 @@
+"""Arguments and options that several commands have."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lospmm.settings import settings
+from lospmm.terminal import printable
+
+MatrixArgument = Annotated[
+    Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors.")
+]
+ColumnsOption = Annotated[int, typer.Option("--n", help="Columns of B.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="A GPU of the device table, a device file, or auto.")]
+TensorOption = Annotated[str | None, typer.Option("--tensor", help="The weight to take from a .safetensors.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Draws the values of a pattern (.smtx).")]
+EmitterOption = Annotated[
+    str, typer.Option("--emitter", help="sass, ptx, cuda, or auto: sass where it was run on a GPU, else ptx.")
+]
+RankerOption = Annotated[str, typer.Option("--ranker", help="none: order by the analytic estimate.")]
+ShortlistOption = Annotated[int, typer.Option("--shortlist", help="Candidates to time first, or to list.")]
+MeasureOption = Annotated[
+    str, typer.Option("--measure", help="gpu: time candidates; none: choose by estimate; auto: gpu where it is.")
+]
+TrialsOption = Annotated[str, typer.Option("--trials", help="full: time the kernels themselves.")]
+BudgetOption = Annotated[
+    float | None, typer.Option("--budget", help="Seconds after which no further candidate is timed.")
+]
+VerifyOption = Annotated[
+    str, typer.Option("--verify", help="gpu, cpu or none: where it is run against float64; auto: gpu where it is.")
+]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="float32.")]
+ServerOption = Annotated[
+    str | None,
+    typer.Option("--server", help="A service that does the work, by its address; '': this machine (LOSPMM_SERVER)."),
+]
+KeyOption = Annotated[str | None, typer.Option("--key", help="The API key of the service (LOSPMM_KEY).")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
+
+
+def chosen_server(server: str | None) -> str | None:
+    """The address of the service that is to do the work; None: this machine."""
+    return (settings().server if server is None else server) or None
+
+
+def say(*, quiet: bool) -> Callable[[str], None]:
+    """Writes lines to stderr, or nothing."""
+
+    def write(line: str) -> None:
+        if not quiet:
+            print(printable(line), file=sys.stderr, flush=True)
+
+    return write

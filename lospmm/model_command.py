@@ -1,0 +1,141 @@
+"""``lospmm tune-model``: every layer of a model into a folder of its own, on this machine or by a service."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lospmm import jobs
+from lospmm.batch import Batch, ModelFolder, take_results, tune_here
+from lospmm.command_options import (
+    BudgetOption,
+    ColumnsOption,
+    DeviceOption,
+    DtypeOption,
+    EmitterOption,
+    JsonOption,
+    KeyOption,
+    MeasureOption,
+    QuietOption,
+    RankerOption,
+    SeedOption,
+    ServerOption,
+    ShortlistOption,
+    TrialsOption,
+    VerifyOption,
+    chosen_server,
+    say,
+)
+from lospmm.device import find_device
+from lospmm.errors import BadRequest
+from lospmm.layers import open_model
+from lospmm.model import MAX_COLUMNS, Problem
+from lospmm.model_report import LayerReport, table
+from lospmm.options import Options
+from lospmm.progress import reported
+from lospmm.readers import MatrixFile
+from lospmm.runtime.detect import detect_device, own_gpu
+from lospmm.settings import settings
+from lospmm.stages import Progress
+from lospmm.terminal import print_json, print_table
+
+
+def tune_model(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A .safetensors, or a folder of matrix files with a layer each.")
+    ],
+    n: ColumnsOption,
+    out: Annotated[Path, typer.Option("--out", help="The folder to put a folder for each layer in.")],
+    device: DeviceOption = "auto",
+    emitter: EmitterOption = "auto",
+    ranker: RankerOption = "none",
+    shortlist: ShortlistOption = 10,
+    measure: MeasureOption = "auto",
+    trials: TrialsOption = "full",
+    budget: BudgetOption = None,
+    verify: VerifyOption = "auto",
+    dtype: DtypeOption = "float32",
+    seed: SeedOption = 0,
+    server: ServerOption = None,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Make a kernel for every layer of a model, each in a folder of its own, and report.json about all of them."""
+    options = Options(
+        emitter=emitter,
+        ranker=ranker,
+        measure=measure,
+        verify=verify,
+        trials=trials,
+        dtype=dtype,
+        shortlist_size=shortlist,
+        budget_seconds=budget,
+    )
+    if not 1 <= n <= MAX_COLUMNS:
+        raise BadRequest(f"n is {n}: B must have from 1 to {MAX_COLUMNS} columns")
+    opened = open_model(model, seed=seed)
+    batch = Batch(opened, n, device)
+    address = chosen_server(server)
+    if address is None:
+        folder = _tuned_here(batch, options, out, seed=seed, quiet=quiet)
+    else:
+        from lospmm.client import Client  # HTTP takes a while to import
+
+        folder = ModelFolder(out, batch, _say_failure)
+        with Client(address, key or settings().key, waits=say(quiet=quiet)) as client:
+            results = client.each_layer(
+                opened,
+                n,
+                device=device,
+                seed=seed,
+                progress=None if quiet else _say_layer,
+                has=lambda name, digest: folder.held(name, digest) is not None,
+                **asdict(options),
+            )
+            take_results(folder, results)
+    _show(folder, as_json=as_json)
+    if folder.report.exit_code:
+        raise typer.Exit(folder.report.exit_code)
+
+
+def _tuned_here(batch: Batch, options: Options, out: Path, *, seed: int, quiet: bool) -> ModelFolder:
+    gpu = detect_device() if batch.device == "auto" else find_device(batch.device)
+    options.resolved(gpu, own_gpu())  # what no layer can have is said once
+    folder = ModelFolder(out, Batch(batch.model, batch.n, gpu.name), _say_failure)
+
+    def request_of(file: MatrixFile) -> jobs.Request:
+        return jobs.Request(Problem(file.matrix, batch.n, gpu), options, file.values, seed)
+
+    @contextmanager
+    def watch(name: str) -> Iterator[Progress]:
+        say(quiet=quiet)(f"layer {batch.model.names.index(name) + 1} of {len(batch.model.names)}: {name}")
+        with reported(quiet=quiet) as progress:
+            yield progress
+
+    tune_here(folder, batch.model, request_of, store=jobs.open_store(), watch=watch)
+    return folder
+
+
+def _show(folder: ModelFolder, *, as_json: bool) -> None:
+    report = folder.report
+    if as_json:
+        print_json(asdict(report))
+        return
+    heads = ("layer", "shape", "sparsity", "us", "dense us", "advice")
+    print_table(heads, table(report.layers), numbers=("sparsity", "us", "dense us"))
+
+
+def _say_layer(layer: str, stage: str, done: int, total: int) -> None:
+    """A line for each stage that has ended, and for each state."""
+    if (done, total) == (1, 1):
+        say(quiet=False)(f"{layer}: {stage}")
+
+
+def _say_failure(layer: LayerReport) -> None:
+    """Also with --quiet: it is no progress."""
+    if layer.error is not None:
+        say(quiet=False)(f"error: layer {layer.name}: {layer.error.message}")

@@ -1,0 +1,113 @@
+"""report.json of a model's folder: what became of each layer, and by which digest its kernel is known."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from lospmm.errors import BadRequest, LospmmError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    type: str
+    message: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReport:
+    """A layer with its kernel, or with an error. Times are microseconds of one launch; null where nothing was timed."""
+
+    name: str
+    folder: str
+    digest: str | None = None
+    cubin_sha256: str | None = None
+    m: int | None = None
+    k: int | None = None
+    nnz: int | None = None
+    sparsity: float | None = None  # the share of zeros, 0 to 1
+    estimated_micros: float | None = None
+    micros: float | None = None
+    dense_micros: float | None = None  # of cuBLAS in float32
+    advice: str | None = None
+    error: LayerError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReport:
+    schema: int = SCHEMA
+    model: str
+    n: int
+    device: str
+    layers: tuple[LayerReport, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """Of the worst layer; 0 where all have kernels."""
+        return max((layer.error.exit_code for layer in self.layers if layer.error is not None), default=0)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+_REPORT = TypeAdapter(ModelReport)
+
+
+def parse(content: bytes, where: str) -> ModelReport:
+    """Raises BadRequest for what is no report of this version."""
+    try:
+        report = _REPORT.validate_json(content)
+    except ValidationError:
+        raise BadRequest(f"{where}: is no report of `lospmm tune-model`, or damaged; name a new folder") from None
+    if report.schema != SCHEMA:
+        raise BadRequest(f"{where}: schema {report.schema}; this version reads {SCHEMA}; name a new folder")
+    return report
+
+
+def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) -> LayerReport:
+    measured = manifest.get("measured") or {}
+    return LayerReport(
+        name=name,
+        folder=folder,
+        digest=digest,
+        cubin_sha256=manifest["cubin_sha256"],
+        m=manifest["m"],
+        k=manifest["k"],
+        nnz=manifest["nnz"],
+        sparsity=1.0 - manifest["nnz"] / (manifest["m"] * manifest["k"]),
+        estimated_micros=manifest["search"]["estimated_micros"],
+        micros=measured.get("micros"),
+        dense_micros=measured.get("cublas_fp32_micros"),
+        advice=measured.get("advice"),
+    )
+
+
+def failed(name: str, folder: str, error: LospmmError, digest: str | None = None) -> LayerReport:
+    described = LayerError(type(error).__name__, str(error), error.exit_code)
+    return LayerReport(name=name, folder=folder, digest=digest, error=described)
+
+
+def table(layers: Sequence[LayerReport]) -> list[tuple[str, ...]]:
+    """A row for each layer: its name, shape, sparsity, times and advice."""
+    return [
+        (
+            layer.name,
+            "-" if layer.m is None else f"{layer.m} x {layer.k}",
+            "-" if layer.sparsity is None else f"{layer.sparsity:.1%}",
+            _micros(layer),
+            "-" if layer.dense_micros is None else f"{layer.dense_micros:.2f}",
+            f"no kernel: {layer.error.type}" if layer.error is not None else layer.advice or "not timed",
+        )
+        for layer in layers
+    ]
+
+
+def _micros(layer: LayerReport) -> str:
+    if layer.micros is not None:
+        return f"{layer.micros:.2f}"
+    return "-" if layer.estimated_micros is None else f"~{layer.estimated_micros:.2f}"

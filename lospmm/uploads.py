@@ -1,0 +1,72 @@
+"""Matrices as they are posted to the REST service: canonical, so that equal ones are the same bytes."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from lospmm.errors import BadRequest
+from lospmm.kernel import Weights, matrix_and_values
+from lospmm.layers import Model, check_names, folder_of, open_model
+from lospmm.matrix import SparseMatrix
+from lospmm.npz import write_npz
+from lospmm.readers import MatrixFile, Values
+
+#: A model: the path of a ``.safetensors`` or of a folder of matrix files, one that is open, or weights by their names.
+ModelWeights: TypeAlias = str | os.PathLike[str] | Model | Mapping[str, Weights]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    layer: str
+    file: tuple[str, bytes, str]  # as httpx2 takes it: its name, content and type
+    fingerprint: str  # of the matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """The layers of a model by name, in its order; or what is wrong with one."""
+
+    name: str
+    layers: Mapping[str, Upload | BadRequest]
+
+
+def upload_of(layer: str, matrix: SparseMatrix, values: Values) -> Upload:
+    """A pattern goes as one: the service draws the values, so that its manifest says so."""
+    suffix, content = ("smtx", _write_smtx(matrix)) if values == "drawn" else ("npz", write_npz(matrix))
+    # The service takes the layer's name from that of the file.
+    return Upload(layer, (f"{folder_of(layer)}.{suffix}", content, "application/octet-stream"), matrix.fingerprint)
+
+
+def read_uploads(model: ModelWeights, seed: int) -> Uploads:
+    """Raises BadMatrix where no layer can be read at all, BadRequest for names that are none."""
+    if isinstance(model, Mapping):
+        if not model:
+            raise BadRequest("the model has no layers")
+        if wrong := [name for name in model if not isinstance(name, str)]:
+            raise BadRequest(f"{wrong[0]!r:.80} is not the name of a layer: give texts")
+        check_names(list(model))
+        return Uploads("model", {name: _upload(name, weights) for name, weights in model.items()})
+    opened = model if isinstance(model, Model) else open_model(Path(model), seed=seed)
+    layers: dict[str, Upload | BadRequest] = {
+        name: upload_of(name, found.matrix, found.values) if isinstance(found, MatrixFile) else found
+        for name, found in opened.read()
+    }
+    return Uploads(opened.name, layers)
+
+
+def _upload(name: str, weights: Weights) -> Upload | BadRequest:
+    try:
+        return upload_of(name, *matrix_and_values(weights))
+    except BadRequest as error:
+        return error
+
+
+def _write_smtx(matrix: SparseMatrix) -> bytes:
+    lines = (
+        f"{matrix.m}, {matrix.k}, {matrix.nnz}",
+        " ".join(map(str, matrix.indptr.tolist())),
+        " ".join(map(str, matrix.indices.tolist())),
+    )
+    return "".join(f"{line}\n" for line in lines).encode()

@@ -1,0 +1,60 @@
+"""What runs on the nodes of a Ray cluster: tasks, and the actor that they tell how far they are."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lospmm import __version__, jobs
+from lospmm.runtime.detect import own_gpu
+from lospmm_server.tuning import Report, check_digest
+
+#: A task tells how far it is at most this often, but for the beginning and the end of a stage.
+TELL_SECONDS = 0.2
+
+Counts = Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a node says of itself."""
+
+    version: str
+    gpu: str
+
+
+class Board:
+    """An actor of the cluster: tasks write how far they are, by slot, and this process reads it."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[str, Counts]] = {}
+
+    def tell(self, slot: str, job: str, progress: Counts) -> None:
+        self._told[slot] = (job, progress)
+
+    def read(self, slot: str) -> tuple[str, Counts]:
+        """The job that wrote last, and its progress."""
+        return self._told.get(slot, ("", {}))
+
+
+def look() -> Seen:
+    """A task."""
+    return Seen(__version__, own_gpu() or "")
+
+
+def tune_there(request: jobs.Request, job: str, slot: str, workers: int, board: Any = None) -> dict[str, bytes]:
+    """A task: the files of the artifact of ``job``, made on this node with its own store. Raises as ``jobs.tune``."""
+    check_digest(request, job)
+    report, told = Report(), 0.0
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal told
+        report(stage, done, total)
+        now = time.monotonic()
+        if board is None:
+            return
+        if now - told > TELL_SECONDS or (done, total) in ((0, 1), (1, 1)):
+            told = now
+            board.tell.remote(slot, job, report.progress)
+
+    return dict(jobs.tune(request, store=jobs.open_store(), progress=progress, workers=workers).files)

@@ -1,0 +1,205 @@
+"""``lospmm worker --ray``: one process that has a job tuned in every slot of a Ray cluster.
+
+A slot is a GPU with its share of the node's cores, or a few cores of a node without GPUs. Each has a ``Worker`` of its
+own, in a thread of this process, whose jobs are tasks on that node: their matrices travel there, their kernels come
+back, and the nodes need no file system in common. The queue and its leases know nothing of Ray.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from lospmm import __version__, artifact, jobs
+from lospmm.artifact import Artifact
+from lospmm.stages import Progress
+from lospmm.store import Store
+from lospmm_server.database import Database
+from lospmm_server.queue import Claim
+from lospmm_server.ray_cluster import Node, RayExecutor, Share, TaskLost, living_nodes, own_node
+from lospmm_server.ray_tasks import Board, Seen, look, tune_there
+from lospmm_server.worker import GRACE_SECONDS, Died, Tune, Worker, new_name
+
+#: Cores of a slot where there is no GPU: a tuning has work for more only while it compiles.
+SLOT_CORES = 4
+
+#: How often the nodes are looked at, and a task: whether it has ended, was cancelled, and how far it is.
+LOOK_SECONDS = 2.0
+TICK_SECONDS = 0.2
+
+#: How often a node that could not be used is tried again.
+RETRY_SECONDS = 60.0
+
+#: How long the answer of the board may take, and what a GPU is looked at with: Ray gives out hundredths.
+BOARD_SECONDS = 1.0
+LOOKING_GPUS = 0.01
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Room for one job."""
+
+    node: Node
+    number: int
+    gpu: str  # its name in the device table; empty: none
+    cores: float
+
+    @property
+    def name(self) -> str:
+        """No other slot of the cluster has it."""
+        return f"{self.node.id[:8]}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """What is going on in a slot. Its worker ends once ``stop`` is set."""
+
+    slot: Slot
+    stop: threading.Event = field(default_factory=threading.Event)
+    busy: threading.Event = field(default_factory=threading.Event)  # with a job
+    lost: threading.Event = field(default_factory=threading.Event)  # a task, and the node perhaps too
+
+
+def slots_of(node: Node, gpu: str) -> tuple[Slot, ...]:
+    """``gpu`` is what the node's GPUs are; empty: it has none that the device table knows."""
+    count = node.gpus if gpu else int(min(1.0, node.cores)) * max(1, int(node.cores) // SLOT_CORES)
+    return tuple(Slot(node, number, gpu, node.cores / count) for number in range(count))
+
+
+def tune_in(hand: Hand, store: Store, board: Any) -> Tune:
+    """Has jobs tuned in the slot of ``hand``, and stops it when a task is lost."""
+
+    def tune(claim: Claim, progress: Progress, cancel: threading.Event) -> Artifact:
+        hand.busy.set()
+        try:
+            files = _files(hand.slot, board, jobs.from_json(claim.request, store), claim.digest, progress, cancel)
+        except TaskLost as lost:
+            hand.lost.set()
+            hand.stop.set()
+            _log.warning("a task on the node %s is lost: %s", hand.slot.node.name, lost)
+            raise (Died(str(lost)) if lost.has_begun else CancelledError) from None
+        finally:
+            hand.busy.clear()
+        finished = artifact.from_files(files, f"the kernel from the node {hand.slot.node.name}")
+        store.put(jobs.KERNELS, claim.digest, finished.files)
+        return jobs.find(claim.digest, store) or finished
+
+    return tune
+
+
+def _files(
+    slot: Slot, board: Any, request: jobs.Request, job: str, progress: Progress, cancel: threading.Event
+) -> dict[str, bytes]:
+    """What ``tune_there`` gives, or raises; CancelledError once ``cancel`` is set, and then its process is killed."""
+    on_gpu = "gpu" in (request.options.measure, request.options.verify)
+    executor = RayExecutor(Share(slot.node.id, slot.cores, 1.0 if on_gpu else 0.0))
+    future = executor.submit(tune_there, request, job, slot.name, max(1, int(slot.cores)), board)
+    try:
+        while not wait([future], TICK_SECONDS).done:
+            if cancel.is_set():
+                raise CancelledError
+            _show(board, slot.name, job, progress)
+        return future.result()
+    finally:
+        future.cancel()
+
+
+def _show(board: Any, slot: str, job: str, progress: Progress) -> None:
+    try:
+        of_job, counts = ray.get(board.read.remote(slot), timeout=BOARD_SECONDS)
+    except RayError:  # a job whose progress nobody sees is still done
+        return
+    for stage, (done, total) in counts.items() if of_job == job else ():
+        progress(stage, done, total)
+
+
+class Crew:
+    """A worker for every slot of the cluster, as its nodes come and go. A node must answer before it gets any."""
+
+    def __init__(self, hire: Callable[[Hand], Worker]) -> None:
+        self._hire = hire
+        self._looks: dict[str, Future[Seen]] = {}  # those under way, by node
+        self._slots: dict[str, tuple[Slot, ...]] = {}
+        self._hands: dict[str, tuple[Hand, threading.Thread]] = {}  # by slot
+        self._retried = time.monotonic()
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop`` is set; jobs that run then are given back within GRACE_SECONDS."""
+        while not stop.is_set():
+            self._look({id: node for id, node in living_nodes().items() if node.cores >= 1 or node.gpus})
+            stop.wait(TICK_SECONDS if self._looks else LOOK_SECONDS)
+        for hand, _ in self._hands.values():
+            hand.stop.set()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for _, thread in self._hands.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _look(self, nodes: Mapping[str, Node]) -> None:
+        if time.monotonic() - self._retried > RETRY_SECONDS:
+            self._retried = time.monotonic()
+            self._slots = {node: slots for node, slots in self._slots.items() if slots}
+        lost = {hand.slot.node.id for hand, _ in self._hands.values() if hand.lost.is_set()}
+        for gone in lost | (self._looks.keys() | self._slots.keys()) - nodes.keys():
+            self._leave(gone)
+        for new in nodes.keys() - self._looks.keys() - self._slots.keys():
+            share = Share(new, gpus=LOOKING_GPUS if nodes[new].gpus else 0.0)
+            self._looks[new] = RayExecutor(share).submit(look)
+        for seen in [node for node, future in self._looks.items() if future.done()]:
+            self._slots[seen] = _slots_seen(nodes[seen], self._looks.pop(seen))
+        for slot in (slot for slots in self._slots.values() for slot in slots):
+            if slot.name not in self._hands or not self._hands[slot.name][1].is_alive():
+                self._hands[slot.name] = self._start(Hand(slot))
+
+    def _leave(self, node: str) -> None:
+        """Give the node no new jobs. It is asked again, if it is still there; those that run there go on till then."""
+        self._looks.pop(node, None)
+        self._slots.pop(node, None)
+        for name, (hand, thread) in list(self._hands.items()):
+            if hand.slot.node.id == node:
+                hand.lost.clear()
+                if not hand.busy.is_set():
+                    hand.stop.set()
+                if not thread.is_alive():
+                    del self._hands[name]
+
+    def _start(self, hand: Hand) -> tuple[Hand, threading.Thread]:
+        worker = self._hire(hand)
+        thread = threading.Thread(target=worker.run, args=(hand.stop,), name=hand.slot.name, daemon=True)
+        thread.start()
+        return hand, thread
+
+
+def _slots_seen(node: Node, looked: "Future[Seen]") -> tuple[Slot, ...]:
+    """None for a node that cannot work: the log has the reason."""
+    error = looked.exception()
+    if error is not None:
+        _log.warning("the node %s cannot tune: %s", node.name, error)
+        return ()
+    seen = looked.result()
+    if seen.version != __version__:
+        _log.warning("the node %s cannot tune: it has lospmm %s, not %s", node.name, seen.version, __version__)
+        return ()
+    slots = slots_of(node, seen.gpu)
+    _log.info("the node %s has room for %d jobs, on GPUs: %s", node.name, len(slots), seen.gpu or "none")
+    return slots
+
+
+def work(database: Database, store: Store, name: str, stop: threading.Event) -> None:
+    """Until ``stop`` is set, in a process that is connected to a cluster."""
+    here = NodeAffinitySchedulingStrategy(own_node(), soft=False)
+    board = ray.remote(num_cpus=0, max_restarts=-1)(Board).options(scheduling_strategy=here).remote()
+    name = name or new_name()
+
+    def hire(hand: Hand) -> Worker:
+        return Worker(database, store, tune_in(hand, store, board), name=f"{name}.{hand.slot.name}", gpu=hand.slot.gpu)
+
+    Crew(hire).run(stop)

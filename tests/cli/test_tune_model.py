@@ -1,0 +1,340 @@
+"""lospmm tune-model: every layer in a folder of its own, the bad ones named, and a second run that goes on."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from lospmm import artifact, batch, jobs
+from lospmm.artifact import Artifact
+from lospmm.errors import BadRequest, NothingFits, VerificationFailed
+from lospmm.layers import check_names, folder_of, open_model
+from tests.cli.command import H200, WEIGHTS, Answer, Command, draw, process
+from tests.core.files import smtx
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+class Killed(BaseException):
+    """What nobody catches."""
+
+
+LAYERS = {
+    "fc.0": WEIGHTS,
+    "fc.1": draw(16, 24, seed=1),
+    "fc.2": WEIGHTS,
+    "conv": draw(8, 24, seed=2).reshape(8, 6, 2, 2),
+    "bias": np.ones(16, np.float32),
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_file(LAYERS, tmp_path / "net.safetensors")
+    return tmp_path / "net.safetensors"
+
+
+@pytest.fixture
+def tune_model(lospmm_command: Command, tmp_path: Path) -> Callable[..., Answer]:
+    def run(model: Path, *more: object, n: int = 32, out: Path | None = None) -> Answer:
+        return lospmm_command("tune-model", model, "--n", n, *H200, "--out", out or tmp_path / "out", *more)
+
+    return run
+
+
+@pytest.fixture
+def tunings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The fingerprints of what was really asked to be tuned."""
+    asked: list[str] = []
+    tune = jobs.tune
+
+    def listed(request: jobs.Request, **options: Any) -> Artifact:
+        asked.append(request.problem.matrix.fingerprint)
+        return tune(request, **options)
+
+    monkeypatch.setattr(jobs, "tune", listed)
+    return asked
+
+
+def report_in(folder: Path) -> Mapping[str, Any]:
+    return json.loads((folder / "report.json").read_text())
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in folder.iterdir() if path.is_dir()}
+
+
+def test_every_weight_has_a_folder(tune_model: Callable[..., Answer], model: Path, tmp_path: Path) -> None:
+    answer = tune_model(model)
+    assert answer.status == 0, answer.err
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {"fc.0", "fc.1", "fc.2", "conv", "report.json"}
+    heads, *rows = answer.out.splitlines()
+    assert heads.split() == ["layer", "shape", "sparsity", "us", "dense", "us", "advice"]
+    assert [row.split()[0] for row in rows] == ["conv", "fc.0", "fc.1", "fc.2"]
+    assert all(row.endswith("not timed") and " ~" in row for row in rows)
+    report = report_in(out)
+    assert (report["model"], report["n"], report["device"]) == ("net", 32, "h200")
+    for layer in report["layers"]:
+        kernel = artifact.read(out / layer["folder"])
+        assert layer["cubin_sha256"] == kernel.manifest["cubin_sha256"]
+        assert (layer["m"], layer["k"], layer["nnz"]) == tuple(kernel.manifest[name] for name in ("m", "k", "nnz"))
+        assert layer["sparsity"] == pytest.approx(1 - kernel.matrix().nnz / (layer["m"] * layer["k"]))
+        assert (layer["error"], layer["micros"], layer["advice"]) == (None, None, None)
+    assert (report["layers"][0]["m"], report["layers"][0]["k"]) == (8, 24)
+    assert "layer 2 of 4: fc.0\n" in answer.err and "compile: done at" in answer.err
+
+
+def test_json_and_quiet(tune_model: Callable[..., Answer], model: Path, tmp_path: Path) -> None:
+    answer = tune_model(model, "--json", "--quiet")
+    assert (answer.status, answer.err) == (0, "")
+    assert json.loads(answer.out) == report_in(tmp_path / "out")
+
+
+def test_equal_layers_are_tuned_once_and_finished_ones_not_again(
+    tune_model: Callable[..., Answer], model: Path, tmp_path: Path, tunings: list[str]
+) -> None:
+    assert tune_model(model).status == 0
+    assert len(set(tunings)) == 3
+    before, first = inodes(tmp_path / "out"), report_in(tmp_path / "out")
+    tunings.clear()
+    (tmp_path / "out" / "fc.1" / "kernel.cubin").write_bytes(b"damaged")
+    assert tune_model(model).status == 0
+    assert len(tunings) == 1
+    after = inodes(tmp_path / "out")
+    assert {name for name in before if before[name] != after[name]} == {"fc.1"}
+    assert report_in(tmp_path / "out") == first
+    assert tune_model(model, n=33).status == 0
+    assert all(artifact.read(tmp_path / "out" / name).manifest["n"] == 33 for name in before)
+
+
+def test_a_run_that_was_stopped_goes_on(
+    tune_model: Callable[..., Answer], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in its second layer, and once more before it has come to a layer that it had."""
+    tune, write = jobs.tune, artifact.write
+    asked: list[int] = []
+
+    def stopped(request: jobs.Request, **options: Any) -> Artifact:
+        asked.append(request.problem.matrix.m)
+        if len(asked) == 2:
+            raise Killed
+        return tune(request, **options)
+
+    monkeypatch.setattr(jobs, "tune", stopped)
+    with pytest.raises(Killed):
+        tune_model(model, "--quiet")
+    assert [layer["name"] for layer in report_in(tmp_path / "out")["layers"]] == ["conv"]
+    assert tune_model(model, "--quiet").status == 0
+    assert asked == [8, 16, 16, 16, 16]
+    shutil.rmtree(tmp_path / "out" / "conv")
+
+    def killed(_artifact: Artifact, _directory: Path) -> None:
+        raise Killed
+
+    monkeypatch.setattr(artifact, "write", killed)
+    with pytest.raises(Killed):
+        tune_model(model, "--quiet")
+    assert len(report_in(tmp_path / "out")["layers"]) == 4, "what is known of the others is not forgotten"
+    monkeypatch.setattr(artifact, "write", write)
+    asked.clear()
+    assert tune_model(model, "--quiet").status == 0
+    assert asked == [8]
+
+
+def test_bad_layers_fail_alone_and_the_worst_decides(
+    tune_model: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"good": WEIGHTS, "nan": np.full((4, 4), np.nan, np.float32)}, tmp_path / "net.safetensors")
+    answer = tune_model(tmp_path / "net.safetensors", "--quiet")
+    assert answer.status == 2
+    assert answer.error == "layer nan: net.safetensors: row 0, column 0: nan is not a finite float32"
+    assert answer.out.splitlines()[2].endswith("no kernel: BadMatrix")
+    good, bad = report_in(tmp_path / "out")["layers"]
+    assert good["error"] is None and artifact.read(tmp_path / "out" / "good")
+    assert bad["error"] == {"type": "BadMatrix", "message": answer.error.removeprefix("layer nan: "), "exit_code": 2}
+    assert not (tmp_path / "out" / "nan").exists()
+
+    failures = [NothingFits("too tall"), VerificationFailed("other numbers")]
+    monkeypatch.setattr(jobs, "tune", lambda *_, **__: (_ for _ in ()).throw(failures.pop()))
+    save_file({"a": WEIGHTS, "b": WEIGHTS, "c": WEIGHTS * 2}, tmp_path / "all.safetensors")
+    answer = tune_model(tmp_path / "all.safetensors", "--quiet", "--json", out=tmp_path / "bad")
+    assert answer.status == 5
+    kinds = [layer["error"]["type"] for layer in json.loads(answer.out)["layers"]]
+    assert kinds == ["VerificationFailed", "VerificationFailed", "NothingFits"], "equal layers fail once"
+
+
+def test_a_folder_of_matrices(tune_model: Callable[..., Answer], tmp_path: Path) -> None:
+    folder = tmp_path / "layers.v1"
+    (folder / "more.npz").mkdir(parents=True)
+    np.save(folder / "fc10.npy", WEIGHTS)
+    np.save(folder / "fc9.npy", LAYERS["fc.1"])
+    (folder / "pattern.smtx").write_bytes(smtx(WEIGHTS))
+    (folder / "torn.npy").write_bytes(b"\x93NUMPY")
+    (folder / "torn2.safetensors").write_bytes(b"\xff" * 7)
+    save_file({"x.w": WEIGHTS, "x.v": WEIGHTS}, folder / "x.safetensors")
+    for ignored in ("config.json", ".hidden.npy", "README.md"):
+        (folder / ignored).write_text("{}")
+    answer = tune_model(folder, "--seed", 4, "--json", "--quiet")
+    assert answer.status == 2
+    assert len(answer.err.splitlines()) == 2
+    report = json.loads(answer.out)
+    assert report["model"] == "layers.v1"
+    assert [layer["name"] for layer in report["layers"]] == [
+        "fc9", "fc10", "pattern", "torn", "torn2", "x.v", "x.w",
+    ]  # fmt: skip
+    assert [layer["error"] is None for layer in report["layers"]] == [True, True, True, False, False, True, True]
+    assert artifact.read(tmp_path / "out" / "pattern").manifest["seed"] == 4
+
+
+def test_names_that_are_no_folders(tune_model: Callable[..., Answer], tmp_path: Path) -> None:
+    names = ["a/b", "report.json", "x" * 300, "", ".hidden", "ü", "-rf", "a b"]
+    save_file({name: draw(4, 8, density=0.5, seed=at) for at, name in enumerate(names)}, tmp_path / "net.safetensors")
+    answer = tune_model(tmp_path / "net.safetensors", "--json", "--quiet")
+    assert answer.status == 0, answer.err
+    report = json.loads(answer.out)
+    assert {layer["name"] for layer in report["layers"]} == set(names)
+    folders = {layer["folder"] for layer in report["layers"]}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == folders | {"report.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"net.safetensors", "out", "cache"}
+    save_file({"../up": WEIGHTS}, tmp_path / "evil.safetensors")
+    answer = tune_model(tmp_path / "evil.safetensors", "--quiet", out=tmp_path / "evil")
+    assert (answer.status, "could point outside" in answer.error) == (2, True)
+    assert not (tmp_path / "evil").exists()
+
+
+@given(st.text(max_size=120))
+@example("..")
+@example("report.JSON")
+@example("a\x00b")
+@example("\ud800")
+def test_a_folder_of_any_name(name: str) -> None:
+    folder = folder_of(name)
+    assert PurePosixPath(folder).parts == (folder,)
+    assert folder not in ("", ".", "..") and folder[0] not in ".-" and folder.lower() != "report.json"
+    assert len(folder.encode()) <= 100 and folder.isprintable() and folder.isascii() and "\\" not in folder
+    check_names([folder]) if folder != name else check_names([name])
+
+
+@given(st.lists(st.text(max_size=8), unique_by=str.lower, max_size=6))
+def test_different_names_have_different_folders(names: list[str]) -> None:
+    check_names(names)
+    assert len({folder_of(name).lower() for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["w", "w"], "two layers are called 'w'"),
+        (["W", "w"], "'W' and 'w' would have the same folder"),
+        (["a/b", folder_of("a/b")], "would have the same folder"),
+    ],
+)
+def test_layers_that_would_share_a_folder(names: list[str], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        check_names(names)
+
+
+def test_requests_that_are_refused_before_any_work(
+    tune_model: Callable[..., Answer], model: Path, tmp_path: Path, tunings: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "twins").mkdir()
+    np.save(tmp_path / "twins" / "w.npy", WEIGHTS)
+    shutil.copy(tmp_path / "twins" / "w.npy", tmp_path / "twins" / "w.mtx")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "thesis.tex").write_text("years")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "report.json").write_text('{"schema": 1')
+    np.save(tmp_path / "w.npy", WEIGHTS)
+    for wrong, says in (
+        ((tmp_path / "none",), "there is no such file"),
+        ((tmp_path / "empty",), "no matrix file lies in this folder"),
+        ((tmp_path / "twins",), "two layers are called 'w'"),
+        ((tmp_path / "w.npy",), "not a .safetensors file"),
+        ((Path("/dev/null"),), "device or pipe"),
+        ((model, "--emitter", "wasm"), "emitter 'wasm'"),
+        ((model, "--measure", "gpu"), "measure gpu: h200 is needed"),
+        ((model, "--n", 0), "n is 0: B must have"),
+        ((model, "--out", tmp_path / "file"), "is a file; name a folder"),
+        ((model, "--out", tmp_path / "file" / "below"), "is a file; name a folder"),
+        ((model, "--out", tmp_path / "held"), "holds something else than a model's kernels"),
+        ((model, "--out", tmp_path / "damaged"), "is no report of `lospmm tune-model`, or damaged"),
+    ):
+        answer = tune_model(*wrong, "--quiet")
+        assert (answer.status, answer.out) == (2, ""), answer
+        assert says in answer.error
+    assert not tunings
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "held" / "thesis.tex").read_text() == "years"
+
+
+def test_folders_of_others_are_left_alone(tune_model: Callable[..., Answer], model: Path, tmp_path: Path) -> None:
+    save_file({"other": WEIGHTS}, tmp_path / "other.safetensors")
+    assert tune_model(tmp_path / "other.safetensors", "--quiet").status == 0
+    refused = tune_model(model, "--quiet")
+    assert (refused.status, "holds the layer 'other', which this model does not have" in refused.error) == (2, True)
+    out = tmp_path / "mine"
+    assert tune_model(model, "--quiet", out=out).status == 0
+    shutil.rmtree(out / "fc.1")
+    (out / "fc.1").mkdir()
+    (out / "fc.1" / "notes").write_text("years")
+    answer = tune_model(model, "--quiet", out=out)
+    assert (answer.status, "layer fc.1: " in answer.error) == (2, True)
+    assert "holds something else than a kernel" in answer.error
+    assert (out / "fc.1" / "notes").read_text() == "years"
+    assert artifact.read(out / "fc.2")
+
+
+def test_a_full_disk(
+    tune_model: Callable[..., Answer], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First for a layer and then for the report: what was there before stays whole."""
+    assert tune_model(model, "--quiet").status == 0
+    before = (tmp_path / "out" / "report.json").read_bytes()
+    write_bytes, write_text = Path.write_bytes, Path.write_text
+
+    def full(path: Path, content: Any, *more: Any) -> int:
+        if ".lospmm-" in str(path) or ".report-" in path.name:
+            (write_bytes if isinstance(content, bytes) else write_text)(path, content[: len(content) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return (write_bytes if isinstance(content, bytes) else write_text)(path, content, *more)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    answer = tune_model(model, "--quiet", n=40)
+    assert answer.status == 4
+    assert answer.err.count("cannot be written: No space left on device") == 4
+    monkeypatch.setattr(Path, "write_text", full)
+    answer = tune_model(model, "--quiet", n=41)
+    assert (answer.status, answer.error) == (4, f"{tmp_path / 'out'}: cannot be written: No space left on device")
+    monkeypatch.undo()
+    assert all(artifact.read(tmp_path / "out" / name).manifest["n"] == 32 for name in inodes(tmp_path / "out"))
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+    assert len(json.loads(before)["layers"]) == len(report_in(tmp_path / "out")["layers"])
+
+
+def test_what_a_killed_writer_left_is_removed(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for age, name in ((0, "0" * 16), (3600, "1" * 16)):
+        (out / f".report-{name}").write_text("{")
+        os.utime(out / f".report-{name}", (out.stat().st_mtime - age,) * 2)
+    folder = batch.ModelFolder(out, batch.Batch(open_model(model), 4, "h200"), lambda _layer: None)
+    folder._write()
+    assert {path.name for path in out.iterdir()} == {"report.json", f".report-{'0' * 16}"}
+
+
+def test_a_process(model: Path, tmp_path: Path) -> None:
+    answer = process("tune-model", model, "--n", 8, *H200, "--out", tmp_path / "out", "--json")
+    assert answer.status == 0, answer.err
+    assert json.loads(answer.out)["layers"][3]["name"] == "fc.2"

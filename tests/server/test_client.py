@@ -1,0 +1,235 @@
+"""The client against a real ``lospmm serve``: the same kernels, files and errors as without one."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+import lospmm
+from lospmm import connection, jobs, remote
+from lospmm.artifact import MANIFEST_FILE, MATRIX_FILE, SPACE_FILE
+from lospmm.client import Client
+from lospmm.connection import Gone
+from lospmm.errors import BadMatrix, BadRequest, BadSettings, LospmmError, ServiceFault, Unsupported
+from lospmm.matrix import from_dense
+from lospmm.remote import Problem
+from lospmm_server import keys, problems
+from lospmm_server.database import open_database
+from tests.core.files import smtx
+from tests.docs.pages import DOCS, blocks
+from tests.server.client_tools import client_of, free_port, is_listening, patiently
+from tests.server.conftest import weights
+from tests.server.processes import SERVE, client_at, serving
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with serving(tmp_path) as (_, port), client_of(port) as client:
+        yield client
+
+
+def test_a_kernel_is_the_one_of_the_service_byte_for_byte(client: Client, tmp_path: Path) -> None:
+    kernel = client.tune(weights(), 64, device="h200")
+    (job,) = client.jobs()
+    there = jobs.find(job.id, jobs.open_store())
+    assert there is not None
+    assert kernel.artifact.files == there.files
+    assert {MATRIX_FILE, SPACE_FILE} <= set(there.files)
+    assert kernel.manifest == json.loads(there.files[MANIFEST_FILE])
+    kernel.save(tmp_path / "kernel")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "kernel").iterdir()} == dict(there.files)
+    b = np.random.default_rng(0).standard_normal((24, 64)).astype(np.float32)
+    assert np.allclose(lospmm.load(tmp_path / "kernel").run_on_cpu(b), weights() @ b, atol=1e-4)
+    assert client.tune(from_dense(weights()), np.int64(64), device="h200").artifact.files == there.files
+    assert len(list(client.jobs())) == 1
+    assert client.kernel(job.id).artifact == kernel.artifact
+
+
+def test_a_pattern_is_posted_as_one(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "w.smtx").write_bytes(smtx(weights()))
+    local = lospmm.tune(tmp_path / "w.smtx", n=32, device="h200", seed=3)
+    kernel = client.tune(tmp_path / "w.smtx", 32, device="h200", seed=3)
+    assert (kernel.manifest["values"], kernel.manifest["seed"]) == ("drawn", 3)
+    assert kernel.artifact.files == local.artifact.files  # found in the cache, under the same digest
+
+
+def test_options_of_the_service(client: Client) -> None:
+    kernel = client.tune(weights(), 16, device="a100", emitter="ptx", verify="none", shortlist_size=10)
+    assert (kernel.manifest["emitter"], kernel.manifest["verified"]) == ("ptx", None)
+    with pytest.raises(Unsupported, match="shortlist_size 3: a service decides that itself"):
+        client.tune(weights(), 16, shortlist_size=3)
+    with pytest.raises(BadRequest, match="unknown device 'h2000'"):
+        client.tune(weights(), 16, device="h2000")
+    with pytest.raises(BadRequest, match="query n: Input should be greater"):
+        client.tune(weights(), 0, device="h200")
+    with pytest.raises(Unsupported, match="CUDA 12 toolkit"):
+        client.tune(weights(), 16, device="v100")
+    with pytest.raises(BadRequest, match="is not the id"):
+        client.job("../../etc/passwd")
+    with pytest.raises(Gone, match="no kernel of this digest"):
+        client.kernel("0" * 64)
+
+
+def test_every_page_of_jobs(client: Client) -> None:
+    for n in range(1, 4):
+        client.tune(weights(), n, device="h200")
+    ask, pages = client._connection.ask, []
+
+    def short_pages(method: str, path: str, **request: Any) -> httpx2.Response:
+        pages.append(path)
+        return ask(method, path, **{**request, "params": {**request["params"], "limit": 1}})
+
+    client._connection.ask = short_pages  # type: ignore[method-assign]
+    assert len({job.id for job in client.jobs("succeeded")}) == 3
+    assert len(pages) == 4
+    assert not list(client.jobs("failed"))
+
+
+def test_a_model_whose_bad_layers_fail_alone(client: Client) -> None:
+    told: list[tuple[str, str, int, int]] = []
+    layers = {
+        "blocks/0/w": weights(1),
+        "..": weights(2),
+        "same": weights(1),
+        "nan": np.full((4, 4), np.nan),
+        "": weights(3),
+        "x" * 300: weights(4),
+        "flat": np.ones(4),
+    }
+    found = client.tune_model(layers, 64, device="h200", progress=lambda *step: told.append(step))
+    assert [layer.name for layer in found] == list(layers)
+    failed = {layer.name: layer.error for layer in found if layer.error is not None}
+    assert failed.keys() == {"nan", "flat"}
+    assert all(isinstance(error, BadMatrix) for error in failed.values())
+    for layer in found:
+        if layer.error is None:
+            assert layer.kernel.manifest["fingerprint"] == from_dense(layers[layer.name]).fingerprint
+            assert (layer.name, "succeeded", 1, 1) in told
+    assert found[0].digest == found[2].digest
+    assert client.tune_model({"nan": layers["nan"]}, 64, device="h200")[0].kernel is None
+    for wrong, says in (({}, "no layers"), ({1: weights()}, "is not the name of a layer")):
+        with pytest.raises(BadRequest, match=says):
+            client.tune_model(wrong, 64, device="h200")
+
+
+def test_a_layer_that_the_service_refuses_is_named(
+    tmp_path: Path, set_environment: Callable[[str, object], None]
+) -> None:
+    set_environment("LOSPMM_MAX_NONZEROS", 100)
+    with serving(tmp_path) as (_, port):
+        set_environment("LOSPMM_MAX_NONZEROS", 4000)  # more than the service takes
+        with client_of(port) as client:
+            large = np.ones((40, 40), np.float32)
+            small, refused = client.tune_model({"small": weights(), "large": large}, 64, device="h200")
+    assert small.kernel is not None
+    assert isinstance(refused.error, BadMatrix) and "1600 nonzeros, more than the 100" in str(refused.error)
+
+
+def test_addresses_and_keys_that_are_none() -> None:
+    for url, says in (
+        ("localhost:8000", "must begin with http"),
+        ("ftp://host", "must begin with http"),
+        ("http://", "name a host"),
+        ("http://user:secret@host", "holds a password"),
+        ("http://host/?a=b", "leave out what follows"),
+        ("http://host:port", "address of the service"),
+    ):
+        with pytest.raises(BadRequest, match=says) as refused:
+            Client(url)
+        assert "secret" not in str(refused.value)
+    for key in ("", "a b", "a\nb", "ß", "x" * 300):
+        with pytest.raises(BadRequest, match="API key") as refused:
+            Client("http://host", key)
+        assert not key or key not in str(refused.value)
+
+
+def test_nobody_at_the_address_and_somebody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.3)
+    with client_of(free_port()) as client, pytest.raises(ServiceFault, match=r"refused; tried for 0\.3 s"):
+        client.tune(weights(), 64, device="h200")
+    port = free_port()
+    pages = subprocess.Popen(
+        [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        (tmp_path / "v1").mkdir()
+        (tmp_path / "v1" / "jobs").write_text("<html>")
+        patiently(lambda: is_listening(port))
+        with client_of(port) as client:
+            with pytest.raises(ServiceFault, match=r"answered 501.*"):
+                client.tune(weights(), 64, device="h200")
+            with pytest.raises(ServiceFault, match=r"not as a service of lospmm does.*is the address right\?"):
+                next(client.jobs())
+    finally:
+        pages.kill()
+        pages.wait()
+
+
+def test_a_key(tmp_path: Path) -> None:
+    database = open_database()
+    database.migrate()
+    key = keys.add(database, "team")
+    database.close()
+    with serving(tmp_path, (*SERVE, "--host", "0.0.0.0")) as (_, port):
+        for wrong in (None, "x" * 20):
+            with client_of(port, key=wrong) as client, pytest.raises(BadRequest, match="API key"):
+                client.tune(weights(), 64, device="h200")
+        with client_of(port, key=key) as client:
+            assert client.tune(weights(), 64, device="h200").manifest["n"] == 64
+
+
+@pytest.mark.parametrize("error", problems.ERRORS)
+def test_problems_become_the_errors_that_they_were(error: type[LospmmError]) -> None:
+    kind = problems.ERRORS[error]
+    found = remote.error_of(Problem(f"/problems/{kind.name}", "why"), "http://there")
+    assert str(found) == "http://there: why"
+    is_core = error.__module__ == "lospmm.errors" and error is not BadSettings  # which means the service's own
+    if is_core:
+        assert type(found) is error
+    else:
+        assert type(found) is ServiceFault
+
+
+def test_refusals_by_status_are_of_the_request() -> None:
+    for kind in (*problems.STATUSES.values(), problems.BAD_PARAMETER, problems.INTERNAL):
+        expected = ServiceFault if kind.status >= 500 else BadRequest
+        assert type(remote.error_of(Problem(f"/problems/{kind.name}", "why"), "there")) is expected, kind
+
+
+def test_the_client_needs_no_web_framework() -> None:
+    code = "import sys, lospmm.client; print({'fastapi', 'starlette', 'uvicorn', 'sqlalchemy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_the_example_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (text,) = (block.text for block in blocks((DOCS / "library.md").read_text()) if "lospmm.client" in block.text)
+    with serving(tmp_path) as (_, port):
+        variables: dict[str, Any] = {}
+        exec(text.replace("localhost:8000", f"127.0.0.1:{port}"), variables)
+        kernel = variables["tune_there"](weights(), {"fc": weights(), "bad": np.ones(3)})
+    assert kernel.manifest["n"] == 200
+    assert capsys.readouterr().out.startswith("fc <Kernel lospmm_16x24_n200_")
+
+
+def test_the_files_have_routes(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, port), client_of(port) as client, client_at(port) as plain:
+        kernel = client.tune(weights(), 64, device="h200")
+        links = plain.get(f"/v1/kernels/{next(client.jobs()).id}").json()["links"]
+        matrix, space = plain.get(links["matrix"]), plain.get(links["space"])
+        assert (matrix.content, space.content) == tuple(
+            kernel.artifact.files[name] for name in (MATRIX_FILE, SPACE_FILE)
+        )
+        assert matrix.headers["content-disposition"].endswith('.npz"')
+        assert space.headers["content-type"] == "application/json"
+        for answer in (matrix, space):
+            assert answer.headers["etag"] == f'"{hashlib.sha256(answer.content).hexdigest()}"'
+            again = plain.get(answer.request.url.path, headers={"If-None-Match": answer.headers["etag"]})
+            assert again.status_code == 304

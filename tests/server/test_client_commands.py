@@ -1,0 +1,185 @@
+"""``lospmm tune --server`` and ``tune-model --server`` against a real service."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from lospmm import artifact, jobs
+from lospmm.client import Client
+from lospmm.store import Store
+from lospmm_server import keys
+from lospmm_server.database import open_database
+from tests.cli.command import COMMAND, H200, Answer, process
+from tests.server.client_tools import free_port, patiently, serve_at
+from tests.server.conftest import SlowToolkit, weights
+from tests.server.processes import SERVE, serving
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    with serving(tmp_path) as (_, port):
+        yield port
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    np.save(tmp_path / "w.npy", weights())
+    return tmp_path / "w.npy"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    layers = {"a": weights(1), "b/c": weights(2), "same": weights(1), "nan": np.full((2, 2), np.nan, np.float32)}
+    save_file(layers, tmp_path / "net.safetensors")
+    return tmp_path / "net.safetensors"
+
+
+def tuned(*arguments: object, cache: Path, **variables: str) -> Answer:
+    """A command whose own cache is another than the service's."""
+    environment = {**os.environ, "LOSPMM_CACHE_DIR": str(cache), **variables}
+    return process(*arguments, *H200, env=environment)
+
+
+def test_tune_by_a_service(port: int, matrix: Path, tmp_path: Path) -> None:
+    address, cache = f"http://127.0.0.1:{port}", tmp_path / "own"
+    done = tuned("tune", matrix, "--n", 16, "--server", address, "--out", tmp_path / "k", "--json", cache=cache)
+    assert done.status == 0, done.err
+    kernel = artifact.read(tmp_path / "k")
+    assert json.loads(done.out) == kernel.manifest
+    with Client(address) as client:
+        (job,) = client.jobs()
+    assert jobs.find(job.id, jobs.open_store()) == kernel
+    assert not cache.exists(), "nothing was done here"
+    again = tuned("tune", matrix, "--n", 16, "--out", tmp_path / "k2", "--quiet", cache=cache, LOSPMM_SERVER=address)
+    assert (again.status, again.err) == (0, "")
+    assert artifact.read(tmp_path / "k2") == kernel
+    local = tuned("tune", matrix, "--n", 16, "--server", "", "--out", tmp_path / "k3", cache=cache, LOSPMM_SERVER="x")
+    assert local.status == 0 and list(Store(cache).entries())
+
+
+def test_what_a_service_refuses(port: int, matrix: Path, tmp_path: Path) -> None:
+    address = ("--server", f"http://127.0.0.1:{port}")
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "thesis.tex").write_text("years")
+    for more, says in (
+        (("--measure", "none"), "measure 'none': a service decides that itself"),
+        (("--verify", "gpu"), "verify gpu: h200 is needed"),
+        (("--device", "gpu.toml"), "unknown device 'gpu.toml'"),
+        (("--server", "localhost"), "must begin with http"),
+        (("--key", "a b"), "the API key is not one"),
+        (("--out", tmp_path / "held"), "holds something else than a kernel"),
+    ):
+        command = ("tune", matrix, "--n", 16, *H200, "--out", tmp_path / "k", *address, *more)
+        answer = process(*command)
+        assert (answer.status, says in answer.error) == (2, True), answer.err
+    assert not (tmp_path / "k").exists()
+
+
+def test_nobody_there_and_no_key(matrix: Path, tmp_path: Path) -> None:
+    here = ("tune", matrix, "--n", 16, *H200, "--out", tmp_path / "k", "--json", "--quiet", "--server")
+    nobody = process(*here, f"http://127.0.0.1:{free_port()}")
+    assert (nobody.status, json.loads(nobody.out)["error"]["type"]) == (4, "ServiceFault")
+    database = open_database()
+    database.migrate()
+    key = keys.add(database, "team")
+    database.close()
+    with serving(tmp_path, (*SERVE, "--host", "0.0.0.0")) as (_, port):
+        refused = process(*here, f"http://127.0.0.1:{port}")
+        assert (refused.status, "API key" in refused.error) == (2, True)
+        assert process(*here, f"http://127.0.0.1:{port}", env={**os.environ, "LOSPMM_KEY": key}).status == 0
+        assert process(*here, f"http://127.0.0.1:{port}", "--key", key).status == 0
+
+
+def test_a_model_by_a_service(port: int, model: Path, tmp_path: Path) -> None:
+    out, address = tmp_path / "kernels", ("--server", f"http://127.0.0.1:{port}")
+    command = ("tune-model", model, "--n", 16, *address, "--out", out)
+    first = tuned(*command, cache=tmp_path / "own")
+    assert first.status == 2
+    assert "error: layer nan: net.safetensors: row 0, column 0: nan is not a finite float32\n" in first.err
+    assert "b/c: succeeded\n" in first.err
+    layers = {layer["name"]: layer for layer in json.loads((out / "report.json").read_text())["layers"]}
+    assert list(layers) == ["a", "b/c", "nan", "same"]
+    store = jobs.open_store()
+    for name in ("a", "b/c", "same"):
+        assert artifact.read(out / layers[name]["folder"]) == jobs.find(layers[name]["digest"], store)
+    assert layers["a"]["digest"] == layers["same"]["digest"]
+    before = {path: path.stat().st_ino for path in out.iterdir() if path.is_dir()}
+    (out / "a" / "kernel.cubin").write_bytes(b"damaged")
+    second = tuned(*command, "--json", "--quiet", cache=tmp_path / "own")
+    assert second.status == 2
+    assert {layer["name"]: layer for layer in json.loads(second.out)["layers"]} == layers
+    assert {path.name for path in before if path.stat().st_ino != before[path]} == {"a"}
+    assert artifact.read(out / "a")
+
+
+def test_a_model_whose_service_is_killed_meanwhile(
+    model: Path, tmp_path: Path, slow_toolkit: SlowToolkit, set_environment: Callable[[str, object], None]
+) -> None:
+    set_environment("LOSPMM_WORKERS", 1)
+    port, lines = free_port(), []
+    address = f"http://127.0.0.1:{port}"
+    command = (
+        "tune-model",
+        model,
+        "--n",
+        "16",
+        *H200,
+        "--emitter",
+        "ptx",
+        "--server",
+        address,
+        "--out",
+        tmp_path / "k",
+    )
+    with (
+        serving(tmp_path, serve_at(port)) as (server, _),
+        subprocess.Popen(
+            [*COMMAND, *map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as client,
+    ):
+        assert client.stderr is not None and client.stdout is not None
+        reader = threading.Thread(target=lambda: lines.extend(client.stderr))
+        reader.start()
+        patiently(lambda: slow_toolkit.compilations)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        patiently(lambda: any(line.startswith(f"waiting for {address}: ") for line in lines))
+        slow_toolkit.gate.touch()
+        with serving(tmp_path, serve_at(port)):
+            assert client.wait(60) == 2
+        reader.join()
+        assert [line.split()[0] for line in client.stdout.read().splitlines()] == [
+            "layer",
+            "a",
+            "b/c",
+            "nan",
+            "same",
+        ]
+    assert "a: running\n" in lines and "b/c: succeeded\n" in lines
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_stopped_leaves_its_job(
+    matrix: Path, tmp_path: Path, slow_toolkit: SlowToolkit, ending: signal.Signals
+) -> None:
+    with serving(tmp_path) as (_, port):
+        address = f"http://127.0.0.1:{port}"
+        command = ("tune", matrix, "--n", "16", *H200, "--emitter", "ptx", "--server", address, "--out", tmp_path / "k")
+        with subprocess.Popen([*COMMAND, *map(str, command)], stderr=subprocess.DEVNULL) as stopped:
+            patiently(lambda: slow_toolkit.compilations)
+            stopped.send_signal(ending)
+            assert stopped.wait(10) == 128 + ending
+        assert not (tmp_path / "k").exists()
+        slow_toolkit.gate.touch()
+        assert process(*command).status == 0
+        with Client(address) as client:
+            (job,) = client.jobs()
+            assert job.attempts == 1

@@ -1,0 +1,23 @@
+"""schemathesis against the OpenAPI of a real server, for seconds; ``benchmarks.service fuzz`` does it for minutes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.service import FUZZED
+from benchmarks.serving.fuzz import fuzz
+from lospmm_server.app import ROUTERS
+from tests.server.processes import serving
+
+SECONDS = 15
+
+
+def test_no_unexpected_answer(tmp_path: Path, set_environment: Callable[[str, object], None]) -> None:
+    for name, value in FUZZED.items():
+        set_environment(name, value)
+    with serving(tmp_path) as (server, port):
+        report = fuzz(port, tmp_path, examples=10, seed=0, seconds=SECONDS)
+        assert server.poll() is None
+    assert report.failures == []
+    assert report.tested == report.operations == sum(len(router.routes) for router in ROUTERS)
+    assert report.requests > 200
+    assert report.accepted > 0
