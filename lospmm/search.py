@@ -2,8 +2,8 @@
 
 space -> constraints -> schedules -> ranker -> shortlist -> trials -> choice
 
-Without a GPU the choice is the ranker's first. With one the shortlist is timed, and then, as long as that finds
-something faster, the neighbours of the fastest.
+Without a GPU the choice is the ranker's first. With one the shortlist is timed, and then the neighbours of the fastest,
+and of the next fastest, as long as that finds something faster.
 """
 
 import time
@@ -21,9 +21,11 @@ from lospmm.reorder import regroup
 from lospmm.space import Space, explore, neighbours, widen
 from lospmm.stages import Stages
 
-#: How often the neighbours of the fastest candidate are timed at most, and how many of them each time.
-ROUNDS = 6
+#: How often neighbours of a candidate are timed at most, how many of them each time, and how often in a row in vain:
+#: times of one kernel differ by several percent, so that the fastest is not always the one to go on from.
+ROUNDS = 8
 NEIGHBOURS = 12
+PATIENCE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def search(
         # As many tiles of as many columns differ little in time, whatever the rows of a tile.
         tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
         kinds = np.stack((tiles, candidates.cols, candidates.split_k), axis=1)
-        best = [Scored(candidates[at], float(scores[at])) for at in shortlist(scores, shortlist_size, kinds)]
+        chosen = shortlist(scores, shortlist_size, kinds, candidates.split_k)
+        best = [Scored(candidates[at], float(scores[at])) for at in chosen]
     return Choice(best[0].candidate, space, tuple(best))
 
 
@@ -94,26 +97,32 @@ def choose_by_time(
     locksteps: Sequence[int] = (0,),
     budget_seconds: float | None = None,
 ) -> Choice:
-    """``choice`` with the fastest of its shortlist, and of the neighbours of what was fastest, as its winner.
+    """``choice`` with the fastest of its shortlist, and of the neighbours of what was fast, as its winner.
 
-    Candidates are timed until none of the neighbours is faster, ROUNDS are over or ``budget_seconds`` have passed; one
-    is always timed. Raises GpuFault where none of them ran.
+    Each round goes on from the fastest candidate that none has gone on from. The last one is over when PATIENCE rounds
+    in a row have found nothing faster, after ROUNDS, or once ``budget_seconds`` have passed; one candidate is always
+    timed. Raises GpuFault where none of them ran.
     """
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     timed: list[Trialled] = []
     batch = list(choice.shortlist)
+    fastest: Trialled | None = None
+    left: set[tuple[TileSize, Schedule]] = set()
+    vain = 0
     for _ in range(ROUNDS + 1):
-        before = _fastest(timed)
         timed += _timed(batch, trials, deadline, first=not timed)
-        fastest = _fastest(timed)
-        if fastest is None:
+        ran = sorted((trial for trial in timed if trial.measurement.timing is not None), key=lambda trial: trial.micros)
+        if not ran:
             raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
-        if fastest is before or (deadline is not None and time.monotonic() >= deadline):
+        vain = vain + 1 if ran[0] is fastest else 0
+        fastest = ran[0]
+        start = next((trial for trial in ran if _key(trial.candidate) not in left), None)
+        if start is None or vain == PATIENCE or (deadline is not None and time.monotonic() >= deadline):
             break
-        batch = _unseen(problem, choice.space, ranker, timed, fastest.candidate, locksteps)
-    winner = _fastest(timed)
-    assert winner is not None
-    return replace(choice, winner=winner.candidate, trials=tuple(timed))
+        left.add(_key(start.candidate))
+        batch = _unseen(problem, choice.space, ranker, timed, start.candidate, locksteps)
+    assert fastest is not None
+    return replace(choice, winner=fastest.candidate, trials=tuple(timed))
 
 
 def _timed(batch: Sequence[Scored], trials: Trials, deadline: float | None, *, first: bool) -> Iterator[Trialled]:
@@ -123,11 +132,6 @@ def _timed(batch: Sequence[Scored], trials: Trials, deadline: float | None, *, f
         first = first and measurement.timing is None
         if deadline is not None and time.monotonic() >= deadline and not first:
             return
-
-
-def _fastest(timed: Sequence[Trialled]) -> Trialled | None:
-    ran = [trial for trial in timed if trial.measurement.timing is not None]
-    return min(ran, key=lambda trial: trial.micros, default=None)
 
 
 def _unseen(

@@ -16,7 +16,7 @@ from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.model import COLUMN_GROUPS, SPLITS, Candidate, Problem, Schedule
-from lospmm.search import NEIGHBOURS, ROUNDS, Choice, Trials, choose_by_time, search
+from lospmm.search import NEIGHBOURS, PATIENCE, ROUNDS, Choice, Trials, choose_by_time, search
 from lospmm.space import PREFETCHES, neighbours
 from lospmm.stages import Stages
 from tests.core.test_space import random_matrix
@@ -107,12 +107,26 @@ def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -
     assert [key(c) for c in clock.asked[: len(CHOICE.shortlist)]] == [key(s.candidate) for s in CHOICE.shortlist]
 
 
-def test_it_stops_where_no_neighbour_is_faster() -> None:
+def test_it_stops_where_it_has_found_nothing_faster_for_a_while() -> None:
     first = key(CHOICE.shortlist[0].candidate)
     clock = Clock(lambda candidate: 1.0 if key(candidate) == first else 2.0)
     found = choose(clock)
     assert key(found.winner) == first
-    assert len(clock.asked) <= len(CHOICE.shortlist) + NEIGHBOURS
+    assert len(CHOICE.shortlist) < len(clock.asked) <= len(CHOICE.shortlist) + PATIENCE * NEIGHBOURS
+
+
+def test_it_goes_on_from_the_next_fastest() -> None:
+    """Where noise has put another first: what is faster still lies next to the second."""
+    first, second = (scored.candidate for scored in CHOICE.shortlist[:2])
+    beside = {key(c) for c in neighbours(PROBLEM, CHOICE.space, second, LOCKSTEPS)}
+    beside -= {key(c) for c in neighbours(PROBLEM, CHOICE.space, first, LOCKSTEPS)}
+    order = {key(first): 2.0, key(second): 2.1}
+    clock = Clock(lambda candidate: order.get(key(candidate), 1.0 if key(candidate) in beside else 3.0))
+    assert key(choose(clock).winner) in beside
+
+
+def test_the_shortlist_has_the_best_of_each_split() -> None:
+    assert {scored.candidate.schedule.split_k for scored in chosen_without(8).shortlist} == set(SPLITS)
 
 
 def test_kernels_that_fail_are_skipped() -> None:

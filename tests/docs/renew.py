@@ -7,7 +7,7 @@ run the commands and compare.
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.docs import code_traffic, kernels, machine_code, results, service, worked_example
+from tests.docs import code_traffic, kernels, machine_code, results, service, splits, worked_example
 from tests.docs.pages import DOCS, ROOT, with_region
 
 REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
@@ -19,6 +19,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     service.PAGE: service.REGIONS,
     DOCS / "decisions" / "0002-ptxas-at-level-1.md": {"levels": results.optimization_levels},
     DOCS / "decisions" / "0008-code-is-the-traffic.md": {"ablation": code_traffic.ablation},
+    DOCS / "decisions" / "0010-blocks-share-a-tile.md": {"splits": splits.fastest_by_split},
 }
 
 

@@ -66,11 +66,12 @@ def test_drawn_kernels_compute_what_the_oracle_does(
 
 
 @pytest.mark.parametrize("split_k", SPLITS)
-@pytest.mark.parametrize("n", [77, 1 << 20])
-def test_taller_tiles_send_more_than_a_scoreboard_counts(split_k: int, n: int) -> None:
+@pytest.mark.parametrize(("n", "prefetch"), [(77, 12), (77, 48), (1 << 20, 12)])
+def test_taller_tiles_send_more_than_a_scoreboard_counts(split_k: int, n: int, prefetch: int) -> None:
+    """With what is loaded before and collected after."""
     matrix = random_matrix(150, 96, 0.2, seed=split_k)
     problem = Problem(matrix, n, DEVICE)
-    schedule = Schedule(12, split_k=split_k)
+    schedule = Schedule(prefetch, split_k=split_k)
     program = lower(problem, Candidate(TileSize(150, 32), schedule, natural_order(matrix, 150)))
     assert program.slots > 63
     check(problem, program)

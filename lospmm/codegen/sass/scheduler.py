@@ -234,7 +234,8 @@ def _exchange(
         for first in np.flatnonzero(steps).tolist()
     ]
     since = np.arange(len(sends)) - np.maximum.accumulate(np.where(steps != 0, np.arange(len(sends)), 0))
-    _pause(form, sends[(since > 0) & (since % ADDRESSES_OUTSTANDING == 0)])
+    _pause(form, sends[since % ADDRESSES_OUTSTANDING == 0])  # at first for what loads have left on the scoreboard
+    _pause(form, met)  # what is collected may use it too
     return pieces
 
 
