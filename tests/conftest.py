@@ -10,10 +10,11 @@ import pytest
 from lospmm.settings import settings
 from lospmm.toolchain import discover
 
+# Machines are shared: how long an example takes is no test.
+hypothesis.settings.register_profile("here", deadline=None)
 # A change that fails in CI fails for whoever looks at it; new examples are for those who can follow them up.
-hypothesis.settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("ci")
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 @pytest.fixture(scope="session", autouse=True)

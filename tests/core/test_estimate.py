@@ -1,6 +1,5 @@
 """The order of candidates where nothing is measured, and the features that a rank model will see."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from lospmm.ranker import shortlist
 from lospmm.registers import forecast_registers
 from lospmm.reorder import regroup
 from lospmm.search import search
-from lospmm.space import widen
 from lospmm.stages import Stages
 
 H200 = DEVICES["h200"]
@@ -110,19 +108,6 @@ def test_the_estimate_of_many_is_that_of_each(found: list[Candidate], n: int, de
     problem = Problem(MATRIX, n, DEVICES[device])
     expected = [one_by_one(problem, candidate) for candidate in found]
     np.testing.assert_allclose(estimate_micros(problem, found), expected, rtol=1e-9)
-
-
-def test_a_whole_space_is_scored_in_50_ms() -> None:
-    problem = Problem(layer(768, 768, 0.9), 4096, H200)
-    space = search(problem, estimate_micros, 1, Stages(), lockstep=128, splits=SPLITS).space
-    candidates = widen(problem, space, 128)
-    assert len(candidates) > 50_000
-    seconds = []
-    for _ in range(7):  # the best of several: others use this machine too
-        started = time.perf_counter()
-        estimate_micros(problem, candidates)
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.05
 
 
 @pytest.mark.parametrize(

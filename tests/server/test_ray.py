@@ -117,7 +117,7 @@ def test_a_model_on_three_nodes_one_of_which_is_killed(
 
 
 def tasks() -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if process.name() == "ray::tune_there"]
+    return [process for process in psutil.process_iter(["name"]) if process.info["name"] == "ray::tune_there"]
 
 
 def test_a_job_that_kills_its_processes_is_given_up(
