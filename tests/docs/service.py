@@ -24,7 +24,8 @@ def _hostile(found: Record) -> Row:
     return (
         f"{found['uploads']:,} hostile uploads of {len(found['families'])} kinds in {found['seconds']:.0f} s",
         f"{refused}; {left:,} clients left first. Memory at most {found['peak_megabytes_before_large']} MB, "
-        f"{found['peak_megabytes']} MB with files of 255 MiB",
+        f"{found['peak_megabytes']} MB with files of 255 MiB, {found['peak_megabytes_with_largest_text']} MB with the "
+        "largest text",
     )
 
 
