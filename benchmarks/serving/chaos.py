@@ -133,8 +133,9 @@ def storm(plan: Plan, folder: Path) -> Record:
     database.close()
     deadline = time.monotonic() + END_SECONDS_OF_PROCESSES
     while left := _processes_of(folder):
-        assert time.monotonic() < deadline, [process.cmdline() for process in left]
+        assert time.monotonic() < deadline, [command_of(process) for process in left]
         time.sleep(0.1)
+    assert not list(_scratch(folder).iterdir()), "temporary files were left"
     return record
 
 

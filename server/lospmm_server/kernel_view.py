@@ -27,6 +27,7 @@ _CANDIDATE = {
     "prefetch": "prefetch",
     "column group": "column_group",
     "lockstep": "lockstep",
+    "split K": "split_k",
 }
 
 
