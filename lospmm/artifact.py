@@ -235,6 +235,7 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
         field = ".".join(str(part) for part in first["loc"])
         raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {field}: {first['msg']}") from None
     assert isinstance(manifest, dict)
+    manifest["tile"].setdefault("split_k", 1)  # kernels of before there were splits
     return manifest
 
 
