@@ -244,6 +244,10 @@ def siege(port: int, process: int, *, uploads: int, large: bool) -> list[Record]
     return [record]
 
 
+#: What the buffers of a connection surely hold: up to here a request is sent whole before its answer is read.
+UNREAD_BYTES = 1 << 16
+
+
 def refused(port: int, attacks: Sequence[Attack]) -> None:
     """All at once. Raises AssertionError as ``check`` does."""
     for attack, answer in zip(attacks, asyncio.run(_all_sent(port, attacks)), strict=True):
@@ -251,7 +255,13 @@ def refused(port: int, attacks: Sequence[Attack]) -> None:
 
 
 def check(attack: Attack, answer: Answer) -> None:
-    """Raises AssertionError unless it was refused as it is to be, with a reason of one line."""
+    """Raises AssertionError unless it was refused as it is to be, with a reason of one line.
+
+    A refusal may come before a long body was read. The connection then ends, and that may reach the client before the
+    answer does (docs/operations.md).
+    """
+    if answer.status == 0 and len(attack.request) > UNREAD_BYTES:
+        return
     assert answer.status in attack.statuses, (attack, attack.request[:300], answer)
     if not attack.is_parsed:
         return
