@@ -10,6 +10,8 @@ import typer
 
 from lospmm import __version__, artifact, jobs, readers
 from lospmm.bench import bench_artifact
+from lospmm.build import for_emitter
+from lospmm.codegen import check_target
 from lospmm.command_options import (
     BudgetOption,
     ColumnsOption,
@@ -29,14 +31,13 @@ from lospmm.command_options import (
     TrialsOption,
     VerifyOption,
     chosen_server,
-    say,
 )
 from lospmm.device import DeviceSpec, find_device
 from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.gpu.messages import CacheState
 from lospmm.model import Problem
-from lospmm.model_command import tune_model
-from lospmm.options import Options, is_experimental
+from lospmm.model_command import open_client, tune_model
+from lospmm.options import Options, is_experimental, splits_of
 from lospmm.progress import reported
 from lospmm.report import show_comparison, show_entries, show_manifest, show_space
 from lospmm.runtime.detect import detect_device
@@ -92,12 +93,9 @@ def tune(
         budget_seconds=budget,
     )
     if (address := chosen_server(server)) is not None:
-        from lospmm.client import Client  # HTTP takes a while to import
-
         artifact.check_target(out)
         more = {"device": device, "tensor": tensor, "seed": seed, **asdict(options)}
-        client = Client(address, key or settings().key, waits=say(quiet=quiet))
-        with client, reported(quiet=quiet) as progress:
+        with open_client(address, key, quiet=quiet) as client, reported(quiet=quiet) as progress:
             done = client.tune(matrix, n, progress=progress, **more).artifact
         artifact.write(done, out)
     else:
@@ -121,6 +119,7 @@ def space(
     matrix: MatrixArgument,
     n: ColumnsOption,
     device: DeviceOption = "auto",
+    emitter: EmitterOption = "auto",
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the space as Figure 3 does (.png .svg .pdf).")
     ] = None,
@@ -129,17 +128,25 @@ def space(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Count the tile sizes that each constraint removes, and those that are left."""
+    """Count the tile sizes that each constraint removes, and those that are left to `lospmm tune`."""
     _, problem = _problem(matrix, n, device, tensor, seed)
+    arch = problem.device.arch
+    language = Options(emitter=emitter).resolved(problem.device, None).emitter
+    check_target(language, arch)
     if plot is not None:
         from lospmm.plot import check_format, plot_space  # matplotlib takes longer to import than a space to explore
 
         check_format(plot)
     with reported(quiet=quiet) as progress:
-        found = explore_problem(problem, Stages(progress), workers=settings().workers)
+        found = explore_problem(
+            for_emitter(problem, language),
+            Stages(progress),
+            workers=settings().workers,
+            splits=splits_of(language, arch),
+        )
     if plot is not None:
         plot_space(problem, found, plot)
-    show_space(problem, found, as_json=as_json)
+    show_space(problem, language, found, as_json=as_json)
 
 
 @app.command()

@@ -31,6 +31,12 @@ def ceil_div(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
 
 
+def check_columns(n: int) -> None:
+    """Raise BadRequest for an ``n``, the columns of B, that no kernel takes."""
+    if not 1 <= n <= MAX_COLUMNS:
+        raise BadRequest(f"n is {n}: B must have from 1 to {MAX_COLUMNS} columns")
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """C = A x B on one GPU, with A known and B of ``n`` columns. Raises BadRequest for an n that no kernel takes."""
@@ -40,8 +46,7 @@ class Problem:
     device: DeviceSpec
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n <= MAX_COLUMNS:
-            raise BadRequest(f"n is {self.n}: B must have from 1 to {MAX_COLUMNS} columns")
+        check_columns(self.n)
 
 
 class TileSize(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,9 +30,8 @@ from lospmm.command_options import (
     say,
 )
 from lospmm.device import find_device
-from lospmm.errors import BadRequest
 from lospmm.layers import open_model
-from lospmm.model import MAX_COLUMNS, Problem
+from lospmm.model import Problem, check_columns
 from lospmm.model_report import LayerReport, table
 from lospmm.options import Options
 from lospmm.progress import reported
@@ -41,6 +40,9 @@ from lospmm.runtime.detect import detect_device, own_gpu
 from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.terminal import print_json, print_table
+
+if TYPE_CHECKING:
+    from lospmm.client import Client
 
 
 def tune_model(
@@ -75,18 +77,15 @@ def tune_model(
         shortlist_size=shortlist,
         budget_seconds=budget,
     )
-    if not 1 <= n <= MAX_COLUMNS:
-        raise BadRequest(f"n is {n}: B must have from 1 to {MAX_COLUMNS} columns")
+    check_columns(n)
     opened = open_model(model, seed=seed)
     batch = Batch(opened, n, device)
     address = chosen_server(server)
     if address is None:
         folder = _tuned_here(batch, options, out, seed=seed, quiet=quiet)
     else:
-        from lospmm.client import Client  # HTTP takes a while to import
-
         folder = ModelFolder(out, batch, _say_failure)
-        with Client(address, key or settings().key, waits=say(quiet=quiet)) as client:
+        with open_client(address, key, quiet=quiet) as client:
             results = client.each_layer(
                 opened,
                 n,
@@ -100,6 +99,13 @@ def tune_model(
     _show(folder, as_json=as_json)
     if folder.report.exit_code:
         raise typer.Exit(folder.report.exit_code)
+
+
+def open_client(address: str, key: str | None, *, quiet: bool) -> "Client":
+    """For the service at ``address``, with ``key`` or the key of the settings; what it waits for is said on stderr."""
+    from lospmm.client import Client  # HTTP takes a while to import
+
+    return Client(address, key or settings().key, waits=say(quiet=quiet))
 
 
 def _tuned_here(batch: Batch, options: Options, out: Path, *, seed: int, quiet: bool) -> ModelFolder:

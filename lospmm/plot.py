@@ -42,12 +42,12 @@ def plot_space(problem: Problem, space: Space, path: Path, winner: TileSize | No
     """Write a picture of the space; the suffix of ``path`` names the format. Raises BadRequest."""
     check_format(path)
     tiles = [verdict.tile for verdict in space.verdicts] + [survivor.tile for survivor in space.survivors]
-    widths = sorted({tile.cols for tile in tiles})
+    heights, widths = sorted({tile.rows for tile in tiles}), sorted({tile.cols for tile in tiles})
     matrix = problem.matrix
     with matplotlib.rc_context({"svg.hashsalt": "lospmm", "font.size": 11}):
         figure = Figure(figsize=(7, 6), layout="constrained")
         axes = figure.add_subplot()
-        _draw_cells(axes, _stage_numbers(space, widths))
+        _draw_cells(axes, _stage_numbers(space, heights, widths), heights)
         _label(axes, widths)
         axes.set_title(
             f"A {matrix.m} x {matrix.k}, {matrix.nnz:,} nonzeros;  B {matrix.k} x {problem.n:,};  "
@@ -63,21 +63,27 @@ def plot_space(problem: Problem, space: Space, path: Path, winner: TileSize | No
             raise BadRequest(f"--plot {path}: cannot be written: {error.strerror}") from None
 
 
-def _stage_numbers(space: Space, widths: list[int]) -> NDArray[np.int64]:
-    """The stage that removed each tile size, or the number of stages where none did: (rows of a tile, widths)."""
+def _stage_numbers(space: Space, heights: list[int], widths: list[int]) -> NDArray[np.int64]:
+    """The stage that removed each tile size, or the number of stages where none did: (heights, widths)."""
     stage_of = {constraint.name: constraint.stage for constraint in CONSTRAINTS}
-    stages, column = list(COLOURS), {width: index for index, width in enumerate(widths)}
-    cells = np.full((space.size // len(widths), len(widths)), len(stages))
+    stages, row, column = list(COLOURS), _places(heights), _places(widths)
+    cells = np.full((len(heights), len(widths)), len(stages))
     for verdict in space.verdicts:
-        cells[verdict.tile.rows - 1, column[verdict.tile.cols]] = stages.index(stage_of[verdict.constraint])
+        cells[row[verdict.tile.rows], column[verdict.tile.cols]] = stages.index(stage_of[verdict.constraint])
     return cells
 
 
-def _draw_cells(axes: Axes, cells: NDArray[np.int64]) -> None:
+def _places(values: list[int]) -> dict[int, int]:
+    return {value: index for index, value in enumerate(values)}
+
+
+def _draw_cells(axes: Axes, cells: NDArray[np.int64], heights: list[int]) -> None:
+    """Where M1 was named in steps, a cell is as high as the step."""
     height, width = cells.shape
+    step = heights[1] - heights[0] if height > 1 else 1
     axes.pcolormesh(
         np.arange(width + 1) - 0.5,
-        np.arange(height + 1) + 0.5,
+        np.array([*heights, heights[-1] + step]) - 0.5,
         cells,
         cmap=ListedColormap([*COLOURS.values(), SURVIVORS]),
         vmin=0,

@@ -66,9 +66,9 @@ def _group(column_group: int) -> str:
     return f"{count} column {'block' if column_group == 1 else 'blocks'} of a tile together"
 
 
-def show_space(problem: Problem, found: Space, *, as_json: bool) -> None:
+def show_space(problem: Problem, emitter: str, found: Space, *, as_json: bool) -> None:
     if as_json:
-        print_json(_space_object(problem, found))
+        print_json({**_space_object(problem, found), "emitter": emitter})
         return
     left = found.size
     rows = [("tile sizes", "", f"{left:,}")]

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.machine import PEER_BYTES
+from lospmm.ir import FLOAT_BYTES
 from lospmm.runtime.fault import Fault
-from lospmm.runtime.geometry import FLOAT_BYTES, Geometry, stray_access
+from lospmm.runtime.geometry import Geometry, stray_access
 
 #: Slot 0 of thread 0 in block 0: as an address in shared memory, and as a generic one. Their low words leave room for
 #: all blocks of a cluster, as the hardware's do: no sum of them carries. They differ, so that neither stands for both.

@@ -14,8 +14,6 @@ from lospmm.ir import KernelProgram, grid
 B_ADDRESS = 1 << 60
 C_ADDRESS = 1 << 61
 
-FLOAT_BYTES = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Geometry:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
 from lospmm.interpret import fused_multiply_add
-from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, FLOAT_BYTES, Geometry, refusal, stray_access
+from lospmm.ir import FLOAT_BYTES
+from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, Geometry, refusal, stray_access
 from lospmm.runtime.ptx_text import Address, Function, PtxError, parse
 
 #: One element per thread: uint32, uint64, float32 or bool.

@@ -23,9 +23,10 @@ from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.errors import ToolchainFault, VerificationFailed
 from lospmm.interpret import fused_multiply_add
+from lospmm.ir import FLOAT_BYTES
 from lospmm.runtime.cluster import cluster_of
 from lospmm.runtime.fault import Fault
-from lospmm.runtime.geometry import FLOAT_BYTES, Geometry
+from lospmm.runtime.geometry import Geometry
 from lospmm.runtime.hazards import Hazard, Hazards, Instruction, instructions
 from lospmm.runtime.warp import NOWHERE, WORD_BITS, WORD_MASK, Operand, Warp, at_entry
 

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import PT, RZ
 from lospmm.codegen.sass.machine import Entry
+from lospmm.ir import FLOAT_BYTES
 from lospmm.runtime.cluster import Block
 from lospmm.runtime.fault import Fault
-from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, FLOAT_BYTES, Geometry, stray_access
+from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, Geometry, stray_access
 
 #: What R255 is written to: nobody reads it.
 NOWHERE = 256

@@ -4,8 +4,11 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.sparse
 
+from lospmm.space import MAX_ROWS
 from tests.cli.command import H200, Command
 
 
@@ -39,6 +42,40 @@ def test_the_space_is_drawn(
     answer = lospmm_command("space", matrix, "--n", 300, *H200, "--plot", plot)
     assert answer.status == 0, answer.err
     assert plot.read_bytes().startswith(beginning)
+
+
+@pytest.fixture
+def tall_matrix(tmp_path: Path) -> Path:
+    """300 rows with a nonzero each: more than a tile can have."""
+    rows = np.arange(300)
+    path = tmp_path / "tall.npz"
+    scipy.sparse.save_npz(path, scipy.sparse.csr_matrix((np.ones(300, np.float32), (rows, rows % 64))))
+    return path
+
+
+def test_a_space_in_steps_is_drawn(
+    lospmm_command: Command, tmp_path: Path, tall_matrix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a matrix of very many rows M1 is named in steps; here, of fewer."""
+    monkeypatch.setattr("lospmm.space.MAX_COMPARISONS", 1e5)
+    plot = tmp_path / "space.svg"
+    answer = lospmm_command("space", tall_matrix, "--n", 64, *H200, "--plot", plot, "--json")
+    assert answer.status == 0, answer.err
+    assert json.loads(answer.out)["space"] == 2 * MAX_ROWS // 8
+    assert plot.read_bytes().startswith(b"<?xml")
+
+
+def test_the_space_is_that_of_the_emitter(lospmm_command: Command, tall_matrix: Path) -> None:
+    """As ``tune`` has it: machine code needs fewer registers, and several of its blocks may share a tile."""
+    found = {}
+    for emitter in ("auto", "sass", "ptx"):
+        answer = lospmm_command("space", tall_matrix, "--n", 32, *H200, "--emitter", emitter, "--json")
+        assert answer.status == 0, answer.err
+        found[emitter] = json.loads(answer.out)
+    assert found["auto"] == found["sass"]
+    assert found["ptx"]["emitter"] == "ptx"
+    assert found["ptx"]["after_registers"] < found["sass"]["after_registers"]
+    assert found["ptx"]["after_utilization"] < found["sass"]["after_utilization"]
 
 
 @pytest.mark.parametrize(
