@@ -2,12 +2,12 @@
 
     python -m benchmarks.service fuzz|hostile|crowd|rate|chaos|all [--out DIR]
 
-``fuzz``: schemathesis against the whole OpenAPI. ``hostile``: 10,000 uploads that are none, the server's memory beside
-them. ``crowd``: 200 clients at once post 40 matrices. ``rate``: kernels that are there, asked for as often as can be,
-and 1,000 times a second; the server and who asks share the machine. ``chaos``: 100 kills at random times while the 50
-layers of a model are tuned, on SQLite and on PostgreSQL. Each puts its lines into ``service.jsonl`` in place of its
-earlier ones, and ends with a table. Every one raises AssertionError, and writes nothing, where a promise is broken.
-``tests/server`` runs a short version of each.
+``fuzz``: schemathesis against the whole OpenAPI. ``hostile``: 10,000 uploads that are none, then the largest files,
+made to take the most memory, and the server's memory beside them. ``crowd``: 200 clients at once post 40 matrices.
+``rate``: kernels that are there, asked for as often as can be, and 1,000 times a second; the server and who asks share
+the machine. ``chaos``: 100 kills at random times while the 50 layers of a model are tuned, on SQLite and on PostgreSQL.
+Each puts its lines into ``service.jsonl`` in place of its earlier ones, and ends with a table. Every one raises
+AssertionError, and writes nothing, where a promise is broken. ``tests/server`` runs a short version of each.
 """
 
 import argparse
@@ -74,7 +74,9 @@ def run_fuzz() -> list[Record]:
 
 def run_hostile() -> list[Record]:
     with setting(**hostile.SETTINGS) as folder, serving(folder, (*SERVE, "--workers", "0")) as (server, port):
-        return hostile.siege(port, server.pid, uploads=UPLOADS, large=True)
+        records = hostile.siege(port, server.pid, uploads=UPLOADS)
+    with setting() as folder, serving(folder, (*SERVE, "--workers", "0")) as (server, port):
+        return records + hostile.largest(port, server.pid)
 
 
 def run_crowd() -> list[Record]:

@@ -86,22 +86,28 @@ def from_coo(
         )
     check_indices("row index", rows, 0, m - 1)
     check_indices("column index", cols, 0, k - 1)
-    # At most MAX_DIMENSION squared: far from the end of int64.
-    position = rows.astype(np.int64) * k + cols.astype(np.int64)
+    # At most MAX_DIMENSION squared: far from the end of int64. In place, since there may be millions.
+    position = rows.astype(np.int64)
+    position *= k
+    np.add(position, cols, out=position, casting="unsafe")
     if np.any(position[1:] <= position[:-1]):
         order = np.argsort(position, kind="stable")
         position, values = position[order], values[order]
+        del order
         twice = np.flatnonzero(position[1:] == position[:-1])
         if len(twice):
             row, col = divmod(int(position[twice[0]]), k)
             raise BadMatrix(f"the entry at row {row}, column {col} is given twice; sum or drop duplicates first")
     data = _finite_float32(values, position, k)
+    del values
     kept = data != 0
-    position, data = position[kept], data[kept]
-    row, col = np.divmod(position, k)
+    if not kept.all():
+        position, data = position[kept], data[kept]
+    indices = (position % k).astype(np.int32)
+    position //= k  # the row
     indptr = np.zeros(m + 1, dtype=np.int64)
-    np.cumsum(np.bincount(row, minlength=m), out=indptr[1:])
-    arrays = (indptr, col.astype(np.int32), data)
+    np.cumsum(np.bincount(position, minlength=m), out=indptr[1:])
+    arrays = (indptr, indices, data)
     for array in arrays:
         array.setflags(write=False)
     return SparseMatrix(m, k, *arrays)

@@ -12,17 +12,19 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.content import PIECE_BYTES, Content, give_back, pieces
 from lospmm.errors import BadMatrix
 from lospmm.matrix import SparseMatrix, check_indices, check_nonzeros, check_shape, expand_offsets, from_coo, from_csr
+from lospmm.nonzeros import nonzeros
 from lospmm.settings import settings
 
 Array = NDArray[Any]
-Content: TypeAlias = "bytes | memoryview[int]"
+Buffer: TypeAlias = Content | memoryview
 Arrays = Mapping[str, Array]
 
 MAGIC = b"\x93NUMPY"
@@ -38,10 +40,12 @@ _BEGINNING_BYTES = 12 + MAX_HEADER_BYTES
 INFLATION_FLOOR_BYTES = 1 << 20
 INFLATION_RATIO = 100
 
+_DIRECTORY_ENTRY = b"PK\x01\x02"
+
 _DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([^'"]*)['"]""")
 _FORTRAN = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([\d,\s]*)\)""")
-_DTYPE = re.compile(r"[<>|=]?(?:f[248]|[iu][1248]|b1|[SU]\d{1,3})")
+_DTYPE = re.compile(r"[<>|=]?(?:f[248]|[iu][1248]|b1|[SU][1-9]\d{0,2})")
 
 #: The header before the bytes of a member, of which only the lengths of its name and its extra field matter here.
 _LOCAL_HEADER = struct.Struct("<26x2H")
@@ -50,8 +54,8 @@ _LOCAL_HEADER = struct.Struct("<26x2H")
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
 
 
-def parse(content: Content) -> Array:
-    """The array of a ``.npy`` file, in native byte order, without a copy where the file has that order.
+def parse(content: Buffer) -> Array:
+    """The array of a ``.npy`` file, where it lies in the content, in the file's byte order.
 
     Raises BadMatrix unless the header is sound, the type is a plain number or text, and the bytes after the header
     are exactly what it promises.
@@ -68,11 +72,10 @@ def parse(content: Content) -> Array:
         raise BadMatrix(f"{fault}: the header promises {promised} bytes of values, {present} follow it; save it again")
     if promised == 0:
         return np.empty(shape, dtype)
-    flat = np.frombuffer(content, dtype, offset=start)
-    return flat.astype(dtype.newbyteorder("="), copy=False).reshape(shape, order="F" if fortran_order else "C")
+    return np.frombuffer(content, dtype, offset=start).reshape(shape, order="F" if fortran_order else "C")
 
 
-def read_npz(content: bytes) -> SparseMatrix:
+def read_npz(content: Content) -> SparseMatrix:
     """The matrix of a ``scipy.sparse.save_npz`` file, or of the arrays shape, indptr, indices and data (CSR)."""
     arrays = archive(content)
     layout = _text(arrays["format"]) if "format" in arrays else "csr"
@@ -83,20 +86,20 @@ def read_npz(content: bytes) -> SparseMatrix:
         raise BadMatrix(f"the shape holds integers, not {shape.dtype}")
     if shape.size > 2:
         raise BadMatrix(f"the shape has {shape.size} sides, a matrix has two")
-    return LAYOUTS[layout](check_shape(tuple(shape.tolist())), arrays)
+    return LAYOUTS[layout](check_shape(tuple(shape.tolist())), arrays, content)
 
 
-def archive(content: bytes) -> dict[str, Array]:
+def archive(content: Content) -> dict[str, Array]:
     """The arrays of an ``.npz`` file that a sparse matrix may need, by name without ``.npy``.
 
     Raises BadMatrix for a damaged or encrypted archive, too many members, a member named outside the archive, and
     one that inflates too far.
     """
     # Each member costs zipfile a directory entry with this signature, so this bounds its memory before it parses.
-    if content.count(b"PK\x01\x02") > MAX_MEMBERS:
+    if sum(piece.count(_DIRECTORY_ENTRY) for piece in pieces(content, 0, len(content))) > MAX_MEMBERS:
         raise BadMatrix(f"the archive has more than {MAX_MEMBERS} members; a sparse matrix needs six")
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as opened:
+        with zipfile.ZipFile(io.BufferedReader(_Opened(content))) as opened:
             members = opened.infolist()
             _check_members(members, len(content))
             return {
@@ -108,7 +111,33 @@ def archive(content: bytes) -> dict[str, Array]:
         raise BadMatrix(f"truncated or damaged archive ({_one_line(error)}); save or copy it again") from None
 
 
-def _header(content: Content) -> tuple[str, int]:
+class _Opened(io.RawIOBase):
+    """Content as a file."""
+
+    def __init__(self, content: Content) -> None:
+        self._content, self._at = content, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._content)}[whence]
+        if start + offset < 0:
+            raise OSError("a place before the beginning")
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._content[self._at : self._at + len(buffer)]
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+
+def _header(content: Buffer) -> tuple[str, int]:
     """The header's text and where the values start."""
     beginning = bytes(content[:_BEGINNING_BYTES])
     if not beginning.startswith(MAGIC):
@@ -172,28 +201,40 @@ def _check_members(members: list[zipfile.ZipInfo], archive_bytes: int) -> None:
         )
 
 
-def _member(opened: zipfile.ZipFile, member: zipfile.ZipInfo, archive_content: bytes) -> Array:
-    content: Content
+def _member(opened: zipfile.ZipFile, member: zipfile.ZipInfo, archive_content: Content) -> Array:
     with opened.open(member) as stream:  # which compares the two headers of the member
         if member.compress_type == zipfile.ZIP_STORED:
             content = _stored(member, archive_content)
         else:
-            content = stream.read(member.file_size)  # never more than the size that was checked, whatever follows
+            content = _inflated(stream, member.file_size, archive_content)
     try:
         return parse(content)
     except BadMatrix as error:
         raise BadMatrix(f"member {member.filename}: {error}") from None
 
 
-def _stored(member: zipfile.ZipInfo, archive_content: bytes) -> memoryview:
+def _inflated(stream: IO[bytes], size: int, archive_content: Content) -> memoryview:
+    """The bytes of a member, by the piece, never more than the ``size`` that was checked, whatever follows."""
+    content, filled = memoryview(bytearray(size)), 0
+    while piece := stream.read(min(PIECE_BYTES, size - filled)):
+        content[filled : filled + len(piece)] = piece
+        filled += len(piece)
+        give_back(archive_content)
+    return content[:filled]
+
+
+def _stored(member: zipfile.ZipInfo, archive_content: Content) -> memoryview:
     """The bytes of a member that is not compressed, where they are. Raises BadZipFile unless they have its checksum."""
     header = archive_content[member.header_offset : member.header_offset + _LOCAL_HEADER.size]
     name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
     start = member.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-    content = memoryview(archive_content)[start : start + member.file_size]
-    if zlib.crc32(content) != member.CRC:
+    end = min(start + member.file_size, len(archive_content))
+    checksum = 0
+    for piece in pieces(archive_content, start, end):
+        checksum = zlib.crc32(piece, checksum)
+    if checksum != member.CRC:
         raise zipfile.BadZipFile(f"Bad CRC-32 for file {member.filename!r}")
-    return content
+    return memoryview(archive_content)[start:end]
 
 
 def _stem(filename: str) -> str:
@@ -227,23 +268,41 @@ def _values(arrays: Arrays, *, dimensions: int) -> Array:
     values = _take(arrays, "data", dimensions=dimensions)
     if values.dtype.kind not in "fiub":
         raise BadMatrix(f"array 'data' holds {values.dtype}, not numbers")
-    check_nonzeros(int(np.count_nonzero(values)))
     return values
 
 
-def _csr(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
+def _entries(arrays: Arrays) -> Array:
+    """The values of entries that have a place each: no more than may be nonzeros, since each takes memory."""
     values = _values(arrays, dimensions=1)
-    return from_csr(shape, _take(arrays, "indptr", dimensions=1), _take(arrays, "indices", dimensions=1), values)
+    if len(values) > settings().max_nonzeros:
+        check_nonzeros(int(np.count_nonzero(values)))
+        raise BadMatrix(
+            f"{len(values)} entries, zeros among them, more than the {settings().max_nonzeros} that "
+            "LOSPMM_MAX_NONZEROS allows: call eliminate_zeros() and save it again"
+        )
+    return values
 
 
-def _csc(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
-    values, rows = _values(arrays, dimensions=1), _take(arrays, "indices", dimensions=1)
+def _csr(shape: tuple[int, int], arrays: Arrays, _content: Content) -> SparseMatrix:
+    values, cols = _entries(arrays), _take(arrays, "indices", dimensions=1)
+    _check_lengths(cols, values)
+    return from_csr(shape, _take(arrays, "indptr", dimensions=1), cols, values)
+
+
+def _csc(shape: tuple[int, int], arrays: Arrays, _content: Content) -> SparseMatrix:
+    values, rows = _entries(arrays), _take(arrays, "indices", dimensions=1)
+    _check_lengths(rows, values)
     cols = expand_offsets(_take(arrays, "indptr", dimensions=1), shape[1], len(rows))
     return from_coo(shape, rows, cols, values)
 
 
-def _coo(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
-    values = _values(arrays, dimensions=1)
+def _check_lengths(indices: Array, values: Array) -> None:
+    if len(indices) != len(values):
+        raise BadMatrix(f"{len(indices)} indices and {len(values)} values do not match")
+
+
+def _coo(shape: tuple[int, int], arrays: Arrays, _content: Content) -> SparseMatrix:
+    values = _entries(arrays)
     if "coords" in arrays:
         coords = _take(arrays, "coords", dimensions=2)
         if len(coords) != 2:
@@ -252,32 +311,43 @@ def _coo(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
     return from_coo(shape, _take(arrays, "row", dimensions=1), _take(arrays, "col", dimensions=1), values)
 
 
-def _bsr(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
+def _bsr(shape: tuple[int, int], arrays: Arrays, content: Content) -> SparseMatrix:
     """data (blocks, height, width); block b lies at block column indices[b] of the block row that indptr gives."""
     values, block_cols = _values(arrays, dimensions=3), _take(arrays, "indices", dimensions=1)
     blocks, height, width = values.shape
     if height == 0 or width == 0 or shape[0] % height or shape[1] % width or len(block_cols) != blocks:
         raise BadMatrix(f"{len(block_cols)} block indices and data of shape {values.shape} do not tile shape {shape}")
+    check_nonzeros(blocks)  # each is there for one at least
     check_indices("block column", block_cols, 0, shape[1] // width - 1)
     block_rows = expand_offsets(_take(arrays, "indptr", dimensions=1), shape[0] // height, blocks)
-    block, row, col = np.nonzero(values)
-    rows = block_rows[block] * height + row
-    return from_coo(shape, rows, block_cols.astype(np.int64)[block] * width + col, values[block, row, col])
+    if blocks == 0:
+        return from_coo(shape, block_cols, block_cols, values.reshape(-1))
+    (block, row, col), found = nonzeros(values, content)
+    row += block_rows[block] * height
+    col += block_cols.astype(np.int64)[block] * width
+    return from_coo(shape, row, col, found)
 
 
-def _dia(shape: tuple[int, int], arrays: Arrays) -> SparseMatrix:
+def _dia(shape: tuple[int, int], arrays: Arrays, content: Content) -> SparseMatrix:
     """data (diagonals, length): ``data[d, col]`` lies at row ``col - offsets[d]``; what falls outside is padding."""
     values, offsets = _values(arrays, dimensions=2), _take(arrays, "offsets", dimensions=1)
     if len(offsets) != len(values):
         raise BadMatrix(f"{len(offsets)} offsets for {len(values)} diagonals")
+    if len(offsets) >= sum(shape):
+        raise BadMatrix(f"{len(offsets)} diagonals, more than the {sum(shape) - 1} of a matrix of shape {shape}")
     check_indices("diagonal", offsets, 1 - shape[0], shape[1] - 1)
-    diagonal, cols = np.nonzero(values)
-    rows = cols - offsets.astype(np.int64)[diagonal]
+    if values.size == 0:
+        return from_coo(shape, offsets[:0], offsets[:0], values.reshape(-1))
+    (rows, cols), found = nonzeros(values, content)
+    np.subtract(cols, offsets.astype(np.int64)[rows], out=rows)  # which were the diagonals
     inside = (rows >= 0) & (rows < shape[0]) & (cols < shape[1])
-    return from_coo(shape, rows[inside], cols[inside], values[diagonal[inside], cols[inside]])
+    if not inside.all():
+        rows, cols, found = rows[inside], cols[inside], found[inside]
+    return from_coo(shape, rows, cols, found)
 
 
-LAYOUTS: dict[str, Callable[[tuple[int, int], Arrays], SparseMatrix]] = {
+#: What makes a matrix of a layout: its shape, the arrays, and the content that they lie in.
+LAYOUTS: dict[str, Callable[[tuple[int, int], Arrays, Content], SparseMatrix]] = {
     "csr": _csr,
     "csc": _csc,
     "coo": _coo,

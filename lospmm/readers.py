@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lospmm import matrix_text, npy
+from lospmm.content import Content
 from lospmm.errors import BadMatrix
-from lospmm.matrix import SparseMatrix, check_nonzeros, check_shape, from_dense
+from lospmm.matrix import SparseMatrix, check_shape, from_coo
+from lospmm.nonzeros import Decode, as_it_is, nonzeros
 from lospmm.settings import settings
 from lospmm.terminal import printable
 
@@ -53,7 +55,7 @@ def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
     return read_bytes(content, path.name, tensor=tensor, seed=seed)
 
 
-def read_bytes(content: bytes, name: str, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
+def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
     """The matrix in the bytes of a file called ``name``.
 
     ``tensor`` names the weight to take from a ``.safetensors`` that has several. ``seed`` draws the values of a
@@ -70,7 +72,7 @@ def read_bytes(content: bytes, name: str, *, tensor: str | None = None, seed: in
     return MatrixFile(_draw(matrix, seed) if values == "drawn" else matrix, values, name)
 
 
-def read_model(content: bytes, name: str) -> Iterator[tuple[str, MatrixFile | BadMatrix]]:
+def read_model(content: Content, name: str) -> Iterator[tuple[str, MatrixFile | BadMatrix]]:
     """Each weight of a ``.safetensors`` by its name, layer 2 before layer 10; or what is wrong with that one alone.
 
     Raises BadMatrix where the file cannot be read, or holds no weight.
@@ -79,17 +81,17 @@ def read_model(content: bytes, name: str) -> Iterator[tuple[str, MatrixFile | Ba
     weights = _weights(content, name)
     for tensor in sorted(weights, key=natural):  # the library gives them in any order
         try:
-            yield tensor, MatrixFile(_of_weight(weights.pop(tensor)), "stored", name)
+            yield tensor, MatrixFile(_of_weight(weights.pop(tensor), content), "stored", name)
         except BadMatrix as error:
             yield tensor, BadMatrix(f"{name}: {printable(str(error))}")
 
 
-def names_of_model(content: bytes, name: str) -> list[str]:
+def names_of_model(content: Content, name: str) -> list[str]:
     """The names that ``read_model`` gives, in its order. Raises BadMatrix as it does."""
     return sorted(_weights(content, _printable(name) or "model"), key=natural)
 
 
-def _weights(content: bytes, name: str) -> dict[str, dict[str, Any]]:
+def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
     try:
         _reader(content, name, None)
         if not is_model(content):
@@ -107,30 +109,30 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
-def is_model(content: bytes) -> bool:
+def is_model(content: Content) -> bool:
     """Whether these bytes begin as a ``.safetensors`` does, the only format that holds several matrices."""
     return _BEGINNINGS["safetensors"].match(content) is not None
 
 
-def _read_npy(content: bytes) -> tuple[SparseMatrix, Values]:
+def _read_npy(content: Content) -> tuple[SparseMatrix, Values]:
     """A dense array; its zeros are pruned."""
-    return _pruned(npy.parse(content)), "stored"
+    return _pruned(npy.parse(content), content), "stored"
 
 
-def _read_npz(content: bytes) -> tuple[SparseMatrix, Values]:
+def _read_npz(content: Content) -> tuple[SparseMatrix, Values]:
     return npy.read_npz(content), "stored"
 
 
-def _read_mtx(content: bytes) -> tuple[SparseMatrix, Values]:
+def _read_mtx(content: Content) -> tuple[SparseMatrix, Values]:
     matrix, is_pattern = matrix_text.read_mtx(content)
     return matrix, "drawn" if is_pattern else "stored"
 
 
-def _read_smtx(content: bytes) -> tuple[SparseMatrix, Values]:
+def _read_smtx(content: Content) -> tuple[SparseMatrix, Values]:
     return matrix_text.read_smtx(content), "drawn"
 
 
-def _read_safetensors(content: bytes, tensor: str | None = None) -> tuple[SparseMatrix, Values]:
+def _read_safetensors(content: Content, tensor: str | None = None) -> tuple[SparseMatrix, Values]:
     """One weight: a 2-D tensor as it is, a convolution's (out, in, height, width) as (out, in x height x width)."""
     weights = _tensors(content)
     eligible = sorted(name for name, weight in weights.items() if _is_weight(weight))
@@ -146,20 +148,23 @@ def _read_safetensors(content: bytes, tensor: str | None = None) -> tuple[Sparse
             f"tensor {tensor[:80]!r} is {weight['dtype']} of shape {str(weight['shape'])[:80]}; "
             f"a weight is {', '.join(_FLOATS)}, 2-D or 4-D: {_listed(eligible)}"
         )
-    return _of_weight(weight), "stored"
+    return _of_weight(weight, content), "stored"
 
 
-def _of_weight(weight: dict[str, Any]) -> SparseMatrix:
+def _of_weight(weight: dict[str, Any], content: Content) -> SparseMatrix:
     rows, *rest = weight["shape"]
     shape = check_shape((rows, math.prod(rest)))
     flat = np.frombuffer(weight["data"], _FLOATS[weight["dtype"]])
-    if weight["dtype"] == "BF16":  # the upper half of a float32
-        flat = (flat.astype(np.uint32) << 16).view(np.float32)
-    return _pruned(flat.reshape(shape))
+    return _pruned(flat.reshape(shape), content, _from_bf16 if weight["dtype"] == "BF16" else as_it_is)
+
+
+def _from_bf16(halves: NDArray[Any]) -> NDArray[Any]:
+    """The upper halves of float32."""
+    return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
 #: Format (a file's suffix without the dot) -> its bytes to the matrix and whether its values are to be drawn.
-READERS: dict[str, Callable[[bytes], tuple[SparseMatrix, Values]]] = {
+READERS: dict[str, Callable[[Content], tuple[SparseMatrix, Values]]] = {
     "npz": _read_npz,
     "npy": _read_npy,
     "mtx": _read_mtx,
@@ -184,7 +189,7 @@ _BEGINNINGS = {
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
 
 
-def _reader(content: bytes, name: str, tensor: str | None) -> Callable[[bytes], tuple[SparseMatrix, Values]]:
+def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Content], tuple[SparseMatrix, Values]]:
     """The reader for what the content is. Raises BadMatrix where the name claims another format."""
     limit = settings().max_upload_bytes
     if len(content) > limit:
@@ -206,7 +211,7 @@ def _reader(content: bytes, name: str, tensor: str | None) -> Callable[[bytes], 
     return partial(_read_safetensors, tensor=tensor)
 
 
-def _tensors(content: bytes) -> dict[str, dict[str, Any]]:
+def _tensors(content: Content) -> dict[str, dict[str, Any]]:
     """dtype, shape and data of each tensor by name, where they lie in the content: the library would copy them."""
     header_bytes = int.from_bytes(content[:8], "little")
     if header_bytes > min(_TENSOR_HEADER_BYTES, len(content) - 8):
@@ -228,7 +233,7 @@ def _tensors(content: bytes) -> dict[str, dict[str, Any]]:
     return tensors
 
 
-def _check_header(content: bytes, header_end: int) -> None:
+def _check_header(content: Content, header_end: int) -> None:
     """The library checks sizes and offsets: of a file with this header and as many bytes, which take no memory."""
     file = os.memfd_create("header")
     try:
@@ -252,9 +257,12 @@ def _listed(names: list[str]) -> str:
     return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
 
 
-def _pruned(weights: NDArray[Any]) -> SparseMatrix:
-    check_nonzeros(int(np.count_nonzero(weights)))
-    return from_dense(weights)
+def _pruned(weights: NDArray[Any], content: Content, decode: Decode = as_it_is) -> SparseMatrix:
+    if weights.ndim != 2:
+        raise BadMatrix(f"a matrix has two dimensions, this array has {weights.ndim}")
+    shape = check_shape(weights.shape)
+    (rows, cols), values = nonzeros(weights, content, decode)
+    return from_coo(shape, rows, cols, values)
 
 
 def _draw(pattern: SparseMatrix, seed: int) -> SparseMatrix:

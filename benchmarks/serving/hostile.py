@@ -4,9 +4,8 @@ import asyncio
 import re
 import threading
 import time
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +16,11 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
+from benchmarks.serving import large as large_files
 from benchmarks.serving import wire
-from benchmarks.serving.files import FAMILIES, SOUND, bomb
+from benchmarks.serving.files import FAMILIES, SOUND
 from benchmarks.serving.wire import Answer
-from tests.core.files import npy, npz, safetensors, tensor
+from lospmm_server.unread import READ_BYTES
 
 Record = dict[str, Any]
 
@@ -36,9 +36,8 @@ SAMPLE_SECONDS = 0.05
 AT_ONCE = 20
 SLOW = 100
 
-#: Megabytes of the largest files, just below LOSPMM_MAX_UPLOAD_BYTES, and how many of each are sent at a time.
-LARGE_MEGABYTES = 255
-LARGE_AT_ONCE = 3
+#: How many of each of the largest files are sent at a time.
+LARGE_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +174,11 @@ class Memory:
     def now(self) -> int:
         return self._read("VmRSS")
 
+    def restart(self) -> None:
+        """Forget the peak so far (Linux: 5 in clear_refs)."""
+        self.samples.clear()
+        Path(f"/proc/{self.process}/clear_refs").write_text("5")
+
     def sample(self) -> None:
         self.samples.append(self.now())
 
@@ -201,66 +205,71 @@ def sampled(process: int) -> Any:
         thread.join()
 
 
-def siege(port: int, process: int, *, uploads: int, large: bool) -> list[Record]:
+def siege(port: int, process: int, *, uploads: int) -> list[Record]:
     """At least so many uploads to the server, whose process this is, each refused for a reason.
 
-    Raises AssertionError at the first that is not, and where the server takes more than MEMORY_BYTES; for one text of
-    as many bytes and as many entries as may be it does, and the record says how much.
+    Raises AssertionError at the first that is not, and where the server takes more than MEMORY_BYTES.
     """
     counted: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
     began = time.monotonic()
-
-    def note(attacks: Sequence[Attack], answers: Sequence[Answer]) -> None:
-        for attack, answer in zip(attacks, answers, strict=True):
-            check(attack, answer)
-            counted[attack.family] += 1
-            statuses[str(answer.status)] += 1
-
+    slow = [Attack("slow bodies", _head(KERNELS, "Content-Length: 1000") + b"x", (408,))] * SLOW
     with sampled(process) as memory:
-        slow = [Attack("slow bodies", _head(KERNELS, "Content-Length: 1000") + b"x", (408,))] * SLOW
-        note(slow, asyncio.run(_all_sent(port, slow)))
-        for attacks in _drawn(uploads - SLOW):
-            note(attacks, asyncio.run(_all_sent(port, attacks)))
-        small = memory.peak()
-        if large:
-            for make in LARGE.values():
-                attacks = [make()] * LARGE_AT_ONCE
-                note(attacks, asyncio.run(_all_sent(port, attacks)))
-        peak = memory.peak()
-        if large:  # the one that takes more than it should
-            note([_large(_large_entries())], asyncio.run(_all_sent(port, [_large(_large_entries())])))
+        for attacks in [slow, *_drawn(uploads - SLOW)]:
+            statuses.update(answered(port, attacks))
+            counted.update(attack.family for attack in attacks)
     record = {
         "uploads": counted.total(),
         "families": dict(sorted(counted.items())),
         "statuses": dict(sorted(statuses.items())),
         "seconds": round(time.monotonic() - began, 1),
-        "peak_megabytes_before_large": round(small / 1e6),
-        "peak_megabytes": round(peak / 1e6),
-        "peak_megabytes_with_largest_text": round(memory.peak() / 1e6) if large else None,
+        "peak_megabytes": round(memory.peak() / 1e6),
         "median_megabytes": round(float(np.median(memory.samples)) / 1e6),
     }
-    assert peak < MEMORY_BYTES, record
+    assert memory.peak() < MEMORY_BYTES, record
     return [record]
 
 
-#: What the buffers of a connection surely hold: up to here a request is sent whole before its answer is read.
-UNREAD_BYTES = 1 << 16
+def largest(port: int, process: int) -> list[Record]:
+    """The files of ``large``, each LARGE_AT_ONCE times at once; raises as ``siege``, once all were sent."""
+    peaks: dict[str, int] = {}
+    statuses: Counter[str] = Counter()
+    began = time.monotonic()
+    with sampled(process) as memory:
+        for files, status in ((large_files.REFUSED, 422), (large_files.SOUND, 202)):
+            for name, make in files.items():
+                attacks = [large(make(), status)] * LARGE_AT_ONCE
+                memory.restart()
+                statuses.update(answered(port, attacks))
+                peaks[name] = memory.peak()
+    record = {
+        "files": len(peaks),
+        "at_once": LARGE_AT_ONCE,
+        "file_megabytes": large_files.MEGABYTES,
+        "statuses": dict(sorted(statuses.items())),
+        "seconds": round(time.monotonic() - began, 1),
+        "peak_megabytes": round(max(peaks.values()) / 1e6),
+        "peaks_megabytes": {name: round(peak / 1e6) for name, peak in peaks.items()},
+    }
+    assert max(peaks.values()) < MEMORY_BYTES, record
+    return [record]
 
 
-def refused(port: int, attacks: Sequence[Attack]) -> None:
-    """All at once. Raises AssertionError as ``check`` does."""
-    for attack, answer in zip(attacks, asyncio.run(_all_sent(port, attacks)), strict=True):
+def answered(port: int, attacks: Sequence[Attack]) -> list[str]:
+    """The statuses of the answers to all at once. Raises AssertionError as ``check``."""
+    answers = asyncio.run(_all_sent(port, attacks))
+    for attack, answer in zip(attacks, answers, strict=True):
         check(attack, answer)
+    return [str(answer.status) for answer in answers]
 
 
 def check(attack: Attack, answer: Answer) -> None:
     """Raises AssertionError unless it was refused as it is to be, with a reason of one line.
 
-    A refusal may come before a long body was read. The connection then ends, and that may reach the client before the
-    answer does (docs/operations.md).
+    Of a longer body than is read after a refusal, the end of the connection may reach the client before the answer does
+    (docs/operations.md).
     """
-    if answer.status == 0 and len(attack.request) > UNREAD_BYTES:
+    if answer.status == 0 and len(attack.request) > READ_BYTES:
         return
     assert answer.status in attack.statuses, (attack, attack.request[:300], answer)
     if not attack.is_parsed:
@@ -297,63 +306,5 @@ async def _all_sent(port: int, attacks: Sequence[Attack]) -> list[Answer]:
     return await asyncio.gather(*(wire.send(port, attack.request, leaves=attack.leaves) for attack in attacks))
 
 
-def _large(content: bytes) -> Attack:
-    return Attack("large files", _raw(KERNELS, content))
-
-
-def _zeros_and_a_nan() -> np.ndarray:
-    weights = np.zeros((1024, LARGE_MEGABYTES << 8), np.float32)
-    weights[-1, -1] = np.nan
-    return weights
-
-
-def _large_csr(nonzeros: int) -> bytes:
-    """Every entry twice, in an archive that nothing is compressed in."""
-    arrays = {
-        "format.npy": npy((), "|S3", b"csr"),
-        "shape.npy": npy((2,), "<i8", np.array([1000, 2**22]).tobytes()),
-        "indptr.npy": npy((1001,), "<i8", (np.arange(1001) * (nonzeros // 1000)).tobytes()),
-        "indices.npy": npy((nonzeros,), "<i8", np.zeros(nonzeros, np.int64).tobytes()),
-        "data.npy": npy((nonzeros,), "<f8", np.ones(nonzeros).tobytes()),
-    }
-    return npz(list(arrays.items()), zipfile.ZIP_STORED)
-
-
-def _large_tensors() -> bytes:
-    weights = _zeros_and_a_nan()
-    return safetensors({"w": tensor("F32", list(weights.shape), 0, weights.nbytes)}, weights.tobytes())
-
-
-def _large_text(beginning: bytes, line: bytes) -> bytes:
-    return beginning + line * ((LARGE_MEGABYTES << 20) // len(line))
-
-
-def _large_entries() -> bytes:
-    """One entry, four million times, with spaces between its numbers."""
-    count = 4_000_000
-    line = b"1 2" + b" " * ((LARGE_MEGABYTES << 20) // count - 7) + b"3.5\n"
-    return b"%%MatrixMarket matrix coordinate real general\n99999 99999 4000000\n" + line * count
-
-
-def _large_deflated() -> bytes:
-    """Numbers that cannot be compressed, compressed."""
-    numbers = np.random.default_rng(0).bytes(LARGE_MEGABYTES << 20)
-    return npz([("data.npy", npy((len(numbers) // 8,), "<f8", numbers))], zipfile.ZIP_DEFLATED)
-
-
-#: The largest files that are read at all, and small ones that would become as large.
-LARGE: Mapping[str, Callable[[], Attack]] = {
-    "dense, nothing pruned": lambda: _large(
-        npy((1024, LARGE_MEGABYTES << 8), values=b"\x00\x00\x80\x3f" * (LARGE_MEGABYTES << 18))
-    ),
-    "dense, NaN at the end": lambda: _large(npy((1024, LARGE_MEGABYTES << 8), values=_zeros_and_a_nan().tobytes())),
-    "CSR, as many nonzeros as may be": lambda: _large(_large_csr(4_000_000)),
-    "CSR, more": lambda: _large(_large_csr(16_000_000)),
-    "CSR, compressed to no avail": lambda: _large(_large_deflated()),
-    "tensors, NaN at the end": lambda: _large(_large_tensors()),
-    "MatrixMarket": lambda: _large(
-        _large_text(b"%%MatrixMarket matrix coordinate real general\n99999 99999 4000000\n", b"1 2 3.5\n")
-    ),
-    "smtx": lambda: _large(_large_text(b"1000, 99999, 4000000\n", b"0 ")),
-    "bomb": lambda: _large(bomb(1024)),
-}
+def large(content: bytes, status: int = 422) -> Attack:
+    return Attack("large files", _raw(KERNELS, content), (status,), is_parsed=status == 422)

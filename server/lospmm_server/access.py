@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lospmm_server.logs import about_request
 from lospmm_server.metrics import Metrics
+from lospmm_server.unread import Unread
 
 HEADER = "X-Request-ID"
 
@@ -37,11 +38,11 @@ class ObservedApp(FastAPI):
         self.metrics = metrics
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Access(super().build_middleware_stack(), self.metrics)
+        return Unread(Access(super().build_middleware_stack(), self.metrics))
 
 
 class Access:
-    """ASGI middleware, the outermost: what is inside, error handlers too, then logs with the request's id."""
+    """ASGI middleware, the outermost but one: what is inside, error handlers too, then logs with the request's id."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app

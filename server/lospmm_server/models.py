@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from starlette.datastructures import UploadFile
 
 from lospmm import jobs, readers
+from lospmm.content import Content, content_of
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.readers import MatrixFile
 from lospmm.terminal import printable
@@ -49,7 +50,7 @@ def read_model(uploads: Sequence[UploadFile], query: ModelQuery, order: Callable
 
 def _read(uploads: Sequence[UploadFile], seed: int) -> Iterator[Read]:
     """Raises BadMatrix for a file of several weights that cannot be read, BadRequest for two layers of one name."""
-    content = uploads[0].file.read()
+    content = content_of(uploads[0].file)
     if len(uploads) == 1 and readers.is_model(content):
         yield from readers.read_model(content, uploads[0].filename or FIELD)
         return
@@ -57,10 +58,10 @@ def _read(uploads: Sequence[UploadFile], seed: int) -> Iterator[Read]:
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadRequest(f"two files are called {min(twice)!r}: a layer is named by its file")
     for position, (name, upload) in enumerate(zip(names, uploads, strict=True)):
-        yield name, _matrix(upload.file.read() if position else content, upload.filename or FIELD, seed)
+        yield name, _matrix(content_of(upload.file) if position else content, upload.filename or FIELD, seed)
 
 
-def _matrix(content: bytes, name: str, seed: int) -> MatrixFile | BadMatrix:
+def _matrix(content: Content, name: str, seed: int) -> MatrixFile | BadMatrix:
     try:
         return readers.read_bytes(content, name, seed=seed)
     except BadMatrix as error:

@@ -30,7 +30,7 @@ from lospmm_server.queue import Order
 from lospmm_server.schemas import JobState
 from lospmm_server.shelf import Kept, Shelf
 
-#: Uploads that are in memory at the same time: one may take three times the bytes of its file, which are many.
+#: Uploads that are read at the same time: one may take 300 MB (benchmarks/serving/large.py).
 READERS = 1
 
 #: Transactions at the same time; those who write wait for each other anyway.

@@ -14,6 +14,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from lospmm import jobs, readers
+from lospmm.content import content_of
 from lospmm.device import DEVICES, DeviceSpec
 from lospmm.errors import BadRequest
 from lospmm.model import Problem
@@ -46,8 +47,7 @@ def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager
 def read_request(upload: UploadFile, query: KernelQuery) -> jobs.Request:
     """What is to be tuned. Raises BadMatrix, BadRequest and Unsupported."""
     device, options = device_and_options(query)
-    content = upload.file.read()
-    file = readers.read_bytes(content, upload.filename or FIELD, tensor=query.tensor, seed=query.seed)
+    file = readers.read_bytes(content_of(upload.file), upload.filename or FIELD, tensor=query.tensor, seed=query.seed)
     return settled(file, query, device, options)
 
 

@@ -70,6 +70,7 @@ REFUSED = {
     "npy records": ("a.npy", saved(np.save, np.zeros(2, "f4,f4")), "records of several fields"),
     "npy complex": ("a.npy", saved(np.save, EYE * 1j), "complex values"),
     "npy text": ("a.npy", saved(np.save, np.array([["x", "y"]])), "<U1 are not real numbers"),
+    "npy no characters": ("a.npy", npy((2**39, 2), "|S0"), "holds values of type '|S0'"),
     "npy dates": ("a.npy", saved(np.save, np.zeros((2, 2), "M8[s]")), "type '<M8[s]'; save it as float32"),
     "npy 1-D": ("a.npy", saved(np.save, EYE[0]), "two dimensions, this array has 1"),
     "npy 3-D": ("a.npy", saved(np.save, EYE[None]), "two dimensions, this array has 3"),
@@ -112,6 +113,16 @@ REFUSED = {
     "npz index -1": ("a.npz", csr(indices=[0, -1, 1]), "column index number 1 is -1"),
     "npz indices real": ("a.npz", csr(indices=[0.0, 2, 1]), "not float64"),
     "npz lengths": ("a.npz", csr(data=[1.0]), "do not match"),
+    "npz no values": (
+        "a.npz",
+        csr(indptr=[0, 0, 10**6], indices=np.zeros(10**6, "u1"), data=[1.0]),
+        "1000000 indices and 1 values do not match",
+    ),
+    "csc no values": (
+        "a.npz",
+        csr(format=b"csc", indptr=[0, 0, 0, 10**6], indices=np.zeros(10**6, "u1"), data=[1.0]),
+        "1000000 indices and 1 values do not match",
+    ),
     "npz twice": ("a.npz", csr(indices=[2, 2, 1]), "row 0, column 2 is given twice"),
     "npz NaN": ("a.npz", csr(data=[1, np.nan, 2]), "row 0, column 2: nan"),
     "coo lengths": ("a.npz", layout("coo", shape=[2, 2], row=[0], col=[0, 1], data=[1.0]), "do not match"),
@@ -141,6 +152,16 @@ REFUSED = {
         layout("dia", shape=[2, 2], offsets=[0, 0], data=np.ones((2, 2))),
         "row 0, column 0 is given twice",
     ),
+    "dia many": (
+        "a.npz",
+        layout("dia", shape=[2, 2], offsets=[0] * 4, data=np.ones((4, 2))),
+        "4 diagonals, more than the 3 of a matrix of shape (2, 2)",
+    ),
+    "dia no length": (
+        "a.npz",
+        layout("dia", shape=[2, 2], offsets=np.zeros(10**6, "u1"), data=np.ones((10**6, 0))),
+        "1000000 diagonals",
+    ),
     "dia count": ("a.npz", layout("dia", shape=[2, 2], offsets=[0], data=np.ones((2, 2))), "1 offsets for 2"),
     # .mtx
     "mtx banner": ("a.mtx", b"%%MatrixMarket matrix\n", "is not '%%MatrixMarket matrix LAYOUT FIELD SYMMETRY'"),
@@ -159,6 +180,11 @@ REFUSED = {
     "mtx one short": ("a.mtx", MTX + b"2 2 2\n1 1 1.0\n2 2 \n", "promises 6 numbers, 5 follow"),
     "mtx surplus": ("a.mtx", MTX + b"2 2 1\n1 1 1\n2 2 2\n", "promises 3 numbers, more follow"),
     "mtx word": ("a.mtx", MTX + b"2 2 1\n1 one 1\n", "could not convert string to float: b'one'"),
+    "mtx fraction further on": (
+        "a.mtx",
+        MTX + b"2 2 2\n1 1 1.5\n2 1.5 1\n",
+        "number 5 after the header, 1.5, is not a whole number",
+    ),
     "mtx fraction": ("a.mtx", MTX + b"2 2 1\n1.5 1 1\n", "1.5, is not a whole number"),
     "mtx index NaN": ("a.mtx", MTX + b"2 2 1\nnan 1 1\n", "nan, is not a whole number"),
     "mtx index huge": ("a.mtx", MTX + b"2 2 1\n1e300 1 1\n", "1e+300, is not a whole number"),
@@ -228,7 +254,35 @@ def test_refused_in_one_line(name, content, words):
     assert len(message) < 500
 
 
-@pytest.mark.parametrize("case", ["npy 32 GiB", "npz bomb", "npz understated", "mtx no entries", "mtx array huge"])
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.npz", csr(data=[0.0, 0, 0]), "3 entries, zeros among them, more than the 2 that LOSPMM_MAX_NONZEROS"),
+        ("a.npz", csr(), "3 nonzeros, more than the 2"),
+        (
+            "a.npz",
+            layout("bsr", shape=[3, 3], indptr=[0, 1, 2, 3], indices=[0, 1, 2], data=np.zeros((3, 1, 1))),
+            "3 nonzeros, more than the 2",
+        ),
+        ("a.npy", saved(np.save, EYE), "4 nonzeros, more than the 2"),
+        ("a.mtx", saved(scipy.io.mmwrite, EYE), "nonzeros, more than the 2"),
+        ("a.mtx", SYMMETRIC + b"2 2 2\n2 1 1\n2 2 1\n", "3 nonzeros, more than the 2"),
+    ],
+    ids=["zeros", "csr", "blocks", "dense", "text", "triangle"],
+)
+@pytest.mark.usefixtures("own_settings")
+def test_more_entries_than_may_be(monkeypatch, name, content, words):
+    monkeypatch.setenv("LOSPMM_MAX_NONZEROS", "2")
+    lospmm.settings.settings.cache_clear()
+    with pytest.raises(BadMatrix) as caught:
+        read_bytes(content, name)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["npy 32 GiB", "npz bomb", "npz understated", "npz no values", "dia no length", "mtx no entries", "mtx array huge"],
+)
 def test_a_refusal_takes_memory_in_proportion_to_the_file(case):
     name, content, _ = REFUSED[case]
     tracemalloc.start()

@@ -1,4 +1,7 @@
-"""The tables of docs/operations.md: what the service withstands, of benchmarks/results/service.jsonl."""
+"""The tables of docs/operations.md: what the service withstands (benchmarks/results/service.jsonl), and how much sooner
+several GPUs are (ray_scaling.jsonl)."""
+
+import statistics
 
 from tests.docs.pages import DOCS
 from tests.docs.results import Record, Row, records, table
@@ -18,14 +21,20 @@ def _fuzz(found: Record) -> Row:
 
 
 def _hostile(found: Record) -> Row:
+    if "files" in found:
+        worst, peak = max(found["peaks_megabytes"].items(), key=lambda item: item[1])
+        return (
+            f"{found['files']} kinds of files of up to {found['file_megabytes']} MiB, {found['at_once']} of a kind at "
+            f"once, in {found['seconds']:.0f} s",
+            f"{', '.join(f'{count} x {status}' for status, count in found['statuses'].items())}. Memory at most {peak} "
+            f"MB (of {worst})",
+        )
     statuses = found["statuses"]
     left = statuses.get("0", 0)
     refused = ", ".join(f"{count:,} x {status}" for status, count in statuses.items() if status != "0")
     return (
         f"{found['uploads']:,} hostile uploads of {len(found['families'])} kinds in {found['seconds']:.0f} s",
-        f"{refused}; {left:,} clients left first. Memory at most {found['peak_megabytes_before_large']} MB, "
-        f"{found['peak_megabytes']} MB with files of 255 MiB, {found['peak_megabytes_with_largest_text']} MB with the "
-        "largest text",
+        f"{refused}; {left:,} clients left first. Memory at most {found['peak_megabytes']} MB",
     )
 
 
@@ -77,4 +86,19 @@ def rates() -> str:
     return table(titles, lines, right=5)
 
 
-REGIONS = {"withstood": withstood, "rates": rates}
+def scaling() -> str:
+    """A line for each number of GPUs."""
+    lines = [
+        (
+            f"{found['slots']}",
+            f"{found['seconds']:.1f}",
+            f"{statistics.mean(found['layer_seconds']):.1f}",
+            f"{found['speedup']:.2f}",
+            f"{found['efficiency']:.2f}",
+        )
+        for found in records("ray_scaling")
+    ]
+    return table(("GPUs", "all layers, s", "a layer, s", "speed-up", "efficiency"), lines, right=5)
+
+
+REGIONS = {"withstood": withstood, "rates": rates, "scaling": scaling}

@@ -62,6 +62,26 @@ def test_curl_is_told_that_a_file_is_too_large(tmp_path: Path, monkeypatch: pyte
             assert written.endswith("413")
 
 
+@pytest.mark.parametrize("path", ["/v1/kernels?n=16", "/v1/kernels?n=0", "/v1/nothing"])
+@pytest.mark.parametrize("length", ["Content-Length: 8000000", "Transfer-Encoding: chunked"])
+def test_who_sends_a_body_that_nobody_wants_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, length: str
+) -> None:
+    """One that sends all before it reads, on a connection that ends with the answer."""
+    monkeypatch.setenv("LOSPMM_MAX_UPLOAD_BYTES", "1000")
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{length}\r\n\r\n".encode()
+    piece = bytes(1 << 16) if length.startswith("Content") else b"10000\r\n" + bytes(1 << 16) + b"\r\n"
+    with (
+        serving(tmp_path, (*SERVE, "--workers", "0")) as (_, port),
+        socket.create_connection(("127.0.0.1", port), timeout=10) as client,
+    ):
+        client.sendall(head)
+        for _ in range(8_000_000 // (1 << 16)):
+            client.sendall(piece)
+        answer = client.recv(100)
+    assert int(answer.split()[1]) in (404, 413, 422)
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_its_end_is_quick_and_leaves_no_compiler(
     tmp_path: Path, slow_toolkit: SlowToolkit, how: signal.Signals
