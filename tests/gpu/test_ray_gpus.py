@@ -54,7 +54,7 @@ def test_each_gpu_has_a_lock_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_model_is_tuned_sooner_on_two(tmp_path: Path) -> None:
-    options = ["--gpus", "1", "2", "--layers", "8", "--size", "256", "--n", "512"]
+    options = ["--gpus", "1", "2", "--layers", "8", "--size", "256", "--n", "512", "--budget-seconds", "1"]
     command = [sys.executable, "-m", "benchmarks.ray_scaling", *options, "--out", str(tmp_path)]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
