@@ -24,10 +24,9 @@ from lospmm.build import for_emitter
 from lospmm.errors import LospmmError
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
-from lospmm.jobs import LOCKSTEPS
 from lospmm.measure import Bench
 from lospmm.model import Candidate, Problem
-from lospmm.options import splits_of
+from lospmm.options import LOCKSTEPS, splits_of
 from lospmm.runtime.detect import detect_device
 from lospmm.search import search
 from lospmm.settings import settings
@@ -53,7 +52,7 @@ PROBLEMS = [
 
 def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> list[tuple[str, Candidate]]:
     lockstep, splits = LOCKSTEPS[emitter][0], splits_of(emitter, problem.device.arch)
-    choice = search(problem, estimate_micros, 1, Stages(), workers=settings().workers, lockstep=lockstep, splits=splits)
+    choice = search(problem, estimate_micros, 1, Stages(), lockstep=lockstep, splits=splits)
     rng = random.Random(seed)
     pool = widen(problem, choice.space, lockstep)
     best = pool.take(np.argsort(estimate_micros(problem, pool))[: max(len(pool) // 3, 1)])

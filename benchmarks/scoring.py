@@ -1,4 +1,4 @@
-"""How long the estimate takes to put a whole space in order, on one core.
+"""How long the estimate, and the rank model behind it, take to put a whole space in order, on one core.
 
     python -m benchmarks.scoring [--out DIR]
 
@@ -23,6 +23,7 @@ from lospmm.search import explore_problem
 from lospmm.space import widen
 from lospmm.stages import Stages
 from lospmm_datasets.synthetic import uniform
+from lospmm_rank.lambdamart import ranker_for
 
 #: m, k, share of zeros, n.
 CASES = ((768, 768, 0.9, 4096), (512, 4608, 0.9, 1568))
@@ -40,16 +41,17 @@ def main() -> None:
         problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, DEVICES[DEVICE]), "sass")
         space = explore_problem(problem, Stages(), splits=splits_of("sass", problem.device.arch))
         candidates = widen(problem, space, 128)
-        seconds = []
-        for _ in range(REPEATS):
-            started = time.perf_counter()
-            estimate_micros(problem, candidates)
-            seconds.append(time.perf_counter() - started)
-        best, median = 1e3 * min(seconds), 1e3 * statistics.median(seconds)
         name = f"{m} x {k}, n {n}, {sparsity:.0%}"
-        print(f"{name:28} {len(candidates):8,} candidates: {best:6.1f} ms, median {median:6.1f} ms")
-        case = {"problem": name, "device": DEVICE, "candidates": len(candidates), "processor": processor()}
-        lines.append({**case, "best_ms": round(best, 2), "median_ms": round(median, 2)})
+        for order, ranker in (("estimate", estimate_micros), ("lambdamart", ranker_for(DEVICES[DEVICE]))):
+            seconds = []
+            for _ in range(REPEATS):
+                started = time.perf_counter()
+                ranker(problem, candidates)
+                seconds.append(time.perf_counter() - started)
+            best, median = 1e3 * min(seconds), 1e3 * statistics.median(seconds)
+            print(f"{name:28} {len(candidates):8,} candidates by {order:10}: {best:6.1f} ms, median {median:6.1f} ms")
+            case = {"problem": name, "device": DEVICE, "candidates": len(candidates), "processor": processor()}
+            lines.append({**case, "order": order, "best_ms": round(best, 2), "median_ms": round(median, 2)})
     out.mkdir(parents=True, exist_ok=True)
     (out / "scoring.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 

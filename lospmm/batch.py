@@ -7,7 +7,7 @@ stopped goes on where it was.
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,19 @@ from lospmm.errors import BadMatrix, BadRequest, LospmmError, ToolchainFault
 from lospmm.layers import REPORT_FILE, Found, Model, folder_of
 from lospmm.model_report import LayerReport, ModelReport, failed, parse, succeeded
 from lospmm.readers import MatrixFile
+from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.store import Store
+from lospmm.workshop import Workshop
 
 if TYPE_CHECKING:
     from lospmm.client import LayerResult
 
 #: How the name of a report that is being written begins.
 _SCRATCH = ".report-"
+
+#: The name of a layer, and its matrix.
+Layer = tuple[str, Found]
 
 #: Shows a layer's progress while it is tuned, by its name.
 Watch = Callable[[str], AbstractContextManager[Progress]]
@@ -106,9 +111,32 @@ def tune_here(
 ) -> None:
     """Tune the layers on this machine, one after the other. Raises ToolchainFault where no report can be written."""
     failures: dict[str, LospmmError] = {}
-    for name, found in model.read():
-        with watch(name) as progress:
-            _tune_layer(folder, name, found, _Here(request_of, store, progress, failures))
+    with Workshop(settings().workers) as workshop:
+        for (name, found), coming in _with_next(model.read()):
+            with watch(name) as progress:
+                here = _Here(request_of, store, workshop, progress, failures)
+                if coming is not None:
+                    _look_ahead(folder, *coming, here)
+                _tune_layer(folder, name, found, here)
+
+
+def _with_next(layers: Iterable[Layer]) -> Iterator[tuple[Layer, Layer | None]]:
+    """Each layer, and the one after it."""
+    rest = iter(layers)
+    now = next(rest, None)
+    while now is not None:
+        coming = next(rest, None)
+        yield now, coming
+        now = coming
+
+
+def _look_ahead(folder: ModelFolder, name: str, found: Found, here: "_Here") -> None:
+    """Begin with the layer that comes next. What is wrong with it is told in its turn."""
+    with suppress(LospmmError):
+        if not isinstance(found, BadMatrix):
+            request = here.request_of(found)
+            if folder.held(name, request.digest) is None:
+                jobs.search_ahead(request, store=here.store, workshop=here.workshop)
 
 
 def take_results(folder: ModelFolder, results: Iterable["LayerResult"]) -> None:
@@ -134,6 +162,7 @@ class _Here:
 
     request_of: Callable[[MatrixFile], jobs.Request]
     store: Store
+    workshop: Workshop
     progress: Progress
     failures: dict[str, LospmmError]
 
@@ -141,7 +170,7 @@ class _Here:
         if (failure := self.failures.get(request.digest)) is not None:
             raise failure
         try:
-            return jobs.tune(request, store=self.store, progress=self.progress)
+            return jobs.tune(request, store=self.store, progress=self.progress, workshop=self.workshop)
         except LospmmError as error:
             self.failures[request.digest] = error
             raise

@@ -7,6 +7,7 @@ one for an artifact. docs/benchmarking.md says how times are taken and what they
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from lospmm import artifact
@@ -20,7 +21,7 @@ from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.messages import CacheState
 from lospmm.gpu.timing import Timing
 from lospmm.measure import Bench
-from lospmm.model import Launch, Problem
+from lospmm.model import Compiled, Launch, Problem
 from lospmm.runtime.detect import own_gpu_id
 from lospmm.settings import settings
 from lospmm.stages import Progress, silent
@@ -45,15 +46,6 @@ def bound(problem: Problem) -> Bound:
     arithmetic = 2 * matrix.nnz * problem.n / device.peak_flops * 1e6
     memory = 4 * problem.n * (matrix.k + matrix.m) / device.memory_bandwidth * 1e6
     return Bound(arithmetic, "arithmetic") if arithmetic > memory else Bound(memory, "memory")
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A kernel as the GPU takes it."""
-
-    cubin: bytes
-    entry: str
-    launch: Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +106,13 @@ def compare(
     kernel: Compiled,
     *,
     names: Sequence[str] = tuple(BASELINES),
+    known: Mapping[str, BaselineTime] = MappingProxyType({}),
     sputnik: Path | None = None,
     progress: Progress = silent,
 ) -> Comparison:
     """Time the kernel before, among and after the baselines of these names, in the worker of ``bench``.
+
+    What is ``known``, by name, is not timed again.
 
     Each of its three times is that of a module loaded anew: where the driver puts the code is part of the noise. The
     median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A baseline
@@ -132,12 +127,8 @@ def compare(
         progress("compare", done, total)
         if done == len(names) // 2 + 1:
             timed.append(_time(bench, kernel))
-        try:
-            answer = bench.request(COMMAND, BaselineTask(name, bench.cache, sputnik))
-        except GpuFault as fault:
-            answer = BaselineTime(name, None, (), str(fault))
-        assert isinstance(answer, BaselineTime)
-        baselines[name] = answer
+        found = known.get(name)
+        baselines[name] = _time_baseline(bench, BaselineTask(name, bench.cache, sputnik)) if found is None else found
     progress("compare", total - 1, total)
     timed.append(_time(bench, kernel))
     progress("compare", 1, 1)
@@ -154,6 +145,15 @@ def compare(
         baselines=baselines,
         clocks=timed[-1][2],
     )
+
+
+def _time_baseline(bench: Bench, task: BaselineTask) -> BaselineTime:
+    try:
+        answer = bench.request(COMMAND, task)
+    except GpuFault as fault:
+        answer = BaselineTime(task.name, None, (), str(fault))
+    assert isinstance(answer, BaselineTime)
+    return answer
 
 
 def _time(bench: Bench, kernel: Compiled) -> tuple[Timing, float, Clocks | None]:

@@ -10,7 +10,7 @@ from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.scheduler import reserved_registers
 from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
-from lospmm.model import Candidate, Launch, Problem
+from lospmm.model import Candidate, Compiled, Launch, Problem
 from lospmm.store import Store
 from lospmm.toolchain.compile import Binary, compile_kernel
 
@@ -24,6 +24,10 @@ class Build:
     @property
     def launch(self) -> Launch:
         return launch(self.program)
+
+    @property
+    def compiled(self) -> Compiled:
+        return Compiled(self.binary.cubin, self.program.name, self.launch)
 
 
 def _unwatched(_stage: str) -> AbstractContextManager[None]:

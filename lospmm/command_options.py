@@ -20,14 +20,19 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Draws the values of a p
 EmitterOption = Annotated[
     str, typer.Option("--emitter", help="sass, ptx, cuda, or auto: sass where it was run on a GPU, else ptx.")
 ]
-RankerOption = Annotated[str, typer.Option("--ranker", help="none: order by the analytic estimate.")]
+RankerOption = Annotated[
+    str,
+    typer.Option("--ranker", help="none: order by the analytic estimate; lambdamart: by a model trained on the GPU."),
+]
 ShortlistOption = Annotated[int, typer.Option("--shortlist", help="Candidates to time first, or to list.")]
 MeasureOption = Annotated[
     str, typer.Option("--measure", help="gpu: time candidates; none: choose by estimate; auto: gpu where it is.")
 ]
-TrialsOption = Annotated[str, typer.Option("--trials", help="full: time the kernels themselves.")]
+TrialsOption = Annotated[
+    str, typer.Option("--trials", help="full: time the kernels themselves; proxy: what stands for them, then the best.")
+]
 BudgetOption = Annotated[
-    float | None, typer.Option("--budget", help="Seconds after which no further candidate is timed.")
+    float | None, typer.Option("--budget", help="Seconds that all of it may take; the best found so far is taken.")
 ]
 VerifyOption = Annotated[
     str, typer.Option("--verify", help="gpu, cpu or none: where it is run against float64; auto: gpu where it is.")

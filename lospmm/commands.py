@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lospmm import __version__, artifact, jobs, readers
+from lospmm import __version__, artifact, jobs, readers, timings
 from lospmm.bench import bench_artifact
 from lospmm.build import for_emitter
 from lospmm.codegen import check_target
@@ -33,18 +33,20 @@ from lospmm.command_options import (
     chosen_server,
 )
 from lospmm.device import DeviceSpec, find_device
-from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
 from lospmm.gpu.messages import CacheState
 from lospmm.model import Problem
 from lospmm.model_command import open_client, tune_model
 from lospmm.options import Options, is_experimental, splits_of
 from lospmm.progress import reported
-from lospmm.report import show_comparison, show_entries, show_manifest, show_space
+from lospmm.replay import replay as replayed
+from lospmm.report import show_comparison, show_entries, show_manifest, show_replay, show_space
 from lospmm.runtime.detect import detect_device
 from lospmm.search import explore_problem
 from lospmm.settings import settings
 from lospmm.stages import Stages
 from lospmm.terminal import print_json
+from lospmm.train_command import train_ranker
 
 if TYPE_CHECKING:
     from lospmm_server.database import Database
@@ -112,6 +114,7 @@ def tune(
 
 
 app.command("tune-model")(tune_model)
+app.command("train-ranker")(train_ranker)
 
 
 @app.command()
@@ -138,12 +141,7 @@ def space(
 
         check_format(plot)
     with reported(quiet=quiet) as progress:
-        found = explore_problem(
-            for_emitter(problem, language),
-            Stages(progress),
-            workers=settings().workers,
-            splits=splits_of(language, arch),
-        )
+        found = explore_problem(for_emitter(problem, language), Stages(progress), splits=splits_of(language, arch))
     if plot is not None:
         plot_space(problem, found, plot)
     show_space(problem, language, found, as_json=as_json)
@@ -156,6 +154,23 @@ def inspect(
 ) -> None:
     """What an artifact holds; its cubin is checked against the manifest."""
     show_manifest(artifact.read(directory).manifest, directory, as_json=as_json)
+
+
+@app.command()
+def replay(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `lospmm tune` wrote.")],
+    device: Annotated[str, typer.Option("--device", help="A device file, where the kernel was tuned for one.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Make the choice of a kernel again from its log, without a GPU; exit status 5 if it comes out otherwise."""
+    kept = artifact.read(directory)
+    found = replayed(kept, find_device(device or kept.manifest["device"]))
+    if as_json:
+        print_json({"agrees": found.agrees, "timed": found.timed, "winner": found.winner, "built": found.built})
+    else:
+        show_replay(found)
+    if not found.agrees:
+        raise typer.Exit(VerificationFailed.exit_code)
 
 
 @app.command()
@@ -265,7 +280,8 @@ def cache_prune(
 @cache_app.command("verify")
 def cache_verify(as_json: JsonOption = False) -> None:
     """Check every entry of the store against its checksums; exit status 4 if any is corrupt."""
-    corrupt = jobs.open_store().verify()
+    store = jobs.open_store()
+    corrupt = [*store.verify(), *timings.verify(store)]
     show_entries(corrupt, "corrupt, and built again when next asked for", as_json=as_json)
     if corrupt:
         raise typer.Exit(ToolchainFault.exit_code)

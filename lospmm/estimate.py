@@ -8,6 +8,7 @@ marked in the manifest as not measured.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +53,22 @@ RATES = Rates()
 
 def estimate_micros(problem: Problem, candidates: Sequence[Candidate], rates: Rates = RATES) -> NDArray[np.float64]:
     """Estimated microseconds of each candidate (a ``Ranker``: the lowest comes first)."""
-    work = _work(problem, Candidates.of(candidates))
-    costs = _costs(problem, work, rates)
-    total = np.zeros(len(candidates))
+    return micros_of(problem, costs_of(problem, work_of(problem, Candidates.of(candidates)), rates), rates)
+
+
+class Costs(NamedTuple):
+    """Cycles of the busiest SM for each of what a kernel asks of a GPU, of every candidate."""
+
+    issue: NDArray[np.float64]
+    fetch: NDArray[np.float64]  # of instructions
+    latency: NDArray[np.float64]
+    traffic: NDArray[np.float64]  # from the L2 cache
+    memory: NDArray[np.float64]
+
+
+def micros_of(problem: Problem, costs: Costs, rates: Rates = RATES) -> NDArray[np.float64]:
+    """The estimate that ``costs`` add up to."""
+    total = np.zeros(len(costs.issue))
     for cost in costs:
         total += cost**rates.sharpness
     cycles = total ** (1 / rates.sharpness)
@@ -62,7 +76,7 @@ def estimate_micros(problem: Problem, candidates: Sequence[Candidate], rates: Ra
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Work:
+class Work:
     """What the busiest SM has to do, of every candidate: whole blocks, and whole waves of those resident together."""
 
     candidates: Candidates
@@ -72,8 +86,14 @@ class _Work:
     instructions: NDArray[np.float64]
     column_loads: Ints  # of the blocks of one column of blocks, together
 
+    def take(self, which: NDArray[np.integer]) -> "Work":
+        """Of those at the indices."""
+        figures = (self.blocks, self.resident, self.loads, self.instructions, self.column_loads)
+        return Work(self.candidates.take(which), *(figure[which] for figure in figures))
 
-def _work(problem: Problem, candidates: Candidates) -> _Work:
+
+def work_of(problem: Problem, candidates: Candidates) -> Work:
+    """What each of ``candidates`` has to do."""
     device, split = problem.device, candidates.split_k
     parts = candidates.by_tiling(lambda tiling: tiling.block_rows) * split
     blocks = ceil_divs(parts * ceil_divs(problem.n, candidates.cols), candidates.by_schedule(_busy_sms(device)))
@@ -88,7 +108,7 @@ def _work(problem: Problem, candidates: Candidates) -> _Work:
     filled = candidates.by_tiling(_filled_rows)
     stores = candidates.by_tiling(lambda tiling: _filled_rows(tiling) + len(tiling.empty_rows))
     exchanged = EXCHANGE_INSTRUCTIONS * (split - 1) * filled
-    return _Work(
+    return Work(
         candidates,
         blocks,
         np.minimum(np.maximum(resident, 1), blocks),
@@ -98,8 +118,8 @@ def _work(problem: Problem, candidates: Candidates) -> _Work:
     )
 
 
-def _costs(problem: Problem, work: _Work, rates: Rates) -> tuple[NDArray[np.float64], ...]:
-    """Cycles of issue, instruction fetch, latency, traffic from the L2 cache and memory."""
+def costs_of(problem: Problem, work: Work, rates: Rates = RATES) -> Costs:
+    """What that costs by ``rates``."""
     device, candidates, blocks = problem.device, work.candidates, work.blocks
     issue = blocks * work.instructions * (candidates.cols / device.warp_size) / ISSUE_SLOTS
     sharing = np.arange(work.resident.max(initial=0) + 1) ** rates.fetch_sharing
@@ -113,10 +133,10 @@ def _costs(problem: Problem, work: _Work, rates: Rates) -> tuple[NDArray[np.floa
     latency = waves * ((1 + work.loads / in_flight) * rates.load_latency_cycles + exchange)
     traffic = blocks * work.loads * candidates.cols * 4 / rates.l2_bytes_per_cycle
     memory = _memory_bytes(problem, work, rates) / device.memory_bandwidth * device.clock_hz
-    return issue, fetch, latency, traffic, memory
+    return Costs(issue, fetch, latency, traffic, np.broadcast_to(memory, issue.shape))
 
 
-def _memory_bytes(problem: Problem, work: _Work, rates: Rates) -> Ints:
+def _memory_bytes(problem: Problem, work: Work, rates: Rates) -> Ints:
     """Bytes of B and C to and from memory. Where all column blocks of a tile come before the next tile's, a B that the
     L2 cache does not hold is read anew by every block row."""
     matrix = problem.matrix

@@ -12,34 +12,29 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from lospmm import __version__, artifact, npy
-from lospmm.artifact import MATRIX_FILE, Artifact, Measured
-from lospmm.bench import Compiled, compare
-from lospmm.build import Build, build, for_emitter
-from lospmm.codegen import check_target, source_of
+from lospmm import __version__, artifact, npy, tuning
+from lospmm.artifact import MATRIX_FILE, Artifact
+from lospmm.budget import Budget
+from lospmm.build import for_emitter
+from lospmm.codegen import check_target
 from lospmm.device import DeviceSpec
-from lospmm.errors import BadMatrix, BadRequest, VerificationFailed
-from lospmm.estimate import estimate_micros
-from lospmm.gpu.exclusive import exclusive
+from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix
-from lospmm.measure import Bench
 from lospmm.model import Problem
 from lospmm.npz import write_npz
-from lospmm.options import Options, splits_of
+from lospmm.options import Options
 from lospmm.readers import Values
-from lospmm.record import Outcome, files_of
-from lospmm.runtime.detect import own_gpu, own_gpu_id
-from lospmm.search import Choice, choose_by_time, search
+from lospmm.record import files_of
+from lospmm.runtime.detect import own_gpu
 from lospmm.settings import settings
 from lospmm.stages import Progress, Stages, silent
 from lospmm.store import Store
 from lospmm.toolchain.compilers import compiler_name
 from lospmm.toolchain.discover import check_arch, find_toolkit
-from lospmm.trials import BuildAndTime
-from lospmm.verify import Verification, verify_on_cpu
+from lospmm.tuning import Job
+from lospmm.workshop import Workshop
 
 #: What of a request's artifact lies in the store, by this name.
 KERNELS = "kernel"
@@ -48,10 +43,7 @@ KERNELS = "kernel"
 MATRICES = "matrix"
 
 #: Part of every request's digest: raise it when a request gives another artifact than before.
-ARTIFACT_FORMAT = 3
-
-#: What a search may choose for ``Schedule.lockstep``, the first without a measurement. Only machine code has barriers.
-LOCKSTEPS: Mapping[str, tuple[int, ...]] = MappingProxyType({"sass": (128, 0), "ptx": (0,), "cuda": (0,)})
+ARTIFACT_FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -87,6 +79,7 @@ class Request:
             "values": self.values,
             "seed": self.seed if self.values == "drawn" else None,
             "options": asdict(self.resolved),
+            "ranker": tuning.ranker_digest(self.resolved, self.problem.device),
             "compiler": compiler_name(self.resolved.emitter, self.problem.device.arch),
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
@@ -165,122 +158,41 @@ def tune(
     progress: Progress = silent,
     cancel: threading.Event | None = None,
     workers: int | None = None,
+    workshop: Workshop | None = None,
 ) -> Artifact:
     """The artifact of ``request``: the one in the store, or a new one, which is then kept there.
 
-    ``workers`` is the most compilers at a time, where that is less than LOSPMM_WORKERS.
+    ``workers`` is the most compilers at a time, where that is less than LOSPMM_WORKERS. ``workshop`` is for several
+    tunings, one after the other.
 
     Raises NothingFits, ToolchainFault, GpuFault, VerificationFailed, Unsupported, BadRequest, and CancelledError once
-    ``cancel`` is set; nothing is kept then but compiled units.
+    ``cancel`` is set; nothing is kept then but compiled units, and what was measured.
     """
     digest = request.digest
     if (kept := find(digest, store)) is not None:
         return kept
+    budget = Budget(request.resolved.budget_seconds)
     options, problem = request.resolved, for_emitter(request.problem, request.resolved.emitter)
     _check_size(problem)
     check_arch(find_toolkit(), problem.device.arch)
     check_target(options.emitter, problem.device.arch)
     most = settings().workers if workers is None else min(workers, settings().workers)
-    job = _Job(problem, options, store, Stages(progress, cancel), most)
-    choice = _search(job)
-    with ExitStack() as gpu:
-        bench = None
-        if "gpu" in (options.measure, options.verify):
-            gpu.enter_context(exclusive(settings().cache_dir, cancel, gpu=own_gpu_id()))
-            bench = gpu.enter_context(Bench(problem, cancel=cancel))
-        choice = _choose(job, choice, bench)
-        built = _build(job, choice)
-        verification = _verify(job, built, bench)
-        measured = _compare(job, built, bench)
-    with job.stages.stage("emit"):
-        source = source_of(built.program, built.emission, problem.device.arch)
-    seed = request.seed if request.values == "drawn" else None
-    outcome = Outcome(request.problem, options, request.values, seed, choice, built, source, verification, measured)
+    with ExitStack() as stack:
+        shop = stack.enter_context(Workshop(most)) if workshop is None else workshop
+        job = Job(problem, options, store, Stages(progress, cancel), shop, budget)
+        seed = request.seed if request.values == "drawn" else None
+        outcome = replace(tuning.tuned(job), problem=request.problem, values=request.values, seed=seed)
     finished = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
     store.put(KERNELS, digest, finished.files)
     # Another process may have been first: both then give the same artifact, its times included.
     return find(digest, store) or finished
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What every step of a tuning needs."""
-
-    problem: Problem
-    options: Options
-    store: Store
-    stages: Stages
-    workers: int
-
-
-def _search(job: _Job) -> Choice:
-    problem, options = job.problem, job.options
-    return search(
-        problem,
-        estimate_micros,
-        options.shortlist_size,
-        job.stages,
-        workers=job.workers,
-        lockstep=LOCKSTEPS[options.emitter][0],
-        splits=splits_of(options.emitter, problem.device.arch),
-    )
-
-
-def _choose(job: _Job, choice: Choice, bench: Bench | None) -> Choice:
-    """The fastest of what is timed, where something is to be timed."""
-    problem, options, stages = job.problem, job.options, job.stages
-    if options.measure != "gpu":
-        return choice
-    assert bench is not None
-    trials = BuildAndTime(problem, options.emitter, bench, store=job.store, workers=job.workers, stages=stages)
-    chosen = choose_by_time(
-        problem,
-        choice,
-        estimate_micros,
-        trials,
-        locksteps=LOCKSTEPS[options.emitter],
-        budget_seconds=options.budget_seconds,
-    )
-    for name in ("compile_trials", "measure_trials"):
-        stages.progress(name, 1, 1)
-    return chosen
-
-
-def _build(job: _Job, choice: Choice) -> Build:
-    stages = job.stages
-    return build(
-        job.problem,
-        choice.winner,
-        job.options.emitter,
-        store=job.store,
-        workers=job.workers,
-        stage=stages.stage,
-        progress=lambda done, total: stages.progress("compile", done, total),
-        cancel=stages.cancel,
-    )
-
-
-def _verify(job: _Job, built: Build, bench: Bench | None) -> Verification | None:
-    if job.options.verify == "none":
-        return None
-    with job.stages.stage("verify"):
-        if job.options.verify == "cpu":
-            return verify_on_cpu(job.problem, built.program, built.emission)
-        assert bench is not None
-        measurement = bench.measure(built.binary.cubin, built.program.name, built.launch)
-        if measurement.max_relative_error is None or measurement.failure is not None:
-            raise VerificationFailed(f"on the GPU: {measurement.failure}")
-        return Verification("gpu", measurement.max_relative_error, job.problem.n)
-
-
-def _compare(job: _Job, built: Build, bench: Bench | None) -> Measured | None:
-    """The kernel beside the libraries, in the same run."""
-    if job.options.measure != "gpu":
-        return None
-    assert bench is not None
-    with job.stages.stage("compare"):
-        kernel = Compiled(built.binary.cubin, built.program.name, built.launch)
-        return compare(bench, kernel, sputnik=settings().sputnik, progress=job.stages.progress).measured()
+def search_ahead(request: Request, *, store: Store, workshop: Workshop) -> None:
+    """Begin with a request while another has the GPU, as far as that is of use."""
+    options = request.resolved
+    if find(request.digest, store) is None:
+        tuning.search_ahead(for_emitter(request.problem, options.emitter), options, workshop)
 
 
 def tune_to_folder(

@@ -10,6 +10,7 @@ An illegal address, an illegal instruction, a hang or a crash costs that kernel 
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Self
 
 import numpy as np
@@ -19,7 +20,7 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
 from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready, Shape
 from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
-from lospmm.gpu.timing import Timing
+from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem
 from lospmm.settings import settings
@@ -27,7 +28,10 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.verify import MAX_RELATIVE_ERROR
 
-__all__ = ["Bench", "Measurement", "Timing"]
+__all__ = ["AGAIN", "BRIEF", "FULL", "Bench", "Effort", "Measurement", "Timing"]
+
+#: Of the fastest, right after others: the replays of a full measurement, without waiting for the clocks.
+AGAIN = Effort(warm_micros=1_000.0)
 
 #: A worker may fail to start once, just after another was killed on the same GPU.
 START_ATTEMPTS = 2
@@ -38,6 +42,7 @@ class Bench:
 
     The worker is started by the first request and lives until it fails or the block ends; what it takes lies outside
     the time limit of a kernel. Not for several threads at a time. ``cache`` "warm" leaves B in the L2 cache if it fits.
+    ``kernel_seconds`` is the time limit of a kernel, where it is less than LOSPMM_MEASURE_SECONDS.
     """
 
     def __init__(
@@ -57,6 +62,14 @@ class Bench:
         self._command = command
         self._prepare: Prepare | None = None
         self._worker: WorkerProcess | None = None
+        self._told = False  # the worker holds this problem
+        self.kernel_seconds: float | None = None
+
+    def turn_to(self, problem: Problem, cancel: threading.Event | None = None) -> None:
+        """Take another problem; a worker that is running goes on with it, which is faster than a new one."""
+        self.problem, self._cancel = problem, cancel
+        self._prepare, self._told = None, False
+        self.kernel_seconds = None
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +83,9 @@ class Bench:
         if worker is not None:
             worker.end()
 
-    def measure(self, cubin: bytes, entry: str, launch: Launch, *, takes_n: bool = False) -> Measurement:
+    def measure(
+        self, cubin: bytes, entry: str, launch: Launch, *, takes_n: bool = False, effort: Effort = FULL
+    ) -> Measurement:
         """Check and time a kernel of B, C and, if it ``takes_n``, the number of columns.
 
         Raises GpuFault where no worker can be started (no GPU, not enough memory), ToolchainFault where the gate
@@ -78,9 +93,9 @@ class Bench:
         """
         shape = Shape(launch.grid, launch.block, launch.shared_bytes)
         try:
-            value = self._ask("measure", Measure(cubin, entry, shape, takes_n, self.cache))
+            value = self._ask("measure", Measure(cubin, entry, shape, takes_n, self.cache, effort))
         except _Failed as failed:
-            return Measurement(None, None, str(failed))
+            return Measurement(None, None, str(failed), is_lost=failed.is_lost)
         assert isinstance(value, Measurement)
         return value
 
@@ -114,10 +129,11 @@ class Bench:
         """Raises _Failed where the worker answers with a fault, or not at all."""
         worker = self._running()
         try:
-            answer = worker.ask((command, task), settings().measure_seconds, self._cancel)
+            seconds = min(settings().measure_seconds, self.kernel_seconds or float("inf"))
+            answer = worker.ask((command, task), seconds, self._cancel)
         except WorkerLost as lost:
             self._worker = None
-            raise _Failed(str(lost)) from None
+            raise _Failed(str(lost), is_lost=True) from None
         except BaseException:
             self._worker = None
             raise
@@ -130,13 +146,29 @@ class Bench:
     def _running(self) -> WorkerProcess:
         if self._worker is not None and self._worker.has_ended():  # between two requests: no kernel's fault
             self.close()
+        if self._prepare is None:
+            self._prepare = _prepare(self.problem, self._seed)
+        if self._worker is not None and not self._told:
+            self._tell(self._worker, self._prepare)
         if self._worker is None:
-            if self._prepare is None:
-                self._prepare = _prepare(self.problem, self._seed)
             self._worker, answer = self._start(self._prepare)
-            assert isinstance(answer.value, Ready)
-            self.ready = answer.value
+            self._learn(answer)
         return self._worker
+
+    def _tell(self, worker: WorkerProcess, problem: Prepare) -> None:
+        """Give a worker another problem; where it does not take it, a new one may."""
+        self._worker = None
+        with suppress(WorkerLost):
+            answer = worker.ask(("prepare", problem), settings().prepare_seconds, self._cancel)
+            if answer.fault is None:
+                self._worker = worker
+                self._learn(answer)
+            else:
+                worker.end()
+
+    def _learn(self, answer: Answer) -> None:
+        assert isinstance(answer.value, Ready)
+        self.ready, self._told = answer.value, True
 
     def _start(self, problem: Prepare) -> tuple[WorkerProcess, Answer]:
         for attempt in range(START_ATTEMPTS):
@@ -157,7 +189,11 @@ class Bench:
 
 
 class _Failed(Exception):
-    """A request that failed in the worker, and why."""
+    """A request that failed in the worker, and why; ``is_lost``: the worker gave no answer."""
+
+    def __init__(self, why: str, *, is_lost: bool = False) -> None:
+        super().__init__(why)
+        self.is_lost = is_lost
 
 
 def compile_gate(arch: str) -> bytes:

@@ -138,3 +138,12 @@ class Launch:
     grid: tuple[int, int, int]
     block: int  # threads
     shared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A kernel as the GPU takes it."""
+
+    cubin: bytes
+    entry: str
+    launch: Launch

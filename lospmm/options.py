@@ -4,33 +4,31 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
+from types import MappingProxyType
 
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.device import DeviceSpec
-from lospmm.errors import BadRequest, Unsupported
+from lospmm.errors import BadRequest
 from lospmm.model import SPLITS
+
+#: What a search may choose for ``Schedule.lockstep``, the first without a measurement. Only machine code has barriers.
+LOCKSTEPS: Mapping[str, tuple[int, ...]] = MappingProxyType({"sass": (128, 0), "ptx": (0,), "cuda": (0,)})
 
 #: What each option may be.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "emitter": ("auto", *EMITTERS),
-    "ranker": ("none",),
+    "ranker": ("none", "lambdamart"),
     "measure": ("auto", "gpu", "none"),
     "verify": ("auto", "gpu", "cpu", "none"),
-    "trials": ("full",),
+    "trials": ("full", "proxy"),
     "dtype": ("float32",),
-}
-
-#: What the interface names but this version does not do, and what to use meanwhile.
-COMING: Mapping[str, str] = {
-    "lambdamart": "no model has been trained yet; 'none' orders by the analytic estimate",
-    "proxy": "this version times the kernels themselves; use trials 'full'",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to tune; docs/cli.md says what each means. Raises BadRequest or Unsupported for what there is not."""
+    """How to tune; docs/cli.md says what each means. Raises BadRequest for what there is not."""
 
     emitter: str = "auto"
     ranker: str = "none"
@@ -39,13 +37,11 @@ class Options:
     trials: str = "full"
     dtype: str = "float32"
     shortlist_size: int = 10
-    budget_seconds: float | None = None  # for timing candidates; None: as many as the search asks for
+    budget_seconds: float | None = None  # for the whole tuning; None: as many as the search asks for
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             value = getattr(self, name)
-            if isinstance(value, str) and value in COMING:
-                raise Unsupported(f"{name} {value}: {COMING[value]}")
             if not isinstance(value, str) or value not in choices:
                 raise BadRequest(f"{name} {value!r:.80}: choose one of {', '.join(choices)}")
         # NumPy's numbers become Python's, which are written down as JSON.

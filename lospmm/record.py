@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 
 from lospmm import artifact
 from lospmm.artifact import Manifest, Measured
-from lospmm.build import Build
+from lospmm.build import Build, for_emitter
+from lospmm.estimate import estimate_micros
 from lospmm.model import Candidate, Problem
 from lospmm.npz import write_npz
 from lospmm.options import Options
@@ -14,6 +17,9 @@ from lospmm.readers import Values
 from lospmm.search import Choice, Scored, Trialled
 from lospmm.tile_map import TileMap, map_of
 from lospmm.verify import Verification
+
+#: Who chooses where nothing is timed, by the ranker; any other is a model.
+CHOSEN_BY: Mapping[str, str] = MappingProxyType({"none": "estimate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +43,28 @@ def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
     return {
         artifact.CUBIN_FILE: build.binary.cubin,
         artifact.SOURCE_FILES[build.emission.language]: outcome.source.encode(),
-        artifact.TUNING_FILE: "".join(f"{json.dumps(line)}\n" for line in tuning_log(outcome.choice)).encode(),
+        artifact.TUNING_FILE: tuning_lines(outcome).encode(),
         artifact.MATRIX_FILE: write_npz(outcome.problem.matrix),
         artifact.SPACE_FILE: tile_map(outcome.choice).to_json().encode(),
         artifact.MANIFEST_FILE: manifest(outcome, seconds).to_json().encode(),
     }
 
 
-def tuning_log(choice: Choice) -> list[dict[str, object]]:
+def searched_problem(outcome: Outcome) -> Problem:
+    """With what its emitter needs of a thread's registers."""
+    return for_emitter(outcome.problem, outcome.options.emitter)
+
+
+def tuning_lines(outcome: Outcome) -> str:
+    return "".join(f"{json.dumps(line)}\n" for line in tuning_log(searched_problem(outcome), outcome.choice))
+
+
+def tuning_log(problem: Problem, choice: Choice) -> list[dict[str, object]]:
     """One line per candidate: those that were timed, in that order, or else the shortlist, best first."""
-    if choice.trials:
-        return [_line(rank, trial) for rank, trial in enumerate(choice.trials, start=1)]
-    return [_line(rank, scored) for rank, scored in enumerate(choice.shortlist, start=1)]
+    entries: Sequence[Scored | Trialled] = choice.trials or choice.shortlist
+    estimates = estimate_micros(problem, [entry.candidate for entry in entries])
+    numbered = zip(entries, estimates.tolist(), strict=True)
+    return [_line(rank, entry, micros) for rank, (entry, micros) in enumerate(numbered, start=1)]
 
 
 def tile_map(choice: Choice) -> TileMap:
@@ -59,13 +75,12 @@ def tile_map(choice: Choice) -> TileMap:
     return replace(found, winner=replace(found.winner, score=scores[0])) if scores else found
 
 
-def _line(rank: int, entry: Scored | Trialled) -> dict[str, object]:
+def _line(rank: int, entry: Scored | Trialled, estimated_micros: float) -> dict[str, object]:
     line: dict[str, object] = {
         "rank": rank,
-        "rows": entry.candidate.tile.rows,
-        "cols": entry.candidate.tile.cols,
-        **asdict(entry.candidate.schedule),
-        "estimated_micros": entry.score,
+        **axes_of(entry.candidate),
+        "score": entry.score,
+        "estimated_micros": estimated_micros,
         "measured_micros": None,
     }
     if isinstance(entry, Trialled):
@@ -75,8 +90,14 @@ def _line(rank: int, entry: Scored | Trialled) -> dict[str, object]:
             "spread": None if timing is None else timing.spread,
             "max_relative_error": entry.measurement.max_relative_error,
             "failure": entry.measurement.failure,
+            "final_micros": [None if one.timing is None else one.timing.micros for one in entry.finals],
         }
     return line
+
+
+def axes_of(candidate: Candidate) -> dict[str, int | None]:
+    """What tells a candidate from the others of a search."""
+    return {"rows": candidate.tile.rows, "cols": candidate.tile.cols, **asdict(candidate.schedule)}
 
 
 def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
@@ -107,7 +128,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         spill_bytes=binary.spill_bytes,
         code_bytes=binary.code_bytes,
         cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
-        search=_summary(outcome.choice, options),
+        search=_summary(searched_problem(outcome), outcome.choice, options),
         seconds=artifact.Seconds(**seconds),
         verified=None
         if verification is None
@@ -133,9 +154,8 @@ def _tile(winner: Candidate) -> artifact.Tile:
     )
 
 
-def _summary(choice: Choice, options: Options) -> artifact.SearchSummary:
+def _summary(problem: Problem, choice: Choice, options: Options) -> artifact.SearchSummary:
     space = choice.space
-    scores = [t.score for t in choice.trials if t.candidate is choice.winner]
     return artifact.SearchSummary(
         space=space.size,
         after_registers=space.after("registers"),
@@ -146,6 +166,6 @@ def _summary(choice: Choice, options: Options) -> artifact.SearchSummary:
         ranker=options.ranker,
         trials=options.trials if choice.trials else "none",
         relaxed=space.relaxed,
-        chosen_by="measurement" if choice.trials else "estimate",
-        estimated_micros=scores[0] if scores else choice.shortlist[0].score,
+        chosen_by="measurement" if choice.trials else CHOSEN_BY.get(options.ranker, "model"),
+        estimated_micros=float(estimate_micros(problem, [choice.winner])[0]),
     )

@@ -11,6 +11,7 @@ from lospmm.baselines import BASELINES, BaselineTime
 from lospmm.bench import Comparison
 from lospmm.model import Problem, TileSize
 from lospmm.options import is_experimental
+from lospmm.replay import Replay
 from lospmm.space import Space
 from lospmm.store import Entry
 from lospmm.terminal import print_json, print_pairs, print_table, printable
@@ -116,6 +117,13 @@ def show_entries(entries: Sequence[Entry], title: str, *, as_json: bool) -> None
     if entries:
         rows = [(entry.kind, entry.key, f"{entry.size_bytes:,}") for entry in entries]
         print_table(("kind", "key", "bytes"), rows, numbers=("bytes",))
+
+
+def show_replay(found: Replay) -> None:
+    heads = ("", *found.built)
+    rows = [(name, *map(str, axes.values())) for name, axes in (("built", found.built), ("replayed", found.winner))]
+    print(f"{'the same' if found.agrees else 'ANOTHER'} candidate, from {found.timed:,} that were timed")
+    print_table(heads, rows, numbers=heads[1:])
 
 
 def _timed(measured: Mapping[str, Any] | None) -> str:

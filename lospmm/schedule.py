@@ -22,7 +22,17 @@ def tile_programs(matrix: SparseMatrix, rows: NDArray[np.int32], schedule: Sched
     """The programs, one per part, that compute ``rows`` (distinct, in the order of the stores) of C = A x B for one
     column.
     """
-    accumulator, column, weight = _nonzeros_by_column(matrix, rows)
+    return parts_of_tile(*_nonzeros_by_column(matrix, rows), rows, schedule)
+
+
+def parts_of_tile(
+    accumulator: NDArray[np.integer],
+    column: NDArray[np.integer],
+    weight: NDArray[np.float32],
+    rows: NDArray[np.int32],
+    schedule: Schedule,
+) -> list[TileProgram]:
+    """The programs, one per part, of multiply-adds as ``interleave`` takes them."""
     if schedule.split_k == 1:
         return [interleave(accumulator, column, weight, rows, schedule)]
     part = _part_of_each(column, schedule.split_k)

@@ -1,15 +1,17 @@
 """The search, from a problem to the candidate that is built: the one place that knows the order of the steps.
 
-space -> constraints -> schedules -> ranker -> shortlist -> trials -> choice
+space -> constraints -> schedules -> ranker -> shortlist -> trials -> finals -> choice
 
-Without a GPU the choice is the ranker's first. With one the shortlist is timed, and then the neighbours of the fastest,
-and of the next fastest, as long as that finds something faster.
+Without a GPU the choice is the ranker's first. With one the shortlist is timed, and then what promises most after what
+was timed so far. The fastest few are timed again, in turns.
 """
 
-import time
-from collections import Counter
+import statistics
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,20 +20,30 @@ from lospmm.gpu.messages import Measurement
 from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
 from lospmm.ranker import Ranker, shortlist
 from lospmm.reorder import regroup
-from lospmm.space import Space, explore, neighbours, widen
+from lospmm.space import Space, explore, widen
 from lospmm.stages import Stages
+from lospmm.surrogate import Pool, Surrogate
 
-#: How often neighbours of a candidate are timed at most, how many of them each time, and how often in a row in vain:
-#: times of one kernel differ by several percent, so that the fastest is not always the one to go on from.
-ROUNDS = 8
-NEIGHBOURS = 12
-PATIENCE = 3
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How far a search by time goes. Times of one kernel differ by several percent, so that the fastest is not always
+    the one that stays the fastest."""
+
+    rounds: int = 9  # how often what promises most is timed,
+    batch: int = 8  # and how many candidates each time
+    lead: float = 2 / 3  # of the shortlist, what is timed before the first round is chosen
+    finalists: int = 3  # that are timed again,
+    turns: int = 3  # so many times each
+
+
+POLICY = Policy()
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
     candidate: Candidate
-    score: float  # the ranker's: the lowest is best
+    score: float  # the lowest is best: the ranker's, or after the shortlist the forecast in microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +53,22 @@ class Trialled:
     candidate: Candidate
     score: float
     measurement: Measurement
+    finals: tuple[Measurement, ...] = ()  # the times of it, if it was one of the fastest
 
     @property
     def micros(self) -> float:
         """Infinite for one that failed."""
-        return float("inf") if self.measurement.timing is None else self.measurement.timing.micros
+        return _micros(self.measurement)
+
+    @property
+    def final_micros(self) -> float | None:
+        """The median of the finals, infinite where one of them failed; None without any."""
+        micros = [_micros(one) for one in self.finals]
+        return (statistics.median(micros) if max(micros) < float("inf") else float("inf")) if micros else None
+
+
+def _micros(measurement: Measurement) -> float:
+    return float("inf") if measurement.timing is None else measurement.timing.micros
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +85,35 @@ class Choice:
 Trials = Callable[[Sequence[Candidate]], Iterable[Measurement]]
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Who times candidates: ``trials`` each of them once and briefly, ``finals`` the fastest, ``is_over`` says when to
+    stop."""
+
+    trials: Trials
+    finals: Trials | None = None  # None: nothing is timed again
+    is_over: Callable[[], bool] = lambda: False
+
+
 def search(
     problem: Problem,
     ranker: Ranker,
     shortlist_size: int,
     stages: Stages,
     *,
-    workers: int = 1,
     lockstep: int = 0,
     splits: tuple[int, ...] = (1,),
 ) -> Choice:
     """Choose without measuring: the candidate that ``ranker`` puts first. Raises NothingFits."""
-    space = explore_problem(problem, stages, workers=workers, splits=splits)
+    return search_space(
+        problem, explore_problem(problem, stages, splits=splits), ranker, shortlist_size, stages, lockstep=lockstep
+    )
+
+
+def search_space(
+    problem: Problem, space: Space, ranker: Ranker, shortlist_size: int, stages: Stages, *, lockstep: int = 0
+) -> Choice:
+    """The same in a space that was explored."""
     if not space.survivors:
         raise NothingFits(_refusals(problem, space))
     with stages.stage("constraints"):
@@ -92,75 +132,161 @@ def choose_by_time(
     problem: Problem,
     choice: Choice,
     ranker: Ranker,
-    trials: Trials,
+    clock: Clock,
     *,
     locksteps: Sequence[int] = (0,),
-    budget_seconds: float | None = None,
+    policy: Policy = POLICY,
+    stages: Stages | None = None,
 ) -> Choice:
-    """``choice`` with the fastest of its shortlist, and of the neighbours of what was fast, as its winner.
+    """``choice`` with the fastest of its shortlist, and of what promised most after it, as its winner. Its shortlist is
+    as it was timed.
 
-    Each round goes on from the fastest candidate that none has gone on from. The last one is over when PATIENCE rounds
-    in a row have found nothing faster, after ROUNDS, or once ``budget_seconds`` have passed; one candidate is always
-    timed. Raises GpuFault where none of them ran.
+    A round is chosen while the one before it is still timed, so that its kernels are built meanwhile. It ends after all
+    rounds, where nothing is left, or once time is up; one candidate that runs is always timed. Then the fastest are
+    timed again in turns, so that what changes meanwhile changes for all of them. Raises GpuFault where none of them
+    ran.
     """
-    deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+    rounds = _Rounds(problem, choice.space, ranker, locksteps, stages or Stages())
     timed: list[Trialled] = []
-    batch = list(choice.shortlist)
-    fastest: Trialled | None = None
-    left: set[tuple[TileSize, Schedule]] = set()
-    vain = 0
-    for _ in range(ROUNDS + 1):
-        timed += _timed(batch, trials, deadline, first=not timed)
-        ran = sorted((trial for trial in timed if trial.measurement.timing is not None), key=lambda trial: trial.micros)
-        if not ran:
-            raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
-        vain = vain + 1 if ran[0] is fastest else 0
-        fastest = ran[0]
-        start = next((trial for trial in ran if _key(trial.candidate) not in left), None)
-        if start is None or vain == PATIENCE or (deadline is not None and time.monotonic() >= deadline):
+    with ExitStack() as stack:
+        begun: deque[_Batch] = deque()
+
+        def begin(batch: Sequence[Scored]) -> None:
+            if batch:
+                begun.append(_Batch(batch, iter(clock.trials([scored.candidate for scored in batch]))))
+                stack.callback(begun[-1].close)
+
+        spread = rounds.spread(choice.shortlist)
+        lead = max(round(policy.lead * len(spread)), 1)
+        begin(spread[:lead])
+        begin(spread[lead:])
+        rounds.prepare()  # while the first kernels are built
+        while begun:
+            timed += begun.popleft().timed(clock.is_over, first=not _fastest_first(timed))
+            ran = _fastest_first(timed)
+            if ran and clock.is_over():
+                break
+            if ran and rounds.done < policy.rounds:
+                begin(rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch))
+    if not ran:
+        raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
+    timed = _again(timed, clock, policy)
+    finalists = [trial for trial in timed if trial.final_micros is not None]
+    winner = min(finalists, key=_final) if finalists else _fastest_first(timed)[0]
+    if finalists and _final(winner) == float("inf"):
+        raise GpuFault(f"none of the fastest {len(finalists)} kernels ran again: {_failure(finalists[0].finals)}")
+    return replace(choice, winner=winner.candidate, shortlist=tuple(spread), trials=tuple(timed))
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Candidates that are built and timed, one after the other as they are asked for."""
+
+    asked: Sequence[Scored]
+    measurements: Iterator[Measurement]
+
+    def timed(self, is_over: Callable[[], bool], *, first: bool) -> Iterator[Trialled]:
+        for scored, measurement in zip(self.asked, self.measurements, strict=False):
+            yield Trialled(scored.candidate, scored.score, measurement)
+            first = first and measurement.timing is None
+            if not first and is_over():
+                return
+
+    def close(self) -> None:
+        """Nothing more is built."""
+        if isinstance(self.measurements, Closeable):
+            self.measurements.close()
+
+
+@runtime_checkable
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+class _Rounds:
+    """What is timed next."""
+
+    def __init__(
+        self, problem: Problem, space: Space, ranker: Ranker, locksteps: Sequence[int], stages: Stages
+    ) -> None:
+        self.problem, self.space, self.ranker, self.locksteps = problem, space, ranker, locksteps
+        self.stages = stages
+        self.done = 0
+        self._surrogate: Surrogate | None = None
+        self._taken: set[int] = set()
+        self._asked: set[tuple[TileSize, Schedule]] = set()
+
+    def spread(self, shortlist: Sequence[Scored]) -> list[Scored]:
+        """The shortlist with every lockstep in turn, which the estimate does not tell from each other."""
+        spread = []
+        for place, scored in enumerate(shortlist):
+            candidate, lockstep = scored.candidate, self.locksteps[place % len(self.locksteps)]
+            if candidate.schedule.lockstep != lockstep:
+                candidate = replace(candidate, schedule=replace(candidate.schedule, lockstep=lockstep))
+            spread.append(replace(scored, candidate=candidate))
+        self._asked |= {_key(scored.candidate) for scored in spread}
+        return spread
+
+    def prepare(self) -> None:
+        """Have all candidates ready to choose from."""
+        with self.stages.part("rank"):
+            pool = Pool.of(self.problem, self.space, self.ranker, self.locksteps)
+            self._surrogate = Surrogate(self.problem, pool)
+        self._taken |= {at for key in self._asked if (at := pool.find(*key)) is not None}
+
+    def next(self, ran: Sequence[Trialled], pending: Sequence[Scored], count: int) -> list[Scored]:
+        """What promises most, after those that ran; those ``pending`` are taken to run as they are forecast."""
+        assert self._surrogate is not None, "it is prepared"
+        self.done += 1
+        pool = self._surrogate.pool
+        micros = {trial.candidate: trial.micros for trial in ran}
+        waiting = [scored.candidate for scored in pending]
+        with self.stages.part("rank"):
+            chosen = self._surrogate.most_promising(micros, waiting, count, self._taken)
+        self._taken |= set(chosen)
+        return [Scored(pool[index], float(np.exp(pool.forecast[index]))) for index in chosen]
+
+
+def _again(timed: Sequence[Trialled], clock: Clock, policy: Policy) -> list[Trialled]:
+    """``timed`` with the finals of the fastest. Time that is up in the middle of a turn leaves that turn out."""
+    finalists = _fastest_first(timed)[: policy.finalists]
+    if clock.finals is None or clock.is_over():
+        return list(timed)
+    asked = [trial.candidate for trial in finalists] * policy.turns
+    found: list[Measurement] = []
+    for measurement in clock.finals(asked):
+        found.append(measurement)
+        if len(found) % len(finalists) == 0 and clock.is_over():
             break
-        left.add(_key(start.candidate))
-        batch = _unseen(problem, choice.space, ranker, timed, start.candidate, locksteps)
-    assert fastest is not None
-    return replace(choice, winner=fastest.candidate, trials=tuple(timed))
+    turns = len(found) // len(finalists)
+    finals = {_key(trial.candidate): tuple(found[at :: len(finalists)][:turns]) for at, trial in enumerate(finalists)}
+    return [replace(trial, finals=finals.get(_key(trial.candidate), ())) for trial in timed]
 
 
-def _timed(batch: Sequence[Scored], trials: Trials, deadline: float | None, *, first: bool) -> Iterator[Trialled]:
-    measurements = trials([scored.candidate for scored in batch])
-    for scored, measurement in zip(batch, measurements, strict=False):
-        yield Trialled(scored.candidate, scored.score, measurement)
-        first = first and measurement.timing is None
-        if deadline is not None and time.monotonic() >= deadline and not first:
-            return
+def _fastest_first(timed: Sequence[Trialled]) -> list[Trialled]:
+    """Those that ran."""
+    return sorted((trial for trial in timed if trial.measurement.timing is not None), key=lambda trial: trial.micros)
 
 
-def _unseen(
-    problem: Problem,
-    space: Space,
-    ranker: Ranker,
-    timed: Sequence[Trialled],
-    candidate: Candidate,
-    locksteps: Sequence[int],
-) -> list[Scored]:
-    """The neighbours of ``candidate`` that were not timed yet, the ranker's best first."""
-    seen = {_key(trial.candidate) for trial in timed}
-    near = [c for c in neighbours(problem, space, candidate, locksteps) if _key(c) not in seen]
-    if not near:
-        return []
-    scores = ranker(problem, near)
-    return [Scored(near[index], float(scores[index])) for index in shortlist(scores, NEIGHBOURS)]
+def _final(trial: Trialled) -> float:
+    assert trial.final_micros is not None
+    return trial.final_micros
+
+
+def _failure(finals: Sequence[Measurement]) -> str | None:
+    return next((one.failure for one in finals if one.failure is not None), None)
 
 
 def _key(candidate: Candidate) -> tuple[TileSize, Schedule]:
     return candidate.tile, candidate.schedule
 
 
-def explore_problem(problem: Problem, stages: Stages, *, workers: int = 1, splits: tuple[int, ...] = (1,)) -> Space:
-    """The space and its constraints, with rows regrouped by Algorithm 1."""
+def explore_problem(problem: Problem, stages: Stages, *, splits: tuple[int, ...] = (1,)) -> Space:
+    """The space and its constraints, with rows regrouped by Algorithm 1, by one thread: more slow each other down."""
 
     def timed_regroup(size_limits: Sequence[int]) -> dict[int, Tiling]:
         with stages.stage("reorder"):
-            return regroup(problem.matrix, size_limits, workers=workers)
+            return regroup(problem.matrix, size_limits)
 
     with stages.stage("constraints"):
         return explore(problem, timed_regroup, splits=splits)

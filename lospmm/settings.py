@@ -24,7 +24,9 @@ class Settings(BaseSettings):
         description="A CUDA toolkit to take nvcc, ptxas and nvlink from, before CUDA_HOME, PATH and the PyPI packages.",
     )
     workers: int = Field(
-        default_factory=lambda: len(os.sched_getaffinity(0)), ge=1, description="Compilers run at the same time."
+        default_factory=lambda: len(os.sched_getaffinity(0)),
+        ge=1,
+        description="Compilers run, and kernels built, at the same time.",
     )
     compile_seconds: float = Field(default=600.0, gt=0, description="Time limit of one compiler process, in seconds.")
     compile_bytes: int = Field(
@@ -32,6 +34,9 @@ class Settings(BaseSettings):
     )
     sputnik: Path | None = Field(
         default=None, description="A shared library of Sputnik for `lospmm bench` to time too."
+    )
+    rankers: Path | None = Field(
+        default=None, description="A folder of rank models that were trained here, before those that lospmm has."
     )
     database_url: str | None = Field(
         default=None,

@@ -139,38 +139,6 @@ def _of_use(problem: Problem, space: Space, candidates: Candidates) -> NDArray[n
     return needed & (blocks >= space.least_blocks)
 
 
-#: How many tile sizes on either side, along each of its axes, are neighbours.
-REACH = 2
-
-
-def neighbours(problem: Problem, space: Space, candidate: Candidate, locksteps: Sequence[int]) -> list[Candidate]:
-    """One step from ``candidate`` along one axis: the nearest tile sizes that survived, and its other schedules."""
-    tile, schedule, survivors = candidate.tile, candidate.schedule, space.survivors
-    near = _nearest([c for c in survivors if c.tile.cols == tile.cols], tile, lambda size: size.rows)
-    near += _nearest([c for c in survivors if c.tile.rows == tile.rows], tile, lambda size: size.cols)
-    others = [replace(schedule, prefetch=depth) for depth in _beside(PREFETCHES, schedule.prefetch)]
-    others += [replace(schedule, column_group=group) for group in COLUMN_GROUPS if _differs(problem, tile.cols, group)]
-    others += [replace(schedule, lockstep=lockstep) for lockstep in locksteps]
-    others += [replace(schedule, split_k=split) for split in _beside(space.splits, schedule.split_k)]
-    found = [replace(other, schedule=schedule) for other in near]
-    found += [replace(candidate, schedule=other) for other in others if other != schedule]
-    columns = Candidates.of(found)
-    allowed = _of_use(problem, space, columns) & runs(problem, columns)
-    return [one for one, holds in zip(found, allowed, strict=True) if holds]
-
-
-def _beside(values: Sequence[int], value: int) -> list[int]:
-    """The next smaller and the next larger of ``values``."""
-    return [*sorted(other for other in values if other < value)[-1:], *sorted(o for o in values if o > value)[:1]]
-
-
-def _nearest(candidates: Sequence[Candidate], tile: TileSize, axis: Callable[[TileSize], int]) -> list[Candidate]:
-    ordered = sorted(candidates, key=lambda candidate: axis(candidate.tile))
-    below = [candidate for candidate in ordered if axis(candidate.tile) < axis(tile)]
-    above = [candidate for candidate in ordered if axis(candidate.tile) > axis(tile)]
-    return below[-REACH:] + above[:REACH]
-
-
 def _relaxed_limit(constraint: Constraint, bound: Bound) -> float | None:
     """The moved limit of a rule of thumb that nothing meets; None where the limit stands."""
     if constraint.relaxed is None or not len(bound.value) or bound.holds.any():

@@ -1,22 +1,40 @@
-"""Candidates built and timed: kernels are built by several threads, and each is timed as soon as its turn comes.
+"""Candidates built and timed: kernels are built at the same time, and each is timed as soon as its turn comes.
 
 One kernel at a time runs on the GPU; a lock keeps other tunings of this machine from timing theirs meanwhile.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 
-from lospmm.build import Build, build
+from lospmm.budget import Budget
+from lospmm.build import build
+from lospmm.crew import Crew
 from lospmm.errors import ToolchainFault, Unsupported
 from lospmm.gpu.messages import Measurement
-from lospmm.measure import Bench
-from lospmm.model import Candidate, Problem
+from lospmm.measure import FULL, Bench, Effort
+from lospmm.model import Candidate, Compiled, Problem
 from lospmm.stages import Stages
 from lospmm.store import Store
+from lospmm.timings import Timings
 
-#: How often a wait for a kernel looks whether it was cancelled.
+#: How often a wait for a kernel looks whether it was cancelled, or whether time is up.
 POLL_SECONDS = 0.1
+
+#: The least time limit of a kernel on the GPU, however little is left of a budget.
+LEAST_KERNEL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What trials may have beside a bench: who builds for them, what is known already, how well to measure, and until
+    when."""
+
+    crew: Crew | None = None  # None: threads of this process
+    timings: Timings | None = None
+    effort: Effort = FULL
+    budget: Budget = field(default_factory=Budget)
 
 
 class BuildAndTime:
@@ -31,38 +49,93 @@ class BuildAndTime:
         store: Store,
         workers: int,
         stages: Stages,
+        means: Means | None = None,
     ) -> None:
         self.problem, self.emitter, self.bench = problem, emitter, bench
         self.store, self.workers, self.stages = store, workers, stages
-        self.timed = 0
+        self.means = means or Means()
+        self.asked = 0
+        self.timed = 0  # of those that were asked for; or failed, or known
+        self.measured = 0  # of these, on the GPU
+        self._ran = False
 
-    def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
-        """A kernel that cannot be built has failed, as one that cannot be run. Raises GpuFault without a GPU, and
-        CancelledError."""
-        stop = threading.Event()
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="build")
+    def __call__(self, candidates: Sequence[Candidate]) -> "Running":
+        """The kernels are built from now on, and timed one after the other as they are asked for.
+
+        A kernel that cannot be built has failed, as one that cannot be run. Once one ran they end with the budget.
+        """
+        return Running(self, candidates)
+
+    def measurements(self, begun: "Running") -> Generator[Measurement]:
+        """Raises GpuFault without a GPU, and CancelledError."""
         try:
-            builds = [pool.submit(self._build, candidate, stop) for candidate in candidates]
-            total = self.timed + len(builds)
-            for future in builds:
-                self.stages.progress("measure_trials", self.timed, total)
-                yield self._measure(future)
+            for candidate, found, future in zip(begun.candidates, begun.known, begun.builds, strict=True):
+                self.stages.progress("measure_trials", self.timed, self.asked)
+                measurement = found if future is None else self._measure(candidate, future)
+                if measurement is None:
+                    return
+                self._ran = self._ran or measurement.timing is not None
                 self.timed += 1
+                yield measurement
         finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
+            begun.end()
 
-    def _build(self, candidate: Candidate, stop: threading.Event) -> Build:
-        return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=stop)
+    def known(self, candidate: Candidate) -> Measurement | None:
+        timings = self.means.timings
+        return None if timings is None else timings.take(candidate, self.means.effort)
 
-    def _measure(self, future: Future[Build]) -> Measurement:
+    def build(self, candidate: Candidate, stop: threading.Event) -> Compiled:
+        crew = self.means.crew
+        if crew is not None:
+            return crew.build(self.problem, candidate, self.emitter, self.store, stop)
+        return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=stop).compiled
+
+    def _measure(self, candidate: Candidate, future: Future[Compiled]) -> Measurement | None:
+        """None where time is up before the kernel is built."""
+        means = self.means
         with self.stages.part("compile_trials"):
             while not wait([future], POLL_SECONDS).done:
                 if self.stages.cancel is not None and self.stages.cancel.is_set():
                     raise CancelledError
+                if self._ran and means.budget.is_over:
+                    return None
             try:
                 built = future.result()
             except (ToolchainFault, Unsupported) as error:
                 return Measurement(None, None, str(error))
         with self.stages.part("measure_trials"):
-            return self.bench.measure(built.binary.cubin, built.program.name, built.launch)
+            if self._ran:
+                self.bench.kernel_seconds = max(means.budget.left, LEAST_KERNEL_SECONDS)
+            measurement = self.bench.measure(built.cubin, built.entry, built.launch, effort=means.effort)
+            self.measured += 1
+            if means.timings is not None:
+                means.timings.add(candidate, means.effort, measurement)
+        return measurement
+
+
+class Running(Iterator[Measurement]):
+    """Measurements of some candidates, whose kernels are built until it is closed."""
+
+    def __init__(self, trials: BuildAndTime, candidates: Sequence[Candidate]) -> None:
+        self.candidates = candidates
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(trials.workers, thread_name_prefix="build")
+        self.known = [trials.known(candidate) for candidate in candidates]
+        self.builds = [
+            self._pool.submit(trials.build, candidate, self._stop) if found is None else None
+            for candidate, found in zip(candidates, self.known, strict=True)
+        ]
+        trials.asked += len(candidates)
+        self._measurements = trials.measurements(self)
+
+    def __next__(self) -> Measurement:
+        return next(self._measurements)
+
+    def close(self) -> None:
+        """Time no more, and stop building."""
+        self._measurements.close()
+        self.end()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._pool.shutdown(cancel_futures=True)

@@ -12,10 +12,42 @@ def uniform(m: int, k: int, sparsity: float, seed: int) -> SparseMatrix:
 
     Raises BadRequest for a sparsity outside 0 to 1.
     """
-    if not 0 <= sparsity <= 1:
-        raise BadRequest(f"sparsity {sparsity}: must be from 0 to 1")
     random = np.random.default_rng(seed)
-    return _matrix(m, k, random.choice(m * k, round((1 - sparsity) * m * k), replace=False), random)
+    return _matrix(m, k, random.choice(m * k, _count(m, k, sparsity), replace=False), random)
+
+
+def uneven(m: int, k: int, sparsity: float, seed: int, *, rows: float = 0.0, columns: float = 0.0) -> SparseMatrix:
+    """As many nonzeros as ``uniform``, more of them in some rows and columns than in others.
+
+    The chance of a row (a column) is log-normal; ``rows`` and ``columns`` are the standard deviations of its logarithm.
+    Raises BadRequest as ``uniform`` does.
+    """
+    random = np.random.default_rng(seed)
+    chance = np.exp(rows * random.standard_normal((m, 1))) * np.exp(columns * random.standard_normal(k))
+    return _likeliest(chance, sparsity, random)
+
+
+def clustered(m: int, k: int, sparsity: float, seed: int, *, block: int = 16, contrast: float = 1.0) -> SparseMatrix:
+    """As many nonzeros as ``uniform``, more of them in some blocks of ``block`` x ``block`` cells than in others.
+
+    The chance of a block is log-normal, ``contrast`` the standard deviation of its logarithm. Raises BadRequest as
+    ``uniform`` does.
+    """
+    random = np.random.default_rng(seed)
+    blocks = np.exp(contrast * random.standard_normal((-(-m // block), -(-k // block))))
+    return _likeliest(blocks.repeat(block, axis=0).repeat(block, axis=1)[:m, :k], sparsity, random)
+
+
+def pruned_low_rank(m: int, k: int, sparsity: float, seed: int, *, rank: int = 16, noise: float = 0.5) -> SparseMatrix:
+    """A product of random factors of ``rank``, and normal noise, pruned by magnitude: what is kept of a trained layer
+    follows its rows and columns in the same way. ``noise`` is relative to the product. Raises BadRequest as
+    ``uniform`` does.
+    """
+    random = np.random.default_rng(seed)
+    factors = [random.standard_normal((side, rank), dtype=np.float32) for side in (m, k)]
+    weights: NDArray[np.float32] = factors[0] @ factors[1].T * np.float32(rank**-0.5)
+    weights += np.float32(noise) * random.standard_normal((m, k), dtype=np.float32)
+    return _first(-np.abs(weights), sparsity, random)
 
 
 def paired_blocks(
@@ -54,6 +86,29 @@ def paired_blocks(
         upper.append(block * cells + cell[:nnz])
         lower.append((block + blocks // 2) * cells + cell[nnz - shared :])
     return _matrix(m, k, np.concatenate(upper + lower), random)
+
+
+def _count(m: int, k: int, sparsity: float) -> int:
+    """Nonzeros. Raises BadRequest for a sparsity outside 0 to 1."""
+    if not 0 <= sparsity <= 1:
+        raise BadRequest(f"sparsity {sparsity}: must be from 0 to 1")
+    return round((1 - sparsity) * m * k)
+
+
+def _likeliest(chance: NDArray[np.float64], sparsity: float, random: np.random.Generator) -> SparseMatrix:
+    """Nonzeros drawn without replacement, each cell by its chance: the first to arrive of exponential times."""
+    arrival: NDArray[np.float32] = random.standard_exponential(chance.shape, dtype=np.float32)
+    arrival /= chance.astype(np.float32)
+    return _first(arrival, sparsity, random)
+
+
+def _first(score: NDArray[np.float32], sparsity: float, random: np.random.Generator) -> SparseMatrix:
+    """Nonzeros where ``score`` (m, k) is least."""
+    m, k = score.shape
+    count = _count(m, k, sparsity)
+    if count == m * k:
+        return _matrix(m, k, np.arange(count), random)
+    return _matrix(m, k, np.argpartition(score, count, axis=None)[:count], random)
 
 
 def _matrix(m: int, k: int, position: NDArray[np.int64], random: np.random.Generator) -> SparseMatrix:

@@ -6,6 +6,7 @@ through ctypes (NVML API reference, "Device Queries").
 
 import ctypes
 from dataclasses import dataclass
+from functools import cache
 
 _SUCCESS = 0
 _GRAPHICS_TEMPERATURE = 0  # NVML_TEMPERATURE_GPU
@@ -38,15 +39,17 @@ class Clocks:
 def read_clocks(bus_id: str) -> Clocks | None:
     """The clocks of the GPU at a PCI address, now. None where there is no NVML, or where it does not tell."""
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2() != _SUCCESS:
-            return None
-        try:
-            return _read(nvml, bus_id)
-        finally:
-            nvml.nvmlShutdown()
+        nvml = _nvml()
+        return None if nvml is None else _read(nvml, bus_id)
     except (OSError, AttributeError):  # no such library, or one without such a function
         return None
+
+
+@cache
+def _nvml() -> ctypes.CDLL | None:
+    """Opened once and left so: that takes longer than many a measurement. None where it cannot be opened."""
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    return nvml if nvml.nvmlInit_v2() == _SUCCESS else None
 
 
 def _read(nvml: ctypes.CDLL, bus_id: str) -> Clocks | None:

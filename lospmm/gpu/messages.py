@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lospmm.errors import GpuFault
 from lospmm.gpu.clocks import Clocks
-from lospmm.gpu.timing import Timing
+from lospmm.gpu.timing import FULL, Effort, Timing
 
 #: Before every message: a mark, which stray output lacks, and the length in bytes.
 HEADER = struct.Struct("<8sQ")
@@ -36,7 +36,8 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepare:
-    """The first request: which library to use, and the problem, which stays on the GPU until the worker ends."""
+    """The first request: which library to use, and the problem, which stays on the GPU until the worker ends or is
+    given another, for the same library."""
 
     driver: str
     m: int
@@ -71,6 +72,7 @@ class Measure:
     shape: Shape
     takes_n: bool
     cache: CacheState
+    effort: Effort = FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +80,15 @@ class Measurement:
     """What a GPU said of one kernel: exactly one of ``timing`` and ``failure``.
 
     ``max_relative_error`` is that of ``lospmm.verify``, over all of C, infinite for an unwritten
-    element; None where the kernel did not get so far.
+    element; None where the kernel did not get so far. ``is_lost``: the worker gave no answer, as after a hang or a
+    crash, for which the kernel may not be to blame.
     """
 
     timing: Timing | None
     max_relative_error: float | None
     failure: str | None
     clocks: Clocks | None = None
+    is_lost: bool = False
 
     def __post_init__(self) -> None:
         assert (self.timing is None) != (self.failure is None), "a kernel was timed, or it failed"

@@ -100,6 +100,12 @@ def fill(driver: Driver, operands: Operands, problem: Prepare) -> None:
             driver.upload(address + 4 * start, operands.drawn[: operands.k * operands.n - start])
 
 
+def release(driver: Driver, operands: Operands) -> None:
+    """Give back what ``allocate`` took."""
+    for address in (operands.b[0], operands.indptr, operands.indices, operands.values, operands.worst):
+        driver.free(address)
+
+
 def poison(driver: Driver, operands: Operands, copy: int) -> None:
     """Fill a C with NaN: an element that a kernel does not write is then seen."""
     driver.fill(operands.c[copy], NAN_WORD, operands.m * operands.n)

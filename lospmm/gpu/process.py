@@ -4,6 +4,7 @@ Like a compiler, a worker runs in a session of its own and carries the token of 
 which ends it should this process be killed, even while a kernel of it hangs.
 """
 
+import fcntl
 import os
 import pickle
 import selectors
@@ -24,9 +25,10 @@ from lospmm.toolchain import lifetime
 #: -P: the current directory is not searched for modules.
 WORKER = (sys.executable, "-P", "-m", "lospmm.gpu.worker")
 
-#: How often a wait looks whether it was cancelled, what a pipe gives at once, and the end of stderr that is kept.
+#: How often a wait looks whether it was cancelled, what a pipe holds, where the system allows it, and the end of stderr
+#: that is kept.
 POLL_SECONDS = 0.05
-PIPE_BYTES = 1 << 16
+PIPE_BYTES = 1 << 20
 LOG_BYTES = 1 << 14
 
 #: How long the driver may take to take a GPU from a process that was killed.
@@ -59,6 +61,9 @@ class WorkerProcess:
             raise GpuFault(f"{command[0]} cannot be started: {error.strerror}") from error
         for stream in self._streams():
             os.set_blocking(stream.fileno(), False)
+        for stream in self._streams()[:2]:
+            with suppress(OSError):  # a user's pipes may be limited (/proc/sys/fs/pipe-user-pages-soft)
+                fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._log = bytearray()
 
     @property

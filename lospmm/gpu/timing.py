@@ -27,6 +27,19 @@ WARM_MICROS = 20_000.0
 MAX_COPIES = 4096
 
 
+class Effort(NamedTuple):
+    """How much of a GPU's time a measurement takes: ``replays``, 2 or more, count after ``warm_micros`` that do not."""
+
+    replays: int = REPLAYS
+    warm_micros: float = WARM_MICROS
+
+
+FULL = Effort()
+
+#: For one kernel right after another, when the clocks are up: a fifth of the time, with about twice the noise.
+BRIEF = Effort(replays=5, warm_micros=1_000.0)
+
+
 class Timing(NamedTuple):
     """Of one launch. ``spread`` is the interquartile range of the replays over their median."""
 
@@ -45,13 +58,13 @@ def time_rotating(
     enqueue: Callable[[int], None],
     *,
     copies: int,
-    replays: int = REPLAYS,
+    effort: Effort = FULL,
     launches: int = LAUNCHES,
 ) -> Timing:
     """The time of one ``enqueue(copy)``, which puts one launch on ``driver.stream``, over the copies 0 to copies - 1.
 
     A replay holds whole rounds of the copies, at least ``launches`` launches, or, of what takes long, as many as there
-    is time for. ``replays`` is 2 or more.
+    is time for.
     """
     started = time.monotonic()
     enqueue(0)  # what is loaded or allocated at the first launch cannot be captured
@@ -65,9 +78,9 @@ def time_rotating(
     graph = driver.capture(one_replay)
     try:
         warm = [driver.replay_micros(graph) for _ in range(WARM_REPLAYS)]
-        for _ in range(warm_replays_left(warm)):
+        for _ in range(warm_replays_left(warm, effort.warm_micros)):
             driver.replay_micros(graph)
-        times = [driver.replay_micros(graph) / count for _ in range(replays)]
+        times = [driver.replay_micros(graph) / count for _ in range(effort.replays)]
     finally:
         driver.discard(graph)
     return timing_of(times)
@@ -78,9 +91,9 @@ def fewer_if_slow(launches: int, micros: float) -> int:
     return max(1, min(launches, int(REPLAY_MICROS / max(1.0, micros))))
 
 
-def warm_replays_left(micros: list[float]) -> int:
-    """How many replays are still missing from WARM_MICROS after some that took so long."""
-    return max(0, round((WARM_MICROS - sum(micros)) / max(1.0, micros[-1])))
+def warm_replays_left(micros: list[float], enough: float = WARM_MICROS) -> int:
+    """How many replays are still missing from ``enough`` after some that took so long."""
+    return max(0, round((enough - sum(micros)) / max(1.0, micros[-1])))
 
 
 def timing_of(micros: list[float]) -> Timing:

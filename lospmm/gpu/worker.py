@@ -2,7 +2,8 @@
 
 Run as ``python -P -m lospmm.gpu.worker`` by ``lospmm.gpu.process``. It reads requests from standard input and answers
 on what was standard output: a pair of a command's name and its task, answered by an ``Answer`` (``messages.py``). The
-first is "prepare". It ends at the end of its input, and after an error that leaves the GPU's context unusable.
+first is "prepare"; another one later gives it another problem. It ends at the end of its input, and after an error that
+leaves the GPU's context unusable.
 
 To add a command, write a function of the ``Workbench`` and a task, and add a row to ``COMMANDS``.
 """
@@ -23,7 +24,7 @@ from lospmm.gpu.clocks import read_clocks
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.gate import Gate, Verdict, count_different, load_gate, run_and_check
 from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, packed, receive
-from lospmm.gpu.operands import Operands, allocate, fill
+from lospmm.gpu.operands import Operands, allocate, fill, release
 from lospmm.gpu.timing import time_rotating
 
 
@@ -37,9 +38,8 @@ class Workbench:
     gate: Gate
 
 
-def prepare(problem: Prepare, opener: Callable[[str], Driver]) -> tuple[Workbench, Ready]:
-    """Open the GPU and put the problem on it. Raises GpuFault."""
-    driver = opener(problem.driver)
+def prepare(problem: Prepare, driver: Driver) -> tuple[Workbench, Ready]:
+    """Put the problem on the GPU. Raises GpuFault."""
     operands = allocate(driver, problem)
     fill(driver, operands, problem)
     ready = Ready(driver.name, driver.device_name(), driver.driver_version(), driver.l2_bytes(), operands.copies)
@@ -58,7 +58,8 @@ def measure(bench: Workbench, task: Measure) -> Measurement:
     before = run_and_check(driver, bench.gate, operands, bench.problem, enqueue, copy=0)
     if before.failure is not None:
         return _refused(bench, before)
-    timing = time_rotating(driver, enqueue, copies=operands.copies if task.cache == "cold" else 1)
+    copies = operands.copies if task.cache == "cold" else 1
+    timing = time_rotating(driver, enqueue, copies=copies, effort=task.effort)
     clocks = read_clocks(driver.bus_id())
     last = operands.copies - 1
     after = run_and_check(driver, bench.gate, operands, bench.problem, enqueue, copy=last)
@@ -87,20 +88,29 @@ def _elsewhere(module: str, function: str) -> Callable[[Workbench, Any], object]
 
 #: By the name that a request starts with.
 COMMANDS: Mapping[str, Callable[[Workbench, Any], object]] = MappingProxyType(
-    {"measure": measure, "baseline": _elsewhere("lospmm.baselines.work", "run")}
+    {
+        "measure": measure,
+        "baseline": _elsewhere("lospmm.baselines.work", "run"),
+        "proxy": _elsewhere("lospmm.gpu.proxy", "run"),
+    }
 )
 
 
 def serve(requests: BinaryIO, answers: BinaryIO, opener: Callable[[str], Driver]) -> None:
     """Answer requests until they end, or until the GPU's context is lost."""
+    driver: Driver | None = None
     bench: Workbench | None = None
     answer = Answer()
     while answer.healthy and (request := receive(requests)) is not None:
         assert isinstance(request, tuple), "a request is a name and a task"
         name, task = request
         try:
-            if bench is None:
-                bench, value = prepare(task, opener)
+            if bench is None or name == "prepare":
+                driver = opener(task.driver) if driver is None else driver
+                if bench is not None:
+                    release(driver, bench.operands)
+                    bench = None
+                bench, value = prepare(task, driver)
                 answer = Answer(value)
             else:
                 answer = Answer(COMMANDS[name](bench, task))

@@ -1,5 +1,8 @@
 """Which GPU of the device table this machine has."""
 
+import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from cuda.bindings import driver
@@ -20,6 +23,11 @@ DRIVER_NAMES = {
     "H200": "h200",
     "B200": "b200",
 }
+
+#: Where NVIDIA's driver for Linux says what it is.
+DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
+
+_VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
 
 
 def own_gpu() -> str | None:
@@ -49,6 +57,15 @@ def own_gpu_id() -> str:
         return ""
     status, unique = driver.cuDeviceGetUuid(gpu)
     return bytes(unique.bytes).hex() if status == driver.CUresult.CUDA_SUCCESS else ""
+
+
+def driver_version() -> str:
+    """NVIDIA's driver, as in "580.159.04"; where it does not say, the newest CUDA that it supports; else empty."""
+    with suppress(OSError):
+        if found := _VERSION.search(DRIVER_VERSION_FILE.read_text()):
+            return found[0]
+    status, number = driver.cuDriverGetVersion() if _first() is not None else (None, 0)
+    return f"CUDA {number // 1000}.{number % 1000 // 10}" if status == driver.CUresult.CUDA_SUCCESS else ""
 
 
 def _first_gpu() -> str | None:

@@ -4,11 +4,11 @@
 in each (5.1.3), ``launch.py`` the run-time arguments with which one program stands for many kernels (5.2).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lospmm.ir import KernelProgram
 from lospmm.lower import kernel_name
-from lospmm.model import ZERO_ROWS, Candidate, Problem, Schedule, Tiling
+from lospmm.model import ZERO_ROWS, Candidate, Launch, Problem, Schedule, Tiling, ceil_div
 from lospmm.registers import forecast_registers
 from lospmm.schedule import zero_program
 from lospmm.trial import Trial
@@ -16,35 +16,52 @@ from lospmm_proxies.blocks import cluster_limit, cluster_tiles, dispatch
 from lospmm_proxies.launch import proxy_launch
 from lospmm_proxies.loops import proxy_block
 
+#: What candidates with one program have in common: tiling, schedule and, where it is in the code, N1.
+Sharing = tuple[Tiling, Schedule, int | None]
 
-def proxies(problem: Problem, candidates: Sequence[Candidate]) -> list[Trial]:
-    """Kernel function reduction, 5.1.1: candidates with the same tiling and schedule share one program.
+
+def sharing_of(candidate: Candidate) -> Sharing:
+    """What a candidate has in common with those whose proxy is the same program. The addresses of a mailbox follow from
+    N1, and are constants."""
+    schedule = candidate.schedule
+    return candidate.tiling, schedule, candidate.tile.cols if schedule.split_k > 1 else None
+
+
+def proxies(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    launch: Callable[[Problem, Candidate], Launch] = proxy_launch,
+) -> list[Trial]:
+    """Kernel function reduction, 5.1.1: candidates with the same tiling and schedule share one program; where blocks
+    share tiles, those of the same N1 alone. ``launch`` may be ``launch.kernel_launch`` instead.
 
     Raises BadRequest for a candidate whose block does not fit the device.
     """
-    sharing: dict[tuple[Tiling, Schedule], list[Candidate]] = {}
+    sharing: dict[Sharing, list[Candidate]] = {}
     for candidate in candidates:
-        sharing.setdefault((candidate.tiling, candidate.schedule), []).append(candidate)
-    programs = {key: _program(problem, sharers) for key, sharers in sharing.items()}
-    return [Trial(c, programs[c.tiling, c.schedule], proxy_launch(problem, c)) for c in candidates]
+        sharing.setdefault(sharing_of(candidate), []).append(candidate)
+    programs = {key: _program(problem, sharers, key[-1]) for key, sharers in sharing.items()}
+    return [Trial(c, programs[sharing_of(c)], launch(problem, c)) for c in candidates]
 
 
-def _program(problem: Problem, sharers: Sequence[Candidate]) -> KernelProgram:
-    """The proxy of kernels that differ in N1 alone, which it takes from the launch."""
+def _program(problem: Problem, sharers: Sequence[Candidate], cols: int | None) -> KernelProgram:
+    """The proxy of kernels that differ in N1 alone, which it takes from the launch unless ``cols`` is given."""
     tiling, schedule = sharers[0].tiling, sharers[0].schedule
     clusters = cluster_tiles(tiling, cluster_limit(problem, sharers))
-    blocks = [proxy_block(problem.matrix, tiling, cluster, schedule) for cluster in clusters]
+    blocks = [part for cluster in clusters for part in proxy_block(problem.matrix, tiling, cluster, schedule)]
     if len(tiling.empty_rows):
         # Zeros are the same work in every candidate, so one program writes them for every block of empty rows.
-        blocks.append(zero_program(tiling.empty_rows[:ZERO_ROWS]))
+        blocks.append(zero_program(tiling.empty_rows[: ceil_div(ZERO_ROWS, schedule.split_k)]))
     return KernelProgram(
         name=f"{kernel_name(problem)}_proxy_{tiling.size_limit}",
         m=problem.matrix.m,
         k=problem.matrix.k,
         n=problem.n,
-        cols=None,
+        cols=cols,
         tiles=tuple(blocks),
-        dispatch=dispatch(tiling, clusters),
+        dispatch=dispatch(tiling, clusters, schedule.split_k),
         registers=forecast_registers(tiling.size_limit, schedule, problem.device),
         column_group=schedule.column_group,
+        lockstep=schedule.lockstep,
+        split_k=schedule.split_k,
     )

@@ -51,12 +51,16 @@ def central_tile(tiling: Tiling, cluster: Cluster, loads: int) -> RowTile:
     return tiling.tiles[int(enough[np.argmin(distance)])]
 
 
-def dispatch(tiling: Tiling, clusters: Sequence[Cluster]) -> tuple[int, ...]:
-    """Figure 8c, get_cluster_id: the proxy block of each block row; those of empty rows come last, as one."""
+def dispatch(tiling: Tiling, clusters: Sequence[Cluster], parts: int = 1) -> tuple[int, ...]:
+    """Figure 8c, get_cluster_id: the proxy block of each block row; those of empty rows come last, as one.
+
+    Where a tile has several ``parts``, so has its proxy block: they follow one another.
+    """
     block = np.full(tiling.block_rows, len(clusters))
     for number, cluster in enumerate(clusters):
         block[cluster.tiles] = number
-    return tuple(block.tolist())
+    of_parts = block[:, np.newaxis] * parts + np.arange(parts)
+    return tuple(np.minimum(of_parts, len(clusters) * parts).ravel().tolist())
 
 
 def _labels(features: NDArray[np.int64], count: int) -> NDArray[np.int64]:

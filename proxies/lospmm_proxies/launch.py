@@ -2,6 +2,8 @@
 
 import math
 
+from lospmm.candidates import Candidates
+from lospmm.constraints import mailbox_bytes_of_each
 from lospmm.errors import BadRequest
 from lospmm.ir import grid
 from lospmm.model import Candidate, Launch, Problem
@@ -15,7 +17,13 @@ def proxy_launch(problem: Problem, candidate: Candidate) -> Launch:
     Raises BadRequest for a block that does not fit the device.
     """
     shared_bytes = shared_bytes_for(active_kernel_blocks(problem, candidate), problem.device)
-    return Launch(_grid(problem, candidate), candidate.tile.cols, shared_bytes)
+    return Launch(_grid(problem, candidate), candidate.tile.cols, max(shared_bytes, _mailbox_bytes(candidate)))
+
+
+def kernel_launch(problem: Problem, candidate: Candidate) -> Launch:
+    """The kernel's own, which has its occupancy where the proxy has its registers. Raises as ``proxy_launch`` does."""
+    active_kernel_blocks(problem, candidate)
+    return Launch(_grid(problem, candidate), candidate.tile.cols, _mailbox_bytes(candidate))
 
 
 def active_kernel_blocks(problem: Problem, candidate: Candidate) -> int:
@@ -26,7 +34,9 @@ def active_kernel_blocks(problem: Problem, candidate: Candidate) -> int:
     rows, threads = candidate.tile
     device = problem.device
     registers = forecast_registers(rows, candidate.schedule, device)
-    resident = resident_blocks(device, threads=threads, registers_per_thread=registers, shared_bytes=0)
+    resident = resident_blocks(
+        device, threads=threads, registers_per_thread=registers, shared_bytes=_mailbox_bytes(candidate)
+    )
     blocks = math.prod(_grid(problem, candidate))
     active = min(active_blocks(blocks, threads * registers, device), resident)
     if active == 0:
@@ -35,4 +45,11 @@ def active_kernel_blocks(problem: Problem, candidate: Candidate) -> int:
 
 
 def _grid(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
-    return grid(candidate.tiling.block_rows, problem.n, candidate.tile.cols, candidate.schedule.column_group)
+    schedule = candidate.schedule
+    block_rows = candidate.tiling.block_rows * schedule.split_k
+    return grid(block_rows, problem.n, candidate.tile.cols, schedule.column_group)
+
+
+def _mailbox_bytes(candidate: Candidate) -> int:
+    """The most shared memory that the candidate's kernel needs, where its blocks share tiles."""
+    return int(mailbox_bytes_of_each(Candidates.of([candidate]))[0])

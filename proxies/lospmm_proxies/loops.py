@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from lospmm.ir import Op, TileProgram
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Schedule, Tiling
-from lospmm.schedule import interleave
+from lospmm.schedule import parts_of_tile
 from lospmm.trial import Trial
 from lospmm_proxies.blocks import Cluster, central_tile
 
@@ -24,8 +24,9 @@ def iterations(loads: int, matrix: SparseMatrix) -> int:
     return min(loads, STABLE_DENSE_ITERATIONS * matrix.m * matrix.k // matrix.nnz)
 
 
-def proxy_block(matrix: SparseMatrix, tiling: Tiling, cluster: Cluster, schedule: Schedule) -> TileProgram:
-    """PB: the centroid's loads and multiply-adds, both cut in the same proportion, in the kernel's schedule.
+def proxy_block(matrix: SparseMatrix, tiling: Tiling, cluster: Cluster, schedule: Schedule) -> list[TileProgram]:
+    """PB: the centroid's loads and multiply-adds, both cut in the same proportion, in the kernel's schedule. Where
+    blocks share a tile there is one program for each of its parts.
 
     It reads B and writes C where the cluster's most central tile does. Of that tile's columns it reads the first: tiles
     that run side by side then share as large a part of their rows of B as in the kernel, where columns picked from all
@@ -35,7 +36,7 @@ def proxy_block(matrix: SparseMatrix, tiling: Tiling, cluster: Cluster, schedule
     tile = central_tile(tiling, cluster, count)
     fmas = round(cluster.fmas * count / cluster.loads)
     columns = _nonempty_columns(matrix, tile.rows)[:count]
-    return interleave(*proxy_iterations(columns, fmas, len(tile.rows)), tile.rows, schedule)
+    return parts_of_tile(*proxy_iterations(columns, fmas, len(tile.rows)), tile.rows, schedule)
 
 
 def kept_share(trial: Trial) -> float:

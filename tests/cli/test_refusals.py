@@ -67,7 +67,7 @@ def test_usage(
         (["--device", "my.toml"], "my.toml: cannot be read: No such file or directory"),
         (["--device", "v100"], "V100 (sm_70) needs a CUDA 12 toolkit; name one with LOSPMM_TOOLKIT"),
         (["--emitter", "llvm"], "emitter 'llvm': choose one of auto, sass, ptx, cuda"),
-        (["--ranker", "lambdamart"], "ranker lambdamart: no model has been trained yet; 'none' orders by"),
+        (["--ranker", "best"], "ranker 'best': choose one of none, lambdamart"),
         (["--ranker", "oracle"], "ranker 'oracle': choose one of none"),
         (["--measure", "gpu"], "measure gpu: h200 is needed, and this machine has no GPU of the device table"),
         (["--measure", "often"], "measure 'often': choose one of auto, gpu, none"),
@@ -76,7 +76,7 @@ def test_usage(
         (["--dtype", "float16"], "dtype 'float16': choose one of float32"),
         (["--shortlist", "0"], "shortlist 0: at least 1"),
         (["--trials", "some"], "trials 'some': choose one of full"),
-        (["--trials", "proxy"], "trials proxy: this version times the kernels themselves; use trials 'full'"),
+        (["--trials", "all"], "trials 'all': choose one of full, proxy"),
         (["--budget", "-1"], "budget -1.0: a positive number of seconds"),
         (["--budget", "nan"], "budget nan: a positive number of seconds"),
         (["--tensor", "fc"], "w.npy: --tensor chooses from a .safetensors file"),
@@ -91,6 +91,13 @@ def test_options(lospmm_command: Command, tmp_path: Path, matrix: Path, options:
     assert (answer.status, answer.out) == (2, "")
     assert words in answer.error
     assert not (tmp_path / "out").exists()
+
+
+def test_a_gpu_without_a_model(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:
+    asked = ("tune", matrix, "--n", 4, "--device", "a100", "--ranker", "lambdamart", "--out", tmp_path / "out")
+    answer = lospmm_command(*asked)
+    assert (answer.status, answer.out) == (2, "")
+    assert "ranker lambdamart: no model was trained for a100" in answer.error
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from lospmm import bench as module
 from lospmm.artifact import Artifact
 from lospmm.baselines import BASELINES, BaselineTime, VariantTime
 from lospmm.baselines.work import BaselineTask
-from lospmm.bench import Comparison, Compiled, bench_artifact, bound, compare
+from lospmm.bench import Comparison, bench_artifact, bound, compare
 from lospmm.cli import run
 from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
@@ -29,7 +29,7 @@ from lospmm.gpu.messages import Measurement, Ready
 from lospmm.gpu.timing import Timing
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.measure import Bench
-from lospmm.model import Launch, Problem
+from lospmm.model import Compiled, Launch, Problem
 from lospmm.npz import write_npz
 from lospmm.report import show_comparison, show_manifest
 from lospmm.settings import settings

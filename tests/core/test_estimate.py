@@ -11,7 +11,7 @@ from benchmarks.estimate_on_gpu import PROBLEMS
 from benchmarks.fit_estimate import quality, timed_kernels
 from lospmm.device import DEVICES
 from lospmm.estimate import RATES, estimate_micros
-from lospmm.features import FEATURES, features
+from lospmm.features import FEATURES, Subject, features, features_of
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import COLUMN_GROUPS, SPLITS, Candidate, Problem, Schedule, TileSize
 from lospmm.occupancy import resident_blocks
@@ -19,6 +19,7 @@ from lospmm.ranker import shortlist
 from lospmm.registers import forecast_registers
 from lospmm.reorder import regroup
 from lospmm.search import search
+from lospmm.space import widen
 from lospmm.stages import Stages
 
 H200 = DEVICES["h200"]
@@ -120,10 +121,10 @@ def test_blocks_share_a_tile_where_that_gives_the_gpu_work(shape: tuple[int, int
     assert choice.winner.schedule.split_k in splits
 
 
-def test_features_are_table_1() -> None:
+def test_features_are_table_1_and_the_axes_and_what_the_estimate_counts() -> None:
     matrix = from_dense(np.array([[1.0, 0, 2], [0, 0, 0], [0, 3.0, 4], [5.0, 0, 6]]))
     row = dict(zip(FEATURES, features(Problem(matrix, 100, H200), [candidate(matrix, 2, 32, 8)])[0], strict=True))
-    assert row == {
+    table_1_and_axes = {
         "row_tiles": 2,
         "column_tiles": 4,
         "block_count": 12,  # two tiles and the block of the empty row, four columns of blocks
@@ -135,7 +136,29 @@ def test_features_are_table_1() -> None:
         "k": 3,
         "prefetch": 8,
         "column_group": 1,
+        "lockstep": 0,
+        "split_k": 1,
     }
+    assert {name: row[name] for name in table_1_and_axes} == table_1_and_axes
+    assert (row["m"], row["n"], row["column_waste"]) == (4, 100, 1 - 100 / 128)
+    assert (row["nnz_over_mean"], row["nnc_over_mean"]) == (4 * 2 / 6, 1.0)  # tiles of 4 and 2 nonzeros, 2 columns each
+    assert (row["blocks"], row["resident"], row["waves"], row["balance"]) == (1, 1, 1, 12 / 132)
+    assert row["loads_over_prefetch"] == row["loads"] / 8
+    # Relative to the least that the product can cost: here B and C, (3 + 4) x 100 numbers, moved once.
+    assert row["memory"] == pytest.approx(1.0)
+    assert row["estimate_over_least"] == pytest.approx(row["estimate"] * H200.memory_bandwidth / (4 * 7 * 100) / 1e6)
+
+
+def test_features_of_some_are_those_of_all() -> None:
+    problem = Problem(layer(96, 128, 0.9), 1024, H200)
+    candidates = widen(problem, search(problem, estimate_micros, 1, Stages(), splits=SPLITS).space)
+    which = np.random.default_rng(0).choice(len(candidates), 50)
+    whole = features(problem, candidates)
+    np.testing.assert_array_equal(whole[which], features(problem, candidates.take(which)))
+    np.testing.assert_array_equal(whole[which], features_of(Subject.of(problem, candidates).take(which)))
+    np.testing.assert_array_equal(whole[:, list(FEATURES).index("estimate")], estimate_micros(problem, candidates))
+    assert np.isfinite(whole).all()
+    assert features(problem, []).shape == (0, len(FEATURES))
 
 
 def test_the_shortlist_is_the_lowest_scores_in_order() -> None:

@@ -237,6 +237,7 @@ def test_without_nvml_there_are_no_clocks(monkeypatch: pytest.MonkeyPatch) -> No
     def missing(_: str) -> None:
         raise OSError("no such library")
 
+    clocks._nvml.cache_clear()
     monkeypatch.setattr(clocks.ctypes, "CDLL", missing)
     assert clocks.read_clocks("0000:1b:00.0") is None
 

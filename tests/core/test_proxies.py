@@ -95,7 +95,7 @@ def test_a_proxy_block_has_its_centroids_loads_and_multiply_adds(
     for cluster in clusters:
         assert abs(cluster.loads - tiling.nnc[cluster.tiles].mean()) <= 0.5
         assert abs(cluster.fmas - tiling.nnz[cluster.tiles].mean()) <= 0.5
-        block = proxy_block(matrix, tiling, cluster, schedule)
+        (block,) = proxy_block(matrix, tiling, cluster, schedule)
         loads, fmas = features(block)
         assert loads == min(cluster.loads, int(300 / (matrix.nnz / (matrix.m * matrix.k)) + 1e-9))
         assert abs(fmas - cluster.fmas * loads / cluster.loads) <= 0.5
@@ -165,7 +165,7 @@ def test_the_loop_is_cut_where_instruction_misses_no_longer_change():
     tiling = regroup(matrix, [8])[8]
     assert tiling.nnc.min() > 600
     (cluster, *_) = cluster_tiles(tiling, 1)
-    loads, fmas = features(proxy_block(matrix, tiling, cluster, Schedule(8)))
+    loads, fmas = features(*proxy_block(matrix, tiling, cluster, Schedule(8)))
     assert loads == 600
     assert fmas == round(cluster.fmas * 600 / cluster.loads)
 
@@ -203,7 +203,9 @@ def test_a_cluster_of_one_tile_differs_from_the_tile_in_its_weights_alone():
     matrix = from_dense(np.full((6, 40), 3.0))
     tiling = regroup(matrix, [3])[3]
     for schedule in SCHEDULES:
-        proxy = proxy_block(matrix, tiling, Cluster(np.array([0]), tiling.tiles[0].nnc, tiling.tiles[0].nnz), schedule)
+        (proxy,) = proxy_block(
+            matrix, tiling, Cluster(np.array([0]), tiling.tiles[0].nnc, tiling.tiles[0].nnz), schedule
+        )
         kernel = tile_programs(matrix, tiling.tiles[0].rows, schedule)[0]
         fields = ["op", "target", "source"]
         assert np.array_equal(proxy.code[fields], kernel.code[fields])

@@ -37,15 +37,16 @@ def timed() -> Choice:
 
 
 def test_without_times_the_log_is_the_shortlist() -> None:
-    log = tuning_log(UNTIMED)
+    log = tuning_log(PROBLEM, UNTIMED)
     assert [line["rank"] for line in log] == [1, 2, 3, 4, 5]
-    assert [line["estimated_micros"] for line in log] == [scored.score for scored in UNTIMED.shortlist]
+    assert [line["score"] for line in log] == [scored.score for scored in UNTIMED.shortlist]
+    assert [line["estimated_micros"] for line in log] == pytest.approx([one.score for one in UNTIMED.shortlist])
     assert all(line["measured_micros"] is None and "failure" not in line for line in log)
     assert np.all(np.diff([scored.score for scored in UNTIMED.shortlist]) >= 0)
 
 
 def test_with_times_the_log_is_the_trials() -> None:
-    log = tuning_log(timed())
+    log = tuning_log(PROBLEM, timed())
     assert [line["measured_micros"] for line in log] == [20.0, 10.0, None, None]
     assert [line["spread"] for line in log] == [0.01, 0.02, None, None]
     assert [line["max_relative_error"] for line in log] == [2e-7, 3e-7, None, 0.5]
@@ -68,8 +69,8 @@ def test_with_times_the_log_is_the_trials() -> None:
 def test_the_manifest_says_how_it_was_chosen(
     choice: Choice, chosen_by: str, trials: str, measured: int, place: int
 ) -> None:
-    summary = _summary(choice, RESOLVED)
+    summary = _summary(PROBLEM, choice, RESOLVED)
     assert (summary.chosen_by, summary.trials, summary.measured) == (chosen_by, trials, measured)
-    assert summary.estimated_micros == UNTIMED.shortlist[place].score
+    assert summary.estimated_micros == pytest.approx(UNTIMED.shortlist[place].score)
     assert summary.shortlisted == 5
     assert summary.space >= summary.after_registers >= summary.after_utilization >= summary.after_balance > 0

@@ -1,7 +1,7 @@
 """Choosing by time: on landscapes that are made up, with trials that only look times up."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +15,10 @@ from lospmm.errors import GpuFault
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
-from lospmm.model import COLUMN_GROUPS, SPLITS, Candidate, Problem, Schedule
-from lospmm.search import NEIGHBOURS, PATIENCE, ROUNDS, Choice, Trials, choose_by_time, search
-from lospmm.space import PREFETCHES, neighbours
+from lospmm.model import SPLITS, Candidate, Problem
+from lospmm.search import POLICY, Choice, Clock, Trials, choose_by_time, search
 from lospmm.stages import Stages
+from lospmm.surrogate import Pool
 from tests.core.test_space import random_matrix
 
 H200 = DEVICES["h200"]
@@ -38,7 +38,7 @@ def key(candidate: Candidate) -> tuple[int, ...]:
     return (*candidate.tile, schedule.prefetch, schedule.column_group, schedule.lockstep, schedule.split_k)
 
 
-class Clock:
+class Landscape:
     """Trials that look times up; None is a kernel that fails. Every candidate that was asked for is written down."""
 
     def __init__(self, micros: Callable[[Candidate], float | None]) -> None:
@@ -55,44 +55,72 @@ class Clock:
                 yield Measurement(Timing(micros, 0.01, 15), 1e-7, None)
 
 
-def choose(clock: Trials, choice: Choice = CHOICE, budget: float | None = None) -> Choice:
-    return choose_by_time(PROBLEM, choice, estimate_micros, clock, locksteps=LOCKSTEPS, budget_seconds=budget)
+def never() -> bool:
+    return False
 
 
-def bowl(rows: int, prefetch: int) -> Callable[[Candidate], float]:
-    """Fastest at these, slower the further away along each axis."""
+def choose(
+    trials: Trials, choice: Choice = CHOICE, *, finals: Trials | None = None, is_over: Callable[[], bool] = never
+) -> Choice:
+    clock = Clock(trials, finals, is_over)
+    return choose_by_time(PROBLEM, choice, estimate_micros, clock, locksteps=LOCKSTEPS)
+
+
+def asked_first(choice: Choice = CHOICE) -> list[Candidate]:
+    """The shortlist as it is timed."""
+    clock = Landscape(lambda _: 1.0)
+    choose(clock, choice)
+    return clock.asked[: len(choice.shortlist)]
+
+
+def test_the_shortlist_is_timed_first_with_every_lockstep_in_turn() -> None:
+    first = asked_first(chosen_without(8))
+    shortlist = [scored.candidate for scored in chosen_without(8).shortlist]
+    assert [one.tile for one in first] == [one.tile for one in shortlist]
+    assert [one.schedule.lockstep for one in first] == [128, 0] * 4
+    assert [replace(one.schedule, lockstep=128) for one in first] == [one.schedule for one in shortlist]
+
+
+@pytest.mark.parametrize("axis", ["lockstep", "prefetch", "split_k", "column_group"])
+def test_it_learns_what_the_estimate_does_not_know(axis: str) -> None:
+    """Where one value of an axis makes every kernel a third faster, it is what is built, and is soon what is timed."""
+    timed = asked_first()
+    value = getattr(timed[1 if axis == "lockstep" else 0].schedule, axis)
 
     def micros(candidate: Candidate) -> float:
-        depth = PREFETCHES.index(candidate.schedule.prefetch) - PREFETCHES.index(prefetch)
-        lockstep = 1.0 * (candidate.schedule.lockstep != 0)
-        return 10.0 + abs(candidate.tile.rows - rows) + abs(depth) + candidate.tile.cols / 1e4 + lockstep
+        estimate = float(estimate_micros(PROBLEM, [candidate])[0])
+        return estimate * (1.0 if getattr(candidate.schedule, axis) == value else 1.5)
 
-    return micros
-
-
-def test_it_climbs_to_the_best_of_a_bowl() -> None:
-    """From the shortlist by steps of at most two tile sizes; the best lies within the rounds."""
-    start = CHOICE.shortlist[0].candidate
-    sizes = sorted({survivor.tile.rows for survivor in CHOICE.space.survivors})
-    at = sizes.index(start.tile.rows)
-    target = sizes[min(at + 4, len(sizes) - 1)]
-    clock = Clock(bowl(target, start.schedule.prefetch))
+    clock = Landscape(micros)
     found = choose(clock)
-    assert found.winner.tile.rows == target
-    assert found.winner.schedule.lockstep == 0
-    micros = [clock.micros(trial.candidate) for trial in found.trials]
-    assert clock.micros(found.winner) == min(m for m in micros if m is not None)
-    assert found.shortlist == CHOICE.shortlist and found.space is CHOICE.space
+    assert getattr(found.winner.schedule, axis) == value
+    later = [getattr(one.schedule, axis) == value for one in clock.asked[len(timed) + 3 * POLICY.batch :]]
+    assert sum(later) >= 0.5 * len(later)
 
 
-@settings(deadline=None, max_examples=20)
+def test_it_finds_a_valley_that_the_estimate_does_not_lead_to() -> None:
+    """Low tiles are twice as fast as estimated; of all that is looked at, little is faster in the end."""
+
+    def micros(candidates: Sequence[Candidate]) -> np.ndarray:
+        low = np.array([candidate.tile.rows <= 16 for candidate in candidates])
+        return np.where(low, 0.5, 1.0) * estimate_micros(PROBLEM, candidates)
+
+    clock = Landscape(lambda candidate: float(micros([candidate])[0]))
+    found = choose(clock)
+    pool = Pool.of(PROBLEM, CHOICE.space, estimate_micros, LOCKSTEPS)
+    everything = np.concatenate([micros(part) for part in pool.candidates])
+    assert found.winner.tile.rows <= 16
+    assert micros([found.winner])[0] <= np.quantile(everything, 0.002)
+
+
+@settings(deadline=None, max_examples=8)
 @given(seed=st.integers(0, 10_000))
 def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -> None:
     def micros(candidate: Candidate) -> float | None:
         drawn = np.random.default_rng([seed, *key(candidate)])
         return None if drawn.random() < 0.2 else 1 + drawn.random()
 
-    clock = Clock(micros)
+    clock = Landscape(micros)
     try:
         found = choose(clock)
     except GpuFault:
@@ -103,26 +131,72 @@ def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -
     assert micros(found.winner) == min(one for one in times if one is not None)
     assert [trial.candidate for trial in found.trials] == clock.asked
     assert len({key(candidate) for candidate in clock.asked}) == len(clock.asked)
-    assert len(clock.asked) <= len(CHOICE.shortlist) + ROUNDS * NEIGHBOURS
-    assert [key(c) for c in clock.asked[: len(CHOICE.shortlist)]] == [key(s.candidate) for s in CHOICE.shortlist]
+    assert len(clock.asked) <= len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch
+    tilings = {survivor.tile: survivor.tiling for survivor in CHOICE.space.survivors}
+    for candidate in clock.asked:
+        assert candidate.tiling is tilings[candidate.tile]
+        assert holds(PROBLEM, candidate)
+        assert candidate.schedule.lockstep in LOCKSTEPS
 
 
-def test_it_stops_where_it_has_found_nothing_faster_for_a_while() -> None:
-    first = key(CHOICE.shortlist[0].candidate)
-    clock = Clock(lambda candidate: 1.0 if key(candidate) == first else 2.0)
-    found = choose(clock)
-    assert key(found.winner) == first
-    assert len(CHOICE.shortlist) < len(clock.asked) <= len(CHOICE.shortlist) + PATIENCE * NEIGHBOURS
+def test_the_same_times_lead_the_same_way() -> None:
+    def micros(candidate: Candidate) -> float:
+        return 1 + np.random.default_rng(list(key(candidate))).random()
+
+    first, second = Landscape(micros), Landscape(micros)
+    assert key(choose(first).winner) == key(choose(second).winner)
+    assert [key(one) for one in first.asked] == [key(one) for one in second.asked]
 
 
-def test_it_goes_on_from_the_next_fastest() -> None:
-    """Where noise has put another first: what is faster still lies next to the second."""
-    first, second = (scored.candidate for scored in CHOICE.shortlist[:2])
-    beside = {key(c) for c in neighbours(PROBLEM, CHOICE.space, second, LOCKSTEPS)}
-    beside -= {key(c) for c in neighbours(PROBLEM, CHOICE.space, first, LOCKSTEPS)}
-    order = {key(first): 2.0, key(second): 2.1}
-    clock = Clock(lambda candidate: order.get(key(candidate), 1.0 if key(candidate) in beside else 3.0))
-    assert key(choose(clock).winner) in beside
+def test_a_space_of_few_is_timed_whole() -> None:
+    problem = Problem(random_matrix(2, 3, 0.9, seed=0), 32, H200)
+    choice = search(problem, estimate_micros, 3, Stages(), lockstep=128)
+    clock = Landscape(lambda _: 1.0)
+    choose_by_time(problem, choice, estimate_micros, Clock(clock), locksteps=LOCKSTEPS)
+    pool = Pool.of(problem, choice.space, estimate_micros, LOCKSTEPS)
+    assert len(clock.asked) == min(len(pool.forecast), POLICY.rounds * POLICY.batch + 3)
+
+
+def test_a_ranker_s_order_is_the_forecast() -> None:
+    """Its scores are numbers of any kind; the forecast is in microseconds."""
+
+    def backwards(problem: Problem, candidates: Sequence[Candidate]) -> np.ndarray:
+        return -estimate_micros(problem, candidates)
+
+    pool = Pool.of(PROBLEM, CHOICE.space, backwards, (128,))
+    (part,) = pool.candidates
+    scores, estimates = backwards(PROBLEM, part), estimate_micros(PROBLEM, part)
+    assert np.all(np.diff(pool.forecast[np.argsort(scores, kind="stable")]) >= -1e-12) and np.ptp(pool.forecast) > 0
+    assert pool.forecast.min() < np.log(estimates).min() + np.log(2.3)
+
+
+def test_rounds_are_built_ahead() -> None:
+    """A round is chosen, and begun, before the last of what was begun before it is timed."""
+    events: list[tuple[str, int]] = []
+
+    class Watched:
+        def __init__(self, candidates: Sequence[Candidate]) -> None:
+            self.number, self.left = len([e for e in events if e[0] == "begun"]), len(candidates)
+            events.append(("begun", self.number))
+
+        def __iter__(self) -> Iterator[Measurement]:
+            return self
+
+        def __next__(self) -> Measurement:
+            if not self.left:
+                raise StopIteration
+            self.left -= 1
+            events.append(("timed", self.number))
+            return Measurement(Timing(1.0, 0.01, 15), 1e-7, None)
+
+        def close(self) -> None:
+            events.append(("closed", self.number))
+
+    choose(Watched)
+    for number in range(2, POLICY.rounds):
+        assert events.index(("begun", number + 1)) < events.index(("timed", number))
+    begun = [number for what, number in events if what == "begun"]
+    assert sorted(number for what, number in events if what == "closed") == begun
 
 
 def test_the_shortlist_has_the_best_of_each_split() -> None:
@@ -130,8 +204,8 @@ def test_the_shortlist_has_the_best_of_each_split() -> None:
 
 
 def test_kernels_that_fail_are_skipped() -> None:
-    last = key(CHOICE.shortlist[-1].candidate)
-    clock = Clock(lambda candidate: 5.0 if key(candidate) == last else None)
+    last = key(asked_first()[-1])
+    clock = Landscape(lambda candidate: 5.0 if key(candidate) == last else None)
     found = choose(clock)
     assert key(found.winner) == last
     assert sum(trial.measurement.failure is not None for trial in found.trials) == len(found.trials) - 1
@@ -139,29 +213,65 @@ def test_kernels_that_fail_are_skipped() -> None:
 
 
 def test_where_all_fail_there_is_a_fault() -> None:
-    clock = Clock(lambda _: None)
+    clock = Landscape(lambda _: None)
     with pytest.raises(GpuFault, match=rf"none of {len(CHOICE.shortlist)} kernels ran: CUDA_ERROR_ILLEGAL_ADDRESS"):
         choose(clock)
     assert len(clock.asked) == len(CHOICE.shortlist)
 
 
-def test_a_budget_ends_it_after_what_is_timed() -> None:
-    def slow(_: Candidate) -> float:
-        time.sleep(0.05)
-        return 1.0
-
-    clock = Clock(slow)
-    found = choose(clock, budget=1e-9)
+def test_time_that_is_up_ends_it_after_what_is_timed() -> None:
+    clock = Landscape(lambda _: 1.0)
+    found = choose(clock, finals=clock, is_over=lambda: True)
     assert len(found.trials) == len(clock.asked) == 1
-    clock = Clock(lambda candidate: slow(candidate) / (1 + len(clock.asked)))  # each faster: it would go on
-    found = choose(clock, budget=0.22)
-    assert 2 <= len(found.trials) <= 6
+    assert found.trials[0].final_micros is None
+    clock = Landscape(lambda _: 1 / len(clock.asked))  # each faster: it would go on
+    found = choose(clock, finals=clock, is_over=lambda: len(clock.asked) >= 5)
+    assert len(found.trials) == len(clock.asked) == 5
+    assert found.winner is clock.asked[-1]
 
 
-def test_a_budget_waits_for_the_first_that_runs() -> None:
-    last = key(CHOICE.shortlist[-1].candidate)
-    clock = Clock(lambda candidate: 5.0 if key(candidate) == last else None)
-    assert key(choose(clock, budget=1e-9).winner) == last
+def test_it_waits_for_the_first_that_runs() -> None:
+    last = key(asked_first()[-1])
+    clock = Landscape(lambda candidate: 5.0 if key(candidate) == last else None)
+    assert key(choose(clock, is_over=lambda: True).winner) == last
+
+
+def test_the_fastest_are_timed_again_in_turns() -> None:
+    """And the median decides: one that was fast by chance does not win."""
+    lucky, steady = (key(candidate) for candidate in asked_first()[:2])
+    once = Landscape(lambda candidate: {lucky: 1.0, steady: 2.0}.get(key(candidate), 3.0))
+    again = Landscape(lambda candidate: {lucky: 2.2, steady: 2.0}.get(key(candidate), 9.0))
+    found = choose(once, finals=again)
+    assert key(found.winner) == steady
+    finalists = [key(candidate) for candidate in again.asked[: POLICY.finalists]]
+    assert finalists[:2] == [lucky, steady]
+    assert [key(candidate) for candidate in again.asked] == finalists * POLICY.turns
+    counts = {key(trial.candidate): len(trial.finals) for trial in found.trials if trial.finals}
+    assert counts == dict.fromkeys(finalists, POLICY.turns)
+    assert next(trial for trial in found.trials if key(trial.candidate) == lucky).final_micros == 2.2
+
+
+def test_a_turn_that_time_cuts_short_does_not_count() -> None:
+    once, again = Landscape(lambda _: 1.0), Landscape(lambda _: 2.0)
+    found = choose(once, finals=again, is_over=lambda: len(again.asked) > POLICY.finalists)
+    assert len(again.asked) == 2 * POLICY.finalists
+    assert {len(trial.finals) for trial in found.trials} == {0, 2}
+
+    def cut(candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+        return iter(list(again(candidates))[: POLICY.finalists + 1])
+
+    assert {len(trial.finals) for trial in choose(once, finals=cut).trials} == {0, 1}
+
+
+def test_one_that_fails_in_the_end_is_not_taken() -> None:
+    racy = key(asked_first()[0])
+    once = Landscape(lambda candidate: 1.0 if key(candidate) == racy else 2.0)
+    turns = iter(range(1000))
+    again = Landscape(lambda candidate: None if key(candidate) == racy and next(turns) == 1 else 1.5)
+    found = choose(once, finals=again)
+    assert key(found.winner) != racy
+    with pytest.raises(GpuFault, match="none of the fastest 3 kernels ran again: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        choose(once, finals=Landscape(lambda _: None))
 
 
 def test_the_trials_may_give_up_early() -> None:
@@ -179,44 +289,3 @@ def holds(problem: Problem, candidate: Candidate) -> bool:
     checks = [*HARDWARE, *(one.check for one in CONSTRAINTS if one.name not in {"idle_sms", *space.relaxed})]
     enough = block_counts(problem, candidates) >= space.least_blocks
     return all(bool(check(subject).holds.all()) for check in checks) and bool(enough.all())
-
-
-@settings(deadline=None, max_examples=60)
-@given(data=st.data())
-def test_neighbours_fit_and_differ_along_one_axis(data: st.DataObject) -> None:
-    survivors = CHOICE.space.survivors
-    base = data.draw(st.sampled_from(survivors))
-    schedule = Schedule(
-        data.draw(st.sampled_from(PREFETCHES)),
-        column_group=data.draw(st.sampled_from(COLUMN_GROUPS)),
-        lockstep=data.draw(st.sampled_from(LOCKSTEPS)),
-        split_k=data.draw(st.sampled_from(SPLITS)),
-    )
-    candidate = Candidate(base.tile, schedule, base.tiling)
-    found = neighbours(PROBLEM, CHOICE.space, candidate, LOCKSTEPS)
-    tiles = {survivor.tile: survivor.tiling for survivor in survivors}
-    for near in found:
-        assert sum(a != b for a, b in zip(key(near), key(candidate), strict=True)) == 1
-        assert near.tiling is tiles[near.tile]
-        assert holds(PROBLEM, near)
-        assert near.schedule.lockstep in LOCKSTEPS
-    assert len({key(near) for near in found}) == len(found)
-
-
-def test_a_step_takes_half_or_twice_as_many_blocks_to_a_tile() -> None:
-    # 2 tiles in 20 blocks of columns: 40 blocks are too few for 132 SMs, 80 and 160 are not, and 160 are enough.
-    survivor = next(one for one in CHOICE.space.survivors if one.tile == (32, 1024))
-    steps = {}
-    for split in SPLITS:
-        shared = Candidate(survivor.tile, Schedule(8, split_k=split), survivor.tiling)
-        found = neighbours(PROBLEM, CHOICE.space, shared, LOCKSTEPS)
-        steps[split] = {near.schedule.split_k for near in found} - {split}
-    assert steps == {1: {2}, 2: {4}, 4: {2}, 8: {4}}
-
-
-def test_steps_go_both_ways() -> None:
-    """What is a neighbour has the candidate as its neighbour, so that a climb can turn back."""
-    for scored in CHOICE.shortlist:
-        start = scored.candidate
-        for near in neighbours(PROBLEM, CHOICE.space, start, LOCKSTEPS):
-            assert key(start) in {key(back) for back in neighbours(PROBLEM, CHOICE.space, near, LOCKSTEPS)}

@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 
 from lospmm import trials
+from lospmm.budget import Budget
 from lospmm.build import Build
 from lospmm.device import DEVICES
 from lospmm.errors import GpuFault, ToolchainFault
 from lospmm.gpu.messages import Measurement
-from lospmm.gpu.timing import Timing
+from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
 from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize
 from lospmm.reorder import natural_order
 from lospmm.stages import Stages
 from lospmm.store import Store
+from lospmm.timings import Timings, conditions_of
 from lospmm.toolchain import elf
-from lospmm.trials import BuildAndTime
+from lospmm.trials import BuildAndTime, Means
 from tests.core.test_space import random_matrix
 
 PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 500, DEVICES["h200"])
@@ -35,12 +37,17 @@ class FakeBench:
 
     def __init__(self) -> None:
         self.measured: list[tuple[bytes, str, Launch]] = []
+        self.efforts: list[Effort] = []
+        self.kernel_seconds: float | None = None
+        self.limits: list[float | None] = []
         self.inside = 0
 
-    def measure(self, cubin: bytes, entry: str, launch: Launch) -> Measurement:
+    def measure(self, cubin: bytes, entry: str, launch: Launch, *, effort: Effort) -> Measurement:
         self.inside += 1
         assert self.inside == 1, "one kernel at a time"
         self.measured.append((cubin, entry, launch))
+        self.efforts.append(effort)
+        self.limits.append(self.kernel_seconds)
         self.inside -= 1
         return Measurement(Timing(float(launch.grid[1]), 0.0, 15), 1e-7, None)
 
@@ -56,9 +63,10 @@ def build_and_time(bench: FakeBench, tmp_path: Path) -> Iterator[BuildAndTime]:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("build")]
 
 
-def made(bench: FakeBench, tmp_path: Path, stages: Stages) -> BuildAndTime:
+def made(bench: FakeBench, tmp_path: Path, stages: Stages, means: Means | None = None) -> BuildAndTime:
     fake: Any = bench
-    return BuildAndTime(PROBLEM, "sass", fake, store=Store(tmp_path / "store"), workers=2, stages=stages)
+    store = Store(tmp_path / "store")
+    return BuildAndTime(PROBLEM, "sass", fake, store=store, workers=2, stages=stages, means=means)
 
 
 def test_in_their_order_and_each_once(bench: FakeBench, build_and_time: BuildAndTime) -> None:
@@ -118,7 +126,7 @@ def test_a_build_that_fails_is_a_kernel_that_failed(
 def test_without_a_gpu_no_more_is_built(
     bench: FakeBench, build_and_time: BuildAndTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(*_: object) -> Measurement:
+    def lost(*_: object, **_options: object) -> Measurement:
         raise GpuFault("the process that runs kernels cannot be started")
 
     monkeypatch.setattr(bench, "measure", lost)
@@ -172,3 +180,66 @@ def test_a_job_is_cancelled_while_a_kernel_is_built(
     with pytest.raises(CancelledError):
         list(made(bench, tmp_path, Stages(cancel=cancel))(CANDIDATES))
     assert not bench.measured
+
+
+class Time:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_a_budget_cuts_a_build_short_once_something_ran(
+    bench: FakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time, real = Time(), trials.build
+    budget = Budget(60.0, clock=time)
+
+    def slow(problem: Problem, candidate: Candidate, *args: Any, cancel: threading.Event, **options: Any) -> Build:
+        if candidate is CANDIDATES[0]:
+            time.seconds += 70  # it is waited for all the same: nothing has run yet
+            return real(problem, candidate, *args, cancel=cancel, **options)
+        assert cancel.wait(20), "the build is told to stop"
+        raise CancelledError
+
+    monkeypatch.setattr(trials, "build", slow)
+    found = list(made(bench, tmp_path, Stages(), Means(budget=budget))(CANDIDATES))
+    assert len(found) == 1 and found[0].timing is not None
+
+
+def test_a_kernel_has_no_more_time_than_the_budget(bench: FakeBench, tmp_path: Path) -> None:
+    time = Time()
+    running = made(bench, tmp_path, Stages(), Means(budget=Budget(12.0, clock=time)))(CANDIDATES)
+    next(running)
+    time.seconds += 5
+    next(running)
+    time.seconds += 6.9
+    next(running)
+    running.close()
+    assert bench.limits == [None, 7.0, 1.0]
+
+
+def test_what_is_known_is_neither_built_nor_timed(bench: FakeBench, tmp_path: Path) -> None:
+    conditions = conditions_of(PROBLEM, "sass", gpu="0" * 32, driver="580.1", compiler="ptxas 13.0.88")
+
+    def run(stop: int = len(CANDIDATES), effort: Effort = BRIEF) -> list[Measurement]:
+        timings = Timings(Store(tmp_path / "store"), conditions)
+        running = made(bench, tmp_path, Stages(), Means(timings=timings, effort=effort))(CANDIDATES)
+        found = [next(running) for _ in range(stop)]
+        running.close()
+        return found
+
+    first = run(stop=2)  # as if it were killed then
+    assert len(bench.measured) == 2
+    whole = run()
+    assert whole[:2] == first
+    assert len(bench.measured) == len(CANDIDATES)
+    assert run() == whole
+    assert len(bench.measured) == len(CANDIDATES)
+    run(effort=FULL)  # which says more
+    assert bench.efforts[len(CANDIDATES) :] == [FULL] * len(CANDIDATES)
+    again = len(bench.measured)
+    assert run() == whole and len(bench.measured) == again

@@ -1,27 +1,33 @@
 """A whole tuning with a GPU: candidates built, timed, the fastest verified and compared. The GPU is machine_gpu.py."""
 
+import hashlib
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lospmm import commands, jobs, measure
+from lospmm import commands, jobs, measure, timings, tuning, workshop
 from lospmm.artifact import Artifact
 from lospmm.cli import run
 from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, GpuFault
+from lospmm.gpu.messages import Measurement
 from lospmm.kernel import load
 from lospmm.matrix import from_dense
 from lospmm.measure import Bench
 from lospmm.model import Problem
 from lospmm.options import Options
+from lospmm.replay import AXES, replay
+from lospmm.search import POLICY
 from lospmm.store import Store
+from lospmm.timings import TIMINGS
 from lospmm.toolchain.cubin import machine_code
 from tests.core import machine_gpu
 from tests.core.test_measure import gate_library
@@ -29,6 +35,9 @@ from tests.core.test_measure import gate_library
 __all__ = ["gate_library"]  # a fixture
 
 M, K, N = 12, 20, 40
+
+#: Times that the winner is measured for its verification, and beside the libraries.
+VERIFIED_AND_COMPARED = 4
 
 
 def weights() -> np.ndarray:
@@ -54,7 +63,7 @@ def on_the_machine(gate_library: Path, tmp_path: Path, monkeypatch: pytest.Monke
     def install(fail: int = 0) -> None:
         sizes = [str(size) for size in (M, K, N, fail)]
         worker = (sys.executable, "-P", machine_gpu.__file__, str(gate_library), str(libraries), *sizes)
-        monkeypatch.setattr(jobs, "Bench", lambda problem, cancel: Bench(problem, cancel=cancel, command=worker))
+        monkeypatch.setattr(workshop, "Bench", lambda problem, cancel: Bench(problem, cancel=cancel, command=worker))
 
     monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
     monkeypatch.setattr(jobs, "own_gpu", lambda: "h200")
@@ -123,9 +132,89 @@ def test_each_alone(store: Store, measured: str, verify: str) -> None:
 
 @pytest.mark.usefixtures("on_the_machine")
 def test_a_budget_ends_the_search(store: Store) -> None:
-    manifest = tuned(store, budget_seconds=1e-9).manifest
+    made = tuned(store, budget_seconds=1e-9)
+    manifest = made.manifest
     assert manifest["search"]["measured"] == 1
     assert manifest["search"]["chosen_by"] == "measurement"
+    assert manifest["verified"]["on"] == "gpu"
+    assert manifest["measured"]["micros"] > 0
+    assert manifest["measured"]["cusparse_micros"] is None, "there was no time for the libraries"
+    assert replay(made, DEVICES["h200"]).agrees
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_a_budget_that_is_enough_changes_nothing(tmp_path: Path) -> None:
+    without, long = tuned(Store(tmp_path / "one")), tuned(Store(tmp_path / "two"), budget_seconds=1e6)
+    assert long.cubin == without.cubin
+    assert [line["measured_micros"] for line in _log(long)] == [line["measured_micros"] for line in _log(without)]
+    assert long.manifest["measured"]["cusparse_micros"] > 0
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_nothing_is_measured_twice(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed in the middle, the same again, and one that asks for more."""
+    measured: list[str] = []
+    real = Bench.measure
+
+    def counted(bench: Bench, cubin: bytes, *arguments: Any, **options: Any) -> Measurement:
+        if len(measured) == stop_at:
+            raise KeyboardInterrupt
+        measured.append(hashlib.sha256(cubin).hexdigest())
+        return real(bench, cubin, *arguments, **options)
+
+    monkeypatch.setattr(Bench, "measure", counted)
+    stop_at = 7
+    with pytest.raises(KeyboardInterrupt):
+        tuned(store)
+    first, stop_at = list(measured), -1
+    measured.clear()
+    made = tuned(store)
+    whole = made.manifest["search"]["measured"]
+    assert len(measured) == whole - len(first) + POLICY.finalists * POLICY.turns + VERIFIED_AND_COMPARED
+    measured.clear()
+    again = tuned(store, verify="cpu")  # another request for the same kernel
+    assert again.cubin == made.cubin and _log(again) == _log(made)
+    assert len(measured) == VERIFIED_AND_COMPARED - 1
+    measured.clear()
+    wider = tuned(store, shortlist_size=6)
+    asked = {axes(line) for line in _log(wider)} - {axes(line) for line in _log(made)}
+    assert len(measured) <= len(asked) + POLICY.finalists * POLICY.turns + VERIFIED_AND_COMPARED
+    assert [entry.kind for entry in store.entries()].count(TIMINGS) == 1
+    assert timings.verify(store) == []
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_a_choice_is_made_again_without_a_gpu(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tuned(store, shortlist_size=6)
+    monkeypatch.setattr(workshop, "Bench", None)
+    found = replay(made, DEVICES["h200"])
+    assert found.agrees and found.timed == made.manifest["search"]["measured"]
+
+    lines = _log(made)
+    second = sorted((line for line in lines if line["final_micros"]), key=lambda line: line["final_micros"][0])[1]
+    second["final_micros"] = [1e-3] * POLICY.turns
+    changed = _with_log(made, lines)
+    found = replay(changed, DEVICES["h200"])
+    assert not found.agrees and found.winner == {axis: second[axis] for axis in found.winner}
+    with pytest.raises(BadRequest, match=r"tuning\.jsonl has no time of the candidate rows \d+, cols \d+"):
+        replay(_with_log(made, lines[1:]), DEVICES["h200"])
+    with pytest.raises(BadRequest, match=r"tuning\.jsonl is damaged, or of an earlier version"):
+        replay(_with_log(made, [{"rank": 1}]), DEVICES["h200"])
+    with pytest.raises(BadRequest, match="was tuned for h200, not for a100"):
+        replay(made, DEVICES["a100"])
+
+
+def test_a_choice_by_estimate_is_made_again(store: Store) -> None:
+    assert replay(tuned(store, measure="none"), DEVICES["h200"]).agrees
+
+
+def _with_log(made: Artifact, lines: list[dict[str, Any]]) -> Artifact:
+    content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    return replace(made, files={**made.files, "tuning.jsonl": content})
+
+
+def axes(line: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(line[axis] for axis in AXES)
 
 
 def test_kernels_that_fail_are_passed_over(tmp_path: Path, on_the_machine: Callable[..., Any]) -> None:
@@ -154,7 +243,7 @@ def test_where_none_runs_nothing_is_kept(store: Store, on_the_machine: Callable[
 
 def test_another_machines_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "own_gpu", lambda: "a100")
-    monkeypatch.setattr(jobs, "search", None)
+    monkeypatch.setattr(tuning, "searched", None)
     with pytest.raises(BadRequest, match="measure gpu: h200 is needed, and this machine has a100"):
         tuned(store, measure="gpu")
 

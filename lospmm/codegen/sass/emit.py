@@ -18,12 +18,14 @@ MAX_BLOCK_ROWS = 16_000
 
 
 def emit(program: KernelProgram, arch: str) -> Emission:
-    """``program`` as machine code for ``arch``. Raises Unsupported for one without tables, for sizes at run time and
-    for more than MAX_BLOCK_ROWS block rows.
+    """``program`` as machine code for ``arch``. Raises Unsupported for one without tables, for an n at run time, for
+    columns of a block at run time where blocks share a tile, and for more than MAX_BLOCK_ROWS block rows.
     """
     generation = generation_of(arch)
-    if program.n is None or program.cols is None:
+    if program.n is None:
         raise Unsupported("machine code has the number of columns in its addresses: use --emitter ptx")
+    if program.cols is None and program.split_k > 1:
+        raise Unsupported("machine code has the threads of a block in the addresses of its mailbox: give cols")
     if program.block_rows > MAX_BLOCK_ROWS:
         raise Unsupported(
             f"{program.block_rows} block rows: machine code jumps to {MAX_BLOCK_ROWS} at most; split A by its rows"

@@ -92,7 +92,7 @@ def entry_of(program: KernelProgram) -> Entry:
 
 def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np.void], int]:
     """The machine code of one tile of ``program``, whose n is known, and the registers that it needs (REGCOUNT)."""
-    assert program.n is not None and program.cols is not None, "addresses are constants"
+    assert program.n is not None, "addresses are constants"
     code, row_bytes = tile.code, program.n * FLOAT_BYTES
     loads, fmas, stores = (np.flatnonzero(code["op"] == op) for op in (Op.LOAD, Op.FMA, Op.STORE))
     filled = np.flatnonzero((code["op"] == Op.LOAD) | (code["op"] == Op.COLLECT))
@@ -116,6 +116,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     if far:
         pieces += _windows(form, code, windows, entry)
     if entry.peers is not None:
+        assert program.cols is not None, "and so are those of the mailbox"
         pieces += _exchange(form, code, tile.slots, program.cols * FLOAT_BYTES, entry, registers)
     pieces.append((len(form), _leave()))
     before = np.array([at for at, _ in pieces if at]) - 1

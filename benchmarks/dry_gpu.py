@@ -1,0 +1,48 @@
+"""A process that answers as one that runs kernels does, on a machine without a GPU: after about as long, with made up
+times. What a search costs beside the GPU is real.
+
+Run as ``python -m benchmarks.dry_gpu`` by ``benchmarks.search_cost --dry``.
+"""
+
+import os
+import sys
+import time
+
+from lospmm.baselines import BaselineTime, VariantTime
+from lospmm.baselines.work import BaselineTask
+from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, packed, receive
+from lospmm.gpu.timing import Timing
+
+#: What these take on an H200, in seconds: its context, A and B, a kernel beside its replays, and a library.
+START, PREPARE, KERNEL, LIBRARY = 1.0, 0.05, 0.006, 0.1
+LAUNCHES, LAUNCH_MICROS = 20, 25.0
+
+
+def answer_to(task: object) -> Answer:
+    match task:
+        case Prepare():
+            time.sleep(PREPARE)
+            return Answer(Ready("dry", "a dry run", (13, 0), 50 << 20, 5))
+        case Measure():
+            micros = LAUNCH_MICROS * (1 + len(task.cubin) % 1009 / 1009)
+            time.sleep(KERNEL + (task.effort.warm_micros + task.effort.replays * LAUNCHES * micros) * 1e-6)
+            return Answer(Measurement(Timing(micros, 0.01, task.effort.replays), 1e-7, None))
+        case BaselineTask():
+            time.sleep(LIBRARY)
+            way = VariantTime("dry", Timing(100.0, 0.01, 15), 1e-7, None)
+            return Answer(BaselineTime(task.name, "dry", (way,), None))
+    return Answer(fault=f"{task!r:.80}", healthy=False)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    time.sleep(START)
+    while (request := receive(sys.stdin.buffer)) is not None:
+        assert isinstance(request, tuple)
+        answers.write(packed(answer_to(request[1])))
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Kernels of figures that need matrices of their own, built and timed one after another."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lospmm.build import build, for_emitter
+from lospmm.errors import GpuFault
+from lospmm.matrix import SparseMatrix
+from lospmm.measure import Bench
+from lospmm.model import Candidate, Problem
+from lospmm.runtime.detect import detect_device
+from lospmm.store import Store
+
+EMITTER = "sass"
+
+
+class Stand:
+    """A GPU and a store for many small problems; the process that runs kernels is started once."""
+
+    def __init__(self) -> None:
+        self.device = detect_device()
+        self._bench: Bench | None = None
+        self._directory = tempfile.TemporaryDirectory()
+
+    def __enter__(self) -> "Stand":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bench is not None:
+            self._bench.close()
+        self._directory.cleanup()
+
+    def times(self, matrix: SparseMatrix, n: int, candidates: Sequence[Candidate]) -> Iterator[float]:
+        """Microseconds of each, B from memory. Raises GpuFault for one that fails."""
+        problem = for_emitter(Problem(matrix, n, self.device), EMITTER)
+        if self._bench is None:
+            self._bench = Bench(problem)
+        else:
+            self._bench.turn_to(problem)
+        for candidate in candidates:
+            built = build(problem, candidate, EMITTER, store=Store(Path(self._directory.name)), workers=1)
+            found = self._bench.measure(built.binary.cubin, built.program.name, built.launch)
+            if found.timing is None:
+                raise GpuFault(f"{matrix.m} x {matrix.k}, n {n}, {candidate.tile}: {found.failure}")
+            yield found.timing.micros

@@ -1,0 +1,170 @@
+"""Searches on times that were measured before: what a search loses against the best kernel known, without a GPU.
+
+    python -m benchmarks.search_replay FILE... [--layers DIR] [--out DIR] [--policies NAME...] [--seeds 2]
+
+FILE are those of ``benchmarks.exhaustive``; DIR is where the real layers lie, problems of which are left out without
+it. A search is replayed as it is, with a clock that looks times up. A kernel that was not timed takes what the estimate
+says of it, corrected by what those next to it took, and no less than the fastest known. Each time is off by noise: that
+of measurements that were repeated (``NOISE``, ``LUCK``). The loss of a choice is how much longer it takes than the
+fastest known kernel of its problem, without the noise. Writes ``search_replay.jsonl``, a line for each policy.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from benchmarks.problems import problems
+from benchmarks.tables import Table, parts_of, point_of, read_tables
+from lospmm.build import for_emitter
+from lospmm.device import DEVICES
+from lospmm.estimate import estimate_micros
+from lospmm.gpu.messages import Measurement
+from lospmm.measure import Timing
+from lospmm.model import Candidate, Problem
+from lospmm.options import LOCKSTEPS, splits_of
+from lospmm.search import POLICY, Choice, Clock, Policy, choose_by_time, explore_problem, search_space
+from lospmm.space import PREFETCHES, Space
+from lospmm.stages import Stages
+
+EMITTER = "sass"
+
+#: Of measurements that were repeated: the usual deviation, and how often one is off by how much (where code lies).
+NOISE = {"brief": 0.008, "final": 0.004}
+LUCK, UNLUCKY = 0.02, 0.1
+
+#: Kernels that tell of one between them.
+NEAREST = 6
+
+POLICIES: Mapping[str, Policy] = {"default": POLICY}
+
+
+@dataclass
+class Landscape:
+    """The times of all candidates of a problem."""
+
+    table: Table
+    problem: Problem
+    space: Space
+
+    @cached_property
+    def _known(self) -> tuple[cKDTree, NDArray[np.float64]]:
+        tilings = {one.tile.rows: one.tiling for one in self.space.survivors}
+        points = [point for point in self.table.micros if point[0] in tilings]
+        candidates = [Candidate(*parts_of(point), tilings[point[0]]) for point in points]
+        residuals = np.log([self.table.micros[point] for point in points]) - np.log(self.estimates(candidates))
+        return cKDTree(places(candidates)), residuals
+
+    def estimates(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+        return estimate_micros(self.problem, candidates)
+
+    def micros(self, candidates: Sequence[Candidate]) -> list[float]:
+        tree, residuals = self._known
+        distances, nearest = tree.query(places(candidates), k=NEAREST)
+        weights = 1 / (distances + 0.05) ** 2
+        corrections = (weights * residuals[nearest]).sum(axis=1) / weights.sum(axis=1)
+        guesses = np.maximum(self.estimates(candidates) * np.exp(corrections), self.table.best[1])
+        known = self.table.micros
+        return [known.get(point_of(one), float(guess)) for one, guess in zip(candidates, guesses, strict=True)]
+
+    def clock(
+        self, kind: str, random: np.random.Generator, asked: list[Candidate]
+    ) -> Callable[[Sequence[Candidate]], Iterator[Measurement]]:
+        def trials(candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+            for candidate, micros in zip(candidates, self.micros(candidates), strict=True):
+                asked.append(candidate)
+                off = NOISE[kind] * random.standard_normal() + UNLUCKY * (random.random() < LUCK)
+                yield Measurement(Timing(micros * float(np.exp(off)), 0.01, 5), 1e-7, None)
+
+        return trials
+
+
+def places(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+    """Where candidates lie, so that those near each other take alike."""
+    return np.array(
+        [
+            (
+                2 * np.log2(len(one.tiling.tiles)),
+                2 * np.log2(one.tile.cols),
+                np.log2(one.tile.rows),
+                1.5 * np.log2(one.schedule.split_k),
+                0.5 * PREFETCHES.index(one.schedule.prefetch),
+                {1: 0.0, 2: 0.7, 4: 1.0, 0: 1.5}[one.schedule.column_group],
+                0.7 * (one.schedule.lockstep > 0),
+            )
+            for one in candidates
+        ]
+    )
+
+
+def landscapes(files: Sequence[Path], layers: Path | None) -> Iterator[Landscape]:
+    tables = {table.problem: table for table in read_tables(files)}
+    for case in problems(layers):
+        if (table := tables.get(case.problem)) is None:
+            continue
+        device = DEVICES[table.line["device"]]
+        problem = for_emitter(Problem(case.matrix()[0], case.n, device), EMITTER)
+        if problem.matrix.fingerprint != table.line["fingerprint"]:
+            raise SystemExit(f"{case.problem}: another matrix than the one that was timed")
+        yield Landscape(table, problem, explore_problem(problem, Stages(), splits=splits_of(EMITTER, device.arch)))
+
+
+def replayed(landscape: Landscape, policy: Policy, seed: int, shortlist_size: int) -> dict[str, float]:
+    """The loss of a search, its kernels timed and its seconds of one core beside the clock's."""
+    random = np.random.default_rng(seed)
+    brief: list[Candidate] = []
+    final: list[Candidate] = []
+    started = time.perf_counter()
+    problem, locksteps = landscape.problem, LOCKSTEPS[EMITTER]
+    choice: Choice = search_space(
+        problem, landscape.space, estimate_micros, shortlist_size, Stages(), lockstep=locksteps[0]
+    )
+    clock = Clock(landscape.clock("brief", random, brief), landscape.clock("final", random, final))
+    found = choose_by_time(problem, choice, estimate_micros, clock, locksteps=locksteps, policy=policy)
+    seconds = time.perf_counter() - started
+    micros = landscape.micros([found.winner])[0]
+    best_seen = min(landscape.micros([trial.candidate for trial in found.trials]))
+    best = landscape.table.best[1]
+    return {"loss": micros / best - 1, "seen": best_seen / best - 1, "timed": len(brief), "seconds": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--layers", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--shortlist", type=int, nargs="+", default=[10])
+    parser.add_argument("--seeds", type=int, default=2)
+    arguments = parser.parse_args()
+    found = list(landscapes(arguments.files, arguments.layers))
+    for name, policy in POLICIES.items():
+        for size in arguments.shortlist:
+            runs = [replayed(one, policy, seed, size) for one in found for seed in range(arguments.seeds)]
+            losses = sorted(run["loss"] for run in runs)
+            line = {
+                "policy": name,
+                "shortlist": size,
+                "problems": len(found),
+                "mean_loss": round(statistics.mean(losses), 5),
+                "p90_loss": round(losses[len(losses) * 9 // 10], 5),
+                "worst_loss": round(losses[-1], 5),
+                "mean_seen": round(statistics.mean(run["seen"] for run in runs), 5),
+                "mean_timed": round(statistics.mean(run["timed"] for run in runs), 1),
+                "mean_seconds": round(statistics.mean(run["seconds"] for run in runs), 3),
+            }
+            print(json.dumps(line), flush=True)
+            if arguments.out is not None:
+                with (arguments.out / "search_replay.jsonl").open("a") as results:
+                    print(json.dumps(line), file=results, flush=True)
+
+
+if __name__ == "__main__":
+    main()

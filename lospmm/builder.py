@@ -1,0 +1,68 @@
+"""The process that builds kernels for another: one Python process builds fewer than a GPU can time.
+
+``lospmm.crew`` starts it. It reads requests from standard input and answers on what was
+standard output, as the process that runs kernels does (``gpu/messages.py``), and ends with its input.
+"""
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from lospmm.build import build
+from lospmm.errors import LospmmError
+from lospmm.gpu.messages import Answer, packed, receive
+from lospmm.model import Candidate, Problem
+from lospmm.search import explore_problem
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.toolchain.guard import VARIABLE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """A kernel to build. ``problem`` is None where it is that of the order before."""
+
+    problem: Problem | None
+    candidate: Candidate
+    emitter: str
+    store: Store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exploration:
+    """A space to explore: that of a layer whose turn comes next."""
+
+    problem: Problem
+    splits: tuple[int, ...]
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer orders until they end."""
+    problem: Problem | None = None
+    while (order := receive(requests)) is not None:
+        try:
+            if isinstance(order, Exploration):
+                answer = Answer(explore_problem(order.problem, Stages(), splits=order.splits))
+            else:
+                assert isinstance(order, Order)
+                problem = order.problem or problem
+                assert problem is not None, "the first order names the problem"
+                built = build(problem, order.candidate, order.emitter, store=order.store, workers=1)
+                answer = Answer(built.compiled)
+        except LospmmError as error:
+            answer = Answer(fault=str(error))
+        except Exception as error:  # ours: told, and kept whole in the log of the process
+            traceback.print_exc()
+            answer = Answer(fault=f"{type(error).__name__}: {error}")
+        answers.write(packed(answer))
+        answers.flush()
+
+
+def main() -> None:
+    # Its own compilers have a guard of its own, which outlives it: the one that ends this process must not end that.
+    os.environ.pop(VARIABLE, None)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed must not stand between answers
+    serve(sys.stdin.buffer, answers)

@@ -1,0 +1,112 @@
+"""Processes that build kernels at the same time, for whoever has them timed (``trials.py``).
+
+    with Crew(16) as crew:
+        compiled = crew.build(problem, candidate, "sass", store)  # from several threads
+
+Machine code is written by Python, and of that only one thread of a process runs at a time. Text goes to compilers,
+which are processes already.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from queue import Empty, LifoQueue
+from typing import Self
+
+from lospmm.builder import Exploration, Order
+from lospmm.errors import GpuFault, ToolchainFault
+from lospmm.gpu.process import WorkerLost, WorkerProcess
+from lospmm.model import Candidate, Compiled, Problem
+from lospmm.settings import settings
+from lospmm.space import Space
+from lospmm.store import Store
+
+#: -P: the current directory is not searched for modules.
+BUILDER = (sys.executable, "-P", "-c", "from lospmm.builder import main; main()")
+
+#: With fewer cores, threads build as many.
+LEAST_BUILDERS = 4
+
+#: As many keep a GPU busy; each holds some hundred megabytes.
+MOST_BUILDERS = 16
+
+
+@dataclass(slots=True, eq=False)
+class _Builder:
+    process: WorkerProcess
+    problem: Problem | None = None  # what it was told last
+
+
+class Crew:
+    """Up to ``size`` builders, none before ``start`` or the first kernel; they end with the block, or with this
+    process. For any number of threads."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._idle: LifoQueue[_Builder] = LifoQueue()
+        self._turns = threading.BoundedSemaphore(size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Have all builders start, which takes each half a second, while this process does something else."""
+        for _ in range(self.size - self._idle.qsize()):
+            self._idle.put(self._new())
+
+    def close(self) -> None:
+        """End the builders that are idle."""
+        while True:
+            try:
+                self._idle.get_nowait().process.end()
+            except Empty:
+                return
+
+    def build(
+        self, problem: Problem, candidate: Candidate, emitter: str, store: Store, cancel: threading.Event | None = None
+    ) -> Compiled:
+        """The kernel of ``candidate``. Raises ToolchainFault, also for what this emitter cannot write, and
+        CancelledError; either may cost a builder, and another starts with a kernel to come."""
+
+        def order(builder: _Builder) -> Order:
+            told = None if builder.problem is problem else problem
+            builder.problem = problem
+            return Order(told, candidate, emitter, store)
+
+        built = self._ask(order, cancel)
+        assert isinstance(built, Compiled)
+        return built
+
+    def explore(self, problem: Problem, splits: tuple[int, ...], cancel: threading.Event | None = None) -> Space:
+        """``search.explore_problem``. Raises as ``build``."""
+        space = self._ask(lambda _: Exploration(problem, splits), cancel)
+        assert isinstance(space, Space)
+        return space
+
+    def _ask(self, request_to: Callable[[_Builder], object], cancel: threading.Event | None) -> object:
+        with self._turns:
+            if cancel is not None and cancel.is_set():
+                raise CancelledError
+            try:
+                builder = self._idle.get_nowait()
+            except Empty:
+                builder = self._new()
+            try:
+                answer = builder.process.ask(request_to(builder), settings().compile_seconds, cancel)
+            except WorkerLost as lost:
+                raise ToolchainFault(f"a process that builds kernels: {lost}") from None
+            self._idle.put(builder)
+        if answer.fault is not None:
+            raise ToolchainFault(answer.fault)
+        return answer.value
+
+    def _new(self) -> _Builder:
+        try:
+            return _Builder(WorkerProcess(BUILDER))
+        except GpuFault as fault:
+            raise ToolchainFault(str(fault)) from None

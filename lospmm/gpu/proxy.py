@@ -1,0 +1,32 @@
+"""A proxy in the process that runs kernels: the worker's command "proxy".
+
+A proxy (section 5) writes to C what nobody expects, so there is nothing to check: it is timed as it is.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lospmm.gpu.clocks import read_clocks
+from lospmm.gpu.messages import Measure, Measurement
+from lospmm.gpu.timing import time_rotating
+
+if TYPE_CHECKING:
+    from lospmm.gpu.worker import Workbench
+
+#: The worker's name for ``run``, in its table of commands.
+COMMAND = "proxy"
+
+
+def run(bench: "Workbench", task: Measure) -> Measurement:
+    """Time a program of B, C and, if it takes it, n, without the gate. Raises GpuFault."""
+    driver, operands = bench.driver, bench.operands
+    function = driver.load(task.cubin, task.entry)
+    size = (np.uint32(operands.n),) if task.takes_n else ()
+
+    def enqueue(copy: int) -> None:
+        driver.launch(function, task.shape, (np.uint64(operands.b[copy]), np.uint64(operands.c[copy]), *size))
+
+    copies = operands.copies if task.cache == "cold" else 1
+    timing = time_rotating(driver, enqueue, copies=copies, effort=task.effort)
+    return Measurement(timing, None, None, read_clocks(driver.bus_id()))

@@ -1,0 +1,120 @@
+"""Proxies built and timed in the stead of kernels (section 5): the trials of ``--trials proxy``.
+
+A proxy's time says nothing by itself. It stands for the order of the kernels, so what is told of each is its time over
+the share of the loads that it kept (``lospmm_proxies.loops.kept_share``): long loops are cut by more than short ones.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from types import MappingProxyType
+
+from lospmm.codegen import emit
+from lospmm.errors import BadRequest, GpuFault, ToolchainFault
+from lospmm.gpu import proxy
+from lospmm.gpu.messages import Measure, Measurement, Shape
+from lospmm.gpu.timing import BRIEF, Effort
+from lospmm.ir import KernelProgram
+from lospmm.measure import Bench
+from lospmm.model import Candidate, Compiled, Launch, Problem
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+from lospmm.trial import Trial
+from lospmm_proxies import proxies
+from lospmm_proxies.launch import kernel_launch, proxy_launch
+from lospmm_proxies.loops import kept_share
+
+#: By emitter, where it is not that of section 5.2. A proxy as machine code has its kernel's registers, hence its
+#: occupancy; the shared memory of Equation 6 made the order of short kernels worse (docs/results.md).
+LAUNCHES: Mapping[str, Callable[[Problem, Candidate], Launch]] = MappingProxyType({"sass": kernel_launch})
+
+#: How often a wait for a proxy looks whether it was cancelled.
+POLL_SECONDS = 0.1
+
+
+class ProxyTrials:
+    """Trials of one problem (``search.Trials``) by proxies; candidates that differ in N1 alone share one."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        emitter: str,
+        bench: Bench,
+        *,
+        store: Store,
+        workers: int,
+        stages: Stages,
+        effort: Effort = BRIEF,
+    ) -> None:
+        self.problem, self.emitter, self.bench = problem, emitter, bench
+        self.store, self.workers, self.stages, self.effort = store, workers, stages, effort
+        self.built = 0  # proxies
+        self.timed = 0  # candidates
+
+    def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+        """For each candidate the time that its proxy would take with all loads, of the whole order comparable.
+
+        A proxy that cannot be built or run has failed. Raises GpuFault without a GPU, and CancelledError.
+        """
+        stop = threading.Event()
+        with self.stages.part("compile_trials"):
+            trials = proxies_of(self.problem, candidates, self.emitter)
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="build")
+        try:
+            builds: dict[int, Future[Compiled]] = {}
+            for trial in trials:
+                if id(trial.program) not in builds:
+                    builds[id(trial.program)] = pool.submit(self._build, trial, stop)
+            self.built += len(builds)
+            total = self.timed + len(trials)
+            for trial in trials:
+                self.stages.progress("measure_trials", self.timed, total)
+                yield self._measure(trial, builds[id(trial.program)])
+                self.timed += 1
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+    def _build(self, trial: Trial, stop: threading.Event) -> Compiled:
+        cubin = compile_proxy(trial.program, self.emitter, self.problem.device.arch, store=self.store, stop=stop)
+        return Compiled(cubin, trial.program.name, trial.launch)
+
+    def _measure(self, trial: Trial, future: Future[Compiled]) -> Measurement:
+        with self.stages.part("compile_trials"):
+            while not wait([future], POLL_SECONDS).done:
+                if self.stages.cancel is not None and self.stages.cancel.is_set():
+                    raise CancelledError
+            try:
+                built = future.result()
+            except (ToolchainFault, BadRequest) as error:
+                return Measurement(None, None, str(error))
+        with self.stages.part("measure_trials"):
+            own = Compiled(built.cubin, built.entry, trial.launch)
+            return time_proxy(self.bench, own, kept_share(trial), self.effort)
+
+
+def proxies_of(problem: Problem, candidates: Sequence[Candidate], emitter: str) -> list[Trial]:
+    """The proxies of ``candidates`` as they are launched in a language. Raises BadRequest for one that does not fit."""
+    return proxies(problem, candidates, LAUNCHES.get(emitter, proxy_launch))
+
+
+def compile_proxy(
+    program: KernelProgram, emitter: str, arch: str, *, store: Store, stop: threading.Event | None = None
+) -> bytes:
+    """The cubin of a proxy. Raises Unsupported, ToolchainFault, and CancelledError."""
+    emission = emit(program, emitter, arch)
+    return compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=1, cancel=stop).cubin
+
+
+def time_proxy(bench: Bench, built: Compiled, kept: float, effort: Effort = BRIEF) -> Measurement:
+    """The time of a proxy's launch over the share of the loads that it ``kept``. Raises GpuFault without a GPU."""
+    bench.start()
+    shape = Shape(built.launch.grid, built.launch.block, built.launch.shared_bytes)
+    try:
+        found = bench.request(proxy.COMMAND, Measure(built.cubin, built.entry, shape, False, bench.cache, effort))
+    except GpuFault as fault:
+        return Measurement(None, None, str(fault))
+    assert isinstance(found, Measurement) and found.timing is not None
+    timing = found.timing._replace(micros=found.timing.micros / kept)
+    return Measurement(timing, None, None, found.clocks)

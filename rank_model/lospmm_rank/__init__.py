@@ -1,0 +1,8 @@
+"""The learned ranker of section 3.5: LambdaMART on Table 1 and the axes of the schedule (docs/ranker.md).
+
+``collect`` measures what it learns from, ``dataset`` keeps that, ``train`` makes the model, ``evaluate`` judges it and
+``lambdamart`` is the ranker.
+"""
+
+#: GPUs that the models that come with lospmm were trained on.
+TRAINED = frozenset({"h200"})

@@ -1,0 +1,74 @@
+"""How good an order of candidates is, judged by their measured times.
+
+Everything is per problem and relative to the fastest kernel that was measured of it. A search times the first of an
+order and keeps the fastest of them: ``loss`` of ``top`` is how much slower that is than the fastest of all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: How many of an order are timed.
+TOPS = (1, 5, 10)
+
+#: Discounted gains count so many places.
+NDCG_PLACES = 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """The points of a problem: measured times, and scores of which the lowest is expected to be the fastest."""
+
+    micros: NDArray[np.float64]
+    scores: NDArray[np.float64]
+
+
+def loss(judged: Judged, top: int) -> float:
+    """Selection loss: the fastest of the first ``top`` over the fastest of all, less 1."""
+    first = np.argsort(judged.scores, kind="stable")[:top]
+    return float(judged.micros[first].min() / judged.micros.min() - 1)
+
+
+def ndcg(judged: Judged) -> float:
+    """Normalized discounted cumulative gain of the first NDCG_PLACES; a gain is the speed relative to the fastest."""
+    speed = judged.micros.min() / judged.micros
+    found = speed[np.argsort(judged.scores, kind="stable")][:NDCG_PLACES]
+    best = np.sort(speed)[::-1][:NDCG_PLACES]
+    discounts = 1 / np.log2(np.arange(len(best)) + 2)
+    return float((found * discounts).sum() / (best * discounts).sum())
+
+
+def rank_correlation(judged: Judged) -> float:
+    """Spearman's: of the ranks of scores and times, ties with the mean of their ranks. 0 where all are equal."""
+    ranks = [_ranks(judged.micros), _ranks(judged.scores)]
+    if min(rank.std() for rank in ranks) == 0:
+        return 0.0
+    correlation: NDArray[np.float64] = np.corrcoef(ranks)
+    return float(correlation[0, 1])
+
+
+def _ranks(figures: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(figures, return_inverse=True, return_counts=True)
+    mean_ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
+    return mean_ranks[np.ravel(inverse)]
+
+
+#: By the name that a card gives it.
+METRICS: Mapping[str, Callable[[Judged], float]] = MappingProxyType(
+    {
+        **{f"loss_top_{top}": partial(loss, top=top) for top in TOPS},
+        "ndcg": ndcg,
+        "rank_correlation": rank_correlation,
+    }
+)
+
+
+def means(judged: Sequence[Judged]) -> dict[str, float]:
+    """The mean of every metric over problems; of none nothing."""
+    if not judged:
+        return {}
+    return {name: float(np.mean([metric(one) for one in judged])) for name, metric in METRICS.items()}

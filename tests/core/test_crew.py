@@ -1,0 +1,152 @@
+"""Processes that build kernels: the same kernels as this process builds, and nothing of them is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lospmm import crew
+from lospmm.build import build
+from lospmm.crew import LEAST_BUILDERS, Crew
+from lospmm.device import DEVICES
+from lospmm.errors import ToolchainFault
+from lospmm.model import SPLITS, Candidate, Problem, Schedule, TileSize
+from lospmm.reorder import natural_order
+from lospmm.search import explore_problem
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.timings import named
+from lospmm.workshop import Workshop
+from tests.core.test_space import random_matrix
+
+PROBLEMS = [Problem(random_matrix(24, 30, 0.3, seed=seed), 500, DEVICES["h200"]) for seed in (1, 2)]
+
+
+def candidates(problem: Problem) -> list[Candidate]:
+    return [
+        Candidate(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(problem.matrix, rows))
+        for rows in (8, 3, 24, 1)
+    ]
+
+
+def builders() -> list[int]:
+    return [child.pid for child in psutil.Process().children() if "lospmm.builder" in " ".join(child.cmdline())]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def two() -> Iterator[Crew]:
+    with Crew(2) as made:
+        yield made
+    assert builders() == []
+
+
+def test_they_build_what_this_process_builds(two: Crew, store: Store, tmp_path: Path) -> None:
+    two.start()
+    assert len(builders()) == 2
+    asked = [(problem, candidate) for problem in PROBLEMS for candidate in candidates(problem)]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda one: two.build(*one, "sass", store), asked))
+    own = Store(tmp_path / "own")
+    assert found == [build(*one, "sass", store=own, workers=1).compiled for one in asked]
+    assert len(builders()) == 2
+
+
+def test_what_cannot_be_built_costs_no_builder(two: Crew, store: Store) -> None:
+    problem = PROBLEMS[0]
+    shared = Candidate(TileSize(8, 32), Schedule(4, split_k=2), natural_order(problem.matrix, 8))
+    with pytest.raises(ToolchainFault, match="2 blocks to a tile: ptx has no such kernels"):
+        two.build(problem, shared, "ptx", store)
+    before = builders()
+    two.build(problem, candidates(problem)[0], "sass", store)
+    assert builders() == before
+
+
+def test_a_space_explored_elsewhere_is_the_same(two: Crew) -> None:
+    for problem in PROBLEMS:
+        here, there = explore_problem(problem, Stages(), splits=SPLITS), two.explore(problem, SPLITS)
+        assert there.verdicts == here.verdicts and there.least_blocks == here.least_blocks
+        assert [named(one) for one in there.survivors] == [named(one) for one in here.survivors]
+        assert len({id(one.tiling) for one in there.survivors}) == len({id(one.tiling) for one in here.survivors})
+
+
+def test_a_workshop_gives_what_was_explored_ahead_once() -> None:
+    problem = PROBLEMS[0]
+    with Workshop(workers=LEAST_BUILDERS) as shop:
+        assert shop.explored(problem, SPLITS) is None
+        shop.explore_ahead(problem, "sass", SPLITS)
+        shop.explore_ahead(problem, "sass", SPLITS)
+        assert shop.explored(replace(problem, n=501), SPLITS) is None
+        space = shop.explored(problem, SPLITS)
+        assert space is not None and space.survivors
+        assert shop.explored(problem, SPLITS) is None
+        shop.explore_ahead(PROBLEMS[1], "sass", SPLITS)  # whose turn never comes
+        assert len(builders()) == LEAST_BUILDERS
+    assert builders() == []
+    with Workshop(workers=LEAST_BUILDERS) as shop:
+        assert shop.crew("ptx") is None
+        shop.explore_ahead(problem, "ptx", (1,))
+        assert shop.explored(problem, (1,)) is None
+    assert builders() == []
+
+
+def test_a_builder_that_is_killed_is_replaced(two: Crew, store: Store) -> None:
+    problem = PROBLEMS[0]
+    two.build(problem, candidates(problem)[0], "sass", store)
+    (pid,) = builders()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ToolchainFault, match=r"a process that builds kernels: the process ended: signal 9"):
+        two.build(problem, candidates(problem)[1], "sass", store)
+    assert two.build(problem, candidates(problem)[1], "sass", store).cubin
+
+
+def test_a_cancelled_build_ends_its_builder(two: Crew, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = (sys.executable, "-c", "import sys, time; sys.stdin.buffer.read(1); time.sleep(600)")
+    monkeypatch.setattr(crew, "BUILDER", waiting)
+    cancel = threading.Event()
+    threading.Timer(0.2, cancel.set).start()
+    with pytest.raises(CancelledError):
+        two.build(PROBLEMS[0], candidates(PROBLEMS[0])[0], "sass", store, cancel)
+    with pytest.raises(CancelledError):
+        two.build(PROBLEMS[0], candidates(PROBLEMS[0])[0], "sass", store, cancel)
+
+
+def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from lospmm.store import Store\n"
+        "from tests.core import test_crew as t\n"
+        "crew = t.Crew(2); crew.start(); p = t.PROBLEMS[0]\n"
+        "crew.build(p, t.candidates(p)[0], 'sass', Store(Path(sys.argv[1])))\n"
+        "print('built', flush=True); time.sleep(600)"
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "store")], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    assert parent.stdout is not None and parent.stdout.readline() == "built\n"
+    family = psutil.Process(parent.pid).children(recursive=True)
+    assert len([child for child in family if "lospmm.builder" in " ".join(child.cmdline())]) == 2
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    deadline = time.monotonic() + 30
+    while list(temporary.iterdir()) and time.monotonic() < deadline:  # their guards clean up after them
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,35 @@
+"""The tables of docs/results.md: the paper beside what was measured, of benchmarks/results (``benchmarks.paper``)."""
+
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks import paper
+from benchmarks.figures import loss
+from tests.docs.pages import DOCS
+from tests.docs.results import table
+
+PAGE = DOCS / "results.md"
+
+
+def rows(name: str) -> str:
+    found = paper.table(name)
+    if not found:
+        return "Not measured.\n"
+    return table(("what", "paper", "here"), found, right=2)
+
+
+def by_matrix() -> str:
+    """Every real layer: the fastest kernel that is known, and what the default choice loses against it."""
+    given = paper.inputs("Table 4", paper.RESULTS)
+    lines = [] if given is None else loss.by_matrix(given[0])
+    return table(("layer", "fastest, us", "default", "estimate"), lines, right=3) if lines else "Not measured.\n"
+
+
+def _region(name: str) -> str:
+    return name.lower()
+
+
+REGIONS: dict[str, Callable[[], str]] = {
+    **{_region(name): partial(rows, name) for name in paper.FIGURES},
+    "by matrix": by_matrix,
+}

@@ -1,0 +1,178 @@
+"""The model: trained the same every time, finding what is there to find, and used only for the GPU that it knows."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lospmm_rank
+from lospmm.build import for_emitter
+from lospmm.cli import run
+from lospmm.device import DEVICES
+from lospmm.errors import BadRequest, ToolchainFault, Unsupported
+from lospmm.estimate import estimate_micros
+from lospmm.features import FEATURES
+from lospmm.model import Problem
+from lospmm.settings import settings
+from lospmm_rank import lambdamart, library
+from lospmm_rank.dataset import Dataset, pack, renewed
+from lospmm_rank.evaluate import evaluate
+from lospmm_rank.metrics import METRICS, Judged, loss, ndcg, rank_correlation
+from lospmm_rank.problems import drawn
+from lospmm_rank.sample import sampled
+from lospmm_rank.train import GRADES, grades, train
+from tests.rank.measured import line, small, write
+
+H200 = DEVICES["h200"]
+PROBLEMS = 40
+TIMES = st.lists(st.floats(1, 1e4), min_size=2, max_size=40).map(np.array)
+
+
+@given(TIMES)
+def test_a_perfect_order_loses_nothing(micros: np.ndarray) -> None:
+    judged = Judged(micros, micros)
+    assert loss(judged, 1) == 0
+    assert ndcg(judged) == pytest.approx(1)
+    assert rank_correlation(judged) == (pytest.approx(1) if len(set(micros)) > 1 else 0)
+
+
+@given(TIMES, st.randoms())
+def test_more_candidates_never_lose_more(micros: np.ndarray, random: object) -> None:
+    judged = Judged(micros, np.random.default_rng(id(random) % 2**32).random(len(micros)))
+    losses = [loss(judged, top) for top in range(1, len(micros) + 1)]
+    assert losses == sorted(losses, reverse=True) and losses[-1] == 0
+    assert 0 < ndcg(judged) <= 1 + 1e-9
+    assert -1 - 1e-9 <= rank_correlation(judged) <= 1 + 1e-9
+
+
+def test_metrics_by_hand() -> None:
+    judged = Judged(np.array([10.0, 12.0, 20.0]), np.array([3.0, 1.0, 2.0]))
+    assert loss(judged, 1) == pytest.approx(0.2)
+    assert loss(judged, 2) == pytest.approx(0.2)
+    assert loss(judged, 3) == 0
+    assert rank_correlation(judged) == pytest.approx(-0.5)
+    found, best = 10 / 12 + 0.5 / np.log2(3) + 1 / 2, 1 + (10 / 12) / np.log2(3) + 0.5 / 2
+    assert ndcg(judged) == pytest.approx(found / best)
+
+
+def test_grades_fall_with_time_to_none() -> None:
+    assert grades(np.array([8.0, 8.0, 8.01, 10.0, 12.8, 99.0])).tolist() == [30, 30, 30, 16, 0, 0]
+    assert grades(np.array([5.0])).tolist() == [GRADES]
+
+
+@pytest.fixture(scope="module")
+def lines_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(
+        tmp_path_factory.mktemp("lines") / "part-0-of-1.jsonl", [line(number, 24) for number in small(PROBLEMS)]
+    )
+
+
+@pytest.fixture(scope="module")
+def packed(lines_file: Path) -> Dataset:
+    return renewed(pack([lines_file]), workers=2)
+
+
+def test_training_twice_gives_the_same_model_which_finds_what_the_estimate_does_not(packed: Dataset) -> None:
+    told: list[tuple[int, int]] = []
+    trained = train(packed, progress=lambda done, total: told.append((done, total)))
+    assert train(packed).text == trained.text
+    assert told[0][0] == 1 and len(told) >= trained.trees >= 1
+    booster = library.lightgbm().Booster(model_str=trained.text)
+    assert booster.feature_name() == list(FEATURES)
+    found = evaluate(packed, booster, "test")["orders"]
+    assert found["lambdamart"]["rank_correlation"] > found["estimate"]["rank_correlation"]
+    assert found["lambdamart"]["loss_top_1"] < found["estimate"]["loss_top_1"] < found["none"]["loss_top_1"]
+    assert set(found["none"]) == set(METRICS)
+
+
+def test_too_little_or_stale_data_is_refused(packed: Dataset) -> None:
+    with pytest.raises(BadRequest, match="0 problems to learn from"):
+        train(replace(packed, micros=np.full_like(packed.micros, np.nan)))
+    with pytest.raises(BadRequest, match="train-ranker renews them"):
+        train(replace(packed, about=packed.about[:-1]))
+    with pytest.raises(BadRequest, match="no measured problem for real"):
+        evaluate(packed, None, "real")
+
+
+@pytest.fixture
+def folder(lines_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Of a model that the command trained."""
+    assert run(["train-ranker", str(lines_file.parent), "--out", str(tmp_path / "models"), "--quiet"]) == 0
+    monkeypatch.setenv("LOSPMM_RANKERS", str(tmp_path / "models"))
+    settings.cache_clear()
+    yield tmp_path / "models"
+    settings.cache_clear()
+
+
+def test_the_command_writes_a_model_that_a_search_may_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["h200.json", "h200.md", "h200.npz", "h200.txt"]
+    card = json.loads((folder / "h200.json").read_text())
+    assert card["data"]["problems"]["real"] == 0 and card["training"]["features"] == list(FEATURES)
+    assert "LambdaMART" in (folder / "h200.md").read_text()
+    assert run(["train-ranker", str(folder / "h200.npz"), "--out", str(folder / "again"), "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["digest"] == card["data"]["digest"]
+    assert (folder / "again" / "h200.txt").read_bytes() == (folder / "h200.txt").read_bytes()
+    assert run(["train-ranker", str(folder / "h200.npz"), "--out", str(folder / "again")]) == 0
+    shown = capsys.readouterr()
+    assert f"{PROBLEMS} problems" in shown.out and "test, lambdamart" in shown.out and "train: done" in shown.err
+
+    found = drawn(small(1)[0])
+    problem = for_emitter(Problem(found.matrix, found.n, H200), "sass")
+    chosen = sampled(problem, 300, "sass", np.random.default_rng(0))
+    ranker = lambdamart.ranker_for(H200)
+    scores = ranker(problem, chosen)
+    assert scores.shape == (len(chosen),) and len(np.unique(scores)) > 10
+    assert ranker(problem, chosen[:0]).shape == (0,)
+
+
+def test_what_the_estimate_puts_last_comes_behind_what_the_model_saw(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert folder.is_dir()
+    monkeypatch.setattr(lambdamart, "HEAD", 20)
+    monkeypatch.setattr(lambdamart, "FRONT", 40)
+    found = drawn(small(1)[0])
+    problem = for_emitter(Problem(found.matrix, found.n, H200), "sass")
+    chosen = sampled(problem, 100, "sass", np.random.default_rng(0))
+    scores, estimates = lambdamart.ranker_for(H200)(problem, chosen), estimate_micros(problem, chosen)
+    order = np.argsort(estimates, kind="stable")
+    seen, unseen = np.flatnonzero(scores <= 0), np.flatnonzero(scores > 0)
+    assert set(order[:20]) < set(seen) <= set(order[:40])  # of the front the first of every kind too
+    np.testing.assert_array_equal(scores[unseen], estimates[unseen])
+
+
+def test_a_gpu_without_a_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match=r"no model was trained for a100 \(for h200\); train one on that GPU"):
+        lambdamart.ranker_for(DEVICES["a100"])
+    assert {path.stem for path in lambdamart.WEIGHTS.glob("*.txt")} == lospmm_rank.TRAINED
+
+    def missing() -> None:
+        raise OSError("libgomp.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(
+        "builtins.__import__", lambda name, *rest: missing() if name == "lightgbm" else real(name, *rest)
+    )
+    with pytest.raises(ToolchainFault, match="apt-get install libgomp1"):
+        library.lightgbm()
+
+
+real = __import__
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "h200.txt"
+    with pytest.raises(BadRequest, match="No such file"):
+        lambdamart.load_booster(path)
+    path.write_text("nonsense")
+    with pytest.raises(BadRequest, match="not a model of LightGBM"):
+        lambdamart.load_booster(path)
+    rng = np.random.default_rng(0)
+    data = library.lightgbm().Dataset(rng.random((100, 3)), rng.random(100))
+    path.write_text(library.lightgbm().train({"verbose": -1}, data, 2).model_to_string())
+    with pytest.raises(BadRequest, match="other features"):
+        lambdamart.load_booster(path)
