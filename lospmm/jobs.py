@@ -20,7 +20,9 @@ from lospmm.artifact import MATRIX_FILE, Artifact, Measured
 from lospmm.bench import Compiled, compare
 from lospmm.build import Build, build, for_emitter
 from lospmm.codegen import check_target, source_of
+from lospmm.convolution import Convolution, convolution_of
 from lospmm.device import DeviceSpec
+from lospmm.epilogue import Epilogue
 from lospmm.errors import BadMatrix, BadRequest, VerificationFailed
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.exclusive import exclusive
@@ -88,6 +90,7 @@ class Request:
             "seed": self.seed if self.values == "drawn" else None,
             "options": asdict(self.resolved),
             "compiler": compiler_name(self.resolved.emitter, self.problem.device.arch),
+            **_layer(self.problem),
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
@@ -105,7 +108,24 @@ class Request:
             "options": asdict(self.options),
             "values": self.values,
             "seed": self.seed,
+            **_layer(self.problem),
         }
+
+
+def _layer(problem: Problem) -> dict[str, Any]:
+    """What makes a problem more than a product, as JSON; nothing for a product, whose digest it leaves alone."""
+    convolution, epilogue = problem.convolution, problem.epilogue
+    return ({} if convolution is None else {"convolution": asdict(convolution)}) | (
+        {} if epilogue.is_plain else {"epilogue": asdict(epilogue)}
+    )
+
+
+def _layer_of(content: Mapping[str, Any]) -> tuple[Convolution | None, Epilogue]:
+    """What ``_layer`` wrote. Raises TypeError for fields that there are not."""
+    window, epilogue = content.get("convolution"), dict(content.get("epilogue", {}))
+    if epilogue.get("bias") is not None:
+        epilogue["bias"] = tuple(epilogue["bias"])
+    return None if window is None else convolution_of(window), Epilogue(**epilogue)
 
 
 def from_json(content: Mapping[str, Any], store: Store) -> Request:
@@ -116,12 +136,13 @@ def from_json(content: Mapping[str, Any], store: Store) -> Request:
     try:
         device, options = DeviceSpec(**content["device"]), Options(**content["options"])
         fingerprint, n, values, seed = (content[name] for name in ("fingerprint", "n", "values", "seed"))
+        convolution, epilogue = _layer_of(content)
     except (KeyError, TypeError) as error:
         raise BadRequest(f"the request was accepted by another version of lospmm ({error}); post it again") from None
     matrix = _kept_matrix(fingerprint, store)
     if matrix is None:
         raise BadRequest("the matrix of the request is no longer in the store, or damaged; post it again")
-    return Request(Problem(matrix, n, device), options, values, seed, is_settled=True)
+    return Request(Problem(matrix, n, device, convolution, epilogue), options, values, seed, is_settled=True)
 
 
 def keep_matrix(matrix: SparseMatrix, store: Store) -> None:

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.convolution import MAX_IMAGE_ELEMENTS, Convolution
 from lospmm.device import DeviceSpec
+from lospmm.epilogue import PLAIN, Epilogue, check_rows
 from lospmm.errors import BadRequest
 from lospmm.matrix import SparseMatrix
 
@@ -33,15 +35,40 @@ def ceil_div(numerator: int, denominator: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """C = A x B on one GPU, with A known and B of ``n`` columns. Raises BadRequest for an n that no kernel takes."""
+    """C = A x B on one GPU, with A known and B of ``n`` columns, which a ``convolution`` may take from its input.
+
+    Raises BadRequest for an n that no kernel takes, and for a convolution or an epilogue of another A or n.
+    """
 
     matrix: SparseMatrix
     n: int
     device: DeviceSpec
+    convolution: Convolution | None = None
+    epilogue: Epilogue = PLAIN
 
     def __post_init__(self) -> None:
         if not 1 <= self.n <= MAX_COLUMNS:
             raise BadRequest(f"n is {self.n}: B must have from 1 to {MAX_COLUMNS} columns")
+        check_rows(self.epilogue, self.matrix.m)
+        if self.convolution is not None:
+            _check_convolution(self.convolution, self.matrix, self.n)
+
+    @property
+    def b_elements(self) -> int:
+        """Elements that are read: of B, or of the input that it is taken from."""
+        return self.matrix.k * self.n if self.convolution is None else self.convolution.input_elements
+
+
+def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -> None:
+    if convolution.k != matrix.k:
+        raise BadRequest(
+            f"the weights have {matrix.k} columns, and the convolution {convolution.channels} channels x "
+            f"{convolution.kernel_height} x {convolution.kernel_width} = {convolution.k}"
+        )
+    if convolution.n != n:
+        raise BadRequest(f"n is {n}, and the convolution has {convolution.n} output pixels in its batch")
+    if matrix.m * convolution.pixels >= MAX_IMAGE_ELEMENTS:
+        raise BadRequest(f"convolution: an image of the output has {MAX_IMAGE_ELEMENTS} elements or more")
 
 
 class TileSize(NamedTuple):
