@@ -8,15 +8,16 @@ c = lospmm.load("kernels/fc1").run_on_cpu(b)
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lospmm.convolution import Convolution
     from lospmm.kernel import Kernel, load, tune
 
 __version__ = "0.1.0"
 
-__all__ = ["Kernel", "__version__", "load", "tune"]
+__all__ = ["Convolution", "Kernel", "__version__", "load", "tune"]
 
 
 def __getattr__(name: str) -> object:
-    """``Kernel``, ``load`` and ``tune``, imported when first used: everything below them imports this package too."""
+    """The public names, imported when first used: everything below them imports this package too."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from lospmm import kernel

@@ -19,8 +19,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from lospmm import readers
-from lospmm.errors import BadRequest, ToolchainFault
+from lospmm import npy, readers
+from lospmm.convolution import Convolution, convolution_of
+from lospmm.epilogue import Epilogue, epilogue_of
+from lospmm.errors import BadMatrix, BadRequest, ToolchainFault
 from lospmm.matrix import SparseMatrix
 
 Found = TypeVar("Found")
@@ -31,12 +33,13 @@ CUBIN_FILE = "kernel.cubin"
 TUNING_FILE = "tuning.jsonl"
 MATRIX_FILE = "matrix.npz"
 SPACE_FILE = "space.json"
+BIAS_FILE = "bias.npy"
 
 #: The name of the source file, by its language.
 SOURCE_FILES: Mapping[str, str] = {"ptx": "kernel.ptx", "cuda": "kernel.cu", "sass": "kernel.sass"}
 
 #: What a folder of an artifact may hold.
-FILES = (MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, MATRIX_FILE, SPACE_FILE, *SOURCE_FILES.values())
+FILES = (MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, MATRIX_FILE, SPACE_FILE, BIAS_FILE, *SOURCE_FILES.values())
 
 #: How the name of a folder that is being written begins.
 SCRATCH = ".lospmm-"
@@ -72,6 +75,15 @@ class Argument:
     name: str
     type: str
     layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What the kernel does with A x B before it stores it. The bias itself lies in ``BIAS_FILE``."""
+
+    bias: bool
+    relu: bool
+    residual: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +182,8 @@ class Manifest:
     seconds: Seconds
     verified: Verified | None
     measured: Measured | None = None
+    convolution: Convolution | None = None
+    epilogue: Added = Added(bias=False, relu=False, residual=False)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -203,6 +217,22 @@ class Artifact:
             raise BadRequest(f"{where} holds another matrix (its fingerprint differs)")
         return matrix
 
+    def epilogue(self) -> Epilogue:
+        """What it adds to A x B. Raises BadRequest where the files do not hold its bias."""
+        added, bias = self.manifest["epilogue"], None
+        if added["bias"]:
+            try:
+                bias = npy.parse(self.files.get(BIAS_FILE, b""))
+            except BadMatrix as error:
+                raise BadRequest(f"kernel {self.manifest['name']}: {BIAS_FILE}: {error}; tune it again") from None
+        return epilogue_of(bias, relu=added["relu"], residual=added["residual"])
+
+    @property
+    def convolution(self) -> Convolution | None:
+        """The input that B is taken from, and the window."""
+        window = self.manifest["convolution"]
+        return None if window is None else convolution_of(window)
+
 
 def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
     """The artifact of these files. Raises BadRequest where they are not one, or not whole."""
@@ -234,8 +264,12 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {field}: {first['msg']}") from None
+    except BadRequest as error:
+        raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {error}") from None
     assert isinstance(manifest, dict)
     manifest["tile"].setdefault("split_k", 1)  # kernels of before there were splits
+    manifest.setdefault("convolution", None)  # ... and convolutions
+    manifest.setdefault("epilogue", {"bias": False, "relu": False, "residual": False})
     return manifest
 
 

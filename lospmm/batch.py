@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from lospmm import artifact, jobs
 from lospmm.artifact import STALE_SECONDS, Artifact
 from lospmm.errors import BadMatrix, BadRequest, LospmmError, ToolchainFault
-from lospmm.layers import REPORT_FILE, Found, Model, folder_of
-from lospmm.model_report import LayerReport, ModelReport, failed, parse, succeeded
+from lospmm.layers import KERNELS_FILE, REPORT_FILE, Found, Model, folder_of
+from lospmm.model_report import LayerReport, ModelReport, failed, launch_table, parse, succeeded
 from lospmm.readers import MatrixFile
 from lospmm.settings import settings
 from lospmm.stages import Progress
@@ -92,12 +92,14 @@ class ModelFolder:
         self._heard(layer)
 
     def _write(self) -> None:
-        scratch = self.directory / f"{_SCRATCH}{secrets.token_hex(8)}"
+        """The report first: by it the folder is known as a model's."""
+        scratch, report = self.directory / f"{_SCRATCH}{secrets.token_hex(8)}", self.report
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             _remove_stale(self.directory)
-            scratch.write_text(self.report.to_json())
-            scratch.replace(self.directory / REPORT_FILE)
+            for name, text in ((REPORT_FILE, report.to_json()), (KERNELS_FILE, launch_table(report.layers))):
+                scratch.write_text(text, "utf-8")
+                scratch.replace(self.directory / name)
         except OSError as error:
             raise ToolchainFault(f"{self.directory}: cannot be written: {error.strerror}") from error
         finally:

@@ -40,11 +40,13 @@ class Bound(NamedTuple):
 def bound(problem: Problem) -> Bound:
     """The larger of 2 nnz n / peak fp32 rate and 4 n (k + m) / bandwidth: B is read once and C is written once.
 
+    Of a convolution the input is read once, and of a residual all of it.
     A is in neither: its weights come with the code. A warm B may be read faster than from memory.
     """
     matrix, device = problem.matrix, problem.device
     arithmetic = 2 * matrix.nnz * problem.n / device.peak_flops * 1e6
-    memory = 4 * problem.n * (matrix.k + matrix.m) / device.memory_bandwidth * 1e6
+    c_elements = matrix.m * problem.n * (2 if problem.epilogue.residual else 1)
+    memory = 4 * (problem.b_elements + c_elements) / device.memory_bandwidth * 1e6
     return Bound(arithmetic, "arithmetic") if arithmetic > memory else Bound(memory, "memory")
 
 
@@ -118,7 +120,11 @@ def compare(
     median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A baseline
     that fails is one without a time. Raises GpuFault and VerificationFailed for the kernel itself, ToolchainFault and
     CancelledError as ``Bench.measure`` does.
+
+    No baseline takes a convolution; of an epilogue none adds what the kernel adds.
     """
+    if bench.problem.convolution is not None:
+        names = ()
     total = len(names) + 3
     progress("compare", 0, total)
     timed = [_time(bench, kernel)]
@@ -129,6 +135,8 @@ def compare(
             timed.append(_time(bench, kernel))
         found = known.get(name)
         baselines[name] = _time_baseline(bench, BaselineTask(name, bench.cache, sputnik)) if found is None else found
+    if len(timed) == 1:
+        timed.append(_time(bench, kernel))
     progress("compare", total - 1, total)
     timed.append(_time(bench, kernel))
     progress("compare", 1, 1)
@@ -187,6 +195,6 @@ def bench_artifact(
     config = manifest["launch"]
     x, y, z = config["grid"]
     kernel = Compiled(kept.cubin, manifest["name"], Launch((x, y, z), config["block"], config["shared_bytes"]))
-    problem = Problem(kept.matrix(), manifest["n"], device)
+    problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue())
     with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem, cache=cache) as bench:
         return compare(bench, kernel, sputnik=sputnik, progress=progress)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
-from lospmm.codegen.sass.scheduler import reserved_registers
+from lospmm.codegen.sass.reserve import layer_registers, reserved_registers
 from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Compiled, Launch, Problem
@@ -63,7 +63,6 @@ def build(
 
 def for_emitter(problem: Problem, emitter: str) -> Problem:
     """``problem`` with what a thread needs beside its accumulators and buffers: a compiler needs more than we do."""
-    if emitter != "sass":
-        return problem
-    rows = max(problem.matrix.m, problem.matrix.k)
-    return replace(problem, device=replace(problem.device, reserved_registers=reserved_registers(rows, problem.n)))
+    compiled = problem.device.reserved_registers + layer_registers(problem)
+    reserved = reserved_registers(problem) if emitter == "sass" else compiled
+    return replace(problem, device=replace(problem.device, reserved_registers=reserved))

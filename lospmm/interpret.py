@@ -1,30 +1,58 @@
 """The meaning of the IR in NumPy: the oracle that every emitter is held against."""
 
 from collections.abc import Iterator
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.ir import ZERO, Collect, Exchange, Fma, KernelProgram, Load, Send, Store, TileProgram, instructions
+from lospmm.ir import (
+    ZERO,
+    Add,
+    Begin,
+    Collect,
+    Exchange,
+    Fma,
+    KernelProgram,
+    Load,
+    Residual,
+    Send,
+    Store,
+    TileProgram,
+    instructions,
+)
 
 
-def interpret(program: KernelProgram, b: NDArray[np.float32]) -> NDArray[np.float32]:
-    """C (m, n) for B (k, n): every tile in turn, all columns at once. What is not written stays NaN."""
+def interpret(
+    program: KernelProgram, b: NDArray[np.float32], residual: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """C (m, n) for B (k, n): every tile in turn, all columns at once. What is not written stays NaN.
+
+    Of a convolution B is the unfolded input, with zeros for the padding; ``residual`` is (m, n).
+    """
+    assert (residual is not None) == program.epilogue.residual, "a residual where the kernel takes one"
     c = np.full((program.m, b.shape[1]), np.nan, dtype=np.float32)
     for first in range(0, program.block_rows, program.split_k):
         parts = [program.tiles[index] for index in program.dispatch[first : first + program.split_k]]
         mailbox = np.full((len(parts) * max(part.slots for part in parts), b.shape[1]), np.nan, dtype=np.float32)
-        running = [_run(part, b, c, mailbox) for part in parts]
+        running = [_run(part, _Columns(b, c, mailbox, residual), program) for part in parts]
         while running:  # each up to its Exchange, then each to its end
             running = [part for part in running if next(part, False)]
     return c
 
 
-def _run(
-    tile: TileProgram, b: NDArray[np.float32], c: NDArray[np.float32], mailbox: NDArray[np.float32]
-) -> Iterator[bool]:
+class _Columns(NamedTuple):
+    """What a part of a tile finds in memory, all columns of it."""
+
+    b: NDArray[np.float32]
+    c: NDArray[np.float32]
+    mailbox: NDArray[np.float32]
+    residual: NDArray[np.float32] | None
+
+
+def _run(tile: TileProgram, columns: _Columns, program: KernelProgram) -> Iterator[bool]:
     """Execute a part; yields True where it waits for the others."""
+    b, c, mailbox, residual = columns
     accumulators = np.zeros((tile.accumulators, b.shape[1]), dtype=np.float32)
     buffers = np.full((tile.buffers, b.shape[1]), np.nan, dtype=np.float32)
     for instruction in instructions(tile):
@@ -34,13 +62,21 @@ def _run(
             case Fma(accumulator, buffer, weight):
                 accumulators[accumulator] = fused_multiply_add(weight, buffers[buffer], accumulators[accumulator])
             case Store(row, accumulator):
-                c[row] = 0 if accumulator == ZERO else accumulators[accumulator]
+                total = np.zeros(b.shape[1], np.float32) if accumulator == ZERO else accumulators[accumulator]
+                c[row] = np.maximum(total, 0) if program.epilogue.relu else total
             case Send(slot, accumulator):
                 mailbox[slot] = accumulators[accumulator]
             case Exchange():
                 yield True
             case Collect(buffer, slot):
                 buffers[buffer] = mailbox[slot]
+            case Begin(accumulator, weight):
+                accumulators[accumulator] = weight
+            case Residual(accumulator, row):
+                assert residual is not None
+                accumulators[accumulator] = residual[row]
+            case Add(accumulator, weight):
+                accumulators[accumulator] += weight
             case _:
                 assert_never(instruction)
 

@@ -14,14 +14,21 @@ thread and those of its column in the other parts then share a mailbox, in which
     Exchange  waits until every part has sent
     Collect   buffer <- slot
 
+What a layer adds to its product goes through the accumulators too, and what it makes of the sum is the kernel's
+``epilogue``, which every Store applies (ReLU):
+
+    Begin     accumulator <- weight
+    Residual  accumulator <- residual[row, column]
+    Add       accumulator <- accumulator + weight
+
 A ``TileProgram`` is what one thread block runs, as a table with one row per instruction, so that emitters can work on
 whole columns of it; ``instructions`` reads the table as values to ``match`` on. A ``KernelProgram`` holds the distinct
 tile programs and which of them each block row runs: for a kernel ``dispatch`` is 0, 1, 2, ...; a proxy (Figure 8c) has
 fewer programs than block rows. The parts of a tile are block rows next to each other.
 
-Room was left for what later kernels need without a new instruction: a Load's ``k`` and a Store's ``row`` are names
-that the kernel's addressing turns into addresses (row-major B and C here; a convolution's input elements under
-implicit im2col, section 6.2), and bias or ReLU belong to the kernel as an epilogue of every Store.
+A Load's ``k`` and a Store's ``row`` are names that the kernel's addressing turns into addresses: of row-major B and C,
+or, under implicit im2col (section 6.2), of a convolution's input and output. ``outside`` of a convolution's padding a
+Load is zero: it and the multiply-adds that use it are left out, by a predicate of the thread.
 """
 
 from collections.abc import Iterator
@@ -32,6 +39,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.convolution import Convolution, guard_bits, row_elements
+from lospmm.epilogue import PLAIN, Epilogue
 from lospmm.model import Launch, ceil_div
 
 
@@ -42,11 +51,15 @@ class Op(IntEnum):
     SEND = 3
     EXCHANGE = 4
     COLLECT = 5
+    BEGIN = 6
+    RESIDUAL = 7
+    ADD = 8
 
 
 #: One instruction. LOAD: target = buffer, source = k. FMA: target = accumulator, source = buffer, weight.
 #: STORE: target = row of C, source = accumulator, or ZERO for a row that no nonzero touches. SEND: target = slot,
 #: source = accumulator. EXCHANGE: once in every part. COLLECT: target = buffer, source = slot, one of the part's own.
+#: BEGIN and ADD: target = accumulator, weight. RESIDUAL: target = accumulator, source = row.
 INSTRUCTION = np.dtype([("op", "u1"), ("target", "<i4"), ("source", "<i4"), ("weight", "<f4")])
 
 #: The source of a Store that writes zero without an accumulator.
@@ -85,7 +98,22 @@ class Collect(NamedTuple):
     slot: int
 
 
-Instruction = Load | Fma | Store | Send | Exchange | Collect
+class Begin(NamedTuple):
+    accumulator: int
+    weight: np.float32
+
+
+class Residual(NamedTuple):
+    accumulator: int
+    row: int
+
+
+class Add(NamedTuple):
+    accumulator: int
+    weight: np.float32
+
+
+Instruction = Load | Fma | Store | Send | Exchange | Collect | Begin | Residual | Add
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +157,8 @@ class KernelProgram:
     column_group: int = 1
     lockstep: int = 0  # instructions between two barriers that keep the warps of a block together; 0: none
     split_k: int = 1  # parts of a tile: block rows i * split_k to (i + 1) * split_k - 1 share one
+    convolution: Convolution | None = None  # whose n is the kernel's
+    epilogue: Epilogue = PLAIN
 
     @property
     def block_rows(self) -> int:
@@ -138,6 +168,38 @@ class KernelProgram:
     def slots(self) -> int:
         """Slots of the mailbox that a thread needs room for."""
         return max((tile.slots for tile in self.tiles), default=0)
+
+    def b_elements(self, k: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Elements from where a thread's column of B begins to its rows ``k``; n is known."""
+        assert self.n is not None
+        return np.asarray(k, np.int64) * self.n if self.convolution is None else row_elements(self.convolution, k)
+
+    @property
+    def c_row_elements(self) -> int:
+        """Elements from a row of C, and of the residual, to the next in a thread's column; n is known."""
+        assert self.n is not None
+        return self.n if self.convolution is None else self.convolution.pixels
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether threads keep bits that say which elements of their column lie in the padding."""
+        return self.convolution is not None and self.convolution.is_padded
+
+    def guards(self, code: NDArray[np.void]) -> NDArray[np.int64]:
+        """Of each instruction of a tile: the bits of ``convolution.outside`` of which any leaves it out, or 0.
+
+        A multiply-add is left out with the load that its buffer had last.
+        """
+        bits = np.zeros(len(code), np.int64)
+        if self.convolution is None or not self.is_guarded:
+            return bits
+        loads = np.flatnonzero(code["op"] == Op.LOAD)
+        bits[loads] = guard_bits(self.convolution, code["source"][loads])
+        filled = np.flatnonzero((code["op"] == Op.LOAD) | (code["op"] == Op.COLLECT))
+        fmas = np.flatnonzero(code["op"] == Op.FMA)
+        if len(fmas):
+            bits[fmas] = bits[_last_before(filled, code["target"][filled], fmas, code["source"][fmas])]
+        return bits
 
 
 def instructions(program: TileProgram) -> Iterator[Instruction]:
@@ -155,8 +217,25 @@ def instructions(program: TileProgram) -> Iterator[Instruction]:
             yield Send(target, source)
         elif op == Op.EXCHANGE:
             yield Exchange()
-        else:
+        elif op == Op.COLLECT:
             yield Collect(target, source)
+        elif op == Op.BEGIN:
+            yield Begin(target, weight)
+        elif op == Op.RESIDUAL:
+            yield Residual(target, source)
+        else:
+            yield Add(target, weight)
+
+
+def _last_before(
+    writers: NDArray[np.intp], written: NDArray[np.int32], readers: NDArray[np.intp], read: NDArray[np.int32]
+) -> NDArray[np.intp]:
+    """Of each reader, the last of ``writers`` before it that wrote the buffer it reads; both are ascending places."""
+    far = int(max(writers[-1], readers[-1])) + 1
+    keys = written.astype(np.int64) * far + writers  # buffer by buffer, then by place
+    order = np.argsort(keys)
+    found = np.searchsorted(keys[order], read.astype(np.int64) * far + readers) - 1
+    return writers[order[found]]
 
 
 def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, int, int]:

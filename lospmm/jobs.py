@@ -19,10 +19,12 @@ from lospmm.artifact import MATRIX_FILE, Artifact
 from lospmm.budget import Budget
 from lospmm.build import for_emitter
 from lospmm.codegen import check_target
+from lospmm.convolution import Convolution, convolution_of
 from lospmm.device import DeviceSpec
+from lospmm.epilogue import Epilogue
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix
-from lospmm.model import Problem
+from lospmm.model import Problem, layer_fields
 from lospmm.npz import write_npz
 from lospmm.options import Options
 from lospmm.readers import Values
@@ -81,6 +83,7 @@ class Request:
             "options": asdict(self.resolved),
             "ranker": tuning.ranker_digest(self.resolved, self.problem.device),
             "compiler": compiler_name(self.resolved.emitter, self.problem.device.arch),
+            **layer_fields(self.problem),
         }
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
@@ -98,7 +101,16 @@ class Request:
             "options": asdict(self.options),
             "values": self.values,
             "seed": self.seed,
+            **layer_fields(self.problem),
         }
+
+
+def _layer_of(content: Mapping[str, Any]) -> tuple[Convolution | None, Epilogue]:
+    """What ``layer_fields`` wrote. Raises TypeError for fields that there are not."""
+    window, epilogue = content.get("convolution"), dict(content.get("epilogue", {}))
+    if epilogue.get("bias") is not None:
+        epilogue["bias"] = tuple(epilogue["bias"])
+    return None if window is None else convolution_of(window), Epilogue(**epilogue)
 
 
 def from_json(content: Mapping[str, Any], store: Store) -> Request:
@@ -109,12 +121,13 @@ def from_json(content: Mapping[str, Any], store: Store) -> Request:
     try:
         device, options = DeviceSpec(**content["device"]), Options(**content["options"])
         fingerprint, n, values, seed = (content[name] for name in ("fingerprint", "n", "values", "seed"))
+        convolution, epilogue = _layer_of(content)
     except (KeyError, TypeError) as error:
         raise BadRequest(f"the request was accepted by another version of lospmm ({error}); post it again") from None
     matrix = _kept_matrix(fingerprint, store)
     if matrix is None:
         raise BadRequest("the matrix of the request is no longer in the store, or damaged; post it again")
-    return Request(Problem(matrix, n, device), options, values, seed, is_settled=True)
+    return Request(Problem(matrix, n, device, convolution, epilogue), options, values, seed, is_settled=True)
 
 
 def keep_matrix(matrix: SparseMatrix, store: Store) -> None:

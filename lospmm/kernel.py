@@ -3,7 +3,7 @@
 import copy
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from lospmm import artifact, jobs, readers
 from lospmm.artifact import Artifact
 from lospmm.codegen.emission import Emission
+from lospmm.convolution import Convolution, unfold
 from lospmm.device import find_device
+from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
 from lospmm.model import Problem
@@ -38,7 +40,10 @@ _THREADS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Kernel:
-    """A tuned kernel: C (m, n) = A (m, k) x B (k, n) with A in its code."""
+    """A tuned kernel: C (m, n) = A (m, k) x B (k, n) with A in its code, or a convolution with A's weights.
+
+    A bias and ReLU may be in its code too, and a residual among its arguments.
+    """
 
     artifact: Artifact
 
@@ -64,30 +69,48 @@ class Kernel:
         """
         artifact.write(self.artifact, Path(directory))
 
-    def run_on_cpu(self, b: NDArray[np.floating]) -> NDArray[np.float32]:
+    def run_on_cpu(self, b: NDArray[np.floating], residual: NDArray[np.floating] | None = None) -> NDArray[np.float32]:
         """C (m, n) of ``b`` (k, n), rounded to float32, by running the shipped text on the CPU; no GPU is needed.
 
-        It shows what the kernel computes, not how fast. Raises BadRequest for a B of another shape or not of real
+        Of a convolution, ``b`` is the input (batch, channels, height, width), and the result is (batch, m, out_height,
+        out_width). ``residual`` has the shape of the result, where the kernel takes one.
+
+        It shows what the kernel computes, not how fast. Raises BadRequest for arrays of other shapes or not of real
         numbers, VerificationFailed where the text cannot be run, ToolchainFault where CUDA C++ finds no g++.
         """
-        geometry = _geometry(self.manifest)
-        if not isinstance(b, np.ndarray):
-            raise BadRequest(f"B is of type {type(b).__name__}; give a NumPy array")
-        if b.shape != (geometry.k, geometry.n):
-            raise BadRequest(f"B has the shape {b.shape}; this kernel takes {(geometry.k, geometry.n)}")
-        if b.dtype.kind not in "fiub":
-            raise BadRequest(f"B of type {b.dtype} does not hold real numbers")
+        geometry = self._geometry()
+        convolution = geometry.convolution
+        elements = _float32("B", b, (geometry.k, geometry.n) if convolution is None else convolution.input_shape)
+        shape = (geometry.m, geometry.n) if convolution is None else convolution.output_shape(geometry.m)
+        if (residual is not None) != geometry.takes_residual:
+            raise BadRequest(f"this kernel takes {'a' if geometry.takes_residual else 'no'} residual")
+        third = None if residual is None else _float32("the residual", residual, shape)
         emission = self._emission()
-        with np.errstate(over="ignore"):
-            elements = b.astype(np.float32)
-        if np.any(np.isinf(elements) & np.isfinite(b)):
-            raise BadRequest("B holds numbers that are too large for float32")
-        c = np.empty((geometry.m, geometry.n), dtype=np.float32)
+        c = np.empty(shape, dtype=np.float32)
         step = max(1, _THREADS_AT_ONCE // geometry.block_rows)
         for start in range(0, geometry.n, step):
             columns = np.arange(start, min(start + step, geometry.n))
-            c[:, columns] = execute(emission, geometry, columns, elements[:, columns])
+            own_b = elements[:, columns] if convolution is None else unfold(convolution, elements, columns)
+            place = geometry.places_of_c(columns)
+            own_third = None if third is None else third.reshape(-1)[place]
+            c.reshape(-1)[place] = execute(emission, geometry, columns, own_b, own_third)
         return c
+
+    def _geometry(self) -> Geometry:
+        """The launch that the manifest describes; a kernel that is shipped has its n in its code."""
+        manifest = self.artifact.manifest
+        tile = manifest["tile"]
+        return Geometry(
+            m=manifest["m"],
+            k=manifest["k"],
+            n=manifest["n"],
+            cols=tile["cols"],
+            block_rows=(tile["count"] + tile["zero_blocks"]) * tile["split_k"],
+            grid=tuple(manifest["launch"]["grid"]),
+            takes_n=False,
+            convolution=self.artifact.convolution,
+            takes_residual=manifest["epilogue"]["residual"],
+        )
 
     def _emission(self) -> Emission:
         manifest = self.manifest
@@ -101,9 +124,23 @@ class Kernel:
 
 
 def tune(
-    weights: Weights, *, n: int, device: str = "auto", tensor: str | None = None, seed: int = 0, **options: Any
+    weights: Weights,
+    *,
+    n: int | None = None,
+    device: str = "auto",
+    convolution: Convolution | None = None,
+    bias: Sequence[float] | NDArray[np.floating] | None = None,
+    relu: bool = False,
+    residual: bool = False,
+    tensor: str | None = None,
+    seed: int = 0,
+    **options: Any,
 ) -> Kernel:
     """The kernel for ``weights`` (m, k) and a B of ``n`` columns, from the store if it was tuned before.
+
+    With a ``convolution`` B is taken from an input tensor instead, n is its output pixels, and ``weights`` may have the
+    four axes of a layer's. ``bias`` (m,) and ``relu`` go into the kernel; with ``residual`` it takes a third argument
+    of C's shape, which is added before ReLU.
 
     ``device`` names a GPU of the device table or a device file; auto is this machine's. ``tensor`` chooses from a
     .safetensors file, and ``seed`` draws the values of a file that is only a pattern. ``options`` are the fields of
@@ -115,11 +152,26 @@ def tune(
     Raises BadMatrix for weights that cannot be used, BadRequest and Unsupported for the rest of the request,
     NothingFits, ToolchainFault and VerificationFailed.
     """
+    if convolution is not None and isinstance(weights, np.ndarray) and weights.ndim == 4:
+        weights = _flattened(weights, convolution)
     matrix, values = matrix_and_values(weights, tensor, seed)
     gpu = detect_device() if device == "auto" else find_device(str(device))
-    problem = Problem(matrix, whole_number("n", n), gpu)
+    if n is None:
+        if convolution is None:
+            raise BadRequest("n is missing: give the number of columns of B")
+        n = convolution.n
+    epilogue = epilogue_of(bias, relu=relu, residual=residual)
+    problem = Problem(matrix, whole_number("n", n), gpu, convolution, epilogue)
     request = jobs.Request(problem, Options(**options), values, seed)
     return Kernel(jobs.tune(request, store=jobs.open_store()))
+
+
+def _flattened(weights: NDArray[np.floating], convolution: Convolution) -> NDArray[np.floating]:
+    """(out_channels, channels, kernel_height, kernel_width) as A. Raises BadMatrix for others than the window's."""
+    wanted = (convolution.channels, convolution.kernel_height, convolution.kernel_width)
+    if weights.shape[1:] != wanted:
+        raise BadMatrix(f"weights of shape {weights.shape}: the convolution takes {(weights.shape[0], *wanted)}")
+    return weights.reshape(len(weights), -1)
 
 
 def whole_number(name: str, value: object) -> int:
@@ -165,15 +217,16 @@ def _matrix(weights: Matrix) -> SparseMatrix:
     )
 
 
-def _geometry(manifest: Mapping[str, Any]) -> Geometry:
-    """The launch that a manifest describes; a kernel that is shipped has its n in its code."""
-    tile = manifest["tile"]
-    return Geometry(
-        m=manifest["m"],
-        k=manifest["k"],
-        n=manifest["n"],
-        cols=tile["cols"],
-        block_rows=(tile["count"] + tile["zero_blocks"]) * tile["split_k"],
-        grid=tuple(manifest["launch"]["grid"]),
-        takes_n=False,
-    )
+def _float32(name: str, array: NDArray[np.floating], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """What a kernel is given, rounded to float32. Raises BadRequest."""
+    if not isinstance(array, np.ndarray):
+        raise BadRequest(f"{name} is of type {type(array).__name__}; give a NumPy array")
+    if array.shape != shape:
+        raise BadRequest(f"{name} has the shape {array.shape}; this kernel takes {shape}")
+    if array.dtype.kind not in "fiub":
+        raise BadRequest(f"{name} of type {array.dtype} does not hold real numbers")
+    with np.errstate(over="ignore"):
+        elements = np.ascontiguousarray(array, dtype=np.float32)
+    if np.any(np.isinf(elements) & np.isfinite(array)):
+        raise BadRequest(f"{name} holds numbers that are too large for float32")
+    return elements

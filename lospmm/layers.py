@@ -24,6 +24,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 #: What a model's folder holds beside its layers.
 REPORT_FILE = "report.json"
+KERNELS_FILE = "kernels.tsv"
 
 #: Of a name that cannot be that of a folder, what remains readable, and the digits that tell it from others.
 _READABLE_CHARACTERS, _DIGITS = 60, 16
@@ -72,7 +73,7 @@ def folder_of(name: str) -> str:
 
     The same for the same name, always one part of a path and no hidden one. ``check_names`` finds who would share one.
     """
-    if _PLAIN.fullmatch(name) and name.lower() != REPORT_FILE:
+    if _PLAIN.fullmatch(name) and name.lower() not in (REPORT_FILE, KERNELS_FILE):
         return name
     readable = re.sub(r"[^A-Za-z0-9._-]+", "_", name[:_READABLE_CHARACTERS]).lstrip(".-")
     return f"{readable or 'layer'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:_DIGITS]}"

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lospmm.convolution import order_of_rows
 from lospmm.ir import KernelProgram
 from lospmm.model import ZERO_ROWS, Candidate, Problem
 from lospmm.registers import forecast_registers
@@ -14,11 +15,21 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     """
     matrix, tiling = problem.matrix, candidate.tiling
     schedule = candidate.schedule
-    tiles = [program for tile in tiling.tiles for program in tile_programs(matrix, tile.rows, schedule)]
+    epilogue = problem.epilogue
+    order = None if problem.convolution is None else order_of_rows(problem.convolution)
+    tiles = [
+        program
+        for tile in tiling.tiles
+        for program in tile_programs(matrix, tile.rows, schedule, epilogue=epilogue, order=order)
+    ]
     cuts = range(ZERO_ROWS, len(tiling.empty_rows), ZERO_ROWS)
     if len(tiling.empty_rows):
         blocks = np.split(tiling.empty_rows, cuts)
-        tiles += [zero_program(rows) for block in blocks for rows in np.array_split(block, schedule.split_k)]
+        tiles += [
+            zero_program(rows, epilogue=epilogue, accumulators=candidate.tile.rows)
+            for block in blocks
+            for rows in np.array_split(block, schedule.split_k)
+        ]
     return KernelProgram(
         name=kernel_name(problem),
         m=matrix.m,
@@ -31,10 +42,15 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
         column_group=schedule.column_group,
         lockstep=schedule.lockstep,
         split_k=schedule.split_k,
+        convolution=problem.convolution,
+        epilogue=epilogue,
     )
 
 
 def kernel_name(problem: Problem) -> str:
-    """The entry point's name: the problem's shape and matrix, never a user's text."""
-    matrix = problem.matrix
-    return f"lospmm_{matrix.m}x{matrix.k}_n{problem.n}_{matrix.fingerprint[:8]}"
+    """The entry point's name: the problem's shape, matrix and epilogue, never a user's text."""
+    matrix, convolution, epilogue = problem.matrix, problem.convolution, problem.epilogue
+    window = "" if convolution is None else f"_conv{convolution.kernel_height}x{convolution.kernel_width}"
+    added = {"bias": epilogue.bias is not None, "residual": epilogue.residual, "relu": epilogue.relu}
+    parts = "".join(f"_{name}" for name, is_there in added.items() if is_there)
+    return f"lospmm_{matrix.m}x{matrix.k}_n{problem.n}_{matrix.fingerprint[:8]}{window}{parts}"

@@ -86,7 +86,7 @@ class Bench:
     def measure(
         self, cubin: bytes, entry: str, launch: Launch, *, takes_n: bool = False, effort: Effort = FULL
     ) -> Measurement:
-        """Check and time a kernel of B, C and, if it ``takes_n``, the number of columns.
+        """Check and time a kernel of B, C, the problem's residual and, if it ``takes_n``, the number of columns.
 
         Raises GpuFault where no worker can be started (no GPU, not enough memory), ToolchainFault where the gate
         cannot be compiled, and CancelledError.
@@ -205,7 +205,7 @@ def compile_gate(arch: str) -> bytes:
 
 
 def _prepare(problem: Problem, seed: int) -> Prepare:
-    matrix = problem.matrix
+    matrix, epilogue = problem.matrix, problem.epilogue
     return Prepare(
         driver=settings().driver,
         m=matrix.m,
@@ -218,6 +218,10 @@ def _prepare(problem: Problem, seed: int) -> Prepare:
         exponent=_exponent(matrix),
         gate=compile_gate(problem.device.arch),
         max_relative_error=MAX_RELATIVE_ERROR,
+        convolution=problem.convolution,
+        bias=None if epilogue.bias is None else np.array(epilogue.bias, np.float32),
+        relu=epilogue.relu,
+        residual=epilogue.residual,
     )
 
 

@@ -4,13 +4,15 @@ Names are the paper's, once: A (M x K) and B (K x N) give C (M x N); a tile size
 the set of them, SA_tile, is a ``Tiling``; nnz counts nonzeros, nnc non-empty columns.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.convolution import MAX_IMAGE_ELEMENTS, Convolution
 from lospmm.device import DeviceSpec
+from lospmm.epilogue import PLAIN, Epilogue, check_rows
 from lospmm.errors import BadRequest
 from lospmm.matrix import SparseMatrix
 
@@ -39,14 +41,47 @@ def check_columns(n: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """C = A x B on one GPU, with A known and B of ``n`` columns. Raises BadRequest for an n that no kernel takes."""
+    """C = A x B on one GPU, with A known and B of ``n`` columns, which a ``convolution`` may take from its input.
+
+    Raises BadRequest for an n that no kernel takes, and for a convolution or an epilogue of another A or n.
+    """
 
     matrix: SparseMatrix
     n: int
     device: DeviceSpec
+    convolution: Convolution | None = None
+    epilogue: Epilogue = PLAIN
 
     def __post_init__(self) -> None:
         check_columns(self.n)
+        check_rows(self.epilogue, self.matrix.m)
+        if self.convolution is not None:
+            _check_convolution(self.convolution, self.matrix, self.n)
+
+    @property
+    def b_elements(self) -> int:
+        """Elements that are read: of B, or of the input that it is taken from."""
+        return self.matrix.k * self.n if self.convolution is None else self.convolution.input_elements
+
+
+def layer_fields(problem: Problem) -> dict[str, Any]:
+    """What makes a problem more than a product, as JSON; nothing for a product, whose digests it leaves alone."""
+    convolution, epilogue = problem.convolution, problem.epilogue
+    return ({} if convolution is None else {"convolution": asdict(convolution)}) | (
+        {} if epilogue.is_plain else {"epilogue": asdict(epilogue)}
+    )
+
+
+def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -> None:
+    if convolution.k != matrix.k:
+        raise BadRequest(
+            f"the weights have {matrix.k} columns, and the convolution {convolution.channels} channels x "
+            f"{convolution.kernel_height} x {convolution.kernel_width} = {convolution.k}"
+        )
+    if convolution.n != n:
+        raise BadRequest(f"n is {n}, and the convolution has {convolution.n} output pixels in its batch")
+    if matrix.m * convolution.pixels >= MAX_IMAGE_ELEMENTS:
+        raise BadRequest(f"convolution: an image of the output has {MAX_IMAGE_ELEMENTS} elements or more")
 
 
 class TileSize(NamedTuple):

@@ -1,4 +1,7 @@
-"""report.json of a model's folder: what became of each layer, and by which digest its kernel is known."""
+"""report.json of a model's folder: what became of each layer, and by which digest its kernel is known.
+
+``kernels.tsv`` beside it says of the same kernels how to launch them, for programs that read no JSON.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,9 +10,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from lospmm.artifact import LaunchConfig
 from lospmm.errors import BadRequest, LospmmError
+from lospmm.terminal import printable
 
 SCHEMA = 1
+
+#: The columns of ``kernels.tsv``. The layer is last: its name alone may hold spaces.
+COLUMNS = ("entry", "m", "k", "n", "grid_x", "grid_y", "grid_z", "block", "shared_bytes", "folder", "layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +35,11 @@ class LayerReport:
     folder: str
     digest: str | None = None
     cubin_sha256: str | None = None
+    entry: str | None = None  # of the cubin
+    launch: LaunchConfig | None = None
     m: int | None = None
     k: int | None = None
+    n: int | None = None
     nnz: int | None = None
     sparsity: float | None = None  # the share of zeros, 0 to 1
     estimated_micros: float | None = None
@@ -76,8 +87,11 @@ def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) 
         folder=folder,
         digest=digest,
         cubin_sha256=manifest["cubin_sha256"],
+        entry=manifest["name"],
+        launch=LaunchConfig(**{**manifest["launch"], "grid": tuple(manifest["launch"]["grid"])}),
         m=manifest["m"],
         k=manifest["k"],
+        n=manifest["n"],
         nnz=manifest["nnz"],
         sparsity=1.0 - manifest["nnz"] / (manifest["m"] * manifest["k"]),
         estimated_micros=manifest["search"]["estimated_micros"],
@@ -90,6 +104,20 @@ def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) 
 def failed(name: str, folder: str, error: LospmmError, digest: str | None = None) -> LayerReport:
     described = LayerError(type(error).__name__, str(error), error.exit_code)
     return LayerReport(name=name, folder=folder, digest=digest, error=described)
+
+
+def launch_table(layers: Sequence[LayerReport]) -> str:
+    """The text of ``kernels.tsv``: a line of ``COLUMNS``, then one for each layer that has a kernel.
+
+    In a layer's name what cannot be printed is spelled out as in Python: it has no tabs and no line ends.
+    """
+    lines = [COLUMNS, *(_launched(layer, layer.launch) for layer in layers if layer.launch is not None)]
+    return "".join("\t".join(line) + "\n" for line in lines)
+
+
+def _launched(layer: LayerReport, launch: LaunchConfig) -> tuple[str, ...]:
+    sizes = (layer.m, layer.k, layer.n, *launch.grid, launch.block, launch.shared_bytes)
+    return (str(layer.entry), *map(str, sizes), layer.folder, printable(layer.name))
 
 
 def table(layers: Sequence[LayerReport]) -> list[tuple[str, ...]]:

@@ -1,10 +1,13 @@
 """What is written down of a finished tuning: its manifest, its log and its files."""
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
+
+import numpy as np
 
 from lospmm import artifact
 from lospmm.artifact import Manifest, Measured
@@ -39,8 +42,9 @@ class Outcome:
 
 def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
     """The files of the artifact, by name."""
-    build = outcome.build
+    build, bias = outcome.build, outcome.problem.epilogue.bias
     return {
+        **({} if bias is None else {artifact.BIAS_FILE: _npy(bias)}),
         artifact.CUBIN_FILE: build.binary.cubin,
         artifact.SOURCE_FILES[build.emission.language]: outcome.source.encode(),
         artifact.TUNING_FILE: tuning_lines(outcome).encode(),
@@ -48,6 +52,12 @@ def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
         artifact.SPACE_FILE: tile_map(outcome.choice).to_json().encode(),
         artifact.MANIFEST_FILE: manifest(outcome, seconds).to_json().encode(),
     }
+
+
+def _npy(bias: tuple[float, ...]) -> bytes:
+    content = io.BytesIO()
+    np.lib.format.write_array(content, np.array(bias, dtype="<f4"), version=(1, 0), allow_pickle=False)
+    return content.getvalue()
 
 
 def searched_problem(outcome: Outcome) -> Problem:
@@ -120,10 +130,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         toolchain=binary.toolchain,
         tile=_tile(outcome.choice.winner),
         launch=artifact.LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
-        arguments=(
-            artifact.Argument("b", "const float *", f"row-major, {matrix.k} x {problem.n}, 4-byte aligned"),
-            artifact.Argument("c", "float *", f"row-major, {matrix.m} x {problem.n}, written whole"),
-        ),
+        arguments=_arguments(problem),
         registers=binary.registers,
         spill_bytes=binary.spill_bytes,
         code_bytes=binary.code_bytes,
@@ -134,7 +141,30 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         if verification is None
         else artifact.Verified(verification.on, verification.max_relative_error, verification.columns),
         measured=outcome.measured,
+        convolution=problem.convolution,
+        epilogue=artifact.Added(
+            bias=problem.epilogue.bias is not None, relu=problem.epilogue.relu, residual=problem.epilogue.residual
+        ),
     )
+
+
+def _arguments(problem: Problem) -> tuple[artifact.Argument, ...]:
+    """In the order in which a launch passes them."""
+    matrix, convolution = problem.matrix, problem.convolution
+    if convolution is None:
+        b, c = f"row-major, {matrix.k} x {problem.n}", f"row-major, {matrix.m} x {problem.n}"
+    else:
+        b, c = (f"NCHW, {_shape(shape)}" for shape in (convolution.input_shape, convolution.output_shape(matrix.m)))
+    residual = artifact.Argument("residual", "const float *", f"{c}, 4-byte aligned")
+    return (
+        artifact.Argument("b", "const float *", f"{b}, 4-byte aligned"),
+        artifact.Argument("c", "float *", f"{c}, written whole"),
+        *((residual,) if problem.epilogue.residual else ()),
+    )
+
+
+def _shape(sizes: tuple[int, ...]) -> str:
+    return " x ".join(map(str, sizes))
 
 
 def _tile(winner: Candidate) -> artifact.Tile:

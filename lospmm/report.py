@@ -29,7 +29,8 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "folder": f"{directory}",
         "kernel": manifest["name"],
         "matrix": f"{manifest['m']} x {manifest['k']}, {manifest['nnz']:,} nonzeros, values {manifest['values']}",
-        "B": f"{manifest['k']} x {manifest['n']}, {manifest['dtype']}, row-major",
+        "B": f"{manifest['k']} x {manifest['n']}, {manifest['dtype']}, {_layout(manifest['convolution'])}",
+        **_added(manifest["epilogue"]),
         "device": f"{manifest['device']} ({manifest['arch']}), {manifest['toolchain']}",
         "emitter": _emitter(manifest),
         "tile": f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead, "
@@ -81,6 +82,20 @@ def show_space(problem: Problem, emitter: str, found: Space, *, as_json: bool) -
         print()
         survivors = _rows_by_columns([candidate.tile for candidate in found.survivors])
         print_table(("columns", "rows of the tile sizes that are left"), survivors, numbers=("columns",))
+
+
+def _layout(window: Mapping[str, Any] | None) -> str:
+    if window is None:
+        return "row-major"
+    sizes = " x ".join(str(window[name]) for name in ("batch", "channels", "height", "width"))
+    return f"windows of {window['kernel_height']} x {window['kernel_width']} of an input of {sizes}"
+
+
+def _added(epilogue: Mapping[str, bool]) -> dict[str, str]:
+    """A row where C is more than A x B."""
+    named = {"bias": "bias", "residual": "residual", "relu": "then ReLU"}
+    parts = [words for name, words in named.items() if epilogue[name]]
+    return {"added": ", ".join(parts)} if parts else {}
 
 
 def show_comparison(found: Comparison, manifest: Mapping[str, Any], *, as_json: bool) -> None:

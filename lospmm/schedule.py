@@ -4,25 +4,39 @@ The elements of B that a tile needs (one per non-empty column) are loaded in asc
 fixed distance ahead of the multiply-adds that use them. Where Algorithm 2 lets its queue grow when loads outrun the
 arithmetic, this schedule waits for a free buffer: the register forecast then holds for every tile.
 
+A bias is what its row's accumulator begins with; where there is a residual it is that, and the bias is added last: so
+nothing waits for it. Only whoever stores a row adds them.
+
 A tile that several blocks share (``Schedule.split_k``) is cut by its columns into parts of about the same work. Each
 part owns some of the rows: it is sent what the others have of them, adds it up in the order of the parts, and stores.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.epilogue import PLAIN, Epilogue, bias_of
 from lospmm.ir import INSTRUCTION, ZERO, Op, TileProgram
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Schedule, ceil_div
 
 
-def tile_programs(matrix: SparseMatrix, rows: NDArray[np.int32], schedule: Schedule) -> list[TileProgram]:
+def tile_programs(
+    matrix: SparseMatrix,
+    rows: NDArray[np.int32],
+    schedule: Schedule,
+    *,
+    epilogue: Epilogue = PLAIN,
+    order: NDArray[np.int64] | None = None,
+) -> list[TileProgram]:
     """The programs, one per part, that compute ``rows`` (distinct, in the order of the stores) of C = A x B for one
     column.
+
+    ``order``, (k,), has the rows of B in the order in which they are loaded; None: as they are numbered.
     """
-    return parts_of_tile(*_nonzeros_by_column(matrix, rows), rows, schedule)
+    programs = parts_of_tile(*_nonzeros_by_column(matrix, rows, order), rows, schedule)
+    return [_finished(program, epilogue, order) for program in programs]
 
 
 def parts_of_tile(
@@ -60,9 +74,61 @@ def interleave(
     return TileProgram(np.concatenate((sums, stores)), accumulators=len(rows), buffers=buffers)
 
 
-def zero_program(rows: NDArray[np.int32]) -> TileProgram:
-    """The program that writes zeros to ``rows`` of C: rows of A without a nonzero still have a result."""
-    return TileProgram(_filled(Op.STORE, rows, np.full(len(rows), ZERO)), accumulators=0, buffers=0)
+def zero_program(rows: NDArray[np.int32], *, epilogue: Epilogue = PLAIN, accumulators: int = 1) -> TileProgram:
+    """The program that writes zeros to ``rows`` of C: rows of A without a nonzero still have a result.
+
+    What the epilogue adds to them is taken for as many rows at a time as there are ``accumulators``.
+    """
+    stores = _filled(Op.STORE, rows, np.full(len(rows), ZERO))
+    if not epilogue.residual:
+        stores["source"][bias_of(epilogue, rows) != 0] = 0
+    else:
+        stores["source"] = 0
+    added = np.flatnonzero(stores["source"] != ZERO)
+    stores["source"][added] = np.arange(len(added)) % accumulators
+    pieces = [stores[stores["source"] == ZERO]]
+    for first in range(0, len(added), accumulators):
+        few = stores[added[first : first + accumulators]]
+        pieces += [
+            *_begun(few["target"], few["source"], epilogue),
+            *_ended(few["target"], few["source"], epilogue),
+            few,
+        ]
+    return TileProgram(np.concatenate(pieces), accumulators=min(accumulators, len(added)), buffers=0)
+
+
+def _finished(program: TileProgram, epilogue: Epilogue, order: NDArray[np.int64] | None) -> TileProgram:
+    """``program`` with what the epilogue adds to the rows that it stores, and its loads under their own names."""
+    code = program.code
+    if order is not None:
+        loads = code["op"] == Op.LOAD
+        code["source"][loads] = order[code["source"][loads]]
+    if epilogue.bias is None and not epilogue.residual:
+        return program
+    stores = code["op"] == Op.STORE
+    row, accumulator = code["target"][stores], code["source"][stores]
+    before, after = _begun(row, accumulator, epilogue), _ended(row, accumulator, epilogue)
+    return replace(program, code=np.concatenate((*before, code[~stores], *after, code[stores])))
+
+
+def _begun(row: NDArray[np.int32], accumulator: NDArray[np.int32], epilogue: Epilogue) -> list[NDArray[np.void]]:
+    """What the accumulators of ``row`` begin with."""
+    if epilogue.residual:
+        return [_filled(Op.RESIDUAL, accumulator, row)]
+    return [_bias(Op.BEGIN, row, accumulator, epilogue)]
+
+
+def _ended(row: NDArray[np.int32], accumulator: NDArray[np.int32], epilogue: Epilogue) -> list[NDArray[np.void]]:
+    """What is added to them at the end."""
+    return [_bias(Op.ADD, row, accumulator, epilogue)] if epilogue.residual else []
+
+
+def _bias(op: Op, row: NDArray[np.int32], accumulator: NDArray[np.int32], epilogue: Epilogue) -> NDArray[np.void]:
+    weight = bias_of(epilogue, row)
+    code = _filled(op, accumulator, np.zeros(len(row)))
+    code["weight"] = weight
+    added: NDArray[np.void] = code[weight != 0]
+    return added
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +227,23 @@ def _part_of_each(column: NDArray[np.integer], parts: int) -> NDArray[np.int64]:
 
 
 def _nonzeros_by_column(
-    matrix: SparseMatrix, rows: NDArray[np.int32]
+    matrix: SparseMatrix, rows: NDArray[np.int32], order: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Row within the tile, column and value of each nonzero of the tile, by column, then by row."""
+    """Row within the tile, column and value of each nonzero of the tile, by column, then by row.
+
+    A column is its number, or its place in ``order``.
+    """
     starts = matrix.indptr[rows]
     lengths = matrix.indptr[rows + 1] - starts
     local = np.repeat(np.arange(len(rows)), lengths)
     entry = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    order = np.argsort(matrix.indices[entry], kind="stable")
-    entry = entry[order]
-    return local[order], matrix.indices[entry], matrix.data[entry]
+    column = matrix.indices[entry]
+    if order is not None:
+        place = np.empty(matrix.k, np.int32)
+        place[order] = np.arange(matrix.k)
+        column = place[column]
+    ascending = np.argsort(column, kind="stable")
+    return local[ascending], column[ascending], matrix.data[entry[ascending]]
 
 
 def _fmas_before_loads(done: NDArray[np.int64], ring: _Ring) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from lospmm.errors import ToolchainFault
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import CacheState, Measurement
 from lospmm.gpu.timing import Effort, Timing
-from lospmm.model import Candidate, Problem
+from lospmm.model import Candidate, Problem, layer_fields
 from lospmm.store import Entry, Store
 
 #: The kind of these entries in the store.
@@ -59,6 +59,7 @@ class Conditions:
 
     fingerprint: str  # of the matrix
     n: int
+    layer: str  # what makes the problem more than a product, as JSON
     device: str  # all of its DeviceSpec, as JSON: registers are reserved by it
     gpu: str  # as in ``runtime.detect.own_gpu_id``
     driver: str  # NVIDIA's, with its version
@@ -79,6 +80,7 @@ def conditions_of(
     return Conditions(
         fingerprint=problem.matrix.fingerprint,
         n=problem.n,
+        layer=json.dumps(layer_fields(problem), sort_keys=True),
         device=json.dumps(asdict(problem.device), sort_keys=True),
         gpu=gpu,
         driver=driver,

@@ -1,9 +1,9 @@
-"""Whether a kernel computes A x B: some columns of its result against float64.
+"""Whether a kernel computes A x B, with what its epilogue adds: some columns of its result against float64.
 
 Every multiply-add rounds once, so a result of q of them is wrong by at most about q u (|A| |B|) with u = 2^-24,
 element by element (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), and for values drawn around
 zero by a few u. So errors are taken relative to (|A| |B|): relative to the element itself they would have no
-bound, since a sum may cancel.
+bound, since a sum may cancel. A bias and a residual are terms of that sum; ReLU brings no two numbers further apart.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.units import describe_rows
+from lospmm.convolution import Convolution, guard_bits, outside
+from lospmm.epilogue import PLAIN, Epilogue, bias_of
 from lospmm.errors import VerificationFailed
 from lospmm.ir import KernelProgram
 from lospmm.matrix import SparseMatrix
@@ -52,13 +54,23 @@ def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, 
     geometry = geometry_of(program, n=problem.n, cols=LAUNCH_COLS)
     columns = choose_columns(geometry.n, geometry.cols, _column_limit(problem.matrix))
     b = draw_b(problem.matrix, len(columns), seed)
+    residual = draw_residual(problem, len(columns), seed)
+    given = b if problem.convolution is None else pad(problem.convolution, b, columns, np.nan)
+    held_to = b if problem.convolution is None else pad(problem.convolution, b, columns, 0.0)
     # Behind a ragged end there are threads without a column; the last of them runs too, and must touch nothing.
     last_thread = ceil_div(geometry.n, geometry.cols) * geometry.cols - 1
     idle = np.arange(max(last_thread, geometry.n), last_thread + 1)
-    idle_b = np.full((len(b), len(idle)), np.nan, dtype=np.float32)
-    c = execute(emission, geometry, np.concatenate((columns, idle)), np.hstack((b, idle_b)))
-    error = compare(problem.matrix, columns, b, c[:, : len(columns)])
+    every = np.concatenate((columns, idle))
+    third = None if residual is None else _with_nan(residual, len(idle))
+    c = execute(emission, geometry, every, _with_nan(given, len(idle)), third)
+    error = compare(
+        problem.matrix, columns, held_to, c[:, : len(columns)], epilogue=problem.epilogue, residual=residual
+    )
     return Verification("cpu", error, len(columns))
+
+
+def _with_nan(columns: NDArray[np.float32], more: int) -> NDArray[np.float32]:
+    return np.hstack((columns, np.full((len(columns), more), np.nan, dtype=np.float32)))
 
 
 def _column_limit(matrix: SparseMatrix) -> int:
@@ -88,7 +100,31 @@ def draw_b(matrix: SparseMatrix, columns: int, seed: int) -> NDArray[np.float32]
     return np.ldexp(b, min(0, 127 - int(exponent))).astype(np.float32)
 
 
-def compare(matrix: SparseMatrix, columns: NDArray[np.int64], b: NDArray[np.float32], c: NDArray[np.float32]) -> float:
+def draw_residual(problem: Problem, columns: int, seed: int) -> NDArray[np.float32] | None:
+    """The residual (m, columns), uniform between -1 and 1, where the kernel takes one."""
+    if not problem.epilogue.residual:
+        return None
+    random = np.random.default_rng((seed, 1))
+    return random.uniform(-1.0, 1.0, size=(problem.matrix.m, columns)).astype(np.float32)
+
+
+def pad(
+    convolution: Convolution, b: NDArray[np.float32], columns: NDArray[np.int64], padding: float
+) -> NDArray[np.float32]:
+    """``b`` (k, columns) with ``padding`` where a window reaches beyond its input."""
+    guards = guard_bits(convolution, np.arange(convolution.k))
+    return np.where(guards[:, np.newaxis] & outside(convolution, columns) != 0, np.float32(padding), b)
+
+
+def compare(
+    matrix: SparseMatrix,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+    *,
+    epilogue: Epilogue = PLAIN,
+    residual: NDArray[np.float32] | None = None,
+) -> float:
     """The greatest relative error of ``c`` (m, columns) as A x ``b``; ``columns`` are their numbers, for messages.
 
     An element without a term must be zero. Raises VerificationFailed beyond MAX_RELATIVE_ERROR, or for NaN, which
@@ -100,6 +136,11 @@ def compare(matrix: SparseMatrix, columns: NDArray[np.int64], b: NDArray[np.floa
         raise VerificationFailed(f"rows never written: {describe_rows(unwritten[:NAMED_ROWS].tolist())}{more}")
     a, exact_b = matrix.to_scipy().astype(np.float64), b.astype(np.float64)
     expected, scale = a @ exact_b, abs(a) @ abs(exact_b)
+    added = np.zeros(c.shape) if residual is None else residual.astype(np.float64)
+    for term in (added, bias_of(epilogue, np.arange(matrix.m)).astype(np.float64)[:, np.newaxis]):
+        expected, scale = expected + term, scale + abs(term)
+    if epilogue.relu:
+        expected = np.maximum(expected, 0)
     # Below the normal numbers float32 has a fixed spacing, and so have rounding errors.
     error = np.abs(c - expected) / np.maximum(scale, _SMALLEST_NORMAL)
     error[(scale == 0) & (c != 0)] = np.inf

@@ -234,7 +234,7 @@ def test_the_gpu_commands_of_the_readme() -> None:
 @pytest.mark.usefixtures("workplace")
 def test_the_library_page() -> None:
     python = [block.text for block in blocks(text_of("docs/library.md")) if block.language == "python"]
-    assert executed(Block("python", "".join(python[:2]), 1)).startswith("<Kernel lospmm_96x64_n200_")
+    assert executed(Block("python", "".join(python[:3]), 1)).startswith("<Kernel lospmm_96x64_n200_")
 
 
 @pytest.mark.gpu

@@ -67,6 +67,8 @@ FIELDS = {
     "seconds": {"total", *STAGES},
     "verified": {"on", "max_relative_error", "columns"},
     "measured": None,
+    "convolution": None,
+    "epilogue": {"bias", "relu", "residual"},
 }
 
 

@@ -34,6 +34,7 @@ class BaselineTask:
 def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
     """Raises GpuFault."""
     driver, problem, operands = bench.driver, bench.problem, bench.operands
+    problem = replace(problem, bias=None, relu=False, residual=False)  # no library adds anything to its product
     matrix = SparseMatrix(problem.m, problem.k, problem.indptr, problem.indices, problem.values)
     copies = [Buffers(b, c) for b, c in zip(operands.b, operands.c, strict=True)]
 
@@ -44,7 +45,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
         for copy in dict.fromkeys((0, operands.copies - 1)):
             verdicts.append(run_and_check(driver, bench.gate, operands, held_to, enqueue, copy=copy))
             if verdicts[-1].failure is not None:
-                fill(driver, operands, problem)  # it may have written over A and B
+                fill(driver, operands, bench.problem)  # it may have written over A and B
                 return verdicts[-1]
         return max(verdicts, key=lambda verdict: verdict.max_relative_error or 0.0)
 

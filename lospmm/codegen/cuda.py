@@ -1,7 +1,10 @@
 """CUDA C++: the text to read, to change and to run on a CPU (runtime/shim.h makes it compile with g++ as it is)."""
 
+from collections.abc import Sequence
+
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.units import describe_rows, group_tiles
+from lospmm.convolution import Convolution, column_bit, row_bit
 from lospmm.ir import ZERO, KernelProgram, Op, TileProgram
 
 PRELUDE = """\
@@ -30,36 +33,53 @@ def emit(program: KernelProgram, _arch: str) -> Emission:
 
 
 def _signature(index: int, program: KernelProgram) -> str:
-    return f"LOSPMM_TILE tile_{index}({_parameters(program)})"
+    padded = ", unsigned padded" if program.is_guarded else ""
+    return f"LOSPMM_TILE tile_{index}({_parameters(program)}{padded})"
 
 
 def _parameters(program: KernelProgram) -> str:
+    residual = ", const float *residual" if program.epilogue.residual else ""
     size = ", unsigned n" if program.n is None else ""
-    return f"const float *__restrict__ b, float *__restrict__ c{size}"
+    return f"const float *__restrict__ b, float *__restrict__ c{residual}{size}"
 
 
 def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
-    """One thread block function: b and c point to this thread's column of row 0 of B and C."""
+    """One thread block function: b and c point to this thread's column of row 0 of B and C.
+
+    What lies in a convolution's padding is zero: the multiply-adds that use it change nothing.
+    """
     code = tile.code
+    guards = program.guards(code).tolist()
+    rows_of_b = None if program.n is None else program.b_elements(code["source"]).tolist()
     stores = code[code["op"] == Op.STORE]
     lines = [f"\n// rows {describe_rows(stores['target'].tolist())}", f"{_signature(index, program)} {{"]
     lines += [f"  float a{row} = 0.0f;" for row in range(tile.accumulators)]
     lines += [f"  float x{buffer};" for buffer in range(tile.buffers)]
     columns = (code[name].tolist() for name in ("op", "target", "source", "weight"))
-    for op, target, source, weight in zip(*columns, strict=True):
+    for number, (op, target, source, weight) in enumerate(zip(*columns, strict=True)):
         if op == Op.LOAD:
-            lines.append(f"  x{target} = __ldcs(b + {_offset(source, program)});")
+            offset = f"{source}ull * n" if rows_of_b is None else f"{rows_of_b[number]}ull"
+            outside = f"padded & {guards[number]}u ? 0.0f : " if guards[number] else ""
+            lines.append(f"  x{target} = {outside}__ldcs(b + {offset});")
         elif op == Op.FMA:
             lines.append(f"  a{target} = __fmaf_rn(x{source}, {_literal(weight)}, a{target});")
+        elif op == Op.BEGIN:
+            lines.append(f"  a{target} = {_literal(weight)};")
+        elif op == Op.RESIDUAL:
+            lines.append(f"  a{target} = __ldcs(residual + {_offset(source, program)});")
+        elif op == Op.ADD:
+            lines.append(f"  a{target} = __fadd_rn(a{target}, {_literal(weight)});")
         else:
             value = "0.0f" if source == ZERO else f"a{source}"
+            if program.epilogue.relu and source != ZERO:
+                value = f"a{source} < 0.0f ? 0.0f : a{source}"  # NaN stays
             lines.append(f"  __stcs(c + {_offset(target, program)}, {value});")
     return "\n".join((*lines, "  LOSPMM_END;", "}\n"))
 
 
 def _offset(row: int, program: KernelProgram) -> str:
-    """Elements from row 0 to ``row`` of a matrix with n columns."""
-    return f"{row}ull * n" if program.n is None else f"{row * program.n}ull"
+    """Elements from row 0 to ``row`` of C."""
+    return f"{row}ull * n" if program.n is None else f"{row * program.c_row_elements}ull"
 
 
 def _literal(weight: float) -> str:
@@ -73,7 +93,8 @@ def _entry(program: KernelProgram) -> str:
     width = "blockDim.x" if program.cols is None else f"{program.cols}u"
     columns = "n" if program.n is None else f"{program.n}u"
     bounds = "" if program.cols is None else f" __launch_bounds__({program.cols})"
-    arguments = "b, c, n" if program.n is None else "b, c"
+    given = {"residual": program.epilogue.residual, "n": program.n is None, "padded": program.is_guarded}
+    arguments = ", ".join(("b", "c", *(name for name, is_given in given.items() if is_given)))
     cases: dict[int, list[str]] = {}
     for block_row, index in enumerate(program.dispatch):
         cases.setdefault(index, []).append(f"case {block_row}:")
@@ -83,11 +104,41 @@ def _entry(program: KernelProgram) -> str:
             f"{program.name}({_parameters(program)}) {{",
             f"  const unsigned column = (blockIdx.z * gridDim.x + blockIdx.x) * {width} + threadIdx.x;",
             f"  if (column >= {columns}) return;",
-            "  b += column;",
-            "  c += column;",
+            *_own_column(program),
             "  switch (blockIdx.y) {",
             *(f"    {' '.join(labels)} return tile_{index}({arguments});" for index, labels in cases.items()),
             "  }",
             "}\n",
         )
     )
+
+
+def _own_column(program: KernelProgram) -> Sequence[str]:
+    """b, c and the residual of this thread's column, and what of its window lies in the padding."""
+    convolution, has_residual = program.convolution, program.epilogue.residual
+    if convolution is None:
+        return ("  b += column;", "  c += column;", *(("  residual += column;",) if has_residual else ()))
+    (down, right), (top, left) = convolution.stride, convolution.padding
+    own = f"image * {program.m * convolution.pixels}ull + pixel"
+    return (
+        f"  const unsigned image = column / {convolution.pixels}u, pixel = column % {convolution.pixels}u;",
+        f"  const int y = int(pixel / {convolution.out_width}u) * {down} - {top};",
+        f"  const int x = int(pixel % {convolution.out_width}u) * {right} - {left};",
+        f"  b += image * {convolution.image_elements}ll + (y * {convolution.width} + x);",
+        f"  c += {own};",
+        *((f"  residual += {own};",) if has_residual else ()),
+        *(_padded(convolution) if program.is_guarded else ()),
+    )
+
+
+def _padded(convolution: Convolution) -> Sequence[str]:
+    """Above the window's first row or column they are large, unsigned."""
+    guarded = [
+        (f"y + {row * convolution.dilation[0]}", convolution.height, row_bit(row)) for row in convolution.guarded_rows
+    ]
+    guarded += [
+        (f"x + {column * convolution.dilation[1]}", convolution.width, column_bit(column))
+        for column in convolution.guarded_columns
+    ]
+    lines = [f"  padded |= unsigned({place}) >= {size}u ? {bit}u : 0u;" for place, size, bit in guarded]
+    return "  unsigned padded = 0;", *lines

@@ -5,6 +5,10 @@ the text too. No element of B or C is kept in a cache for long: a thread block u
 out of the L2 cache is the code, which every block walks (docs/decisions/0008). A load or store of sm_75 and up reaches
 8 MiB either side of its base register (a signed 24-bit immediate), so a tile that walks further moves its base by whole
 windows of 16 MiB.
+
+A thread of a convolution with padding keeps ``%padded``, a bit for each row and column of its window that lies there.
+A predicate tells whether the elements that are loaded lie there, another the same of those that are used; each is set
+anew where the position in the window changes.
 """
 
 from collections.abc import Sequence
@@ -13,6 +17,7 @@ import numpy as np
 
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.units import describe_rows, group_tiles
+from lospmm.convolution import Convolution, column_bit, row_bit
 from lospmm.errors import Unsupported
 from lospmm.ir import ZERO, KernelProgram, Op, TileProgram
 
@@ -25,11 +30,14 @@ PTX_VERSIONS = {
 
 WINDOW_BYTES = 1 << 24
 
+#: The first architecture on which a maximum may keep NaN (PTX ISA, max).
+MAX_NAN_ARCH = 80
+
 
 def emit(program: KernelProgram, arch: str) -> Emission:
     """``program`` as PTX for ``arch``. Raises Unsupported for an architecture that no PTX version is known for."""
     header = f".version {version_of(arch)}\n.target {arch}\n.address_size 64\n"
-    tiles = [_tile(index, tile, program) for index, tile in enumerate(program.tiles)]
+    tiles = [_tile(index, tile, program, arch) for index, tile in enumerate(program.tiles)]
     entry = _entry(program)
     declarations = "".join(f".extern .func {_signature(index, program)};\n" for index in range(len(tiles)))
     groups = group_tiles(program.tiles)
@@ -50,29 +58,50 @@ def version_of(arch: str) -> str:
 
 
 def _signature(index: int, program: KernelProgram) -> str:
-    size = ", .param .b32 n" if program.n is None else ""
-    return f"tile_{index} (.param .b64 b, .param .b64 c{size}) .noreturn"
+    parameters = ", ".join(f".param .b{bits} {name}" for name, bits in _passed(program).items())
+    return f"tile_{index} ({parameters}) .noreturn"
 
 
-def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
+def _passed(program: KernelProgram) -> dict[str, int]:
+    """What a tile is given, and in how many bits: addresses of the thread's column, and what it must know of it."""
+    extra = {"residual": 64} if program.epilogue.residual else {}
+    extra |= {"padded": 32} if program.is_guarded else {}
+    return {"b": 64, "c": 64, **extra, **({"n": 32} if program.n is None else {})}
+
+
+def _tile(index: int, tile: TileProgram, program: KernelProgram, arch: str) -> str:
     """One thread block function: %b and %c point to this thread's column of row 0 of B and C."""
     stores = tile.code[tile.code["op"] == Op.STORE]
-    body = _Body(program.n)
+    body = _Body(program, arch)
     columns = [tile.code[name].tolist() for name in ("op", "target", "source")]
     bits = tile.code["weight"].copy().view(np.uint32).tolist()
-    for op, target, source, weight in zip(*columns, bits, strict=True):
+    guards = program.guards(tile.code).tolist()
+    for op, target, source, weight, guard in zip(*columns, bits, guards, strict=True):
         if op == Op.LOAD:
-            body.lines.append(f"ld.global.nc.L1::no_allocate.f32 %x{target}, {body.address('b', source)};")
+            address = body.address("b", source)
+            body.lines.append(f"{body.guard('load', guard)}ld.global.nc.L1::no_allocate.f32 %x{target}, {address};")
         elif op == Op.FMA:
-            body.lines.append(f"fma.rn.f32 %a{target}, %x{source}, 0f{weight:08X}, %a{target};")
+            when = body.guard("use", guard)
+            body.lines.append(f"{when}fma.rn.f32 %a{target}, %x{source}, 0f{weight:08X}, %a{target};")
+        elif op == Op.RESIDUAL:
+            body.lines.append(f"ld.global.nc.L1::no_allocate.f32 %a{target}, {body.address('residual', source)};")
+        elif op == Op.BEGIN:
+            body.lines.append(f"mov.f32 %a{target}, 0f{weight:08X};")
+        elif op == Op.ADD:
+            body.lines.append(f"add.rn.f32 %a{target}, %a{target}, 0f{weight:08X};")
         else:
-            value = "0f00000000" if source == ZERO else f"%a{source}"
+            value = "0f00000000" if source == ZERO else body.stored(source)
             body.lines.append(f"st.global.L1::no_allocate.f32 {body.address('c', target)}, {value};")
     registers = [f".reg .b64 %b, %c, %p<{max(body.pointers, 1)}>;"]
     parameters = ["ld.param.b64 %b, [b];", "ld.param.b64 %c, [c];"]
-    if program.n is None:
-        registers.append(".reg .b32 %n;")
-        parameters.append("ld.param.b32 %n, [n];")
+    for name, width in list(_passed(program).items())[2:]:
+        registers.append(f".reg .b{width} %{name};")
+        parameters.append(f"ld.param.b{width} %{name}, [{name}];")
+    if program.is_guarded:
+        registers.append(".reg .b32 %bits;")
+        registers.append(".reg .pred %load, %use;")
+    if body.has_negative:
+        registers.append(".reg .pred %negative;")
     if tile.accumulators:
         registers.append(f".reg .f32 %a<{tile.accumulators}>, %x<{max(tile.buffers, 1)}>;")
     zeros = [f"mov.f32 %a{row}, 0f00000000;" for row in range(tile.accumulators)]
@@ -92,21 +121,49 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
 
 
 class _Body:
-    """The statements of one function; knows how row k of B and row m of C are addressed."""
+    """The statements of one function; knows how row k of B and row m of C are addressed, and what guards a load."""
 
-    def __init__(self, n: int | None) -> None:
-        self.n = n
+    def __init__(self, program: KernelProgram, arch: str) -> None:
+        self.program = program
         self.lines: list[str] = []
         self.pointers = 0
-        self._windows = {"b": (0, "%b"), "c": (0, "%c")}
+        self.has_negative = False
+        self._keeps_nan = int(arch.removeprefix("sm_").rstrip("a")) >= MAX_NAN_ARCH
+        self._windows = {name: (0, f"%{name}") for name in ("b", "c", "residual")}
+        self._guards = {"load": 0, "use": 0}
+        k = np.arange(program.k)
+        self._rows_of_b = None if program.convolution is None else program.b_elements(k).tolist()
 
     def address(self, base: str, row: int) -> str:
-        if self.n is not None:
-            return self._offset(base, row * self.n * 4)
+        if self.program.n is not None:
+            if base == "b":
+                elements = row * self.program.n if self._rows_of_b is None else self._rows_of_b[row]
+            else:
+                elements = row * self.program.c_row_elements
+            return self._offset(base, elements * 4)
         pointer = self._new_pointer()
         # row * 4 always fits 32 bits; a run-time n * 4 may not.
         self.lines.append(f"mad.wide.u32 {pointer}, %n, {row * 4}, %{base};")
         return f"[{pointer}]"
+
+    def guard(self, predicate: str, bits: int) -> str:
+        """What stands before an instruction that is left out where any of ``bits`` is set in %padded."""
+        if not bits:
+            return ""
+        if self._guards[predicate] != bits:
+            self._guards[predicate] = bits
+            self.lines += [f"and.b32 %bits, %padded, {bits};", f"setp.ne.u32 %{predicate}, %bits, 0;"]
+        return f"@!%{predicate} "
+
+    def stored(self, accumulator: int) -> str:
+        """What is stored of an accumulator: NaN stays NaN through ReLU."""
+        name = f"%a{accumulator}"
+        if self.program.epilogue.relu and self._keeps_nan:
+            self.lines.append(f"max.NaN.f32 {name}, {name}, 0f00000000;")
+        elif self.program.epilogue.relu:
+            self.has_negative = True
+            self.lines += [f"setp.lt.f32 %negative, {name}, 0f00000000;", f"@%negative mov.f32 {name}, 0f00000000;"]
+        return name
 
     def _offset(self, base: str, offset: int) -> str:
         window = (offset + WINDOW_BYTES // 2) // WINDOW_BYTES
@@ -128,9 +185,10 @@ def _entry(program: KernelProgram) -> str:
 
 def entry_head(program: KernelProgram) -> Sequence[str]:
     """The kernel up to the jump: %tile is the block row, %b and %c point to this thread's column of row 0."""
+    residual = ",\n.param .u64 residual" if program.epilogue.residual else ""
     size = "" if program.n is not None else ",\n.param .u32 n"
     return [
-        f"\n.visible .entry {program.name} (.param .u64 b, .param .u64 c{size})",
+        f"\n.visible .entry {program.name} (.param .u64 b, .param .u64 c{residual}{size})",
         *([f".maxntid {program.cols}"] if program.cols is not None else []),
         *([f".reqnctapercluster 1, {program.split_k}, 1"] if program.split_k > 1 else []),
         "{",
@@ -148,6 +206,14 @@ def entry_head(program: KernelProgram) -> Sequence[str]:
         f"{'mov.u32 %n, ' + str(program.n) if program.n is not None else 'ld.param.u32 %n, [n]'};",
         "setp.ge.u32 %outside, %column, %n;",
         "@%outside exit;",
+        *(_own_of_product() if program.convolution is None else _own_of_convolution(program, program.convolution)),
+        *(_RESIDUAL if program.epilogue.residual else ()),
+    ]
+
+
+def _own_of_product() -> Sequence[str]:
+    """%b and %c of a column, which lies in every row ``%offset`` bytes behind the first."""
+    return (
         "mul.wide.u32 %offset, %column, 4;",
         "ld.param.u64 %b, [b];",
         "ld.param.u64 %c, [c];",
@@ -155,18 +221,90 @@ def entry_head(program: KernelProgram) -> Sequence[str]:
         "cvta.to.global.u64 %c, %c;",
         "add.s64 %b, %b, %offset;",
         "add.s64 %c, %c, %offset;",
+    )
+
+
+#: As C; %offset is still its own.
+_RESIDUAL = (
+    ".reg .b64 %residual;",
+    "ld.param.u64 %residual, [residual];",
+    "cvta.to.global.u64 %residual, %residual;",
+    "add.s64 %residual, %residual, %offset;",
+)
+
+
+def _own_of_convolution(program: KernelProgram, convolution: Convolution) -> Sequence[str]:
+    """%b, where the window of this thread's pixel begins, perhaps before the input; %c; and %padded."""
+    (down, right), (top, left) = convolution.stride, convolution.padding
+    return (
+        ".reg .b32 %image, %pixel, %y, %x, %start;",
+        ".reg .b64 %inner;",
+        *_divided("%image", "%column", convolution.pixels),
+        f"mad.lo.s32 %pixel, %image, {-convolution.pixels}, %column;",
+        *_divided("%y", "%pixel", convolution.out_width),
+        f"mad.lo.s32 %x, %y, {-convolution.out_width}, %pixel;",
+        f"mad.lo.s32 %y, %y, {down}, {-top};",
+        f"mad.lo.s32 %x, %x, {right}, {-left};",
+        f"mad.lo.s32 %start, %y, {convolution.width}, %x;",
+        "ld.param.u64 %b, [b];",
+        "ld.param.u64 %c, [c];",
+        "cvta.to.global.u64 %b, %b;",
+        "cvta.to.global.u64 %c, %c;",
+        f"mul.wide.u32 %offset, %image, {4 * convolution.image_elements};",
+        "mul.wide.s32 %inner, %start, 4;",
+        "add.s64 %b, %b, %offset;",
+        "add.s64 %b, %b, %inner;",
+        f"mul.wide.u32 %offset, %image, {4 * program.m * convolution.pixels};",
+        "mul.wide.u32 %inner, %pixel, 4;",
+        "add.s64 %offset, %offset, %inner;",
+        "add.s64 %c, %c, %offset;",
+        *(_padded(convolution) if convolution.is_padded else ()),
+    )
+
+
+def _padded(convolution: Convolution) -> Sequence[str]:
+    """%padded of a window that begins at row %y and column %x of the input: above it they are large, unsigned."""
+    lines = [".reg .b32 %padded, %at, %bit;", ".reg .pred %far;", "mov.u32 %padded, 0;"]
+    guarded = [
+        (f"%y, {row * convolution.dilation[0]}", convolution.height, row_bit(row)) for row in convolution.guarded_rows
     ]
+    guarded += [
+        (f"%x, {column * convolution.dilation[1]}", convolution.width, column_bit(column))
+        for column in convolution.guarded_columns
+    ]
+    for place, size, bit in guarded:
+        lines += [
+            f"add.s32 %at, {place};",
+            f"setp.ge.u32 %far, %at, {size};",
+            f"selp.b32 %bit, {bit}, 0, %far;",
+            "or.b32 %padded, %padded, %bit;",
+        ]
+    return lines
+
+
+def _divided(target: str, source: str, divisor: int) -> Sequence[str]:
+    """``target`` = ``source`` / ``divisor``, rounded down, of a source below 2^31: a compiler would do it in floats.
+
+    Multiplied by the reciprocal, rounded up (Warren, Hacker's Delight, section 10-9).
+    """
+    if divisor == 1:
+        return (f"mov.u32 {target}, {source};",)
+    shift = (divisor - 1).bit_length() - 1
+    factor = (1 << 32 + shift) // divisor + 1
+    return f"mul.hi.u32 {target}, {source}, {factor};", f"shr.u32 {target}, {target}, {shift};"
 
 
 def _dispatch(program: KernelProgram) -> Sequence[str]:
     """A jump table over block rows, and behind each label the call of a tile."""
-    arguments = {"to_b": "%b", "to_c": "%c"} | ({"to_n": "%n"} if program.n is None else {})
-    declared = " ".join(f".param .b{32 if name == 'to_n' else 64} {name};" for name in arguments)
-    stored = " ".join(
-        f"st.param.b{32 if name == 'to_n' else 64} [{name}], {value};" for name, value in arguments.items()
-    )
+    passed = _passed(program)
+    declared = " ".join(f".param .b{width} to_{name};" for name, width in passed.items())
+    stored = " ".join(f"st.param.b{width} [to_{name}], %{name};" for name, width in passed.items())
     targets = ", ".join(f"TILE_{index}" for index in program.dispatch)
     lines = [f"targets: .branchtargets {targets};", "brx.idx %tile, targets;"]
     for index in range(len(program.tiles)):
-        lines += [f"TILE_{index}: {{ {declared}", stored, f"call tile_{index}, ({', '.join(arguments)}); }}"]
+        lines += [
+            f"TILE_{index}: {{ {declared}",
+            stored,
+            f"call tile_{index}, ({', '.join(f'to_{name}' for name in passed)}); }}",
+        ]
     return lines

@@ -1,7 +1,8 @@
-"""The correctness gate: no kernel is timed for a choice whose C is not A x B, every element of it.
+"""The correctness gate: no kernel is timed for a choice whose C is not A x B with its epilogue, every element of it.
 
 A kernel runs on a C full of NaN and is held against float64, computed on the GPU from A in compressed rows
-(``gate.cu``). Errors are relative to |A| |B| and the limit is that of ``lospmm/verify.py``, which gives the source.
+(``gate.cu``); of a convolution from its input. Errors are relative to |A| |B|, what is added to it included, and the
+limit is that of ``lospmm/verify.py``, which gives the source.
 """
 
 import math
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from lospmm.gpu.driver import Driver, Function
 from lospmm.gpu.messages import Prepare, Shape
-from lospmm.gpu.operands import NAN_WORD, Operands, elements_of_b, poison
+from lospmm.gpu.operands import NAN_WORD, Operands, elements_of_b, place_of_c, poison, residual_numbers
 
 CHECK_ENTRY = "lospmm_check"
 DIFFER_ENTRY = "lospmm_differ"
@@ -65,8 +66,10 @@ def run_and_check(
     driver.synchronize()  # a fault from here back is the kernel's, not the gate's
     driver.fill(operands.worst, 0, 2 * operands.m)
     grid = (-(-operands.n // THREADS), min(operands.m, MAX_GRID_Y), 1)
-    addresses = (operands.indptr, operands.indices, operands.values, operands.b[copy], operands.c[copy], operands.worst)
-    sizes = (np.uint32(operands.m), np.uint32(operands.n))
+    product = (operands.indptr, operands.indices, operands.values, operands.b[copy], operands.c[copy], operands.worst)
+    bias = 0 if problem.bias is None else operands.bias
+    addresses = (*product, operands.residual[copy] if problem.residual else 0, bias, operands.window)
+    sizes = (np.uint32(operands.m), np.uint32(operands.n), np.uint32(problem.relu))
     driver.launch(gate.check, Shape(grid, THREADS, 0), (*map(np.uint64, addresses), *sizes))
     keys = np.empty(operands.m, dtype=np.uint64)
     driver.download(keys, operands.worst)
@@ -98,11 +101,22 @@ def _verdict(driver: Driver, operands: Operands, problem: Prepare, keys: NDArray
         return Verdict(error, None)
     column = NAN_WORD - int(keys[row] & np.uint64(0xFFFFFFFF))  # counted down
     got = np.empty(1, dtype=np.float32)
-    driver.download(got, operands.c[copy] + 4 * (row * operands.n + column))
-    span = slice(problem.indptr[row], problem.indptr[row + 1])
-    terms = problem.values[span].astype(np.float64) * elements_of_b(operands, problem.indices[span], column)
+    driver.download(got, operands.c[copy] + 4 * place_of_c(problem, row, column))
     failure = (
-        f"row {row}, column {column}: got {got[0]}, expected {terms.sum()} "
+        f"row {row}, column {column}: got {got[0]}, expected {_expected(operands, problem, row, column)} "
         f"(relative error {error:.1e}, at most {problem.max_relative_error:.0e} allowed)"
     )
     return Verdict(error, failure)
+
+
+def _expected(operands: Operands, problem: Prepare, row: int, column: int) -> float:
+    """One element of C in float64."""
+    span = slice(problem.indptr[row], problem.indptr[row + 1])
+    terms = problem.values[span].astype(np.float64) * elements_of_b(operands, problem, problem.indices[span], column)
+    total = float(terms.sum())
+    if problem.residual:
+        numbers = residual_numbers(operands)
+        total += float(numbers[place_of_c(problem, row, column) % len(numbers)])
+    if problem.bias is not None:
+        total += float(problem.bias[row])
+    return max(total, 0.0) if problem.relu else total

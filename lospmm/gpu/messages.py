@@ -11,6 +11,7 @@ from typing import BinaryIO, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.convolution import Convolution
 from lospmm.errors import GpuFault
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.timing import FULL, Effort, Timing
@@ -50,6 +51,14 @@ class Prepare:
     exponent: int  # and then scaled by this power of two, so that no sum overflows
     gate: bytes  # cubin of gate.cu
     max_relative_error: float
+    convolution: Convolution | None = None  # that takes B from an input
+    bias: NDArray[np.float32] | None = None  # (m,)
+    relu: bool = False
+    residual: bool = False  # one for each copy, of C's shape
+
+    @property
+    def b_elements(self) -> int:
+        return self.k * self.n if self.convolution is None else self.convolution.input_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Check and time one kernel, whose arguments are B, C and, if it takes it, n."""
+    """Check and time one kernel, whose arguments are B, C, the residual if there is one, and, if it takes it, n."""
 
     cubin: bytes
     entry: str

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.convolution import Convolution, column_elements, guard_bits, output_elements, outside, row_elements
 from lospmm.errors import GpuFault
 from lospmm.gpu.driver import ALIGNMENT_BYTES, Driver
 from lospmm.gpu.messages import Prepare
@@ -30,10 +31,14 @@ class Operands:
     indptr: int  # int64, (m + 1,)
     indices: int  # int32, (nnz,)
     values: int  # float32, (nnz,)
-    b: tuple[int, ...]  # float32, (k, n), row-major
-    c: tuple[int, ...]  # float32, (m, n), row-major
+    b: tuple[int, ...]  # float32, (k, n), row-major; or a convolution's input, NCHW
+    c: tuple[int, ...]  # float32, (m, n), row-major; or a convolution's output, NCHW
+    residual: tuple[int, ...]  # as C, where the kernel takes one
+    bias: int  # float32, (m,), or 0
+    window: int  # int32, (13,), of gate.cu, or 0
     worst: int  # uint64, (m,), for the gate
     drawn: NDArray[np.float32]  # on the host: element i of B is number i, modulo its length
+    b_elements: int
 
     @property
     def copies(self) -> int:
@@ -41,7 +46,7 @@ class Operands:
 
     @property
     def b_bytes(self) -> int:
-        return 4 * self.k * self.n
+        return 4 * self.b_elements
 
     @property
     def c_bytes(self) -> int:
@@ -51,19 +56,49 @@ class Operands:
 def draw(problem: Prepare) -> NDArray[np.float32]:
     """The numbers that B repeats, at most DRAWN of them."""
     rng = np.random.default_rng(problem.seed)
-    numbers = rng.uniform(-1.0, 1.0, size=min(DRAWN, problem.k * problem.n))
+    numbers = rng.uniform(-1.0, 1.0, size=min(DRAWN, problem.b_elements))
     return np.ldexp(numbers, problem.exponent).astype(np.float32)
 
 
-def elements_of_b(operands: Operands, rows: NDArray[np.int32], column: int) -> NDArray[np.float32]:
+def elements_of_b(operands: Operands, problem: Prepare, rows: NDArray[np.int32], column: int) -> NDArray[np.float32]:
     """B at ``rows`` of one column."""
-    return operands.drawn[(rows.astype(np.int64) * operands.n + column) % len(operands.drawn)]
+    convolution, drawn = problem.convolution, operands.drawn
+    if convolution is None:
+        return drawn[(rows.astype(np.int64) * operands.n + column) % len(drawn)]
+    own = np.array([column])
+    places = row_elements(convolution, rows) + column_elements(convolution, own)
+    inside = guard_bits(convolution, rows) & outside(convolution, own).astype(np.int64) == 0
+    return np.where(inside, drawn[np.where(inside, places, 0) % len(drawn)], np.float32(0))
+
+
+def place_of_c(problem: Prepare, row: int, column: int) -> int:
+    """Where in C, and in the residual, an element lies, counted in elements."""
+    convolution = problem.convolution
+    if convolution is None:
+        return row * problem.n + column
+    return int(output_elements(convolution, problem.m, np.array([column]))[0]) + row * convolution.pixels
+
+
+#: The sizes of a window as gate.cu reads them, in this order.
+WINDOW_SIZES = 13
+
+
+def window_of(convolution: Convolution) -> NDArray[np.int32]:
+    """(WINDOW_SIZES,)."""
+    sizes = (
+        *(convolution.channels, convolution.height, convolution.width),
+        *(convolution.kernel_height, convolution.kernel_width),
+        *(*convolution.stride, *convolution.padding, *convolution.dilation),
+        *(convolution.out_height, convolution.out_width),
+    )
+    return np.array(sizes, dtype=np.int32)
 
 
 def allocate(driver: Driver, problem: Prepare) -> Operands:
     """Memory for the problem, nothing in it yet. Raises GpuFault where there is not enough, with what is needed."""
-    per_copy = _aligned(4 * problem.k * problem.n) + _aligned(4 * problem.m * problem.n)
-    fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 8 * problem.m
+    b_bytes, c_bytes = _aligned(4 * problem.b_elements), _aligned(4 * problem.m * problem.n)
+    per_copy = b_bytes + c_bytes * (1 + problem.residual)
+    fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 12 * problem.m
     free = driver.memory_bytes()[0] - fixed - RESERVE_BYTES
     least = copies_beyond_l2(per_copy, driver.l2_bytes())
     if least * per_copy > free:
@@ -82,9 +117,13 @@ def allocate(driver: Driver, problem: Prepare) -> Operands:
         indices=driver.allocate(max(4, problem.indices.nbytes)),
         values=driver.allocate(max(4, problem.values.nbytes)),
         b=tuple(starts),
-        c=tuple(start + _aligned(4 * problem.k * problem.n) for start in starts),
+        c=tuple(start + b_bytes for start in starts),
+        residual=tuple(start + b_bytes + c_bytes for start in starts) if problem.residual else (),
+        bias=0 if problem.bias is None else driver.allocate(problem.bias.nbytes),
+        window=0 if problem.convolution is None else driver.allocate(4 * WINDOW_SIZES),
         worst=driver.allocate(8 * problem.m),
         drawn=draw(problem),
+        b_elements=problem.b_elements,
     )
 
 
@@ -94,10 +133,24 @@ def fill(driver: Driver, operands: Operands, problem: Prepare) -> None:
     if problem.values.size:
         driver.upload(operands.indices, problem.indices)
         driver.upload(operands.values, problem.values)
-    period = len(operands.drawn)
+    if problem.bias is not None:
+        driver.upload(operands.bias, problem.bias)
+    if problem.convolution is not None:
+        driver.upload(operands.window, window_of(problem.convolution))
     for address in operands.b:
-        for start in range(0, operands.k * operands.n, period):
-            driver.upload(address + 4 * start, operands.drawn[: operands.k * operands.n - start])
+        _repeat(driver, address, operands.drawn, operands.b_elements)
+    for address in operands.residual:
+        _repeat(driver, address, residual_numbers(operands), operands.m * operands.n)
+
+
+def residual_numbers(operands: Operands) -> NDArray[np.float32]:
+    """What the residual repeats: the numbers of B backwards, so that neither stands for the other."""
+    return np.ascontiguousarray(operands.drawn[::-1])
+
+
+def _repeat(driver: Driver, address: int, numbers: NDArray[np.float32], count: int) -> None:
+    for start in range(0, count, len(numbers)):
+        driver.upload(address + 4 * start, numbers[: count - start])
 
 
 def release(driver: Driver, operands: Operands) -> None:

@@ -53,7 +53,8 @@ def measure(bench: Workbench, task: Measure) -> Measurement:
     size = (np.uint32(operands.n),) if task.takes_n else ()
 
     def enqueue(copy: int) -> None:
-        driver.launch(function, task.shape, (np.uint64(operands.b[copy]), np.uint64(operands.c[copy]), *size))
+        addresses = [operands.b[copy], operands.c[copy], *operands.residual[copy : copy + 1]]
+        driver.launch(function, task.shape, (*map(np.uint64, addresses), *size))
 
     before = run_and_check(driver, bench.gate, operands, bench.problem, enqueue, copy=0)
     if before.failure is not None:

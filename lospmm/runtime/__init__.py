@@ -3,14 +3,16 @@
 It proves what the text says: addresses, dispatch, row order, weights, the order of loads and their uses. It says
 nothing of speed, of the registers that a compiler will need, or of races between threads.
 
-A row is a function of the emission, the launch's ``Geometry``, the chosen columns (distinct) and those columns of B,
-(k, columns); its value is those columns of C, (m, columns), NaN where nothing was written. A column may lie in the
-last block behind the end of B and C: its thread runs too, and must touch nothing. Each thread may touch its own column
-of B and C and nothing else; anything else, and a text that cannot be run, is VerificationFailed.
+A row is a function of the emission, the launch's ``Geometry``, the chosen columns (distinct), those columns of B,
+(k, columns), and of the residual, (m, columns), or None; its value is those columns of C, (m, columns), NaN where
+nothing was written. B of a convolution is its unfolded input, and what it has for the padding must show nowhere. A
+column may lie in the last block behind the end of B and C: its thread runs too, and must touch nothing. Each thread may
+touch its own column of B and C and nothing else; anything else, and a text that cannot be run, is VerificationFailed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,17 @@ from lospmm.errors import Unsupported
 from lospmm.runtime import cpu, ptx_machine, sass_machine
 from lospmm.runtime.geometry import Geometry
 
-Runtime = Callable[[Emission, Geometry, NDArray[np.int64], NDArray[np.float32]], NDArray[np.float32]]
+
+class Runtime(Protocol):
+    def __call__(
+        self,
+        emission: Emission,
+        geometry: Geometry,
+        columns: NDArray[np.int64],
+        b: NDArray[np.float32],
+        residual: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]: ...
+
 
 RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
     {"sass": sass_machine.execute_emission, "ptx": ptx_machine.execute, "cuda": cpu.execute}
@@ -28,10 +40,15 @@ RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
 
 
 def execute(
-    emission: Emission, geometry: Geometry, columns: NDArray[np.int64], b: NDArray[np.float32]
+    emission: Emission,
+    geometry: Geometry,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """C (m, columns) of an emission on the CPU. Raises Unsupported for a language without a runtime."""
     if emission.language not in RUNTIMES:
         raise Unsupported(f"running {emission.language!r} on a CPU: choose one of {', '.join(RUNTIMES)}")
     assert b.shape == (geometry.k, len(columns)), f"B of shape {b.shape} for {len(columns)} columns"
-    return RUNTIMES[emission.language](emission, geometry, columns, b)
+    assert (residual is not None) == geometry.takes_residual, "a residual where the kernel takes one"
+    return RUNTIMES[emission.language](emission, geometry, columns, b, residual)

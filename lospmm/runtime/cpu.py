@@ -3,13 +3,14 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
 from lospmm.errors import VerificationFailed
-from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, Geometry, refusal, stray_access
+from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, refusal, stray_access
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import lifetime
@@ -20,21 +21,27 @@ from lospmm.toolchain.process import Finished, Limits, run
 RUN_LIMITS = Limits(seconds=120.0, address_space_bytes=8 << 30)
 
 _HERE = Path(__file__).parent
-_STRAY = re.compile(r"stray (\d+) ([BC]) (-?\d+) (\d+)")
+_STRAY = re.compile(r"stray (\d+) ([BCR]) (-?\d+) (\d+)")
+_OPERANDS = {"R": "the residual"}
 
 
 def execute(
-    emission: Emission, geometry: Geometry, columns: NDArray[np.int64], b: NDArray[np.float32]
+    emission: Emission,
+    geometry: Geometry,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """A row of ``RUNTIMES``. Raises VerificationFailed, and ToolchainFault where g++ is missing or fails."""
     header = (_HERE / "shim.h").read_text()
     library = compile_shared_library(emission.source, header=header, store=Store(settings().cache_dir))
-    sizes = (geometry.m, geometry.k, geometry.n, geometry.cols, geometry.block_rows)
-    launch = (geometry.grid[0], int(geometry.takes_n))
-    numbers = [str(number) for number in (B_ADDRESS, C_ADDRESS, *sizes, *launch)]
+    numbers = [str(number) for number in (B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, *_sizes(geometry))]
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
     with lifetime.temporary_directory() as directory:
-        for name, array in (("columns", columns.astype(np.int64)), ("b", b.astype(np.float32)), ("c", c)):
+        arrays: dict[str, NDArray[Any]] = {"columns": columns.astype(np.int64), "b": b.astype(np.float32), "c": c}
+        if residual is not None:
+            arrays["residual"] = residual.astype(np.float32)
+        for name, array in arrays.items():
             (directory / name).write_bytes(array.tobytes())
         (directory / "kernel.so").write_bytes(library)
         command: tuple[str | Path, ...] = (
@@ -51,9 +58,22 @@ def execute(
         return np.fromfile(directory / "c", dtype=np.float32).reshape(c.shape)
 
 
+def _sizes(geometry: Geometry) -> tuple[int, ...]:
+    """shim.h's ``Geometry``."""
+    sizes = (geometry.m, geometry.k, geometry.n, geometry.cols, geometry.block_rows)
+    launch = (geometry.grid[0], int(geometry.takes_n), int(geometry.takes_residual))
+    window = geometry.convolution
+    if window is None:
+        return (*sizes, *launch, 0, *(0,) * 14)
+    kernel = (window.kernel_height, window.kernel_width)
+    way = (*window.stride, *window.padding, *window.dilation, window.out_height, window.out_width)
+    return (*sizes, *launch, 1, *window.input_shape, *kernel, *way)
+
+
 def _failed(emission: Emission, finished: Finished) -> VerificationFailed:
     if stray := _STRAY.search(finished.stderr):
         line, operand, offset, column = stray.groups()
-        return refusal(emission, int(line), stray_access(operand, int(offset), int(column)))
+        named = _OPERANDS.get(operand, operand)
+        return refusal(emission, int(line), stray_access(named, int(offset), int(column)))
     last_line = finished.stderr.strip().rpartition("\n")[2]
     return VerificationFailed(f"{emission.entry} on the CPU: {finished.failure} {last_line}".strip())

@@ -1,8 +1,8 @@
 """The process that runs a kernel compiled by g++: whatever a wrong kernel does, it does here.
 
-Run by path, as ``python -I cpu_process.py LIBRARY ENTRY B_ADDRESS C_ADDRESS SIZE...`` (the sizes are shim.h's
-``Geometry``), in a directory with the files ``columns`` (int64), ``b`` and ``c`` (float32, row-major), of which c is
-written. It imports nothing of lospmm, which makes it quick to start.
+Run by path, as ``python -I cpu_process.py LIBRARY ENTRY B_ADDRESS C_ADDRESS RESIDUAL_ADDRESS SIZE...`` (the sizes are
+shim.h's ``Geometry``), in a directory with the files ``columns`` (int64), ``b``, ``c`` and perhaps ``residual``
+(float32, row-major), of which c is written. It imports nothing of lospmm, which makes it quick to start.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ from pathlib import Path
 def run(library_path: str, entry: str, addresses: list[int], sizes: list[int]) -> None:
     library = ctypes.CDLL(library_path)
     columns, b, c = (_mapped(name) for name in ("columns", "b", "c"))
+    residual = _mapped("residual") if Path("residual").exists() else None
     count = len(columns) // ctypes.sizeof(ctypes.c_int64)
     library.lospmm_run.restype = None
     library.lospmm_run(
@@ -23,6 +24,7 @@ def run(library_path: str, entry: str, addresses: list[int], sizes: list[int]) -
         _pointer(columns),
         ctypes.c_uint64(count),
         *map(_pointer, (b, c)),
+        None if residual is None else _pointer(residual),
     )
 
 
@@ -40,8 +42,8 @@ def _array(values: list[int]) -> ctypes.Array[ctypes.c_uint64]:
 
 
 def main(library_path: str, entry: str, *numbers: str) -> None:
-    b_address, c_address, *sizes = (int(number) for number in numbers)
-    run(library_path, entry, [b_address, c_address], sizes)
+    b_address, c_address, residual_address, *sizes = (int(number) for number in numbers)
+    run(library_path, entry, [b_address, c_address, residual_address], sizes)
 
 
 if __name__ == "__main__":

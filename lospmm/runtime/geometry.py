@@ -1,23 +1,32 @@
 """What a launch tells a kernel, and where the kernel finds B and C while a CPU runs it.
 
-B and C may be far larger than what is computed, so they lie at addresses where no memory is. A runtime turns the
-address of each access into a row of the thread's own column; any other address is refused, with the line at fault.
+B and C may be far larger than what is computed, so they lie at addresses where no memory is, as does the residual,
+which is laid out as C. A runtime turns the address of each access into a row of the thread's own column; any other
+address is refused, with the line at fault. Where a convolution takes B from its input, that is an element of the
+thread's window.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lospmm.codegen.emission import Emission
+from lospmm.convolution import Convolution, column_elements, output_elements, rows_at
 from lospmm.errors import VerificationFailed
-from lospmm.ir import KernelProgram, grid
+from lospmm.ir import FLOAT_BYTES, KernelProgram, grid
 
 #: Beyond what any processor maps, and further apart than any B is long.
 B_ADDRESS = 1 << 60
 C_ADDRESS = 1 << 61
+RESIDUAL_ADDRESS = 3 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The sizes of a launch. ``takes_n`` says that n is the kernel's third argument."""
+    """The sizes of a launch. ``takes_n`` says that n is the kernel's last argument, ``takes_residual`` that it has a
+    third address.
+    """
 
     m: int
     k: int
@@ -26,6 +35,45 @@ class Geometry:
     block_rows: int
     grid: tuple[int, int, int]
     takes_n: bool
+    convolution: Convolution | None = None
+    takes_residual: bool = False
+
+    def own_b(self, columns: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Bytes from the start of B, or of the input, to where the column of each thread begins, modulo 2^64."""
+        elements = columns if self.convolution is None else column_elements(self.convolution, columns)
+        return (elements * FLOAT_BYTES).astype(np.uint64)
+
+    def own_c(self, columns: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Bytes from the start of C to row 0 of each column."""
+        elements = columns if self.convolution is None else output_elements(self.convolution, self.m, columns)
+        return (elements * FLOAT_BYTES).astype(np.uint64)
+
+    def rows_of_b(self, columns: NDArray[np.int64], offset: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The row of its own column that lies ``offset`` bytes from the start of B, of each thread; -1: none does."""
+        if self.convolution is None:
+            return _rows(offset - self.own_b(columns), self.n * FLOAT_BYTES, self.k)
+        element, rest = np.divmod(offset, np.uint64(FLOAT_BYTES))
+        inside = (rest == 0) & (element < self.convolution.input_elements)
+        found = rows_at(self.convolution, columns, np.where(inside, element, 0).astype(np.int64))
+        return np.where(inside, found, -1)
+
+    def rows_of_c(self, columns: NDArray[np.int64], offset: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The same of C and of the residual."""
+        row_elements = self.n if self.convolution is None else self.convolution.pixels
+        return _rows(offset - self.own_c(columns), row_elements * FLOAT_BYTES, self.m)
+
+    def places_of_c(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in C each element of these columns lies, (m, columns), counted in elements."""
+        if self.convolution is None:
+            return np.add.outer(np.arange(self.m) * self.n, columns)
+        first = output_elements(self.convolution, self.m, columns)
+        return np.add.outer(np.arange(self.m) * self.convolution.pixels, first)
+
+
+def _rows(offset: NDArray[np.uint64], row_bytes: int, rows: int) -> NDArray[np.int64]:
+    row, rest = np.divmod(offset, np.uint64(row_bytes))
+    is_row = (rest == 0) & (row < rows)
+    return np.where(is_row, np.where(is_row, row, 0).astype(np.int64), -1)
 
 
 def geometry_of(program: KernelProgram, *, n: int, cols: int) -> Geometry:
@@ -40,6 +88,8 @@ def geometry_of(program: KernelProgram, *, n: int, cols: int) -> Geometry:
         block_rows=program.block_rows,
         grid=grid(program.block_rows, n, cols, program.column_group),
         takes_n=program.n is None,
+        convolution=program.convolution,
+        takes_residual=program.epilogue.residual,
     )
 
 

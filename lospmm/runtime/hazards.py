@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import FORM, NO_BARRIER, PT, RZ, Opcode
 
+#: From a test of bits to an instruction that its predicate guards, as ptxas 13.0 sets them.
+PREDICATE_CYCLES = 13
+
 _FMA = (4, 5)
 _INTEGER = (6, 6)
 
@@ -33,6 +36,9 @@ LATENCY: Mapping[int, tuple[int, int]] = MappingProxyType(
     {
         Opcode.FFMA_IMM: _FMA,
         Opcode.FFMA: _FMA,
+        Opcode.FADD_IMM: _FMA,
+        Opcode.FMNMX_NAN: _INTEGER,
+        Opcode.LOP3_TEST: (PREDICATE_CYCLES, PREDICATE_CYCLES),
         **dict.fromkeys((Opcode.MOV_IMM, Opcode.MOV, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R), _INTEGER),
     }
 )
@@ -98,6 +104,9 @@ class _Load(NamedTuple):
 _READS: Mapping[int, tuple[tuple[str, int], ...]] = {
     Opcode.FFMA_IMM: (("ra", 1), ("rc", 1)),
     Opcode.FFMA: (("ra", 1), ("rb", 1), ("rc", 1)),
+    Opcode.FADD_IMM: (("ra", 1),),
+    Opcode.FMNMX_NAN: (("ra", 1), ("rb", 1)),
+    Opcode.LOP3_TEST: (("ra", 1), ("rc", 1)),
     Opcode.LDG: (("ra", 2),),
     Opcode.STG: (("ra", 2), ("rb", 0)),
     Opcode.ST: (("ra", 2), ("rb", 0)),
@@ -257,7 +266,7 @@ def _reads(instruction: Instruction) -> Iterator[int]:
 
 def _writes(instruction: Instruction) -> Iterator[int]:
     yield from _registers(instruction, _WRITES.get(instruction.op, ()))
-    if instruction.op == Opcode.IADD3 and instruction.carry != PT:
+    if instruction.op in (Opcode.IADD3, Opcode.LOP3_TEST) and instruction.carry != PT:
         yield _P0 + instruction.carry
 
 

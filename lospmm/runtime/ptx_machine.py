@@ -7,15 +7,14 @@ a group. What each instruction means is a function in ``OPERATIONS`` (PTX ISA 8.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
 from lospmm.interpret import fused_multiply_add
-from lospmm.ir import FLOAT_BYTES
-from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, Geometry, refusal, stray_access
+from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, refusal, stray_access
 from lospmm.runtime.ptx_text import Address, Function, PtxError, parse
 
 #: One element per thread: uint32, uint64, float32 or bool.
@@ -35,7 +34,7 @@ class _Values(dict[str, Vector]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Operand:
-    """B or C: where the kernel finds it, and its chosen columns."""
+    """B, C or the residual: where the kernel finds it, and its chosen columns."""
 
     name: str
     address: int
@@ -49,6 +48,7 @@ class _Machine:
     columns: NDArray[np.int64]
     b: _Operand
     c: _Operand
+    residual: _Operand | None
 
 
 @dataclass(slots=True, eq=False)
@@ -75,13 +75,19 @@ class _Group:
 
 
 def execute(
-    emission: Emission, geometry: Geometry, columns: NDArray[np.int64], b: NDArray[np.float32]
+    emission: Emission,
+    geometry: Geometry,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """A row of ``RUNTIMES``. Raises VerificationFailed."""
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
     try:
         functions = parse(emission.source)
-        machine = _Machine(functions, geometry, columns, _Operand("B", B_ADDRESS, b), _Operand("C", C_ADDRESS, c))
+        third = None if residual is None else _Operand("the residual", RESIDUAL_ADDRESS, residual)
+        operands = _Operand("B", B_ADDRESS, b), _Operand("C", C_ADDRESS, c), third
+        machine = _Machine(functions, geometry, columns, *operands)
         # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
         with np.errstate(over="ignore", invalid="ignore"):
             _run(_launch(machine, emission.entry), start=0)
@@ -113,6 +119,7 @@ def _launch(machine: _Machine, entry: str) -> _Group:
     given: list[np.unsignedinteger] = [
         np.uint64(B_ADDRESS),
         np.uint64(C_ADDRESS),
+        *([np.uint64(RESIDUAL_ADDRESS)] if geometry.takes_residual else []),
         *([np.uint32(geometry.n)] if geometry.takes_n else []),
     ]
     if [f"b{value.dtype.itemsize * 8}" for value in given] != list(function.parameters.values()):
@@ -126,14 +133,41 @@ def _run(group: _Group, *, start: int) -> None:
     """Execute from instruction ``start`` until every thread has left. Raises PtxError."""
     body = group.function.body
     for index in range(start, len(body)):
-        opcode, operands, line = body[index]
+        opcode, operands, line, guard, is_negated = body[index]
         try:
-            OPERATIONS[opcode](group, *operands)
+            if guard:
+                _run_guarded(group, opcode, operands, group.registers[guard] != is_negated)
+            else:
+                OPERATIONS[opcode](group, *operands)
         except _Fault as fault:
             raise PtxError(line, str(fault)) from None
         if not len(group.slots):
             return
     raise PtxError(body[-1].line if body else group.function.line, f"{group.function.name} ends without exit")
+
+
+def _run_guarded(group: _Group, opcode: str, operands: tuple[Any, ...], runs: Vector) -> None:
+    """The instruction in the threads that take part: the others keep what its target held, if anything."""
+    if not runs.any():
+        return
+    if runs.all():
+        OPERATIONS[opcode](group, *operands)
+        return
+    part = _Group(group.machine, group.function, group.slots[runs], group.parameters)
+    for name in {name for operand in operands if (name := _register_of(operand))} & group.registers.keys():
+        part.registers[name] = group.registers[name][runs]
+    OPERATIONS[opcode](part, *operands)
+    target = operands[0]
+    found = part.registers[target]
+    whole = group.registers[target].copy() if target in group.registers else np.full(len(runs), np.nan, found.dtype)
+    whole[runs] = found
+    group.registers[target] = whole
+
+
+def _register_of(operand: Any) -> str | None:
+    if isinstance(operand, Address):
+        return operand.register
+    return operand if isinstance(operand, str) else None
 
 
 def _value(group: _Group, operand: str | np.generic) -> Vector:
@@ -150,6 +184,36 @@ def _multiply_add_low(group: _Group, target: str, x: str, y: str, z: str) -> Non
     registers[target] = registers[x] * registers[y] + registers[z]
 
 
+def _multiply_add_immediate(group: _Group, target: str, x: str, factor: np.uint32, z: str | np.uint32) -> None:
+    group.registers[target] = group.registers[x] * factor + _value(group, z)
+
+
+def _multiply_high(group: _Group, target: str, x: str, factor: np.uint32) -> None:
+    product = group.registers[x].astype(np.uint64) * np.uint64(factor)
+    group.registers[target] = (product >> np.uint64(32)).astype(np.uint32)
+
+
+def _multiply_wide_signed(group: _Group, target: str, x: str, factor: np.uint32) -> None:
+    product = group.registers[x].astype(np.int32).astype(np.int64) * np.int64(factor.astype(np.int32))
+    group.registers[target] = product.astype(np.uint64)
+
+
+def _shift_right(group: _Group, target: str, x: str, count: np.uint32) -> None:
+    group.registers[target] = group.registers[x] >> count
+
+
+def _and(group: _Group, target: str, x: str, y: np.uint32) -> None:
+    group.registers[target] = group.registers[x] & y
+
+
+def _or(group: _Group, target: str, x: str, y: str) -> None:
+    group.registers[target] = group.registers[x] | group.registers[y]
+
+
+def _select(group: _Group, target: str, x: np.uint32, y: np.uint32, predicate: str) -> None:
+    group.registers[target] = np.where(group.registers[predicate], x, y)
+
+
 def _multiply_wide(group: _Group, target: str, x: str, factor: np.uint32) -> None:
     group.registers[target] = group.registers[x].astype(np.uint64) * np.uint64(factor)
 
@@ -159,12 +223,24 @@ def _multiply_add_wide(group: _Group, target: str, x: str, factor: np.uint32, z:
     registers[target] = registers[x].astype(np.uint64) * np.uint64(factor) + registers[z]
 
 
-def _add(group: _Group, target: str, x: str, y: str | np.uint64) -> None:
+def _add(group: _Group, target: str, x: str, y: str | np.generic) -> None:
     group.registers[target] = group.registers[x] + _value(group, y)
 
 
-def _set_if_greater_or_equal(group: _Group, target: str, x: str, y: str) -> None:
-    group.registers[target] = group.registers[x] >= group.registers[y]
+def _set_if_greater_or_equal(group: _Group, target: str, x: str, y: str | np.uint32) -> None:
+    group.registers[target] = group.registers[x] >= _value(group, y)
+
+
+def _set_if_unequal(group: _Group, target: str, x: str, y: np.uint32) -> None:
+    group.registers[target] = group.registers[x] != y
+
+
+def _set_if_less(group: _Group, target: str, x: str, y: np.float32) -> None:
+    group.registers[target] = group.registers[x] < y
+
+
+def _maximum(group: _Group, target: str, x: str, y: np.float32) -> None:
+    group.registers[target] = np.maximum(group.registers[x], y)
 
 
 def _fused_multiply_add(group: _Group, target: str, x: str, weight: np.float32, z: str) -> None:
@@ -181,8 +257,11 @@ def _store_argument(group: _Group, name: str, source: str) -> None:
 
 
 def _load(group: _Group, target: str, address: Address) -> None:
-    b = group.machine.b
-    group.registers[target] = b.elements[_rows(group, b, address), group.slots]
+    machine = group.machine
+    operand = machine.b
+    if machine.residual is not None and (group.registers[address.register] >> np.uint64(60) == 3).any():
+        operand = machine.residual
+    group.registers[target] = operand.elements[_rows(group, operand, address), group.slots]
 
 
 def _store(group: _Group, address: Address, source: str | np.float32) -> None:
@@ -190,18 +269,18 @@ def _store(group: _Group, address: Address, source: str | np.float32) -> None:
     c.elements[_rows(group, c, address), group.slots] = _value(group, source)
 
 
-def _rows(group: _Group, operand: _Operand, address: Address) -> NDArray[np.uint64]:
+def _rows(group: _Group, operand: _Operand, address: Address) -> NDArray[np.int64]:
     """The row that each thread addresses in its column, (threads,)."""
-    machine = group.machine
-    own_column = machine.columns[group.slots]
+    geometry = group.machine.geometry
+    own_column = group.machine.columns[group.slots]
     offset = group.registers[address.register] + np.uint64((address.offset - operand.address) % 2**64)
-    row_bytes = np.uint64(machine.geometry.n * FLOAT_BYTES)
-    rows, rest = np.divmod(offset - own_column.astype(np.uint64) * np.uint64(FLOAT_BYTES), row_bytes)
-    stray = (rest != 0) | (rows >= len(operand.elements)) | (own_column >= machine.geometry.n)
+    rows_of = geometry.rows_of_b if operand is group.machine.b else geometry.rows_of_c
+    rows = rows_of(own_column, offset)
+    stray = (rows < 0) | (own_column >= geometry.n)
     if stray.any():
         first = int(stray.argmax())
         raise _Fault(stray_access(operand.name, int(offset[first].astype(np.int64)), int(own_column[first])))
-    return cast(NDArray[np.uint64], rows)
+    return rows
 
 
 def _branch(group: _Group, index: str, table: str) -> None:
@@ -253,11 +332,21 @@ OPERATIONS: Mapping[str, Callable[..., None]] = MappingProxyType(
         "mov.u32": _move,
         "mov.f32": _move,
         "mad.lo.u32": _multiply_add_low,
+        "mad.lo.s32": _multiply_add_immediate,
+        "mul.hi.u32": _multiply_high,
         "mul.wide.u32": _multiply_wide,
+        "mul.wide.s32": _multiply_wide_signed,
+        "shr.u32": _shift_right,
+        "add.s32": _add,
+        "and.b32": _and,
+        "or.b32": _or,
+        "selp.b32": _select,
         "mad.wide.u32": _multiply_add_wide,
         "add.s64": _add,
         "cvta.to.global.u64": _move,
         "setp.ge.u32": _set_if_greater_or_equal,
+        "setp.ne.u32": _set_if_unequal,
+        "setp.lt.f32": _set_if_less,
         "ld.param.u32": _load_parameter,
         "ld.param.b32": _load_parameter,
         "ld.param.u64": _load_parameter,
@@ -267,6 +356,8 @@ OPERATIONS: Mapping[str, Callable[..., None]] = MappingProxyType(
         "ld.global.nc.L1::no_allocate.f32": _load,
         "st.global.L1::no_allocate.f32": _store,
         "fma.rn.f32": _fused_multiply_add,
+        "add.rn.f32": _add,
+        "max.NaN.f32": _maximum,
         "brx.idx": _branch,
         "call": _call,
         "exit": _exit,

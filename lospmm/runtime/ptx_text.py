@@ -18,11 +18,21 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mov.u32": ("b32=", "b32?"),
         "mov.f32": ("f32=", "f32#"),
         "mad.lo.u32": ("b32=", "b32", "b32", "b32"),
+        "mad.lo.s32": ("b32=", "b32", "b32#", "b32?"),
+        "mul.hi.u32": ("b32=", "b32", "b32#"),
         "mul.wide.u32": ("b64=", "b32", "b32#"),
+        "mul.wide.s32": ("b64=", "b32", "b32#"),
+        "shr.u32": ("b32=", "b32", "b32#"),
+        "add.s32": ("b32=", "b32", "b32#"),
+        "and.b32": ("b32=", "b32", "b32#"),
+        "or.b32": ("b32=", "b32", "b32"),
+        "selp.b32": ("b32=", "b32#", "b32#", "pred"),
         "mad.wide.u32": ("b64=", "b32", "b32#", "b64"),
         "add.s64": ("b64=", "b64", "b64?"),
         "cvta.to.global.u64": ("b64=", "b64"),
-        "setp.ge.u32": ("pred=", "b32", "b32"),
+        "setp.ge.u32": ("pred=", "b32", "b32?"),
+        "setp.ne.u32": ("pred=", "b32", "b32#"),
+        "setp.lt.f32": ("pred=", "f32", "f32#"),
         "ld.param.u32": ("b32=", "parameter b32"),
         "ld.param.b32": ("b32=", "parameter b32"),
         "ld.param.u64": ("b64=", "parameter b64"),
@@ -32,12 +42,17 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ld.global.nc.L1::no_allocate.f32": ("f32=", "address"),
         "st.global.L1::no_allocate.f32": ("address", "f32?"),
         "fma.rn.f32": ("f32=", "f32", "f32#", "f32"),
+        "add.rn.f32": ("f32=", "f32", "f32#"),
+        "max.NaN.f32": ("f32=", "f32", "f32#"),
         "brx.idx": ("b32", "name"),
         "call": ("name", "names"),
         "exit": (),
         "@exit": ("pred",),  # with a predicate
     }
 )
+
+#: What may have a predicate, beside exit.
+GUARDED = frozenset(("ld.global.nc.L1::no_allocate.f32", "fma.rn.f32", "mov.f32"))
 
 SPECIAL_REGISTERS = ("%tid.x", "%ntid.x", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x")
 
@@ -77,6 +92,8 @@ class Instruction(NamedTuple):
     opcode: str
     operands: tuple[Operand, ...]
     line: int
+    guard: str = ""  # a predicate: threads in which it does not hold leave the instruction out
+    is_negated: bool = False  # ... or those in which it holds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,11 +190,22 @@ class _Reader:
                 raise PtxError(self.line, f"unexpected {text!r}")
             self.arguments[parameter[2]] = f"b{parameter[1]}"
         elif opcode.startswith("@"):
-            if rest != "exit":
-                raise PtxError(self.line, f"only exit has a predicate here, not {rest!r}")
-            self._instruction(function, "@exit", opcode[1:])
+            if rest == "exit":
+                self._instruction(function, "@exit", opcode[1:])
+                return
+            self._instruction(function, *_opcode(rest))
+            self._guard(function, opcode[1:])
         else:
             self._instruction(function, opcode, rest)
+
+    def _guard(self, function: Function, text: str) -> None:
+        """The predicate of the instruction that was read last."""
+        instruction, name = function.body[-1], text.removeprefix("!")
+        if instruction.opcode not in GUARDED:
+            raise PtxError(self.line, f"{instruction.opcode} has no predicate here")
+        if function.declared.get(name) != "pred":
+            raise PtxError(self.line, f"{name!r} is not declared, or not of the kind pred")
+        function.body[-1] = instruction._replace(guard=name, is_negated=text.startswith("!"))
 
     def _declare_registers(self, function: Function, text: str) -> None:
         kind, _, names = text.partition(" ")
@@ -208,6 +236,11 @@ class _Reader:
                 self.decoded[key] = operand
             operands.append(operand)
         function.body.append(Instruction(opcode, tuple(operands), self.line))
+
+
+def _opcode(text: str) -> tuple[str, str]:
+    opcode, _, rest = text.partition(" ")
+    return opcode, rest
 
 
 def _decode(function: Function, arguments: Mapping[str, str], kind: str, text: str) -> Operand | None:

@@ -39,6 +39,7 @@ def execute(
     geometry: Geometry,
     columns: NDArray[np.int64],
     b: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """C (m, columns) of machine code, as a row of ``RUNTIMES`` does it for an emission.
 
@@ -57,12 +58,13 @@ def execute(
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
     inside = columns < geometry.n
     own_columns, own_b, own_c = columns[inside], b[:, inside], c[:, inside]
+    third = None if residual is None else residual[:, inside]
     # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         tiles = zip(*(code.dispatch[part::parts] for part in range(parts)), strict=True)
         for tile in dict.fromkeys(tiles):  # twice the same stores the same
             blocks = cluster_of(parts, geometry, own_columns)
-            warps = [at_entry(code.entry, geometry, own_b, own_c, block) for block in blocks]
+            warps = [at_entry(code.entry, geometry, own_b, own_c, block, third) for block in blocks]
             running = [_run_part(code, part, warp, generation) for part, warp in zip(tile, warps, strict=True)]
             while running:  # each goes on as far as it can
                 running = [part for part in running if next(part, False)]
@@ -71,11 +73,15 @@ def execute(
 
 
 def execute_emission(
-    emission: Emission, geometry: Geometry, columns: NDArray[np.int64], b: NDArray[np.float32]
+    emission: Emission,
+    geometry: Geometry,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """The row of ``RUNTIMES``: an emission of machine code. Raises as ``execute``."""
     assert emission.machine is not None, "an emission in this language holds machine code"
-    return execute(emission.machine, geometry, columns, b)
+    return execute(emission.machine, geometry, columns, b, residual)
 
 
 def _check_descriptors(code: MachineCode, generation: Generation) -> None:
@@ -135,6 +141,9 @@ def _step(warp: Warp, instruction: Instruction) -> int | None:
         return 0
     if runs.all():
         return OPERATIONS[instruction.op](warp, instruction)
+    if instruction.op in _WHERE:
+        _WHERE[instruction.op](warp, instruction, runs)
+        return 0
     part = warp.part(runs)
     if instruction.op in _TOGETHER or OPERATIONS[instruction.op](part, instruction) != 0:
         raise Fault("threads of one warp go different ways")
@@ -161,10 +170,28 @@ def _multiply_add(warp: Warp, at: Instruction) -> int:
 
 
 def _load(warp: Warp, at: Instruction) -> int:
-    for word, rows in enumerate(_rows(warp, warp.b, at)):
+    operand = warp.read_from(warp.address(at.ra, at.offset))
+    for word, rows in enumerate(_rows(warp, operand, at)):
         if at.rd != RZ:
-            warp.floats[at.rd + word] = warp.b.elements[rows, warp.lanes]
+            warp.floats[at.rd + word] = operand.elements[rows, warp.lanes]
     return 0
+
+
+def _multiply_add_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
+    """What threads of a convolution leave out where their window lies in the padding."""
+    floats = warp.floats
+    weight = np.uint32(at.immediate).view(np.float32)
+    lanes = np.flatnonzero(runs)
+    floats[_target(at.rd), lanes] = fused_multiply_add(weight, floats[at.ra, lanes], floats[at.rc, lanes])
+
+
+def _load_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
+    lanes = np.flatnonzero(runs)
+    address = warp.address(at.ra, at.offset)[lanes]
+    operand = warp.read_from(address)
+    if at.bytes != FLOAT_BYTES:
+        raise Fault("a load of several words that some threads leave out")
+    warp.floats[_target(at.rd), lanes] = operand.elements[warp.own_rows(operand, address, lanes), lanes]
 
 
 def _store(warp: Warp, at: Instruction) -> int:
@@ -173,7 +200,7 @@ def _store(warp: Warp, at: Instruction) -> int:
     return 0
 
 
-def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[NDArray[np.uint64]]:
+def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[NDArray[np.int64]]:
     """The row that each thread addresses in its own column with each word of a load or store."""
     address = warp.address(at.ra, at.offset)
     if at.bytes > FLOAT_BYTES and (address % np.uint64(at.bytes)).any():
@@ -261,6 +288,24 @@ def _add_with_carry(warp: Warp, at: Instruction) -> int:
     return 0
 
 
+def _add_float(warp: Warp, at: Instruction) -> int:
+    warp.floats[_target(at.rd)] = warp.floats[at.ra] + np.uint32(at.immediate).view(np.float32)
+    return 0
+
+
+def _maximum(warp: Warp, at: Instruction) -> int:
+    warp.floats[_target(at.rd)] = np.maximum(warp.floats[at.rb], warp.floats[at.ra])
+    return 0
+
+
+def _test(warp: Warp, at: Instruction) -> int:
+    """The words are only looked at."""
+    if at.rd != RZ or at.rc != RZ:
+        raise Fault("a test of bits that writes a register, or reads a third")
+    warp.predicates[at.carry] = (warp.words[at.ra] & np.uint32(at.immediate)) != 0
+    return 0
+
+
 def _clear(warp: Warp, at: Instruction) -> int:
     if at.rd != RZ:
         warp.words[at.rd : at.rd + at.bytes // 4] = 0
@@ -290,6 +335,9 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
         Opcode.LDS_UNIFORM: _not_a_slot,
         Opcode.MOV_IMM: _move_immediate,
         Opcode.MOV: _move,
+        Opcode.FADD_IMM: _add_float,
+        Opcode.FMNMX_NAN: _maximum,
+        Opcode.LOP3_TEST: _test,
         Opcode.IADD3: _add,
         Opcode.IADD3_X: _add_with_carry,
         Opcode.CS2R: _clear,
@@ -305,6 +353,11 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
         Opcode.CLUSTER_ARRIVE: _arrive,
         Opcode.CLUSTER_WAIT: _wait,
     }
+)
+
+#: What is often left out by some threads, without a copy of all that the others hold.
+_WHERE: Mapping[int, Callable[[Warp, Instruction, NDArray[np.bool_]], None]] = MappingProxyType(
+    {Opcode.FFMA_IMM: _multiply_add_where, Opcode.LDG: _load_where}
 )
 
 #: What all threads of a block do, or none.

@@ -1,6 +1,6 @@
 """The threads that run machine code together: their registers, their columns of B and C, and their block."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import PT, RZ
 from lospmm.codegen.sass.machine import Entry
-from lospmm.ir import FLOAT_BYTES
+from lospmm.convolution import outside
 from lospmm.runtime.cluster import Block
 from lospmm.runtime.fault import Fault
-from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, Geometry, stray_access
+from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, stray_access
 
 #: What R255 is written to: nobody reads it.
 NOWHERE = 256
@@ -25,16 +25,15 @@ WORD_BITS = np.uint64(32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operand:
-    """B or C: where it lies, where each thread finds row 0 of its column, how long a row is, the chosen columns."""
+    """B, C or the residual: where it lies, where each thread finds row 0 of its column, the chosen columns."""
 
     name: str
     address: int
     own: NDArray[np.uint64]  # (threads,)
-    row_bytes: np.uint64
     elements: NDArray[np.float32]  # (rows, threads)
 
     def part(self, which: NDArray[np.bool_]) -> "Operand":
-        return Operand(self.name, self.address, self.own[which], self.row_bytes, self.elements[:, which])
+        return replace(self, own=self.own[which], elements=self.elements[:, which])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +44,8 @@ class Warp:
     lanes: NDArray[np.int64]  # (threads,): 0, 1, ...
     b: Operand
     c: Operand
+    residual: Operand | None
+    geometry: Geometry
     words: NDArray[np.uint32]  # (registers, threads)
     floats: NDArray[np.float32]  # the same memory
     predicates: NDArray[np.bool_]  # (8, threads)
@@ -53,8 +54,17 @@ class Warp:
     def part(self, which: NDArray[np.bool_]) -> "Warp":
         """Some of the threads, in copies of their state."""
         columns, words, predicates = self.columns[which], self.words[:, which], self.predicates[:, which]
-        b, c, lanes = self.b.part(which), self.c.part(which), np.arange(len(columns))
-        return Warp(columns, lanes, b, c, words, words.view(np.float32), predicates, self.block)
+        return replace(
+            self,
+            columns=columns,
+            lanes=np.arange(len(columns)),
+            b=self.b.part(which),
+            c=self.c.part(which),
+            residual=None if self.residual is None else self.residual.part(which),
+            words=words,
+            floats=words.view(np.float32),
+            predicates=predicates,
+        )
 
     def put_back(self, part: "Warp", which: NDArray[np.bool_]) -> None:
         """Take over what ``part(which)`` has become."""
@@ -66,15 +76,27 @@ class Warp:
         high = self.words[pair if pair == RZ else pair + 1].astype(np.uint64)
         return cast(NDArray[np.uint64], (high << WORD_BITS | self.words[pair]) + np.uint64(offset % 2**64))
 
-    def own_rows(self, operand: Operand, address: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The row of its own column that each thread addresses, (threads,). Raises Fault for any other address."""
-        rows, rest = np.divmod(address - operand.own, operand.row_bytes)
-        stray = (rest != 0) | (rows >= len(operand.elements))
+    def own_rows(
+        self, operand: Operand, address: NDArray[np.uint64], lanes: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """The row of its own column that each thread, or each of ``lanes``, addresses. Raises Fault for any other."""
+        columns = self.columns if lanes is None else self.columns[lanes]
+        offset = address - np.uint64(operand.address)
+        rows_of = self.geometry.rows_of_b if operand is self.b else self.geometry.rows_of_c
+        rows = rows_of(columns, offset)
+        stray = rows < 0
         if stray.any():
             first = int(stray.argmax())
-            offset = int((address[first : first + 1] - np.uint64(operand.address)).astype(np.int64)[0])
-            raise Fault(stray_access(operand.name, offset, int(self.columns[first])))
-        return cast(NDArray[np.uint64], rows)
+            raise Fault(
+                stray_access(operand.name, int(offset[first : first + 1].astype(np.int64)[0]), int(columns[first]))
+            )
+        return rows
+
+    def read_from(self, address: NDArray[np.uint64]) -> Operand:
+        """What a load goes to: B, or the residual where the kernel takes one."""
+        if self.residual is not None and (address >> np.uint64(60) == 3).any():
+            return self.residual
+        return self.b
 
 
 def at_entry(
@@ -83,21 +105,29 @@ def at_entry(
     b: NDArray[np.float32],
     c: NDArray[np.float32],
     block: Block,
+    residual: NDArray[np.float32] | None = None,
 ) -> Warp:
     """The threads of ``block`` at the start of its part of a tile."""
     columns = block.columns
     words = np.full((NOWHERE + 1, len(columns)), _UNKNOWN, dtype=np.uint32)
     words[RZ] = 0
-    offsets = columns.astype(np.uint64) * np.uint64(FLOAT_BYTES)
-    row_bytes = np.uint64(geometry.n * FLOAT_BYTES)
-    operand_b = Operand("B", B_ADDRESS, offsets + np.uint64(B_ADDRESS), row_bytes, b)
-    operand_c = Operand("C", C_ADDRESS, offsets + np.uint64(C_ADDRESS), row_bytes, c)
-    for register, address in ((entry.b, operand_b.own), (entry.c, operand_c.own), (entry.peers, block.peers)):
+    operand_b = Operand("B", B_ADDRESS, geometry.own_b(columns) + np.uint64(B_ADDRESS), b)
+    own_c = geometry.own_c(columns)
+    operand_c = Operand("C", C_ADDRESS, own_c + np.uint64(C_ADDRESS), c)
+    third = None
+    if residual is not None:
+        third = Operand("the residual", RESIDUAL_ADDRESS, own_c + np.uint64(RESIDUAL_ADDRESS), residual)
+    pairs = [(entry.b, operand_b.own), (entry.c, operand_c.own), (entry.peers, block.peers)]
+    pairs += [] if third is None else [(entry.residual, third.own)]
+    for register, address in pairs:
         if register is not None:
             words[register], words[register + 1] = address & WORD_MASK, address >> WORD_BITS
     if entry.mailbox is not None:
         words[entry.mailbox] = block.mailbox
+    if entry.padded is not None and geometry.convolution is not None:
+        words[entry.padded] = outside(geometry.convolution, columns)
     predicates = np.zeros((PT + 1, len(columns)), np.bool_)
     predicates[PT] = True
     lanes = np.arange(len(columns))
-    return Warp(columns, lanes, operand_b, operand_c, words, words.view(np.float32), predicates, block)
+    floats = words.view(np.float32)
+    return Warp(columns, lanes, operand_b, operand_c, third, geometry, words, floats, predicates, block)

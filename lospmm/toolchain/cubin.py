@@ -8,7 +8,7 @@ ptxas 13.0 and runs (tests/gpu).
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.fields import decode, encode
-from lospmm.codegen.sass.form import NO_BARRIER, Opcode
+from lospmm.codegen.sass.form import NO_BARRIER, RZ, Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.machine import Entry, MachineCode
-from lospmm.codegen.sass.prologue import TARGETS
+from lospmm.codegen.sass.prologue import PADDED_BYTES, RESIDUAL_BYTES, TARGETS
+from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS
 from lospmm.errors import ToolchainFault
 from lospmm.toolchain import elf
 from lospmm.toolchain.elf_rewrite import rewrite
@@ -36,11 +37,12 @@ _EIATTR_INDIRECT_BRANCHES = 0x34
 _EIATTR_CTA_PER_CLUSTER = 0x3D
 _EIATTR_NUM_BARRIERS = 0x4C
 
-#: What each of the prologue's targets is made of, by whether blocks share a tile.
-_TARGETS = {
-    False: (Opcode.LDG, Opcode.STG, Opcode.EXIT),
-    True: (Opcode.LDG, Opcode.ST, Opcode.LDS, Opcode.STG, Opcode.EXIT),
-}
+#: What each of the prologue's targets is made of, in any order, EXIT last; and what is there beside it where blocks
+#: share a tile, where there is a residual, and where a convolution has padding.
+_TARGET = (Opcode.LDG, Opcode.STG)
+_TARGET_PARTS = ((Opcode.ST, Opcode.LDS), (Opcode.LDG, Opcode.STG), (Opcode.STG,))
+
+_EXIT_BITS = 0x94D
 
 
 def graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
@@ -70,13 +72,14 @@ def _shape_known(image: bytes) -> Iterator[None]:
 def _graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
     parts = {section.name: section.content for section in elf.sections(prologue)}
     text, info = _part(parts, f".text.{kernel}"), _part(parts, f".nv.info.{kernel}")
-    words = encode(_renamed(code, _entry(text, info, code.arch)), generation_of(code.arch))
+    form, named = _renamed(code, _entry(text, info, code.arch))
+    words = encode(form, generation_of(code.arch))
     head = text + bytes(-len(text) % LINE_BYTES)
     offsets = len(head) + code.starts * INSTRUCTION_BYTES
     grown = head + words.astype("<u8").tobytes()
     grown += bytes(-len(grown) % LINE_BYTES)
     table = np.array([offsets[tile] for tile in code.dispatch], "<u4").tobytes()
-    registers = max(code.registers, elf.kernel_usage(prologue, kernel).registers)  # a small tile needs fewer than it
+    registers = max(named, elf.kernel_usage(prologue, kernel).registers)  # a small tile needs fewer than it
     exits = len(head) + INSTRUCTION_BYTES * np.flatnonzero(code.form["op"] == Opcode.EXIT)
     return rewrite(
         prologue,
@@ -132,13 +135,15 @@ def _entry(text: bytes, info: bytes, arch: str) -> Entry:
         raise ToolchainFault("the prologue does not jump")
     (jump,) = struct.unpack_from("<I", branch)
     start = jump // INSTRUCTION_BYTES + 1
-    expected = _TARGETS[_split_k(info) > 1]
-    words = np.frombuffer(text, "<u8").reshape(-1, 2)[start : start + TARGETS * len(expected)]
-    form = decode(words.astype(np.uint64), generation_of(arch)).reshape(TARGETS, -1)
-    if form.shape[1] != len(expected) or (form["op"] != np.array(expected)).any():
-        names = ", ".join(op.name for op in expected)
+    words = np.frombuffer(text, "<u8").reshape(-1, 2)[start:].astype(np.uint64)
+    exits = np.flatnonzero(words[:, 0] & 0xFFF == _EXIT_BITS)
+    length = int(exits[0]) + 1 if len(exits) else 0
+    form = decode(words[: TARGETS * length], generation_of(arch)).reshape(TARGETS, -1)
+    found = [sorted(target["op"].tolist()) for target in form]
+    if found[0] not in _known_targets(is_shared=_split_k(info) > 1) or found.count(found[0]) != TARGETS:
+        names = ", ".join(op.name for op in (*_TARGET, Opcode.EXIT))
         raise ToolchainFault(f"the prologue's targets are not {names}, as this emitter needs")
-    entries = {_entry_of_target(dict(zip(expected, target, strict=True))) for target in form}
+    entries = {_entry_of_target(target, number) for number, target in enumerate(form)}
     if len(entries) != 1:
         raise ToolchainFault("the prologue's targets find their addresses in different registers")
     for target in form:
@@ -153,30 +158,83 @@ def _entry(text: bytes, info: bytes, arch: str) -> Entry:
 _BARRIERS = ("write_barrier", "read_barrier")
 
 
-def _entry_of_target(target: Mapping[Opcode, np.void]) -> Entry:
-    entry = Entry(int(target[Opcode.LDG]["ra"]), int(target[Opcode.STG]["ra"]), int(target[Opcode.LDG]["ur"]))
-    if Opcode.ST not in target:
+def _known_targets(*, is_shared: bool) -> list[list[int]]:
+    """What may be in a target, sorted."""
+    cluster = _TARGET_PARTS[0] if is_shared else ()
+    return [
+        sorted(int(op) for op in (*_TARGET, *cluster, *residual, *padded, Opcode.EXIT))
+        for residual in ((), _TARGET_PARTS[1])
+        for padded in ((), _TARGET_PARTS[2])
+    ]
+
+
+def _entry_of_target(target: NDArray[np.void], number: int) -> Entry:
+    """Told apart by how far from C each store goes."""
+    by_op: dict[int, list[np.void]] = {}
+    for instruction in target:
+        by_op.setdefault(int(instruction["op"]), []).append(instruction)
+    stores = {int(store["offset"]) - 4 * number: store for store in by_op[Opcode.STG]}
+    if len({int(store["ra"]) for store in stores.values()}) != 1 or not stores.keys() <= {
+        0,
+        RESIDUAL_BYTES,
+        PADDED_BYTES,
+    }:
+        raise ToolchainFault("the prologue's targets store elsewhere than this emitter tells them")
+    third = stores.get(RESIDUAL_BYTES)
+    loads = {int(load["rd"]): load for load in by_op[Opcode.LDG]}
+    if len(loads) != len(by_op[Opcode.LDG]) or (third is not None and int(third["rb"]) not in loads):
+        raise ToolchainFault("the prologue's targets load what they do not store")
+    residual = None if third is None else int(loads.pop(int(third["rb"]))["ra"])
+    (load,) = loads.values()
+    entry = Entry(int(load["ra"]), int(by_op[Opcode.STG][0]["ra"]), int(load["ur"]), residual=residual)
+    if PADDED_BYTES in stores:
+        entry = replace(entry, padded=int(stores[PADDED_BYTES]["rb"]))
+    if Opcode.ST not in by_op:
         return entry
-    return replace(entry, peers=int(target[Opcode.ST]["ra"]), mailbox=int(target[Opcode.LDS]["ra"]))
+    return replace(entry, peers=int(by_op[Opcode.ST][0]["ra"]), mailbox=int(by_op[Opcode.LDS][0]["ra"]))
 
 
-def _renamed(code: MachineCode, entry: Entry) -> NDArray[np.void]:
-    """The tiles with their address registers where this prologue has them: those trade places with what was there."""
+def _renamed(code: MachineCode, entry: Entry) -> tuple[NDArray[np.void], int]:
+    """The tiles with what they are given where this prologue has it, and the registers of a thread then.
+
+    What stood there moves: an address keeps two registers, aligned, and any other register stays if it can.
+    """
     if entry == code.entry:
-        return code.form
-    names = np.arange(256, dtype=np.uint8)
-    for field, width in (("b", 2), ("c", 2), ("peers", 2), ("mailbox", 1)):
+        return code.form, code.registers
+    names = np.full(RZ + 1, _UNNAMED)
+    names[RZ] = RZ
+    for field, width in {"b": 2, "c": 2, "peers": 2, "residual": 2, "mailbox": 1, "padded": 1}.items():
         ours, theirs = getattr(code.entry, field), getattr(entry, field)
-        if ours is None or theirs is None:
-            continue
-        now = int(np.flatnonzero(names == theirs)[0])
-        for half in range(width):
-            names[[ours + half, now + half]] = names[[now + half, ours + half]]
+        if (ours is None) != (theirs is None):
+            raise ToolchainFault(f"the prologue has {'no' if theirs is None else 'a'} register for {field}")
+        for half in range(width if ours is not None else 0):
+            names[ours + half] = theirs + half
     form = code.form.copy()
-    for operand in ("rd", "ra", "rb", "rc"):
+    in_memory = np.isin(form["op"], (Opcode.LDG, Opcode.STG, Opcode.ST))
+    pairs, single = np.unique(form["ra"][in_memory]), np.unique([form[operand] for operand in _OPERANDS])
+    for first in pairs[names[pairs] == _UNNAMED].tolist():
+        names[[first, first + 1]] = _free(names, first, 2) + np.arange(2)
+    for register in single[names[single] == _UNNAMED].tolist():
+        names[register] = _free(names, register, 1)
+    for operand in _OPERANDS:
         form[operand] = names[form[operand]]
     form["ur"][form["ur"] == code.entry.descriptor] = entry.descriptor
-    return form
+    highest = int(names[names < RZ].max())
+    return form, max(code.registers, highest + 1 + HARDWARE_REGISTERS)
+
+
+_OPERANDS = ("rd", "ra", "rb", "rc")
+_UNNAMED = RZ + 1
+
+
+def _free(names: NDArray[np.int64], wish: int, width: int) -> int:
+    """The first of ``width`` registers, aligned, that nothing is named: those wished for, or the lowest."""
+    taken = {*names.tolist()}
+    first: int
+    for first in (wish, *range(0, RZ - 1, width)):
+        if not taken & {*range(first, first + width)}:
+            return first
+    raise ToolchainFault("the tiles have no registers left beside those of the prologue")
 
 
 def _edited(info: bytes, edit: Callable[[int, bytes], bytes | None]) -> bytes:

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from lospmm import artifact, batch, jobs
-from lospmm.artifact import Artifact
+from lospmm.artifact import Artifact, LaunchConfig
 from lospmm.errors import BadRequest, NothingFits, VerificationFailed
-from lospmm.layers import check_names, folder_of, open_model
+from lospmm.layers import KERNELS_FILE, REPORT_FILE, check_names, folder_of, open_model
+from lospmm.model_report import COLUMNS, LayerError, LayerReport, launch_table
+from lospmm.terminal import printable
 from tests.cli.command import H200, WEIGHTS, Answer, Command, draw, process
 from tests.core.files import smtx
 
@@ -69,6 +71,13 @@ def report_in(folder: Path) -> Mapping[str, Any]:
     return json.loads((folder / "report.json").read_text())
 
 
+def launches_in(folder: Path) -> list[tuple[str | int, ...]]:
+    """The lines of kernels.tsv but the first, numbers as such."""
+    heads, *lines = (folder / "kernels.tsv").read_text().splitlines()
+    assert heads.split("\t") == list(COLUMNS)
+    return [tuple(int(cell) if cell.isdigit() else cell for cell in line.split("\t")) for line in lines]
+
+
 def inodes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in folder.iterdir() if path.is_dir()}
 
@@ -77,7 +86,7 @@ def test_every_weight_has_a_folder(tune_model: Callable[..., Answer], model: Pat
     answer = tune_model(model)
     assert answer.status == 0, answer.err
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == {"fc.0", "fc.1", "fc.2", "conv", "report.json"}
+    assert {path.name for path in out.iterdir()} == {"fc.0", "fc.1", "fc.2", "conv", "report.json", "kernels.tsv"}
     heads, *rows = answer.out.splitlines()
     assert heads.split() == ["layer", "shape", "sparsity", "us", "dense", "us", "advice"]
     assert [row.split()[0] for row in rows] == ["conv", "fc.0", "fc.1", "fc.2"]
@@ -86,11 +95,27 @@ def test_every_weight_has_a_folder(tune_model: Callable[..., Answer], model: Pat
     assert (report["model"], report["n"], report["device"]) == ("net", 32, "h200")
     for layer in report["layers"]:
         kernel = artifact.read(out / layer["folder"])
-        assert layer["cubin_sha256"] == kernel.manifest["cubin_sha256"]
-        assert (layer["m"], layer["k"], layer["nnz"]) == tuple(kernel.manifest[name] for name in ("m", "k", "nnz"))
+        for name in ("cubin_sha256", "launch", "m", "k", "n", "nnz"):
+            assert layer[name] == kernel.manifest[name], name
+        assert layer["entry"] == kernel.manifest["name"]
         assert layer["sparsity"] == pytest.approx(1 - kernel.matrix().nnz / (layer["m"] * layer["k"]))
         assert (layer["error"], layer["micros"], layer["advice"]) == (None, None, None)
     assert (report["layers"][0]["m"], report["layers"][0]["k"]) == (8, 24)
+    assert launches_in(out) == [
+        (
+            layer["entry"],
+            layer["m"],
+            layer["k"],
+            32,
+            *launch["grid"],
+            launch["block"],
+            launch["shared_bytes"],
+            name,
+            name,
+        )
+        for layer in report["layers"]
+        for launch, name in [(layer["launch"], layer["name"])]
+    ]
     assert "layer 2 of 4: fc.0\n" in answer.err and "compile: done at" in answer.err
 
 
@@ -197,14 +222,16 @@ def test_a_folder_of_matrices(tune_model: Callable[..., Answer], tmp_path: Path)
 
 
 def test_names_that_are_no_folders(tune_model: Callable[..., Answer], tmp_path: Path) -> None:
-    names = ["a/b", "report.json", "x" * 300, "", ".hidden", "ü", "-rf", "a b"]
+    names = ["a/b", "report.json", "Kernels.TSV", "x" * 300, "", ".hidden", "ü", "-rf", "a b"]
     save_file({name: draw(4, 8, density=0.5, seed=at) for at, name in enumerate(names)}, tmp_path / "net.safetensors")
     answer = tune_model(tmp_path / "net.safetensors", "--json", "--quiet")
     assert answer.status == 0, answer.err
     report = json.loads(answer.out)
     assert {layer["name"] for layer in report["layers"]} == set(names)
     folders = {layer["folder"] for layer in report["layers"]}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == folders | {"report.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == folders | {"report.json", "kernels.tsv"}
+    assert {launch[-1] for launch in launches_in(tmp_path / "out")} == {printable(name) for name in names}
+    assert {launch[-2] for launch in launches_in(tmp_path / "out")} == folders
     assert {path.name for path in tmp_path.iterdir()} == {"net.safetensors", "out", "cache"}
     save_file({"../up": WEIGHTS}, tmp_path / "evil.safetensors")
     answer = tune_model(tmp_path / "evil.safetensors", "--quiet", out=tmp_path / "evil")
@@ -212,15 +239,29 @@ def test_names_that_are_no_folders(tune_model: Callable[..., Answer], tmp_path: 
     assert not (tmp_path / "evil").exists()
 
 
+def test_a_line_for_each_kernel_whatever_its_name() -> None:
+    """Layers without a kernel, and those of a report of an earlier version, have none."""
+    launch = LaunchConfig((4, 2, 1), 128, 1024)
+    lines = launch_table(
+        (
+            LayerReport(name="a\tb\nc", folder="a-1", entry="f", launch=launch, m=3, k=5, n=7),
+            LayerReport(name="failed", folder="failed", error=LayerError("NothingFits", "none", 3)),
+            LayerReport(name="old", folder="old", m=1, k=1, digest="d"),
+        )
+    ).splitlines()
+    assert lines[1:] == ["f\t3\t5\t7\t4\t2\t1\t128\t1024\ta-1\ta\\tb\\nc"]
+
+
 @given(st.text(max_size=120))
 @example("..")
 @example("report.JSON")
+@example("kernels.tsv")
 @example("a\x00b")
 @example("\ud800")
 def test_a_folder_of_any_name(name: str) -> None:
     folder = folder_of(name)
     assert PurePosixPath(folder).parts == (folder,)
-    assert folder not in ("", ".", "..") and folder[0] not in ".-" and folder.lower() != "report.json"
+    assert folder not in ("", ".", "..") and folder[0] not in ".-" and folder.lower() not in (REPORT_FILE, KERNELS_FILE)
     assert len(folder.encode()) <= 100 and folder.isprintable() and folder.isascii() and "\\" not in folder
     check_names([folder]) if folder != name else check_names([name])
 
@@ -331,7 +372,7 @@ def test_what_a_killed_writer_left_is_removed(model: Path, tmp_path: Path) -> No
         os.utime(out / f".report-{name}", (out.stat().st_mtime - age,) * 2)
     folder = batch.ModelFolder(out, batch.Batch(open_model(model), 4, "h200"), lambda _layer: None)
     folder._write()
-    assert {path.name for path in out.iterdir()} == {"report.json", f".report-{'0' * 16}"}
+    assert {path.name for path in out.iterdir()} == {"report.json", "kernels.tsv", f".report-{'0' * 16}"}
 
 
 def test_a_process(model: Path, tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ typedef unsigned long long Word;
 extern "C" void run_lospmm_check(unsigned x, unsigned y, unsigned threads, const Word *a) {
   run(x, y, threads, [a] {
     lospmm_check((const long long *)a[0], (const int *)a[1], (const float *)a[2], (const float *)a[3],
-                 (const float *)a[4], (Word *)a[5], (unsigned)a[6], (unsigned)a[7]);
+                 (const float *)a[4], (Word *)a[5], (const float *)a[6], (const float *)a[7],
+                 (const LospmmWindow *)a[8], (unsigned)a[9], (unsigned)a[10], (unsigned)a[11]);
   });
 }
 extern "C" void run_lospmm_differ(unsigned x, unsigned y, unsigned threads, const Word *a) {

@@ -22,7 +22,9 @@ from lospmm.baselines import BASELINES, BaselineTime, VariantTime
 from lospmm.baselines.work import BaselineTask
 from lospmm.bench import Comparison, bench_artifact, bound, compare
 from lospmm.cli import run
+from lospmm.convolution import Convolution
 from lospmm.device import DEVICES
+from lospmm.epilogue import Epilogue
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import Measurement, Ready
@@ -129,6 +131,25 @@ def test_the_kernel_comes_before_among_and_after_the_libraries() -> None:
     assert (found.micros, found.noise) == (20.0, pytest.approx(2 / 19))  # the median, and how far they are apart
     assert (found.gpu, found.copies, found.clocks, found.max_relative_error) == ("NVIDIA H200", 7, CLOCKS, 3e-7)
     assert steps == [("compare", 0, 5), ("compare", 1, 5), ("compare", 2, 5), ("compare", 4, 5), ("compare", 1, 1)]
+
+
+def test_no_library_takes_a_convolution() -> None:
+    """The kernel is timed three times all the same."""
+    window = Convolution(2, 4, 5, 5, 2, 2)
+    fake: Any = FakeBench([measured(20.0), measured(22.0), measured(21.0)], {})
+    fake.problem = Problem(drawn(8, 16, 9), window.n, DEVICES["h200"], window)
+    found = compare(fake, KERNEL)
+    assert (found.micros, found.baselines, found.advice) == (21.0, {}, "sparse")
+    assert fake.asked == ["kernel"] * 3
+
+
+def test_the_bound_counts_what_is_read_and_written() -> None:
+    window, matrix = Convolution(2, 4, 50, 50, 3, 3), drawn(8, 36, 9)
+    h200 = DEVICES["h200"]
+    plain = bound(Problem(matrix, window.n, h200, window))
+    assert plain.micros == pytest.approx(4 * (2 * 4 * 2500 + 8 * window.n) / h200.memory_bandwidth * 1e6)
+    added = bound(Problem(matrix, window.n, h200, window, Epilogue(residual=True)))
+    assert added.micros - plain.micros == pytest.approx(4 * 8 * window.n / h200.memory_bandwidth * 1e6)
 
 
 def test_a_warm_comparison_says_so() -> None:

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 import scipy.io
 import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import lospmm
 from lospmm import jobs
 from lospmm import kernel as kernel_module
 from lospmm.artifact import SOURCE_FILES
+from lospmm.convolution import unfold
 from lospmm.device import DEVICES
+from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadMatrix, BadRequest, Unsupported, VerificationFailed
 from lospmm.interpret import interpret
 from lospmm.lower import lower
@@ -23,6 +27,7 @@ from lospmm.matrix import from_dense
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import regroup
 from lospmm.toolchain.discover import find_host_compiler
+from tests.emulated.drawn_layers import convolutions
 
 N = 70
 FORMS = {
@@ -105,6 +110,91 @@ def test_machine_code_gives_every_bit_of_the_oracle(density: float, n: int) -> N
     b = np.random.default_rng(n).standard_normal((50, n)).astype(np.float32)
     found = kernel.run_on_cpu(b)
     np.testing.assert_array_equal(found.view(np.uint32), interpret(program, b).view(np.uint32))
+
+
+WINDOW = lospmm.Convolution(2, 3, 7, 6, 3, 3, stride=(1, 2), padding=(1, 1))
+
+
+@pytest.mark.parametrize("emitter", ["sass", "ptx", "cuda"])
+@pytest.mark.parametrize("window", [None, WINDOW, lospmm.Convolution(3, 8, 5, 5, 1, 1, stride=(2, 2))])
+def test_a_kernel_is_a_layer(window: lospmm.Convolution | None, emitter: str, tmp_path: Path) -> None:
+    """From the folder that it was saved to, against float64."""
+    if emitter == "cuda" and find_host_compiler() is None:
+        pytest.skip("CUDA C++ runs on a CPU only through g++")
+    random, m = np.random.default_rng(5), 20
+    k, n = (40, 70) if window is None else (window.k, window.n)
+    weights, bias = draw((m, k), density=0.3), random.standard_normal(m)
+    tune(weights, n=n, emitter=emitter, convolution=window, bias=bias, relu=True, residual=True).save(tmp_path / "k")
+    kernel = lospmm.load(tmp_path / "k")
+    b = random.standard_normal((k, n) if window is None else window.input_shape).astype(np.float32)
+    residual = random.standard_normal((m, n) if window is None else window.output_shape(m)).astype(np.float32)
+    c = kernel.run_on_cpu(b, residual)
+    assert c.shape == residual.shape
+    unfolded = b if window is None else unfold(window, b, np.arange(n))
+    found, third = (a if window is None else a.transpose(1, 0, 2, 3).reshape(m, n) for a in (c, residual))
+    expected = weights.astype(np.float64) @ unfolded + third + bias.astype(np.float32)[:, np.newaxis]
+    np.testing.assert_allclose(found, np.maximum(expected, 0), atol=1e-5)
+    assert [argument["name"] for argument in kernel.manifest["arguments"]] == ["b", "c", "residual"]
+    assert kernel.manifest["epilogue"] == {"bias": True, "relu": True, "residual": True}
+    assert kernel.artifact.convolution == window
+    assert kernel.artifact.epilogue() == epilogue_of(bias, relu=True, residual=True)
+
+
+@settings(deadline=None, max_examples=15)
+@given(window=convolutions(), m=st.integers(1, 6), relu=st.booleans(), seed=st.integers(0, 99))
+def test_a_convolution_is_that_of_pytorch(window: lospmm.Convolution, m: int, relu: bool, seed: int) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    random = np.random.default_rng(seed)
+    shape = (m, window.channels, window.kernel_height, window.kernel_width)
+    weights = np.where(random.random(shape) < 0.5, random.standard_normal(shape), 0).astype(np.float32)
+    x, bias = random.standard_normal(window.input_shape), random.standard_normal(m)
+    y = tune(weights, n=None, convolution=window, bias=bias, relu=relu).run_on_cpu(x)
+    expected = torch.nn.functional.conv2d(
+        torch.tensor(x.astype(np.float32)).double(),
+        torch.tensor(weights).double(),
+        torch.tensor(bias.astype(np.float32)).double(),
+        stride=window.stride,
+        padding=window.padding,
+        dilation=window.dilation,
+    )
+    expected = torch.relu(expected) if relu else expected
+    np.testing.assert_allclose(y, expected.numpy(), atol=2e-5)
+
+
+def test_what_a_layer_is_given_wrong_is_refused(dense: NDArray[np.float32], kernel: lospmm.Kernel) -> None:
+    b = np.zeros((18, N), np.float32)
+    with pytest.raises(BadRequest, match="this kernel takes no residual"):
+        kernel.run_on_cpu(b, b)
+    layer = tune(dense, residual=True)
+    with pytest.raises(BadRequest, match="this kernel takes a residual"):
+        layer.run_on_cpu(b)
+    with pytest.raises(BadRequest, match=r"the residual has the shape \(18, 70\); this kernel takes \(24, 70\)"):
+        layer.run_on_cpu(b, b)
+    with pytest.raises(BadRequest, match="n is missing: give the number of columns of B"):
+        lospmm.tune(dense, device="h200")
+    with pytest.raises(BadMatrix, match=r"weights of shape \(2, 3, 3, 2\): the convolution takes \(2, 3, 3, 3\)"):
+        lospmm.tune(np.ones((2, 3, 3, 2)), convolution=WINDOW, device="h200")
+    with pytest.raises(BadRequest, match="18 columns, and the convolution 3 channels x 3 x 3 = 27"):
+        lospmm.tune(dense, convolution=WINDOW, device="h200")
+
+
+def test_a_folder_without_its_bias_still_runs_but_cannot_be_compared(
+    dense: NDArray[np.float32], tmp_path: Path
+) -> None:
+    tune(dense, bias=np.ones(24)).save(tmp_path / "k")
+    (tmp_path / "k" / "bias.npy").unlink()
+    kernel = lospmm.load(tmp_path / "k")
+    assert (kernel.run_on_cpu(np.zeros((18, N), np.float32)) == 1).all()
+    with pytest.raises(BadRequest, match=r"bias\.npy: .*; tune it again"):
+        kernel.artifact.epilogue()
+
+
+def test_a_product_is_the_kernel_that_it_was(kernel: lospmm.Kernel) -> None:
+    """Its name, its files and its arguments say nothing of layers."""
+    manifest = kernel.manifest
+    assert manifest["name"].startswith("lospmm_24x18_n70_") and len(manifest["name"]) == 25
+    assert "bias.npy" not in kernel.artifact.files
+    assert (manifest["convolution"], [a["name"] for a in manifest["arguments"]]) == (None, ["b", "c"])
 
 
 @pytest.mark.parametrize("form", FORMS)

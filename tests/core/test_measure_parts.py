@@ -1,5 +1,6 @@
 """What a measurement is made of: the gate's text against verify.py, copies, timing, clocks, names of errors."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from lospmm import measure, verify
+from lospmm.convolution import output_elements, unfold
 from lospmm.device import DEVICES
+from lospmm.epilogue import bias_of
 from lospmm.errors import GpuFault, VerificationFailed
 from lospmm.gpu import bindings, clocks, gate, operands, process, timing
 from lospmm.gpu.gate import Gate
@@ -23,6 +26,7 @@ from lospmm.toolchain import elf
 from lospmm.toolchain.gxx import compile_shared_library
 from tests.core import fake_gpu
 from tests.core.fake_gpu import FakeDriver, floats
+from tests.emulated.drawn_layers import Layer, layers
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +38,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(matrix: SparseMatrix, n: int) -> Prepare:
+    return of_problem(Problem(matrix, n, DEVICES["h200"]))
+
+
+def of_problem(problem: Problem) -> Prepare:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "compile_gate", lambda _: b"gate")
-        return measure._prepare(Problem(matrix, n, DEVICES["h200"]), seed=3)
+        return measure._prepare(problem, seed=3)
 
 
 def sparse(m: int, k: int, density: float, seed: int) -> np.ndarray:
@@ -89,6 +97,52 @@ def test_the_gate_says_what_verify_says(
         return
     assert found.failure is None
     assert found.max_relative_error == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@hypothesis_settings(deadline=None, max_examples=60)
+@given(layer=layers(), seed=st.integers(0, 99), fault=st.sampled_from(["none", "element", "bias", "unwritten"]))
+def test_the_gate_checks_layers(library: Path, layer: Layer, seed: int, fault: str) -> None:
+    """From the input as it lies in memory, against ``unfold``, which finds its elements in another way."""
+    problem, driver, random = layer.problem, FakeDriver(library), np.random.default_rng(seed)
+    task, matrix, n, convolution = of_problem(problem), problem.matrix, problem.n, problem.convolution
+    place = operands.allocate(driver, task)
+    operands.fill(driver, place, task)
+    assert convolution is not None
+    columns = np.arange(n)
+    b = unfold(convolution, floats(place.b[-1], convolution.input_shape), columns)
+    where = np.add.outer(np.arange(matrix.m) * convolution.pixels, output_elements(convolution, matrix.m, columns))
+    residual = floats(place.residual[-1], (matrix.m * n,))[where] if problem.epilogue.residual else None
+    result = matrix.to_scipy().astype(np.float64) @ b + bias_of(problem.epilogue, np.arange(matrix.m))[:, None]
+    result = result if residual is None else result + residual
+    result = (np.maximum(result, 0) if problem.epilogue.relu else result).astype(np.float32)
+    row, column = int(random.integers(matrix.m)), int(random.integers(n))
+    changes = {"none": result[row, column], "element": result[row, column] + 9, "unwritten": np.uint32(0xFFFFFFFF)}
+    if fault == "unwritten":
+        result.view(np.uint32)[row, column] = changes[fault]
+    elif fault == "bias":
+        result[row] += 3
+    else:
+        result[row, column] = changes[fault]
+
+    def enqueue(copy: int) -> None:
+        floats(place.c[copy], (matrix.m * n,))[where] = result
+
+    found = gate.run_and_check(driver, loaded(driver), place, task, enqueue, copy=place.copies - 1)
+    if fault == "none":
+        assert found.failure is None
+        expected = verify.compare(matrix, columns, b, result, epilogue=problem.epilogue, residual=residual)
+        assert found.max_relative_error == pytest.approx(expected, rel=1e-6, abs=1e-12)
+        return
+    assert found.failure is not None
+    if fault == "unwritten":
+        assert found.failure == f"rows not written in every column: {row}"
+        return
+    assert found.failure.startswith(f"row {row}, column ")
+    with pytest.raises(VerificationFailed) as refused:
+        verify.compare(matrix, columns, b, result, epilogue=problem.epilogue, residual=residual)
+    if fault == "element":
+        said = (float(re.search(r"expected (\S+) ", str(text))[1]) for text in (found.failure, refused.value))  # type: ignore[index]
+        assert next(said) == pytest.approx(next(said), rel=1e-9, abs=1e-12)
 
 
 @given(m=st.integers(1, 5), n=st.integers(1, 1500), changed=st.integers(0, 20), seed=st.integers(0, 99))
@@ -152,7 +206,7 @@ def test_b_is_the_same_in_every_copy_and_repeats_beyond_its_period(
         assert address % 256 == 0
         assert np.array_equal(floats(address, (9, 37)), first)
     rows = np.arange(9, dtype=np.int32)
-    assert all(np.array_equal(operands.elements_of_b(place, rows, j), first[:, j]) for j in range(37))
+    assert all(np.array_equal(operands.elements_of_b(place, problem, rows, j), first[:, j]) for j in range(37))
 
 
 def test_the_period_of_b_is_prime() -> None:

@@ -1,6 +1,7 @@
 """A request as somebody else is to work on it: as JSON, with its matrix in the store."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
 from lospmm import jobs
+from lospmm.convolution import Convolution
 from lospmm.device import DEVICES
+from lospmm.epilogue import PLAIN, Epilogue
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.jobs import Request
 from lospmm.matrix import SparseMatrix, from_coo
@@ -49,6 +52,32 @@ def test_it_is_the_same_request(
     assert again.problem == request.problem
     assert (again.options, again.values, again.seed) == (request.options, values, seed)
     assert again.digest == request.digest
+
+
+def test_a_layer_is_part_of_the_request(tmp_path: Path) -> None:
+    """And a product's digest is what it was before there were layers."""
+    store, matrix = Store(tmp_path), from_coo((2, 4), np.array([0]), np.array([1]), np.array([1.0]))
+    window = Convolution(3, 1, 5, 5, 2, 2, (1, 2), (1, 0))
+    epilogues = [Epilogue((0.5, 0.1), relu=True), Epilogue((0.5, 0.2), relu=True), Epilogue(residual=True), PLAIN]
+    asked = [(shape, epilogue) for shape in (None, window) for epilogue in epilogues]
+    asked.append((replace(window, padding=(0, 1)), PLAIN))
+    jobs.keep_matrix(matrix, store)
+    digests = set()
+    for shape, epilogue in asked:
+        n = 36 if shape is None else shape.n
+        request = Request(Problem(matrix, n, DEVICES["h200"], shape, epilogue), Options()).settled()
+        again = jobs.from_json(json.loads(json.dumps(request.to_json())), store)
+        assert again.problem == request.problem
+        assert again.digest == request.digest
+        digests.add(request.digest)
+    assert len(digests) == len(asked)
+    assert {"convolution", "epilogue"}.isdisjoint(request_for("none").to_json())
+
+
+@pytest.mark.parametrize("layer", [{"convolution": {"groups": 2}}, {"epilogue": {"gelu": True}}])
+def test_a_layer_of_another_version_is_refused(tmp_path: Path, layer: dict[str, object]) -> None:
+    with pytest.raises(BadRequest, match=r"unexpected keyword argument|accepted by another version"):
+        jobs.from_json({**request_for("none").to_json(), **layer}, Store(tmp_path))
 
 
 def request_for(gpu: str | None, **options: str) -> Request:

@@ -16,6 +16,10 @@ USES = MappingProxyType(
         Opcode.LDG: "load an element of B",
         Opcode.FFMA_IMM: "multiply it by a weight and add",
         Opcode.STG: "store an element of C",
+        Opcode.LOP3_TEST: "whether the element of a position lies in the padding",
+        Opcode.MOV_IMM: "a bias, or zero where the first multiply-add may be left out",
+        Opcode.FADD_IMM: "add a bias to a residual's sum",
+        Opcode.FMNMX_NAN: "ReLU",
         Opcode.BAR_SYNC: "wait for the other warps of the block",
         Opcode.IADD3: "low half of the address of a window",
         Opcode.IADD3_X: "high half",
@@ -54,11 +58,12 @@ def instructions() -> str:
         different = [
             generation.arch
             for generation in others
-            if (generation.by_op[op].opcode, generation.by_op[op].high) != (row.opcode, row.high)
+            if op not in generation.by_op
+            or (generation.by_op[op].opcode, generation.by_op[op].high) != (row.opcode, row.high)
         ]
         syntax = re.sub(r"\{(\w+)\}", lambda found: SYNTAX[found[1]], row.text)
         lines.append((f"`{syntax}`", use, _bits(row), ", ".join(different) or "-"))
-    return table(("as nvdisasm prints it", "what it does", f"opcode, {newest.arch}", "other bits on"), lines)
+    return table(("as nvdisasm prints it", "what it does", f"opcode, {newest.arch}", "other bits, or none, on"), lines)
 
 
 def generations() -> str:

@@ -7,7 +7,19 @@ run the commands and compare.
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.docs import code_traffic, kernels, machine_code, paper, ranker, results, service, splits, worked_example
+from tests.docs import (
+    code_traffic,
+    embedding,
+    kernels,
+    machine_code,
+    networks,
+    paper,
+    ranker,
+    results,
+    service,
+    splits,
+    worked_example,
+)
 from tests.docs.pages import DOCS, ROOT, with_region
 
 REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
@@ -16,9 +28,11 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "estimate.md": {"against the clock": results.against_the_clock},
     kernels.PAGE: kernels.REGIONS,
     machine_code.PAGE: machine_code.REGIONS,
+    networks.PAGE: networks.REGIONS,
     paper.PAGE: paper.REGIONS,
     ranker.PAGE: ranker.REGIONS,
     service.PAGE: service.REGIONS,
+    embedding.PAGE: embedding.REGIONS,
     DOCS / "decisions" / "0002-ptxas-at-level-1.md": {"levels": results.optimization_levels},
     DOCS / "decisions" / "0008-code-is-the-traffic.md": {"ablation": code_traffic.ablation},
     DOCS / "decisions" / "0010-blocks-share-a-tile.md": {"splits": splits.fastest_by_split},

@@ -17,6 +17,7 @@ FILLED = (*range(FIRST, FIRST + COUNT), P0)
 
 ARITHMETIC = (
     Opcode.FFMA_IMM, Opcode.FFMA, Opcode.MOV, Opcode.MOV_IMM, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R,
+    Opcode.FADD_IMM, Opcode.FMNMX_NAN,
 )  # fmt: skip
 LOADS = (Opcode.LDG, Opcode.LDS)
 STORES = (Opcode.STG, Opcode.ST, Opcode.STS)
@@ -107,11 +108,13 @@ def steps(draw: st.DrawFn, ops: Sequence[Opcode]) -> Step:
         Opcode.MOV_IMM: (),
         Opcode.IADD3: ("ra", "rc"),
         Opcode.IADD3_X: ("ra", "rc"),
+        Opcode.FADD_IMM: ("ra",),
+        Opcode.FMNMX_NAN: ("ra", "rb"),
     }[op]
     rd, operands = draw(_single), {name: draw(_single) for name in names}
     fields = {"rd": rd, **operands}
     reads, writes = tuple(one for operand in operands.values() for one in _span(operand)), _span(rd)
-    if op != Opcode.MOV and op != Opcode.FFMA:
+    if op not in (Opcode.MOV, Opcode.FFMA, Opcode.FMNMX_NAN):
         fields["immediate"] = draw(st.integers(0, 2**32 - 1))
     if op in (Opcode.IADD3, Opcode.IADD3_X):
         fields["carry"] = draw(st.sampled_from([0, PT]))

@@ -49,7 +49,7 @@ REFUSED = {
     "add.s64 %p0, %b, 18446744073709551616": "'18446744073709551616' is not declared",
     "add.s64 %tid.x, %b, 4": "'%tid.x' is not declared",
     "mov.f32 %a0, 1": "'1' is not declared",
-    "@%b add.s64 %p0, %b, 4": "only exit has a predicate here, not 'add.s64 %p0, %b, 4'",
+    "@%b add.s64 %p0, %b, 4": "add.s64 has no predicate here",
     "@%b exit": "'%b' is not declared, or not of the kind pred",
     "st.param.b64 [b], %b": "'[b]' is not declared",
     "exit 1": "exit has 0 operands, not 1",

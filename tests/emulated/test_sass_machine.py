@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from numpy.typing import NDArray
 
-from lospmm.codegen.sass.form import PT, Opcode
+from lospmm.codegen.sass.form import PT, RZ, Opcode
 from lospmm.errors import VerificationFailed
 from lospmm.interpret import fused_multiply_add
 from lospmm.runtime.geometry import Geometry
@@ -21,7 +21,7 @@ COLUMNS = np.array([0, 3, 9, 15])  # the last has no column of B or C
 B = np.random.default_rng(0).uniform(-1.0, 1.0, (4, len(COLUMNS))).astype(np.float32)
 
 HALF, TWO = 0x3F000000, 0x40000000
-FMA, MOV, SET = Opcode.FFMA_IMM, Opcode.MOV, Opcode.MOV_IMM
+FMA, MOV, SET, TEST = Opcode.FFMA_IMM, Opcode.MOV, Opcode.MOV_IMM, Opcode.LOP3_TEST
 
 
 def example() -> list[NDArray[np.void]]:
@@ -129,6 +129,17 @@ PAIRS: dict[str, tuple[list[NDArray[np.void]], int, dict[str, int], str]] = {
     ),
     "a guard read early": (
         [row(Opcode.IADD3, carry=1, stall=5), row(SET, rd=8, predicate=1)], 0, {"stall": 6}, "reads P1 5 cycles after",
+    ),
+    "a test of bits whose guard is read early": (
+        [
+            row(SET, rd=8, stall=6),
+            row(TEST, ra=8, immediate=1, carry=1, stall=12, yields=1),
+            row(SET, rd=9, predicate=1),
+        ],
+        1, {"stall": 13}, "reads P1 12 cycles after LOP3_TEST wrote it, 13 are needed",
+    ),
+    "a test of bits that writes": (
+        [row(SET, rd=8, stall=6), row(TEST, rd=9, ra=8, immediate=1, carry=1)], 1, {"rd": RZ}, "writes a register",
     ),
     "a guard that nothing has written": (
         [row(SET, rd=8, predicate=1)], 0, {"predicate": PT}, "reads P1, which nothing has written",
@@ -264,6 +275,13 @@ def evaluate(step: Step, held: dict[int, int]) -> None:
             with np.errstate(over="ignore", invalid="ignore"):
                 total = fused_multiply_add(weight[0], x, addend)
             assume(not np.isnan(total).any())
+            results = [int(total.view(np.uint32)[0])]
+        case Opcode.FADD_IMM | Opcode.FMNMX_NAN:
+            other = rb if at["op"] == Opcode.FMNMX_NAN else at["immediate"]
+            x, y = (np.array([bits], np.uint32).view(np.float32) for bits in (ra, other))
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = np.maximum(x, y) if at["op"] == Opcode.FMNMX_NAN else x + y
+            assume(not np.isnan(total).any() and {ra, other} != {0, 1 << 31})
             results = [int(total.view(np.uint32)[0])]
         case Opcode.MOV | Opcode.MOV_IMM:
             results = [rb if at["op"] == Opcode.MOV else at["immediate"]]

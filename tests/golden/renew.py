@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from lospmm.artifact import SOURCE_FILES
 from lospmm.codegen import EMITTERS, emit, source_of
+from lospmm.convolution import Convolution
 from lospmm.device import find_device
+from lospmm.epilogue import PLAIN, Epilogue
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
 from lospmm.matrix import SparseMatrix, from_dense
@@ -55,11 +57,18 @@ def example(
     n: int = 96,
     schedule: Schedule = SCHEDULE,
     tiling: Callable[[SparseMatrix], Tiling] = regrouped,
+    convolution: Convolution | None = None,
+    epilogue: Epilogue = PLAIN,
 ) -> KernelProgram:
     """Tiles of four rows and 32 columns."""
     matrix = from_dense(weights)
-    problem = Problem(matrix, n, find_device("h200"))
+    problem = Problem(matrix, n if convolution is None else convolution.n, find_device("h200"), convolution, epilogue)
     return replace(lower(problem, Candidate(TileSize(4, 32), schedule, tiling(matrix))), name="example")
+
+
+#: Two channels and a window of 2 x 2, so that A has eight columns.
+WINDOW = Convolution(batch=2, channels=2, height=5, width=6, kernel_height=2, kernel_width=2)
+ALL = Epilogue(bias=(0.5, 0.0, -1.0, 2.0, 0.0, 3.0, 0.25, 1.0), relu=True, residual=True)
 
 
 def without_rows(*rows: int) -> NDArray[np.float32]:
@@ -82,6 +91,11 @@ def programs() -> dict[str, KernelProgram]:
         "run_time_sizes": replace(example(), n=None, cols=None),
         "repeated_tiles": replace(example(), dispatch=(0, 1, 1, 0)),
         "far_rows": example(n=100_000_000),  # row 7 is beyond 2^31 bytes
+        "bias_and_relu": example(without_rows(1, 2), epilogue=replace(ALL, residual=False)),
+        "residual": example(without_rows(1, 2), epilogue=ALL),
+        "residual_run_time_sizes": replace(example(epilogue=ALL), n=None, cols=None),
+        "convolution": example(convolution=WINDOW),
+        "padded_convolution": example(convolution=replace(WINDOW, padding=(1, 0), stride=(2, 1)), epilogue=ALL),
         "lockstep": example(schedule=Schedule(prefetch=2, lockstep=4)),
     }
 

@@ -32,6 +32,10 @@ def emit(program: KernelProgram, arch: str) -> Emission:
         )
     if program.split_k > 1 and not generation.has_clusters:
         raise Unsupported(f"{program.split_k} blocks to a tile: {arch} has no clusters of blocks")
+    is_layer = program.convolution is not None or program.epilogue.relu or program.epilogue.residual
+    if is_layer and Opcode.FMNMX_NAN not in generation.by_op:
+        # A maximum loses NaN there, and ptxas leaves a part of the addresses to the targets of the prologue.
+        raise Unsupported(f"a convolution, a residual or ReLU as machine code for {arch}: use --emitter ptx")
     tiles = [schedule_tile(tile, program) for tile in program.tiles]
     pieces = [part for form, _ in tiles for part in (form, padding(len(form)))]
     lengths = [len(form) + len(padding(len(form))) for form, _ in tiles]

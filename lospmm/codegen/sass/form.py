@@ -39,6 +39,9 @@ class Opcode(IntEnum):
     CGAERRBAR = 20
     CLUSTER_ARRIVE = 21  # tells the cluster that this warp is here
     CLUSTER_WAIT = 22  # until every warp of the cluster, but those that have left, has arrived
+    FADD_IMM = 23  # rd = ra + immediate, a float32's bits
+    FMNMX_NAN = 24  # rd = the larger of ra and rb, NaN where one is
+    LOP3_TEST = 25  # the predicate carry = whether ra and immediate have a bit in common
 
 
 RZ = 255

@@ -70,6 +70,12 @@ _SM_90 = (
         Opcode.IADD3_X, 0x810, 0x007FE400, (_RD, _RA, _IMMEDIATE, _RC, Field("carry", ((87, 3),))),
         "IADD3.X {rd}, {ra}, {signed}, {rc}, {predicate}, !PT", reuse=0b101,
     ),
+    Row(Opcode.FADD_IMM, 0x421, 0, (_RD, _RA, _IMMEDIATE), "FADD {rd}, {ra}, {float}", reuse=0b001),
+    Row(Opcode.FMNMX_NAN, 0x209, 0x07820000, (_RD, _RA, _RB), "FMNMX.NAN {rd}, {ra}, {rb}, !PT", reuse=0b011),
+    Row(
+        Opcode.LOP3_TEST, 0x812, 0x0780C000, (_RD, _RA, _IMMEDIATE, _RC, Field("carry", ((81, 3),))),
+        "LOP3.LUT {carry}{rd}, {ra}, {hex}, {rc}, 0xc0, !PT", reuse=0b101,
+    ),
     Row(
         Opcode.CS2R, 0x805, 0xFF00, (_RD, Field("bytes", ((80, 1),), codes=((4, 0), (8, 1)))),
         "CS2R{half} {rd}, SRZ", data="rd",
@@ -118,9 +124,10 @@ _SM_80 = _with(
     replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),
 )
 
-#: Loads and stores without descriptors, a cache scope of other bits, barriers and shared loads of older kinds.
+#: Loads and stores without descriptors, a cache scope of other bits, barriers and shared loads of older kinds; a
+#: maximum loses NaN there.
 _SM_75 = _with(
-    _SM_80,
+    tuple(row for row in _SM_80 if row.op != Opcode.FMNMX_NAN),
     Row(
         Opcode.LDG, 0x381, 0x005E6100, (_RD, _RA, _OFFSET, _BYTES),
         "LDG.E.NA{size}.CONSTANT.SYS {rd}, [{ra}{offset}]", pairs=("ra",), data="rd",

@@ -6,7 +6,7 @@ Where several blocks share a tile, two more: where this thread finds its slots o
 and where those of its column find theirs. All slots of a block lie row after row, one element per thread.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ class Entry:
 
     ``mailbox`` is a register with the address of this thread's slot 0 in shared memory, ``peers`` a pair with the
     generic address of the same slot in the cluster's block 0; in block i it lies ``PEER_BYTES`` * i further.
+    ``residual`` is a pair with the address of row 0 of the residual's column, ``padded`` the register with the bits
+    that say which rows and columns of the thread's window lie in a convolution's padding (``convolution.outside``).
     """
 
     b: int
@@ -25,18 +27,29 @@ class Entry:
     descriptor: int
     peers: int | None = None
     mailbox: int | None = None
+    residual: int | None = None
+    padded: int | None = None
 
     @property
     def taken(self) -> frozenset[int]:
         """Every register that holds something."""
-        pairs = [pair for pair in (self.b, self.c, self.peers) if pair is not None]
-        single = [] if self.mailbox is None else [self.mailbox]
+        pairs = [pair for pair in (self.b, self.c, self.peers, self.residual) if pair is not None]
+        single = [register for register in (self.mailbox, self.padded) if register is not None]
         return frozenset([*(pair + half for pair in pairs for half in (0, 1)), *single])
 
 
 #: What ptxas 13.0 makes of the prologue. Where another one chooses otherwise, the tiles' registers are renamed.
 ENTRY = Entry(b=2, c=4, descriptor=6)
 CLUSTER_ENTRY = Entry(b=2, c=4, descriptor=8, peers=6, mailbox=0)
+
+
+def entry_for(*, is_shared: bool, has_residual: bool, is_padded: bool) -> Entry:
+    """The entry of tiles that several blocks share, that add a residual, or that have a convolution's padding."""
+    entry = CLUSTER_ENTRY if is_shared else ENTRY
+    if has_residual:
+        entry = replace(entry, residual=8 if is_shared else 6)
+    return replace(entry, padded=1 if is_shared else 0) if is_padded else entry
+
 
 #: Between the shared memories of two blocks of a cluster, as generic addresses (ptxas's code for ``mapa``).
 PEER_BYTES = 1 << 24

@@ -5,6 +5,8 @@ through the registers that a tile will find filled (``Entry``), and are how thos
 (``lospmm.toolchain.cubin``). Where blocks share a tile, it also tells the cluster that this block has started.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+
 from lospmm.codegen.ptx import entry_head, version_of
 from lospmm.ir import KernelProgram
 
@@ -17,12 +19,14 @@ CLUSTER_VERSION = "8.0"
 
 def prologue(program: KernelProgram, arch: str) -> str:
     """PTX for ``arch``. Raises Unsupported for an architecture that no PTX version is known for."""
-    is_shared = program.split_k > 1
+    is_shared, epilogue = program.split_k > 1, program.epilogue
     version = CLUSTER_VERSION if is_shared else version_of(arch)
     header = f".version {version}\n.target {arch}\n.address_size 64\n"
     names = ", ".join(f"TARGET_{index}" for index in range(TARGETS))
-    targets = [line for index in range(TARGETS) for line in _target(index, is_shared=is_shared)]
-    jump = (".reg .f32 %value;", f"targets: .branchtargets {names};", "brx.idx %tile, targets;")
+    shown = [*(("%residual",) if epilogue.residual else ()), *(("%padded",) if program.is_guarded else ())]
+    targets = [line for index in range(TARGETS) for line in _target(index, shown, is_shared=is_shared)]
+    registers = ".reg .f32 %value, %third;" if epilogue.residual else ".reg .f32 %value;"
+    jump = (registers, f"targets: .branchtargets {names};", "brx.idx %tile, targets;")
     declared, meet = (_MAILBOX, _MEET) if is_shared else ((), ())
     return "\n".join((header, *declared, *entry_head(program), *meet, *jump, *targets, "}\n"))
 
@@ -41,12 +45,28 @@ _MEET = (
 )
 
 
-def _target(index: int, *, is_shared: bool) -> list[str]:
+#: How far behind the first store of a target it stores what it finds at the residual's address, and the bits of a
+#: convolution's padding: so it is known which register holds which.
+RESIDUAL_BYTES = 64
+PADDED_BYTES = 128
+
+
+def _target(index: int, shown: Sequence[str], *, is_shared: bool) -> list[str]:
     at = 4 * index
     mail = [f"st.f32 [%peers+{at}], %value;", f"ld.shared.f32 %value, [%mailbox+{at}];"] if is_shared else []
     return [
         f"TARGET_{index}: ld.global.nc.L1::no_allocate.f32 %value, [%b+{at}];",
         *mail,
         f"st.global.L1::no_allocate.f32 [%c+{at}], %value;",
+        *(line for name in shown for line in _SHOWN[name](at)),
         "exit;",
     ]
+
+
+_SHOWN: Mapping[str, Callable[[int], tuple[str, ...]]] = {
+    "%residual": lambda at: (
+        f"ld.global.nc.L1::no_allocate.f32 %third, [%residual+{at}];",
+        f"st.global.L1::no_allocate.f32 [%c+{at + RESIDUAL_BYTES}], %third;",
+    ),
+    "%padded": lambda at: (f"st.global.L1::no_allocate.b32 [%c+{at + PADDED_BYTES}], %padded;",),
+}

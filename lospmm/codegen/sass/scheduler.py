@@ -14,7 +14,8 @@ find out for itself (control fields as in ``form``):
   what is sent is seen once all have met again. What a part collects it loads and adds like an element of B;
 - the warps of a block meet at a barrier every ``lockstep`` instructions. Code is walked once by every warp, and the
   cache that feeds them holds 2,048 instructions: warps that drift further apart fetch all code several times
-  (docs/decisions/0008).
+  (docs/decisions/0008);
+- what a layer adds to its product is in ``layer``.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.sass import layer
 from lospmm.codegen.sass.form import RZ, Opcode, blank
-from lospmm.codegen.sass.machine import CLUSTER_ENTRY, ENTRY, PEER_BYTES, Entry
+from lospmm.codegen.sass.machine import PEER_BYTES, Entry, entry_for
 from lospmm.ir import FLOAT_BYTES, ZERO, KernelProgram, Op, TileProgram
 
 FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
@@ -51,7 +53,6 @@ WINDOW_REGISTERS = 4
 #: A tile starts where a line of the instruction caches does: 128 bytes.
 LINE_INSTRUCTIONS = 8
 
-_WINDOW_PAIRS = (8, 10)
 _CARRY = 0  # the predicate between the two halves of an address
 
 
@@ -70,42 +71,44 @@ class Registers:
         return highest + 1 + HARDWARE_REGISTERS
 
 
-def reserved_registers(rows: int, n: int) -> int:
-    """What a thread needs beside accumulators and buffers, where B and C have up to ``rows`` rows of ``n`` columns."""
-    far = (rows - 1) * n * 4 >= WINDOW_BYTES // 2
-    return ADDRESS_REGISTERS + HARDWARE_REGISTERS + WINDOW_REGISTERS * far
-
-
 def allocate(accumulators: int, buffers: int, entry: Entry, *, windows: bool) -> Registers:
     """Registers from the bottom up, all but those of addresses."""
     taken = set(entry.taken)
     if windows:
-        taken.update(pair + half for pair in _WINDOW_PAIRS for half in (0, 1))
+        taken.update(pair + half for pair in _window_pairs(entry) for half in (0, 1))
     free = np.array([register for register in range(RZ) if register not in taken], np.uint8)
     return Registers(free[:accumulators], free[accumulators : accumulators + buffers], frozenset(taken))
 
 
+def _window_pairs(entry: Entry) -> tuple[int, int]:
+    """The pairs of registers that windows take in turn."""
+    first, second = [pair for pair in range(8, 16, 2) if pair not in entry.taken][:2]
+    return first, second
+
+
 def entry_of(program: KernelProgram) -> Entry:
     """What the prologue leaves in registers for the tiles of ``program``."""
-    return ENTRY if program.split_k == 1 else CLUSTER_ENTRY
+    return entry_for(
+        is_shared=program.split_k > 1, has_residual=program.epilogue.residual, is_padded=program.is_guarded
+    )
 
 
 def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np.void], int]:
     """The machine code of one tile of ``program``, whose n is known, and the registers that it needs (REGCOUNT)."""
     assert program.n is not None, "addresses are constants"
-    code, row_bytes = tile.code, program.n * FLOAT_BYTES
-    loads, fmas, stores = (np.flatnonzero(code["op"] == op) for op in (Op.LOAD, Op.FMA, Op.STORE))
+    code = tile.code
+    fmas = np.flatnonzero(code["op"] == Op.FMA)
     filled = np.flatnonzero((code["op"] == Op.LOAD) | (code["op"] == Op.COLLECT))
-    rows = np.zeros(len(code), np.int64)
-    rows[loads], rows[stores] = code["source"][loads], code["target"][stores]
-    windows = (rows * row_bytes + WINDOW_BYTES // 2) // WINDOW_BYTES
+    distance = _distances(code, program)
+    windows = (distance + WINDOW_BYTES // 2) // WINDOW_BYTES
     far, entry = bool(windows.any()), entry_of(program)
     registers = allocate(tile.accumulators, tile.buffers, entry, windows=far)
+    guards = program.guards(code)
 
     form = blank(len(code))
-    _set_memory(form, code, loads, stores, rows * row_bytes - windows * WINDOW_BYTES, registers, entry)
-    _set_arithmetic(form, code, fmas, registers)
-    _set_scoreboards(form, code, filled, fmas, tile.buffers, SCOREBOARDS - far)
+    _set_memory(form, code, distance - windows * WINDOW_BYTES, registers, entry)
+    unset = _set_arithmetic(form, code, fmas, registers, guards)
+    _set_scoreboards(form, code, filled, fmas, tile.buffers, SCOREBOARDS - (far or program.epilogue.residual))
     _set_stalls(form, code, fmas)
     met = np.flatnonzero(code["op"] == Op.EXCHANGE)
     alone = len(form) if len(met) == 0 else int(met[0])
@@ -115,6 +118,10 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
         pieces += [(at, _barrier()) for at in range(program.lockstep, last, program.lockstep)]
     if far:
         pieces += _windows(form, code, windows, entry)
+    if entry.padded is not None:
+        pieces += layer.cleared(unset) + layer.guard(form, code, guards, entry.padded)
+    if not program.epilogue.is_plain:
+        pieces += _epilogue(form, code, registers, program)
     if entry.peers is not None:
         assert program.cols is not None, "and so are those of the mailbox"
         pieces += _exchange(form, code, tile.slots, program.cols * FLOAT_BYTES, entry, registers)
@@ -124,19 +131,33 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     return _insert(form, pieces), registers.count
 
 
+def _distances(code: NDArray[np.void], program: KernelProgram) -> NDArray[np.int64]:
+    """Bytes from where a thread's column of B, C or the residual begins to what each instruction loads or stores."""
+    elements = np.zeros(len(code), np.int64)
+    loads = code["op"] == Op.LOAD
+    elements[loads] = program.b_elements(code["source"][loads])
+    for op, field in ((Op.STORE, "target"), (Op.RESIDUAL, "source")):
+        places = code["op"] == op
+        elements[places] = code[field][places].astype(np.int64) * program.c_row_elements
+    return elements * FLOAT_BYTES
+
+
 def _set_memory(
     form: NDArray[np.void],
     code: NDArray[np.void],
-    loads: NDArray[np.intp],
-    stores: NDArray[np.intp],
     offsets: NDArray[np.int64],
     registers: Registers,
     entry: Entry,
 ) -> None:
-    memory = np.concatenate((loads, stores))
+    loads, stores, residuals = (np.flatnonzero(code["op"] == op) for op in (Op.LOAD, Op.STORE, Op.RESIDUAL))
+    memory = np.concatenate((loads, stores, residuals))
     form["bytes"][memory], form["ur"][memory], form["offset"][memory] = 4, entry.descriptor, offsets[memory]
     form["op"][loads], form["ra"][loads] = Opcode.LDG, entry.b
     form["rd"][loads] = registers.buffers[code["target"][loads]]
+    if entry.residual is not None:
+        form["op"][residuals], form["ra"][residuals] = Opcode.LDG, entry.residual
+        form["rd"][residuals] = registers.accumulators[code["target"][residuals]]
+        form["write_barrier"][residuals] = ADDRESS_SCOREBOARD
     form["op"][stores], form["ra"][stores] = Opcode.STG, entry.c
     sources = code["source"][stores]
     held = np.append(registers.accumulators, np.uint8(RZ))  # ZERO is -1: the last
@@ -145,18 +166,43 @@ def _set_memory(
 
 
 def _set_arithmetic(
-    form: NDArray[np.void], code: NDArray[np.void], fmas: NDArray[np.intp], registers: Registers
-) -> None:
-    """Operands; a buffer that the next instruction reads too is kept in the reuse cache."""
+    form: NDArray[np.void],
+    code: NDArray[np.void],
+    fmas: NDArray[np.intp],
+    registers: Registers,
+    guards: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    """Operands; a buffer that the next instruction reads too is kept in the reuse cache.
+
+    The registers of accumulators that must be zero first: the first multiply-add may be left out. Any other adds to RZ.
+    """
     targets = code["target"][fmas]
     form["op"][fmas] = Opcode.FFMA_IMM
     form["rd"][fmas] = form["rc"][fmas] = registers.accumulators[targets]
     form["ra"][fmas] = registers.buffers[code["source"][fmas]]
     form["immediate"][fmas] = code["weight"][fmas].view(np.uint32)
-    _, first = np.unique(targets, return_index=True)
-    form["rc"][fmas[first]] = RZ
+    used, first = np.unique(targets, return_index=True)
+    is_begun = layer.begun(code, len(registers.accumulators))[used]
+    is_guarded = guards[fmas[first]] != 0
+    form["rc"][fmas[first[~is_begun & ~is_guarded]]] = RZ
     again = (np.diff(fmas) == 1) & (np.diff(form["ra"][fmas].astype(np.int16)) == 0)
     form["reuse"][fmas[:-1][again]] = 1
+    unset: NDArray[np.uint8] = registers.accumulators[used[~is_begun & is_guarded]]
+    return unset
+
+
+def _epilogue(
+    form: NDArray[np.void], code: NDArray[np.void], registers: Registers, program: KernelProgram
+) -> list[layer.Piece]:
+    """Sets what is added to sums, and when it is there; ReLU, and before which stores."""
+    layer.set_bias(form, code, registers.accumulators)
+    for run in layer.runs_of(np.flatnonzero(code["op"] == Op.RESIDUAL)):
+        _pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
+    _pause(form, layer.waits_for_residual(code))
+    stores, behind = layer.overwritten_stores(code)
+    form["read_barrier"][stores] = ADDRESS_SCOREBOARD
+    _pause(form, behind)
+    return layer.rectified(form, code, registers.accumulators) if program.epilogue.relu else []
 
 
 def _set_scoreboards(
@@ -279,16 +325,20 @@ def _windows(
     """Sets the address registers of far loads and stores; the instructions that fill them, and before which."""
     pieces: list[tuple[int, NDArray[np.void]]] = []
     turn = 0
-    for op, base in ((Op.LOAD, entry.b), (Op.STORE, entry.c)):
+    for op, base in ((Op.LOAD, entry.b), (Op.STORE, entry.c), (Op.RESIDUAL, entry.residual)):
         places = np.flatnonzero(code["op"] == op)
+        if base is None:
+            continue
         changes = np.flatnonzero(np.diff(windows[places], prepend=0))
         for first, last in zip(changes, np.append(changes[1:], len(places))[: len(changes)], strict=True):
             users, window = places[first:last], int(windows[places[first]])
             if window == 0:
                 continue
-            pair = _WINDOW_PAIRS[turn % 2]
+            pair = _window_pairs(entry)[turn % 2]
             turn += 1
-            form["ra"][users], form["read_barrier"][users] = pair, ADDRESS_SCOREBOARD
+            form["ra"][users] = pair
+            if op != Op.RESIDUAL:  # which says on the same scoreboard that it is done
+                form["read_barrier"][users] = ADDRESS_SCOREBOARD
             _pause(form, users[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
             _raise_before(form, users[:1])
             pieces.append((int(users[0]), _move(pair, base, window * WINDOW_BYTES)))

@@ -1,0 +1,167 @@
+"""The networks of ``benchmarks.networks``, their random weights and what is pruned of them.
+
+A pruned layer's patterns are those of ``lospmm_datasets.networks``; the kept weights are scaled so that its outputs are
+as large as before pruning. To add a network, write its module beside this one and add a row to ``CASES``.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.inference import bert, mobilenet, resnet
+from lospmm_datasets.networks import SPREADS, Pattern, RealPattern, Wanted, depth_sparsities, drawn, real
+
+SEED = 0
+
+#: Tokens of a sentence, of whose matrices the paper has the shapes.
+TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model and an input of so many sentences or images."""
+
+    model: Callable[[], nn.Module]
+    example: Callable[[int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A network at a sparsity. ``toy`` is the same in small, for tests; ``origin`` says where the patterns are from."""
+
+    network: str
+    sparsity: float
+    full: Setup
+    toy: Setup
+    patterns: Callable[[nn.Module, float, Sequence[RealPattern]], dict[str, Pattern]]
+    origin: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.network} {self.sparsity:.0%}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pruned:
+    """A model for inference, an input, and the pattern of each pruned layer by its name."""
+
+    model: nn.Module
+    example: Tensor
+    patterns: Mapping[str, Pattern]
+
+    @property
+    def sparsity(self) -> float:
+        """Of all weights of the pruned layers."""
+        masks = [pattern.mask for pattern in self.patterns.values()]
+        return 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.size for mask in masks)
+
+
+def build(setup: Setup, case: Case, batch: int, found: Sequence[RealPattern] = ()) -> Pruned:
+    """The same weights, patterns and input every time, on the CPU."""
+    torch.manual_seed(SEED)
+    model = setup.model().eval()
+    example = setup.example(batch)
+    patterns = case.patterns(model, case.sparsity, found)
+    for name, pattern in patterns.items():
+        prune(model.get_submodule(name), pattern)
+    return Pruned(model, example, MappingProxyType(patterns))
+
+
+@torch.no_grad()
+def prune(layer: nn.Module, pattern: Pattern) -> None:
+    weight = layer.weight
+    mask = torch.from_numpy(pattern.mask).view(weight.shape)
+    weight *= mask / math.sqrt(float(pattern.mask.mean()))
+
+
+def sizes(layer: nn.Module, sparsity: float) -> Wanted:
+    weight = layer.weight
+    return Wanted(weight.shape[0], weight[0].numel(), sparsity, weight[0, 0].numel())
+
+
+def by_depth(model: nn.Module, sparsity: float, _found: Sequence[RealPattern]) -> dict[str, Pattern]:
+    """BERT, by movement pruning: all linear layers of the encoder, the lower ones less; rows differ as learned."""
+    layers = model.encoder.layer
+    patterns = {}
+    for depth, one in enumerate(depth_sparsities(sparsity, len(layers))):
+        for name, layer in layers[depth].named_modules():
+            if isinstance(layer, nn.Linear):
+                wanted = sizes(layer, one)
+                patterns[f"encoder.layer.{depth}.{name}"] = drawn(wanted, SPREADS["learned"], SEED + len(patterns))
+    return patterns
+
+
+def real_or_drawn(model: nn.Module, sparsity: float, found: Sequence[RealPattern]) -> dict[str, Pattern]:
+    """ResNet-50: all convolutions but the first, as the paper has it; real patterns where there is one of the shape."""
+    patterns: dict[str, Pattern] = {}
+    uses: dict[Wanted, int] = {}
+    for name, layer in convolutions(model):
+        if name == "conv1":
+            continue
+        wanted = sizes(layer, sparsity)
+        use = uses[wanted] = uses.get(wanted, -1) + 1
+        given = real(found, wanted, use)
+        patterns[name] = given or drawn(wanted, SPREADS["magnitude"], SEED + len(patterns))
+    return patterns
+
+
+def pointwise(model: nn.Module, sparsity: float, _found: Sequence[RealPattern]) -> dict[str, Pattern]:
+    """MobileNetV2: the 1x1 convolutions, most of its work. The depthwise ones and the first stay dense."""
+    layers = [(name, layer) for name, layer in convolutions(model) if layer.kernel_size == (1, 1)]
+    return {
+        name: drawn(sizes(layer, sparsity), SPREADS["magnitude"], SEED + number)
+        for number, (name, layer) in enumerate(layers)
+    }
+
+
+def convolutions(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d]]:
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Conv2d) and layer.groups == 1:
+            yield name, layer
+
+
+def _sentences(vocabulary: int, length: int) -> Callable[[int], Tensor]:
+    return lambda batch: torch.randint(vocabulary, (batch, length))
+
+
+def _images(side: int) -> Callable[[int], Tensor]:
+    return lambda batch: torch.randn(batch, 3, side, side)
+
+
+_BERT = Setup(lambda: bert.Bert(bert.Size()), _sentences(bert.Size().vocabulary, TOKENS))
+_TOY_BERT = Setup(
+    lambda: bert.Bert(bert.Size(layers=1, hidden=16, heads=2, intermediate=32, vocabulary=50, positions=16)),
+    _sentences(50, 8),
+)
+_RESNET = Setup(lambda: resnet.ResNet(resnet.Size()), _images(224))
+_TOY_RESNET = Setup(
+    lambda: resnet.ResNet(resnet.Size(stages=((1, 8), (1, 8)), stem=8, classes=10)),
+    _images(16),
+)
+_MOBILENET = Setup(lambda: mobilenet.MobileNet(mobilenet.Size()), _images(224))
+_TOY_MOBILENET = Setup(
+    lambda: mobilenet.MobileNet(
+        mobilenet.Size(stages=((1, 16, 1, 1), (2, 16, 2, 2)), stem=16, last=32, classes=10),
+    ),
+    _images(16),
+)
+
+_REAL = "real patterns of DLMC and SparseRT where the shape has one within 1.5 points, others drawn like them"
+
+CASES = (
+    Case(
+        "BERT-base",
+        0.9099,  # section 7.4
+        _BERT,
+        _TOY_BERT,
+        by_depth,
+        "drawn: movement pruning as far as it is published, lower layers denser (first twice the last, a choice)",
+    ),
+    Case("ResNet-50", 0.9, _RESNET, _TOY_RESNET, real_or_drawn, _REAL),
+    Case("ResNet-50", 0.95, _RESNET, _TOY_RESNET, real_or_drawn, _REAL),
+    Case("MobileNetV2", 0.9, _MOBILENET, _TOY_MOBILENET, pointwise, "drawn like layers pruned by magnitude"),
+)

@@ -1,0 +1,99 @@
+"""How long a call takes, as it is called and as the replay of a CUDA graph, and how much memory."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+Call = Callable[[], Any]
+
+#: A block of calls is timed as a whole, so that the events' own cost does not count.
+BLOCKS = {"cuda": 11, "cpu": 2}
+LEAST_BLOCK_MICROS = 20_000.0
+MOST_CALLS = 200
+
+#: Before anything is timed: compiling, choosing algorithms, allocating. As a CUDA graph's capture needs it, too.
+WARM_UP_CALLS = {"cuda": 3, "cpu": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Microseconds of one call: the median of the blocks, and their interquartile range relative to it."""
+
+    micros: float
+    noise: float
+    calls: int
+
+
+def timed(call: Call, device: torch.device) -> Timed:
+    """Calls one after the other, as fast as they can be made."""
+    for _ in range(WARM_UP_CALLS[device.type]):
+        call()
+    once = _block_micros(call, 1, device)
+    calls = max(1, min(MOST_CALLS, round(LEAST_BLOCK_MICROS / max(once, 1.0))))
+    micros = [_block_micros(call, calls, device) / calls for _ in range(BLOCKS[device.type])]
+    low, middle, high = statistics.quantiles(micros, n=4, method="inclusive")
+    return Timed(middle, (high - low) / middle, calls)
+
+
+def timed_as_graph(call: Call, device: torch.device) -> Timed | None:
+    """The same without what calling costs; None where there is no GPU. Raises what the capture raises."""
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP_CALLS[device.type]):
+            call()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    found = timed(graph.replay, device)
+    del graph
+    return found
+
+
+def peak_bytes(call: Call, device: torch.device) -> int | None:
+    """What a call takes besides what was allocated before it: activations and workspaces of PyTorch's allocator."""
+    if device.type != "cuda":
+        return None
+    call()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Of parameters, buffers and sparse weights."""
+    tensors = [*model.parameters(), *model.buffers()]
+    total = sum(one.numel() * one.element_size() for one in tensors)
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.layout is torch.sparse_csr:
+            parts = (weight.crow_indices(), weight.col_indices(), weight.values())
+            total += sum(one.numel() * one.element_size() for one in parts)
+    return total
+
+
+def _block_micros(call: Call, calls: int, device: torch.device) -> float:
+    if device.type != "cuda":
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - started) * 1e6
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3

@@ -1,0 +1,201 @@
+"""The ways a pruned network is run in ``benchmarks.networks``, each measured by itself.
+
+Of several processes that measure on one GPU, one at a time has it: the others compile meanwhile.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.inference import cusparse
+from benchmarks.inference.pruned import Pruned
+from benchmarks.inference.timing import Call, peak_bytes, timed, timed_as_graph, weight_bytes
+from lospmm.nn import fused
+from lospmm.nn.layer import Sparse
+
+Record = dict[str, Any]
+
+#: ``lospmm.nn.sparsify_`` with the options of the run: of a model and its example, a report.
+Sparsify = Callable[[nn.Module, Tensor], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """``layers`` is what runs the pruned ones: ``dense``, ``cusparse`` or ``lospmm``; TF32 is for dense products."""
+
+    layers: str
+    compiled: bool = False
+    tf32: bool = False
+
+    @property
+    def name(self) -> str:
+        return ", ".join((self.layers, "compiled" if self.compiled else "eager", *(["TF32"] if self.tf32 else [])))
+
+
+VARIANTS = (
+    Variant("dense"),
+    Variant("dense", compiled=True),
+    Variant("cusparse"),
+    Variant("lospmm"),
+    Variant("lospmm", compiled=True),
+    Variant("dense", tf32=True),
+    Variant("dense", compiled=True, tf32=True),
+    Variant("lospmm", tf32=True),
+    Variant("lospmm", compiled=True, tf32=True),
+)
+
+
+@dataclass(slots=True)
+class Bench:
+    """A pruned network on a device. The models with kernels are made once for each of TF32 on and off.
+
+    ``alone`` is entered for everything that is timed.
+    """
+
+    pruned: Pruned
+    device: torch.device
+    sparsify: Sparsify
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    example: Tensor = field(init=False)
+    expected: Tensor = field(init=False)  # float64, on the CPU
+    sparse: dict[bool, tuple[nn.Module, list[Record]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pruned.model.to(self.device)
+        self.example = self.pruned.example.to(self.device)
+        double = copy.deepcopy(self.pruned.model).double()
+        with self.alone(), torch.inference_mode():
+            self.expected = double(doubled(self.example)).cpu()
+
+    def measure(self, variant: Variant) -> Record:
+        """The line of a variant: times, memory and error. Raises what the variant raises."""
+        with products(tf32=variant.tf32), torch.no_grad():
+            model, rest = self._model(variant)
+            call = self._call(model, variant)
+            found = call()  # and compile it
+            with self.alone():
+                times = timed(call, self.device)
+                graph, peak = _graph(call, self.device), peak_bytes(call, self.device)
+            return {
+                "micros": times.micros,
+                "noise": times.noise,
+                **graph,
+                **errors(found, self.expected),
+                "peak_bytes": peak,
+                "weight_bytes": weight_bytes(model),
+                **rest,
+            }
+
+    def _model(self, variant: Variant) -> tuple[nn.Module, Record]:
+        return MODELS[variant.layers](self, variant)
+
+    def _call(self, model: nn.Module, variant: Variant) -> Call:
+        if not variant.compiled:
+            return lambda: model(self.example)
+        torch.compiler.reset()  # each variant's graphs for themselves: no guards of others are checked
+        compiled = torch.compile(model, fullgraph=True, dynamic=False)
+        return lambda: compiled(self.example)
+
+
+def dense(bench: Bench, _variant: Variant) -> tuple[nn.Module, Record]:
+    return bench.pruned.model, {}
+
+
+def with_cusparse(bench: Bench, _variant: Variant) -> tuple[nn.Module, Record]:
+    model = copy.deepcopy(bench.pruned.model)
+    return model, {"left_dense": cusparse.replace(model, dict(bench.pruned.patterns))}
+
+
+def with_kernels(bench: Bench, variant: Variant) -> tuple[nn.Module, Record]:
+    """With TF32 on, a layer has to be faster than its dense product in TF32."""
+    if variant.tf32 not in bench.sparse:
+        model = for_kernels(bench.pruned.model)
+        before = copy.deepcopy(model)
+        report = bench.sparsify(model, bench.example)
+        with bench.alone():
+            found = layer_errors(model, before, bench.example)
+        rows = [{**asdict(row), "error": found.get(row.layer)} for row in report.rows]
+        bench.sparse[variant.tf32] = model, rows
+    model, rows = bench.sparse[variant.tf32]
+    return model, {"layers": rows}
+
+
+def for_kernels(model: nn.Module) -> nn.Module:
+    """A copy; convolutions with the additions and ReLUs behind them, which a kernel does before it stores."""
+    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    return fused(model) if convolves else copy.deepcopy(model)
+
+
+def layer_errors(model: nn.Module, before: nn.Module, example: Tensor) -> dict[str, float]:
+    """Of each layer with kernels, for its own inputs in the network: the greatest error against float64.
+
+    ``before`` is the model before it was given kernels. Errors are relative to the layer's greatest output.
+    """
+    found: dict[str, float] = {}
+
+    def compare(name: str) -> Callable[..., None]:
+        def hear(_layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            double = copy.deepcopy(before.get_submodule(name)).double()
+            found[name] = errors(output, double(*map(doubled, given)).cpu())["greatest_error"]
+
+        return hear
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if isinstance(module, Sparse):
+                stack.callback(module.register_forward_hook(compare(name)).remove)
+        with torch.no_grad():
+            model(example)
+    return found
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+#: Who makes the model of a variant, by its ``layers``, and what its line has besides.
+MODELS: Mapping[str, Callable[[Bench, Variant], tuple[nn.Module, Record]]] = MappingProxyType(
+    {"dense": dense, "cusparse": with_cusparse, "lospmm": with_kernels}
+)
+
+
+@contextmanager
+def products(*, tf32: bool) -> Iterator[None]:
+    """Dense products and convolutions in TF32 or in full float32; cuDNN chooses its algorithms by timing them."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before[1:]
+
+
+def errors(found: Tensor, expected: Tensor) -> Record:
+    """Against float64: the greatest error relative to the greatest output, and the norm of all relative to the norm."""
+    difference = found.detach().double().cpu() - expected
+    return {
+        "greatest_error": float(difference.abs().max() / expected.abs().max()),
+        "error": float(difference.norm() / expected.norm()),
+    }
+
+
+def _graph(call: Call, device: torch.device) -> Record:
+    """Without what calls cost; a network that cannot be captured has the reason in its line."""
+    try:
+        found = timed_as_graph(call, device)
+    except RuntimeError as error:
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(device)
+        return {"graph_micros": None, "graph_failure": " ".join(str(error).split())[:200]}
+    return {
+        "graph_micros": None if found is None else found.micros,
+        "graph_noise": None if found is None else found.noise,
+    }

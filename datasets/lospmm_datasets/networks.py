@@ -1,0 +1,168 @@
+"""Where the zeros of a pruned network are: real patterns for the shapes that have one, patterns drawn alike elsewhere.
+
+A pattern is a mask (m, k), true where a weight is kept, in PyTorch's order of weights: m output channels, k = input
+channels x taps, taps being height x width of a convolution's kernel. Every function is the same for the same arguments.
+
+Sources: Gale, Zaharia, Young and Elsen, Sparse GPU Kernels for Deep Learning (SC'20), whose collection of pruned layers
+is DLMC; Wang, SparseRT (PACT'20); Sanh, Wolf and Rush, Movement Pruning (NeurIPS 2020).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm import readers
+from lospmm.errors import BadRequest
+
+Mask = NDArray[np.bool_]
+
+#: A real pattern stands for a sparsity that differs from its own by no more.
+NEAR: Final = 0.015
+
+#: Encoder layers of a movement-pruned BERT: the density of the first, of that of the last. That the lower layers keep
+#: more is what Sanh et al. found; they have no table, and the ratio is a choice.
+FIRST_OF_LAST: Final = 2.0
+
+#: What DLMC's convolutions are named by. TensorFlow has the taps of a kernel before its channels, and so have they.
+_TAPS_FIRST: Final = ".smtx"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How much rows and input channels of a matrix differ: standard deviations of the logarithms of their scales."""
+
+    rows: float
+    channels: float
+    like: str
+
+
+#: Drawn patterns are to differ as much as the real ones of DLMC do at about 90 %: by what pruned them.
+SPREADS: Mapping[str, Spread] = MappingProxyType(
+    {
+        "magnitude": Spread(0.095, 0.12, "layers pruned by magnitude"),
+        "learned": Spread(0.19, 0.085, "layers pruned by learned scores"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """A mask (m, k), and in words where it is from."""
+
+    mask: Mask
+    origin: str
+
+    @property
+    def sparsity(self) -> float:
+        return 1 - float(self.mask.mean())
+
+
+@dataclass(frozen=True, slots=True)
+class RealPattern:
+    """A file with a pattern of this shape. ``taps_first``: its columns go through all channels tap by tap."""
+
+    path: Path
+    name: str
+    m: int
+    k: int
+    sparsity: float
+    taps_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A pattern to be found or drawn: of (m, k), with ``taps`` columns for each input channel."""
+
+    m: int
+    k: int
+    sparsity: float
+    taps: int = 1
+
+
+def depth_sparsities(sparsity: float, depth: int, ratio: float = FIRST_OF_LAST) -> tuple[float, ...]:
+    """Sparsities of ``depth`` layers of the same size, ``sparsity`` in the mean: the density falls in equal steps.
+
+    ``ratio`` is the density of the first layer, of that of the last. Raises BadRequest where a density is above 1.
+    """
+    density = 1 - sparsity
+    steps = np.linspace(2 * ratio / (1 + ratio), 2 / (1 + ratio), depth) if depth > 1 else np.ones(1)
+    if not 0 <= sparsity <= 1 or density * steps.max() > 1:
+        raise BadRequest(
+            f"sparsity {sparsity} over {depth} layers, the first {ratio} times as dense as the last: no such"
+        )
+    return tuple(float(1 - density * step) for step in steps)
+
+
+def drawn(wanted: Wanted, spread: Spread, seed: int) -> Pattern:
+    """The greatest of normal numbers, each row and each input channel of a scale of its own: magnitude pruning.
+
+    Raises BadRequest for a sparsity outside 0 to 1 or columns that are no whole channels.
+    """
+    if not 0 <= wanted.sparsity <= 1 or wanted.k % wanted.taps:
+        raise BadRequest(f"sparsity {wanted.sparsity}, {wanted.k} columns of {wanted.taps} taps: no such pattern")
+    random = np.random.default_rng(seed)
+    row = random.lognormal(0, spread.rows, wanted.m)
+    channel = random.lognormal(0, spread.channels, wanted.k // wanted.taps)
+    size = np.abs(random.standard_normal((wanted.m, wanted.k))) * row[:, None] * np.repeat(channel, wanted.taps)
+    kept = round((1 - wanted.sparsity) * size.size)
+    mask = np.zeros(size.size, dtype=np.bool_)
+    if kept:
+        mask[np.argpartition(size.ravel(), size.size - kept)[size.size - kept :]] = True
+    return Pattern(mask.reshape(size.shape), f"drawn like {spread.like}, seed {seed}")
+
+
+def real_patterns(folder: Path) -> tuple[RealPattern, ...]:
+    """The patterns below a folder, of the files of DLMC and SparseRT; none where there is no such folder.
+
+    Random pruning is left out. Raises BadMatrix for a file that is damaged.
+    """
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix not in (".smtx", ".npz") or "random_pruning" in name:
+            continue
+        matrix = readers.read(path).matrix
+        sparsity = 1 - matrix.nnz / (matrix.m * matrix.k)
+        found.append(RealPattern(path, name, matrix.m, matrix.k, sparsity, path.suffix == _TAPS_FIRST))
+    return tuple(found)
+
+
+def real(found: Iterable[RealPattern], wanted: Wanted, use: int = 0) -> Pattern | None:
+    """The real pattern nearest to what is wanted, or None.
+
+    The first layer that uses one (``use`` 0) has it as it is, the next ones with rows and input channels in another
+    order: as many of each kind, yet no layer twice.
+    """
+    near = [
+        one for one in found if (one.m, one.k) == (wanted.m, wanted.k) and abs(one.sparsity - wanted.sparsity) <= NEAR
+    ]
+    if not near:
+        return None
+    one = min(near, key=lambda one: (abs(one.sparsity - wanted.sparsity), one.name))
+    matrix = readers.read(one.path).matrix
+    mask = np.zeros((one.m, one.k), dtype=np.bool_)
+    mask[np.repeat(np.arange(one.m), matrix.row_nnz), matrix.indices] = True
+    if one.taps_first:
+        mask = channels_first(mask, wanted.taps)
+    if use == 0:
+        return Pattern(mask, one.name)
+    return Pattern(shuffled(mask, wanted.taps, use), f"{one.name}, rows and channels in another order")
+
+
+def channels_first(mask: Mask, taps: int) -> Mask:
+    """A mask (m, taps x channels) as (m, channels x taps), PyTorch's order."""
+    m, k = mask.shape
+    return np.ascontiguousarray(mask.reshape(m, taps, k // taps).transpose(0, 2, 1)).reshape(m, k)
+
+
+def shuffled(mask: Mask, taps: int, seed: int) -> Mask:
+    """Its rows, and its input channels with all their taps, in another order."""
+    random = np.random.default_rng(seed)
+    m, k = mask.shape
+    channels = random.permutation(k // taps)
+    return np.ascontiguousarray(mask[random.permutation(m)].reshape(m, -1, taps)[:, channels]).reshape(m, k)

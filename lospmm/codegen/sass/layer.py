@@ -1,0 +1,129 @@
+"""What machine code does for a layer beside its product: leaves out the padding, adds bias and residual, takes ReLU.
+
+- A thread keeps a bit for each row and column of its window that lies in the padding (``Entry.padded``). A predicate of
+  its own tells it whether the elements that it loads next lie there, another the same of those that it multiplies; both
+  walk the positions of the window in the same order, and each has two predicates that take turns: one is set anew while
+  the other is in use.
+- What is left out leaves the accumulator as it is: one whose first multiply-add may be left out is cleared before.
+- A residual is loaded into the accumulator, all rows at once; they share the scoreboard of addresses.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.sass.form import RZ, Opcode, blank
+from lospmm.ir import ZERO, Op
+
+#: Cycles from the instruction that sets a predicate to the first that it guards; as ptxas sets them.
+PREDICATE_LATENCY = 13
+
+#: Cycles behind the last of several integer instructions, or additions, until what they wrote may be used.
+SETTLED_STALL = 6
+
+#: The longest stall without ``yields``.
+_LONGEST_STALL = 11
+
+#: Of loads, and of multiply-adds. P0 is the carry of addresses.
+_PREDICATES = {Op.LOAD: (1, 2), Op.FMA: (3, 4)}
+
+#: Instructions before the row of that number.
+Piece = tuple[int, NDArray[np.void]]
+
+
+def guard(form: NDArray[np.void], code: NDArray[np.void], guards: NDArray[np.int64], padded: int) -> list[Piece]:
+    """Sets the predicates of what ``guards`` says may be left out; the tests that set them, and before which rows."""
+    pieces: list[Piece] = []
+    for op, predicates in _PREDICATES.items():
+        places = np.flatnonzero(code["op"] == op)
+        bits = guards[places]
+        starts = np.flatnonzero(np.diff(bits, prepend=0))
+        ends = np.append(starts[1:], len(places))[: len(starts)]
+        turn, before = 0, 0  # the row at which the run before begins: who used the predicate last came earlier
+        for first, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            users = places[first:end]
+            if bits[first]:
+                predicate = predicates[turn % 2]
+                turn += 1
+                form["predicate"][users], form["predicate_negated"][users] = predicate, 1
+                pieces.append((before, _test(padded, int(bits[first]), predicate, int(users[0]) - before)))
+            before = int(users[0])
+    return pieces
+
+
+def _test(padded: int, bits: int, predicate: int, rows_between: int) -> NDArray[np.void]:
+    """Each row between takes a cycle at least."""
+    stall = max(1, PREDICATE_LATENCY - rows_between)
+    form = blank(1)
+    form["op"], form["ra"], form["immediate"], form["carry"] = Opcode.LOP3_TEST, padded, bits, predicate
+    form["stall"], form["yields"] = stall, stall > _LONGEST_STALL
+    return form
+
+
+def begun(code: NDArray[np.void], accumulators: int) -> NDArray[np.bool_]:
+    """The accumulators that hold something before their first multiply-add."""
+    found = np.zeros(accumulators, np.bool_)
+    fmas = np.flatnonzero(code["op"] == Op.FMA)
+    first = fmas[0] if len(fmas) else len(code)
+    early = code[:first]
+    found[early["target"][_begins(early)]] = True
+    return found
+
+
+def _begins(code: NDArray[np.void]) -> NDArray[np.bool_]:
+    return np.isin(code["op"], (Op.BEGIN, Op.RESIDUAL))
+
+
+def cleared(registers: NDArray[np.uint8]) -> list[Piece]:
+    """Zero in each of ``registers`` before anything else."""
+    if not len(registers):
+        return []
+    form = blank(len(registers))
+    form["op"], form["rd"], form["immediate"] = Opcode.MOV_IMM, registers, 0
+    form["stall"][-1] = SETTLED_STALL
+    return [(0, form)]
+
+
+def set_bias(form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[np.uint8]) -> None:
+    """A bias is what its accumulator begins with, or is added to what is there."""
+    for op, opcode in ((Op.BEGIN, Opcode.MOV_IMM), (Op.ADD, Opcode.FADD_IMM)):
+        places = np.flatnonzero(code["op"] == op)
+        target = registers[code["target"][places]]
+        form["op"][places], form["rd"][places] = opcode, target
+        form["immediate"][places] = code["weight"][places].view(np.uint32)
+        if op == Op.ADD:
+            form["ra"][places] = target
+        form["stall"][places[np.diff(places, append=-1) != 1]] = SETTLED_STALL
+
+
+def rectified(form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[np.uint8]) -> list[Piece]:
+    """ReLU of what each run of stores is about to store; NaN stays. It waits for what the first of them waits for."""
+    pieces: list[Piece] = []
+    for run in runs_of(np.flatnonzero(code["op"] == Op.STORE)):
+        sources = code["source"][run]
+        held = registers[sources[sources != ZERO]]
+        if len(held):
+            maxima = blank(len(held))
+            maxima["op"], maxima["rd"], maxima["ra"], maxima["rb"] = Opcode.FMNMX_NAN, held, RZ, held
+            maxima["stall"][-1], maxima["wait"][0] = SETTLED_STALL, form["wait"][run[0]]
+            pieces.append((int(run[0]), maxima))
+    return pieces
+
+
+def runs_of(places: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Rows next to each other, together."""
+    return np.split(places, np.flatnonzero(np.diff(places) != 1) + 1) if len(places) else []
+
+
+def waits_for_residual(code: NDArray[np.void]) -> NDArray[np.intp]:
+    """The first row behind each run of residuals that may use one: a load of B uses none."""
+    users = np.flatnonzero((code["op"] != Op.LOAD) & (code["op"] != Op.RESIDUAL))
+    ends = [run[-1] for run in runs_of(np.flatnonzero(code["op"] == Op.RESIDUAL))]
+    return users[np.searchsorted(users, ends)] if ends else np.zeros(0, np.intp)
+
+
+def overwritten_stores(code: NDArray[np.void]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Stores whose accumulators are begun anew behind them, and the first row behind each run of them."""
+    begins = np.flatnonzero(_begins(code))
+    stores = np.flatnonzero(code["op"] == Op.STORE)
+    read = stores[stores < begins[-1]] if len(begins) else stores[:0]
+    return read, np.array([run[-1] + 1 for run in runs_of(read)], np.intp)

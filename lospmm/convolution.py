@@ -1,0 +1,262 @@
+"""A convolution as a product C = A x B whose B is never written down (section 6.2, implicit im2col).
+
+A is (out_channels, channels * kernel_height * kernel_width), a layer's weights in PyTorch's order, flattened. B would
+be the unfolded input: a column for each output pixel of each image, a row for each channel and position in the window.
+A kernel reads the element of the input (NCHW) that stands in its place. Where it lies is a sum of two numbers: what the
+thread's column gives, found once, and what A's column gives, a constant of the code. What lies in the padding is zero,
+and is not read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import BadRequest, Unsupported
+
+#: One image of the input or of the output has fewer elements, so that offsets within it fit 32 bits of bytes.
+MAX_IMAGE_ELEMENTS = 2**30
+
+#: A window that reaches into the padding has at most so many rows and columns: a thread keeps a bit for each.
+MAX_PADDED_WINDOW = 16
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """The input (batch, channels, height, width) and the window; pairs are (along the height, along the width).
+
+    Raises BadRequest for sizes that give no output or are too large, Unsupported for a padded window beyond
+    MAX_PADDED_WINDOW.
+    """
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    kernel_height: int
+    kernel_width: int
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name == "padding" else 1
+            numbers = value if isinstance(value, tuple) else (value,)
+            if len(numbers) != (2 if field.type is Pair else 1) or not all(_is_whole(one) for one in numbers):
+                kind = "a pair of whole numbers" if field.type is Pair else "a whole number"
+                raise BadRequest(f"convolution: {field.name} is {value!r:.80}: give {kind}")
+            if min(numbers) < least:
+                raise BadRequest(f"convolution: {field.name} is {value}: at least {least}")
+        if min(self.out_height, self.out_width) < 1:
+            raise BadRequest(
+                f"convolution: a window of {self.kernel_height} x {self.kernel_width}, dilated by {self.dilation}, "
+                f"does not fit into {self.height} x {self.width} padded by {self.padding}"
+            )
+        if max(self.channels * self.height * self.width, *self._padded) >= MAX_IMAGE_ELEMENTS:
+            raise BadRequest(f"convolution: an image has {MAX_IMAGE_ELEMENTS} elements or more")
+        if self.is_padded and max(self.kernel_height, self.kernel_width) > MAX_PADDED_WINDOW:
+            raise Unsupported(
+                f"convolution: a padded window of {self.kernel_height} x {self.kernel_width}: "
+                f"at most {MAX_PADDED_WINDOW} each way"
+            )
+
+    @property
+    def out_height(self) -> int:
+        return _outputs(self.height, self.kernel_height, self.stride[0], self.padding[0], self.dilation[0])
+
+    @property
+    def out_width(self) -> int:
+        return _outputs(self.width, self.kernel_width, self.stride[1], self.padding[1], self.dilation[1])
+
+    @property
+    def pixels(self) -> int:
+        """Of one image of the output."""
+        return self.out_height * self.out_width
+
+    @property
+    def k(self) -> int:
+        """Rows of B."""
+        return self.channels * self.kernel_height * self.kernel_width
+
+    @property
+    def n(self) -> int:
+        """Columns of B and C."""
+        return self.batch * self.pixels
+
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        return self.batch, self.channels, self.height, self.width
+
+    @property
+    def image_elements(self) -> int:
+        """Of one image of the input."""
+        return self.channels * self.height * self.width
+
+    @property
+    def input_elements(self) -> int:
+        return self.batch * self.image_elements
+
+    def output_shape(self, m: int) -> tuple[int, int, int, int]:
+        return self.batch, m, self.out_height, self.out_width
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether any window reaches beyond the input."""
+        return bool(self.guarded_rows or self.guarded_columns)
+
+    @property
+    def guarded_rows(self) -> tuple[int, ...]:
+        """Rows of the window that lie outside of the input somewhere."""
+        return _guarded(
+            self.kernel_height, self.height, self.out_height, (self.stride[0], self.padding[0], self.dilation[0])
+        )
+
+    @property
+    def guarded_columns(self) -> tuple[int, ...]:
+        return _guarded(
+            self.kernel_width, self.width, self.out_width, (self.stride[1], self.padding[1], self.dilation[1])
+        )
+
+    @property
+    def _padded(self) -> tuple[int, int]:
+        """The furthest that offsets along both axes reach, padding included."""
+        height, width = self.height + 2 * self.padding[0], self.width + 2 * self.padding[1]
+        return height * width, self.pixels
+
+
+def convolution_of(sizes: Mapping[str, Any]) -> Convolution:
+    """As JSON has it, whose pairs are lists. Raises as Convolution does, and BadRequest for other sizes."""
+    values: dict[str, Any] = {name: tuple(size) if isinstance(size, list) else size for name, size in sizes.items()}
+    try:
+        return Convolution(**values)
+    except TypeError as error:
+        raise BadRequest(f"convolution: {error}") from None
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _outputs(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _guarded(kernel: int, size: int, outputs: int, way: tuple[int, int, int]) -> tuple[int, ...]:
+    stride, padding, dilation = way
+    first, last = -padding, (outputs - 1) * stride - padding
+    return tuple(at for at in range(kernel) if first + at * dilation < 0 or last + at * dilation >= size)
+
+
+def window_places(convolution: Convolution, k: NDArray[np.integer]) -> tuple[NDArray[np.int64], ...]:
+    """Channel, row and column in the window of each row ``k`` of B."""
+    rest, column = np.divmod(np.asarray(k, np.int64), convolution.kernel_width)
+    channel, row = np.divmod(rest, convolution.kernel_height)
+    return channel, row, column
+
+
+def row_elements(convolution: Convolution, k: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Elements from where a column's window begins to row ``k`` of B: what is constant in the code."""
+    channel, row, column = window_places(convolution, k)
+    down, right = convolution.dilation
+    return (channel * convolution.height + row * down) * convolution.width + column * right
+
+
+def column_places(convolution: Convolution, columns: NDArray[np.integer]) -> tuple[NDArray[np.int64], ...]:
+    """Image, and row and column of the input at which the window begins, of each column of B; padding is negative."""
+    image, pixel = np.divmod(np.asarray(columns, np.int64), convolution.pixels)
+    y, x = np.divmod(pixel, convolution.out_width)
+    return (
+        image,
+        y * convolution.stride[0] - convolution.padding[0],
+        x * convolution.stride[1] - convolution.padding[1],
+    )
+
+
+def column_elements(convolution: Convolution, columns: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Elements from the start of the input to where each column's window begins: found once by each thread."""
+    image, y, x = column_places(convolution, columns)
+    return image * convolution.image_elements + y * convolution.width + x
+
+
+def output_elements(convolution: Convolution, m: int, columns: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Elements from the start of the output to row 0 of each column of C; the next row is ``pixels`` further."""
+    image, pixel = np.divmod(np.asarray(columns, np.int64), convolution.pixels)
+    return image * m * convolution.pixels + pixel
+
+
+def guard_bits(convolution: Convolution, k: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The bits of ``outside`` of which one is set where row ``k`` of B lies in the padding; 0 where none ever does."""
+    _, row, column = window_places(convolution, k)
+    rows, columns = np.zeros(convolution.kernel_height, np.int64), np.zeros(convolution.kernel_width, np.int64)
+    for at in convolution.guarded_rows:
+        rows[at] = row_bit(at)
+    for at in convolution.guarded_columns:
+        columns[at] = column_bit(at)
+    found: NDArray[np.int64] = rows[row] | columns[column]
+    return found
+
+
+def row_bit(row: int) -> int:
+    """The bit of ``outside`` that says that this row of a thread's window lies in the padding."""
+    return 1 << row
+
+
+def column_bit(column: int) -> int:
+    return 1 << MAX_PADDED_WINDOW + column
+
+
+def outside(convolution: Convolution, columns: NDArray[np.integer]) -> NDArray[np.uint32]:
+    """The bits that a thread of each column keeps of its window: which rows and columns of it lie in the padding."""
+    _, y, x = column_places(convolution, columns)
+    bits = np.zeros(len(y), np.int64)
+    for at in convolution.guarded_rows:
+        begin = y + at * convolution.dilation[0]
+        bits |= np.where((begin < 0) | (begin >= convolution.height), row_bit(at), 0)
+    for at in convolution.guarded_columns:
+        begin = x + at * convolution.dilation[1]
+        bits |= np.where((begin < 0) | (begin >= convolution.width), column_bit(at), 0)
+    return bits.astype(np.uint32)
+
+
+def order_of_rows(convolution: Convolution) -> NDArray[np.int64]:
+    """The rows of B in the order in which kernels load them, (k,).
+
+    By position in the window where there is padding, those first that never lie in it: a thread then decides a few
+    times in a tile, not at every load, whether it takes part. Else as they are numbered.
+    """
+    k = np.arange(convolution.k)
+    if not convolution.is_padded:
+        return k
+    channel, row, column = window_places(convolution, k)
+    return np.lexsort((channel, column, row, guard_bits(convolution, k) != 0))
+
+
+def unfold(
+    convolution: Convolution, elements: NDArray[np.float32], columns: NDArray[np.integer], *, padding: float = 0.0
+) -> NDArray[np.float32]:
+    """Some columns of B, (k, columns), of an input of ``input_shape``; ``padding`` stands for what lies outside."""
+    k = np.arange(convolution.k)
+    place = np.add.outer(row_elements(convolution, k), column_elements(convolution, columns))
+    is_outside = (guard_bits(convolution, k)[:, np.newaxis] & outside(convolution, columns).astype(np.int64)) != 0
+    found = elements.reshape(-1)[np.where(is_outside, 0, place)]
+    return np.where(is_outside, np.float32(padding), found).astype(np.float32)
+
+
+def rows_at(convolution: Convolution, columns: NDArray[np.integer], elements: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The row of B at which each of ``elements`` of the input stands in its column, one of each column; -1: nowhere."""
+    image, y, x = column_places(convolution, columns)
+    rest, right = np.divmod(elements, convolution.width)
+    rest, down = np.divmod(rest, convolution.height)
+    found_image, channel = np.divmod(rest, convolution.channels)
+    row, row_rest = np.divmod(down - y, convolution.dilation[0])
+    column, column_rest = np.divmod(right - x, convolution.dilation[1])
+    is_own = (found_image == image) & (row_rest == 0) & (column_rest == 0)
+    is_own &= (row >= 0) & (row < convolution.kernel_height) & (column >= 0) & (column < convolution.kernel_width)
+    k = (channel * convolution.kernel_height + row) * convolution.kernel_width + column
+    return np.where(is_own, k, -1)

@@ -1,0 +1,77 @@
+"""What a kernel does with a sum before it stores it: adds a bias and a third operand, and takes ReLU.
+
+The bias is known like A, so it is in the code. The residual is an argument of the kernel, of C's shape and layout.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """C = relu(A x B + residual + bias), of which each part may be absent; ``bias`` has a number for each row of C.
+
+    The order of the additions is that of the code: the bias first, or last where there is a residual.
+    """
+
+    bias: tuple[float, ...] | None = None  # float32 numbers
+    relu: bool = False
+    residual: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether C is A x B."""
+        return self == PLAIN
+
+
+#: C = A x B.
+PLAIN = Epilogue()
+
+
+def epilogue_of(bias: Sequence[float] | np.ndarray | None, *, relu: bool, residual: bool) -> Epilogue:
+    """With the bias rounded to float32. Raises BadRequest for one that is not a row of finite numbers."""
+    for name, value in (("relu", relu), ("residual", residual)):
+        if not isinstance(value, bool | np.bool_):
+            raise BadRequest(f"{name} is {value!r:.80}: give True or False")
+    return Epilogue(None if bias is None else _rounded(bias), bool(relu), bool(residual))
+
+
+def _rounded(bias: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+    try:
+        numbers = np.asarray(bias)
+    except ValueError:
+        raise BadRequest("bias: give a number for each row of the weights") from None
+    if numbers.ndim != 1 or numbers.dtype.kind not in "fiu":
+        raise BadRequest(f"bias of shape {numbers.shape} and type {numbers.dtype}: give a number for each row")
+    with np.errstate(over="ignore"):
+        rounded = numbers.astype(np.float32)
+    finite = np.isfinite(rounded)
+    if not finite.all():
+        first = int(finite.argmin())
+        raise BadRequest(f"bias: number {first} is {numbers[first]}, not a finite float32")
+    return tuple(0.0 if number == 0 else number for number in map(float, rounded))
+
+
+def check_rows(epilogue: Epilogue, m: int) -> None:
+    """Raises BadRequest for a bias that is not one of ``m`` finite numbers."""
+    bias = epilogue.bias
+    if bias is None:
+        return
+    if len(bias) != m:
+        raise BadRequest(f"the bias has {len(bias)} numbers, and the weights {m} rows")
+    if not all(math.isfinite(number) for number in bias):
+        raise BadRequest("the bias holds numbers that are not finite")
+
+
+def bias_of(epilogue: Epilogue, rows: NDArray[np.integer]) -> NDArray[np.float32]:
+    """What is added to each of ``rows`` of C."""
+    bias = np.zeros(len(rows), np.float32)
+    if epilogue.bias is not None:
+        bias[:] = [epilogue.bias[row] for row in rows.tolist()]
+    return bias

@@ -1,0 +1,239 @@
+"""Which kernels stand for a weight: found by the address of the tensor, so that a compiled graph is the same for all.
+
+An operator that named its kernel by a number would be another graph for every layer. The weight is its argument
+instead, which it needs anyway where it has to be dense, and the kernels are looked up by the weight's address when it
+runs. A tensor that lies here stays alive, so that no other can have its address.
+
+In-place changes are noticed by PyTorch's version counter of each tensor, at the cost of a comparison per call; the
+weights are then compared with the kernels' by their fingerprint. A change through ``tensor.data`` is not counted, nor
+is one of a tensor that was made in inference mode: call ``status`` after such a change.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lospmm.errors import BadMatrix, GpuFault
+from lospmm.gpu.launcher import Launcher
+from lospmm.kernel import Kernel
+from lospmm.matrix import from_dense
+from lospmm.model import Launch
+
+#: The shape of the operand, whether ReLU follows, whether there is a residual, and the way of a window.
+Call = tuple[tuple[int, ...], bool, bool, tuple[int, ...]]
+
+#: The addresses of a weight and of the bias that goes with it; 0 where there is none.
+Address = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A kernel and the calls that it serves: those of at least ``least`` columns, up to its own."""
+
+    kernel: Kernel
+    call: Call
+    out_shape: tuple[int, ...]
+    least: int
+    fuses: bool  # bias, ReLU and residual are in its code; else they are PyTorch's
+    bias: str | None = None  # ``bias_digest`` of the one in its code
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensors:
+    """What a layer's A and bias are made of: A is ``weight``, flattened to two dimensions, times ``mask``."""
+
+    weight: Tensor
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def address(self) -> Address:
+        return self.weight.data_ptr(), 0 if self.bias is None else self.bias.data_ptr()
+
+    def matrix(self) -> np.ndarray:
+        """A (m, k) as it is now, of float32, on the CPU."""
+        weight = self.weight.detach()
+        a = weight if self.mask is None else weight * self.mask.detach()
+        return a.flatten(1).cpu().numpy()
+
+    def bias_values(self) -> np.ndarray | None:
+        """The bias (m,) as it is now, on the CPU."""
+        return None if self.bias is None else self.bias.detach().cpu().numpy()
+
+    def detached(self) -> "Tensors":
+        """The same memory and the same version counters, without the parameters themselves."""
+        return Tensors(*(None if one is None else one.detach() for one in (self.weight, self.mask, self.bias)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """A bucket's kernel where its weight is: ``launcher`` on a GPU, the emulated runtime on a CPU."""
+
+    bucket: Bucket
+    device: torch.device
+    launcher: Launcher | None
+
+    def __call__(self, b: Tensor, residual: Tensor | None) -> Tensor:
+        """C of a contiguous ``b`` of exactly the kernel's shape."""
+        bucket = self.bucket
+        if self.launcher is None:
+            given = (b.numpy(),) if residual is None or not bucket.fuses else (b.numpy(), residual.numpy())
+            return torch.from_numpy(bucket.kernel.run_on_cpu(*given))
+        c = torch.empty(bucket.out_shape, dtype=torch.float32, device=self.device)
+        added = 0 if residual is None or not bucket.fuses else residual.data_ptr()
+        index = self.device.index
+        if torch._C._cuda_getDevice() == index:
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            if self.launcher(stream, b.data_ptr(), c.data_ptr(), added):
+                return c
+        with torch.cuda.device(index):
+            torch.cuda.set_device(index)  # which gives a thread its context
+            if not self.launcher(torch.cuda.current_stream().cuda_stream, b.data_ptr(), c.data_ptr(), added):
+                raise GpuFault(f"no context on {self.device}")
+        return c
+
+
+@dataclass(slots=True, eq=False)
+class Bound:
+    """The kernels at one address. ``refusal`` says why all calls are dense, where they are."""
+
+    name: str
+    tensors: Tensors
+    fingerprint: str
+    bias: str | None
+    ready: dict[Call, Ready] = field(default_factory=dict)
+    versions: tuple[tuple[Tensor, int], ...] = ()
+    refusal: str | None = None
+    owners: int = 1
+    warned: set[str] = field(default_factory=set)
+
+    def is_current(self) -> bool:
+        """Whether the weights are those of the kernels; looks at them again where they were written to."""
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                self.look()
+                break
+        return self.refusal is None
+
+    def look(self) -> None:
+        """Compare the weights, bit for bit, with those that the kernels were made of. Waits for the GPU."""
+        if self.tensors.weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            self.refusal = "its weights were written to, and cannot be looked at while a CUDA graph is captured"
+            return
+        self.versions = tuple((one, one._version) for one in _tracked(self.tensors))
+        self.refusal = difference(self.tensors, self.fingerprint, self.bias)
+
+    def padded(self, shape: Sequence[int], rest: tuple[bool, bool, tuple[int, ...]]) -> Ready | None:
+        """The kernel of the smallest bucket that holds an operand of two dimensions, at least as full as it must be."""
+        if len(shape) != 2:
+            return None
+        k, n = shape
+        fitting = [
+            ready
+            for call, ready in self.ready.items()
+            if call[1:] == rest and len(call[0]) == 2 and call[0][0] == k and call[0][1] >= n >= ready.bucket.least
+        ]
+        return min(fitting, key=lambda ready: ready.bucket.call[0][1], default=None)
+
+    def warn_once(self, reason: str) -> None:
+        if reason not in self.warned:
+            self.warned.add(reason)
+            warnings.warn(f"lospmm: a layer is dense: {reason} (status of lospmm.nn lists which)", stacklevel=4)
+
+
+#: Every weight that has kernels.
+_BOUND: dict[Address, Bound] = {}
+
+#: Code that was loaded, by its sha256 and GPU. It stays: a CUDA graph that was captured may hold it.
+_LAUNCHERS: dict[tuple[str, int], Launcher] = {}
+
+find = _BOUND.get
+
+
+def bind(name: str, tensors: Tensors, buckets: Sequence[Bucket], *, emulate: bool) -> Bound:
+    """Have calls with this weight run on ``buckets``, until ``release``; ``emulate`` is for a weight on the CPU.
+
+    Where they cannot be used there, the reason is in ``refusal``. Raises GpuFault where code cannot be loaded.
+    """
+    manifest = buckets[0].kernel.artifact.manifest
+    kept, bias = tensors.detached(), bias_in(buckets)
+    found = _BOUND.get(kept.address)
+    if found is not None and (found.fingerprint, found.bias) == (manifest["fingerprint"], bias):
+        bound = found
+        bound.owners += 1
+    else:
+        bound = _BOUND[kept.address] = Bound(name, kept, manifest["fingerprint"], bias)
+    reason = misfit(kept.weight, buckets, emulate=emulate)
+    if reason is None:
+        for bucket in buckets:
+            bound.ready[bucket.call] = _ready(bucket, kept.weight.device)
+    bound.look()
+    bound.refusal = bound.refusal or reason
+    return bound
+
+
+def release(bound: Bound) -> None:
+    """Forget a weight, once for each ``bind``."""
+    bound.owners -= 1
+    if bound.owners == 0 and _BOUND.get(bound.tensors.address) is bound:
+        del _BOUND[bound.tensors.address]
+
+
+def misfit(weight: Tensor, buckets: Sequence[Bucket], *, emulate: bool) -> str | None:
+    """Why the kernels cannot run where ``weight`` is, and as it is."""
+    if weight.dtype is not torch.float32:
+        return f"its weights are {str(weight.dtype).removeprefix('torch.')}, and kernels compute in float32"
+    if weight.device.type == "cpu":
+        return None if emulate else "it is on the CPU, where kernels are emulated only when asked for"
+    if weight.device.type != "cuda":
+        return f"it is on {weight.device}, and kernels run on NVIDIA GPUs"
+    arch = buckets[0].kernel.artifact.manifest["arch"]
+    own = "sm_{}{}".format(*torch.cuda.get_device_capability(weight.device))
+    return None if arch.rstrip("a") == own else f"its kernels are for {arch}, and {weight.device} is {own}"
+
+
+def difference(tensors: Tensors, fingerprint: str, bias: str | None) -> str | None:
+    """Why these weights are not those of a kernel with this fingerprint and bias."""
+    try:
+        same = from_dense(tensors.matrix()).fingerprint == fingerprint
+    except BadMatrix as error:
+        return f"its weights cannot be used: {error}"
+    if not same:
+        return "its weights are not those that its kernels were tuned for; sparsify_ the model again"
+    own = tensors.bias_values()
+    if bias is not None and (own is None or bias_digest(own) != bias):
+        return "its bias is not the one in the code of its kernels; sparsify_ the model again"
+    return None
+
+
+def bias_digest(bias: np.ndarray) -> str:
+    """sha256 of a bias (m,) of float32; both zeros are one."""
+    return hashlib.sha256(np.ascontiguousarray(bias + np.float32(0.0), dtype="<f4").tobytes()).hexdigest()
+
+
+def bias_in(buckets: Sequence[Bucket]) -> str | None:
+    """The bias that is in the code of kernels, which is the same for all."""
+    return next((bucket.bias for bucket in buckets if bucket.bias is not None), None)
+
+
+def _tracked(tensors: Tensors) -> list[Tensor]:
+    every = (tensors.weight, tensors.mask, tensors.bias)
+    return [one for one in every if one is not None and not one.is_inference()]
+
+
+def _ready(bucket: Bucket, device: torch.device) -> Ready:
+    if device.type == "cpu":
+        return Ready(bucket, device, None)
+    manifest = bucket.kernel.artifact.manifest
+    key = manifest["cubin_sha256"], device.index
+    if key not in _LAUNCHERS:
+        shape = manifest["launch"]
+        with torch.cuda.device(device):
+            launch = Launch(tuple(shape["grid"]), shape["block"], shape["shared_bytes"])
+            _LAUNCHERS[key] = Launcher(bucket.kernel.cubin, manifest["name"], launch)
+    return Ready(bucket, device, _LAUNCHERS[key])

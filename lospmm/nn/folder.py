@@ -1,0 +1,185 @@
+"""The kernels of a model in a folder: ``save`` and ``load_``.
+
+``model.json`` names the layers and, for each of their kernels, a folder beside it, which is called after its code. It
+is written last and replaced in one step, and no folder is ever written over by other code: a ``save`` that is stopped
+leaves what was there before.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from lospmm import artifact
+from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.kernel import Kernel
+from lospmm.nn import layer
+from lospmm.nn.bound import Bucket, bias_in, difference, misfit
+from lospmm.nn.layer import Shares, Sparse, Tuned
+from lospmm.nn.place import forget_mask
+from lospmm.nn.report import Report, Row
+from lospmm.nn.site import Site, find_sites
+from lospmm.nn.sparsify import call_parts, restore_
+
+SCHEMA = 1
+MODEL_FILE = "model.json"
+
+#: Digits of the sha256 of a kernel's code that its folder is called after.
+_DIGITS = 20
+
+
+@dataclass(frozen=True)
+class _KernelEntry:
+    """A ``Bucket``; ``folder`` holds its kernel."""
+
+    folder: str
+    shape: tuple[int, ...]  # of the operand
+    way: tuple[int, ...]  # stride, padding and dilation of a convolution
+    out_shape: tuple[int, ...]
+    least: int
+    fuses: bool
+    bias: str | None
+
+
+@dataclass(frozen=True)
+class _LayerEntry:
+    name: str
+    features_first: bool
+    shares: Shares
+    kernels: tuple[_KernelEntry, ...]
+
+
+@dataclass(frozen=True)
+class _ModelEntry:
+    schema: int
+    layers: tuple[_LayerEntry, ...]
+
+
+_MODEL = TypeAdapter(_ModelEntry)
+
+
+def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
+    """Write the kernels of a model that was tuned; its weights are its state_dict's.
+
+    Raises BadRequest for a model without kernels or a folder that holds something else, ToolchainFault for the disk.
+    """
+    folder = Path(directory)
+    tuned = [
+        one for module in model.modules() if isinstance(module, Sparse) for one in module.lospmm_state.tuned.values()
+    ]
+    if not tuned:
+        raise BadRequest("no layer of the model has kernels: sparsify_ it first, and see its report")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MODEL_FILE).is_file():
+        raise BadRequest(f"{folder}: holds something else than a tuned model; name an empty or a new folder")
+    layers = []
+    for one in tuned:
+        entries = tuple(_written(bucket, folder) for bucket in one.buckets)
+        layers.append(_LayerEntry(one.name, one.features_first, one.shares, entries))
+    _replace(folder / MODEL_FILE, json.dumps(asdict(_ModelEntry(SCHEMA, tuple(layers))), indent=2) + "\n")
+
+
+def _written(bucket: Bucket, folder: Path) -> _KernelEntry:
+    digest = bucket.kernel.artifact.manifest["cubin_sha256"][:_DIGITS]
+    name = f"{bucket.kernel.artifact.manifest['name']}-{digest}"
+    if not (folder / name / artifact.MANIFEST_FILE).is_file():
+        bucket.kernel.save(folder / name)
+    shape, _, _, way = bucket.call
+    return _KernelEntry(name, tuple(shape), way, bucket.out_shape, bucket.least, bucket.fuses, bucket.bias)
+
+
+def _replace(file: Path, text: str) -> None:
+    scratch = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
+    try:
+        scratch.write_text(text)
+        scratch.replace(file)
+    except OSError as error:
+        raise ToolchainFault(f"{file}: cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+
+
+def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool = False) -> Report:
+    """Have the layers of ``model`` run on the kernels that ``save`` wrote, in place and without tuning; a row for each.
+
+    A layer whose weights, device or type do not fit stays dense, with the reason in its row. ``emulate`` runs the
+    kernels' text where the weights are on a CPU. A kernel is code: load only folders that you trust.
+
+    Raises BadRequest for a folder that is not one of ``save``, or is damaged; the model is then as it was.
+    """
+    folder = Path(directory)
+    content = _read(folder)
+    kernels = {entry.folder: _kernel(folder, entry) for one in content.layers for entry in one.kernels}
+    restore_(model)
+    sites, rows = find_sites(model, 0.0)
+    by_name = {site.name: site for site in sites}
+    unfit = {row.layer: row.reason for row in rows}
+    loaded: list[Row] = []
+    for one in content.layers:
+        site = by_name.get(one.name)
+        if site is None:
+            reason = unfit.get(one.name, "the model has no such layer")
+            empty: dict[str, Any] = {"kind": "", "shape": (0, 0), "sparsity": 0.0, "n": None, "advice": "dense"}
+            loaded.append(Row(layer=one.name, reason=reason, **empty))
+            continue
+        loaded += _swapped(site, one, kernels, emulate=emulate)
+    for site in sites:
+        if not isinstance(site.module, Sparse):
+            forget_mask(site.module, site.weight)
+    call_parts(model)
+    return Report(tuple(loaded))
+
+
+def _swapped(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, emulate: bool) -> list[Row]:
+    buckets = tuple(
+        Bucket(
+            kernels[one.folder],
+            (one.shape, site.relu, site.adds, one.way),
+            one.out_shape,
+            one.least,
+            one.fuses,
+            one.bias,
+        )
+        for one in entry.kernels
+    )
+    manifest = buckets[0].kernel.artifact.manifest
+    reason = difference(site.tensors, manifest["fingerprint"], bias_in(buckets)) or misfit(
+        site.tensors.weight, buckets, emulate=emulate
+    )
+    if reason is not None:
+        return [site.row(reason)]
+    tuned = Tuned(site.name, site.place, buckets, emulate, entry.features_first, entry.shares)
+    layer.swap(site.module, {site.weight: tuned}, site.sparse)
+    return [site.row("loaded", n=bucket.kernel.artifact.manifest["n"], advice="sparse") for bucket in buckets]
+
+
+def _read(folder: Path) -> _ModelEntry:
+    file = folder / MODEL_FILE
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"{file}: cannot be read: {error.strerror}; name a folder that save wrote") from None
+    try:
+        content = _MODEL.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{file}: is damaged, or not that of a tuned model: {field}: {first['msg']}") from None
+    if content.schema != SCHEMA:
+        raise BadRequest(f"{file}: schema {content.schema}; this version reads {SCHEMA}; save the model again")
+    return content
+
+
+def _kernel(folder: Path, entry: _KernelEntry) -> Kernel:
+    """Raises BadRequest for a folder elsewhere, or one that is damaged."""
+    if Path(entry.folder).name != entry.folder:
+        raise BadRequest(f"{folder / MODEL_FILE}: is damaged: {entry.folder[:80]!r} is not the name of a folder")
+    return Kernel(artifact.read(folder / entry.folder))

@@ -1,0 +1,114 @@
+"""Convolutions with what follows them in one module, so that a kernel does it before it stores.
+
+``fused`` follows a model by ``torch.fx`` and takes a batch norm into the weights of the convolution before it, and the
+addition and the ReLU behind into ``FusedConv2d`` (the paper's fused Conv2D + ReLU, section 6.2). Otherwise each is a
+pass of its own through memory.
+"""
+
+import copy
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from lospmm.errors import Unsupported
+
+
+class FusedConv2d(nn.Conv2d):
+    """relu(conv2d(x) + residual), of which ReLU and the residual may be absent. Its parameters are a Conv2d's."""
+
+    relu: bool
+    adds: bool  # takes a residual
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        c = super().forward(input)
+        c = c if residual is None else c + residual
+        return functional.relu(c) if self.relu else c
+
+
+_ADDITIONS: frozenset[Any] = frozenset({operator.add, operator.iadd, torch.add, "add", "add_"})
+_RELUS: frozenset[Any] = frozenset({functional.relu, functional.relu_, torch.relu, torch.relu_, "relu", "relu_"})
+
+
+def fused(model: nn.Module) -> fx.GraphModule:
+    """A copy of ``model`` for inference with every convolution fused with what follows. Its weights are its own.
+
+    Give it to ``sparsify_``: where a layer stays dense it computes the same. The keys of its state_dict are those of
+    ``model`` but for batch norms, which are gone. Raises Unsupported for a model that ``torch.fx`` cannot follow.
+    """
+    try:
+        traced = fx.symbolic_trace(model)
+    except Exception as error:  # whatever the model's own code does with a proxy
+        raise Unsupported(f"torch.fx cannot follow the model: {str(error).splitlines()[0][:200]}") from error
+    graph = copy.deepcopy(traced).eval()
+    modules = dict(graph.named_modules())
+    for node in list(graph.graph.nodes):
+        if node.op == "call_module" and type(modules.get(node.target)) is nn.Conv2d and _is_only_call(graph, node):
+            _fuse(graph, node)
+    graph.graph.lint()
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return graph
+
+
+def _is_only_call(graph: fx.GraphModule, node: fx.Node) -> bool:
+    return sum(one.op == "call_module" and one.target == node.target for one in graph.graph.nodes) == 1
+
+
+def _fuse(graph: fx.GraphModule, convolution: fx.Node) -> None:
+    module = graph.get_submodule(str(convolution.target))
+    assert isinstance(module, nn.Conv2d)
+    chain = [convolution]
+    norm = _only_user(chain[-1])
+    if norm is not None and _is_norm(graph, norm):
+        _take_in(module, graph.get_submodule(str(norm.target)))
+        chain.append(norm)
+    addition, residual = _only_user(chain[-1]), None
+    if addition is not None and _calls(graph, addition, _ADDITIONS) and not addition.kwargs:
+        others = [one for one in addition.args if one is not chain[-1]]
+        if len(others) == 1 and isinstance(others[0], fx.Node):
+            chain.append(addition)
+            residual = others[0]
+    relu = _only_user(chain[-1])
+    has_relu = relu is not None and _calls(graph, relu, _RELUS)
+    if relu is not None and has_relu:
+        chain.append(relu)
+    if len(chain) == 1:
+        return
+    last = chain[-1]
+    module.__class__ = FusedConv2d
+    module.__dict__.update(relu=has_relu, adds=residual is not None)
+    given = convolution.args if residual is None else (*convolution.args, residual)
+    with graph.graph.inserting_after(last):
+        made = graph.graph.call_module(str(convolution.target), given, dict(convolution.kwargs))
+    last.replace_all_uses_with(made)
+    for node in reversed(chain):
+        graph.graph.erase_node(node)
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _calls(graph: fx.GraphModule, node: fx.Node, what: frozenset[Any]) -> bool:
+    if node.op == "call_module":
+        return what is _RELUS and type(graph.get_submodule(str(node.target))) is nn.ReLU
+    return node.op in ("call_function", "call_method") and node.target in what
+
+
+def _is_norm(graph: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op != "call_module" or not _is_only_call(graph, node):
+        return False
+    module = graph.get_submodule(str(node.target))
+    return type(module) is nn.BatchNorm2d and module.running_mean is not None
+
+
+def _take_in(module: nn.Conv2d, norm: Any) -> None:
+    """Scale the weights by a batch norm's."""
+    weight, bias = fuse_conv_bn_weights(
+        module.weight, module.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    )
+    module.weight, module.bias = weight, bias

@@ -1,0 +1,291 @@
+"""Layers whose products are tuned kernels: the same modules as before, of another class.
+
+Nothing of a module is replaced, so that its parameters, its name, its hooks and the keys of its state_dict stay, and
+``restore`` takes nothing but its class back. What a kernel cannot do is done as it was before.
+
+**Layout.** A kernel reads B features first (K x N); a Linear's activations are tokens x features. ``forward``
+transposes what comes in and what goes out, unless it is there already: elementwise operations keep the order of a
+tensor in memory, so that between two layers with nothing else between them, of which the first is ``features_first``,
+nothing is moved. This is to a Linear what ``channels_last`` is to a convolution: a matter of strides, on which no
+result depends.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lospmm.nn import operator
+from lospmm.nn.bound import Bound, Bucket, Tensors, bind, release
+from lospmm.nn.fusion import FusedConv2d
+from lospmm.nn.place import Place, forget_mask, take_hooks, tensors_of
+from lospmm.nn.transpose import prepare, turned
+
+#: The attribute of a tensor that holds it transposed.
+_TRANSPOSED = "lospmm_transposed"
+
+#: Stride, padding and dilation, each along height and width.
+Way: TypeAlias = tuple[list[int], list[int], list[int]]
+
+
+#: The first layer that is given a tensor transposes it and keeps that with the tensor; the last takes it away.
+Shares: TypeAlias = Literal["no", "first", "next", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The kernels of one weight of a layer; ``sizes`` are (least, most) columns of each bucket, ascending."""
+
+    name: str
+    place: Place
+    buckets: tuple[Bucket, ...]
+    emulate: bool = False
+    features_first: bool = False  # leave what is computed as the kernel wrote it
+    shares: Shares = "no"  # what is done with the transposed input, which other layers are given too
+    sizes: tuple[tuple[int, int], ...] = ()
+    inputs: tuple[tuple[int, ...], ...] = ()  # the shapes that a convolution has kernels for
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """What a layer had before, and has besides: all that ``restore`` needs."""
+
+    original: type[nn.Module]
+    tuned: dict[str, Tuned] = field(default_factory=dict)
+    bound: dict[str, Bound] = field(default_factory=dict)
+    hooks: dict[int, Any] = field(default_factory=dict)  # of torch.nn.utils.prune, which there is no need of
+
+
+class Sparse(nn.Module):
+    """Of every layer that has kernels: keeps them bound to its weights, wherever these are moved."""
+
+    lospmm_state: Any
+    lospmm_tuned: Any
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Sparse":
+        applied = super()._apply(fn, recurse)
+        rebind(self)
+        return applied
+
+    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
+        super()._load_from_state_dict(*arguments, **named)
+        rebind(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        weakref.finalize(self, let_go, self.lospmm_state).atexit = False
+        rebind(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state["lospmm_state"] = replace(state["lospmm_state"], bound={})
+        return state
+
+
+def product(x: Tensor, tuned: Tuned, tensors: Tensors) -> Tensor:
+    """(..., m) of ``x`` (..., k), through the operator, with the transposes that are not avoided."""
+    is_alone = torch.compiler.is_compiling() or tuned.shares == "no"
+    b = _transposed(x) if is_alone else _transposed_once(x, tuned.shares)
+    c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias)
+    c = c.t() if tuned.features_first else turned(c)
+    return c.unflatten(0, x.shape[:-1]) if x.dim() != 2 else c
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return turned(x.reshape(-1, x.shape[-1]))
+
+
+def _transposed_once(x: Tensor, shares: Shares) -> Tensor:
+    """``_transposed``, for all layers that are given ``x`` one after the other.
+
+    The first never takes what lies there: whoever fills a tensor anew from call to call, or captures a graph of it, may
+    do so without PyTorch's knowledge. A tensor of inference mode does not say when it is written to, not even in
+    between, and is transposed each time.
+    """
+    if x.is_inference():
+        return _transposed(x)
+    kept = x.__dict__.pop(_TRANSPOSED, None)
+    if kept is None or shares == "first" or kept[0] != x._version:
+        kept = x._version, _transposed(x)
+    if shares != "last" and kept[1].data_ptr() != x.data_ptr():  # else it is what it was made of
+        x.__dict__[_TRANSPOSED] = kept
+    return kept[1]
+
+
+def serves(tuned: Tuned, x: Tensor) -> bool:
+    """Whether a bucket holds so many columns. No look at any tensor, so that it is decided when a graph is compiled."""
+    if x.dtype is not torch.float32 or x.dim() < 1 or x.shape[-1] == 0:
+        return False
+    n = x.numel() // x.shape[-1]
+    return any(least <= n <= most for least, most in tuned.sizes)
+
+
+class SparseLinear(Sparse, nn.Linear):
+    """nn.Linear, its bias in the kernel."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        tuned = self.lospmm_tuned
+        tensors = tensors_of(self, tuned.place)
+        if serves(tuned, input):
+            return product(input, tuned, tensors)
+        return functional.linear(input, _effective(tensors), tensors.bias)
+
+
+class _Convolution(Sparse):
+    """What convolutions of one and of two dimensions share."""
+
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+    padding_mode: str
+    lospmm_tuned: Any
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._convolved(input, None, relu=False)
+
+    def _convolved(self, x: Tensor, residual: Tensor | None, *, relu: bool) -> Tensor:
+        tuned = self.lospmm_tuned
+        tensors = tensors_of(self, tuned.place)
+        weight, mask, bias = tensors.weight, tensors.mask, tensors.bias
+        way = way_of(self)
+        inner = as_images(x, weight.dim())
+        if way is not None and inner is not None and x.dtype is torch.float32 and tuple(inner.shape) in tuned.inputs:
+            images = [one if one is None else as_images(one, one.dim()) for one in (weight, mask)]
+            c = operator.conv2d(inner, images[0], images[1], bias, residual, relu, *way)
+            return c if weight.dim() == 4 else c.squeeze(2)
+        c = self._conv_forward(x, _effective(tensors), bias)
+        c = c if residual is None else c + residual
+        return functional.relu(c) if relu else c
+
+
+class SparseConv2d(_Convolution, nn.Conv2d):
+    """nn.Conv2d without groups, for inputs of exactly the shapes that it has kernels for."""
+
+
+class SparseConv1d(_Convolution, nn.Conv1d):
+    """nn.Conv1d without groups, as a convolution of images of one row."""
+
+
+class SparseFusedConv2d(_Convolution, FusedConv2d):
+    """A convolution with the residual and the ReLU behind it, in one kernel."""
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self._convolved(input, residual, relu=self.relu)
+
+
+def as_images(x: Tensor, dimensions: int) -> Tensor | None:
+    """An input of a convolution, or its weight, in four dimensions; None for one without a batch."""
+    if x.dim() != dimensions:
+        return None
+    return x if dimensions == 4 else x.unsqueeze(2)
+
+
+def way_of(module: nn.Module) -> Way | None:
+    """Stride, padding and dilation of a convolution in two dimensions; None for padding that differs at both ends."""
+    stride, dilation = (list(getattr(module, name)) for name in ("stride", "dilation"))
+    padding: Any = module.padding
+    if padding == "same":
+        around = [step * (size - 1) for step, size in zip(dilation, module.kernel_size, strict=True)]
+        if any(one % 2 for one in around):
+            return None
+        padding = [one // 2 for one in around]
+    padding = [0] * len(stride) if padding == "valid" else list(padding)
+    if len(stride) == 2:
+        return stride, padding, dilation
+    return [1, *stride], [0, *padding], [1, *dilation]
+
+
+def _effective(tensors: Tensors) -> Tensor:
+    return tensors.weight if tensors.mask is None else tensors.weight * tensors.mask
+
+
+#: The class that a module of each class becomes. Those that parametrizations made are made when they are met.
+CLASSES: Mapping[type[nn.Module], type[Sparse]] = {
+    nn.Linear: SparseLinear,
+    nn.modules.linear.NonDynamicallyQuantizableLinear: SparseLinear,
+    nn.Conv1d: SparseConv1d,
+    nn.Conv2d: SparseConv2d,
+    FusedConv2d: SparseFusedConv2d,
+}
+
+
+#: Classes that parametrizations have made, and what they became.
+_PARAMETRIZED: dict[type[nn.Module], type[Sparse]] = {}
+
+
+def sparse_class(original: type[nn.Module], classes: Mapping[type[nn.Module], type[Sparse]]) -> type[Sparse] | None:
+    """The class with kernels for exactly this class; None where there is none, as for one with a forward of its own."""
+    if original in classes or original in _PARAMETRIZED:
+        return classes.get(original) or _PARAMETRIZED[original]
+    sparse = classes.get(original.__bases__[0])
+    if sparse is None or not original.__name__.startswith("Parametrized"):  # as torch.nn.utils.parametrize names it
+        return None
+    made: type[Sparse] = type(sparse.__name__, (sparse, original), {})
+    _PARAMETRIZED[original] = made
+    return made
+
+
+def swap(module: nn.Module, tuned: Mapping[str, Tuned], sparse: type[Sparse]) -> None:
+    """Have a module run on these kernels, by the name of each weight."""
+    state: State | None = module.__dict__.get("lospmm_state")
+    if state is None:
+        state = module.__dict__["lospmm_state"] = State(type(module))
+        module.__class__ = sparse
+        weakref.finalize(module, let_go, state).atexit = False
+    state.tuned = {name: _summed_up(one) for name, one in tuned.items()}
+    for name in tuned:
+        state.hooks |= take_hooks(module, name)
+    rebind(module)
+
+
+def restore(module: nn.Module) -> None:
+    """The module as it was before ``swap``."""
+    state: State = module.__dict__.pop("lospmm_state")
+    module.__dict__.pop("lospmm_tuned", None)
+    let_go(state)
+    module.__class__ = state.original
+    for name in state.tuned:
+        forget_mask(module, name)
+    module._forward_pre_hooks.update(state.hooks)
+
+
+def rebind(module: nn.Module) -> None:
+    """Bind the kernels to the weights where they are now; a layer that cannot have them there is dense."""
+    state: State = module.__dict__["lospmm_state"]
+    let_go(state)
+    usable = {name: _bound(module, state, name) for name in state.tuned}
+    # Of a layer with one weight, its kernels; of several, all of them.
+    module.__dict__["lospmm_tuned"] = usable["weight"] if set(usable) == {"weight"} else usable
+
+
+def _bound(module: nn.Module, state: State, name: str) -> Tuned:
+    """What ``forward`` looks at: no buckets where there is no kernel for this place."""
+    tuned = state.tuned[name]
+    tensors = tensors_of(module, tuned.place)
+    if not tensors.weight.is_meta:
+        if tensors.weight.is_cuda:
+            prepare(tensors.weight.device)
+        bound = state.bound[name] = bind(tuned.name, tensors, tuned.buckets, emulate=tuned.emulate)
+        if bound.refusal is not None:
+            bound.warn_once(bound.refusal)
+        if bound.ready:
+            return tuned
+    return replace(tuned, sizes=(), inputs=())
+
+
+def let_go(state: State) -> None:
+    """Unbind the kernels of a module."""
+    for bound in state.bound.values():
+        release(bound)
+    state.bound = {}
+
+
+def _summed_up(tuned: Tuned) -> Tuned:
+    """With what a compiled graph is decided by: plain numbers, the same for layers of the same shapes."""
+    products = sorted((b for b in tuned.buckets if len(b.call[0]) == 2), key=lambda bucket: bucket.call[0][1])
+    sizes = tuple((bucket.least, bucket.call[0][1]) for bucket in products)
+    return replace(tuned, sizes=sizes, inputs=tuple(b.call[0] for b in tuned.buckets if len(b.call[0]) == 4))

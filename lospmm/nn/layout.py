@@ -1,0 +1,165 @@
+"""Where a tensor may stay features first, found by watching one forward of the dense model.
+
+Elementwise operations keep the order of a tensor in memory. What a layer computes is followed through them: where it
+reaches nothing but other pruned layers, it need not be transposed in between. Anything else, a view for instance, sees
+a tensor as it would be without this.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from lospmm.nn.site import Site, run
+
+_ATEN = torch.ops.aten
+
+#: Operations whose result lies in memory as what they are given, by the name of the operator.
+_ELEMENTWISE = frozenset(
+    {
+        _ATEN.add, _ATEN.sub, _ATEN.mul, _ATEN.div, _ATEN.neg, _ATEN.relu, _ATEN.relu_, _ATEN.gelu, _ATEN.gelu_,
+        _ATEN.silu, _ATEN.silu_, _ATEN.sigmoid, _ATEN.tanh, _ATEN.hardswish, _ATEN.hardswish_, _ATEN.leaky_relu,
+        _ATEN.leaky_relu_, _ATEN.hardtanh, _ATEN.hardtanh_, _ATEN.elu, _ATEN.softplus, _ATEN.clamp, _ATEN.clamp_min,
+        _ATEN.erf, _ATEN.pow, _ATEN.add_, _ATEN.mul_, _ATEN.sub_, _ATEN.div_, _ATEN.mish, _ATEN.detach, _ATEN.exp,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of the layers by name: which others what each computes reaches, and what each is fed by."""
+
+    reaches: Mapping[str, frozenset[str]]
+    escapes: frozenset[str]  # those whose result also reaches something else
+    fed_by: Mapping[str, frozenset[str]]
+    with_same_input: tuple[tuple[str, ...], ...]  # those that one tensor was given to, in that order
+
+    def features_first(self, swapped: Collection[str]) -> frozenset[str]:
+        """The layers that may leave their result features first, where only these are swapped."""
+        return frozenset(
+            name
+            for name in swapped
+            if name not in self.escapes and self.reaches.get(name) and self.reaches[name] <= set(swapped)
+        )
+
+    def is_fed_first(self, name: str, first: Collection[str]) -> bool:
+        """Whether what a layer is given lies features first already."""
+        feeding = self.fed_by.get(name, frozenset())
+        return bool(feeding) and feeding <= set(first)
+
+    def sharing(self, name: str, swapped: Collection[str]) -> tuple[str, ...]:
+        """The layers that are given the same tensor as this one, itself included, in the order of their calls."""
+        groups = [tuple(one for one in group if one in swapped) for group in self.with_same_input if name in group]
+        return groups[0] if len(groups) == 1 and len(set(groups[0])) == len(groups[0]) else (name,)
+
+
+#: Nothing is known: every result is given back tokens first.
+UNKNOWN = Layout({}, frozenset(), {}, ())
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """What was seen so far. A tensor's tags are the layers whose result it is, but for elementwise operations."""
+
+    tags: Any = field(default_factory=WeakIdKeyDictionary)
+    inputs: Any = field(default_factory=WeakIdKeyDictionary)
+    reaches: dict[str, set[str]] = field(default_factory=dict)
+    escapes: set[str] = field(default_factory=set)
+    fed_by: dict[str, set[str]] = field(default_factory=dict)
+    strangers: set[str] = field(default_factory=set)  # layers that were also fed by something else
+    inside: int = 0
+    groups: list[list[str]] = field(default_factory=list)  # those that one tensor was given to
+
+    def of(self, tensor: object) -> frozenset[str]:
+        return self.tags.get(tensor, frozenset()) if isinstance(tensor, Tensor) else frozenset()
+
+    def enter(self, name: str, x: Tensor) -> None:
+        tags = self.of(x)
+        for tag in tags:
+            self.reaches.setdefault(tag, set()).add(name)
+        self.fed_by.setdefault(name, set()).update(tags)
+        if not tags:
+            self.strangers.add(name)
+        group = self.inputs.setdefault(x, [])
+        group.append(name)
+        if len(group) == 2:  # the tensor may be gone before the model ends
+            self.groups.append(group)
+        self.inside += 1
+
+    def leave(self, name: str, y: Tensor) -> None:
+        self.inside -= 1
+        self.tags[y] = frozenset({name})
+
+    def layout(self) -> Layout:
+        fed_by = {name: frozenset(tags) for name, tags in self.fed_by.items() if name not in self.strangers}
+        groups = tuple(dict.fromkeys(map(tuple, self.groups)))
+        return Layout({n: frozenset(to) for n, to in self.reaches.items()}, frozenset(self.escapes), fed_by, groups)
+
+
+class _Follow(TorchDispatchMode):
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        watch = self._watch
+        given = [one for one in tree_leaves((args, kwargs or {})) if isinstance(one, Tensor)]
+        tags = frozenset[str]().union(*(watch.of(one) for one in given))
+        if watch.inside or not tags:
+            return result
+        if (
+            func.overloadpacket in _ELEMENTWISE
+            and isinstance(result, Tensor)
+            and _is_of_one_layout(watch, given, result)
+        ):
+            watch.tags[result] = tags
+        else:
+            watch.escapes |= tags
+        return result
+
+
+def _is_of_one_layout(watch: _Watch, given: Sequence[Tensor], result: Tensor) -> bool:
+    """Whether all that is as large as the result comes from layers: only then do all lie the same way."""
+    return all(watch.of(one) for one in given if one.numel() == result.numel()) and result.dim() >= 2
+
+
+def watch_layout(model: nn.Module, sites: Sequence[Site], example: Any) -> Layout:
+    """Follow one forward of the dense model. ``example`` is as for ``learn_shapes``."""
+    watch = _Watch()
+    products = {site.module: site.name for site in sites if site.weight == "weight" and not site.is_convolution}
+    with ExitStack() as stack:
+        for module, name in products.items():
+            stack.enter_context(_watched(watch, module, name))
+        with _Follow(watch):
+            outcome = run(model, example)
+    for tensor in tree_leaves(outcome):
+        watch.escapes |= watch.of(tensor)
+    return watch.layout()
+
+
+@contextmanager
+def _watched(watch: _Watch, module: nn.Module, name: str) -> Iterator[None]:
+    def enter(_module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        watch.enter(name, given[0] if given else named["input"])
+
+    def leave(_module: nn.Module, _given: tuple[Any, ...], y: Tensor) -> None:
+        watch.leave(name, y)
+
+    # The last before and the first after: hooks of the user's see what they would see without.
+    before = module.register_forward_pre_hook(enter, with_kwargs=True)
+    after = module.register_forward_hook(leave, prepend=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()

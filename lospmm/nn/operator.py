@@ -1,0 +1,211 @@
+"""The operators ``lospmm::spmm`` and ``lospmm::conv2d``: for inference, on the current stream, and always right.
+
+    c = torch.ops.lospmm.spmm(b, weight, mask, bias, residual, relu)      relu((weight * mask) @ b + residual + bias)
+
+B is (k, n), C (m, n), both row-major: features first. Where ``weight`` has a kernel for B's shape it runs; elsewhere
+the dense product does, on CPU and GPU alike, so that a result never depends on whether there is a kernel. A B of fewer
+columns than a kernel's is copied into one of the kernel's size, in which what stands behind it does not matter.
+
+They are written in Python below PyTorch's dispatcher, not as ``torch.library.custom_op``, which takes some ten
+microseconds more a call. Nothing is allocated but C, through PyTorch, and nothing waits for the GPU: a CUDA graph
+can capture them. There is no derivative: where one would be needed they raise RuntimeError at the call.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lospmm.nn.bound import Bound, Ready, find
+
+_NAMESPACE = "lospmm"
+_SPMM = (
+    "spmm(Tensor b, Tensor weight, Tensor? mask=None, Tensor? bias=None, Tensor? residual=None, bool relu=False) "
+    "-> Tensor"
+)
+_CONV2D = (
+    "conv2d(Tensor input, Tensor weight, Tensor? mask, Tensor? bias, Tensor? residual, bool relu, "
+    "int[2] stride, int[2] padding, int[2] dilation) -> Tensor"
+)
+
+#: What there is in ``torch.ops.lospmm``, for as long as the process lives.
+LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
+LIBRARY.define(_SPMM, tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.define(_CONV2D, tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _spmm(
+    b: Tensor,
+    weight: Tensor,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    _refuse_gradients(b, weight, bias, residual)
+    bound = find((weight.data_ptr(), 0 if bias is None else bias.data_ptr()))
+    if bound is not None:
+        ready = bound.ready.get((b.shape, relu, residual is not None, ()))
+        if ready is not None and _is_usable(bound, ready, b, residual):
+            return _run(ready, b, bias, residual, relu=relu)
+    _check_product(b, weight, residual)
+    if bound is not None:
+        padded = bound.padded(b.shape, (relu, residual is not None, ()))
+        if padded is not None and _is_usable(bound, padded, b, None):
+            return _run_padded(padded, b, bias, residual, relu=relu)
+        bound.warn_once(bound.refusal or _unserved(bound, b))
+    return dense_product(b, weight, mask, bias, residual, relu=relu)
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    _refuse_gradients(input, weight, bias, residual)
+    bound = find((weight.data_ptr(), 0 if bias is None else bias.data_ptr()))
+    if bound is not None:
+        ready = bound.ready.get((input.shape, relu, residual is not None, (*stride, *padding, *dilation)))
+        if ready is not None and _is_usable(bound, ready, input, residual):
+            return _run(ready, input, bias, residual, relu=relu)
+        bound.warn_once(bound.refusal or _unserved(bound, input))
+    way = tuple(stride), tuple(padding), tuple(dilation)
+    return dense_convolution(input, weight, mask, bias, residual, relu=relu, way=way)
+
+
+def _is_usable(bound: Bound, ready: Ready, b: Tensor, residual: Tensor | None) -> bool:
+    return (
+        b.dtype is torch.float32
+        and b.device == ready.device
+        and (residual is None or (residual.shape == ready.bucket.out_shape and residual.dtype is torch.float32))
+        and bound.is_current()
+    )
+
+
+def _run(ready: Ready, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
+    if not b.is_contiguous():
+        b = b.contiguous()
+    if residual is not None and not residual.is_contiguous():
+        residual = residual.contiguous()
+    c = ready(b, residual)
+    return c if ready.bucket.fuses else _finished(c, bias, residual, relu=relu)
+
+
+def _run_padded(ready: Ready, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
+    n = b.shape[1]
+    wide = b.new_empty(ready.bucket.call[0])
+    wide[:, :n] = b
+    added = None
+    if residual is not None:
+        added = residual.new_empty(ready.bucket.out_shape)
+        added[:, :n] = residual
+    if wide.device.type == "cpu":
+        wide[:, n:] = 0.0  # which is computed with; on a GPU it may be anything
+    return _run(ready, wide, bias, added, relu=relu)[:, :n].contiguous()
+
+
+def _finished(c: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
+    """In place, in the order of a kernel's epilogue."""
+    if residual is not None:
+        c += residual
+    if bias is not None:
+        c += bias.reshape(-1, *(1,) * (c.dim() - 1 if c.dim() == 2 else c.dim() - 2))
+    return c.relu_() if relu else c
+
+
+def dense_product(
+    b: Tensor, weight: Tensor, mask: Tensor | None, bias: Tensor | None, residual: Tensor | None, *, relu: bool
+) -> Tensor:
+    """What ``spmm`` computes, by PyTorch."""
+    a = weight.flatten(1) if mask is None else (weight * mask).flatten(1)
+    c = torch.mm(a, b) if residual is None else torch.addmm(residual, a, b)
+    return _finished(c, bias, None, relu=relu)
+
+
+def dense_convolution(
+    input: Tensor,
+    weight: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    *,
+    relu: bool,
+    way: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+) -> Tensor:
+    """What ``conv2d`` computes, by PyTorch."""
+    c = functional.conv2d(input, weight if mask is None else weight * mask, bias, *way)
+    c = c if residual is None else c + residual
+    return (c.relu() if relu else c).contiguous()
+
+
+def _check_product(b: Tensor, weight: Tensor, residual: Tensor | None) -> None:
+    m, k = weight.shape[0], weight[0].numel()
+    if b.dim() != 2 or b.shape[0] != k:
+        raise RuntimeError(f"lospmm::spmm: B has the shape {tuple(b.shape)}; the weight of {m} x {k} takes ({k}, n)")
+    if residual is not None and residual.shape != (m, b.shape[1]):
+        raise RuntimeError(f"lospmm::spmm: the residual has the shape {tuple(residual.shape)}; C has {(m, b.shape[1])}")
+
+
+def _unserved(bound: Bound, b: Tensor) -> str:
+    if b.dtype is not torch.float32:
+        return f"its input is {str(b.dtype).removeprefix('torch.')}, and kernels compute in float32"
+    held = ", ".join(" x ".join(map(str, call[0])) for call in bound.ready)
+    return f"no kernel serves an input of {' x '.join(map(str, b.shape))} (there are kernels for {held})"
+
+
+def _refuse_gradients(*tensors: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors):
+        raise RuntimeError(
+            "lospmm: tuned kernels are for inference and have no derivative; call the model under "
+            "torch.inference_mode() or torch.no_grad(), or give it back its dense layers with lospmm.nn.restore_"
+        )
+
+
+def _fake_spmm(
+    b: Tensor,
+    weight: Tensor,
+    mask: Tensor | None = None,  # noqa: ARG001
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    relu: bool = False,  # noqa: ARG001
+) -> Tensor:
+    _refuse_gradients(b, weight, bias, residual)
+    torch._check(b.dim() == 2, lambda: f"lospmm::spmm: B has {b.dim()} dimensions, not 2")
+    return b.new_empty((weight.shape[0], b.shape[1]))
+
+
+def _fake_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    mask: Tensor | None,  # noqa: ARG001
+    bias: Tensor | None,
+    residual: Tensor | None,
+    relu: bool,  # noqa: ARG001
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    _refuse_gradients(input, weight, bias, residual)
+    sides = [
+        (input.shape[2 + at] + 2 * padding[at] - dilation[at] * (weight.shape[2 + at] - 1) - 1) // stride[at] + 1
+        for at in range(2)
+    ]
+    return input.new_empty((input.shape[0], weight.shape[0], *sides))
+
+
+for _device in ("CPU", "CUDA"):
+    LIBRARY.impl("spmm", _spmm, _device)
+    LIBRARY.impl("conv2d", _conv2d, _device)
+torch.library.register_fake(f"{_NAMESPACE}::spmm", _fake_spmm, lib=LIBRARY)
+torch.library.register_fake(f"{_NAMESPACE}::conv2d", _fake_conv2d, lib=LIBRARY)
+
+#: The operators, without the look-up of their overloads.
+spmm = torch.ops.lospmm.spmm.default
+conv2d = torch.ops.lospmm.conv2d.default

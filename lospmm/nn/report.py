@@ -1,0 +1,69 @@
+"""What became of each layer of a model, as rows."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+#: The columns of ``Report.table``.
+_HEADS = ("layer", "shape", "zeros", "n", "dense us", "sparse us", "advice", "why")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One layer for one number of columns; without kernels ``n`` may be None."""
+
+    layer: str
+    kind: str  # as in "Linear"
+    shape: tuple[int, int]  # of A: m, k
+    sparsity: float  # the share of zeros, 0 to 1
+    n: int | None
+    advice: Literal["sparse", "dense"]
+    reason: str  # for it
+    dense_micros: float | None = None  # of the whole layer, as it was
+    sparse_micros: float | None = None  # of the whole layer with its kernel, transposes included
+    kernel_micros: float | None = None  # of the kernel alone, where tuning has timed it
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The rows of all layers that can have kernels, in the model's order. ``str`` is a table."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def sparse(self) -> tuple[str, ...]:
+        """The layers that run on kernels."""
+        return tuple(dict.fromkeys(row.layer for row in self.rows if row.advice == "sparse"))
+
+    def to_json(self) -> str:
+        return json.dumps({"layers": [asdict(row) for row in self.rows]}, indent=2) + "\n"
+
+    def __str__(self) -> str:
+        lines = [_HEADS, *map(_cells, self.rows)]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(_HEADS))]
+        text = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        ]
+        return "\n".join([*text, self._sum()])
+
+    def _sum(self) -> str:
+        layers = {row.layer for row in self.rows}
+        line = f"{len(self.sparse)} of {len(layers)} layers run on kernels"
+        timed = [row for row in self.rows if row.dense_micros is not None and row.sparse_micros is not None]
+        if not timed:
+            return line
+        dense = sum(row.dense_micros or 0.0 for row in timed)
+        chosen = sum((row.sparse_micros if row.advice == "sparse" else row.dense_micros) or 0.0 for row in timed)
+        return f"{line}; those timed take {chosen:.1f} us of {dense:.1f} us dense"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    micros = ("-" if one is None else f"{one:.1f}" for one in (row.dense_micros, row.sparse_micros))
+    shape, n = f"{row.shape[0]} x {row.shape[1]}", "-" if row.n is None else str(row.n)
+    return (row.layer, shape, f"{100 * row.sparsity:.1f}%", n, *micros, row.advice, row.reason)
+
+
+def from_json(text: str) -> Report:
+    """The report of ``to_json``."""
+    rows = (Row(**{**row, "shape": tuple(row["shape"])}) for row in json.loads(text)["layers"])
+    return Report(tuple(rows))

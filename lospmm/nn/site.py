@@ -1,0 +1,190 @@
+"""The pruned weights of a model, and the shapes of what each is multiplied with."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lospmm.convolution import Convolution
+from lospmm.errors import BadMatrix, LospmmError, Unsupported
+from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts
+from lospmm.nn.bound import Tensors
+from lospmm.nn.fusion import FusedConv2d
+from lospmm.nn.layer import CLASSES, Sparse, as_images, sparse_class, way_of
+from lospmm.nn.place import Place, place_of, tensors_of
+from lospmm.nn.report import Row
+
+#: The class with kernels of each that can have them.
+_ALL: Mapping[type[nn.Module], type[Sparse]] = {**CLASSES, nn.MultiheadAttention: SparseMultiheadAttention}
+
+#: The name of each weight, and of the bias that goes with it.
+_WEIGHTS: Mapping[type[Sparse], tuple[str, str]] = {SparseMultiheadAttention: ("in_proj_weight", "in_proj_bias")}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """A weight that is pruned enough. ``weight`` is its name in ``module``."""
+
+    name: str
+    module: nn.Module
+    weight: str
+    sparse: type[Sparse]
+    place: Place
+    matrix: SparseMatrix
+
+    @property
+    def tensors(self) -> Tensors:
+        return tensors_of(self.module, self.place)
+
+    @property
+    def is_convolution(self) -> bool:
+        return isinstance(self.module, nn.Conv1d | nn.Conv2d)
+
+    @property
+    def relu(self) -> bool:
+        """Whether the layer ends with ReLU."""
+        return isinstance(self.module, FusedConv2d) and self.module.relu
+
+    @property
+    def adds(self) -> bool:
+        """Whether the layer adds a residual."""
+        return isinstance(self.module, FusedConv2d) and self.module.adds
+
+    def row(self, reason: str, **rest: Any) -> Row:
+        """Its row of the report, dense unless ``rest`` says otherwise."""
+        matrix = self.matrix
+        shape, kind = (matrix.m, matrix.k), self.sparse.__name__.removeprefix("Sparse")
+        usual = {"n": None, "advice": "dense"}
+        return Row(layer=self.name, kind=kind, shape=shape, sparsity=matrix.sparsity, reason=reason, **(usual | rest))
+
+
+def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[Row]]:
+    """What can have kernels, and a row for each weight that cannot, in the model's order."""
+    sites, rows = [], []
+    for name, module in model.named_modules():
+        sparse = sparse_class(type(module), _ALL)
+        if sparse is None:
+            continue
+        weight, bias = _WEIGHTS.get(sparse, ("weight", "bias"))
+        full = ".".join(part for part in (name, "" if weight == "weight" else weight) if part) or type(module).__name__
+        kept = module._parameters.get(weight, module._parameters.get(f"{weight}_orig"))
+        shape = (0, 0) if kept is None else (kept.shape[0], kept[0].numel())
+        base: dict[str, Any] = {
+            "layer": full,
+            "kind": sparse.__name__.removeprefix("Sparse"),
+            "n": None,
+            "advice": "dense",
+        }
+        try:
+            place, matrix = _pruned(module, weight, bias)
+        except LospmmError as error:
+            rows.append(Row(shape=shape, sparsity=0.0, reason=str(error), **base))
+            continue
+        if matrix.sparsity >= min_sparsity:
+            sites.append(Site(full, module, weight, sparse, place, matrix))
+            continue
+        few = f"fewer zeros than the {100 * min_sparsity:.0f}% of min_sparsity"
+        rows.append(Row(shape=(matrix.m, matrix.k), sparsity=matrix.sparsity, reason=few, **base))
+    return sites, rows
+
+
+def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[Place, SparseMatrix]:
+    """Raises Unsupported and BadMatrix."""
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        if module.groups != 1:
+            raise Unsupported(f"it has {module.groups} groups, and kernels are for one")
+        if module.padding_mode != "zeros":
+            raise Unsupported(f"its padding is {module.padding_mode!r}, and kernels pad with zeros")
+        if way_of(module) is None:
+            raise Unsupported(f"its padding {module.padding!r} differs at both ends")
+    if isinstance(module, nn.MultiheadAttention) and not module._qkv_same_embed_dim:
+        raise Unsupported("its keys and values have sizes of their own")
+    place = place_of(module, weight, bias)
+    tensors = tensors_of(module, place)
+    if tensors.weight.is_meta:
+        raise Unsupported("its weights are on the device meta")
+    if tensors.weight.dtype is not torch.float32:
+        kind = str(tensors.weight.dtype).removeprefix("torch.")
+        raise Unsupported(f"its weights are {kind}, and kernels compute in float32")
+    matrix = from_dense(tensors.matrix())
+    if matrix.nnz == 0:
+        raise BadMatrix("all its weights are zero")
+    return place, matrix
+
+
+def learn_shapes(model: nn.Module, sites: Sequence[Site], example: Any) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes that each weight, by its site's name, was given in one forward of ``example``; n for a product.
+
+    ``example`` is a tensor, or a tuple of arguments, or a mapping of named ones.
+    """
+    seen: dict[str, list[tuple[int, ...]]] = {site.name: [] for site in sites}
+    by_module = {site.module: site for site in sites}
+
+    def note(site: Site, x: Tensor) -> None:
+        shape = _operand(site, x)
+        if shape is not None and shape not in seen[site.name]:
+            seen[site.name].append(shape)
+
+    def hear(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        first = arguments[0] if arguments else next(iter(named.values()))
+        site = by_module.get(module)
+        if isinstance(module, nn.MultiheadAttention):
+            given = dict(zip(("query", "key", "value"), arguments, strict=False)) | named
+            if site is not None and given["query"] is given["key"] and given["key"] is given["value"]:
+                note(site, given["query"])
+            inner = by_module.get(module.out_proj)
+            if inner is not None:  # which the dense module does not call
+                note(inner, given["query"])
+        elif site is not None:
+            note(site, first)
+
+    heard = [*by_module, *(one for one in model.modules() if isinstance(one, nn.MultiheadAttention))]
+    with ExitStack() as stack:
+        for module in dict.fromkeys(heard):
+            stack.callback(module.register_forward_pre_hook(hear, with_kwargs=True).remove)
+        run(model, example)
+    return seen
+
+
+def run(model: nn.Module, example: Any) -> Any:
+    """The model's output for an example, as in inference; its mode is left as it was."""
+    with torch.no_grad(), no_short_cuts(), _evaluated(model):
+        return call_with(model, example)
+
+
+def call_with(model: Callable[..., Any], example: Any) -> Any:
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple | list) else model(example)
+
+
+@contextmanager
+def _evaluated(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _operand(site: Site, x: Tensor) -> tuple[int, ...] | None:
+    if not site.is_convolution:
+        return (x.numel() // x.shape[-1],) if x.dim() and x.shape[-1] else None
+    images = as_images(x, site.tensors.weight.dim())
+    return None if images is None else tuple(images.shape)
+
+
+def convolution_of(site: Site, shape: tuple[int, ...]) -> Convolution:
+    """The convolution of a site for inputs (batch, channels, height, width). Raises BadRequest and Unsupported."""
+    weight = as_images(site.tensors.weight, site.tensors.weight.dim())
+    way = way_of(site.module)
+    assert weight is not None and way is not None
+    pairs = {name: (pair[0], pair[1]) for name, pair in zip(("stride", "padding", "dilation"), way, strict=True)}
+    batch, channels, height, width = shape
+    return Convolution(batch, channels, height, width, weight.shape[2], weight.shape[3], **pairs)

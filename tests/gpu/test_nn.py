@@ -1,0 +1,243 @@
+"""PyTorch's operator on a real GPU: streams, CUDA graphs, compiled models, threads, and what falls back."""
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+
+from torch import nn  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
+
+import lospmm.nn  # noqa: E402
+from lospmm.nn import transpose  # noqa: E402
+from lospmm.nn.operator import spmm  # noqa: E402
+
+#: PyTorch's compiler warns of itself: of a graph that it captures to know its memory, and of TF32.
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+]
+
+#: How kernels are made where it is no matter how fast they are.
+TUNED: Mapping[str, Any] = MappingProxyType({"choice": "sparse", "measure": "none", "verify": "none"})
+
+#: Relative to the largest element, of sums in float32 in another order.
+MAX_ERROR = 1e-6
+
+
+def pruned(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(*layers).cuda().eval()
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.normal_(module.weight)
+            prune.l1_unstructured(module, "weight", 0.9)
+            prune.remove(module, "weight")
+    return model
+
+
+def double(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return copy.deepcopy(model).double()(x.double())
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.fixture(scope="module")
+def perceptron() -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
+    model = pruned(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+    x = torch.randn(4, 64, 256, device="cuda")
+    wanted = double(model, x)
+    report = lospmm.nn.sparsify_(model, x, **TUNED, n=[1024])
+    assert report.sparse == ("0", "2"), str(report)
+    assert not any(lospmm.nn.status(model).values())
+    return model, x, wanted
+
+
+Model = tuple[nn.Sequential, torch.Tensor, torch.Tensor]
+
+
+@torch.no_grad()
+def test_a_model_on_kernels(perceptron: Model) -> None:
+    model, x, wanted = perceptron
+    assert error(model(x), wanted) < MAX_ERROR
+    few, many = torch.randn(600, 256, device="cuda"), torch.randn(5000, 256, device="cuda")
+    for y in (few, many):  # in a larger bucket, and in none
+        assert error(model(y), double_dense(model, y)) < MAX_ERROR
+
+
+def double_dense(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    dense = copy.deepcopy(model)
+    lospmm.nn.restore_(dense)
+    return double(dense, x)
+
+
+@torch.no_grad()
+def test_another_stream(perceptron: Model) -> None:
+    model, x, wanted = perceptron
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # what is not on this stream would not wait
+        found = model(x + 0)
+    stream.synchronize()
+    assert error(found, wanted) < MAX_ERROR
+
+
+@torch.no_grad()
+def test_a_cuda_graph(perceptron: Model) -> None:
+    model, x, _ = perceptron
+    given = x.clone()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        model(given)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = model(given)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        given.normal_()
+        graph.replay()
+        assert error(found, double_dense(model, given)) < MAX_ERROR
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_compiled(perceptron: Model, mode: str | None) -> None:
+    model, x, wanted = perceptron
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    for _ in range(3):
+        assert error(compiled(x).clone(), wanted) < MAX_ERROR
+
+
+def test_threads_launch_at_the_same_time(perceptron: Model) -> None:
+    model, x, wanted = perceptron
+    found: list[float] = []
+
+    def work() -> None:
+        with torch.no_grad():
+            found.extend(error(model(x), wanted) for _ in range(50))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 200 and max(found) < MAX_ERROR
+
+
+@torch.no_grad()
+def test_opcheck(perceptron: Model) -> None:
+    model, x, _ = perceptron
+    b = x.reshape(-1, 256).t().contiguous()
+    arguments = (b, model[0].weight.detach(), None, model[0].bias.detach(), None, False)
+    found = torch.library.opcheck(spmm, arguments)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+@torch.no_grad()
+def test_a_kernel_follows_its_weights(perceptron: Model) -> None:
+    model, x, wanted = perceptron
+    moved = copy.deepcopy(model)
+    with pytest.warns(UserWarning, match="on the CPU"):
+        moved.cpu()
+    assert error(moved(x.cpu()), wanted.cpu()) < MAX_ERROR
+    moved.cuda()
+    assert not any(lospmm.nn.status(moved).values())
+    assert error(moved(x), wanted) < MAX_ERROR
+    with pytest.warns(UserWarning, match="not those"):
+        moved[0].weight.mul_(2.0)
+        found = moved(x)
+    assert error(found, double_dense(moved, x)) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [lambda: nn.Conv2d(32, 64, 3, padding=1, stride=2), lambda: nn.Conv2d(64, 32, 1)])
+def test_a_convolution(make: Callable[[], nn.Conv2d]) -> None:
+    model = pruned(make())
+    x = torch.randn(4, model[0].in_channels, 28, 28, device="cuda")
+    wanted = double(model, x)
+    report = lospmm.nn.sparsify_(model, x, **TUNED)
+    assert report.sparse == ("0",), str(report)
+    assert error(model(x), wanted) < MAX_ERROR
+    assert error(model(x.to(memory_format=torch.channels_last)), wanted) < MAX_ERROR
+
+
+@torch.no_grad()
+def test_layers_are_chosen_by_their_times() -> None:
+    model = pruned(nn.Linear(512, 512), nn.Linear(512, 8))
+    x = torch.randn(2048, 512, device="cuda")
+    report = lospmm.nn.sparsify_(model, x, measure="none", verify="none")
+    for row in report.rows:
+        assert row.dense_micros and row.sparse_micros
+        assert (row.advice == "sparse") == (row.layer in report.sparse)
+        if row.advice == "sparse":
+            assert row.sparse_micros <= row.dense_micros
+
+
+@torch.no_grad()
+def test_a_convolution_with_what_follows() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.norm, self.two = nn.Conv2d(64, 32, 1), nn.BatchNorm2d(32), nn.Conv2d(32, 64, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.two(torch.relu(self.norm(self.one(x)))) + x)
+
+    model, x = pruned(Residual()), torch.randn(8, 64, 14, 14, device="cuda")
+    wanted = double(model, x)
+    graph = lospmm.nn.fused(model[0])
+    report = lospmm.nn.sparsify_(graph, x, **TUNED)
+    assert set(report.sparse) == {"one", "two"}, str(report)
+    assert error(graph(x), wanted) < MAX_ERROR
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        found = graph(x)
+    captured.replay()
+    assert error(found, wanted) < MAX_ERROR
+
+
+@torch.no_grad()
+def test_a_shared_input_is_transposed_within_each_graph() -> None:
+    class Projections(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(128, 128) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([self.q(x), self.k(x), self.v(x)])
+
+    model, x = pruned(Projections())[0], torch.randn(256, 128, device="cuda")
+    dense = copy.deepcopy(model)
+    lospmm.nn.sparsify_(model, x, **TUNED)
+    assert model.q.lospmm_tuned.shares == "first"
+    assert error(model(x), double(dense, x)) < MAX_ERROR
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = model(x)
+    for _ in range(2):
+        x.normal_()
+        graph.replay()
+        assert error(found, double(dense, x)) < MAX_ERROR
+    assert error(model(x), double(dense, x)) < MAX_ERROR
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(4096, 768), (33, 1), (1, 65), (100, 3071)])
+def test_a_matrix_is_turned_over(perceptron: Model, shape: tuple[int, int]) -> None:
+    assert perceptron and transpose._LAUNCHERS[0] is not None
+    x = torch.randn(shape, device="cuda")
+    assert torch.equal(transpose.transposed(x), x.t())
+    assert torch.equal(transpose.transposed(x[:, ::2]), x[:, ::2].t())

@@ -1,0 +1,85 @@
+"""Convolutions through their kernels, against PyTorch's own in float64, over drawn shapes."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+
+from hypothesis import assume, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+
+import lospmm.nn  # noqa: E402
+from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
+
+PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@torch.no_grad()
+@settings(max_examples=12)
+@given(
+    window=PAIRS,
+    stride=PAIRS,
+    padding=st.one_of(st.tuples(st.integers(0, 3), st.integers(0, 3)), st.sampled_from(["same", "valid"])),
+    dilation=PAIRS,
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 4), st.integers(1, 7), st.integers(1, 7)),
+    bias=st.booleans(),
+)
+def test_a_convolution_is_pytorchs(
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int] | str,
+    dilation: tuple[int, int],
+    sizes: tuple[int, int, int, int],
+    bias: bool,
+) -> None:
+    torch.manual_seed(0)
+    uneven = any(step * (size - 1) % 2 for step, size in zip(dilation, window, strict=True))
+    assume(padding != "same" or (stride == (1, 1) and not uneven))
+    around = (0, 0) if isinstance(padding, str) else padding
+    reach = [d * (w - 1) + 1 for d, w in zip(dilation, window, strict=True)]
+    fits = all(size + 2 * pad >= far for size, pad, far in zip(sizes[2:], around, reach, strict=True))
+    assume(padding == "same" or fits)
+    model = pruned(nn.Conv2d(sizes[1], 5, window, stride, padding, dilation, bias=bias), share=0.5)
+    x = drawn(*sizes)
+    wanted = exact(model, x)
+    report = lospmm.nn.sparsify_(model, x, min_sparsity=0.0, **EMULATED)
+    assert report.sparse == ("0",), str(report)
+    found = model(x)
+    if wanted.abs().max() > 0:
+        assert error(found, wanted) < MAX_ERROR
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", [0, 2, "same"])
+def test_of_one_dimension(padding: int | str) -> None:
+    torch.manual_seed(0)
+    model, x = pruned(nn.Conv1d(4, 8, 3, padding=padding)), drawn(2, 4, 9)
+    wanted = exact(model, x)
+    assert lospmm.nn.sparsify_(model, x, **EMULATED).sparse == ("0",)
+    assert error(model(x), wanted) < MAX_ERROR
+
+
+@torch.no_grad()
+def test_other_shapes_and_orders_of_memory() -> None:
+    torch.manual_seed(0)
+    model, x = pruned(nn.Conv2d(4, 8, 3, padding=1)), drawn(2, 4, 6, 7)
+    others = [
+        drawn(2, 4, 6, 7).to(memory_format=torch.channels_last),
+        drawn(3, 4, 6, 7),
+        drawn(4, 5, 5),
+        x.transpose(2, 3),
+    ]
+    wanted = [exact(model, other) for other in others]
+    lospmm.nn.sparsify_(model, [x], **EMULATED)
+    for other, want in zip(others, wanted, strict=True):
+        assert error(model(other), want) < MAX_ERROR
+
+
+@torch.no_grad()
+def test_a_graph_of_convolutions() -> None:
+    torch.manual_seed(0)
+    model, x = pruned(nn.Conv2d(4, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 6, 1)), drawn(2, 4, 7, 7)
+    wanted = exact(model, x)
+    assert lospmm.nn.sparsify_(model, x, **EMULATED).sparse == ("0", "2")
+    torch._dynamo.reset()
+    assert error(torch.compile(model, backend="aot_eager", fullgraph=True)(x), wanted) < MAX_ERROR

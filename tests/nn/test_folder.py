@@ -1,0 +1,137 @@
+"""The kernels of a model in a folder, and in another model: without tuning, whole or not at all."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+
+from torch import nn  # noqa: E402
+
+import lospmm.nn  # noqa: E402
+from lospmm import artifact, jobs  # noqa: E402
+from lospmm.errors import BadRequest, ToolchainFault  # noqa: E402
+from lospmm.nn.folder import MODEL_FILE  # noqa: E402
+from lospmm.nn.layer import SparseLinear  # noqa: E402
+from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
+
+
+def perceptron(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return pruned(
+        nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 16, bias=False), nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 3)
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = perceptron()
+    report = lospmm.nn.sparsify_(model, drawn(10, 24), n=[10, 32], **EMULATED)
+    assert report.sparse == ("0", "2", "4"), str(report)
+    folder = tmp_path_factory.mktemp("saved") / "tuned"
+    lospmm.nn.save(model, folder)
+    return folder
+
+
+@torch.no_grad()
+def test_a_saved_model_runs_without_tuning(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "tune", None)
+    model, x = perceptron(), drawn(10, 24)
+    wanted = exact(model, x)
+    report = lospmm.nn.load_(model, saved, emulate=True)
+    assert [(row.layer, row.n, row.advice) for row in report.rows] == [
+        ("0", 10, "sparse"), ("0", 32, "sparse"), ("2", 10, "sparse"), ("2", 32, "sparse"), ("4", 40, "sparse")
+    ]  # fmt: skip
+    assert model[0].lospmm_tuned.features_first
+    assert error(model(x), wanted) < MAX_ERROR
+    assert not any(lospmm.nn.status(model).values())
+
+
+@torch.no_grad()
+def test_layers_that_do_not_fit_are_dense_with_a_reason(saved: Path) -> None:
+    model, x = perceptron(), drawn(10, 24)
+    model[0].weight.mul_(2.0)
+    model[4].bias.add_(1.0)
+    wanted = exact(model, x)
+    report = lospmm.nn.load_(model, saved, emulate=True)
+    assert report.sparse == ("2",)
+    assert {row.layer: row.reason.partition(";")[0] for row in report.rows if row.advice == "dense"} == {
+        "0": "its weights are not those that its kernels were tuned for",
+        "4": "its bias is not the one in the code of its kernels",
+    }
+    assert error(model(x), wanted) < MAX_ERROR
+    assert [row.reason for row in lospmm.nn.load_(nn.Sequential(nn.ReLU()), saved).rows] == [
+        "the model has no such layer"
+    ] * 3
+    reasons = {row.reason for row in lospmm.nn.load_(perceptron(), saved).rows}
+    assert reasons == {"it is on the CPU, where kernels are emulated only when asked for"}
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda folder: (folder / MODEL_FILE).unlink(), "name a folder that save wrote"),
+        (lambda folder: (folder / MODEL_FILE).write_text("{"), "is damaged"),
+        (lambda folder: (folder / MODEL_FILE).write_text('{"schema": 1}'), "is damaged"),
+        (lambda folder: (folder / MODEL_FILE).write_text('{"schema": 9, "layers": []}'), "schema 9"),
+        (lambda folder: _edit(folder, "../elsewhere"), "not the name of a folder"),
+        (lambda folder: _edit(folder, "absent"), "there is no such folder"),
+        (lambda folder: next(folder.glob("*/kernel.cubin")).write_bytes(b"other"), "its sha256 differs"),
+    ],
+)
+def test_a_damaged_folder_is_refused_and_the_model_stays(
+    saved: Path, tmp_path: Path, harm: Callable[[Path], object], words: str
+) -> None:
+    folder = tmp_path / "tuned"
+    shutil.copytree(saved, folder)
+    harm(folder)
+    model = perceptron()
+    with pytest.raises(BadRequest, match=words):
+        lospmm.nn.load_(model, folder, emulate=True)
+    assert type(model[0]) is nn.Linear
+
+
+def _edit(folder: Path, name: str) -> None:
+    content = json.loads((folder / MODEL_FILE).read_text())
+    content["layers"][0]["kernels"][0]["folder"] = name
+    (folder / MODEL_FILE).write_text(json.dumps(content))
+
+
+def test_saving_again_and_saving_nothing(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    shutil.copytree(saved, folder)
+    other = perceptron(seed=1)
+    lospmm.nn.sparsify_(other, drawn(10, 24), **EMULATED)
+    lospmm.nn.save(other, folder)
+    assert lospmm.nn.load_(other, folder, emulate=True).sparse == ("0", "2", "4")
+    assert type(other[0]) is SparseLinear
+    with pytest.raises(BadRequest, match="no layer of the model has kernels"):
+        lospmm.nn.save(perceptron(), tmp_path / "none")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(BadRequest, match="holds something else"):
+        lospmm.nn.save(other, tmp_path / "mine")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_save_that_fails_leaves_what_was_there(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tuned"
+    shutil.copytree(saved, folder)
+    other = perceptron(seed=2)
+    lospmm.nn.sparsify_(other, drawn(10, 24), **EMULATED)
+    write, written = artifact.write, []
+
+    def failing(one: artifact.Artifact, directory: Path) -> None:
+        if written:
+            raise ToolchainFault("the disk is full")
+        written.append(directory)
+        write(one, directory)
+
+    monkeypatch.setattr(artifact, "write", failing)
+    with pytest.raises(ToolchainFault, match="full"):
+        lospmm.nn.save(other, folder)
+    monkeypatch.undo()
+    assert lospmm.nn.load_(perceptron(), folder, emulate=True).sparse == ("0", "2", "4")

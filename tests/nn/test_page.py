@@ -1,0 +1,42 @@
+"""The page about PyTorch: its examples run, and its names are the package's."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+
+import lospmm.nn
+from lospmm.nn.fusion import FusedConv2d
+from lospmm.nn.report import Row
+from tests.docs.pages import DOCS, blocks, names, rows, section
+
+PAGE = (DOCS / "pytorch.md").read_text()
+
+
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    variables: dict[str, object] = {"__name__": "page"}
+    for block in blocks(PAGE):
+        assert block.language == "python"
+        exec(compile(block.text, f"docs/pytorch.md:{block.line}", "exec"), variables)
+    assert "2 of 2 layers run on kernels" in capsys.readouterr().out
+    assert (tmp_path / "build" / "tuned" / "model.json").is_file()
+    assert isinstance(variables["graph"].conv, FusedConv2d)  # type: ignore[attr-defined]
+
+
+def test_the_names_are_the_packages() -> None:
+    listed = [name for row in list(rows(section(PAGE, "## Names")))[1:] for name in names(row[0])]
+    assert {name.partition("(")[0] for name in listed} == set(lospmm.nn.__all__)
+    for name in listed:
+        called, _, rest = name.partition("(")
+        if rest:
+            own = [one.lstrip("*") for one in inspect.signature(getattr(lospmm.nn, called)).parameters]
+            assert [one.lstrip("*") for one in re.split(r", ", rest.rstrip(")")) if one != "*"] == own
+
+
+def test_the_fields_of_a_row_are_all_there() -> None:
+    listed = {name for row in list(rows(section(PAGE, "## The report")))[1:] for name in names(row[0])}
+    assert listed == set(Row.__dataclass_fields__)

@@ -1,0 +1,334 @@
+"""Models whose layers are tuned in place: the same numbers, the same state, and a reason for what is dense."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
+
+import lospmm.nn  # noqa: E402
+from lospmm.errors import BadRequest, NothingFits, Unsupported  # noqa: E402
+from lospmm.nn import report as report_module  # noqa: E402
+from lospmm.nn import sparsify, timing  # noqa: E402
+from lospmm.nn.layer import SparseLinear  # noqa: E402
+from lospmm.nn.tuning import Tuner  # noqa: E402
+from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
+from tests.server.processes import serving  # noqa: E402
+
+
+def perceptron() -> nn.Sequential:
+    torch.manual_seed(0)
+    return pruned(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 16, bias=False))
+
+
+@torch.no_grad()
+def test_a_model_runs_on_its_kernels() -> None:
+    model, x = perceptron(), drawn(2, 5, 24)
+    wanted = exact(model, x)
+    report = lospmm.nn.sparsify_(model, x, **EMULATED)
+    assert report.sparse == ("0", "2")
+    assert [(row.layer, row.shape, row.n, row.advice) for row in report.rows] == [
+        ("0", (40, 24), 10, "sparse"),
+        ("2", (16, 40), 10, "sparse"),
+    ]
+    assert lospmm.nn.status(model) == {"0": "", "2": ""}
+    found = model(x)
+    assert error(found, wanted) < MAX_ERROR
+    assert found.is_contiguous()
+    assert torch.equal(model[2](input=model[1](model[0](input=x))), found)
+    assert report_module.from_json(report.to_json()) == report
+    assert "2 of 2 layers" in str(report) and "40 x 24" in str(report)
+    lospmm.nn.restore_(model)
+    assert [type(one) for one in model] == [nn.Linear, nn.GELU, nn.Linear]
+    assert lospmm.nn.status(model) == {}
+
+
+@pytest.fixture(scope="module")
+def served() -> tuple[nn.Sequential, nn.Linear]:
+    torch.manual_seed(1)
+    model = pruned(nn.Linear(12, 20))
+    dense = copy.deepcopy(model[0])
+    lospmm.nn.sparsify_(model, n=[4, 32], **EMULATED)
+    return model, dense.double()
+
+
+@torch.no_grad()
+@settings(max_examples=25)
+@given(shape=st.lists(st.integers(1, 5), max_size=3), order=st.randoms(use_true_random=False), stride=st.integers(1, 2))
+def test_any_leading_dimensions_in_any_order_of_memory(
+    served: tuple[nn.Sequential, nn.Linear], shape: list[int], order: Any, stride: int
+) -> None:
+    model, dense = served
+    axes = list(range(len(shape) + 1))
+    order.shuffle(axes)
+    sizes = [*shape, 12 * stride]
+    x = drawn(*(sizes[axis] for axis in axes)).permute([axes.index(axis) for axis in range(len(axes))])[..., ::stride]
+    found = model(x)
+    assert found.shape == (*shape, 20) and error(found, dense(x.double())) < MAX_ERROR
+
+
+@torch.no_grad()
+def test_calls_take_the_smallest_bucket_that_holds_them(
+    served: tuple[nn.Sequential, nn.Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, dense = served
+    ran: list[int] = []
+    run = lospmm.Kernel.run_on_cpu
+
+    def watched(kernel: lospmm.Kernel, b: Any, *rest: Any) -> Any:
+        ran.append(b.shape[1])
+        return run(kernel, b, *rest)
+
+    monkeypatch.setattr(lospmm.Kernel, "run_on_cpu", watched)
+    for tokens, bucket in ((1, []), (2, [4]), (4, [4]), (5, []), (16, [32]), (32, [32]), (33, []), (0, [])):
+        ran.clear()
+        x = drawn(tokens, 12)
+        found = model(x)
+        assert ran == bucket, tokens
+        assert found.shape == (tokens, 20)
+        if tokens:
+            assert error(found, dense(x.double())) < MAX_ERROR
+
+
+@torch.no_grad()
+def test_the_state_of_a_model_is_that_of_the_dense_one() -> None:
+    model, x = perceptron(), drawn(10, 24)
+    before = copy.deepcopy(model)
+    wanted = exact(model, x)
+    lospmm.nn.sparsify_(model, x, **EMULATED)
+    state = model.state_dict()
+    assert list(state) == list(before.state_dict())
+    assert all(torch.equal(state[name], one) for name, one in before.state_dict().items())
+    fresh = nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 16, bias=False))
+    fresh.load_state_dict(state)
+    assert error(fresh(x), wanted) < MAX_ERROR
+    model.load_state_dict(before.state_dict())
+    assert lospmm.nn.status(model) == {"0": "", "2": ""}
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert lospmm.nn.status(other) == {"0": "", "2": ""}
+        assert error(other(x), wanted) < MAX_ERROR
+
+
+@torch.no_grad()
+def test_other_weights_are_dense_until_the_tuned_ones_are_back() -> None:
+    model, x = perceptron(), drawn(10, 24)
+    lospmm.nn.sparsify_(model, x, **EMULATED)
+    kept = copy.deepcopy(model.state_dict())
+    with pytest.warns(UserWarning, match="its weights are not those that its kernels were tuned for"):
+        model[0].weight.mul_(2.0)
+        found = model(x)
+    assert torch.equal(model(x), found)  # and no second warning, which would be an error
+    with pytest.warns(UserWarning, match="its weights are not those"):
+        dense = copy.deepcopy(model)
+    lospmm.nn.restore_(dense)
+    assert error(found, exact(dense, x)) < MAX_ERROR
+    with pytest.warns(UserWarning, match="its bias is not the one in the code"):
+        model[0].weight.mul_(0.5)
+        model[0].bias.add_(1.0)
+        model(x)
+    model.load_state_dict(kept)
+    assert lospmm.nn.status(model) == {"0": "", "2": ""}
+
+
+@torch.no_grad()
+def test_what_does_not_fit_is_dense_with_a_reason() -> None:
+    model, x = perceptron(), drawn(10, 24)
+    wanted = exact(model, x)
+    lospmm.nn.sparsify_(model, x, **EMULATED)
+    with pytest.warns(UserWarning, match="float64, and kernels compute in float32"):
+        model.double()
+    assert error(model(x.double()), wanted) < MAX_ERROR
+    model.float()
+    assert lospmm.nn.status(model) == {"0": "", "2": ""}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(x).shape == wanted.shape
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["prune", "parametrize"])
+def test_masked_weights(form: str) -> None:
+    torch.manual_seed(2)
+    model, x = nn.Sequential(nn.Linear(24, 16)).eval(), drawn(10, 24)
+    if form == "prune":
+        prune.l1_unstructured(model[0], "weight", 0.85)
+    else:
+        parametrize.register_parametrization(model[0], "weight", Mask(torch.rand(16, 24) < 0.15))
+    wanted, keys, original = model(x).double(), list(model.state_dict()), type(model[0])
+    assert lospmm.nn.sparsify_(model, x, **EMULATED).sparse == ("0",)
+    assert error(model(x), wanted) < MAX_ERROR
+    assert list(model.state_dict()) == keys
+    with pytest.warns(UserWarning, match="its weights are not those"):
+        (model[0].weight_mask if form == "prune" else model[0].parametrizations.weight.original).zero_()
+        assert torch.equal(model(x), model[0].bias.expand(10, 16))
+    lospmm.nn.restore_(model)
+    assert type(model[0]) is original and list(model.state_dict()) == keys
+    assert torch.equal(model(x), model[0].bias.expand(10, 16))
+
+
+class Mask(nn.Module):
+    def __init__(self, mask: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * self.mask
+
+
+class Own(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+def test_every_layer_that_stays_dense_has_a_reason() -> None:
+    model = nn.ModuleDict(
+        {
+            "full": nn.Linear(8, 8),
+            "halved": pruned(nn.Linear(8, 8)).to(torch.float16)[0],
+            "own": Own(8, 8),
+            "groups": pruned(nn.Conv2d(8, 8, 3, groups=8))[0],
+            "circular": pruned(nn.Conv2d(8, 8, 3, padding_mode="circular"))[0],
+            "uneven": pruned(nn.Conv2d(8, 8, 2, padding="same"))[0],
+            "zero": pruned(nn.Linear(8, 8), share=1.0)[0],
+            "unheard": pruned(nn.Conv2d(8, 8, 3))[0],
+            "doubled": nn.Linear(8, 8),
+        }
+    )
+    parametrize.register_parametrization(model["doubled"], "weight", Doubled())
+    before = {name: type(module) for name, module in model.items()}
+    report = lospmm.nn.sparsify_(model, n=8, **EMULATED)
+    reasons = {row.layer: row.reason for row in report.rows}
+    assert {name: next(word for word in WORDS if word in reason) for name, reason in reasons.items()} == {
+        "full": "fewer zeros",
+        "halved": "float16",
+        "groups": "8 groups",
+        "circular": "circular",
+        "uneven": "differs at both ends",
+        "zero": "all its weights are zero",
+        "unheard": "no example reached it",
+        "doubled": "more than a mask",
+    }
+    assert {name: type(module) for name, module in model.items()} == before
+    assert report.sparse == ()
+
+
+WORDS = (
+    "fewer zeros", "float16", "8 groups", "circular", "differs at both ends", "all its weights are zero",
+    "no example reached it", "more than a mask",
+)  # fmt: skip
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+def test_a_layer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = perceptron(), drawn(10, 24)
+    tune = Tuner.bucket
+
+    def refusing(tuner: Tuner, site: Any, shape: Any) -> Any:
+        if site.name == "0":
+            raise NothingFits("no tile size fits")
+        return tune(tuner, site, shape)
+
+    monkeypatch.setattr(Tuner, "bucket", refusing)
+    report = lospmm.nn.sparsify_(model, x, **EMULATED)
+    assert [(row.layer, row.advice, row.reason) for row in report.rows] == [
+        ("0", "dense", "no tile size fits"),
+        ("2", "sparse", "asked for"),
+    ]
+    assert type(model[0]) is nn.Linear and type(model[2]) is SparseLinear
+
+
+@pytest.mark.parametrize(
+    ("request_", "error_", "words"),
+    [
+        ({}, BadRequest, "give an example"),
+        ({"n": 2.5}, BadRequest, "n is 2.5"),
+        ({"n": 4, "choice": "fast"}, BadRequest, "choice 'fast'"),
+        ({"n": 4, "device": "abacus"}, BadRequest, "abacus"),
+        ({"n": 4, "trials": "proxy"}, Unsupported, "proxy"),
+    ],
+)
+def test_a_wrong_request_leaves_the_model_as_it_was(request_: dict[str, Any], error_: Any, words: str) -> None:
+    model = perceptron()
+    with pytest.raises(error_, match=words):
+        lospmm.nn.sparsify_(model, **{"device": "h200", **request_})
+    assert type(model[0]) is nn.Linear
+
+
+def test_an_interruption_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = perceptron()
+    bucket, calls = Tuner.bucket, []
+
+    def interrupted(tuner: Tuner, site: Any, shape: Any) -> Any:
+        calls.append(site)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return bucket(tuner, site, shape)
+
+    monkeypatch.setattr(Tuner, "bucket", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lospmm.nn.sparsify_(model, n=8, **EMULATED)
+    assert [type(one) for one in model] == [nn.Linear, nn.GELU, nn.Linear]
+
+
+def test_what_cannot_be_timed_here_stays_dense() -> None:
+    model = perceptron()
+    told: list[tuple[str, str]] = []
+    report = lospmm.nn.sparsify_(
+        model, n=7, device="h200", verify="none", progress=lambda layer, stage, *_: told.append((layer, stage))
+    )
+    assert {row.reason.partition(":")[0] for row in report.rows} == {"it cannot be timed here"}
+    assert type(model[0]) is nn.Linear
+    assert {("0", "emit"), ("2", "compile")} <= set(told)
+
+
+@torch.no_grad()
+def test_the_faster_are_chosen_and_their_neighbours_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    model = pruned(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    x = drawn(16, 8)
+    # The last is slow; the one before it is worth it only while it need not transpose what it computes.
+    times = {"0": (2.0, 1.0), "2": (3.0, 3.5), "4": (12.0, 11.0)}
+
+    def sparse_micros(site: Any, shape: Any, *, fed_first: bool, sharing: int) -> float:
+        assert (shape, sharing) == ((16,), 1)
+        return times[site.name][0 if site.module.lospmm_tuned.features_first or fed_first else 1]
+
+    monkeypatch.setattr(sparsify, "misfit", lambda *_, **__: None)
+    monkeypatch.setattr(timing, "dense_micros", lambda *_: 4.0)
+    monkeypatch.setattr(timing, "sparse_micros", sparse_micros)
+    report = lospmm.nn.sparsify_(model, x, device="h200", verify="none")
+    assert [(row.layer, row.advice, row.sparse_micros) for row in report.rows] == [
+        ("0", "sparse", 2.0),
+        ("2", "sparse", 3.0),
+        ("4", "dense", 12.0),
+    ]
+    assert [one.lospmm_tuned.features_first for one in (model[0], model[2])] == [True, False]
+    assert [one.lospmm_state.tuned["weight"].buckets[0].least for one in (model[0], model[2])] == [8, 12]
+    assert "take 9.0 us of 12.0 us dense" in str(report)
+
+
+@torch.no_grad()
+def test_by_a_service(tmp_path: Path) -> None:
+    model, x = perceptron(), drawn(10, 24)
+    wanted = exact(model, x)
+    with serving(tmp_path) as (_, port):
+        options = {"device": "h200", "choice": "sparse"}
+        report = lospmm.nn.sparsify_(model, x, server=f"http://127.0.0.1:{port}", **options)
+        with pytest.raises(BadRequest, match="a service decides that itself"):
+            lospmm.nn.sparsify_(model, x, server=f"http://127.0.0.1:{port}", measure="none", **options)
+        lospmm.nn.sparsify_(model, x, server=f"http://127.0.0.1:{port}", **options)
+    assert report.sparse == ("0", "2")
+    assert error(model(x), wanted) < MAX_ERROR
+    assert json.loads(report.to_json())["layers"][0]["kind"] == "Linear"

@@ -1,0 +1,91 @@
+"""Turning a matrix over: the operator, and the text of its kernel run by threads of this machine."""
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+
+from lospmm import gpu  # noqa: E402
+from lospmm.errors import ToolchainFault  # noqa: E402
+from lospmm.nn import transpose  # noqa: E402
+from lospmm.toolchain.discover import find_host_compiler  # noqa: E402
+from tests.nn.models import drawn  # noqa: E402
+
+SHIM = """
+#include <barrier>
+#include <thread>
+#include <vector>
+struct Index { unsigned x, y, z; };
+static thread_local Index threadIdx;
+static Index blockIdx, gridDim;
+static std::barrier<> *meeting;
+#define __global__
+#define __shared__ static
+#define __syncthreads() meeting->arrive_and_wait()
+#include "transpose.cu"
+extern "C" void run(const float *from, float *to, unsigned long long shape, unsigned blocks) {
+  gridDim = {blocks, 1, 1};
+  for (unsigned block = 0; block < blocks; ++block) {
+    blockIdx = {block, 0, 0};
+    std::barrier<> one(256);
+    meeting = &one;
+    std::vector<std::thread> threads;
+    for (unsigned x = 0; x < 256; ++x)
+      threads.emplace_back([=] { threadIdx = {x, 0, 0}; lospmm_transpose(from, to, shape); });
+    for (auto &thread : threads) thread.join();
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    try:
+        compiler = find_host_compiler()
+    except ToolchainFault as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("transpose")
+    (folder / "shim.cpp").write_text(SHIM)
+    library = folder / "transpose.so"
+    flags = ["-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", "-Wno-unknown-pragmas", f"-I{gpu.__path__[0]}"]
+    subprocess.run([str(compiler), *flags, str(folder / "shim.cpp"), "-o", str(library)], check=True, timeout=60)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (32, 32), (33, 31), (5, 100), (64, 65)])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_the_text_of_the_kernel(emulated: ctypes.CDLL, shape: tuple[int, int], blocks: int) -> None:
+    rows, columns = shape
+    numbers = np.arange(rows * columns, dtype=np.float32)
+    found = np.full(rows * columns + 1, np.nan, np.float32)
+    pointers = (one.ctypes.data_as(ctypes.c_void_p) for one in (numbers, found))
+    emulated.run(*pointers, ctypes.c_ulonglong(rows | columns << 32), ctypes.c_uint(blocks))
+    assert np.array_equal(found[:-1].reshape(columns, rows), numbers.reshape(rows, columns).T)
+    assert np.isnan(found[-1])
+
+
+def test_it_compiles() -> None:
+    assert transpose.ENTRY.encode() in transpose.compiled("sm_90")
+
+
+@torch.no_grad()
+def test_the_operator() -> None:
+    x = drawn(5, 7)
+    assert set(torch.library.opcheck(transpose.transposed, (x,)).values()) == {"SUCCESS"}
+    for one in (x, x.t(), drawn(10, 7)[::2], x[:, :1]):
+        assert torch.equal(transpose.turned(one), one.t()) and transpose.turned(one).is_contiguous()
+    assert transpose.turned(x.t()).data_ptr() == x.data_ptr()
+
+
+def test_gradients_pass_through() -> None:
+    x = drawn(5, 7).requires_grad_()
+    transpose.turned(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_the_text_is_part_of_the_package() -> None:
+    assert Path(gpu.__path__[0], "transpose.cu").is_file()
