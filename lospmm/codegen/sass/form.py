@@ -39,6 +39,8 @@ class Opcode(IntEnum):
     CGAERRBAR = 20
     CLUSTER_ARRIVE = 21  # tells the cluster that this warp is here
     CLUSTER_WAIT = 22  # until every warp of the cluster, but those that have left, has arrived
+    TRY_WAIT = 23  # predicate carry = the barrier at shared[ur + offset] has left the phase of parity rb; may wait
+    ARRIVE = 24  # at the barrier at shared[ur + offset]
 
 
 RZ = 255
