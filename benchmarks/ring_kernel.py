@@ -264,7 +264,7 @@ def _tile(tile: TileProgram, problem: Problem, ring: Ring, entry: _Entry) -> tup
         names[tile.accumulators : tile.accumulators + tile.buffers],
         frozenset({*taken, odd}),
     )
-    code = scheduler._other_bank_first(code, fmas, registers)
+    code = _other_bank_first(code, fmas, registers)
     form = blank(len(code))
     k = code["source"][loads].astype(np.int64)
     form["op"][loads], form["bytes"][loads], form["ra"][loads] = Opcode.LDS, FLOAT_BYTES, entry.own
@@ -286,6 +286,23 @@ def _tile(tile: TileProgram, problem: Problem, ring: Ring, entry: _Entry) -> tup
         form = form[(form["op"] != Opcode.FFMA_IMM) | (form["wait"] != 0)]
         form["reuse"] = 0
     return form, registers.count
+
+
+def _other_bank_first(code: Form, fmas: NDArray[np.intp], registers: scheduler.Registers) -> Form:
+    """Among the multiply-adds of a column, one first that reads an odd and an even register: those behind it find the
+    buffer in the reuse cache. Two of a kind are in one bank, and take a cycle more (``benchmarks.walking``).
+    """
+    source = code["source"][fmas]
+    odd = registers.accumulators[code["target"][fmas]] ^ registers.buffers[source]
+    starts = np.flatnonzero((np.diff(fmas, prepend=-1) != 1) | (np.diff(source, prepend=-1) != 0))
+    numbers = np.arange(len(fmas))
+    chosen = np.minimum.reduceat(np.where(odd & 1, numbers, len(fmas)), starts)
+    found = chosen < len(fmas)
+    order = numbers.copy()
+    order[starts[found]], order[chosen[found]] = chosen[found], starts[found]
+    moved = code.copy()
+    moved[fmas] = code[fmas[order]]
+    return moved
 
 
 def _stores(

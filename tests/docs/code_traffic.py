@@ -101,3 +101,6 @@ def rings() -> str:
 def _ring(kernel: Record) -> str:
     shared = ", two blocks" if kernel["multicast"] > 1 else ""
     return f"{kernel['rows']} x {kernel['cols']}, {kernel['stages']} x {kernel['stage_rows']}{shared}"
+
+
+REGIONS = {"ablation": ablation, "neighbours": by_neighbour, "banks": by_registers, "rings": rings}

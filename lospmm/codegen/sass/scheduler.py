@@ -30,7 +30,7 @@ from lospmm.ir import FLOAT_BYTES, ZERO, KernelProgram, Op, TileProgram
 FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
 ALU_LATENCY = 12  # cycles; more than any integer instruction takes, where it costs nothing
 BARRIER_STALL = 6  # as ptxas sets it
-ARRIVE_STALL = 11  # cycles; on an H200 a wait 1 cycle behind an arrival at the cluster's barrier does not wait
+ARRIVE_STALL = 11  # cycles; on an H200 a wait up to 5 cycles behind an arrival at the cluster's barrier does not wait
 EXIT_STALL = 5
 
 SCOREBOARDS = 6
@@ -102,7 +102,6 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     far, entry = bool(windows.any()), entry_of(program)
     registers = allocate(tile.accumulators, tile.buffers, entry, windows=far)
 
-    code = _other_bank_first(code, fmas, registers)
     form = blank(len(code))
     _set_memory(form, code, loads, stores, rows * row_bytes - windows * WINDOW_BYTES, registers, entry)
     _set_arithmetic(form, code, fmas, registers)
@@ -157,25 +156,6 @@ def _set_arithmetic(
     form["rc"][fmas[first]] = RZ
     again = (np.diff(fmas) == 1) & (np.diff(form["ra"][fmas].astype(np.int16)) == 0)
     form["reuse"][fmas[:-1][again]] = 1
-
-
-def _other_bank_first(code: NDArray[np.void], fmas: NDArray[np.intp], registers: Registers) -> NDArray[np.void]:
-    """Among the multiply-adds of a column, one first that reads an odd and an even register: those behind it find the
-    buffer in the reuse cache. Two of a kind are in one bank, and take a cycle more (docs/decisions/0008).
-    """
-    if len(fmas) == 0:
-        return code
-    source = code["source"][fmas]
-    odd = registers.accumulators[code["target"][fmas]] ^ registers.buffers[source]
-    starts = np.flatnonzero((np.diff(fmas, prepend=-1) != 1) | (np.diff(source, prepend=-1) != 0))
-    numbers = np.arange(len(fmas))
-    chosen = np.minimum.reduceat(np.where(odd & 1, numbers, len(fmas)), starts)
-    found = chosen < len(fmas)
-    order = numbers.copy()
-    order[starts[found]], order[chosen[found]] = chosen[found], starts[found]
-    moved = code.copy()
-    moved[fmas] = code[fmas[order]]
-    return moved
 
 
 def _set_scoreboards(
