@@ -27,7 +27,7 @@ ISSUE_SLOTS = 4  # warp instructions that an SM starts per cycle
 EXCHANGE_INSTRUCTIONS = 3
 
 #: SMs that are busy while clusters of as many blocks fill an H200's 132, one block to an SM: 30 clusters of 4 and 15 of
-#: 8 run at a time. Its parts (GPCs) have no whole number of them: which SMs ever shared a cluster was measured.
+#: 8 run at a time (benchmarks/clusters.py), as its parts (GPCs) have no whole number of them.
 CLUSTERED_SMS = {1: 132, 2: 132, 4: 120, 8: 120}
 
 

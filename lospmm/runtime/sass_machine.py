@@ -240,6 +240,10 @@ def _collect(warp: Warp, at: Instruction) -> int:
     return 0
 
 
+def _not_ours(_warp: Warp, at: Instruction) -> int:
+    raise Fault(f"{Opcode(at.op).name}: no tile has barriers in shared memory")
+
+
 def _fence(warp: Warp, _at: Instruction) -> int:
     warp.block.fence()
     return 0
@@ -352,6 +356,8 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
         Opcode.CGAERRBAR: _nothing,
         Opcode.CLUSTER_ARRIVE: _arrive,
         Opcode.CLUSTER_WAIT: _wait,
+        Opcode.TRY_WAIT: _not_ours,
+        Opcode.ARRIVE: _not_ours,
     }
 )
 

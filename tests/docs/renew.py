@@ -34,7 +34,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     service.PAGE: service.REGIONS,
     embedding.PAGE: embedding.REGIONS,
     DOCS / "decisions" / "0002-ptxas-at-level-1.md": {"levels": results.optimization_levels},
-    DOCS / "decisions" / "0008-code-is-the-traffic.md": {"ablation": code_traffic.ablation},
+    DOCS / "decisions" / "0008-code-is-the-traffic.md": code_traffic.REGIONS,
     DOCS / "decisions" / "0010-blocks-share-a-tile.md": {"splits": splits.fastest_by_split},
 }
 

@@ -258,3 +258,10 @@ def test_a_tile_that_no_blocks_share_has_no_shared_memory(op: Opcode) -> None:
     assert alone.entry == ENTRY and alone.split_k == 1
     with pytest.raises(VerificationFailed, match=f"{op.name}: a tile is given no shared memory"):
         execute(alone, GEOMETRY, COLUMNS, B)
+
+
+@pytest.mark.parametrize("op", [Opcode.TRY_WAIT, Opcode.ARRIVE])
+def test_no_tile_has_barriers_in_shared_memory(op: Opcode) -> None:
+    alone = code_of([row(op), row(Opcode.EXIT, stall=5)], registers=18)
+    with pytest.raises(VerificationFailed, match=f"{op.name}: no tile has barriers in shared memory"):
+        execute(alone, GEOMETRY, COLUMNS, B)

@@ -42,6 +42,8 @@ class Opcode(IntEnum):
     FADD_IMM = 23  # rd = ra + immediate, a float32's bits
     FMNMX_NAN = 24  # rd = the larger of ra and rb, NaN where one is
     LOP3_TEST = 25  # the predicate carry = whether ra and immediate have a bit in common
+    TRY_WAIT = 26  # predicate carry = the barrier at shared[ur + offset] has left the phase of parity rb; may wait
+    ARRIVE = 27  # at the barrier at shared[ur + offset]
 
 
 RZ = 255

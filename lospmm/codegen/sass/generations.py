@@ -8,7 +8,7 @@ sm_80, sm_86 and sm_89 have the bits of sm_90, except for branches; nvdisasm pri
 from dataclasses import replace
 
 from lospmm.codegen.sass.fields import Field, Generation, Row
-from lospmm.codegen.sass.form import Opcode
+from lospmm.codegen.sass.form import RZ, Opcode
 from lospmm.errors import Unsupported
 
 _RD = Field("rd", ((16, 8),))
@@ -21,6 +21,12 @@ _BYTES = Field("bytes", ((73, 3),), codes=((4, 4), (8, 5), (16, 6)))
 _UR_OF_LOAD = Field("ur", ((32, 6),))
 _UR_OF_STORE = Field("ur", ((64, 6),))
 
+
+def _none(name: str, low: int) -> Field:
+    """A register that an instruction could name, and does not here: R255."""
+    return Field(name, ((low, 8),), codes=((RZ, RZ),))
+
+
 #: The scoreboards of what writes no register.
 _READ = ("read_barrier",)
 
@@ -28,6 +34,19 @@ _READ = ("read_barrier",)
 _LDG_HIGH = 0x0C5E9100
 _STG_HIGH = 0x0C501100
 _ST_HIGH = 0x0C101100
+
+#: Barriers in shared memory: which copies of others, and reads of them, are done. No tile has them.
+_BARRIERS = (
+    Row(
+        Opcode.TRY_WAIT, 0x5A7, 0x08000140, (_none("ra", 24), _RB, _UR_OF_STORE, _OFFSET, Field("carry", ((81, 3),))),
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT {predicate}, [{uniform}], {rb}", barriers=("write_barrier",),
+    ),
+    Row(
+        Opcode.ARRIVE, 0x9A7, 0x08100000,
+        (_none("rd", 16), _none("ra", 24), _none("rb", 32), _UR_OF_STORE, _OFFSET),
+        "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [{uniform}], RZ", barriers=_READ,
+    ),
+)  # fmt: skip
 
 #: What blocks of a cluster need to share what they have.
 _CLUSTERS = (
@@ -95,6 +114,7 @@ _SM_90 = (
         "CCTL.E.PF2 [{ra}{offset}]", pairs=("ra",), barriers=_READ,
     ),
     *_CLUSTERS,
+    *_BARRIERS,
 )  # fmt: skip
 
 _BRA_TO_89 = Row(
@@ -118,7 +138,7 @@ def _row(rows: tuple[Row, ...], op: Opcode) -> Row:
 
 
 _SM_80 = _with(
-    tuple(row for row in _SM_90 if row not in _CLUSTERS),
+    tuple(row for row in _SM_90 if row not in (*_CLUSTERS, *_BARRIERS)),
     _BRA_TO_89,
     replace(_row(_SM_90, Opcode.LDG), text="LDG.E.NA{size}.CONSTANT {rd}, [{ra}.64{offset}]"),
     replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),

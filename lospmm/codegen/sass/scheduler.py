@@ -32,7 +32,7 @@ from lospmm.ir import FLOAT_BYTES, ZERO, KernelProgram, Op, TileProgram
 FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
 ALU_LATENCY = 12  # cycles; more than any integer instruction takes, where it costs nothing
 BARRIER_STALL = 6  # as ptxas sets it
-ARRIVE_STALL = 11  # cycles; on an H200 a wait 1 cycle behind an arrival at the cluster's barrier does not wait
+ARRIVE_STALL = 11  # cycles; on an H200 a wait up to 5 cycles behind an arrival at the cluster's barrier does not wait
 EXIT_STALL = 5
 
 SCOREBOARDS = 6
