@@ -10,6 +10,9 @@ from tests.docs.results import RESULTS, records, table
 PAGE = DOCS / "networks.md"
 PLOT = RESULTS / "networks.png"
 
+#: Of a median, above which it is told beside it.
+MUCH_NOISE = 0.05
+
 NOTHING = "No network has been measured yet.\n"
 
 
@@ -27,14 +30,14 @@ def times() -> str:
         if "failure" in line:
             found.append((line["case"], line["variant"], "failed", *[""] * 6))
             continue
-        graph, peak = line["graph_micros"], line["peak_bytes"]
+        peak = line["peak_bytes"]
         found.append(
             (
                 line["case"],
-                line["variant"],
+                line["variant"] + ("" if line["commit"] == lines[-1]["commit"] else " *"),
                 f"{line['micros'] / 1e3:.2f}",
                 f"{line['noise']:.1%}",
-                "-" if graph is None else f"{graph / 1e3:.2f}",
+                _graph(line),
                 _ratio(lines, line),
                 "-" if peak is None else f"{peak / 2**20:,.0f}",
                 f"{line['weight_bytes'] / 2**20:,.0f}",
@@ -46,6 +49,14 @@ def times() -> str:
     return f"{_where(lines)}\n\n{table((*heads, 'MiB of weights', 'error'), found, right=7)}{plot}"
 
 
+def _graph(line: Record) -> str:
+    """With its noise, where that is more than little."""
+    if line["graph_micros"] is None:
+        return "-"
+    noise = line["graph_noise"]
+    return f"{line['graph_micros'] / 1e3:.2f}" + (f" (noise {noise:.0%})" if noise > MUCH_NOISE else "")
+
+
 def _ratio(lines: Sequence[Record], line: Record) -> str:
     way = "dense, compiled, TF32" if line["variant"].endswith("TF32") else "dense, compiled"
     dense = [one["micros"] for one in measured_of(lines) if (one["case"], one["variant"]) == (line["case"], way)]
@@ -54,11 +65,12 @@ def _ratio(lines: Sequence[Record], line: Record) -> str:
 
 def _where(lines: Sequence[Record]) -> str:
     newest = measured_of(lines)[-1]
-    commits = ", ".join(dict.fromkeys(f"`{line['commit']}`" for line in lines))
+    others = dict.fromkeys(f"`{line['commit']}`" for line in lines if line["commit"] != lines[-1]["commit"])
     versions = newest["versions"]
+    earlier = f" Lines with a * are of an earlier run, {', '.join(others)}." if others else ""
     return (
         f"{newest['machine']['title']}, driver {versions.get('driver', 'unknown')}, PyTorch {versions['torch']}, "
-        f"batch {newest['batch']}, commit {commits}."
+        f"batch {newest['batch']}, commit `{lines[-1]['commit']}`.{earlier}"
     )
 
 
@@ -85,31 +97,37 @@ def _judged(case: str, times: float | None, aim: float, how: str, *, tf32: bool)
 
 
 def layers() -> str:
-    """The pruned layers by their shapes, as they run compiled or not: times of whole layers, each summed up."""
+    """The pruned layers by shape: mean times of whole layers, and how many are on kernels with TF32 off and on."""
+    lines = {(line["case"], line["variant"]): line for line in measured_of(records("networks"))}
     found = []
-    for line in measured_of(records("networks")):
-        if not line["variant"].startswith("lospmm, compiled"):
-            continue
-        shapes: dict[tuple[int, ...], list[Record]] = {}
-        for layer in line["layers"]:
-            if layer["pattern"] is not None and layer["dense_micros"] is not None:
-                shapes.setdefault((*layer["shape"], layer["n"] or 0), []).append(layer)
-        for shape, same in shapes.items():
-            chosen = [layer for layer in same if layer["advice"] == "sparse"]
+    for case in dict.fromkeys(case for case, _ in lines):
+        off, on = (_by_shape(lines.get((case, f"lospmm, eager{more}"))) for more in ("", ", TF32"))
+        for shape, same in off.items():
             found.append(
                 (
-                    line["case"],
-                    "on" if line["variant"].endswith("TF32") else "off",
+                    case,
                     f"{shape[0]:,} x {shape[1]:,}",
-                    f"{len(chosen)} of {len(same)}",
                     f"{statistics.mean(layer['sparsity'] for layer in same):.1%}",
-                    f"{statistics.mean(layer['dense_micros'] for layer in same):.1f}",
                     _mean([layer["sparse_micros"] for layer in same if layer["sparse_micros"] is not None]),
-                    _greatest([layer["error"] for layer in chosen if layer.get("error") is not None]),
+                    *(_mean([layer["dense_micros"] for layer in of.get(shape, ())]) for of in (off, on)),
+                    *(_chosen(of.get(shape, ())) for of in (off, on)),
+                    _greatest([layer["error"] for layer in same if layer.get("error") is not None]),
                 )
             )
-    heads = ("network, zeros", "TF32", "weight", "on kernels", "zeros", "dense, us", "with kernel, us", "error")
-    return table(heads, found, right=5) if found else NOTHING
+    heads = ("network, zeros", "weight", "zeros", "with kernel, us", "dense, us", "dense TF32, us", "on kernels")
+    return table((*heads, "with TF32 on", "error"), found, right=7) if found else NOTHING
+
+
+def _by_shape(line: Record | None) -> dict[tuple[int, int], list[Record]]:
+    shapes: dict[tuple[int, int], list[Record]] = {}
+    for layer in () if line is None else line["layers"]:
+        if layer["pattern"] is not None and layer["dense_micros"] is not None:
+            shapes.setdefault((layer["shape"][0], layer["shape"][1]), []).append(layer)
+    return shapes
+
+
+def _chosen(same: Sequence[Record]) -> str:
+    return f"{sum(layer['advice'] == 'sparse' for layer in same)} of {len(same)}" if same else "-"
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -1,6 +1,7 @@
 """The page about PyTorch: its examples run, and its names are the package's."""
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'losp
 import lospmm.nn
 from lospmm.nn.fusion import FusedConv2d
 from lospmm.nn.report import Row
-from tests.docs.pages import DOCS, blocks, names, rows, section
+from tests.docs.pages import DOCS, ROOT, blocks, names, rows, section
 
 PAGE = (DOCS / "pytorch.md").read_text()
 
@@ -35,6 +36,19 @@ def test_the_names_are_the_packages() -> None:
         if rest:
             own = [one.lstrip("*") for one in inspect.signature(getattr(lospmm.nn, called)).parameters]
             assert [one.lstrip("*") for one in re.split(r", ", rest.rstrip(")")) if one != "*"] == own
+
+
+def test_the_figures_are_those_that_were_measured() -> None:
+    lines = map(json.loads, (ROOT / "benchmarks" / "results" / "nn_overhead.jsonl").read_text().splitlines())
+    measured = {line["what"]: line["micros"] for line in lines}
+    ways = [measured[what] for what in ("python", "python, inference mode", "CUDA graph")]
+    table = {row[0]: row[1:] for row in list(rows(section(PAGE, "## The operators")))[1:]}
+    assert table == {call: [f"{way[call]:.2f}" for way in ways] for call in ways[0]}
+    python, graph = ways[0], ways[2]
+    assert round(python["operator"] - python["launch alone"]) == 9 and "costs 9 us over" in PAGE
+    assert graph["operator"] - graph["launch alone"] < 0.2
+    turned = measured["transpose of 4096 x 768"]
+    assert f"take {turned['lospmm']:.1f} us, and {turned['PyTorch']:.1f} us by PyTorch" in PAGE.replace("\n  ", " ")
 
 
 def test_the_fields_of_a_row_are_all_there() -> None:
