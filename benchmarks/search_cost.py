@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks.kernels import commit_of
 from lospmm import jobs, readers, workshop
 from lospmm.artifact import Artifact
 from lospmm.device import DEVICES
@@ -49,6 +50,9 @@ ENCODER = {"query": (768, 768), "key": (768, 768), "value": (768, 768), "output"
            "intermediate": (3072, 768), "dense": (768, 3072)}  # fmt: skip
 ENCODERS = 12
 BERT_SPARSITY = 0.91
+
+#: The model's file is larger than what is read unless more is allowed.
+MODEL_BYTES = 1 << 30
 
 PARTS = ("cold", "warm", "model")
 
@@ -81,6 +85,7 @@ def run(arguments: list[str], cache: Path, *, dry: bool, limit: float) -> float 
     """Seconds that the command takes; None where it takes longer than ``limit``. Raises SystemExit where it fails."""
     program = [sys.executable, "-c", DRY] if dry else [sys.executable, "-m", "lospmm.cli"]
     environment = dict(os.environ) | {"LOSPMM_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["LOSPMM_MAX_UPLOAD_BYTES"] = str(MODEL_BYTES)
     started = time.perf_counter()
     try:
         finished = subprocess.run(
@@ -158,8 +163,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=ENCODERS * len(ENCODER), help="of the model")
     parser.add_argument("--seconds", type=float, default=500.0, help="time limit of the model")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="in this order")
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--dry", action="store_true", help="with a GPU that is made up")
     arguments = parser.parse_args()
+    arguments.commit = arguments.commit or commit_of(Path(__file__).parents[1])
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         os.environ["LOSPMM_CACHE_DIR"] = str(directory / "warm")
@@ -175,7 +182,8 @@ def main() -> None:
         }
         for name in arguments.parts:
             for line in parts[name]:
-                line = {"device": "dry" if arguments.dry else DEVICE, "cores": settings().workers, **line}
+                about = {"device": "dry" if arguments.dry else DEVICE, "cores": settings().workers}
+                line = {**about, **line, "commit": arguments.commit}
                 print(json.dumps(line), flush=True)
                 if not arguments.dry:
                     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,7 @@ def tuning_log(problem: Problem, choice: Choice) -> list[dict[str, object]]:
 
 
 def tile_map(choice: Choice) -> TileMap:
-    """What became of every tile size. A winner that only timing found among neighbours has its score too."""
+    """What became of every tile size. A winner that only timing found after the shortlist has its score too."""
     scored = [(entry.candidate, entry.score) for entry in choice.shortlist]
     found = map_of(choice.space, scored, choice.winner)
     scores = [trial.score for trial in choice.trials if trial.candidate is choice.winner]

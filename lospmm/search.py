@@ -256,7 +256,7 @@ def _again(timed: Sequence[Trialled], clock: Clock, policy: Policy) -> list[Tria
     found: list[Measurement] = []
     for measurement in clock.finals(asked):
         found.append(measurement)
-        if len(found) % len(finalists) == 0 and clock.is_over():
+        if clock.is_over():
             break
     turns = len(found) // len(finalists)
     finals = {_key(trial.candidate): tuple(found[at :: len(finalists)][:turns]) for at, trial in enumerate(finalists)}

@@ -106,7 +106,8 @@ class BuildAndTime:
         with self.stages.part("measure_trials"):
             if self._ran:
                 self.bench.kernel_seconds = max(means.budget.left, LEAST_KERNEL_SECONDS)
-            measurement = self.bench.measure(built.cubin, built.entry, built.launch, effort=means.effort)
+            with means.budget.measuring():
+                measurement = self.bench.measure(built.cubin, built.entry, built.launch, effort=means.effort)
             self.measured += 1
             if means.timings is not None:
                 means.timings.add(candidate, means.effort, measurement)

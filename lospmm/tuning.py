@@ -37,8 +37,8 @@ from lospmm.workshop import Workshop
 END_MICROS: Mapping[str, float] = MappingProxyType({"sass": 6.0, "ptx": 20.0, "cuda": 20.0})
 VERIFY_MICROS = 50.0
 
-#: To check the winner on the GPU, and to compare it with the libraries, which have to be loaded first.
-CHECK_SECONDS = 0.3
+#: Measurements of the winner after a search: to check it, and beside the libraries, which have to be loaded first.
+MEASUREMENTS = 4
 COMPARE_SECONDS = 2.5
 
 #: A budget has to be so many times as long as the comparison for there to be one.
@@ -66,7 +66,7 @@ class Job:
 def tuned(job: Job) -> Outcome:
     """Raises NothingFits, ToolchainFault, GpuFault, VerificationFailed, Unsupported and CancelledError."""
     options, problem = job.options, job.problem
-    job.budget.reserve_seconds = reserve_seconds(job)
+    job.budget.reserve_seconds, job.budget.measurements = reserve_seconds(job), MEASUREMENTS
     if options.measure == "gpu":
         job.workshop.crew(options.emitter)  # which starts while this process searches
     choice = searched(job)
@@ -90,11 +90,10 @@ def tuned(job: Job) -> Outcome:
 
 
 def reserve_seconds(job: Job) -> float:
-    """What comes after the search takes, by forecast."""
+    """What comes after the search takes, by forecast, beside MEASUREMENTS."""
     nonzeros, options = job.problem.matrix.nnz, job.options
-    checked = {"gpu": CHECK_SECONDS, "cpu": VERIFY_MICROS * 1e-6 * nonzeros}.get(options.verify, 0.0)
-    compared = COMPARE_SECONDS if job.is_compared else 0.0
-    return END_MICROS[options.emitter] * 1e-6 * nonzeros + checked + compared
+    micros = END_MICROS[options.emitter] + (VERIFY_MICROS if options.verify == "cpu" else 0.0)
+    return micros * 1e-6 * nonzeros + (COMPARE_SECONDS if job.is_compared else 0.0)
 
 
 def searched(job: Job) -> Choice:

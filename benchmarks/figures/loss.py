@@ -31,6 +31,14 @@ def losses(choice: Record) -> dict[str, float]:
     return {name: micros[tuple(point)] / best - 1 for name, point in choice["chosen"].items() if tuple(point) in micros}
 
 
+def is_beyond(choice: Record, table: Table) -> bool:
+    """Whether the fastest of all that was timed in turns was chosen by some way and is not in the table."""
+    width = len(AXES)
+    ran = [one for one in choice["micros"] if len(one) > width]
+    fastest = min(ran, key=lambda one: statistics.median(one[width:]))
+    return tuple(fastest[:width]) not in table.micros
+
+
 def rank_correlation(choice: Record, table: Table) -> float:
     """Spearman's, of the proxies' times with their kernels'."""
     proxies: dict[Point, float] = {tuple(one[: len(AXES)]): one[-1] for one in choice["proxies"]}
@@ -76,6 +84,12 @@ def rows(choices: Sequence[Record], tables: Sequence[Table]) -> list[Row]:
             found = [rank_correlation(one, known[one["problem"]]) for one in mine]
             here = f"{np.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
             told.append(Row(f"rank correlation of proxies and kernels, {len(mine)} {SETS[name]}: median", "-", here))
+    for name, title in SETS.items():
+        mine = [one for one in choices if one["set"] == name and one["problem"] in known and "default" in one["chosen"]]
+        if mine:
+            found = sum(is_beyond(one, known[one["problem"]]) for one in mine)
+            what = f"problems, of {len(mine)} {title}, whose fastest kernel the thinned space lacks"
+            told.append(Row(what, "-", str(found)))
     return told + thinning(tables)
 
 

@@ -37,3 +37,15 @@ def test_without_one_there_is_no_end() -> None:
     budget = Budget(reserve_seconds=5.0, clock=time)
     time.seconds += 1e9
     assert not budget.is_over and budget.left == float("inf")
+
+
+def test_what_is_measured_in_the_end_takes_as_long_as_the_longest_so_far() -> None:
+    time = Time()
+    budget = Budget(60.0, reserve_seconds=5.0, measurements=4, clock=time)
+    for seconds in (1.0, 3.0, 2.0):
+        with budget.measuring():
+            time.seconds += seconds
+    time.seconds += 36.0
+    assert budget.left == 18.0 and not budget.is_over
+    time.seconds += 1.0
+    assert budget.is_over

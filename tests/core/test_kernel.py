@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import lospmm
-from lospmm import jobs
 from lospmm import kernel as kernel_module
+from lospmm import tuning
 from lospmm.artifact import SOURCE_FILES
 from lospmm.convolution import unfold
 from lospmm.device import DEVICES
@@ -267,7 +267,7 @@ def test_the_layout_of_b_does_not_matter(form: Any, kernel: lospmm.Kernel, b: ND
 def test_the_same_request_is_not_tuned_again(
     dense: NDArray[np.float32], kernel: lospmm.Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(jobs, "search")
+    monkeypatch.delattr(tuning, "searched")
     assert tune(dense, n=np.int64(N)) == kernel
 
 

@@ -77,6 +77,9 @@ def test_a_loss_is_over_the_fastest_of_all_and_told_by_set_and_way() -> None:
     assert told["default, 1 real layers: mean loss (median, greatest)"] == ("-", "100.00% (100.00%, 100.00%)")
     assert told["rank correlation of proxies and kernels, 1 of the 205: median"][1] == "-1.00 (-1.00 to -1.00)"
     assert told["the fastest's estimate over the least, cut at 2: median (greatest)"][1] == "1.00 (1.00)"
+    assert told["problems, of 1 of the 205, whose fastest kernel the thinned space lacks"][1] == "0"
+    other = choice(times=(20.0, 11.0, 10.0)) | {"micros": [[*POINTS[0], 9.0], [24, 32, 1, 4, 1, 0, 8.0]]}
+    assert (loss.is_beyond(choice(), tables()[0]), loss.is_beyond(other, tables()[0])) == (False, True)
     assert told["pass that found the fastest"][1] == "spread 1"
     assert loss.by_matrix([choice(), choice("real", "layer")]) == [("`layer`", "10.00", "10.0%", "20.0%")]
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm import commands, jobs, measure, timings, tuning, workshop
+from lospmm import commands, jobs, measure, timings, trials, tuning, workshop
 from lospmm.artifact import Artifact
+from lospmm.budget import Budget
 from lospmm.cli import run
 from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, GpuFault
@@ -92,7 +93,7 @@ def test_auto_measures_verifies_and_compares(store: Store) -> None:
     assert 0 < manifest["verified"]["max_relative_error"] < 1e-6
     search = manifest["search"]
     assert (search["chosen_by"], search["trials"], search["measured"]) == ("measurement", "full", len(log))
-    assert search["shortlisted"] == 4 < len(log)  # and neighbours of the fastest
+    assert search["shortlisted"] == 4 < len(log)  # and what promised most after it
     assert [line["rank"] for line in log] == [*range(1, len(log) + 1)]
     axes = ("rows", "cols", "prefetch", "column_group", "lockstep")
     assert len({tuple(line[axis] for axis in axes) for line in log}) == len(log)  # nothing timed twice
@@ -140,6 +141,31 @@ def test_a_budget_ends_the_search(store: Store) -> None:
     assert manifest["measured"]["micros"] > 0
     assert manifest["measured"]["cusparse_micros"] is None, "there was no time for the libraries"
     assert replay(made, DEVICES["h200"]).agrees
+
+
+@pytest.mark.usefixtures("on_the_machine")
+@pytest.mark.parametrize("budget", [4.0, 12.0, 30.0])
+def test_a_budget_is_for_all_of_it(store: Store, monkeypatch: pytest.MonkeyPatch, budget: float) -> None:
+    """By a clock that only what takes long moves: the GPU, the builds, the exploration and the libraries."""
+    now = [0.0]
+
+    def taking(seconds: float, work: Callable[..., Any]) -> Callable[..., Any]:
+        def slowly(*arguments: Any, **options: Any) -> Any:
+            now[0] += seconds
+            return work(*arguments, **options)
+
+        return slowly
+
+    monkeypatch.setattr(jobs, "Budget", lambda seconds: Budget(seconds, clock=lambda: now[0]))
+    monkeypatch.setattr(tuning, "explore_problem", taking(0.5, tuning.explore_problem))
+    monkeypatch.setattr(trials, "build", taking(0.05, trials.build))
+    monkeypatch.setattr(tuning, "build", taking(0.2, tuning.build))
+    monkeypatch.setattr(Bench, "measure", taking(0.2, Bench.measure))
+    monkeypatch.setattr(Bench, "request", taking(0.3, Bench.request))
+    manifest = tuned(store, budget_seconds=budget).manifest
+    assert now[0] <= 1.1 * budget
+    assert now[0] >= 0.5 * budget or manifest["search"]["measured"] == 82
+    assert (manifest["measured"]["cusparse_micros"] is not None) == (budget > 5)
 
 
 @pytest.mark.usefixtures("on_the_machine")
