@@ -51,9 +51,6 @@ ENCODER = {"query": (768, 768), "key": (768, 768), "value": (768, 768), "output"
 ENCODERS = 12
 BERT_SPARSITY = 0.91
 
-#: The model's file is larger than what is read unless more is allowed.
-MODEL_BYTES = 1 << 30
-
 PARTS = ("cold", "warm", "model")
 
 #: How the command is run with a GPU that is made up.
@@ -85,7 +82,6 @@ def run(arguments: list[str], cache: Path, *, dry: bool, limit: float) -> float 
     """Seconds that the command takes; None where it takes longer than ``limit``. Raises SystemExit where it fails."""
     program = [sys.executable, "-c", DRY] if dry else [sys.executable, "-m", "lospmm.cli"]
     environment = dict(os.environ) | {"LOSPMM_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment["LOSPMM_MAX_UPLOAD_BYTES"] = str(MODEL_BYTES)
     started = time.perf_counter()
     try:
         finished = subprocess.run(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lospmm import readers
+from lospmm.content import Content
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.readers import READERS, MatrixFile
-from lospmm.settings import settings
 from lospmm.terminal import printable
 
 #: A layer's matrix, or what is wrong with it.
@@ -117,13 +117,13 @@ def _matrix(file: Path, seed: int) -> Found:
         return error
 
 
-def _content(file: Path) -> bytes:
+def _content(file: Path) -> Content:
     try:
         if not file.is_file():
             raise BadMatrix(
                 f"{file}: {'is a device or pipe; name a file' if file.exists() else 'there is no such file'}"
             )
         with file.open("rb") as stream:
-            return stream.read(settings().max_upload_bytes + 1)  # one more than allowed: the reader then says so
+            return readers.content_in(stream)
     except OSError as error:
         raise BadMatrix(f"{file}: cannot be read: {error.strerror}") from None

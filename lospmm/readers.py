@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lospmm import matrix_text, npy
-from lospmm.content import Content
+from lospmm.content import Content, content_of
 from lospmm.errors import BadMatrix
 from lospmm.matrix import SparseMatrix, check_shape, from_coo
 from lospmm.nonzeros import Decode, as_it_is, nonzeros
@@ -39,7 +39,7 @@ class MatrixFile:
 
 
 def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
-    """The matrix in a regular file of at most LOSPMM_MAX_UPLOAD_BYTES; ``tensor`` and ``seed`` as in ``read_bytes``."""
+    """The matrix in a regular file; ``tensor`` and ``seed`` as in ``read_bytes``."""
     try:
         if not path.exists():
             raise BadMatrix(f"{_printable(str(path))}: there is no such file")
@@ -48,11 +48,20 @@ def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
                 f"{_printable(str(path))}: is a {'directory' if path.is_dir() else 'device or pipe'}; name a file"
             )
         with path.open("rb") as stream:
-            # One byte more than allowed, so that read_bytes sees too large a file as such.
-            content = stream.read(settings().max_upload_bytes + 1)
+            content = content_in(stream)
     except OSError as error:
         raise BadMatrix(f"{_printable(str(path))}: cannot be read: {error.strerror}") from None
     return read_bytes(content, path.name, tensor=tensor, seed=seed)
+
+
+def content_in(stream: IO[bytes]) -> Content:
+    """What a local file holds. Models are large, and are read by the piece: a ``.safetensors`` has any size. Of others
+    it is one byte more than LOSPMM_MAX_UPLOAD_BYTES at most, so that the reader sees too large a file as such.
+    """
+    beginning = stream.read(_BEGINNING_BYTES)
+    if is_model(beginning):
+        return content_of(stream)
+    return beginning + stream.read(settings().max_upload_bytes + 1 - len(beginning))
 
 
 def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
@@ -177,6 +186,9 @@ _NAME_CHARACTERS = 200
 #: The longest header of a .safetensors file; each tensor that it lists costs a few Python objects.
 _TENSOR_HEADER_BYTES = 4 << 20
 
+#: As many as tell a .safetensors.
+_BEGINNING_BYTES = 9
+
 _BEGINNINGS = {
     "npz": re.compile(rb"PK\x03\x04|PK\x05\x06"),
     "npy": re.compile(re.escape(npy.MAGIC)),
@@ -192,7 +204,7 @@ _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
 def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Content], tuple[SparseMatrix, Values]]:
     """The reader for what the content is. Raises BadMatrix where the name claims another format."""
     limit = settings().max_upload_bytes
-    if len(content) > limit:
+    if len(content) > limit and not is_model(content):
         raise BadMatrix(f"is larger than the {limit} bytes that LOSPMM_MAX_UPLOAD_BYTES allows")
     if not content:
         raise BadMatrix("is empty (0 bytes)")

@@ -14,7 +14,7 @@ import lospmm.settings
 from lospmm.errors import BadMatrix
 from lospmm.matrix import MAX_DIMENSION
 from lospmm.npy import MAX_MEMBERS
-from lospmm.readers import read, read_bytes
+from lospmm.readers import read, read_bytes, read_model
 from tests.core.files import csr, npy, npz, safetensors, saved, smtx, tensor
 
 EYE = np.eye(4, dtype=np.float32)
@@ -359,6 +359,15 @@ def test_limit_of_bytes(tmp_path):
     path.write_bytes(saved(np.save, np.zeros((32, 32), np.float32)))
     with pytest.raises(BadMatrix, match=r"^a.npy: is larger than the 4096 bytes that LOSPMM_MAX_UPLOAD_BYTES allows"):
         read(path)
+
+
+@pytest.mark.usefixtures("limits")
+@pytest.mark.parametrize("rows", [32, 1024])  # the second is mapped
+def test_a_local_model_has_any_size(tmp_path, rows):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(save_tensors({"w": np.eye(rows, 1024, 1020, dtype=np.float32)}))
+    assert read(path).matrix.nnz == 4
+    assert [name for name, file in read_model(path.read_bytes(), path.name) if file.matrix.nnz == 4] == ["w"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import lospmm
 from lospmm import timings
 from lospmm.device import DEVICES
+from lospmm.epilogue import Epilogue
 from lospmm.errors import ToolchainFault
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import Measurement
@@ -114,6 +115,15 @@ def test_nothing_is_known_under_other_conditions(store: Store, field: str) -> No
     assert opened(store, **{field: "another"}).take(FIRST, BRIEF) is None
     assert opened(store, n=501).take(FIRST, BRIEF) is None
     assert opened(store).take(FIRST, BRIEF) == GOOD
+
+
+def test_a_layer_is_known_apart_from_its_product() -> None:
+    layer = replace(PROBLEM, epilogue=Epilogue(relu=True))
+    plain, other = (
+        conditions_of(one, "sass", gpu="ab" * 16, driver="580.159.04", compiler="ptxas 13.0.88")
+        for one in (PROBLEM, layer)
+    )
+    assert plain.key != other.key
 
 
 def test_candidates_differ_in_every_axis_and_in_their_tiling() -> None:

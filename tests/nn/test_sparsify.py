@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm.errors import BadRequest, NothingFits, Unsupported  # noqa: E402
+from lospmm.errors import BadRequest, NothingFits  # noqa: E402
 from lospmm.nn import report as report_module  # noqa: E402
 from lospmm.nn import sparsify, timing  # noqa: E402
 from lospmm.nn.layer import SparseLinear  # noqa: E402
@@ -256,7 +256,7 @@ def test_a_layer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None
         ({"n": 2.5}, BadRequest, "n is 2.5"),
         ({"n": 4, "choice": "fast"}, BadRequest, "choice 'fast'"),
         ({"n": 4, "device": "abacus"}, BadRequest, "abacus"),
-        ({"n": 4, "trials": "proxy"}, Unsupported, "proxy"),
+        ({"n": 4, "dtype": "float16"}, BadRequest, "dtype .float16."),
     ],
 )
 def test_a_wrong_request_leaves_the_model_as_it_was(request_: dict[str, Any], error_: Any, words: str) -> None:

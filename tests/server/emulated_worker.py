@@ -4,7 +4,7 @@ which is the emulated one of tests/core/machine_gpu.py. All of its jobs are M x 
 
 import sys
 
-from lospmm import jobs, measure
+from lospmm import measure, workshop
 from lospmm.measure import Bench
 from lospmm_server import main
 from tests.core import machine_gpu
@@ -14,7 +14,7 @@ def work(gate: str, libraries: str, *sizes: str) -> None:
     no_kernel_fails = "0"
     command = (sys.executable, "-P", machine_gpu.__file__, gate, libraries, *sizes, no_kernel_fails)
     measure.compile_gate = lambda _arch: b"gate"
-    jobs.Bench = lambda problem, cancel: Bench(problem, cancel=cancel, command=command)
+    workshop.Bench = lambda problem, cancel=None: Bench(problem, cancel=cancel, command=command)
     main.own_gpu = lambda: "h200"
     main.work("", None)
 
