@@ -29,6 +29,7 @@ from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm_proxies import sharing_of
 from lospmm_proxies.loops import kept_share
+from lospmm_rank.pool import end_with_parent
 
 #: Kernels built or being built ahead of the one that is asked for, for each process: some megabytes each.
 AHEAD = 3
@@ -59,7 +60,8 @@ class EmissionPool:
         self.workers, self.emitter = workers, emitter
         self._directory = tempfile.TemporaryDirectory()
         # Not forked: the parent has threads, and a worker of the GPU beside them.
-        self._pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent)
         self._problems = 0
 
     def __enter__(self) -> Self:

@@ -6,7 +6,7 @@ the share of the loads that it kept (``lospmm_proxies.loops.kept_share``): long 
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 
 from lospmm.codegen import emit
@@ -21,6 +21,7 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.trial import Trial
+from lospmm.trials import is_built
 from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch, proxy_launch
 from lospmm_proxies.loops import kept_share
@@ -28,9 +29,6 @@ from lospmm_proxies.loops import kept_share
 #: By emitter, where it is not that of section 5.2. A proxy as machine code has its kernel's registers, hence its
 #: occupancy; the shared memory of Equation 6 made the order of short kernels worse (docs/results.md).
 LAUNCHES: Mapping[str, Callable[[Problem, Candidate], Launch]] = MappingProxyType({"sass": kernel_launch})
-
-#: How often a wait for a proxy looks whether it was cancelled.
-POLL_SECONDS = 0.1
 
 
 class ProxyTrials:
@@ -82,9 +80,7 @@ class ProxyTrials:
 
     def _measure(self, trial: Trial, future: Future[Compiled]) -> Measurement:
         with self.stages.part("compile_trials"):
-            while not wait([future], POLL_SECONDS).done:
-                if self.stages.cancel is not None and self.stages.cancel.is_set():
-                    raise CancelledError
+            is_built(future, self.stages)
             try:
                 built = future.result()
             except (ToolchainFault, BadRequest) as error:

@@ -4,7 +4,7 @@ One kernel at a time runs on the GPU; a lock keeps other tunings of this machine
 """
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -94,11 +94,8 @@ class BuildAndTime:
         """None where time is up before the kernel is built."""
         means = self.means
         with self.stages.part("compile_trials"):
-            while not wait([future], POLL_SECONDS).done:
-                if self.stages.cancel is not None and self.stages.cancel.is_set():
-                    raise CancelledError
-                if self._ran and means.budget.is_over:
-                    return None
+            if not is_built(future, self.stages, lambda: self._ran and means.budget.is_over):
+                return None
             try:
                 built = future.result()
             except (ToolchainFault, Unsupported) as error:
@@ -112,6 +109,16 @@ class BuildAndTime:
             if means.timings is not None:
                 means.timings.add(candidate, means.effort, measurement)
         return measurement
+
+
+def is_built(future: Future[Compiled], stages: Stages, is_over: Callable[[], bool] = lambda: False) -> bool:
+    """Wait until there is a kernel, or why there is none; False where time is up before. Raises CancelledError."""
+    while not wait([future], POLL_SECONDS).done:
+        if stages.cancel is not None and stages.cancel.is_set():
+            raise CancelledError
+        if is_over():
+            return False
+    return True
 
 
 class Running(Iterator[Measurement]):

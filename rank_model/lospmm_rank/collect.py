@@ -29,12 +29,12 @@ from lospmm.gpu.messages import Measurement, Ready
 from lospmm.gpu.timing import BRIEF, Effort, Timing
 from lospmm.matrix import from_dense
 from lospmm.measure import Bench
-from lospmm.model import Launch, Problem
+from lospmm.model import Compiled, Launch, Problem
 from lospmm.options import default_emitter
 from lospmm.runtime.detect import detect_device, driver_version, own_gpu_id
 from lospmm.settings import settings
 from lospmm_rank.lines import Lines, about_run, problem_line
-from lospmm_rank.pool import Kernel, Plan, Pool, Source
+from lospmm_rank.pool import Plan, Pool, Source
 
 #: Candidates of a problem.
 CANDIDATES = 60
@@ -107,10 +107,10 @@ def collect(
     return tally
 
 
-def _ahead(sources: Iterator[Source], pool: Pool) -> Iterator[tuple[Plan | str, list[Future[Kernel | str]]]]:
+def _ahead(sources: Iterator[Source], pool: Pool) -> Iterator[tuple[Plan | str, list[Future[Compiled | str]]]]:
     """Every source's plan with its kernels under way, and those of the next before they are asked for."""
     planned: deque[Future[Plan | str]] = deque()
-    built: deque[tuple[Plan | str, list[Future[Kernel | str]]]] = deque()
+    built: deque[tuple[Plan | str, list[Future[Compiled | str]]]] = deque()
     while True:
         planned.extend(pool.plan(source) for source in itertools.islice(sources, PLANNED_AHEAD - len(planned)))
         while planned and len(built) <= BUILT_AHEAD and (not built or planned[0].done()):
@@ -125,7 +125,7 @@ def _ahead(sources: Iterator[Source], pool: Pool) -> Iterator[tuple[Plan | str, 
 
 
 def _timed(
-    plan: Plan, kernels: Sequence[Future[Kernel | str]], clock: Clock, tally: Tally, until: float
+    plan: Plan, kernels: Sequence[Future[Compiled | str]], clock: Clock, tally: Tally, until: float
 ) -> list[Measurement]:
     """Of the first candidates, as many as there is time for."""
     started = time.monotonic()

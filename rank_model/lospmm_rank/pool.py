@@ -20,7 +20,7 @@ from lospmm.build import build, for_emitter
 from lospmm.device import DeviceSpec
 from lospmm.errors import LospmmError
 from lospmm.estimate import estimate_micros
-from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize
+from lospmm.model import Candidate, Compiled, Problem, Schedule, TileSize
 from lospmm.readers import read
 from lospmm.settings import settings
 from lospmm.store import Store
@@ -55,15 +55,6 @@ class Plan:
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A kernel that was built, as it travels between processes."""
-
-    cubin: bytes
-    entry: str
-    launch: Launch
-
-
 class Pool:
     """``workers`` processes for one emitter and device. They end with this process, even if it is killed."""
 
@@ -86,7 +77,7 @@ class Pool:
         folder = self._directory.name
         return self._pool.submit(_plan, source, self.emitter, self.device, self.count, folder)
 
-    def build(self, plan: Plan) -> "list[Future[Kernel | str]]":
+    def build(self, plan: Plan) -> "list[Future[Compiled | str]]":
         """Every candidate's kernel, or why there is none."""
         return [self._pool.submit(_build, str(plan.path), self.emitter, at) for at in range(len(plan.candidates))]
 
@@ -124,13 +115,13 @@ def _plan(source: Source, emitter: str, device: DeviceSpec, count: int, folder: 
     return Plan(source, pattern, problem, named, tuple(estimates), path)
 
 
-def _build(path: str, emitter: str, at: int) -> Kernel | str:
+def _build(path: str, emitter: str, at: int) -> Compiled | str:
     problem, candidates = _read(path)
     try:
         built = build(problem, candidates[at], emitter, store=Store(settings().cache_dir), workers=1)
     except LospmmError as error:
         return str(error)
-    return Kernel(built.binary.cubin, built.program.name, built.launch)
+    return built.compiled
 
 
 @lru_cache(maxsize=2)
