@@ -78,6 +78,9 @@ def test_what_is_no_data_is_refused(tmp_path: Path) -> None:
         pack([path])
     with pytest.raises(BadRequest, match=r"data\.jsonl: not a data set"):
         load(path)
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    with pytest.raises(BadRequest, match=r"array\.npy: not a data set"):
+        load(tmp_path / "array.npy")
     path.write_text('{"problem":"1"}\n')
     with pytest.raises(BadRequest, match="line 1: a problem before"):
         pack([path])
