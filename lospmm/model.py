@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lospmm.convolution import MAX_IMAGE_ELEMENTS, Convolution
 from lospmm.device import DeviceSpec
+from lospmm.dtype import FLOAT32, Dtype
 from lospmm.epilogue import PLAIN, Epilogue, check_rows
 from lospmm.errors import BadRequest
 from lospmm.matrix import SparseMatrix
@@ -51,6 +52,7 @@ class Problem:
     device: DeviceSpec
     convolution: Convolution | None = None
     epilogue: Epilogue = PLAIN
+    dtype: Dtype = FLOAT32
 
     def __post_init__(self) -> None:
         check_columns(self.n)
@@ -67,8 +69,10 @@ class Problem:
 def layer_fields(problem: Problem) -> dict[str, Any]:
     """What makes a problem more than a product, as JSON; nothing for a product, whose digests it leaves alone."""
     convolution, epilogue = problem.convolution, problem.epilogue
-    return ({} if convolution is None else {"convolution": asdict(convolution)}) | (
-        {} if epilogue.is_plain else {"epilogue": asdict(epilogue)}
+    return (
+        ({} if convolution is None else {"convolution": asdict(convolution)})
+        | ({} if epilogue.is_plain else {"epilogue": asdict(epilogue)})
+        | ({} if problem.dtype == FLOAT32 else {"dtype": problem.dtype.name})
     )
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from lospmm.codegen.sass.machine import MachineCode
 
-Language = Literal["cuda", "ptx", "sass"]
+Language = Literal["cuda", "ptx", "sass", "template"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class Emission:
 
     Of machine code there is no source: ``machine`` holds the tiles, and the one unit is the prologue before them. What
     is shipped is a listing, made when it is needed (``codegen.source_of``): a kernel that is only timed needs none.
+
+    Of a packed kernel (``lospmm.packed``) the one unit is its template, and ``data`` are what the code reads.
     """
 
     language: Language
@@ -25,3 +27,4 @@ class Emission:
     source: str
     units: tuple[str, ...]
     machine: MachineCode | None = None
+    data: bytes | None = None

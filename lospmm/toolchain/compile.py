@@ -21,6 +21,7 @@ from lospmm.store import Store
 from lospmm.toolchain import elf, lifetime
 from lospmm.toolchain.compilers import COMPILERS, Compiler
 from lospmm.toolchain.cubin import graft
+from lospmm.toolchain.data import embed
 from lospmm.toolchain.discover import check_arch, find_toolkit
 from lospmm.toolchain.faults import compiler_fault
 from lospmm.toolchain.process import compile_limits, run
@@ -32,6 +33,7 @@ UNIT_FORMAT = 1
 POLL_SECONDS = 0.1
 
 _SPILLS = re.compile(r"\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_ONLY_DATA = re.compile(r"info\s*: \d+ bytes gmem\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ def compile_kernel(
             cubin = _link(toolkit.nvlink, arch, len(units), directory, cancel)
         else:
             cubin = graft((directory / _object(0)).read_bytes(), emission.machine, emission.entry)
+        if emission.data is not None:
+            cubin = embed(cubin, emission.data)
         linked = time.monotonic()
     usage = elf.kernel_usage(cubin, emission.entry)
     return Binary(
@@ -153,8 +157,9 @@ def _compile_unit(job: _Job, index: int) -> _Unit:
     )
     if finished.failure is not None:
         raise compiler_fault(f"{job.compiler.name}, unit {index + 1} of {len(job.units)}", finished, text)
-    spills = _SPILLS.findall(finished.stdout + finished.stderr)
-    if not spills:
+    said = finished.stdout + finished.stderr
+    spills = _SPILLS.findall(said)
+    if not spills and not _ONLY_DATA.search(said):
         raise compiler_fault(f"{job.compiler.name} did not tell what it spilled", finished, text)
     spill_bytes = sum(int(stores) + int(loads) for stores, loads in spills)
     job.store.put("unit", key, {"unit.o": target.read_bytes(), "spill_bytes": str(spill_bytes).encode()})

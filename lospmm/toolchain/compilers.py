@@ -72,6 +72,12 @@ def _cuda(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
     )
 
 
+def _template(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
+    """The same for text with loops, which gains by what the levels above 1 do."""
+    compiler = _cuda(toolkit, arch, registers)
+    return replace(compiler, options=tuple(option.replace("-O1", "-O3") for option in compiler.options))
+
+
 def _nvrtc(arch: str, registers: int) -> Compiler:
     return Compiler(
         name=f"NVRTC {_nvrtc_version()}",
@@ -111,7 +117,7 @@ def _nvrtc_version() -> str:
 
 
 COMPILERS: Mapping[str, Callable[[Toolkit, str, int], Compiler]] = MappingProxyType(
-    {"ptx": _ptx, "cuda": _cuda, "sass": _prologue}
+    {"ptx": _ptx, "cuda": _cuda, "sass": _prologue, "template": _template}
 )
 
 

@@ -14,10 +14,13 @@ from lospmm.toolchain.process import compile_limits, run
 #: At -O0 straight-line code of any length compiles in linear time; a multiply-add is fused only where the text says so.
 OPTIONS = ("-x", "c++", "-std=c++17", "-O0", "-ffp-contract=off", "-shared", "-fPIC", "-include", "shim.h")
 
+#: A packed kernel is loops, which take long without optimization.
+BLOCK_OPTIONS = tuple("-O1" if option == "-O0" else option for option in OPTIONS)
+
 LIBRARY = "kernel.so"
 
 
-def compile_shared_library(text: str, *, header: str, store: Store) -> bytes:
+def compile_shared_library(text: str, *, header: str, store: Store, options: tuple[str, ...] = OPTIONS) -> bytes:
     """The library of ``text`` with ``header`` included first; it is kept in the store.
 
     Raises ToolchainFault where there is no g++ or it fails.
@@ -25,20 +28,20 @@ def compile_shared_library(text: str, *, header: str, store: Store) -> bytes:
     compiler = find_host_compiler()
     if compiler is None:
         raise ToolchainFault("running a kernel on the CPU needs g++, and there is none on PATH")
-    decisive = json.dumps([host_compiler_version(compiler), OPTIONS, header, text])
+    decisive = json.dumps([host_compiler_version(compiler), options, header, text])
     key = hashlib.sha256(decisive.encode()).hexdigest()
     if kept := store.get("library", key):
         return kept[LIBRARY]
-    library = _compile(compiler, text, header)
+    library = _compile(compiler, text, header, options)
     store.put("library", key, {LIBRARY: library})
     return library
 
 
-def _compile(compiler: Path, text: str, header: str) -> bytes:
+def _compile(compiler: Path, text: str, header: str, options: tuple[str, ...]) -> bytes:
     with lifetime.temporary_directory() as directory:
         (directory / "shim.h").write_text(header)
         (directory / "kernel.cu").write_text(text)
-        finished = run((compiler, *OPTIONS, "kernel.cu", "-o", LIBRARY), cwd=directory, limits=compile_limits())
+        finished = run((compiler, *options, "kernel.cu", "-o", LIBRARY), cwd=directory, limits=compile_limits())
         if finished.failure is not None:
             raise compiler_fault("g++", finished, text)
         return (directory / LIBRARY).read_bytes()

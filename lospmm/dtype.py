@@ -1,0 +1,84 @@
+"""What B and C are made of, and in what the multiplication is done. To add a type, add a row to ``DTYPES``.
+
+Sums are always float32. NumPy has no bfloat16: its elements are held as the upper 16 bits of float32 (``uint16``).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """``unit_roundoff`` is that of one factor of a product: half the distance of two numbers next to 1."""
+
+    name: str
+    storage: str  # of an element of B and C in memory
+    element_bytes: int
+    unit_roundoff: float
+    c_type: str  # of a kernel's argument
+    to_storage: Callable[[NDArray[np.float32]], NDArray[Any]]
+    from_storage: Callable[[NDArray[Any]], NDArray[np.float32]]
+
+    def rounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """``values`` as a multiplication of this type takes them."""
+        return _tf32(values) if self.name == "tf32" else self.from_storage(self.to_storage(values))
+
+
+def _same(values: NDArray[Any]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def _to_half(values: NDArray[np.float32]) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(values, dtype=np.float16)
+
+
+def _from_half(values: NDArray[Any]) -> NDArray[np.float32]:
+    return values.astype(np.float32)
+
+
+def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """To the nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FFF), rounded)
+
+
+def _from_bfloat16(values: NDArray[Any]) -> NDArray[np.float32]:
+    return (values.astype(np.uint32) << 16).view(np.float32)
+
+
+def _tf32(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Ten bits of fraction, to the nearest, ties away from zero, as PTX's cvt.rna.tf32.f32 rounds."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(values), rounded, values)
+
+
+DTYPES: Mapping[str, Dtype] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            Dtype("float32", "float32", 4, 2.0**-24, "float", _same, _same),
+            Dtype("tf32", "float32", 4, 2.0**-11, "float", _same, _same),
+            Dtype("float16", "float16", 2, 2.0**-11, "__half", _to_half, _from_half),
+            Dtype("bfloat16", "bfloat16", 2, 2.0**-8, "__nv_bfloat16", _to_bfloat16, _from_bfloat16),
+        )
+    }
+)
+
+FLOAT32 = DTYPES["float32"]
+
+
+def dtype_named(name: str) -> Dtype:
+    """Raises BadRequest for a type that there is not."""
+    if name not in DTYPES:
+        raise BadRequest(f"dtype {name!r:.80}: choose one of {', '.join(DTYPES)}")
+    return DTYPES[name]

@@ -1,0 +1,40 @@
+"""Kernel families beside the unrolled one. To add a family, add its module and a row to ``FAMILIES``.
+
+The unrolled kernel has A in its instructions and a search of its own (``lospmm.search``). A family of this table has A
+as data that a template reads (``lospmm.packed``), and few enough plans to name them all:
+
+    refusal   why it has no kernel for a problem, in a few words, or None
+    plans     what it would try: frozen values, whose fields are the axes of its space; every one of them can be built
+    forecast  microseconds of each plan, (plans,), by counting what limits it; the order is what matters
+    pack      the kernel of a plan
+
+Raises are those of ``Unsupported`` alone, from ``pack``, for what ``plans`` could not know.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.families import csr
+from lospmm.model import Problem
+from lospmm.packed import PackedKernel
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    refusal: Callable[[Problem], str | None]
+    plans: Callable[[Problem], Sequence[Any]]
+    forecast: Callable[[Problem, Sequence[Any]], NDArray[np.float64]]
+    pack: Callable[[Problem, Any], PackedKernel]
+
+
+#: By name, in the order in which reports list them.
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "csr": Family(csr.refusal, csr.plans, csr.forecast, csr.pack_plan),
+    }
+)

@@ -1,0 +1,136 @@
+// What templates are written in: the few operations of a GPU that C++ has no word for, each a function of its own.
+//
+// No header is included, so that NVRTC takes the text too. On a CPU (lospmm/runtime/block.h) each of these functions is
+// written in C++ instead, and the rest of the text is the same.
+
+#ifndef LOSPMM_ON_CPU
+
+#define LOSPMM_INLINE static __device__ __forceinline__
+
+extern "C" __device__ unsigned char lospmm_data[];           // A, as the family packed it
+extern __shared__ __align__(1024) unsigned char lospmm_shared[];  // as many bytes as the launch says
+
+using lospmm_u16 = unsigned short;
+
+LOSPMM_INLINE unsigned lospmm_address(const void *shared) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
+
+// 16-bit elements and float32, by their bits. To the nearest, ties to even.
+LOSPMM_INLINE float lospmm_float_of_half(lospmm_u16 bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+LOSPMM_INLINE lospmm_u16 lospmm_half_of_float(float value) {
+  lospmm_u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+LOSPMM_INLINE float lospmm_float_of_bfloat16(lospmm_u16 bits) {
+  return __uint_as_float(static_cast<unsigned>(bits) << 16);
+}
+LOSPMM_INLINE lospmm_u16 lospmm_bfloat16_of_float(float value) {
+  lospmm_u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// The bits of ``value`` rounded to TF32, ties away from zero.
+LOSPMM_INLINE unsigned lospmm_tf32(float value) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
+// d += a x b by a warp; the fragments are those of the PTX ISA, mma.m16n8k8 (TF32) and mma.m16n8k16 (16-bit elements).
+LOSPMM_INLINE void lospmm_mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+LOSPMM_INLINE void lospmm_mma_half(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+LOSPMM_INLINE void lospmm_mma_bfloat16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four 8 x 8 matrices of 16-bit elements from shared memory: lane i gives the address of row i % 8 of matrix i / 8.
+LOSPMM_INLINE void lospmm_ldmatrix(unsigned (&r)[4], const void *row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(lospmm_address(row))
+               : "memory");
+}
+LOSPMM_INLINE void lospmm_ldmatrix_transposed(unsigned (&r)[4], const void *row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(lospmm_address(row))
+               : "memory");
+}
+
+// Bytes from global to shared memory while the thread goes on; zeros where ``is_there`` is false. They are there for the
+// thread itself once it has waited for their group, and for others after a barrier.
+template <int bytes>
+LOSPMM_INLINE void lospmm_copy(void *shared, const void *global, bool is_there) {
+  const int read = is_there ? bytes : 0;
+  if constexpr (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(lospmm_address(shared)), "l"(global), "r"(read)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(lospmm_address(shared)), "l"(global), "n"(bytes),
+                 "r"(read)
+                 : "memory");
+}
+LOSPMM_INLINE void lospmm_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until at most ``pending`` of the thread's groups are still under way.
+template <int pending>
+LOSPMM_INLINE void lospmm_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+#endif
+
+// What B and C are made of (LOSPMM_DTYPE: lospmm/packed.py), and what is added to A x B (BIAS, RELU, RESIDUAL).
+
+#if LOSPMM_DTYPE == 2
+using Element = lospmm_u16;
+LOSPMM_INLINE float lospmm_float(Element element) { return lospmm_float_of_half(element); }
+LOSPMM_INLINE Element lospmm_element(float value) { return lospmm_half_of_float(value); }
+#elif LOSPMM_DTYPE == 3
+using Element = lospmm_u16;
+LOSPMM_INLINE float lospmm_float(Element element) { return lospmm_float_of_bfloat16(element); }
+LOSPMM_INLINE Element lospmm_element(float value) { return lospmm_bfloat16_of_float(value); }
+#else
+using Element = float;
+LOSPMM_INLINE float lospmm_float(Element element) { return element; }
+LOSPMM_INLINE Element lospmm_element(float value) { return value; }
+#endif
+
+// The data: numbers, and arrays, by their places in what lospmm.packed.pack was given.
+LOSPMM_INLINE long long lospmm_number(int place) {
+  return reinterpret_cast<const long long *>(lospmm_data)[place];
+}
+template <typename T>
+LOSPMM_INLINE const T *lospmm_array(int place) {
+  return reinterpret_cast<const T *>(lospmm_data + reinterpret_cast<const long long *>(lospmm_data)[16 + place]);
+}
+
+// An element of C from the sum of its products; ``place`` counts elements of C.
+LOSPMM_INLINE Element lospmm_finished(float sum, int row, long long place, const Element *residual) {
+  if (RESIDUAL) sum += lospmm_float(__ldcs(residual + place));
+  if (BIAS) sum += lospmm_array<float>(15)[row];
+  if (RELU) sum = sum < 0 ? 0 : sum;  // NaN stays
+  return lospmm_element(sum);
+}
+
+#if RESIDUAL
+#define LOSPMM_KERNEL(entry) extern "C" __global__ void entry(const Element *b, Element *c, const Element *residual)
+#else
+#define LOSPMM_KERNEL(entry) extern "C" __global__ void entry(const Element *b, Element *c)
+#endif

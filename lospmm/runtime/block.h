@@ -1,0 +1,424 @@
+// Makes the text of a packed kernel, as it is, a library that a CPU runs one thread block at a time (block_process.py).
+//
+// The threads of a block are fibers: each runs until it waits for others, at a barrier or for its warp, and then the next
+// one goes on. B, C and the residual are real memory that ends at a page which nobody may touch. Shared memory is full of
+// NaN before a block, and what is copied there asynchronously arrives no earlier than its thread waits for it, so that
+// a barrier or a wait that is missing shows in the result. It says nothing of races that this order hides.
+
+#include <csetjmp>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define LOSPMM_ON_CPU
+#define LOSPMM_INLINE static inline
+
+using lospmm_u16 = unsigned short;
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline int2 make_int2(int x, int y) { return {x, y}; }
+static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+static unsigned char *lospmm_data, *lospmm_shared;
+static uint3 blockIdx, threadIdx, blockDim, gridDim;
+
+namespace lospmm {
+
+constexpr unsigned WARP = 32, SLOTS = 8;
+constexpr std::size_t STACK_BYTES = 1 << 17;
+
+struct Copy {
+  void *to;
+  const void *from;  // null: zeros
+  std::size_t bytes;
+};
+
+struct Fiber {
+  unsigned thread = 0;
+  bool ended = false, started = false;
+  jmp_buf at;
+  ucontext_t first;
+  unsigned char *stack = nullptr;
+  std::vector<Copy> open;               // the group that is not committed yet
+  std::deque<std::vector<Copy>> groups;  // oldest first
+};
+
+// What the lanes of a warp hand each other: two steps' worth, since nobody is ahead by more than one.
+struct Warp {
+  std::uint64_t step = 0;
+  unsigned arrived = 0, alive = 0;
+  std::uint64_t slots[2][WARP][SLOTS];
+};
+
+static std::vector<Fiber> fibers;
+static std::vector<Warp> warps;
+static std::uint64_t barrier_step;
+static unsigned barrier_arrived, alive, running;
+static std::uint64_t progress, last_progress;
+static unsigned idle_turns;
+static jmp_buf scheduler;
+static void (*kernel)();
+
+[[noreturn]] static void fault(const char *what) {
+  std::fprintf(stderr, "block (%u, %u, %u), thread %u: %s\n", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, what);
+  std::_Exit(1);
+}
+
+static void yield() {
+  Fiber &mine = fibers[running];
+  if (_setjmp(mine.at) == 0) _longjmp(scheduler, 1);
+}
+
+static void perform(const std::vector<Copy> &copies) {
+  for (const Copy &copy : copies) {
+    if (copy.from)
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    else
+      std::memset(copy.to, 0, copy.bytes);
+  }
+}
+
+static void open_barrier_if_all_came() {
+  if (alive && barrier_arrived == alive) {
+    barrier_arrived = 0;
+    ++barrier_step;
+    ++progress;
+  }
+}
+
+static void barrier() {
+  const std::uint64_t mine = barrier_step;
+  ++barrier_arrived;
+  open_barrier_if_all_came();
+  while (barrier_step == mine) yield();
+}
+
+static void step_if_all_came(Warp &warp) {
+  if (warp.alive && warp.arrived == warp.alive) {
+    warp.arrived = 0;
+    ++warp.step;
+    ++progress;
+  }
+}
+
+// Hands ``values`` to the warp and waits for the others'; lane l's are then [l][0], [l][1], ...
+template <typename... Values>
+static const std::uint64_t (*exchange(Values... values))[SLOTS] {
+  static_assert(sizeof...(values) <= SLOTS);
+  Warp &warp = warps[threadIdx.x / WARP];
+  const std::uint64_t mine = warp.step;
+  unsigned at = 0;
+  ((warp.slots[mine % 2][threadIdx.x % WARP][at++] = static_cast<std::uint64_t>(values)), ...);
+  ++warp.arrived;
+  step_if_all_came(warp);
+  while (warp.step == mine) yield();
+  return warp.slots[mine % 2];
+}
+
+static void end_of_thread() {
+  Fiber &mine = fibers[running];
+  mine.ended = true;
+  ++progress;
+  --alive;
+  Warp &warp = warps[threadIdx.x / WARP];
+  --warp.alive;
+  step_if_all_came(warp);
+  open_barrier_if_all_came();
+}
+
+static void body() {
+  kernel();
+  end_of_thread();
+  _longjmp(scheduler, 1);
+}
+
+static void resume(unsigned thread) {
+  running = thread;
+  threadIdx = {thread, 0, 0};
+  Fiber &fiber = fibers[thread];
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.started) _longjmp(fiber.at, 1);
+  fiber.started = true;
+  getcontext(&fiber.first);
+  fiber.first.uc_stack.ss_sp = fiber.stack;
+  fiber.first.uc_stack.ss_size = STACK_BYTES;
+  fiber.first.uc_link = nullptr;
+  makecontext(&fiber.first, body, 0);
+  setcontext(&fiber.first);
+}
+
+static void run_block(unsigned threads, std::size_t shared_bytes) {
+  std::memset(lospmm_shared, 0xFF, shared_bytes);
+  fibers.resize(threads);
+  warps.assign((threads + WARP - 1) / WARP, Warp{});
+  for (unsigned thread = 0; thread < threads; ++thread) {
+    Fiber &fiber = fibers[thread];
+    fiber.thread = thread;
+    fiber.ended = fiber.started = false;
+    fiber.open.clear();
+    fiber.groups.clear();
+    if (!fiber.stack) {
+      void *stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (stack == MAP_FAILED) fault("no memory for its stack");
+      fiber.stack = static_cast<unsigned char *>(stack);
+    }
+    ++warps[thread / WARP].alive;
+  }
+  alive = threads;
+  barrier_arrived = 0;
+  last_progress = progress;
+  idle_turns = 0;
+  while (alive) {
+    for (unsigned thread = 0; thread < threads; ++thread)
+      if (!fibers[thread].ended) resume(thread);
+    idle_turns = progress == last_progress ? idle_turns + 1 : 0;
+    last_progress = progress;
+    if (idle_turns > 2) fault("waits for others that never come (a barrier or a warp's operation in some threads only)");
+  }
+}
+
+static float as_float(std::uint64_t bits) {
+  const std::uint32_t word = static_cast<std::uint32_t>(bits);
+  float value;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+static std::uint32_t as_bits(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+}  // namespace lospmm
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __restrict__
+#define __align__(bytes) alignas(bytes)
+#define __launch_bounds__(...)
+
+static inline void __syncthreads() { lospmm::barrier(); }
+static inline void __syncwarp(unsigned = ~0u) { lospmm::exchange(0); }
+
+template <typename T>
+static inline T __ldg(const T *pointer) { return *pointer; }
+template <typename T>
+static inline T __ldcs(const T *pointer) { return *pointer; }
+template <typename T>
+static inline T __ldcg(const T *pointer) { return *pointer; }
+template <typename T>
+static inline void __stcs(T *pointer, T value) { *pointer = value; }
+template <typename T>
+static inline T atomicAdd(T *pointer, T value) {
+  const T before = *pointer;
+  *pointer = before + value;
+  return before;
+}
+static inline float __fmaf_rn(float x, float y, float z) { return std::fmaf(x, y, z); }
+static inline float __fadd_rn(float x, float y) { return x + y; }
+static inline float __uint_as_float(unsigned bits) { return lospmm::as_float(bits); }
+static inline unsigned __float_as_uint(float value) { return lospmm::as_bits(value); }
+static inline int min(int x, int y) { return x < y ? x : y; }
+static inline int max(int x, int y) { return x > y ? x : y; }
+static inline unsigned min(unsigned x, unsigned y) { return x < y ? x : y; }
+static inline unsigned max(unsigned x, unsigned y) { return x > y ? x : y; }
+
+template <typename T>
+static inline T lospmm_from_lane(T value, unsigned lane) {
+  static_assert(sizeof(T) == 4);
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const std::uint32_t got = static_cast<std::uint32_t>(lospmm::exchange(bits)[lane % lospmm::WARP][0]);
+  T result;
+  std::memcpy(&result, &got, 4);
+  return result;
+}
+template <typename T>
+static inline T __shfl_sync(unsigned, T value, int lane, int width = 32) {
+  const unsigned first = threadIdx.x % 32 / width * width;
+  return lospmm_from_lane(value, first + lane % width);
+}
+template <typename T>
+static inline T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
+  return lospmm_from_lane(value, (threadIdx.x % 32) ^ mask);
+}
+template <typename T>
+static inline T __shfl_down_sync(unsigned, T value, unsigned delta, int width = 32) {
+  const unsigned lane = threadIdx.x % 32;
+  return lospmm_from_lane(value, lane % width + delta < static_cast<unsigned>(width) ? lane + delta : lane);
+}
+template <typename T>
+static inline T __shfl_up_sync(unsigned, T value, unsigned delta, int width = 32) {
+  const unsigned lane = threadIdx.x % 32;
+  return lospmm_from_lane(value, lane % width >= delta ? lane - delta : lane);
+}
+static inline unsigned __ballot_sync(unsigned, int predicate) {
+  const auto lanes = lospmm::exchange(predicate != 0);
+  unsigned bits = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) bits |= static_cast<unsigned>(lanes[lane][0]) << lane;
+  return bits;
+}
+
+// The functions of prelude.cuh, in C++.
+
+static inline float lospmm_float_of_half(lospmm_u16 bits) {
+  _Float16 value;
+  std::memcpy(&value, &bits, 2);
+  return static_cast<float>(value);
+}
+static inline lospmm_u16 lospmm_half_of_float(float value) {
+  const _Float16 half = static_cast<_Float16>(value);
+  lospmm_u16 bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+static inline float lospmm_float_of_bfloat16(lospmm_u16 bits) {
+  return lospmm::as_float(static_cast<std::uint32_t>(bits) << 16);
+}
+static inline lospmm_u16 lospmm_bfloat16_of_float(float value) {
+  const std::uint32_t bits = lospmm::as_bits(value);
+  if (value != value) return 0x7FFF;
+  return static_cast<lospmm_u16>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+static inline unsigned lospmm_tf32(float value) { return (lospmm::as_bits(value) + 0x1000u) & 0xFFFFE000u; }
+
+namespace lospmm {
+
+// d += a x b of the fragments of PTX's mma.m16n8k8 and m16n8k16; ``depth`` elements of k to a 32-bit register.
+template <int depth, typename Convert>
+static void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], Convert convert) {
+  const auto lanes = exchange(a[0], a[1], a[2], a[3], b[0], b[1]);
+  const unsigned lane = threadIdx.x % WARP, group = lane / 4, place = lane % 4;
+  for (int at = 0; at < 4; ++at) {
+    const unsigned column = place * 2 + at % 2, upper = at / 2;
+    double sum = 0;
+    for (unsigned half = 0; half < 2; ++half)
+      for (unsigned four = 0; four < 4; ++four)
+        for (int part = 0; part < depth; ++part) {
+          const std::uint64_t left = lanes[group * 4 + four][half * 2 + upper], right = lanes[column * 4 + four][4 + half];
+          sum += static_cast<double>(convert(left, part)) * static_cast<double>(convert(right, part));
+        }
+    d[at] = static_cast<float>(d[at] + sum);
+  }
+}
+
+static lospmm_u16 part_of(std::uint64_t word, int part) { return static_cast<lospmm_u16>(word >> 16 * part); }
+
+static void matrices(unsigned (&r)[4], const void *row, bool transposed) {
+  const auto lanes = exchange(reinterpret_cast<std::uint64_t>(row));
+  const unsigned lane = threadIdx.x % WARP;
+  for (unsigned matrix = 0; matrix < 4; ++matrix) {
+    lospmm_u16 pair[2];
+    for (unsigned part = 0; part < 2; ++part) {
+      const unsigned at_row = transposed ? lane % 4 * 2 + part : lane / 4, at = transposed ? lane / 4 : lane % 4 * 2 + part;
+      std::memcpy(&pair[part], reinterpret_cast<const lospmm_u16 *>(lanes[matrix * 8 + at_row][0]) + at, 2);
+    }
+    r[matrix] = pair[0] | static_cast<unsigned>(pair[1]) << 16;
+  }
+}
+
+}  // namespace lospmm
+
+static inline void lospmm_mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  lospmm::mma<1>(d, a, b, [](std::uint64_t word, int) { return lospmm::as_float(word & 0xFFFFE000u); });
+}
+static inline void lospmm_mma_half(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  lospmm::mma<2>(d, a, b, [](std::uint64_t word, int part) { return lospmm_float_of_half(lospmm::part_of(word, part)); });
+}
+static inline void lospmm_mma_bfloat16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  lospmm::mma<2>(d, a, b,
+                 [](std::uint64_t word, int part) { return lospmm_float_of_bfloat16(lospmm::part_of(word, part)); });
+}
+static inline void lospmm_ldmatrix(unsigned (&r)[4], const void *row) { lospmm::matrices(r, row, false); }
+static inline void lospmm_ldmatrix_transposed(unsigned (&r)[4], const void *row) { lospmm::matrices(r, row, true); }
+
+template <int bytes>
+static inline void lospmm_copy(void *shared, const void *global, bool is_there) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16);
+  if (reinterpret_cast<std::uintptr_t>(shared) % bytes || (is_there && reinterpret_cast<std::uintptr_t>(global) % bytes))
+    lospmm::fault("an asynchronous copy from or to an address that is not aligned");
+  lospmm::fibers[lospmm::running].open.push_back({shared, is_there ? global : nullptr, bytes});
+}
+static inline void lospmm_commit() {
+  lospmm::Fiber &mine = lospmm::fibers[lospmm::running];
+  mine.groups.push_back(std::move(mine.open));
+  mine.open.clear();
+}
+template <int pending>
+static inline void lospmm_wait() {
+  lospmm::Fiber &mine = lospmm::fibers[lospmm::running];
+  for (; mine.groups.size() > pending; mine.groups.pop_front()) lospmm::perform(mine.groups.front());
+}
+
+namespace lospmm {
+
+using Kernel = void (*)(const void *, void *);
+using KernelOfResidual = void (*)(const void *, void *, const void *);
+
+static void *entry;
+static const void *arguments[3];
+
+static void call() {
+  if (arguments[2])
+    reinterpret_cast<KernelOfResidual>(entry)(arguments[0], const_cast<void *>(arguments[1]), arguments[2]);
+  else
+    reinterpret_cast<Kernel>(entry)(arguments[0], const_cast<void *>(arguments[1]));
+}
+
+}  // namespace lospmm
+
+// ``shape`` is the grid, the threads of a block, and the bytes of shared memory; ``columns`` the values of blockIdx.x
+// that are run.
+extern "C" void lospmm_run_blocks(void *entry, const std::uint64_t *shape, const std::int64_t *columns,
+                                  std::uint64_t count, unsigned char *data, const void *b, void *c,
+                                  const void *residual) {
+  lospmm::entry = entry;
+  lospmm::kernel = lospmm::call;
+  lospmm::arguments[0] = b;
+  lospmm::arguments[1] = c;
+  lospmm::arguments[2] = residual;
+  lospmm_data = data;
+  const std::size_t shared_bytes = static_cast<std::size_t>(shape[4]);
+  lospmm_shared = static_cast<unsigned char *>(std::aligned_alloc(1024, (shared_bytes + 2047) / 1024 * 1024));
+  gridDim = {static_cast<unsigned>(shape[0]), static_cast<unsigned>(shape[1]), static_cast<unsigned>(shape[2])};
+  blockDim = {static_cast<unsigned>(shape[3]), 1, 1};
+  for (unsigned z = 0; z < gridDim.z; ++z)
+    for (unsigned y = 0; y < gridDim.y; ++y)
+      for (std::uint64_t at = 0; at < count; ++at) {
+        blockIdx = {static_cast<unsigned>(columns[at]), y, z};
+        lospmm::run_block(static_cast<unsigned>(shape[3]), shared_bytes);
+      }
+}

@@ -1,0 +1,72 @@
+"""A packed kernel on a CPU: its text, unchanged, compiled by g++ behind block.h and run in a process of its own.
+
+Whole blocks of threads run, those of the blocks of columns that hold the chosen ones.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import VerificationFailed
+from lospmm.packed import PackedKernel
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain import lifetime
+from lospmm.toolchain.gxx import BLOCK_OPTIONS, compile_shared_library
+from lospmm.toolchain.process import Limits, run
+
+RUN_LIMITS = Limits(seconds=300.0, address_space_bytes=16 << 30)
+
+_HERE = Path(__file__).parent
+
+
+def execute_packed(
+    kernel: PackedKernel,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    *,
+    m: int,
+    residual: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """C (m, n) of ``b`` (k, n), of which only the blocks that hold ``columns`` are computed; NaN elsewhere.
+
+    Raises VerificationFailed where the kernel faults, or writes to a column of another block, and ToolchainFault where
+    g++ is missing or fails.
+    """
+    n, dtype = b.shape[1], kernel.dtype
+    header = (_HERE / "block.h").read_text()
+    library = compile_shared_library(
+        kernel.source, header=header, store=Store(settings().cache_dir), options=BLOCK_OPTIONS
+    )
+    blocks = np.unique(columns // kernel.cols)
+    c = dtype.to_storage(np.full((m, n), np.nan, dtype=np.float32))
+    arrays: dict[str, NDArray[Any]] = {"columns": blocks.astype(np.int64), "b": dtype.to_storage(b), "c": c}
+    if residual is not None:
+        arrays["residual"] = dtype.to_storage(residual)
+    launch = kernel.launch
+    with lifetime.temporary_directory() as directory:
+        for name, array in arrays.items():
+            (directory / name).write_bytes(array.tobytes())
+        (directory / "data").write_bytes(kernel.data)
+        (directory / "kernel.so").write_bytes(library)
+        shape = (*launch.grid, launch.block, launch.shared_bytes)
+        command: tuple[str | Path, ...] = (
+            sys.executable,
+            "-I",
+            _HERE / "block_process.py",
+            "./kernel.so",
+            kernel.entry,
+            *map(str, shape),
+        )
+        finished = run(command, cwd=directory, limits=RUN_LIMITS)
+        if finished.failure is not None:
+            last_line = finished.stderr.strip().rpartition("\n")[2]
+            raise VerificationFailed(f"{kernel.entry} on the CPU: {finished.failure} {last_line}".strip())
+        result = dtype.from_storage(np.fromfile(directory / "c", dtype=c.dtype).reshape(m, n))
+    others = ~np.isin(np.arange(n) // kernel.cols, blocks)
+    if not np.isnan(result[:, others]).all():
+        raise VerificationFailed(f"{kernel.entry} on the CPU: a block writes to columns of another one")
+    return result

@@ -1,0 +1,58 @@
+"""The process that runs a packed kernel compiled by g++: whatever a wrong kernel does, it does here.
+
+Run by path, as ``python -I block_process.py LIBRARY ENTRY SHAPE...`` (shape is block.h's), in a directory with the
+files ``columns`` (int64), ``data``, ``b``, ``c`` and perhaps ``residual``, of which c is written. It imports nothing of
+lospmm, which makes it quick to start.
+"""
+
+import ctypes
+import mmap
+import sys
+from pathlib import Path
+
+PAGE = mmap.PAGESIZE
+
+
+def run(library_path: str, entry: str, shape: list[int]) -> None:
+    library = ctypes.CDLL(library_path)
+    columns = Path("columns").read_bytes()
+    held = {name: Guarded(Path(name).read_bytes()) for name in ("data", "b", "c", "residual") if Path(name).exists()}
+    residual = held.get("residual")
+    library.lospmm_run_blocks.restype = None
+    library.lospmm_run_blocks(
+        library[entry],
+        (ctypes.c_uint64 * len(shape))(*shape),
+        columns,
+        ctypes.c_uint64(len(columns) // 8),
+        *(ctypes.c_void_p(held[name].address) for name in ("data", "b", "c")),
+        ctypes.c_void_p(residual.address if residual else None),
+    )
+    Path("c").write_bytes(held["c"].content())
+
+
+class Guarded:
+    """Bytes whose end, to the next 256 bytes, is the end of a page, with one behind it that nobody may touch."""
+
+    def __init__(self, content: bytes) -> None:
+        self.size = len(content)
+        room = -(-max(self.size, 1) // 256) * 256
+        pages = -(-room // PAGE) * PAGE
+        self._mapped = mmap.mmap(-1, pages + PAGE)
+        self._start = pages - room
+        self._mapped[self._start : self._start + self.size] = content
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._mapped))
+        self.address = start + self._start
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mprotect(ctypes.c_void_p(start + pages), ctypes.c_size_t(PAGE), 0) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect")
+
+    def content(self) -> bytes:
+        return self._mapped[self._start : self._start + self.size]
+
+
+def main(library_path: str, entry: str, *shape: str) -> None:
+    run(library_path, entry, [int(number) for number in shape])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
