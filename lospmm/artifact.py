@@ -36,10 +36,18 @@ SPACE_FILE = "space.json"
 BIAS_FILE = "bias.npy"
 
 #: The name of the source file, by its language.
-SOURCE_FILES: Mapping[str, str] = {"ptx": "kernel.ptx", "cuda": "kernel.cu", "sass": "kernel.sass"}
+SOURCE_FILES: Mapping[str, str] = {
+    "ptx": "kernel.ptx",
+    "cuda": "kernel.cu",
+    "sass": "kernel.sass",
+    "template": "kernel.cu",
+}
 
 #: What a folder of an artifact may hold.
-FILES = (MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, MATRIX_FILE, SPACE_FILE, BIAS_FILE, *SOURCE_FILES.values())
+FILES = (
+    *(MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, MATRIX_FILE, SPACE_FILE, BIAS_FILE),
+    *dict.fromkeys(SOURCE_FILES.values()),
+)
 
 #: How the name of a folder that is being written begins.
 SCRATCH = ".lospmm-"
@@ -61,6 +69,27 @@ class Tile:
     nnc_sum: int
     nnc_max: int
     split_k: int = 1  # blocks that share a tile, block rows next to each other
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Of a packed kernel: the fields of its family's plan, the columns of C that a block writes, and the bytes of A."""
+
+    axes: dict[str, int]
+    cols: int
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySummary:
+    """What became of a family in a search; ``micros`` is null where none was timed, ``refusal`` where it took part."""
+
+    name: str
+    plans: int
+    timed: int
+    micros: float | None
+    forecast_micros: float | None
+    refusal: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +128,7 @@ class SearchSummary:
     relaxed: tuple[str, ...]
     chosen_by: str  # "estimate", an analytic rule, or "measurement"
     estimated_micros: float
+    families: tuple[FamilySummary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +201,7 @@ class Manifest:
     arch: str
     emitter: str
     toolchain: str
-    tile: Tile
+    tile: Tile | None  # null of a packed kernel
     launch: LaunchConfig
     arguments: tuple[Argument, ...]
     registers: int
@@ -184,6 +214,8 @@ class Manifest:
     measured: Measured | None = None
     convolution: Convolution | None = None
     epilogue: Added = Added(bias=False, relu=False, residual=False)
+    family: str = "unrolled"
+    plan: Plan | None = None  # null of an unrolled kernel
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -267,9 +299,13 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
     except BadRequest as error:
         raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {error}") from None
     assert isinstance(manifest, dict)
-    manifest["tile"].setdefault("split_k", 1)  # kernels of before there were splits
+    if manifest["tile"] is not None:
+        manifest["tile"].setdefault("split_k", 1)  # kernels of before there were splits
     manifest.setdefault("convolution", None)  # ... and convolutions
     manifest.setdefault("epilogue", {"bias": False, "relu": False, "residual": False})
+    manifest.setdefault("family", "unrolled")  # ... and other families
+    manifest.setdefault("plan", None)
+    manifest["search"].setdefault("families", [])
     return manifest
 
 

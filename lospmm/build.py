@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.reserve import layer_registers, reserved_registers
+from lospmm.families import FAMILIES, Entrant
 from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Compiled, Launch, Problem
+from lospmm.packed import PackedKernel, emission_of
 from lospmm.store import Store
 from lospmm.toolchain.compile import Binary, compile_kernel
 
@@ -28,6 +30,24 @@ class Build:
     @property
     def compiled(self) -> Compiled:
         return Compiled(self.binary.cubin, self.program.name, self.launch)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBuild:
+    """The same of a family's plan."""
+
+    entrant: Entrant
+    kernel: PackedKernel
+    emission: Emission
+    binary: Binary
+
+    @property
+    def launch(self) -> Launch:
+        return self.kernel.launch
+
+    @property
+    def compiled(self) -> Compiled:
+        return Compiled(self.binary.cubin, self.kernel.entry, self.launch)
 
 
 def _unwatched(_stage: str) -> AbstractContextManager[None]:
@@ -59,6 +79,33 @@ def build(
             emission, arch=arch, registers=registers, store=store, workers=workers, progress=progress, cancel=cancel
         )
     return Build(program, emission, binary)
+
+
+def build_packed(
+    problem: Problem,
+    entrant: Entrant,
+    *,
+    store: Store,
+    workers: int,
+    stage: Callable[[str], AbstractContextManager[None]] = _unwatched,
+    progress: Callable[[int, int], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> PackedBuild:
+    """The same of a family's plan, whose template is compiled once for all matrices. Raises as ``build`` does."""
+    with stage("emit"):
+        kernel = FAMILIES[entrant.family].pack(problem, entrant.plan)
+        emission = emission_of(kernel)
+    with stage("compile"):
+        binary = compile_kernel(
+            emission,
+            arch=problem.device.arch,
+            registers=kernel.registers,
+            store=store,
+            workers=workers,
+            progress=progress,
+            cancel=cancel,
+        )
+    return PackedBuild(entrant, kernel, emission, binary)
 
 
 def for_emitter(problem: Problem, emitter: str) -> Problem:

@@ -32,10 +32,14 @@ TrialsOption = Annotated[
     str, typer.Option("--trials", help="full: time the kernels themselves; proxy: what stands for them, then the best.")
 ]
 BudgetOption = Annotated[
-    float | None, typer.Option("--budget", help="Seconds that all of it may take; the best found so far is taken.")
+    float | None,
+    typer.Option("--budget", help="Seconds that all of it may take; 0: nothing is timed."),
 ]
 VerifyOption = Annotated[
     str, typer.Option("--verify", help="gpu, cpu or none: where it is run against float64; auto: gpu where it is.")
+]
+FamiliesOption = Annotated[
+    str, typer.Option("--families", help="Kernel families that take part, with commas between, or all.")
 ]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="float32.")]
 ServerOption = Annotated[

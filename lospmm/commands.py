@@ -18,6 +18,7 @@ from lospmm.command_options import (
     DeviceOption,
     DtypeOption,
     EmitterOption,
+    FamiliesOption,
     JsonOption,
     KeyOption,
     MatrixArgument,
@@ -76,6 +77,7 @@ def tune(
     budget: BudgetOption = None,
     verify: VerifyOption = "auto",
     dtype: DtypeOption = "float32",
+    families: FamiliesOption = "all",
     tensor: TensorOption = None,
     seed: SeedOption = 0,
     server: ServerOption = None,
@@ -91,6 +93,7 @@ def tune(
         verify=verify,
         trials=trials,
         dtype=dtype,
+        families=families,
         shortlist_size=shortlist,
         budget_seconds=budget,
     )

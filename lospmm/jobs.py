@@ -26,7 +26,7 @@ from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem, layer_fields
 from lospmm.npz import write_npz
-from lospmm.options import Options
+from lospmm.options import UNROLLED, Options
 from lospmm.readers import Values
 from lospmm.record import files_of
 from lospmm.runtime.detect import own_gpu
@@ -45,7 +45,7 @@ KERNELS = "kernel"
 MATRICES = "matrix"
 
 #: Part of every request's digest: raise it when a request gives another artifact than before.
-ARTIFACT_FORMAT = 4
+ARTIFACT_FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,10 @@ def _kept_matrix(fingerprint: str, store: Store) -> SparseMatrix | None:
     return matrix if matrix is not None and matrix.fingerprint == fingerprint else None
 
 
-def _check_size(problem: Problem) -> None:
-    """A kernel has an instruction for each nonzero and each row, the empty ones too."""
-    matrix, limit = problem.matrix, settings().max_nonzeros
-    if matrix.nnz + matrix.m > limit:
-        raise BadRequest(
-            f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of LOSPMM_MAX_NONZEROS"
-        )
+def _check_size(problem: Problem, options: Options) -> None:
+    """An unrolled kernel has an instruction for each nonzero and each row, the empty ones too."""
+    if options.family_names == (UNROLLED,) and (why := tuning.unrolled_refusal(problem)) is not None:
+        raise BadRequest(why)
 
 
 def open_store() -> Store:
@@ -186,7 +183,7 @@ def tune(
         return kept
     budget = Budget(request.resolved.budget_seconds)
     options, problem = request.resolved, for_emitter(request.problem, request.resolved.emitter)
-    _check_size(problem)
+    _check_size(problem, request.resolved)
     check_arch(find_toolkit(), problem.device.arch)
     check_target(options.emitter, problem.device.arch)
     most = settings().workers if workers is None else min(workers, settings().workers)

@@ -17,16 +17,20 @@ from lospmm.artifact import Artifact
 from lospmm.codegen.emission import Emission
 from lospmm.convolution import Convolution, unfold
 from lospmm.device import find_device
+from lospmm.dtype import dtype_named
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
-from lospmm.model import Problem
+from lospmm.model import Launch, Problem
 from lospmm.options import Options
+from lospmm.packed import PackedKernel
 from lospmm.readers import Values
 from lospmm.runtime import execute
+from lospmm.runtime.block import execute_packed
 from lospmm.runtime.detect import detect_device
 from lospmm.runtime.geometry import Geometry
 from lospmm.toolchain.cubin import machine_code
+from lospmm.toolchain.data import data_of
 
 #: A, (m, k). A dense array is pruned already: its zeros are what is left out.
 Matrix: TypeAlias = NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix
@@ -78,6 +82,8 @@ class Kernel:
         It shows what the kernel computes, not how fast. Raises BadRequest for arrays of other shapes or not of real
         numbers, VerificationFailed where the text cannot be run, ToolchainFault where CUDA C++ finds no g++.
         """
+        if self.artifact.manifest["plan"] is not None:
+            return self._run_packed(b, residual)
         geometry = self._geometry()
         convolution = geometry.convolution
         elements = _float32("B", b, (geometry.k, geometry.n) if convolution is None else convolution.input_shape)
@@ -95,6 +101,15 @@ class Kernel:
             own_third = None if third is None else third.reshape(-1)[place]
             c.reshape(-1)[place] = execute(emission, geometry, columns, own_b, own_third)
         return c
+
+    def _run_packed(self, b: NDArray[np.floating], residual: NDArray[np.floating] | None) -> NDArray[np.float32]:
+        manifest, kernel = self.artifact.manifest, packed_kernel(self.artifact)
+        m, k, n = (manifest[name] for name in ("m", "k", "n"))
+        if (residual is not None) != kernel.takes_residual:
+            raise BadRequest(f"this kernel takes {'a' if kernel.takes_residual else 'no'} residual")
+        elements = _float32("B", b, (k, n))
+        third = None if residual is None else _float32("the residual", residual, (m, n))
+        return execute_packed(kernel, np.arange(n), elements, m=m, residual=third)
 
     def _geometry(self) -> Geometry:
         """The launch that the manifest describes; a kernel that is shipped has its n in its code."""
@@ -121,6 +136,23 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<Kernel {self.manifest['name']} for {self.manifest['device']} ({self.manifest['arch']})>"
+
+
+def packed_kernel(kept: Artifact) -> PackedKernel:
+    """The kernel that an artifact of a family with a template holds; A is in its cubin. Raises ToolchainFault."""
+    manifest = kept.manifest
+    launch = manifest["launch"]
+    x, y, z = launch["grid"]
+    return PackedKernel(
+        entry=manifest["name"],
+        source=kept.source.decode(),
+        data=data_of(kept.cubin),
+        launch=Launch((x, y, z), launch["block"], launch["shared_bytes"]),
+        registers=manifest["registers"],
+        cols=manifest["plan"]["cols"],
+        dtype=dtype_named(manifest["dtype"]),
+        takes_residual=manifest["epilogue"]["residual"],
+    )
 
 
 def tune(

@@ -16,6 +16,7 @@ from lospmm.command_options import (
     DeviceOption,
     DtypeOption,
     EmitterOption,
+    FamiliesOption,
     JsonOption,
     KeyOption,
     MeasureOption,
@@ -60,6 +61,7 @@ def tune_model(
     budget: BudgetOption = None,
     verify: VerifyOption = "auto",
     dtype: DtypeOption = "float32",
+    families: FamiliesOption = "all",
     seed: SeedOption = 0,
     server: ServerOption = None,
     key: KeyOption = None,
@@ -74,6 +76,7 @@ def tune_model(
         verify=verify,
         trials=trials,
         dtype=dtype,
+        families=families,
         shortlist_size=shortlist,
         budget_seconds=budget,
     )

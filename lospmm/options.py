@@ -10,10 +10,15 @@ from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.device import DeviceSpec
 from lospmm.errors import BadRequest
+from lospmm.families import FAMILIES
 from lospmm.model import SPLITS
 
 #: What a search may choose for ``Schedule.lockstep``, the first without a measurement. Only machine code has barriers.
 LOCKSTEPS: Mapping[str, tuple[int, ...]] = MappingProxyType({"sass": (128, 0), "ptx": (0,), "cuda": (0,)})
+
+#: The family with A in its instructions, and all that there are.
+UNROLLED = "unrolled"
+FAMILY_NAMES = (UNROLLED, *FAMILIES)
 
 #: What each option may be.
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -37,7 +42,8 @@ class Options:
     trials: str = "full"
     dtype: str = "float32"
     shortlist_size: int = 10
-    budget_seconds: float | None = None  # for the whole tuning; None: as many as the search asks for
+    budget_seconds: float | None = None  # for the whole tuning; None: as many as the search asks for; 0: none is timed
+    families: str = "all"  # or some of FAMILY_NAMES, with commas between
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -46,6 +52,7 @@ class Options:
                 raise BadRequest(f"{name} {value!r:.80}: choose one of {', '.join(choices)}")
         # NumPy's numbers become Python's, which are written down as JSON.
         object.__setattr__(self, "shortlist_size", _shortlist_size(self.shortlist_size))
+        object.__setattr__(self, "families", _families(self.families))
         if self.budget_seconds is not None:
             object.__setattr__(self, "budget_seconds", _budget_seconds(self.budget_seconds))
 
@@ -56,6 +63,8 @@ class Options:
         """
         here = own_gpu == device.name
         measure = ("gpu" if here else "none") if self.measure == "auto" else self.measure
+        if self.budget_seconds == 0:
+            measure = "none"
         verify = ("gpu" if here else "cpu") if self.verify == "auto" else self.verify
         if "gpu" in (measure, verify) and not here:
             asked = "measure" if measure == "gpu" else "verify"
@@ -64,6 +73,11 @@ class Options:
         emitter = default_emitter(device.arch) if self.emitter == "auto" else self.emitter
         budget_seconds = self.budget_seconds if measure == "gpu" else None
         return replace(self, emitter=emitter, measure=measure, verify=verify, budget_seconds=budget_seconds)
+
+    @property
+    def family_names(self) -> tuple[str, ...]:
+        """Those that take part, in the order of FAMILY_NAMES."""
+        return FAMILY_NAMES if self.families == "all" else tuple(self.families.split(","))
 
 
 def _shortlist_size(value: object) -> int:
@@ -75,10 +89,19 @@ def _shortlist_size(value: object) -> int:
     return size
 
 
+def _families(value: object) -> str:
+    """Each once, in the order of FAMILY_NAMES."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else [value]
+    for name in names:
+        if name not in ("all", *FAMILY_NAMES):
+            raise BadRequest(f"families: {name!r:.80}: choose some of {', '.join(FAMILY_NAMES)}, or all")
+    return "all" if "all" in names else ",".join(name for name in FAMILY_NAMES if name in names)
+
+
 def _budget_seconds(value: object) -> float:
     seconds = float(value) if isinstance(value, Real) and not isinstance(value, bool) else float("nan")
-    if not 0 < seconds < float("inf"):
-        raise BadRequest(f"budget {value!r:.80}: a positive number of seconds")
+    if not 0 <= seconds < float("inf"):
+        raise BadRequest(f"budget {value!r:.80}: a number of seconds, from 0 on")
     return seconds
 
 

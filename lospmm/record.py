@@ -6,16 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from lospmm import artifact
 from lospmm.artifact import Manifest, Measured
-from lospmm.build import Build, for_emitter
+from lospmm.build import Build, PackedBuild, for_emitter
+from lospmm.contest import Contest
 from lospmm.estimate import estimate_micros
+from lospmm.families import Entrant
 from lospmm.model import Candidate, Problem
 from lospmm.npz import write_npz
-from lospmm.options import Options
+from lospmm.options import UNROLLED, Options
 from lospmm.readers import Values
 from lospmm.search import Choice, Scored, Trialled
 from lospmm.tile_map import TileMap, map_of
@@ -33,8 +36,9 @@ class Outcome:
     options: Options  # resolved
     values: Values
     seed: int | None  # that drew the values
-    choice: Choice
-    build: Build
+    choice: Choice | None  # of the unrolled family, where it took part
+    others: Contest
+    build: Build | PackedBuild
     source: str  # what is shipped beside the cubin
     verification: Verification | None
     measured: Measured | None
@@ -42,14 +46,14 @@ class Outcome:
 
 def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
     """The files of the artifact, by name."""
-    build, bias = outcome.build, outcome.problem.epilogue.bias
+    build, bias, choice = outcome.build, outcome.problem.epilogue.bias, outcome.choice
     return {
         **({} if bias is None else {artifact.BIAS_FILE: _npy(bias)}),
         artifact.CUBIN_FILE: build.binary.cubin,
         artifact.SOURCE_FILES[build.emission.language]: outcome.source.encode(),
         artifact.TUNING_FILE: tuning_lines(outcome).encode(),
         artifact.MATRIX_FILE: write_npz(outcome.problem.matrix),
-        artifact.SPACE_FILE: tile_map(outcome.choice).to_json().encode(),
+        **({} if choice is None else {artifact.SPACE_FILE: tile_map(choice).to_json().encode()}),
         artifact.MANIFEST_FILE: manifest(outcome, seconds).to_json().encode(),
     }
 
@@ -66,15 +70,28 @@ def searched_problem(outcome: Outcome) -> Problem:
 
 
 def tuning_lines(outcome: Outcome) -> str:
-    return "".join(f"{json.dumps(line)}\n" for line in tuning_log(searched_problem(outcome), outcome.choice))
+    choice = outcome.choice
+    lines = [] if choice is None else tuning_log(searched_problem(outcome), choice)
+    if choice is None or outcome.others.timed:
+        lines += contest_log(outcome.others, first=len(lines) + 1)
+    return "".join(f"{json.dumps(line)}\n" for line in lines)
 
 
 def tuning_log(problem: Problem, choice: Choice) -> list[dict[str, object]]:
     """One line per candidate: those that were timed, in that order, or else the shortlist, best first."""
-    entries: Sequence[Scored | Trialled] = choice.trials or choice.shortlist
+    entries: Sequence[Scored[Candidate] | Trialled[Candidate]] = choice.trials or choice.shortlist
     estimates = estimate_micros(problem, [entry.candidate for entry in entries])
     numbered = zip(entries, estimates.tolist(), strict=True)
     return [_line(rank, entry, micros) for rank, (entry, micros) in enumerate(numbered, start=1)]
+
+
+def contest_log(others: Contest, *, first: int) -> list[dict[str, object]]:
+    """The same of the other families: those that were timed, or else the first of each."""
+    first_of_each = {one.family: one for one in reversed(others.field.entrants)}.values()
+    shown: Sequence[Scored[Entrant] | Trialled[Entrant]] = others.timed or [
+        Scored(one, one.forecast_micros) for one in first_of_each
+    ]
+    return [_line_of_entrant(rank, entry) for rank, entry in enumerate(shown, start=first)]
 
 
 def tile_map(choice: Choice) -> TileMap:
@@ -85,24 +102,40 @@ def tile_map(choice: Choice) -> TileMap:
     return replace(found, winner=replace(found.winner, score=scores[0])) if scores else found
 
 
-def _line(rank: int, entry: Scored | Trialled, estimated_micros: float) -> dict[str, object]:
-    line: dict[str, object] = {
+def _line_of_entrant(rank: int, entry: Scored[Entrant] | Trialled[Entrant]) -> dict[str, object]:
+    entrant = entry.candidate
+    return {
         "rank": rank,
+        "family": entrant.family,
+        **asdict(entrant.plan),
+        "score": entry.score,
+        "estimated_micros": entrant.forecast_micros,
+        "measured_micros": None,
+        **(_times(entry) if isinstance(entry, Trialled) else {}),
+    }
+
+
+def _line(rank: int, entry: Scored[Candidate] | Trialled[Candidate], estimated_micros: float) -> dict[str, object]:
+    return {
+        "rank": rank,
+        "family": UNROLLED,
         **axes_of(entry.candidate),
         "score": entry.score,
         "estimated_micros": estimated_micros,
         "measured_micros": None,
+        **(_times(entry) if isinstance(entry, Trialled) else {}),
     }
-    if isinstance(entry, Trialled):
-        timing = entry.measurement.timing
-        line |= {
-            "measured_micros": None if timing is None else timing.micros,
-            "spread": None if timing is None else timing.spread,
-            "max_relative_error": entry.measurement.max_relative_error,
-            "failure": entry.measurement.failure,
-            "final_micros": [None if one.timing is None else one.timing.micros for one in entry.finals],
-        }
-    return line
+
+
+def _times(entry: Trialled[Any]) -> dict[str, object]:
+    timing = entry.measurement.timing
+    return {
+        "measured_micros": None if timing is None else timing.micros,
+        "spread": None if timing is None else timing.spread,
+        "max_relative_error": entry.measurement.max_relative_error,
+        "failure": entry.measurement.failure,
+        "final_micros": [None if one.timing is None else one.timing.micros for one in entry.finals],
+    }
 
 
 def axes_of(candidate: Candidate) -> dict[str, int | None]:
@@ -112,10 +145,10 @@ def axes_of(candidate: Candidate) -> dict[str, int | None]:
 
 def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
     problem, options, matrix = outcome.problem, outcome.options, outcome.problem.matrix
-    program, binary, shape = outcome.build.program, outcome.build.binary, outcome.build.launch
-    verification = outcome.verification
+    build, verification = outcome.build, outcome.verification
+    binary, shape = build.binary, build.launch
     return Manifest(
-        name=program.name,
+        name=build.compiled.entry,
         m=matrix.m,
         k=matrix.k,
         n=problem.n,
@@ -126,16 +159,16 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         seed=outcome.seed,
         device=problem.device.name,
         arch=problem.device.arch,
-        emitter=options.emitter,
+        emitter=build.emission.language,
         toolchain=binary.toolchain,
-        tile=_tile(outcome.choice.winner),
+        tile=None if outcome.choice is None or isinstance(build, PackedBuild) else _tile(outcome.choice.winner),
         launch=artifact.LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
         arguments=_arguments(problem),
         registers=binary.registers,
         spill_bytes=binary.spill_bytes,
         code_bytes=binary.code_bytes,
         cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
-        search=_summary(searched_problem(outcome), outcome.choice, options),
+        search=_summary(outcome.choice, outcome.others, options, estimated_micros=_estimated_micros(outcome)),
         seconds=artifact.Seconds(**seconds),
         verified=None
         if verification is None
@@ -145,7 +178,13 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         epilogue=artifact.Added(
             bias=problem.epilogue.bias is not None, relu=problem.epilogue.relu, residual=problem.epilogue.residual
         ),
+        family=build.entrant.family if isinstance(build, PackedBuild) else UNROLLED,
+        plan=_plan(build) if isinstance(build, PackedBuild) else None,
     )
+
+
+def _plan(build: PackedBuild) -> artifact.Plan:
+    return artifact.Plan(asdict(build.entrant.plan), build.kernel.cols, len(build.kernel.data))
 
 
 def _arguments(problem: Problem) -> tuple[artifact.Argument, ...]:
@@ -184,18 +223,55 @@ def _tile(winner: Candidate) -> artifact.Tile:
     )
 
 
-def _summary(problem: Problem, choice: Choice, options: Options) -> artifact.SearchSummary:
-    space = choice.space
+def _summary(
+    choice: Choice | None, others: Contest, options: Options, *, estimated_micros: float
+) -> artifact.SearchSummary:
+    """``estimated_micros`` is of what was built."""
+    trials = () if choice is None else choice.trials
+    is_timed = bool(trials or others.timed)
+    space = None if choice is None else choice.space
     return artifact.SearchSummary(
-        space=space.size,
-        after_registers=space.after("registers"),
-        after_utilization=space.after("utilization"),
-        after_balance=space.after("balance"),
-        shortlisted=len(choice.shortlist),
-        measured=len(choice.trials),
+        space=0 if space is None else space.size,
+        after_registers=0 if space is None else space.after("registers"),
+        after_utilization=0 if space is None else space.after("utilization"),
+        after_balance=0 if space is None else space.after("balance"),
+        shortlisted=0 if choice is None else len(choice.shortlist),
+        measured=len(trials) + len(others.timed),
         ranker=options.ranker,
-        trials=options.trials if choice.trials else "none",
-        relaxed=space.relaxed,
-        chosen_by="measurement" if choice.trials else CHOSEN_BY.get(options.ranker, "model"),
-        estimated_micros=float(estimate_micros(problem, [choice.winner])[0]),
+        trials=options.trials if is_timed else "none",
+        relaxed=() if space is None else space.relaxed,
+        chosen_by="measurement" if is_timed else CHOSEN_BY.get(options.ranker, "model"),
+        estimated_micros=estimated_micros,
+        families=_families(others, options),
     )
+
+
+def _estimated_micros(outcome: Outcome) -> float:
+    """Of what was built."""
+    if isinstance(outcome.build, PackedBuild):
+        return outcome.build.entrant.forecast_micros
+    assert outcome.choice is not None, "an unrolled kernel was searched for"
+    return float(estimate_micros(searched_problem(outcome), [outcome.choice.winner])[0])
+
+
+def _families(others: Contest, options: Options) -> tuple[artifact.FamilySummary, ...]:
+    """Those that were asked for, the unrolled one apart: the rest of the summary is about it."""
+    field, timed = others.field, others.timed
+    found = []
+    for name in options.family_names:
+        if name == UNROLLED:
+            continue
+        entrants = field.of(name)
+        own = [trial for trial in timed if trial.candidate.family == name]
+        ran = [trial.settled_micros for trial in own if trial.measurement.timing is not None]
+        found.append(
+            artifact.FamilySummary(
+                name=name,
+                plans=len(entrants),
+                timed=len(own),
+                micros=min(ran, default=None),
+                forecast_micros=entrants[0].forecast_micros if entrants else None,
+                refusal=field.refusals.get(name),
+            )
+        )
+    return tuple(found)

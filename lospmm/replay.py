@@ -17,7 +17,7 @@ from lospmm.errors import BadRequest
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.model import Candidate, Problem
-from lospmm.options import LOCKSTEPS, splits_of
+from lospmm.options import LOCKSTEPS, UNROLLED, splits_of
 from lospmm.record import axes_of
 from lospmm.search import Choice, Clock, choose_by_time, search
 from lospmm.stages import Stages
@@ -47,6 +47,8 @@ def replay(kept: Artifact, device: DeviceSpec) -> Replay:
     manifest = kept.manifest
     if manifest["device"] != device.name:
         raise BadRequest(f"{manifest['name']} was tuned for {manifest['device']}, not for {device.name}")
+    if manifest["plan"] is not None:
+        raise BadRequest(f"{manifest['name']}: only a search of unrolled kernels can be replayed")
     lines = _lines(kept)
     problem = for_emitter(Problem(kept.matrix(), manifest["n"], device), manifest["emitter"])
     choice = _searched(problem, manifest, lines)
@@ -132,6 +134,7 @@ def _lines(kept: Artifact) -> list[dict[str, Any]]:
     where = f"kernel {kept.manifest['name']}: {TUNING_FILE}"
     try:
         lines = [json.loads(line) for line in kept.files[TUNING_FILE].splitlines()]
+        lines = [line for line in lines if line.get("family", UNROLLED) == UNROLLED]
         for line in lines:
             _axes(line)
             if kept.manifest["search"]["measured"]:

@@ -24,7 +24,7 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
     if as_json:
         print_json(manifest)
         return
-    tile, search, launch, verified = (manifest[name] for name in ("tile", "search", "launch", "verified"))
+    search, launch, verified = (manifest[name] for name in ("search", "launch", "verified"))
     pairs = {
         "folder": f"{directory}",
         "kernel": manifest["name"],
@@ -33,16 +33,12 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         **_added(manifest["epilogue"]),
         "device": f"{manifest['device']} ({manifest['arch']}), {manifest['toolchain']}",
         "emitter": _emitter(manifest),
-        "tile": f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead, "
-        f"{_group(tile['column_group'])}{_parts(tile['split_k'])}",
-        "tiles": f"{tile['count']:,} with nonzeros, {tile['zero_blocks']:,} of empty rows; "
-        f"{tile['nnc_sum']:,} loads a column, {tile['nnc_max']:,} at most",
+        **_kind(manifest),
         "launch": f"grid {' x '.join(map(str, launch['grid']))}, {launch['block']} threads"
         + (f", {launch['shared_bytes']:,} bytes of shared memory" if launch["shared_bytes"] else ""),
         "registers": f"{manifest['registers']} a thread, {manifest['spill_bytes']} bytes spilled",
         "code": f"{manifest['code_bytes']:,} bytes",
-        "search": f"{search['space']:,} tile sizes, {search['after_registers']:,} after registers, "
-        f"{search['after_utilization']:,} after utilization, {search['after_balance']:,} after balance",
+        **_search(search),
         "chosen by": f"{search['chosen_by']}, {search['estimated_micros']:.1f} us{_timed(manifest.get('measured'))}",
         "verified": "no"
         if verified is None
@@ -50,6 +46,46 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "seconds": _stages(manifest["seconds"]),
     }
     print_pairs(pairs)
+
+
+def _kind(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The family, and its tiles or its plan."""
+    family, tile, plan = manifest["family"], manifest["tile"], manifest["plan"]
+    if plan is not None:
+        axes = ", ".join(f"{name} {value}" for name, value in plan["axes"].items())
+        return {"family": f"{family}, {plan['data_bytes']:,} bytes of A", "plan": axes}
+    return {
+        "family": family,
+        "tile": f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead, "
+        f"{_group(tile['column_group'])}{_parts(tile['split_k'])}",
+        "tiles": f"{tile['count']:,} with nonzeros, {tile['zero_blocks']:,} of empty rows; "
+        f"{tile['nnc_sum']:,} loads a column, {tile['nnc_max']:,} at most",
+    }
+
+
+def _search(search: Mapping[str, Any]) -> dict[str, str]:
+    rows = {}
+    if search["space"]:
+        rows["search"] = (
+            f"{search['space']:,} tile sizes, {search['after_registers']:,} after registers, "
+            f"{search['after_utilization']:,} after utilization, {search['after_balance']:,} after balance"
+        )
+    if others := other_families(search["families"]):
+        rows["families"] = others
+    return rows
+
+
+def other_families(families: Sequence[Mapping[str, Any]]) -> str:
+    """What became of each family beside the unrolled one, in a line."""
+    return "; ".join(f"{family['name']} {_of_family(family)}" for family in families)
+
+
+def _of_family(family: Mapping[str, Any]) -> str:
+    if family["refusal"] is not None:
+        return f"refused ({family['refusal']})"
+    if family["micros"] is None:
+        return f"not timed ({family['forecast_micros']:.1f} us by forecast)"
+    return f"{family['micros']:.2f} us ({family['timed']} of {family['plans']} plans)"
 
 
 def _emitter(manifest: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -39,18 +39,21 @@ class Policy:
 
 POLICY = Policy()
 
+#: What is timed: a candidate, or an entrant of another family.
+Item_co = TypeVar("Item_co", covariant=True)
+
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    candidate: Candidate
+class Scored(Generic[Item_co]):
+    candidate: Item_co
     score: float  # the lowest is best: the ranker's, or after the shortlist the forecast in microseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Trialled:
+class Trialled(Generic[Item_co]):
     """A candidate that was timed, or that failed."""
 
-    candidate: Candidate
+    candidate: Item_co
     score: float
     measurement: Measurement
     finals: tuple[Measurement, ...] = ()  # the times of it, if it was one of the fastest
@@ -66,6 +69,11 @@ class Trialled:
         micros = [_micros(one) for one in self.finals]
         return (statistics.median(micros) if max(micros) < float("inf") else float("inf")) if micros else None
 
+    @property
+    def settled_micros(self) -> float:
+        """The finals', where there are any."""
+        return self.micros if self.final_micros is None else self.final_micros
+
 
 def _micros(measurement: Measurement) -> float:
     return float("inf") if measurement.timing is None else measurement.timing.micros
@@ -77,12 +85,17 @@ class Choice:
 
     winner: Candidate
     space: Space
-    shortlist: tuple[Scored, ...]  # best first
-    trials: tuple[Trialled, ...] = ()  # in the order in which they were timed
+    shortlist: tuple[Scored[Candidate], ...]  # best first
+    trials: tuple[Trialled[Candidate], ...] = ()  # in the order in which they were timed
+
+    @property
+    def micros(self) -> float:
+        """What the winner took; infinite where nothing was timed."""
+        return next((one.settled_micros for one in self.trials if one.candidate is self.winner), float("inf"))
 
 
 #: Builds and times candidates, in their order; fewer than it was given where time is up.
-Trials = Callable[[Sequence[Candidate]], Iterable[Measurement]]
+Trials = Callable[[Sequence[Any]], Iterable[Measurement]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +160,11 @@ def choose_by_time(
     ran.
     """
     rounds = _Rounds(problem, choice.space, ranker, locksteps, stages or Stages())
-    timed: list[Trialled] = []
+    timed: list[Trialled[Candidate]] = []
     with ExitStack() as stack:
         begun: deque[_Batch] = deque()
 
-        def begin(batch: Sequence[Scored]) -> None:
+        def begin(batch: Sequence[Scored[Candidate]]) -> None:
             if batch:
                 begun.append(_Batch(batch, iter(clock.trials([scored.candidate for scored in batch]))))
                 stack.callback(begun[-1].close)
@@ -182,10 +195,10 @@ def choose_by_time(
 class _Batch:
     """Candidates that are built and timed, one after the other as they are asked for."""
 
-    asked: Sequence[Scored]
+    asked: Sequence[Scored[Candidate]]
     measurements: Iterator[Measurement]
 
-    def timed(self, is_over: Callable[[], bool], *, first: bool) -> Iterator[Trialled]:
+    def timed(self, is_over: Callable[[], bool], *, first: bool) -> Iterator[Trialled[Candidate]]:
         for scored, measurement in zip(self.asked, self.measurements, strict=False):
             yield Trialled(scored.candidate, scored.score, measurement)
             first = first and measurement.timing is None
@@ -216,7 +229,7 @@ class _Rounds:
         self._taken: set[int] = set()
         self._asked: set[tuple[TileSize, Schedule]] = set()
 
-    def spread(self, shortlist: Sequence[Scored]) -> list[Scored]:
+    def spread(self, shortlist: Sequence[Scored[Candidate]]) -> list[Scored[Candidate]]:
         """The shortlist with every lockstep in turn, which the estimate does not tell from each other."""
         spread = []
         for place, scored in enumerate(shortlist):
@@ -234,7 +247,9 @@ class _Rounds:
             self._surrogate = Surrogate(self.problem, pool)
         self._taken |= {at for key in self._asked if (at := pool.find(*key)) is not None}
 
-    def next(self, ran: Sequence[Trialled], pending: Sequence[Scored], count: int) -> list[Scored]:
+    def next(
+        self, ran: Sequence[Trialled[Candidate]], pending: Sequence[Scored[Candidate]], count: int
+    ) -> list[Scored[Candidate]]:
         """What promises most, after those that ran; those ``pending`` are taken to run as they are forecast."""
         assert self._surrogate is not None, "it is prepared"
         self.done += 1
@@ -247,7 +262,7 @@ class _Rounds:
         return [Scored(pool[index], float(np.exp(pool.forecast[index]))) for index in chosen]
 
 
-def _again(timed: Sequence[Trialled], clock: Clock, policy: Policy) -> list[Trialled]:
+def _again(timed: Sequence[Trialled[Candidate]], clock: Clock, policy: Policy) -> list[Trialled[Candidate]]:
     """``timed`` with the finals of the fastest. Time that is up in the middle of a turn leaves that turn out."""
     finalists = _fastest_first(timed)[: policy.finalists]
     if clock.finals is None or clock.is_over():
@@ -263,12 +278,12 @@ def _again(timed: Sequence[Trialled], clock: Clock, policy: Policy) -> list[Tria
     return [replace(trial, finals=finals.get(_key(trial.candidate), ())) for trial in timed]
 
 
-def _fastest_first(timed: Sequence[Trialled]) -> list[Trialled]:
+def _fastest_first(timed: Sequence[Trialled[Candidate]]) -> list[Trialled[Candidate]]:
     """Those that ran."""
     return sorted((trial for trial in timed if trial.measurement.timing is not None), key=lambda trial: trial.micros)
 
 
-def _final(trial: Trialled) -> float:
+def _final(trial: Trialled[Candidate]) -> float:
     assert trial.final_micros is not None
     return trial.final_micros
 

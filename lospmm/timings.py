@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from lospmm.errors import ToolchainFault
+from lospmm.families import Entrant
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import CacheState, Measurement
 from lospmm.gpu.timing import Effort, Timing
@@ -43,10 +44,10 @@ FORMAT = 1
 #: is imported.
 DECISIVE = (
     "build.py", "convolution.py", "epilogue.py", "lower.py", "schedule.py", "ir.py", "registers.py", "occupancy.py",
-    "model.py",
+    "model.py", "packed.py", "dtype.py", "families/**/*.py", "families/**/*.cu*",
     "codegen/**/*.py",
     "toolchain/compile.py", "toolchain/compilers.py", "toolchain/cubin.py", "toolchain/elf.py",
-    "toolchain/elf_rewrite.py",
+    "toolchain/elf_rewrite.py", "toolchain/data.py",
     "gpu/gate.py", "gpu/gate.cu", "gpu/operands.py", "gpu/timing.py", "gpu/worker.py",
 )  # fmt: skip
 
@@ -123,7 +124,7 @@ class Timings:
                 name, replays, measurement = read
                 self._left.setdefault(name, []).append((replays, measurement))
 
-    def take(self, candidate: Candidate, effort: Effort) -> Measurement | None:
+    def take(self, candidate: Candidate | Entrant, effort: Effort) -> Measurement | None:
         """A measurement of at least that effort, not given before; None where there is none.
 
         What has failed is not run again; what was lost is, up to LOST_ATTEMPTS times.
@@ -139,7 +140,7 @@ class Timings:
                 return measurement
         return None
 
-    def add(self, candidate: Candidate, effort: Effort, measurement: Measurement) -> None:
+    def add(self, candidate: Candidate | Entrant, effort: Effort, measurement: Measurement) -> None:
         """Keep a measurement that was just made. Raises ToolchainFault where the disk fails."""
         content = {"candidate": named(candidate), "replays": effort.replays, **asdict(measurement)}
         timing = measurement.timing
@@ -177,8 +178,11 @@ class Timings:
             raise ToolchainFault(f"{self._path}: cannot be written: {error.strerror}") from error
 
 
-def named(candidate: Candidate) -> dict[str, int | None]:
-    """All that tells a candidate from the others of its problem: tile size, schedule, and the rows of its tiles."""
+def named(candidate: Candidate | Entrant) -> dict[str, Any]:
+    """All that tells a candidate from the others of its problem: tile size, schedule, and the rows of its tiles; of an
+    entrant its family and plan."""
+    if isinstance(candidate, Entrant):
+        return {"family": candidate.family, **asdict(candidate.plan)}
     rows = [tile.rows for tile in candidate.tiling.tiles]
     sizes = np.array([len(part) for part in rows], dtype=np.int32)
     tiling = zlib.crc32(np.concatenate([sizes, *rows]).astype("<i4").tobytes())

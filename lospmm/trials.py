@@ -9,9 +9,10 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from lospmm.budget import Budget
-from lospmm.build import build
+from lospmm.build import build, build_packed
 from lospmm.crew import Crew
 from lospmm.errors import ToolchainFault, Unsupported
+from lospmm.families import Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.measure import FULL, Bench, Effort
 from lospmm.model import Candidate, Compiled, Problem
@@ -38,7 +39,10 @@ class Means:
 
 
 class BuildAndTime:
-    """Trials of one problem (``search.Trials``). Kernels that are built are not kept: a winner is built again."""
+    """Trials of one problem (``search.Trials``). Kernels that are built are not kept: a winner is built again.
+
+    What is timed are candidates, built by ``emitter``, or entrants of other families.
+    """
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class BuildAndTime:
         self.measured = 0  # of these, on the GPU
         self._ran = False
 
-    def __call__(self, candidates: Sequence[Candidate]) -> "Running":
+    def __call__(self, candidates: Sequence[Candidate | Entrant]) -> "Running":
         """The kernels are built from now on, and timed one after the other as they are asked for.
 
         A kernel that cannot be built has failed, as one that cannot be run. Once one ran they end with the budget.
@@ -80,17 +84,19 @@ class BuildAndTime:
         finally:
             begun.end()
 
-    def known(self, candidate: Candidate) -> Measurement | None:
+    def known(self, candidate: Candidate | Entrant) -> Measurement | None:
         timings = self.means.timings
         return None if timings is None else timings.take(candidate, self.means.effort)
 
-    def build(self, candidate: Candidate, stop: threading.Event) -> Compiled:
+    def build(self, candidate: Candidate | Entrant, stop: threading.Event) -> Compiled:
         crew = self.means.crew
+        if isinstance(candidate, Entrant):
+            return build_packed(self.problem, candidate, store=self.store, workers=1, cancel=stop).compiled
         if crew is not None:
             return crew.build(self.problem, candidate, self.emitter, self.store, stop)
         return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=stop).compiled
 
-    def _measure(self, candidate: Candidate, future: Future[Compiled]) -> Measurement | None:
+    def _measure(self, candidate: Candidate | Entrant, future: Future[Compiled]) -> Measurement | None:
         """None where time is up before the kernel is built."""
         means = self.means
         with self.stages.part("compile_trials"):
@@ -124,7 +130,7 @@ def is_built(future: Future[Compiled], stages: Stages, is_over: Callable[[], boo
 class Running(Iterator[Measurement]):
     """Measurements of some candidates, whose kernels are built until it is closed."""
 
-    def __init__(self, trials: BuildAndTime, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, trials: BuildAndTime, candidates: Sequence[Candidate | Entrant]) -> None:
         self.candidates = candidates
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(trials.workers, thread_name_prefix="build")

@@ -5,20 +5,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from lospmm.artifact import Measured
 from lospmm.baselines import BASELINES
 from lospmm.bench import compare
 from lospmm.budget import Budget
-from lospmm.build import Build, build
+from lospmm.build import Build, PackedBuild, build, build_packed
 from lospmm.codegen import source_of
+from lospmm.contest import Contest, Field, contest, field_of
 from lospmm.device import DeviceSpec
-from lospmm.errors import VerificationFailed
+from lospmm.errors import GpuFault, NothingFits, VerificationFailed
 from lospmm.estimate import estimate_micros
+from lospmm.families import Entrant
 from lospmm.gpu.exclusive import exclusive
+from lospmm.ir import FLOAT_BYTES
 from lospmm.measure import AGAIN, BRIEF, Bench, Effort
-from lospmm.model import Problem
-from lospmm.options import LOCKSTEPS, Options, splits_of
+from lospmm.model import Candidate, Problem
+from lospmm.options import LOCKSTEPS, UNROLLED, Options, splits_of
 from lospmm.ranker import Ranker
 from lospmm.record import Outcome
 from lospmm.runtime.detect import driver_version, own_gpu_id
@@ -29,13 +33,16 @@ from lospmm.store import Store
 from lospmm.timings import Timings, conditions_of
 from lospmm.toolchain.compilers import compiler_name
 from lospmm.trials import BuildAndTime, Means
-from lospmm.verify import Verification, verify_on_cpu
+from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.workshop import Workshop
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
 END_MICROS: Mapping[str, float] = MappingProxyType({"sass": 6.0, "ptx": 20.0, "cuda": 20.0})
 VERIFY_MICROS = 50.0
+
+#: The language of packed kernels.
+TEMPLATE = "template"
 
 #: Measurements of the winner after a search: to check it, and beside the libraries, which have to be loaded first.
 MEASUREMENTS = 4
@@ -67,26 +74,74 @@ def tuned(job: Job) -> Outcome:
     """Raises NothingFits, ToolchainFault, GpuFault, VerificationFailed, Unsupported and CancelledError."""
     options, problem = job.options, job.problem
     job.budget.reserve_seconds, job.budget.measurements = reserve_seconds(job), MEASUREMENTS
-    if options.measure == "gpu":
+    is_timed, is_unrolled = options.measure == "gpu", takes_unrolled(job)
+    if is_timed and is_unrolled:
         job.workshop.crew(options.emitter)  # which starts while this process searches
-    choice = searched(job)
+    with job.stages.part("constraints"):
+        others = Contest(field_of(problem, [name for name in options.family_names if name != UNROLLED]))
+    try:
+        choice = searched(job) if is_unrolled else None
+    except NothingFits:
+        if not others.field.entrants:
+            raise
+        choice = None
     with ExitStack() as gpu:
         bench = None
         if "gpu" in (options.measure, options.verify):
             with job.budget.paused():
                 gpu.enter_context(exclusive(settings().cache_dir, job.stages.cancel, gpu=own_gpu_id()))
             bench = job.workshop.bench(problem, job.stages.cancel)
-        if options.measure == "gpu":
+        if is_timed:
             assert bench is not None
-            choice = _choose(job, choice, bench)
-        built = _build(job, choice)
+            choice = None if choice is None else _choose(job, choice, bench)
+            others = _contest(job, others.field, choice, bench)
+        winner = _winner(problem, choice, others)
+        built = _build(job, winner)
         verification = _verify(job, built, bench)
         text = gpu.enter_context(ThreadPoolExecutor(1, thread_name_prefix="text"))
-        source = text.submit(source_of, built.program, built.emission, problem.device.arch)
+        source = text.submit(_source, built, problem.device.arch)
         measured = _compare(job, built, bench)
         with job.stages.stage("emit"):
             written = source.result()
-    return Outcome(problem, options, "stored", None, choice, built, written, verification, measured)
+    return Outcome(problem, options, "stored", None, choice, others, built, written, verification, measured)
+
+
+def takes_unrolled(job: Job) -> bool:
+    """Whether the family with A in its instructions takes part: its sums and factors are float32."""
+    return UNROLLED in job.options.family_names and unrolled_refusal(job.problem) is None
+
+
+def unrolled_refusal(problem: Problem) -> str | None:
+    """Why there is no unrolled kernel, in a few words; None: there is."""
+    if problem.dtype.element_bytes != FLOAT_BYTES:
+        return f"no {problem.dtype.name}"
+    matrix, limit = problem.matrix, settings().max_nonzeros
+    if matrix.nnz + matrix.m > limit:
+        return f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of LOSPMM_MAX_NONZEROS"
+    return None
+
+
+def _winner(problem: Problem, choice: Choice | None, others: Contest) -> Candidate | Entrant:
+    """The fastest of all families. Where nothing was timed, the unrolled one if it has a kernel: forecasts of different
+    families are not worth a comparison."""
+    best = others.best
+    if choice is None:
+        if best is None:
+            raise (_nobody_ran(others) if others.timed else NothingFits(_nobody(problem, others.field)))
+        return best
+    if best is None:
+        return choice.winner
+    fastest = others.fastest
+    return best if fastest is not None and fastest.settled_micros < choice.micros else choice.winner
+
+
+def _nobody(problem: Problem, field: Field) -> str:
+    refusals = {UNROLLED: unrolled_refusal(problem) or "not asked for", **field.refusals}
+    return f"no family has a kernel for this: {'; '.join(f'{name}: {why}' for name, why in refusals.items())}"
+
+
+def _nobody_ran(others: Contest) -> GpuFault:
+    return GpuFault(f"none of {len(others.timed)} kernels ran: {others.timed[0].measurement.failure}")
 
 
 def reserve_seconds(job: Job) -> float:
@@ -121,9 +176,7 @@ def search_ahead(problem: Problem, options: Options, workshop: Workshop) -> None
 def _choose(job: Job, choice: Choice, bench: Bench) -> Choice:
     """The fastest of what is timed."""
     problem, options, stages = job.problem, job.options, job.stages
-    compiler = compiler_name(options.emitter, problem.device.arch)
-    conditions = conditions_of(problem, options.emitter, gpu=own_gpu_id(), driver=driver_version(), compiler=compiler)
-    timings = Timings(job.store, conditions)
+    timings = _timings(job, options.emitter)
     way = TRIALS[options.trials]
     clock = Clock(
         trials=way.trials(job, bench, timings),
@@ -135,6 +188,29 @@ def _choose(job: Job, choice: Choice, bench: Bench) -> Choice:
     for name in ("compile_trials", "measure_trials"):
         stages.progress(name, 1, 1)
     return chosen
+
+
+def _contest(job: Job, field: Field, choice: Choice | None, bench: Bench) -> Contest:
+    """The other families, timed after the unrolled one."""
+    if not field.entrants or (choice is not None and job.budget.is_over):
+        return Contest(field)
+    timings, workers = _timings(job, TEMPLATE), job.workshop.workers
+
+    def trials(effort: Effort) -> Trials:
+        means = Means(None, timings, effort, job.budget)
+        return BuildAndTime(
+            job.problem, TEMPLATE, bench, store=job.store, workers=workers, stages=job.stages, means=means
+        )
+
+    clock = Clock(trials(BRIEF), trials(AGAIN), lambda: job.budget.is_over)
+    return contest(field, clock, limit_micros=float("inf") if choice is None else choice.micros)
+
+
+def _timings(job: Job, language: str) -> Timings:
+    """What is known of kernels in this language."""
+    compiler = compiler_name(language, job.problem.device.arch)
+    conditions = conditions_of(job.problem, language, gpu=own_gpu_id(), driver=driver_version(), compiler=compiler)
+    return Timings(job.store, conditions)
 
 
 def _whole(job: Job, bench: Bench, timings: Timings, *, effort: Effort = BRIEF) -> Trials:
@@ -151,25 +227,31 @@ def _whole(job: Job, bench: Bench, timings: Timings, *, effort: Effort = BRIEF) 
     )
 
 
-def _build(job: Job, choice: Choice) -> Build:
+def _build(job: Job, winner: Candidate | Entrant) -> Build | PackedBuild:
     stages = job.stages
-    return build(
-        job.problem,
-        choice.winner,
-        job.options.emitter,
-        store=job.store,
-        workers=job.workshop.workers,
-        stage=stages.stage,
-        progress=lambda done, total: stages.progress("compile", done, total),
-        cancel=stages.cancel,
-    )
+    common: dict[str, Any] = {
+        "store": job.store,
+        "workers": job.workshop.workers,
+        "stage": stages.stage,
+        "progress": lambda done, total: stages.progress("compile", done, total),
+        "cancel": stages.cancel,
+    }
+    if isinstance(winner, Entrant):
+        return build_packed(job.problem, winner, **common)
+    return build(job.problem, winner, job.options.emitter, **common)
 
 
-def _verify(job: Job, built: Build, bench: Bench | None) -> Verification | None:
+def _source(built: Build | PackedBuild, arch: str) -> str:
+    return built.kernel.source if isinstance(built, PackedBuild) else source_of(built.program, built.emission, arch)
+
+
+def _verify(job: Job, built: Build | PackedBuild, bench: Bench | None) -> Verification | None:
     if job.options.verify == "none":
         return None
     with job.stages.stage("verify"):
         if job.options.verify == "cpu":
+            if isinstance(built, PackedBuild):
+                return verify_packed_on_cpu(job.problem, built.kernel)
             return verify_on_cpu(job.problem, built.program, built.emission)
         assert bench is not None
         bench.kernel_seconds = None
@@ -180,7 +262,7 @@ def _verify(job: Job, built: Build, bench: Bench | None) -> Verification | None:
         return Verification("gpu", measurement.max_relative_error, job.problem.n)
 
 
-def _compare(job: Job, built: Build, bench: Bench | None) -> Measured | None:
+def _compare(job: Job, built: Build | PackedBuild, bench: Bench | None) -> Measured | None:
     """The kernel beside the libraries, in the same run; by itself where the budget leaves no time for them."""
     if job.options.measure != "gpu":
         return None

@@ -20,7 +20,9 @@ from lospmm.errors import VerificationFailed
 from lospmm.ir import KernelProgram
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem, ceil_div
+from lospmm.packed import PackedKernel
 from lospmm.runtime import execute
+from lospmm.runtime.block import execute_packed
 from lospmm.runtime.geometry import geometry_of
 
 #: Some 160 u: far above the rounding of any sum, far below what a wrong weight or a missing term does.
@@ -152,3 +154,14 @@ def compare(
             f"(relative error {error.flat[worst]:.1e}, at most {MAX_RELATIVE_ERROR:.0e} allowed)"
         )
     return float(error.flat[worst])
+
+
+def verify_packed_on_cpu(problem: Problem, kernel: PackedKernel, *, seed: int = 0) -> Verification:
+    """Run a packed kernel's text on the CPU for the blocks of some columns. Raises VerificationFailed."""
+    columns = choose_columns(problem.n, kernel.cols, _column_limit(problem.matrix))
+    b = draw_b(problem.matrix, problem.n, seed)
+    residual = draw_residual(problem, problem.n, seed)
+    c = execute_packed(kernel, columns, b, m=problem.matrix.m, residual=residual)
+    third = None if residual is None else residual[:, columns]
+    error = compare(problem.matrix, columns, b[:, columns], c[:, columns], epilogue=problem.epilogue, residual=third)
+    return Verification("cpu", error, len(columns))

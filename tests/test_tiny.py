@@ -63,12 +63,15 @@ FIELDS = {
         "relaxed",
         "chosen_by",
         "estimated_micros",
+        "families",
     },
     "seconds": {"total", *STAGES},
     "verified": {"on", "max_relative_error", "columns"},
     "measured": None,
     "convolution": None,
     "epilogue": {"bias", "relu", "residual"},
+    "family": None,
+    "plan": None,
 }
 
 

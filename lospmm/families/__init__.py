@@ -32,6 +32,15 @@ class Family:
     pack: Callable[[Problem, Any], PackedKernel]
 
 
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A plan of a family, with its forecast: what a candidate is to the unrolled family."""
+
+    family: str
+    plan: Any
+    forecast_micros: float
+
+
 #: By name, in the order in which reports list them.
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {

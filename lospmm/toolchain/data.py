@@ -12,6 +12,14 @@ SECTION = ".nv.global.init"
 SYMBOL = "lospmm_data"
 
 
+def data_of(image: bytes) -> bytes:
+    """What ``embed`` put there. Raises ToolchainFault where there is nothing."""
+    found = [part.content for part in elf.sections(image) if part.name == SECTION]
+    if not found:
+        raise ToolchainFault(f"the image has no section {SECTION} with data")
+    return found[0]
+
+
 def embed(image: bytes, data: bytes) -> bytes:
     """``image`` with ``data`` as the contents of its symbol. Raises ToolchainFault where it has none."""
     parts = elf.sections(image)

@@ -1,6 +1,5 @@
 """What the page of a kernel shows of its artifact, as lists that a template writes down."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,9 @@ from lospmm import tile_map
 from lospmm.artifact import SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
 from lospmm.errors import BadRequest
 from lospmm.options import is_experimental
+from lospmm.report import other_families
 from lospmm.stages import STAGES
+from lospmm_server.observations import candidate_lines
 from lospmm_server.space_drawing import Drawing, draw
 
 #: Times of the libraries, by the field of ``measured``.
@@ -94,7 +95,7 @@ def view_kernel(digest: str, artifact: Artifact) -> KernelView:
 
 
 def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    tile, search = manifest["tile"], manifest["search"]
+    search = manifest["search"]
     m, k, nnz = manifest["m"], manifest["k"], manifest["nnz"]
     density = f" ({nnz / (m * k):.1%} of the elements)" if m * k else ""
     never_run = is_experimental(manifest["emitter"], manifest["arch"])
@@ -104,16 +105,31 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         ("Device", f"{manifest['device']} ({manifest['arch']})"),
         ("Emitter", f"{manifest['emitter']}{', experimental: never run on a GPU' if never_run else ''}"),
         ("Toolchain", f"{manifest['toolchain']}"),
-        ("Tile size", f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead"),
+        *_kind(manifest),
         ("Launch", f"grid {' x '.join(map(str, manifest['launch']['grid']))}, {manifest['launch']['block']} threads"),
         ("Registers", f"{manifest['registers']} a thread, {manifest['spill_bytes']:,} bytes spilled"),
         ("Machine code", f"{manifest['code_bytes']:,} bytes"),
         ("Chosen by", f"{search['chosen_by']}; the estimate is {search['estimated_micros']:.1f} µs"),
+        *((("Other families", others),) if (others := other_families(search["families"])) else ()),
+    )
+
+
+def _kind(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The family, and the tile size or the plan."""
+    family, tile, plan = manifest["family"], manifest["tile"], manifest["plan"]
+    if plan is not None:
+        axes = ", ".join(f"{name} {value}" for name, value in plan["axes"].items())
+        return ("Family", family), ("Plan", f"{axes}; {plan['data_bytes']:,} bytes of A")
+    return (
+        ("Family", family),
+        ("Tile size", f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead"),
     )
 
 
 def _drawing(artifact: Artifact) -> tuple[Drawing | None, str]:
     if SPACE_FILE not in artifact.files:
+        if artifact.manifest["plan"] is not None:
+            return None, "No unrolled kernel took part, and other families have no tiling space."
         return None, "An earlier version made this kernel and kept no map of its tiling space; tune it again for one."
     try:
         return draw(tile_map.parse(artifact.files[SPACE_FILE], SPACE_FILE)), ""
@@ -124,7 +140,7 @@ def _drawing(artifact: Artifact) -> tuple[Drawing | None, str]:
 def _candidates(artifact: Artifact) -> Candidates | None:
     """The log of the search; None where it cannot be read."""
     try:
-        lines = [json.loads(line) for line in artifact.files[TUNING_FILE].splitlines()]
+        lines = candidate_lines(artifact)
         timed = [line for line in lines if line["measured_micros"] is not None]
         chosen = min(timed, key=lambda line: float(line["measured_micros"])) if timed else lines[0]
         rows = tuple(_candidate(line) for line in lines)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from lospmm.artifact import TUNING_FILE, Artifact
+from lospmm.options import UNROLLED
 from lospmm_server import problems
 from lospmm_server.schemas import Problem
 
@@ -54,14 +55,21 @@ def failed(problem: Problem) -> dict[str, Any]:
 
 
 def _winner_place(artifact: Artifact) -> str | None:
-    """One of ``PLACES``; None where nothing was timed."""
+    """One of ``PLACES``; None where no unrolled kernel was timed."""
     search = artifact.manifest["search"]
     if search["chosen_by"] != "measurement":
         return None
-    lines = [json.loads(line) for line in artifact.files[TUNING_FILE].splitlines()]
-    timed = [line for line in lines if line["measured_micros"] is not None]
+    timed = [line for line in candidate_lines(artifact) if line["measured_micros"] is not None]
+    if not timed:
+        return None
     rank = min(timed, key=lambda line: float(line["measured_micros"]))["rank"]
     return PLACES[0 if rank == 1 else 1 if rank <= search["shortlisted"] else 2]
+
+
+def candidate_lines(artifact: Artifact) -> list[dict[str, Any]]:
+    """Of the log of the search, what is about unrolled kernels; logs of before there were families name none."""
+    lines = [json.loads(line) for line in artifact.files[TUNING_FILE].splitlines()]
+    return [line for line in lines if line.get("family", UNROLLED) == UNROLLED]
 
 
 def _speedups(manifest: Mapping[str, Any]) -> dict[str, float] | None:

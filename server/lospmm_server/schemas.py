@@ -71,6 +71,12 @@ class TuningQuery(BaseModel):
         description="Where the kernel is run against float64; auto: on the GPU where there is one.",
         json_schema_extra={"enum": list(CHOICES["verify"])},
     )
+    families: str = Field(
+        default="all",
+        max_length=200,
+        description="The kernel families that take part, with commas between, or all.",
+        examples=["unrolled", "tensor_core,csr"],
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")
 
 

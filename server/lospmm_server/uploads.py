@@ -55,7 +55,7 @@ def device_and_options(query: TuningQuery) -> tuple[DeviceSpec, Options]:
     """Raises BadRequest and Unsupported."""
     if query.n > settings().max_n:
         raise BadRequest(f"n is {query.n}, more than the {settings().max_n} that LOSPMM_MAX_N allows")
-    return _device(query.device), Options(emitter=query.emitter, verify=query.verify)
+    return _device(query.device), Options(emitter=query.emitter, verify=query.verify, families=query.families)
 
 
 def settled(file: MatrixFile, query: TuningQuery, device: DeviceSpec, options: Options) -> jobs.Request:

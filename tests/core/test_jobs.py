@@ -149,7 +149,7 @@ def test_verification_can_be_left_out(store: Store) -> None:
 
 def test_nothing_fits(store: Store) -> None:
     small = replace(DEVICES["h200"], name="small", registers_per_thread=8)
-    asked = replace(request(), problem=replace(request().problem, device=small))
+    asked = replace(request(families="unrolled"), problem=replace(request().problem, device=small))
     with pytest.raises(NothingFits, match="no tile size fits small: of 3, 3 by thread_registers"):
         jobs.tune(asked, store=store)
 
@@ -162,9 +162,9 @@ def test_an_old_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest
 
 def test_too_many_nonzeros_are_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr(jobs, "settings", lambda: few)
+    monkeypatch.setattr(tuning, "settings", lambda: few)
     with pytest.raises(BadRequest, match="3 nonzeros and 3 rows: together more than the 2 of LOSPMM_MAX_NONZEROS"):
-        jobs.tune(request(), store=store)
+        jobs.tune(request(families="unrolled"), store=store)
 
 
 @pytest.mark.parametrize("stage", ["reorder", "emit", "compile", "verify"])

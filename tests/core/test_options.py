@@ -71,9 +71,9 @@ def test_a_gpu_that_is_here_may_measure_without_verifying() -> None:
     assert (resolved.measure, resolved.verify) == ("gpu", "none")
 
 
-@pytest.mark.parametrize("budget", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_budget_is_a_positive_number_of_seconds(budget: float) -> None:
-    with pytest.raises(BadRequest, match="a positive number of seconds"):
+@pytest.mark.parametrize("budget", [-1.0, float("inf"), float("nan")])
+def test_a_budget_is_a_number_of_seconds(budget: float) -> None:
+    with pytest.raises(BadRequest, match="a number of seconds, from 0 on"):
         Options(budget_seconds=budget)
 
 
@@ -84,9 +84,9 @@ def test_a_budget_is_a_positive_number_of_seconds(budget: float) -> None:
         ({"shortlist_size": "3"}, "shortlist '3': give a whole number"),
         ({"shortlist_size": True}, "shortlist True: give a whole number"),
         ({"shortlist_size": np.int64(0)}, "shortlist 0: at least 1"),
-        ({"budget_seconds": "a"}, "budget 'a': a positive number of seconds"),
-        ({"budget_seconds": True}, "budget True: a positive number of seconds"),
-        ({"budget_seconds": 1j}, "budget 1j: a positive number of seconds"),
+        ({"budget_seconds": "a"}, "budget 'a': a number of seconds, from 0 on"),
+        ({"budget_seconds": True}, "budget True: a number of seconds, from 0 on"),
+        ({"budget_seconds": 1j}, "budget 1j: a number of seconds, from 0 on"),
         ({"emitter": 3}, "emitter 3: choose one of auto"),
         ({"emitter": ["ptx"]}, r"emitter \['ptx'\]: choose one of auto"),
         ({"measure": None}, "measure None: choose one of auto"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lospmm.contest import Contest, field_of
 from lospmm.device import DEVICES
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
@@ -69,8 +70,11 @@ def test_with_times_the_log_is_the_trials() -> None:
 def test_the_manifest_says_how_it_was_chosen(
     choice: Choice, chosen_by: str, trials: str, measured: int, place: int
 ) -> None:
-    summary = _summary(PROBLEM, choice, RESOLVED)
+    estimated = tuning_log(PROBLEM, choice)[place]["estimated_micros"]
+    assert isinstance(estimated, float)
+    summary = _summary(choice, Contest(field_of(PROBLEM, ("csr",))), RESOLVED, estimated_micros=estimated)
     assert (summary.chosen_by, summary.trials, summary.measured) == (chosen_by, trials, measured)
     assert summary.estimated_micros == pytest.approx(UNTIMED.shortlist[place].score)
     assert summary.shortlisted == 5
+    assert [(one.name, one.timed, one.micros, one.refusal) for one in summary.families][-1] == ("csr", 0, None, None)
     assert summary.space >= summary.after_registers >= summary.after_utilization >= summary.after_balance > 0

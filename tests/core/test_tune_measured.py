@@ -74,7 +74,9 @@ def on_the_machine(gate_library: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 def tuned(store: Store, **options: Any) -> Artifact:
     matrix = from_dense(WEIGHTS)
-    asked = jobs.Request(Problem(matrix, N, DEVICES["h200"]), Options(**{"shortlist_size": 4, **options}))
+    asked = jobs.Request(
+        Problem(matrix, N, DEVICES["h200"]), Options(**{"shortlist_size": 4, "families": "unrolled", **options})
+    )
     return jobs.tune(asked, store=store)
 
 

@@ -1,0 +1,148 @@
+"""The families beside the unrolled one, in the same tuning: what each would try, timed, and the fastest of all.
+
+A family names all its plans and says by a forecast which to try first. The first of every family that is not forecast
+to be far behind are timed, as equals; then the neighbours of the fastest, plans that differ from it in one field, until
+none of them is faster. Without a clock the forecast decides.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+
+from lospmm.families import FAMILIES, Entrant
+from lospmm.model import Problem
+from lospmm.search import Clock, Trialled
+
+#: A family is timed where its forecast is at most so many times the best one: forecasts of one family among themselves
+#: are better than those of several.
+PROMISING = 3.0
+
+#: Of each family, what is timed before the neighbours of the fastest; and neighbours at most, of a round.
+FIRST, NEIGHBOURS = 4, 6
+
+#: Rounds of neighbours, and how many of the fastest are timed again, how often.
+ROUNDS, FINALISTS, TURNS = 3, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Who takes part: ``entrants`` in the order of their forecast, and why others do not, by family."""
+
+    entrants: tuple[Entrant, ...]
+    refusals: Mapping[str, str]
+
+    def of(self, family: str) -> tuple[Entrant, ...]:
+        return tuple(one for one in self.entrants if one.family == family)
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """``timed`` in the order in which it was; empty without a clock."""
+
+    field: Field
+    timed: tuple[Trialled[Entrant], ...] = ()
+
+    @property
+    def best(self) -> Entrant | None:
+        """The fastest of those that were timed again, or by forecast where nothing was timed; None: nobody ran."""
+        if not self.timed:
+            return self.field.entrants[0] if self.field.entrants else None
+        trial = self.fastest
+        return None if trial is None else trial.candidate
+
+    @property
+    def fastest(self) -> Trialled[Entrant] | None:
+        ran = [trial for trial in self.timed if trial.measurement.timing is not None]
+        finals = [trial for trial in ran if trial.final_micros is not None]
+        return min(finals or ran, key=lambda trial: trial.settled_micros, default=None)
+
+
+def field_of(problem: Problem, names: Collection[str]) -> Field:
+    """All plans of the families ``names``, the best forecast first."""
+    entrants: list[Entrant] = []
+    refusals: dict[str, str] = {}
+    for name in names:
+        family = FAMILIES[name]
+        plans = () if (why := family.refusal(problem)) is not None else family.plans(problem)
+        if not plans:
+            refusals[name] = why or "no plan fits"
+            continue
+        micros = family.forecast(problem, plans)
+        entrants += [Entrant(name, plan, float(one)) for plan, one in zip(plans, micros, strict=True)]
+    return Field(tuple(sorted(entrants, key=lambda one: one.forecast_micros)), MappingProxyType(refusals))
+
+
+def contest(field: Field, clock: Clock, *, limit_micros: float = float("inf")) -> Contest:
+    """Time the entrants. ``limit_micros``: the forecast of a kernel that all of them have to beat."""
+    first = _first(field, limit_micros)
+    timed = [*_timed(clock, first, running=False)]
+    for _ in range(ROUNDS):
+        ran = _fastest_first(timed)
+        if not ran or clock.is_over():
+            break
+        asked = {_key(trial.candidate) for trial in timed}
+        near = _neighbours(field, ran[0].candidate, asked)[:NEIGHBOURS]
+        if not near:
+            break
+        timed += _timed(clock, near, running=True)
+        if _fastest_first(timed)[0] is ran[0]:
+            break
+    return Contest(field, tuple(_again(timed, clock)))
+
+
+def _first(field: Field, limit_micros: float) -> list[Entrant]:
+    """The best of each family that may win, those of all families by turns."""
+    if not field.entrants:
+        return []
+    limit = PROMISING * min(field.entrants[0].forecast_micros, limit_micros)
+    names = dict.fromkeys(one.family for one in field.entrants)
+    queues = [_spread(field.of(name))[:FIRST] for name in names if field.of(name)[0].forecast_micros <= limit]
+    return [queue[at] for at in range(FIRST) for queue in queues if at < len(queue)]
+
+
+def _spread(entrants: Sequence[Entrant]) -> list[Entrant]:
+    """The best first, then those that differ from all before in two fields or more, then the others."""
+    taken: list[Entrant] = []
+    for one in entrants:
+        if all(_distance(one, other) > 1 for other in taken):
+            taken.append(one)
+    return taken + [one for one in entrants if one not in taken]
+
+
+def _distance(one: Entrant, other: Entrant) -> int:
+    """Fields in which two plans of a family differ."""
+    left, right = asdict(one.plan), asdict(other.plan)
+    return sum(left[name] != right.get(name) for name in left)
+
+
+def _neighbours(field: Field, best: Entrant, asked: Collection[object]) -> list[Entrant]:
+    return [one for one in field.of(best.family) if _key(one) not in asked and _distance(one, best) == 1]
+
+
+def _timed(clock: Clock, entrants: Sequence[Entrant], *, running: bool) -> Iterator[Trialled[Entrant]]:
+    """Until time is up, once one ran."""
+    for entrant, measurement in zip(entrants, clock.trials(entrants), strict=False):
+        yield Trialled(entrant, entrant.forecast_micros, measurement)
+        running = running or measurement.timing is not None
+        if running and clock.is_over():
+            return
+
+
+def _again(timed: Sequence[Trialled[Entrant]], clock: Clock) -> list[Trialled[Entrant]]:
+    """With the finals of the fastest, in turns."""
+    finalists = _fastest_first(timed)[:FINALISTS]
+    if clock.finals is None or clock.is_over() or not finalists:
+        return list(timed)
+    found = list(clock.finals([trial.candidate for trial in finalists] * TURNS))
+    turns = len(found) // len(finalists)
+    finals = {_key(trial.candidate): tuple(found[at :: len(finalists)][:turns]) for at, trial in enumerate(finalists)}
+    return [replace(trial, finals=finals.get(_key(trial.candidate), ())) for trial in timed]
+
+
+def _fastest_first(timed: Sequence[Trialled[Entrant]]) -> list[Trialled[Entrant]]:
+    ran = [trial for trial in timed if trial.measurement.timing is not None]
+    return sorted(ran, key=lambda trial: trial.micros)
+
+
+def _key(entrant: Entrant) -> tuple[str, object]:
+    return entrant.family, entrant.plan

@@ -1,0 +1,116 @@
+"""A family's kernel from request to artifact: the manifest, its files, the CPU, the command line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lospmm import artifact, jobs, tuning
+from lospmm.cli import run
+from lospmm.device import DEVICES
+from lospmm.epilogue import epilogue_of
+from lospmm.errors import BadRequest, NothingFits
+from lospmm.kernel import Kernel, load
+from lospmm.matrix import from_dense
+from lospmm.model import Problem
+from lospmm.options import FAMILY_NAMES, Options
+from lospmm.replay import replay
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.verify import MAX_RELATIVE_ERROR
+
+M, K, N = 40, 30, 50
+RNG = np.random.default_rng(5)
+WEIGHTS = np.where(RNG.random((M, K)) < 0.3, RNG.normal(size=(M, K)), 0).astype(np.float32)
+WEIGHTS[11] = 0
+
+
+def request(**options: str) -> jobs.Request:
+    epilogue = epilogue_of(np.arange(M, dtype=np.float32), relu=True, residual=True)
+    problem = Problem(from_dense(WEIGHTS), N, DEVICES["h200"], None, epilogue)
+    return jobs.Request(problem, Options(**{"families": "csr", **options}))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    return Kernel(jobs.tune(request(), store=Store(tmp_path_factory.mktemp("store"))))
+
+
+def test_the_manifest_names_the_family_and_its_plan(made: Kernel) -> None:
+    manifest = made.manifest
+    assert (manifest["family"], manifest["emitter"], manifest["tile"]) == ("csr", "template", None)
+    assert manifest["plan"]["axes"].keys() == {"warps", "vector"}
+    assert manifest["plan"]["data_bytes"] > 0 and manifest["code_bytes"] > 0
+    assert manifest["search"]["chosen_by"] == "estimate" and manifest["search"]["space"] == 0
+    (family,) = manifest["search"]["families"]
+    assert family["name"] == "csr" and family["refusal"] is None and family["forecast_micros"] > 0
+    assert manifest["verified"]["on"] == "cpu"
+    assert manifest["verified"]["max_relative_error"] < MAX_RELATIVE_ERROR
+    assert "space.json" not in made.artifact.files and b"lospmm_csr" in made.artifact.files["kernel.cu"]
+    log = [json.loads(line) for line in made.artifact.files["tuning.jsonl"].splitlines()]
+    assert [(line["family"], line["rank"]) for line in log] == [("csr", 1)]
+
+
+def test_it_is_saved_loaded_and_run(made: Kernel, tmp_path: Path) -> None:
+    made.save(tmp_path / "kernel")
+    kernel = load(tmp_path / "kernel")
+    b, residual = RNG.normal(size=(K, N)).astype(np.float32), RNG.normal(size=(M, N)).astype(np.float32)
+    expected = np.maximum(WEIGHTS.astype(float) @ b + residual + np.arange(M)[:, np.newaxis], 0)
+    np.testing.assert_allclose(kernel.run_on_cpu(b, residual), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(BadRequest, match="takes a residual"):
+        kernel.run_on_cpu(b)
+
+
+def test_it_cannot_be_replayed(made: Kernel) -> None:
+    with pytest.raises(BadRequest, match="only a search of unrolled kernels can be replayed"):
+        replay(made.artifact, DEVICES["h200"])
+
+
+def test_a_template_is_compiled_once_for_all_matrices(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    jobs.tune(request(verify="none"), store=store)
+    units = [entry.key for entry in store.entries() if entry.kind == "unit"]
+    other = replace(request(verify="none"), problem=replace(request().problem, matrix=from_dense(-2 * WEIGHTS)))
+    jobs.tune(other, store=store)
+    assert [entry.key for entry in store.entries() if entry.kind == "unit"] == units
+
+
+def test_a_matrix_too_large_to_unroll_has_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = settings().model_copy(update={"max_nonzeros": 2})
+    monkeypatch.setattr(tuning, "settings", lambda: few)
+    made = jobs.tune(request(families="all", verify="none"), store=Store(tmp_path))
+    assert made.manifest["family"] in FAMILY_NAMES[1:]
+
+
+def test_nobody_has_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = settings().model_copy(update={"max_nonzeros": 2})
+    monkeypatch.setattr(tuning, "settings", lambda: few)
+    monkeypatch.setattr("lospmm.families.csr.MAX_GRID_HEIGHT", 0)
+    with pytest.raises(NothingFits, match=r"no family has a kernel for this: unrolled: .* LOSPMM_MAX_NONZEROS; csr: "):
+        jobs.tune(request(families="unrolled,csr"), store=Store(tmp_path))
+
+
+def test_a_budget_of_nothing_times_nothing() -> None:
+    resolved = Options(budget_seconds=0).resolved(DEVICES["h200"], "h200")
+    assert (resolved.measure, resolved.verify, resolved.budget_seconds) == ("none", "gpu", None)
+
+
+def test_families_are_named_in_one_order() -> None:
+    assert Options(families="csr, unrolled").families == "unrolled,csr"
+    assert Options(families="all").family_names == FAMILY_NAMES
+    with pytest.raises(BadRequest, match=r"families: 'dense-ish': choose some of unrolled, .*, or all"):
+        Options(families="unrolled,dense-ish")
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "a.npy", WEIGHTS)
+    out = tmp_path / "kernel"
+    asked = ["tune", str(tmp_path / "a.npy"), "--n", "50", "--device", "h200", "--families", "csr"]
+    assert run([*asked, "--quiet", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "csr" in text and "warps" in text
+    assert artifact.read(out).manifest["family"] == "csr"
+    assert run([*asked[:-1], "wrong", "--out", str(out)]) == 2
+    assert "families: 'wrong': choose some of" in capsys.readouterr().err
