@@ -76,7 +76,9 @@ def _search(search: Mapping[str, Any]) -> dict[str, str]:
 
 
 def other_families(families: Sequence[Mapping[str, Any]]) -> str:
-    """What became of each family beside the unrolled one, in a line."""
+    """What became of each family beside the unrolled one, in a line; nothing where none was timed."""
+    if all(family["micros"] is None for family in families):
+        return ""
     return "; ".join(f"{family['name']} {_of_family(family)}" for family in families)
 
 
