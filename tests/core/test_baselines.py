@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lospmm import baselines
+from lospmm.accuracy import SUM_ROUNDING
 from lospmm.baselines import BASELINES, Baseline, BaselineTime, VariantTime, cublas, cusparse, sputnik, time_baseline
 from lospmm.baselines import library as libraries
 from lospmm.baselines.library import Buffers, LibraryFault, Place, Variants, load, named_by
@@ -23,7 +24,6 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.gate import Verdict
 from lospmm.gpu.timing import Timing
 from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.verify import MAX_RELATIVE_ERROR
 
 STREAM = 0x7F00_1234_5678  # beyond 32 bits, as addresses are
 
@@ -116,7 +116,7 @@ class Problem:
             worst = max(worst, float(np.max(np.abs(c - a @ b) / np.maximum(scale, 1e-30), initial=0.0)))
         if not np.isfinite(worst):
             return Verdict(None, "rows not written")
-        allowed = MAX_RELATIVE_ERROR if limit is None else limit
+        allowed = SUM_ROUNDING if limit is None else limit
         return Verdict(worst, None if worst <= allowed else f"{worst:.1e}, at most {allowed:.1e} allowed")
 
     def time(self, enqueue: Callable[[int], None]) -> Timing:
@@ -149,7 +149,7 @@ def test_every_baseline_computes_the_product(
     assert found.best is not None
     assert found.micros == found.best.micros
     assert all(variant.max_relative_error is not None for variant in found.variants)
-    limit = BASELINES[name].max_relative_error or MAX_RELATIVE_ERROR
+    limit = BASELINES[name].max_relative_error or SUM_ROUNDING
     assert max(variant.max_relative_error or 0 for variant in found.variants) <= limit
     assert found.library is not None
     assert found.library.endswith("(libfake.so)")
@@ -184,7 +184,7 @@ def test_tf32_needs_its_own_tolerance() -> None:
     found = problem.run("cublas_tf32")
     assert found.best is not None
     assert found.best.max_relative_error is not None
-    assert found.best.max_relative_error > MAX_RELATIVE_ERROR
+    assert found.best.max_relative_error > SUM_ROUNDING
     exact = problem.run("cublas_fp32").best
     assert exact is not None
     assert exact.max_relative_error is not None
