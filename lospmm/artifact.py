@@ -178,6 +178,8 @@ class Measured:
     cublas_fp32_micros: float | None
     cublas_tf32_micros: float | None
     sputnik_micros: float | None
+    cublas_fp16_micros: float | None = None
+    cublas_bf16_micros: float | None = None
     advice: Literal["sparse", "dense"]
     gpu: str  # the driver's name of it
     clocks: Clocks | None

@@ -53,5 +53,5 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
     def time(enqueue: Enqueue) -> Timing:
         return time_rotating(driver, enqueue, copies=operands.copies if task.cache == "cold" else 1)
 
-    place = Place(driver, matrix, problem.n, copies, task.sputnik)
+    place = Place(driver, matrix, problem.n, copies, task.sputnik, problem.dtype)
     return time_baseline(task.name, place, check=check, time=time)
