@@ -19,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import DTYPES, Dtype
+from lospmm.dtype import Dtype
 
 #: Far above the rounding of any sum in float32, far below what a wrong weight or a missing term does.
 SUM_ROUNDING = 1e-5
@@ -35,6 +35,7 @@ SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 class Accuracy:
     """The bound of this module. Below ``smallest_normal`` the type has a fixed spacing: errors are relative to that."""
 
+    unit_roundoff: float
     a_rounding: float
     b_rounding: float
     sum_rounding: float
@@ -47,17 +48,17 @@ class Accuracy:
         return self.a_rounding + self.b_rounding + self.sum_rounding
 
 
-_SIXTEEN = {
-    name: Accuracy(DTYPES[name].unit_roundoff, 0.0, SUM_ROUNDING, DTYPES[name].unit_roundoff, smallest)
-    for name, smallest in (("float16", 2.0**-14), ("bfloat16", SMALLEST_NORMAL))
-}
+def _of_16_bit(u: float, smallest_normal: float) -> Accuracy:
+    return Accuracy(u, u, 0.0, SUM_ROUNDING, u, smallest_normal)
+
 
 #: By the name of the type.
 ACCURACY: Mapping[str, Accuracy] = MappingProxyType(
     {
-        "float32": Accuracy(0.0, 0.0, SUM_ROUNDING, 0.0, SMALLEST_NORMAL),
-        "tf32": Accuracy(2.0**-11, 2.0**-10, SUM_ROUNDING, 0.0, SMALLEST_NORMAL),
-        **_SIXTEEN,
+        "float32": Accuracy(2.0**-24, 0.0, 0.0, SUM_ROUNDING, 0.0, SMALLEST_NORMAL),
+        "tf32": Accuracy(2.0**-11, 2.0**-11, 2.0**-10, SUM_ROUNDING, 0.0, SMALLEST_NORMAL),
+        "float16": _of_16_bit(2.0**-11, 2.0**-14),
+        "bfloat16": _of_16_bit(2.0**-8, SMALLEST_NORMAL),
     }
 )
 

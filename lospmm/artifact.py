@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from lospmm import npy, readers
+from lospmm.accuracy import ACCURACY, Accuracy
 from lospmm.convolution import Convolution, convolution_of
 from lospmm.epilogue import Epilogue, epilogue_of
 from lospmm.errors import BadMatrix, BadRequest, ToolchainFault
@@ -218,6 +219,7 @@ class Manifest:
     epilogue: Added = Added(bias=False, relu=False, residual=False)
     family: str = "unrolled"
     plan: Plan | None = None  # null of an unrolled kernel
+    accuracy: Accuracy = ACCURACY["float32"]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -308,6 +310,10 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
     manifest.setdefault("family", "unrolled")  # ... and other families
     manifest.setdefault("plan", None)
     manifest["search"].setdefault("families", [])
+    manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types
+    if manifest.get("measured") is not None:
+        for name in ("cublas_fp16_micros", "cublas_bf16_micros"):
+            manifest["measured"].setdefault(name, None)
     return manifest
 
 

@@ -187,6 +187,13 @@ def test_the_gate_reads_every_number_of_16_bits(library: Path, name: str, storag
     assert np.array_equal(read, expected, equal_nan=True)
 
 
+def test_the_accuracy_of_a_type_is_that_of_its_unit_roundoff() -> None:
+    for name, dtype in DTYPES.items():
+        accuracy = ACCURACY[name]
+        assert accuracy.unit_roundoff == dtype.unit_roundoff
+        assert {accuracy.a_rounding, accuracy.c_rounding} <= {0.0, dtype.unit_roundoff}
+
+
 def test_a_weight_beyond_the_range_of_a_type_is_refused() -> None:
     matrix = from_dense(np.array([[1.0, -7e4]]))
     Problem(matrix, 4, DEVICES["h200"], dtype=DTYPES["bfloat16"])
