@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from lospmm import npy, readers
 from lospmm.accuracy import ACCURACY, Accuracy
 from lospmm.convolution import Convolution, convolution_of
+from lospmm.dtype import dtype_named
 from lospmm.epilogue import Epilogue, epilogue_of
 from lospmm.errors import BadMatrix, BadRequest, ToolchainFault
 from lospmm.matrix import SparseMatrix
@@ -296,6 +297,9 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
         raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}; tune it again")
     try:
         _MANIFEST.validate_json(content, strict=True)
+        dtype_named(manifest["dtype"])
+        if (manifest["tile"] is None) == (manifest.get("plan") is None):
+            raise BadRequest("tile, plan: one of them is null")
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
