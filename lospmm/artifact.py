@@ -20,7 +20,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from lospmm import npy, readers
+from lospmm.accuracy import ACCURACY, Accuracy
 from lospmm.convolution import Convolution, convolution_of
+from lospmm.dtype import dtype_named
 from lospmm.epilogue import Epilogue, epilogue_of
 from lospmm.errors import BadMatrix, BadRequest, ToolchainFault
 from lospmm.matrix import SparseMatrix
@@ -178,6 +180,8 @@ class Measured:
     cublas_fp32_micros: float | None
     cublas_tf32_micros: float | None
     sputnik_micros: float | None
+    cublas_fp16_micros: float | None = None
+    cublas_bf16_micros: float | None = None
     advice: Literal["sparse", "dense"]
     gpu: str  # the driver's name of it
     clocks: Clocks | None
@@ -216,6 +220,7 @@ class Manifest:
     epilogue: Added = Added(bias=False, relu=False, residual=False)
     family: str = "unrolled"
     plan: Plan | None = None  # null of an unrolled kernel
+    accuracy: Accuracy = ACCURACY["float32"]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -292,6 +297,9 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
         raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}; tune it again")
     try:
         _MANIFEST.validate_json(content, strict=True)
+        dtype_named(manifest["dtype"])
+        if (manifest["tile"] is None) == (manifest.get("plan") is None):
+            raise BadRequest("tile, plan: one of them is null")
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -306,6 +314,10 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
     manifest.setdefault("family", "unrolled")  # ... and other families
     manifest.setdefault("plan", None)
     manifest["search"].setdefault("families", [])
+    manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types
+    if manifest.get("measured") is not None:
+        for name in ("cublas_fp16_micros", "cublas_bf16_micros"):
+            manifest["measured"].setdefault(name, None)
     return manifest
 
 

@@ -12,9 +12,10 @@ from typing import Literal, NamedTuple
 
 from lospmm import artifact
 from lospmm.artifact import Artifact
-from lospmm.baselines import BASELINES, BaselineTime
+from lospmm.baselines import BASELINES, DENSE, BaselineTime, baselines_of
 from lospmm.baselines.work import COMMAND, BaselineTask
 from lospmm.device import DeviceSpec
+from lospmm.dtype import Dtype, dtype_named
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.exclusive import exclusive
@@ -26,9 +27,6 @@ from lospmm.runtime.detect import own_gpu_id
 from lospmm.settings import settings
 from lospmm.stages import Progress, silent
 
-#: Libraries that multiply by A's zeros too: where one of them is faster than the kernel, pruning gains no time.
-DENSE = ("cublas_fp32", "cublas_tf32")
-
 
 class Bound(NamedTuple):
     """The least time that a GPU's published peaks allow, in microseconds, and which of them it is."""
@@ -38,16 +36,23 @@ class Bound(NamedTuple):
 
 
 def bound(problem: Problem) -> Bound:
-    """The larger of 2 nnz n / peak fp32 rate and 4 n (k + m) / bandwidth: B is read once and C is written once.
+    """The larger of 2 nnz n / peak rate and s n (k + m) / bandwidth, with s the bytes of an element: B is read once and
+    C is written once. The rate is that of the type: of tensor cores where the GPU has some that take it.
 
     Of a convolution the input is read once, and of a residual all of it.
     A is in neither: its weights come with the code. A warm B may be read faster than from memory.
     """
     matrix, device = problem.matrix, problem.device
-    arithmetic = 2 * matrix.nnz * problem.n / device.peak_flops * 1e6
+    arithmetic = 2 * matrix.nnz * problem.n / peak_flops(device, problem.dtype) * 1e6
     c_elements = matrix.m * problem.n * (2 if problem.epilogue.residual else 1)
-    memory = 4 * (problem.b_elements + c_elements) / device.memory_bandwidth * 1e6
+    memory = problem.dtype.element_bytes * (problem.b_elements + c_elements) / device.memory_bandwidth * 1e6
     return Bound(arithmetic, "arithmetic") if arithmetic > memory else Bound(memory, "memory")
+
+
+def peak_flops(device: DeviceSpec, dtype: Dtype) -> float:
+    """Of multiply-adds of this type with sums in fp32, two operations each, per second."""
+    rates = {"tf32": device.tf32_flops, "float16": device.fp16_flops, "bfloat16": device.bf16_flops}
+    return max(device.peak_flops, rates.get(dtype.name, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class Comparison:
 
     @property
     def faster_dense(self) -> tuple[str, ...]:
-        """The dense baselines that are faster than the kernel, the fastest first."""
+        """The dense baselines that are faster than the kernel, the fastest first: there pruning gains no time."""
         times = {name: self._micros(name) for name in DENSE}
         faster = {name: micros for name, micros in times.items() if micros is not None and micros < self.micros}
         return tuple(sorted(faster, key=faster.__getitem__))
@@ -93,6 +98,8 @@ class Comparison:
             cusparse_algorithm=None if best is None else best.name,
             cublas_fp32_micros=self._micros("cublas_fp32"),
             cublas_tf32_micros=self._micros("cublas_tf32"),
+            cublas_fp16_micros=self._micros("cublas_fp16"),
+            cublas_bf16_micros=self._micros("cublas_bf16"),
             sputnik_micros=self._micros("sputnik"),
             advice=self.advice,
             gpu=self.gpu,
@@ -114,7 +121,7 @@ def compare(
 ) -> Comparison:
     """Time the kernel before, among and after the baselines of these names, in the worker of ``bench``.
 
-    What is ``known``, by name, is not timed again.
+    What is ``known``, by name, is not timed again. Of the names, those count that take the type of the problem.
 
     Each of its three times is that of a module loaded anew: where the driver puts the code is part of the noise. The
     median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A baseline
@@ -123,8 +130,8 @@ def compare(
 
     No baseline takes a convolution; of an epilogue none adds what the kernel adds.
     """
-    if bench.problem.convolution is not None:
-        names = ()
+    taken = () if bench.problem.convolution is not None else baselines_of(bench.problem.dtype)
+    names = [name for name in names if name in taken]
     total = len(names) + 3
     progress("compare", 0, total)
     timed = [_time(bench, kernel)]
@@ -195,6 +202,8 @@ def bench_artifact(
     config = manifest["launch"]
     x, y, z = config["grid"]
     kernel = Compiled(kept.cubin, manifest["name"], Launch((x, y, z), config["block"], config["shared_bytes"]))
-    problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue())
+    problem = Problem(
+        kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype_named(manifest["dtype"])
+    )
     with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem, cache=cache) as bench:
         return compare(bench, kernel, sputnik=sputnik, progress=progress)

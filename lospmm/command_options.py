@@ -41,7 +41,9 @@ VerifyOption = Annotated[
 FamiliesOption = Annotated[
     str, typer.Option("--families", help="Kernel families that take part, with commas between, or all.")
 ]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="float32.")]
+DtypeOption = Annotated[
+    str, typer.Option("--dtype", help="Of B and C: float32, tf32, float16 or bfloat16; sums are float32.")
+]
 ServerOption = Annotated[
     str | None,
     typer.Option("--server", help="A service that does the work, by its address; '': this machine (LOSPMM_SERVER)."),

@@ -8,7 +8,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,10 @@ class DeviceSpec:
     memory_bandwidth: float  # bytes per second
     clock_hz: float  # boost
     source: str  # where the figures are published
+    # Dense tensor cores with sums in fp32, as peak_flops; 0 where there are none that take this type.
+    tf32_flops: float = 0.0
+    fp16_flops: float = 0.0
+    bf16_flops: float = 0.0
 
 
 class Check(NamedTuple):
@@ -151,6 +155,7 @@ DEVICES: Mapping[str, DeviceSpec] = {
             peak_flops=15.7e12,
             memory_bandwidth=900e9,
             clock_hz=1530e6,
+            fp16_flops=125e12,
             source="NVIDIA Tesla V100 GPU Architecture whitepaper (WP-08608), Table 1",
         ),
         _SM_75(
@@ -161,6 +166,7 @@ DEVICES: Mapping[str, DeviceSpec] = {
             peak_flops=13.4e12,
             memory_bandwidth=616e9,
             clock_hz=1545e6,
+            fp16_flops=53.8e12,
             source="NVIDIA Turing GPU Architecture whitepaper (WP-09183), Table 1, reference card",
         ),
         _SM_80(
@@ -171,6 +177,9 @@ DEVICES: Mapping[str, DeviceSpec] = {
             peak_flops=19.5e12,
             memory_bandwidth=2039e9,
             clock_hz=1410e6,
+            tf32_flops=156e12,
+            fp16_flops=312e12,
+            bf16_flops=312e12,
             source="NVIDIA A100 Tensor Core GPU Architecture whitepaper; A100 80GB datasheet for the bandwidth",
         ),
         _SM_86(
@@ -181,6 +190,9 @@ DEVICES: Mapping[str, DeviceSpec] = {
             peak_flops=35.6e12,
             memory_bandwidth=936e9,
             clock_hz=1695e6,
+            tf32_flops=35.6e12,
+            fp16_flops=71e12,
+            bf16_flops=71e12,
             source="NVIDIA Ampere GA102 GPU Architecture whitepaper, table of the GeForce RTX 3090",
         ),
         _SM_89(
@@ -191,6 +203,9 @@ DEVICES: Mapping[str, DeviceSpec] = {
             peak_flops=91.6e12,
             memory_bandwidth=864e9,
             clock_hz=2520e6,
+            tf32_flops=183e12,
+            fp16_flops=362e12,
+            bf16_flops=362e12,
             source="NVIDIA L40S datasheet and product brief; Ada Tuning Guide 1.4.2.1 for the L2 of AD102",
         ),
         _SM_89(
@@ -201,6 +216,9 @@ DEVICES: Mapping[str, DeviceSpec] = {
             peak_flops=82.6e12,
             memory_bandwidth=1008e9,
             clock_hz=2520e6,
+            tf32_flops=82.6e12,
+            fp16_flops=165.2e12,
+            bf16_flops=165.2e12,
             source="NVIDIA Ada GPU Architecture whitepaper, Appendix A",
         ),
         _SM_90(
@@ -211,6 +229,9 @@ DEVICES: Mapping[str, DeviceSpec] = {
             peak_flops=66.9e12,
             memory_bandwidth=3352e9,
             clock_hz=1980e6,
+            tf32_flops=494.7e12,
+            fp16_flops=989.4e12,
+            bf16_flops=989.4e12,
             source="NVIDIA H100 Tensor Core GPU Architecture whitepaper, comparison of A100 and H100",
         ),
         _SM_90(
@@ -221,6 +242,9 @@ DEVICES: Mapping[str, DeviceSpec] = {
             peak_flops=51.2e12,
             memory_bandwidth=2039e9,
             clock_hz=1755e6,
+            tf32_flops=378e12,
+            fp16_flops=756e12,
+            bf16_flops=756e12,
             source="NVIDIA H100 Tensor Core GPU Architecture whitepaper, comparison of A100 and H100",
         ),
         _SM_90(
@@ -231,6 +255,9 @@ DEVICES: Mapping[str, DeviceSpec] = {
             peak_flops=66.9e12,
             memory_bandwidth=4.8e12,
             clock_hz=1980e6,
+            tf32_flops=494.7e12,
+            fp16_flops=989.4e12,
+            bf16_flops=989.4e12,
             source="NVIDIA H200 datasheet; H100 whitepaper for the L2 of GH100; SMs, clock and L2: the driver",
         ),
         _SM_100(
@@ -241,12 +268,15 @@ DEVICES: Mapping[str, DeviceSpec] = {
             peak_flops=75e12,
             memory_bandwidth=8e12,
             clock_hz=1980e6,  # not published: what the published peak comes to on 148 SMs
+            tf32_flops=1125e12,
+            fp16_flops=2250e12,
+            bf16_flops=2250e12,
             source="NVIDIA HGX B200 and DGX B200 datasheets; Blackwell Tuning Guide 1.4.2.2 for L2; SMs: the driver",
         ),
     )
 }
 
-_MAY_BE_ZERO = ("reserved_registers", "reserved_shared_bytes")
+_MAY_BE_ZERO = ("reserved_registers", "reserved_shared_bytes", "tf32_flops", "fp16_flops", "bf16_flops")
 
 
 def find_device(name: str) -> DeviceSpec:
@@ -278,6 +308,8 @@ def load_device(path: Path) -> DeviceSpec:
                 f"{path}: unknown key {key!r}{_close_matches(key, kinds)}: expected base or one of {', '.join(kinds)}"
             )
     figures = {**inherited, "name": path.stem, **given}
+    defaults = {field.name: field.default for field in fields(DeviceSpec) if field.default is not MISSING}
+    figures = {**defaults, **figures}
     missing = [key for key in kinds if key not in figures]
     if missing:
         raise BadRequest(f"{path}: expected also {', '.join(missing)}, or a base to take them from")
@@ -307,8 +339,9 @@ def _checked(path: Path, key: str, kind: object, value: object) -> Any:
         if isinstance(value, int) and not isinstance(value, bool) and value >= least:
             return value
     else:
-        expected = "a number above zero"
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
+        expected = "a number that is not negative" if key in _MAY_BE_ZERO else "a number above zero"
+        lowest = 0.0 if key in _MAY_BE_ZERO else sys.float_info.min
+        if isinstance(value, int | float) and not isinstance(value, bool) and lowest <= value <= sys.float_info.max:
             return float(value)
     raise BadRequest(f"{path}: {key} = {value!r}: expected {expected}")
 

@@ -22,9 +22,14 @@ class Dtype:
     storage: str  # of an element of B and C in memory
     element_bytes: int
     unit_roundoff: float
+    max_exponent: int  # of the largest power of two
     c_type: str  # of a kernel's argument
     to_storage: Callable[[NDArray[np.float32]], NDArray[Any]]
     from_storage: Callable[[NDArray[Any]], NDArray[np.float32]]
+
+    @property
+    def is_16_bit(self) -> bool:
+        return self.element_bytes == 2
 
     def rounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """``values`` as a multiplication of this type takes them."""
@@ -66,10 +71,10 @@ DTYPES: Mapping[str, Dtype] = MappingProxyType(
     {
         one.name: one
         for one in (
-            Dtype("float32", "float32", 4, 2.0**-24, "float", _same, _same),
-            Dtype("tf32", "float32", 4, 2.0**-11, "float", _same, _same),
-            Dtype("float16", "float16", 2, 2.0**-11, "__half", _to_half, _from_half),
-            Dtype("bfloat16", "bfloat16", 2, 2.0**-8, "__nv_bfloat16", _to_bfloat16, _from_bfloat16),
+            Dtype("float32", "float32", 4, 2.0**-24, 127, "float", _same, _same),
+            Dtype("tf32", "float32", 4, 2.0**-11, 127, "float", _same, _same),
+            Dtype("float16", "float16", 2, 2.0**-11, 15, "__half", _to_half, _from_half),
+            Dtype("bfloat16", "bfloat16", 2, 2.0**-8, 127, "__nv_bfloat16", _to_bfloat16, _from_bfloat16),
         )
     }
 )

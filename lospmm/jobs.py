@@ -21,6 +21,7 @@ from lospmm.build import for_emitter
 from lospmm.codegen import check_target
 from lospmm.convolution import Convolution, convolution_of
 from lospmm.device import DeviceSpec
+from lospmm.dtype import dtype_named
 from lospmm.epilogue import Epilogue
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix
@@ -55,6 +56,12 @@ class Request:
     values: Values = "stored"
     seed: int = 0  # that drew the values of a pattern
     is_settled: bool = False  # the options were resolved for the machine that is to do the work
+
+    def __post_init__(self) -> None:
+        """The problem is of the type that the options name. Raises BadRequest where A is too large for it."""
+        dtype = dtype_named(self.options.dtype)
+        if self.problem.dtype != dtype:
+            object.__setattr__(self, "problem", replace(self.problem, dtype=dtype))
 
     @cached_property
     def resolved(self) -> Options:

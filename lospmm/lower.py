@@ -3,16 +3,26 @@
 import numpy as np
 
 from lospmm.convolution import order_of_rows
+from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
 from lospmm.model import ZERO_ROWS, Candidate, Problem
 from lospmm.registers import forecast_registers
 from lospmm.schedule import tile_programs, zero_program
 
 
+def check_dtype(problem: Problem) -> None:
+    """Raises Unsupported for elements that this kernel does not load. For tf32 it is more exact than it has to be."""
+    if problem.dtype.is_16_bit:
+        raise Unsupported(
+            f"dtype {problem.dtype.name}: the unrolled kernel computes in float32; ask for it, or for tf32"
+        )
+
+
 def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block, or a
-    block for each part where tiles have several.
+    block for each part where tiles have several. Raises Unsupported as ``check_dtype``.
     """
+    check_dtype(problem)
     matrix, tiling = problem.matrix, candidate.tiling
     schedule = candidate.schedule
     epilogue = problem.epilogue

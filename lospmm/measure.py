@@ -15,18 +15,18 @@ from typing import Self
 
 import numpy as np
 
+from lospmm.accuracy import tolerance_of, weights_held_to
 from lospmm.codegen.emission import Emission
 from lospmm.errors import GpuFault
 from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
 from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready, Shape
 from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
 from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
-from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
-from lospmm.verify import MAX_RELATIVE_ERROR
+from lospmm.verify import exponent_of_b
 
 __all__ = ["AGAIN", "BRIEF", "FULL", "Bench", "Effort", "Measurement", "Timing"]
 
@@ -205,7 +205,7 @@ def compile_gate(arch: str) -> bytes:
 
 
 def _prepare(problem: Problem, seed: int) -> Prepare:
-    matrix, epilogue = problem.matrix, problem.epilogue
+    matrix, epilogue, dtype = problem.matrix, problem.epilogue, problem.dtype
     return Prepare(
         driver=settings().driver,
         m=matrix.m,
@@ -213,19 +213,14 @@ def _prepare(problem: Problem, seed: int) -> Prepare:
         n=problem.n,
         indptr=matrix.indptr,
         indices=matrix.indices,
-        values=matrix.data,
+        values=weights_held_to(dtype, matrix.data),
         seed=seed,
-        exponent=_exponent(matrix),
+        exponent=exponent_of_b(matrix, dtype),
         gate=compile_gate(problem.device.arch),
-        max_relative_error=MAX_RELATIVE_ERROR,
+        tolerance=tolerance_of(dtype),
+        dtype=dtype,
         convolution=problem.convolution,
         bias=None if epilogue.bias is None else np.array(epilogue.bias, np.float32),
         relu=epilogue.relu,
         residual=epilogue.residual,
     )
-
-
-def _exponent(matrix: SparseMatrix) -> int:
-    """As in ``verify.draw_b``: the power of two that keeps every sum within float32."""
-    sums = np.bincount(matrix.rows_of_nonzeros(), weights=np.abs(matrix.data.astype(np.float64)), minlength=matrix.m)
-    return min(0, 127 - int(np.frexp(sums.max())[1]))

@@ -44,7 +44,8 @@ def check_columns(n: int) -> None:
 class Problem:
     """C = A x B on one GPU, with A known and B of ``n`` columns, which a ``convolution`` may take from its input.
 
-    Raises BadRequest for an n that no kernel takes, and for a convolution or an epilogue of another A or n.
+    Raises BadRequest for an n that no kernel takes, for a convolution or an epilogue of another A or n, and for a
+    ``dtype`` that A is too large for.
     """
 
     matrix: SparseMatrix
@@ -57,6 +58,7 @@ class Problem:
     def __post_init__(self) -> None:
         check_columns(self.n)
         check_rows(self.epilogue, self.matrix.m)
+        _check_range(self.dtype, self.matrix)
         if self.convolution is not None:
             _check_convolution(self.convolution, self.matrix, self.n)
 
@@ -74,6 +76,13 @@ def layer_fields(problem: Problem) -> dict[str, Any]:
         | ({} if epilogue.is_plain else {"epilogue": asdict(epilogue)})
         | ({} if problem.dtype == FLOAT32 else {"dtype": problem.dtype.name})
     )
+
+
+def _check_range(dtype: Dtype, matrix: SparseMatrix) -> None:
+    if dtype.is_16_bit and matrix.nnz:
+        largest = np.abs(matrix.data).max()
+        if np.isinf(dtype.rounded(largest[np.newaxis])[0]):
+            raise BadRequest(f"dtype {dtype.name}: A holds {largest:g}, beyond its range; take another or scale A")
 
 
 def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -> None:

@@ -6,6 +6,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -80,6 +81,17 @@ def parse(content: bytes, where: str) -> ModelReport:
     return report
 
 
+#: The field of ``measured`` with the time of cuBLAS, by the type.
+DENSE_MICROS: Mapping[str, str] = MappingProxyType(
+    {
+        "float32": "cublas_fp32_micros",
+        "tf32": "cublas_tf32_micros",
+        "float16": "cublas_fp16_micros",
+        "bfloat16": "cublas_bf16_micros",
+    }
+)
+
+
 def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) -> LayerReport:
     measured = manifest.get("measured") or {}
     return LayerReport(
@@ -96,7 +108,7 @@ def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) 
         sparsity=1.0 - manifest["nnz"] / (manifest["m"] * manifest["k"]),
         estimated_micros=manifest["search"]["estimated_micros"],
         micros=measured.get("micros"),
-        dense_micros=measured.get("cublas_fp32_micros"),
+        dense_micros=measured.get(DENSE_MICROS[manifest["dtype"]]),
         advice=measured.get("advice"),
     )
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.device import DeviceSpec
+from lospmm.dtype import DTYPES
 from lospmm.errors import BadRequest
 from lospmm.families import FAMILIES
 from lospmm.model import SPLITS
@@ -27,7 +28,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "measure": ("auto", "gpu", "none"),
     "verify": ("auto", "gpu", "cpu", "none"),
     "trials": ("full", "proxy"),
-    "dtype": ("float32",),
+    "dtype": tuple(DTYPES),
 }
 
 

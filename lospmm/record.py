@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from lospmm import artifact
+from lospmm.accuracy import ACCURACY
 from lospmm.artifact import Manifest, Measured
 from lospmm.build import Build, PackedBuild, for_emitter
 from lospmm.contest import Contest
+from lospmm.dtype import FLOAT32
 from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
 from lospmm.model import Candidate, Problem
@@ -153,7 +155,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         k=matrix.k,
         n=problem.n,
         nnz=matrix.nnz,
-        dtype=options.dtype,
+        dtype=problem.dtype.name,
         fingerprint=matrix.fingerprint,
         values=outcome.values,
         seed=outcome.seed,
@@ -163,7 +165,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         toolchain=binary.toolchain,
         tile=None if outcome.choice is None or isinstance(build, PackedBuild) else _tile(outcome.choice.winner),
         launch=artifact.LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
-        arguments=_arguments(problem),
+        arguments=_arguments(problem, is_packed=isinstance(build, PackedBuild)),
         registers=binary.registers,
         spill_bytes=binary.spill_bytes,
         code_bytes=binary.code_bytes,
@@ -180,6 +182,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         ),
         family=build.entrant.family if isinstance(build, PackedBuild) else UNROLLED,
         plan=_plan(build) if isinstance(build, PackedBuild) else None,
+        accuracy=ACCURACY[problem.dtype.name if isinstance(build, PackedBuild) else FLOAT32.name],
     )
 
 
@@ -187,17 +190,18 @@ def _plan(build: PackedBuild) -> artifact.Plan:
     return artifact.Plan(asdict(build.entrant.plan), build.kernel.cols, len(build.kernel.data))
 
 
-def _arguments(problem: Problem) -> tuple[artifact.Argument, ...]:
-    """In the order in which a launch passes them."""
+def _arguments(problem: Problem, *, is_packed: bool) -> tuple[artifact.Argument, ...]:
+    """In the order in which a launch passes them. Templates load and store up to 16 bytes at a time."""
     matrix, convolution = problem.matrix, problem.convolution
     if convolution is None:
         b, c = f"row-major, {matrix.k} x {problem.n}", f"row-major, {matrix.m} x {problem.n}"
     else:
         b, c = (f"NCHW, {_shape(shape)}" for shape in (convolution.input_shape, convolution.output_shape(matrix.m)))
-    residual = artifact.Argument("residual", "const float *", f"{c}, 4-byte aligned")
+    kind, aligned = problem.dtype.c_type, f"{16 if is_packed else problem.dtype.element_bytes}-byte aligned"
+    residual = artifact.Argument("residual", f"const {kind} *", f"{c}, {aligned}")
     return (
-        artifact.Argument("b", "const float *", f"{b}, 4-byte aligned"),
-        artifact.Argument("c", "float *", f"{c}, written whole"),
+        artifact.Argument("b", f"const {kind} *", f"{b}, {aligned}"),
+        artifact.Argument("c", f"{kind} *", f"{c}, {f'{aligned}, ' if is_packed else ''}written whole"),
         *((residual,) if problem.epilogue.residual else ()),
     )
 

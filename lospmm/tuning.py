@@ -114,7 +114,7 @@ def takes_unrolled(job: Job) -> bool:
 def unrolled_refusal(problem: Problem) -> str | None:
     """Why there is no unrolled kernel, in a few words; None: there is."""
     if problem.dtype.element_bytes != FLOAT_BYTES:
-        return f"no {problem.dtype.name}"
+        return f"dtype {problem.dtype.name}: the unrolled kernel computes in float32"
     matrix, limit = problem.matrix, settings().max_nonzeros
     if matrix.nnz + matrix.m > limit:
         return f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of LOSPMM_MAX_NONZEROS"

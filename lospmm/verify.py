@@ -1,9 +1,8 @@
 """Whether a kernel computes A x B, with what its epilogue adds: some columns of its result against float64.
 
-Every multiply-add rounds once, so a result of q of them is wrong by at most about q u (|A| |B|) with u = 2^-24,
-element by element (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), and for values drawn around
-zero by a few u. So errors are taken relative to (|A| |B|): relative to the element itself they would have no
-bound, since a sum may cancel. A bias and a residual are terms of that sum; ReLU brings no two numbers further apart.
+How far an element may be off is the ``Tolerance`` of the problem's type (``lospmm/accuracy.py``). Errors are told
+relative to (|A| |B|): relative to the element itself they would have no bound, since a sum may cancel. A bias and a
+residual are terms of that sum; ReLU brings no two numbers further apart.
 """
 
 from dataclasses import dataclass
@@ -12,11 +11,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.accuracy import SMALLEST_NORMAL, off_by, tolerance_of, weights_held_to
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.units import describe_rows
 from lospmm.convolution import Convolution, guard_bits, outside
+from lospmm.dtype import FLOAT32, Dtype
 from lospmm.epilogue import PLAIN, Epilogue, bias_of
-from lospmm.errors import VerificationFailed
+from lospmm.errors import Unsupported, VerificationFailed
 from lospmm.ir import KernelProgram
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem, ceil_div
@@ -25,9 +26,6 @@ from lospmm.runtime import execute
 from lospmm.runtime.block import execute_packed
 from lospmm.runtime.geometry import geometry_of
 
-#: Some 160 u: far above the rounding of any sum, far below what a wrong weight or a missing term does.
-MAX_RELATIVE_ERROR = 1e-5
-
 #: The most columns of C that are computed, and how many at each end of a column block.
 MAX_COLUMNS = 64
 EDGE_COLUMNS = 10
@@ -35,13 +33,14 @@ EDGE_COLUMNS = 10
 #: Elements of B and C together that are computed at a time: a few hundred megabytes in float64.
 MAX_ELEMENTS = 1 << 24
 
+#: Elements of B and C together that a packed kernel is run on: it takes them whole, several gigabytes in all.
+MAX_PACKED_ELEMENTS = 1 << 28
+
 #: Threads per block where the kernel leaves them to its launch: any number must do.
 LAUNCH_COLS = 64
 
 #: Rows that a message names.
 NAMED_ROWS = 20
-
-_SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, 
     """Run the emission's text on the CPU for some columns. Raises VerificationFailed."""
     geometry = geometry_of(program, n=problem.n, cols=LAUNCH_COLS)
     columns = choose_columns(geometry.n, geometry.cols, _column_limit(problem.matrix))
-    b = draw_b(problem.matrix, len(columns), seed)
+    b = draw_b(problem.matrix, len(columns), seed, problem.dtype)
     residual = draw_residual(problem, len(columns), seed)
     given = b if problem.convolution is None else pad(problem.convolution, b, columns, np.nan)
     held_to = b if problem.convolution is None else pad(problem.convolution, b, columns, 0.0)
@@ -65,10 +64,36 @@ def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, 
     every = np.concatenate((columns, idle))
     third = None if residual is None else _with_nan(residual, len(idle))
     c = execute(emission, geometry, every, _with_nan(given, len(idle)), third)
-    error = compare(
-        problem.matrix, columns, held_to, c[:, : len(columns)], epilogue=problem.epilogue, residual=residual
-    )
+    error = _compared(problem, columns, held_to, c[:, : len(columns)], residual)
     return Verification("cpu", error, len(columns))
+
+
+def verify_packed_on_cpu(problem: Problem, kernel: PackedKernel, *, seed: int = 0) -> Verification:
+    """Run whole blocks of a packed kernel's text on the CPU: those of the first, a middle and the last columns.
+
+    B has NaN in the columns of other blocks. Raises VerificationFailed, and Unsupported for a B and C beyond
+    MAX_PACKED_ELEMENTS.
+    """
+    matrix, n = problem.matrix, problem.n
+    if (matrix.m + matrix.k) * n > MAX_PACKED_ELEMENTS:
+        raise Unsupported(
+            f"verify cpu: B and C have {(matrix.m + matrix.k) * n} elements, over {MAX_PACKED_ELEMENTS}; use a GPU"
+        )
+    last = ceil_div(n, kernel.cols) - 1
+    columns = np.flatnonzero(np.isin(np.arange(n) // kernel.cols, (0, last // 2, last)))
+    b = np.full((matrix.k, n), np.nan, dtype=np.float32)
+    b[:, columns] = draw_b(matrix, len(columns), seed, problem.dtype)
+    residual = None
+    if (drawn := draw_residual(problem, len(columns), seed)) is not None:
+        residual = np.full((matrix.m, n), np.nan, dtype=np.float32)
+        residual[:, columns] = drawn
+    c = execute_packed(kernel, columns, b, m=matrix.m, residual=residual)
+    step = _column_limit(matrix)
+    pieces = (columns[start : start + step] for start in range(0, len(columns), step))
+    errors = [
+        _compared(problem, own, b[:, own], c[:, own], None if residual is None else residual[:, own]) for own in pieces
+    ]
+    return Verification("cpu", max(errors), len(columns))
 
 
 def _with_nan(columns: NDArray[np.float32], more: int) -> NDArray[np.float32]:
@@ -95,11 +120,20 @@ def choose_columns(n: int, cols: int, limit: int = MAX_COLUMNS) -> NDArray[np.in
     return np.unique(np.clip(near, 0, n - 1))
 
 
-def draw_b(matrix: SparseMatrix, columns: int, seed: int) -> NDArray[np.float32]:
-    """B (k, columns), uniform between -1 and 1, or smaller where A is so large that a sum could overflow."""
+def draw_b(matrix: SparseMatrix, columns: int, seed: int, dtype: Dtype = FLOAT32) -> NDArray[np.float32]:
+    """B (k, columns), as it lies in memory: uniform between -1 and 1, or smaller (``exponent_of_b``)."""
     b = np.random.default_rng(seed).uniform(-1.0, 1.0, size=(matrix.k, columns))
-    _, exponent = np.frexp(abs(matrix.to_scipy().astype(np.float64)).sum(axis=1).max())
-    return np.ldexp(b, min(0, 127 - int(exponent))).astype(np.float32)
+    return _stored(dtype, np.ldexp(b, exponent_of_b(matrix, dtype)).astype(np.float32))
+
+
+def exponent_of_b(matrix: SparseMatrix, dtype: Dtype) -> int:
+    """Of the power of two that B is scaled by where A is so large that an element of C could overflow; else 0."""
+    sums = np.bincount(matrix.rows_of_nonzeros(), weights=np.abs(matrix.data.astype(np.float64)), minlength=matrix.m)
+    return min(0, dtype.max_exponent - int(np.frexp(sums.max())[1]))
+
+
+def _stored(dtype: Dtype, elements: NDArray[np.float32]) -> NDArray[np.float32]:
+    return dtype.from_storage(dtype.to_storage(elements))
 
 
 def draw_residual(problem: Problem, columns: int, seed: int) -> NDArray[np.float32] | None:
@@ -107,7 +141,8 @@ def draw_residual(problem: Problem, columns: int, seed: int) -> NDArray[np.float
     if not problem.epilogue.residual:
         return None
     random = np.random.default_rng((seed, 1))
-    return random.uniform(-1.0, 1.0, size=(problem.matrix.m, columns)).astype(np.float32)
+    drawn = random.uniform(-1.0, 1.0, size=(problem.matrix.m, columns)).astype(np.float32)
+    return _stored(problem.dtype, drawn)
 
 
 def pad(
@@ -118,6 +153,17 @@ def pad(
     return np.where(guards[:, np.newaxis] & outside(convolution, columns) != 0, np.float32(padding), b)
 
 
+def _compared(
+    problem: Problem,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+    residual: NDArray[np.float32] | None,
+) -> float:
+    epilogue, dtype = problem.epilogue, problem.dtype
+    return compare(problem.matrix, columns, b, c, epilogue=epilogue, residual=residual, dtype=dtype)
+
+
 def compare(
     matrix: SparseMatrix,
     columns: NDArray[np.int64],
@@ -126,42 +172,34 @@ def compare(
     *,
     epilogue: Epilogue = PLAIN,
     residual: NDArray[np.float32] | None = None,
+    dtype: Dtype = FLOAT32,
 ) -> float:
-    """The greatest relative error of ``c`` (m, columns) as A x ``b``; ``columns`` are their numbers, for messages.
+    """The greatest error of ``c`` (m, columns) as A x ``b``, relative to |A| |B|; ``columns`` are their numbers, for
+    messages. ``b`` and ``residual`` are what they are in memory.
 
-    An element without a term must be zero. Raises VerificationFailed beyond MAX_RELATIVE_ERROR, or for NaN, which
-    stands where nothing was written.
+    An element without a term must be zero. Raises VerificationFailed beyond the ``Tolerance`` of the type, or for NaN,
+    which stands where nothing was written.
     """
     unwritten = np.flatnonzero(np.isnan(c).any(axis=1))
     if len(unwritten):
         more = f" and {len(unwritten) - NAMED_ROWS} more" if len(unwritten) > NAMED_ROWS else ""
         raise VerificationFailed(f"rows never written: {describe_rows(unwritten[:NAMED_ROWS].tolist())}{more}")
     a, exact_b = matrix.to_scipy().astype(np.float64), b.astype(np.float64)
-    expected, scale = a @ exact_b, abs(a) @ abs(exact_b)
+    a.data = weights_held_to(dtype, matrix.data).astype(np.float64)
+    expected, scale, squares = a @ exact_b, abs(a) @ abs(exact_b), a.power(2) @ exact_b**2
     added = np.zeros(c.shape) if residual is None else residual.astype(np.float64)
     for term in (added, bias_of(epilogue, np.arange(matrix.m)).astype(np.float64)[:, np.newaxis]):
         expected, scale = expected + term, scale + abs(term)
     if epilogue.relu:
         expected = np.maximum(expected, 0)
-    # Below the normal numbers float32 has a fixed spacing, and so have rounding errors.
-    error = np.abs(c - expected) / np.maximum(scale, _SMALLEST_NORMAL)
-    error[(scale == 0) & (c != 0)] = np.inf
-    worst = int(error.argmax())
+    off, allowed = np.abs(c - expected), tolerance_of(dtype).allowed(scale, squares, expected)
+    ratio = off / allowed
+    ratio[(scale == 0) & (c != 0)] = np.inf
+    worst = int(ratio.argmax())
     row, position = divmod(worst, c.shape[1])
-    if error.flat[worst] > MAX_RELATIVE_ERROR:
+    if ratio.flat[worst] > 1:
         raise VerificationFailed(
             f"row {row}, column {columns[position]}: got {c.flat[worst]}, expected {expected.flat[worst]} "
-            f"(relative error {error.flat[worst]:.1e}, at most {MAX_RELATIVE_ERROR:.0e} allowed)"
+            f"({off_by(off.flat[worst], scale.flat[worst], allowed.flat[worst])})"
         )
-    return float(error.flat[worst])
-
-
-def verify_packed_on_cpu(problem: Problem, kernel: PackedKernel, *, seed: int = 0) -> Verification:
-    """Run a packed kernel's text on the CPU for the blocks of some columns. Raises VerificationFailed."""
-    columns = choose_columns(problem.n, kernel.cols, _column_limit(problem.matrix))
-    b = draw_b(problem.matrix, problem.n, seed)
-    residual = draw_residual(problem, problem.n, seed)
-    c = execute_packed(kernel, columns, b, m=problem.matrix.m, residual=residual)
-    third = None if residual is None else residual[:, columns]
-    error = compare(problem.matrix, columns, b[:, columns], c[:, columns], epilogue=problem.epilogue, residual=third)
-    return Verification("cpu", error, len(columns))
+    return float((off / np.maximum(scale, SMALLEST_NORMAL)).max())

@@ -11,16 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Self
 
-from lospmm.baselines import BaselineTime
+from lospmm.baselines import DENSE, BaselineTime
 from lospmm.crew import LEAST_BUILDERS, MOST_BUILDERS, Crew
 from lospmm.device import DeviceSpec
 from lospmm.errors import ToolchainFault
 from lospmm.measure import Bench
 from lospmm.model import Problem
 from lospmm.space import Space
-
-#: Of the rows of ``BASELINES``, those whose time follows from m, k and n: it is taken once for each shape.
-BY_SHAPE = ("cublas_fp32", "cublas_tf32")
 
 
 class Workshop:
@@ -32,7 +29,7 @@ class Workshop:
         self._stack = ExitStack()
         self._crew: Crew | None = None
         self._bench: Bench | None = None
-        self._dense: dict[tuple[int, int, int], Mapping[str, BaselineTime]] = {}
+        self._dense: dict[Shape, Mapping[str, BaselineTime]] = {}
         self._stop = threading.Event()
         self._ahead: ThreadPoolExecutor | None = None
         self._spaces: dict[Place, Future[Space]] = {}
@@ -87,7 +84,7 @@ class Workshop:
         return self._dense.get(_shape(problem), {})
 
     def learn(self, problem: Problem, times: Mapping[str, BaselineTime]) -> None:
-        found = {name: times[name] for name in BY_SHAPE if name in times and times[name].micros is not None}
+        found = {name: times[name] for name in DENSE if name in times and times[name].micros is not None}
         self._dense[_shape(problem)] = found
 
 
@@ -99,5 +96,9 @@ def _place(problem: Problem, splits: tuple[int, ...]) -> Place:
     return problem.matrix.fingerprint, problem.n, problem.device, splits
 
 
-def _shape(problem: Problem) -> tuple[int, int, int]:
-    return problem.matrix.m, problem.matrix.k, problem.n
+#: What decides the time of a dense product: m, k, n and the type.
+Shape = tuple[int, int, int, str]
+
+
+def _shape(problem: Problem) -> Shape:
+    return problem.matrix.m, problem.matrix.k, problem.n, problem.dtype.name

@@ -72,6 +72,7 @@ FIELDS = {
     "epilogue": {"bias", "relu", "residual"},
     "family": None,
     "plan": None,
+    "accuracy": {"unit_roundoff", "a_rounding", "b_rounding", "sum_rounding", "c_rounding", "smallest_normal"},
 }
 
 

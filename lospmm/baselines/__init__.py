@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from lospmm.baselines import cublas, cusparse, sputnik
 from lospmm.baselines.library import LibraryFault, Place, Variants
+from lospmm.dtype import DTYPES, Dtype
 from lospmm.gpu.gate import Verdict
 from lospmm.gpu.timing import Timing
 
@@ -21,26 +22,47 @@ from lospmm.gpu.timing import Timing
 #: the rest is cut off, a product is wrong by at most 2 x 2^-10 of itself; 0.0005 more is left to the sum of them.
 MAX_TF32_ERROR = 2.5e-3
 
+#: On 16-bit elements a library may add up parts of a sum that it has rounded to them, as cuBLAS does where it splits K:
+#: some unit roundoffs, relative to |A| |B|. Kernels are held to less (``lospmm.accuracy``).
+MAX_ROUNDOFFS_OF_16_BIT = 4.0
+
+_FLOAT32 = ("float32", "tf32")  # as they lie in memory
+
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
     title: str  # in a table
     prepare: Callable[[Place], AbstractContextManager[Variants]]
+    dtypes: tuple[str, ...] = _FLOAT32  # of problems that it is a baseline of
     max_relative_error: float | None = None  # to |A| |B|; None: what the kernels are held to (``lospmm.verify``)
+
+    def limit(self, dtype: Dtype) -> float | None:
+        """Relative to |A| |B|; None: what the kernels are held to."""
+        return MAX_ROUNDOFFS_OF_16_BIT * dtype.unit_roundoff if dtype.is_16_bit else self.max_relative_error
 
 
 BASELINES: Mapping[str, Baseline] = MappingProxyType(
     {
-        "cusparse": Baseline("cuSPARSE", cusparse.prepare),
-        "cublas_fp32": Baseline("cuBLAS fp32, dense", partial(cublas.prepare, compute=cublas.COMPUTE_32F, name="fp32")),
+        "cusparse": Baseline("cuSPARSE", cusparse.prepare, tuple(DTYPES)),
+        "cublas_fp32": Baseline("cuBLAS fp32, dense", partial(cublas.prepare, name="fp32")),
         "cublas_tf32": Baseline(
             "cuBLAS TF32, dense",
             partial(cublas.prepare, compute=cublas.COMPUTE_32F_FAST_TF32, name="TF32"),
-            MAX_TF32_ERROR,
+            max_relative_error=MAX_TF32_ERROR,
         ),
+        "cublas_fp16": Baseline("cuBLAS fp16, dense", partial(cublas.prepare, name="fp16"), ("float16",)),
+        "cublas_bf16": Baseline("cuBLAS bf16, dense", partial(cublas.prepare, name="bf16"), ("bfloat16",)),
         "sputnik": Baseline("Sputnik", sputnik.prepare),
     }
 )
+
+#: Those that multiply by A's zeros too.
+DENSE = ("cublas_fp32", "cublas_tf32", "cublas_fp16", "cublas_bf16")
+
+
+def baselines_of(dtype: Dtype) -> tuple[str, ...]:
+    """The names of those that compute in this type, or take its B and C as they are."""
+    return tuple(name for name, baseline in BASELINES.items() if dtype.name in baseline.dtypes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +115,7 @@ def time_baseline(name: str, place: Place, *, check: Check, time: Callable[[Enqu
     try:
         with baseline.prepare(place) as variants:
             timed = tuple(
-                _time_variant(way, enqueue, partial(check, enqueue, baseline.max_relative_error), time)
+                _time_variant(way, enqueue, partial(check, enqueue, baseline.limit(place.dtype)), time)
                 for way, enqueue in variants.enqueue.items()
             )
     except LibraryFault as fault:

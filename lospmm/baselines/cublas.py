@@ -1,4 +1,4 @@
-"""cuBLAS on A with its zeros written out: what a dense layer takes, in full fp32 and in TF32.
+"""cuBLAS on A with its zeros written out: what a dense layer takes, in full fp32, in TF32 and on 16-bit elements.
 
 cuBLAS is column-major. A row-major matrix read so is its transpose, and C^T = B^T x A^T: B goes first, with n as the
 leading dimension of it and of C, and k as that of A. Constants and types: cublas_api.h of CUDA 13.0.
@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from lospmm.baselines.library import (
+    REAL,
     Library,
     LibraryFault,
     Out,
@@ -27,11 +28,11 @@ from lospmm.baselines.library import (
 )
 
 OP_N = 0  # CUBLAS_OP_N
-REAL_32F = 0  # CUDA_R_32F, library_types.h
 GEMM_DEFAULT = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS's own heuristics
 DEFAULT_MATH = 0  # CUBLAS_DEFAULT_MATH: nothing is rounded that the compute type does not round
 
-#: cublasComputeType_t. 32F is full fp32 as long as the math mode is the default one; the gate would see it if not.
+#: cublasComputeType_t. 32F is full fp32 as long as the math mode is the default one; the gate would see it if not. Of
+#: 16-bit elements it multiplies exactly and sums in fp32, but for sums of parts, which it may keep in 16 bits.
 COMPUTE_32F = 68
 COMPUTE_32F_FAST_TF32 = 77
 
@@ -82,11 +83,11 @@ def open_library() -> Library:
 
 @contextmanager
 def prepare(
-    place: Place, *, compute: int, name: str, open_library: Callable[[], Library] = open_library
+    place: Place, *, name: str, compute: int = COMPUTE_32F, open_library: Callable[[], Library] = open_library
 ) -> Iterator[Variants]:
     """One variant, ``name``, of the compute type ``compute``. Raises LibraryFault, or GpuFault of the driver."""
     driver = place.driver
-    dense_bytes = 4 * place.matrix.m * place.matrix.k
+    dense_bytes = place.dtype.element_bytes * place.matrix.m * place.matrix.k
     if dense_bytes > MAX_DENSE_BYTES:
         raise LibraryFault(f"A without its zeros left out takes {dense_bytes} bytes, over {MAX_DENSE_BYTES}")
     library = open_library()
@@ -114,8 +115,8 @@ def _multiply(
     zero: ctypes.c_float,
     copy: int,
 ) -> None:
-    m, k, n = place.matrix.m, place.matrix.k, place.n
-    left, right, product = (place.copies[copy].b, REAL_32F, n), (a, REAL_32F, k), (place.copies[copy].c, REAL_32F, n)
+    m, k, n, real = place.matrix.m, place.matrix.k, place.n, REAL[place.dtype.storage]
+    left, right, product = (place.copies[copy].b, real, n), (a, real, k), (place.copies[copy].c, real, n)
     scales = ctypes.byref(one), ctypes.byref(zero)
     operands = (scales[0], *left, *right, scales[1], *product)
     library.call("cublasGemmEx", handle, OP_N, OP_N, n, m, k, *operands, compute, GEMM_DEFAULT)
@@ -123,13 +124,14 @@ def _multiply(
 
 def _place_dense(stack: ExitStack, place: Place) -> int:
     """The device address of A (m, k), row-major, its zeros written out."""
-    matrix, k = place.matrix, place.matrix.k
-    address = reserve(stack, place.driver, 4 * matrix.m * k)
-    step = max(1, PIECE_BYTES // (4 * k))
+    matrix, k, dtype = place.matrix, place.matrix.k, place.dtype
+    row_bytes = dtype.element_bytes * k
+    address = reserve(stack, place.driver, row_bytes * matrix.m)
+    step = max(1, PIECE_BYTES // row_bytes)
     sparse = matrix.to_scipy()
     for start in range(0, matrix.m, step):
-        piece = sparse[start : start + step].toarray().astype(np.float32)
-        place.driver.upload(address + 4 * start * k, piece)
+        piece = dtype.to_storage(sparse[start : start + step].toarray().astype(np.float32))
+        place.driver.upload(address + row_bytes * start, piece)
     return address
 
 

@@ -1,4 +1,4 @@
-"""cuSPARSE on the artifact's matrix: CSR, row-major B and C, fp32, the better of two algorithms.
+"""cuSPARSE on the artifact's matrix: CSR, row-major B and C, sums in fp32, the better of two algorithms.
 
 Descriptors are made once for each copy of B and C, and ``cusparseSpMM_preprocess`` runs once for each algorithm, all
 of it outside of what is timed. CSR_ALG1 takes no part: it is for column-major B, and on row-major B took ten times as
@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from lospmm.baselines.library import (
+    REAL,
     Buffers,
     Library,
     LibraryFault,
@@ -37,7 +38,7 @@ NON_TRANSPOSE = 0  # CUSPARSE_OPERATION_NON_TRANSPOSE
 ORDER_ROW = 2  # CUSPARSE_ORDER_ROW
 INDEX_32I = 2  # CUSPARSE_INDEX_32I
 BASE_ZERO = 0  # CUSPARSE_INDEX_BASE_ZERO
-REAL_32F = 0  # CUDA_R_32F, library_types.h
+COMPUTE_32F = REAL["float32"]
 
 _SPMM = (
     Pointer,  # handle
@@ -102,6 +103,7 @@ class _Csr:
     offsets: int
     indices: int
     values: int
+    real: int  # the type of the values
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class _Call:
     def __call__(self, name: str, copy: int, last: object) -> None:
         b, c = self.dense[copy]
         one, zero = ctypes.byref(self.one), ctypes.byref(self.zero)
-        operands = (one, self.a, b, zero, c, REAL_32F, self.algorithm)
+        operands = (one, self.a, b, zero, c, COMPUTE_32F, self.algorithm)
         self.library.call(name, self.handle, NON_TRANSPOSE, NON_TRANSPOSE, *operands, last)
 
 
@@ -164,21 +166,22 @@ def _place_csr(stack: ExitStack, place: Place) -> _Csr:
     matrix, driver = place.matrix, place.driver
     offsets = place_array(stack, driver, matrix.indptr.astype(np.int32))
     indices = place_array(stack, driver, matrix.indices)
-    values = place_array(stack, driver, matrix.data)
-    return _Csr(matrix.m, matrix.k, matrix.nnz, offsets, indices, values)
+    values = place_array(stack, driver, place.dtype.to_storage(matrix.data))
+    real = REAL[place.dtype.storage]
+    return _Csr(matrix.m, matrix.k, matrix.nnz, offsets, indices, values, real)
 
 
 def _describe_csr(stack: ExitStack, library: Library, csr: _Csr) -> Pointer:
     sizes, addresses = (csr.rows, csr.cols, csr.nnz), (csr.offsets, csr.indices, csr.values)
-    kinds = (INDEX_32I, INDEX_32I, BASE_ZERO, REAL_32F)
+    kinds = (INDEX_32I, INDEX_32I, BASE_ZERO, csr.real)
     return create(stack, library, "cusparseCreateCsr", "cusparseDestroySpMat", *sizes, *addresses, *kinds)
 
 
 def _describe_dense(stack: ExitStack, library: Library, place: Place, copy: Buffers) -> tuple[Pointer, Pointer]:
-    n = place.n
+    n, real = place.n, REAL[place.dtype.storage]
     describe = partial(create, stack, library, "cusparseCreateDnMat", "cusparseDestroyDnMat")
-    b = describe(place.matrix.k, n, n, copy.b, REAL_32F, ORDER_ROW)
-    return b, describe(place.matrix.m, n, n, copy.c, REAL_32F, ORDER_ROW)
+    b = describe(place.matrix.k, n, n, copy.b, real, ORDER_ROW)
+    return b, describe(place.matrix.m, n, n, copy.c, real, ORDER_ROW)
 
 
 def _version(library: Library, handle: Pointer) -> str:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from cuda import pathfinder
 from numpy.typing import NDArray
 
+from lospmm.dtype import FLOAT32, Dtype
 from lospmm.gpu.driver import Driver
 from lospmm.matrix import SparseMatrix
 
@@ -23,6 +25,9 @@ SUCCESS = 0
 
 #: An allocation is never empty: a matrix without a nonzero has addresses too.
 LEAST_BYTES = 4
+
+#: cudaDataType (library_types.h of CUDA 13.0) of the types in memory: CUDA_R_32F, CUDA_R_16F and CUDA_R_16BF.
+REAL: Mapping[str, int] = MappingProxyType({"float32": 0, "float16": 2, "bfloat16": 14})
 
 Pointer = ctypes.c_void_p  # of the host or of the device, a handle or a stream
 Out = ctypes.c_void_p  # where a function puts what it returns beside its status
@@ -33,7 +38,7 @@ class LibraryFault(Exception):
 
 
 class Buffers(NamedTuple):
-    """The device addresses of one copy of B (k, n) and C (m, n), both float32 and row-major."""
+    """The device addresses of one copy of B (k, n) and C (m, n), both row-major and of the same type."""
 
     b: int
     c: int
@@ -48,6 +53,7 @@ class Place:
     n: int
     copies: Sequence[Buffers]
     sputnik: Path | None = None  # the shared library that a user has named
+    dtype: Dtype = FLOAT32  # of A, B and C
 
 
 @dataclass(frozen=True, slots=True)

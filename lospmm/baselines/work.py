@@ -40,7 +40,8 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
 
     def check(enqueue: Enqueue, limit: float | None) -> Verdict:
         """On the first copy and on the last: a library that takes another copy than it is told is found out."""
-        held_to = problem if limit is None else replace(problem, max_relative_error=limit)
+        tolerance = problem.tolerance if limit is None else replace(problem.tolerance, sum_rounding=limit)
+        held_to = replace(problem, tolerance=tolerance)
         verdicts = []
         for copy in dict.fromkeys((0, operands.copies - 1)):
             verdicts.append(run_and_check(driver, bench.gate, operands, held_to, enqueue, copy=copy))
@@ -52,5 +53,5 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
     def time(enqueue: Enqueue) -> Timing:
         return time_rotating(driver, enqueue, copies=operands.copies if task.cache == "cold" else 1)
 
-    place = Place(driver, matrix, problem.n, copies, task.sputnik)
+    place = Place(driver, matrix, problem.n, copies, task.sputnik, problem.dtype)
     return time_baseline(task.name, place, check=check, time=time)

@@ -8,16 +8,45 @@ struct LospmmWindow {
       out_width;
 };
 
-// For every element of C, its error relative to |A| |B|, as in lospmm/verify.py. What is kept of each row is one key,
-// the greatest: the error as a float (whose bits are ordered as it is) above the column, counted down so that the first
-// of equals is kept. Memory that nothing was written to since it was filled with 0xFFFFFFFF gives the greatest error.
+// How far an element may be off: lospmm/accuracy.py, Tolerance.
+struct LospmmTolerance {
+  double sum_rounding, factor_rounding, c_rounding, smallest_normal, deviations;
+};
+
+// What B, C and the residual are made of: the numbers of their types in lospmm/gpu/operands.py, STORAGES.
+struct LospmmFloat32 {
+  float bits;
+  __device__ float value() const { return bits; }
+  __device__ bool is_unwritten() const { return __float_as_uint(bits) == 0xFFFFFFFFu; }
+};
+struct LospmmFloat16 {
+  unsigned short bits;
+  __device__ float value() const {  // 2^112 between the exponents of the two; what is infinite or NaN stays so
+    const float size = __uint_as_float((bits & 0x7FFFu) << 13) * 5.192296858534828e33f;
+    const unsigned special = (bits & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0;
+    return __uint_as_float(__float_as_uint(size) | special | (bits & 0x8000u) << 16);
+  }
+  __device__ bool is_unwritten() const { return bits == 0xFFFFu; }
+};
+struct LospmmBfloat16 {
+  unsigned short bits;
+  __device__ float value() const { return __uint_as_float((unsigned)bits << 16); }
+  __device__ bool is_unwritten() const { return bits == 0xFFFFu; }
+};
+
+// For every element of C, how far it is off as in lospmm/verify.py: relative to what is allowed there, and relative to
+// |A| |B|. What is kept of each row is one key of either, the greatest, those of the latter behind the m of the former:
+// the ratio as a float (whose bits are ordered as it is) above the column, counted down so that the first of equals is
+// kept. Memory that nothing was written to since it was filled with 0xFFFFFFFF gives the greatest key.
 // ``residual``, ``bias`` and ``window`` may be null: without a window, b is B itself.
-extern "C" __global__ void lospmm_check(const long long *indptr, const int *indices, const float *values,
-                                        const float *b, const float *c, unsigned long long *worst,
-                                        const float *residual, const float *bias, const LospmmWindow *window,
-                                        unsigned m, unsigned n, unsigned relu) {
+template <typename Element>
+static __device__ void lospmm_check_type(const long long *indptr, const int *indices, const float *values,
+                                         const Element *b, const Element *c, unsigned long long *worst,
+                                         const Element *residual, const float *bias, const LospmmWindow *window,
+                                         const LospmmTolerance *tolerance, unsigned m, unsigned n, unsigned relu) {
   const double smallest_normal = 1.17549435082228751e-38;  // of float32: below it rounding errors have a fixed size
   const unsigned unwritten = 0xFFFFFFFFu, infinite = 0x7F800000u;
+  const LospmmTolerance limits = *tolerance;
   const unsigned column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= n) return;
   unsigned long long first = column, row_elements = n, image = 0;
@@ -32,7 +61,7 @@ extern "C" __global__ void lospmm_check(const long long *indptr, const int *indi
   }
   for (unsigned row = blockIdx.y; row < m; row += gridDim.y) {
     const unsigned long long place = row * row_elements + first;
-    double expected = 0, scale = 0;
+    double expected = 0, scale = 0, squares = 0;
     for (long long entry = indptr[row]; entry < indptr[row + 1]; ++entry) {
       unsigned long long element = (unsigned long long)indices[entry] * n + column;
       if (window) {
@@ -43,34 +72,64 @@ extern "C" __global__ void lospmm_check(const long long *indptr, const int *indi
         const unsigned long long channel = image * window->channels + rest / window->kernel_height;
         element = (channel * window->height + at_y) * window->width + at_x;
       }
-      const double term = double(values[entry]) * double(b[element]);
+      const double term = double(values[entry]) * double(b[element].value());
       expected += term;
       scale += term < 0 ? -term : term;
+      squares += term * term;
     }
-    const double added[2] = {residual ? double(residual[place]) : 0, bias ? double(bias[row]) : 0};
+    const double added[2] = {residual ? double(residual[place].value()) : 0, bias ? double(bias[row]) : 0};
     for (int which = 0; which < 2; ++which) {
       expected += added[which];
       scale += added[which] < 0 ? -added[which] : added[which];
     }
     if (relu && expected < 0) expected = 0;
-    const float got = c[place];
+    const float got = c[place].value();
     const double off = got < expected ? expected - got : got - expected;
-    const double error = off / (scale < smallest_normal ? smallest_normal : scale);
-    unsigned bits = __float_as_uint(float(error));
-    if (error != error || (scale == 0 && got != 0)) bits = infinite;
-    if (__float_as_uint(got) == unwritten) bits = unwritten;
-    const unsigned long long key = (unsigned long long)bits << 32 | ~column;
-    if (key > worst[row]) atomicMax(worst + row, key);
+    const double least = scale < smallest_normal ? smallest_normal : scale;
+    const double size = expected < 0 ? -expected : expected, root = limits.deviations * sqrt(squares);
+    const double allowed = limits.sum_rounding * least + limits.factor_rounding * (root < scale ? root : scale) +
+                           limits.c_rounding * (size < limits.smallest_normal ? limits.smallest_normal : size);
+    const double ratios[2] = {off / allowed, off / least};
+    for (int which = 0; which < 2; ++which) {
+      unsigned bits = __float_as_uint(float(ratios[which]));
+      if (off != off || (scale == 0 && got != 0)) bits = infinite;
+      if (c[place].is_unwritten()) bits = unwritten;
+      const unsigned long long key = (unsigned long long)bits << 32 | ~column;
+      unsigned long long *best = worst + (which ? m : 0) + row;
+      if (key > *best) atomicMax(best, key);
+    }
   }
 }
+extern "C" __global__ void lospmm_check(const long long *indptr, const int *indices, const float *values,
+                                        const void *b, const void *c, unsigned long long *worst, const void *residual,
+                                        const float *bias, const LospmmWindow *window, const LospmmTolerance *tolerance,
+                                        unsigned m, unsigned n, unsigned relu, unsigned storage) {
+  if (storage == 0)
+    lospmm_check_type(indptr, indices, values, (const LospmmFloat32 *)b, (const LospmmFloat32 *)c, worst,
+                      (const LospmmFloat32 *)residual, bias, window, tolerance, m, n, relu);
+  else if (storage == 1)
+    lospmm_check_type(indptr, indices, values, (const LospmmFloat16 *)b, (const LospmmFloat16 *)c, worst,
+                      (const LospmmFloat16 *)residual, bias, window, tolerance, m, n, relu);
+  else
+    lospmm_check_type(indptr, indices, values, (const LospmmBfloat16 *)b, (const LospmmBfloat16 *)c, worst,
+                      (const LospmmBfloat16 *)residual, bias, window, tolerance, m, n, relu);
+}
 
-// How many of ``count`` words differ between two arrays, added to ``differing``.
-extern "C" __global__ void lospmm_differ(const unsigned *one, const unsigned *other, unsigned long long count,
-                                         unsigned long long *differing) {
+// How many of ``count`` elements differ between two arrays, bit by bit, added to ``differing``.
+template <typename Word>
+static __device__ void lospmm_differ_type(const Word *one, const Word *other, unsigned long long count,
+                                          unsigned long long *differing) {
   unsigned long long mine = 0;
   const unsigned long long stride = (unsigned long long)gridDim.x * blockDim.x;
   for (unsigned long long word = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; word < count;
        word += stride)
     mine += one[word] != other[word];
   if (mine) atomicAdd(differing, mine);
+}
+extern "C" __global__ void lospmm_differ(const void *one, const void *other, unsigned long long count,
+                                         unsigned long long *differing, unsigned element_bytes) {
+  if (element_bytes == 4)
+    lospmm_differ_type((const unsigned *)one, (const unsigned *)other, count, differing);
+  else
+    lospmm_differ_type((const unsigned short *)one, (const unsigned short *)other, count, differing);
 }

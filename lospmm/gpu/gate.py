@@ -1,8 +1,8 @@
 """The correctness gate: no kernel is timed for a choice whose C is not A x B with its epilogue, every element of it.
 
 A kernel runs on a C full of NaN and is held against float64, computed on the GPU from A in compressed rows
-(``gate.cu``); of a convolution from its input. Errors are relative to |A| |B|, what is added to it included, and the
-limit is that of ``lospmm/verify.py``, which gives the source.
+(``gate.cu``); of a convolution from its input. How far an element may be off is the ``Tolerance`` of its type
+(``lospmm/accuracy.py``); errors are told relative to |A| |B|, what is added to it included.
 """
 
 import math
@@ -14,9 +14,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.accuracy import off_by
 from lospmm.gpu.driver import Driver, Function
 from lospmm.gpu.messages import Prepare, Shape
-from lospmm.gpu.operands import NAN_WORD, Operands, elements_of_b, place_of_c, poison, residual_numbers
+from lospmm.gpu.operands import (
+    NAN_WORD,
+    STORAGES,
+    Operands,
+    elements_of_b,
+    place_of_c,
+    poison,
+    put_tolerance,
+    residual_numbers,
+)
 
 CHECK_ENTRY = "lospmm_check"
 DIFFER_ENTRY = "lospmm_differ"
@@ -64,14 +74,16 @@ def run_and_check(
     poison(driver, operands, copy)
     enqueue(copy)
     driver.synchronize()  # a fault from here back is the kernel's, not the gate's
-    driver.fill(operands.worst, 0, 2 * operands.m)
+    driver.fill(operands.worst, 0, 4 * operands.m)
+    put_tolerance(driver, operands, problem.tolerance)
     grid = (-(-operands.n // THREADS), min(operands.m, MAX_GRID_Y), 1)
     product = (operands.indptr, operands.indices, operands.values, operands.b[copy], operands.c[copy], operands.worst)
     bias = 0 if problem.bias is None else operands.bias
-    addresses = (*product, operands.residual[copy] if problem.residual else 0, bias, operands.window)
-    sizes = (np.uint32(operands.m), np.uint32(operands.n), np.uint32(problem.relu))
-    driver.launch(gate.check, Shape(grid, THREADS, 0), (*map(np.uint64, addresses), *sizes))
-    keys = np.empty(operands.m, dtype=np.uint64)
+    residual = operands.residual[copy] if problem.residual else 0
+    addresses = (*product, residual, bias, operands.window, operands.tolerance)
+    sizes = (operands.m, operands.n, problem.relu, STORAGES[operands.dtype.storage])
+    driver.launch(gate.check, Shape(grid, THREADS, 0), (*map(np.uint64, addresses), *map(np.uint32, sizes)))
+    keys = np.empty((2, operands.m), dtype=np.uint64)
     driver.download(keys, operands.worst)
     return _verdict(driver, operands, problem, keys, copy)
 
@@ -81,7 +93,8 @@ def count_different(driver: Driver, gate: Gate, operands: Operands, copies: tupl
     driver.fill(operands.worst, 0, 2)
     count = operands.m * operands.n
     one, other = (np.uint64(operands.c[copy]) for copy in copies)
-    arguments = (one, other, np.uint64(count), np.uint64(operands.worst))
+    size = np.uint32(operands.dtype.element_bytes)
+    arguments = (one, other, np.uint64(count), np.uint64(operands.worst), size)
     driver.launch(gate.differ, Shape((min(DIFFER_BLOCKS, -(-count // THREADS)), 1, 1), THREADS, 0), arguments)
     found = np.empty(1, dtype=np.uint64)
     driver.download(found, operands.worst)
@@ -89,34 +102,40 @@ def count_different(driver: Driver, gate: Gate, operands: Operands, copies: tupl
 
 
 def _verdict(driver: Driver, operands: Operands, problem: Prepare, keys: NDArray[np.uint64], copy: int) -> Verdict:
-    bits = (keys >> np.uint64(32)).astype(np.uint32)
-    unwritten = np.flatnonzero(bits == NAN_WORD)
+    ratios, errors = (keys >> np.uint64(32)).astype(np.uint32)
+    unwritten = np.flatnonzero(ratios == NAN_WORD)
     if len(unwritten):
         named = ", ".join(str(row) for row in unwritten[:NAMED_ROWS])
         more = f" and {len(unwritten) - NAMED_ROWS} more" if len(unwritten) > NAMED_ROWS else ""
         return Verdict(math.inf, f"rows not written in every column: {named}{more}")
-    row = int(bits.argmax())
-    error = float(bits[row : row + 1].view(np.float32)[0])
-    if error <= problem.max_relative_error:
+    error = float(errors.max(keepdims=True).view(np.float32)[0])
+    row = int(ratios.argmax())
+    if ratios.view(np.float32)[row] <= 1:
         return Verdict(error, None)
-    column = NAN_WORD - int(keys[row] & np.uint64(0xFFFFFFFF))  # counted down
-    got = np.empty(1, dtype=np.float32)
-    driver.download(got, operands.c[copy] + 4 * place_of_c(problem, row, column))
+    column = NAN_WORD - int(keys[0, row] & np.uint64(0xFFFFFFFF))  # counted down
+    dtype = operands.dtype
+    stored = np.empty(1, dtype=operands.drawn.dtype)
+    driver.download(stored, operands.c[copy] + dtype.element_bytes * place_of_c(problem, row, column))
+    got, (expected, scale, allowed) = dtype.from_storage(stored)[0], _expected(operands, problem, row, column)
     failure = (
-        f"row {row}, column {column}: got {got[0]}, expected {_expected(operands, problem, row, column)} "
-        f"(relative error {error:.1e}, at most {problem.max_relative_error:.0e} allowed)"
+        f"row {row}, column {column}: got {got}, expected {expected} "
+        f"({off_by(abs(float(got) - expected), scale, allowed)})"
     )
     return Verdict(error, failure)
 
 
-def _expected(operands: Operands, problem: Prepare, row: int, column: int) -> float:
-    """One element of C in float64."""
+def _expected(operands: Operands, problem: Prepare, row: int, column: int) -> tuple[float, float, float]:
+    """One element of C in float64, |A| |B| with what is added to it, and how far a kernel may be off."""
     span = slice(problem.indptr[row], problem.indptr[row + 1])
     terms = problem.values[span].astype(np.float64) * elements_of_b(operands, problem, problem.indices[span], column)
-    total = float(terms.sum())
+    added = []
     if problem.residual:
         numbers = residual_numbers(operands)
-        total += float(numbers[place_of_c(problem, row, column) % len(numbers)])
+        place = place_of_c(problem, row, column) % len(numbers)
+        added.append(float(operands.dtype.from_storage(numbers[place : place + 1])[0]))
     if problem.bias is not None:
-        total += float(problem.bias[row])
-    return max(total, 0.0) if problem.relu else total
+        added.append(float(problem.bias[row]))
+    total, scale = float(terms.sum()) + sum(added), float(abs(terms).sum()) + sum(map(abs, added))
+    expected = max(total, 0.0) if problem.relu else total
+    allowed = problem.tolerance.allowed(*map(np.array, (scale, (terms**2).sum(), expected)))
+    return expected, scale, float(allowed)

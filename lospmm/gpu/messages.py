@@ -11,7 +11,9 @@ from typing import BinaryIO, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.accuracy import Tolerance
 from lospmm.convolution import Convolution
+from lospmm.dtype import FLOAT32, Dtype
 from lospmm.errors import GpuFault
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.timing import FULL, Effort, Timing
@@ -46,11 +48,12 @@ class Prepare:
     n: int
     indptr: NDArray[np.int64]  # (m + 1,)
     indices: NDArray[np.int32]  # (nnz,)
-    values: NDArray[np.float32]  # (nnz,)
+    values: NDArray[np.float32]  # (nnz,), as C is held to them
     seed: int  # B is drawn from it, uniform between -1 and 1
     exponent: int  # and then scaled by this power of two, so that no sum overflows
     gate: bytes  # cubin of gate.cu
-    max_relative_error: float
+    tolerance: Tolerance
+    dtype: Dtype = FLOAT32
     convolution: Convolution | None = None  # that takes B from an input
     bias: NDArray[np.float32] | None = None  # (m,)
     relu: bool = False

@@ -1,11 +1,16 @@
 """A, B and C on the GPU: allocated once per problem, B and C in so many copies that the L2 cache holds no B."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.accuracy import DEVIATIONS, Tolerance
 from lospmm.convolution import Convolution, column_elements, guard_bits, output_elements, outside, row_elements
+from lospmm.dtype import Dtype
 from lospmm.errors import GpuFault
 from lospmm.gpu.driver import ALIGNMENT_BYTES, Driver
 from lospmm.gpu.messages import Prepare
@@ -17,8 +22,14 @@ DRAWN = (1 << 24) + 43
 #: Left free on the GPU: code, local memory and what libraries allocate.
 RESERVE_BYTES = 512 << 20
 
-#: What 0xFFFFFFFF is in float32.
+#: NaN in float32, and twice NaN in 16-bit types.
 NAN_WORD = 0xFFFFFFFF
+
+#: What gate.cu calls the types in memory.
+STORAGES: Mapping[str, int] = MappingProxyType({"float32": 0, "float16": 1, "bfloat16": 2})
+
+#: The bytes of its LospmmTolerance.
+TOLERANCE_BYTES = 40
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,14 +42,16 @@ class Operands:
     indptr: int  # int64, (m + 1,)
     indices: int  # int32, (nnz,)
     values: int  # float32, (nnz,)
-    b: tuple[int, ...]  # float32, (k, n), row-major; or a convolution's input, NCHW
-    c: tuple[int, ...]  # float32, (m, n), row-major; or a convolution's output, NCHW
+    b: tuple[int, ...]  # (k, n), row-major; or a convolution's input, NCHW
+    c: tuple[int, ...]  # (m, n), row-major; or a convolution's output, NCHW
     residual: tuple[int, ...]  # as C, where the kernel takes one
     bias: int  # float32, (m,), or 0
     window: int  # int32, (13,), of gate.cu, or 0
-    worst: int  # uint64, (m,), for the gate
-    drawn: NDArray[np.float32]  # on the host: element i of B is number i, modulo its length
+    tolerance: int  # of gate.cu
+    worst: int  # uint64, (2, m), for the gate
+    drawn: NDArray[Any]  # on the host, as they lie in memory: element i of B is number i, modulo its length
     b_elements: int
+    dtype: Dtype  # of B, C and the residual
 
     @property
     def copies(self) -> int:
@@ -46,29 +59,30 @@ class Operands:
 
     @property
     def b_bytes(self) -> int:
-        return 4 * self.b_elements
+        return self.dtype.element_bytes * self.b_elements
 
     @property
     def c_bytes(self) -> int:
-        return 4 * self.m * self.n
+        return self.dtype.element_bytes * self.m * self.n
 
 
-def draw(problem: Prepare) -> NDArray[np.float32]:
-    """The numbers that B repeats, at most DRAWN of them."""
+def draw(problem: Prepare) -> NDArray[Any]:
+    """The numbers that B repeats, at most DRAWN of them, as they lie in memory."""
     rng = np.random.default_rng(problem.seed)
     numbers = rng.uniform(-1.0, 1.0, size=min(DRAWN, problem.b_elements))
-    return np.ldexp(numbers, problem.exponent).astype(np.float32)
+    return problem.dtype.to_storage(np.ldexp(numbers, problem.exponent).astype(np.float32))
 
 
 def elements_of_b(operands: Operands, problem: Prepare, rows: NDArray[np.int32], column: int) -> NDArray[np.float32]:
     """B at ``rows`` of one column."""
     convolution, drawn = problem.convolution, operands.drawn
     if convolution is None:
-        return drawn[(rows.astype(np.int64) * operands.n + column) % len(drawn)]
+        return operands.dtype.from_storage(drawn[(rows.astype(np.int64) * operands.n + column) % len(drawn)])
     own = np.array([column])
     places = row_elements(convolution, rows) + column_elements(convolution, own)
     inside = guard_bits(convolution, rows) & outside(convolution, own).astype(np.int64) == 0
-    return np.where(inside, drawn[np.where(inside, places, 0) % len(drawn)], np.float32(0))
+    elements = operands.dtype.from_storage(drawn[np.where(inside, places, 0) % len(drawn)])
+    return np.where(inside, elements, np.float32(0))
 
 
 def place_of_c(problem: Prepare, row: int, column: int) -> int:
@@ -96,9 +110,10 @@ def window_of(convolution: Convolution) -> NDArray[np.int32]:
 
 def allocate(driver: Driver, problem: Prepare) -> Operands:
     """Memory for the problem, nothing in it yet. Raises GpuFault where there is not enough, with what is needed."""
-    b_bytes, c_bytes = _aligned(4 * problem.b_elements), _aligned(4 * problem.m * problem.n)
+    size = problem.dtype.element_bytes
+    b_bytes, c_bytes = _aligned(size * problem.b_elements), _aligned(size * problem.m * problem.n)
     per_copy = b_bytes + c_bytes * (1 + problem.residual)
-    fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 12 * problem.m
+    fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 20 * problem.m
     free = driver.memory_bytes()[0] - fixed - RESERVE_BYTES
     least = copies_beyond_l2(per_copy, driver.l2_bytes())
     if least * per_copy > free:
@@ -121,9 +136,11 @@ def allocate(driver: Driver, problem: Prepare) -> Operands:
         residual=tuple(start + b_bytes + c_bytes for start in starts) if problem.residual else (),
         bias=0 if problem.bias is None else driver.allocate(problem.bias.nbytes),
         window=0 if problem.convolution is None else driver.allocate(4 * WINDOW_SIZES),
-        worst=driver.allocate(8 * problem.m),
+        tolerance=driver.allocate(TOLERANCE_BYTES),
+        worst=driver.allocate(16 * problem.m),
         drawn=draw(problem),
         b_elements=problem.b_elements,
+        dtype=problem.dtype,
     )
 
 
@@ -143,25 +160,32 @@ def fill(driver: Driver, operands: Operands, problem: Prepare) -> None:
         _repeat(driver, address, residual_numbers(operands), operands.m * operands.n)
 
 
-def residual_numbers(operands: Operands) -> NDArray[np.float32]:
-    """What the residual repeats: the numbers of B backwards, so that neither stands for the other."""
+def residual_numbers(operands: Operands) -> NDArray[Any]:
+    """As they lie in memory, what the residual repeats: the numbers of B backwards: neither stands for the other."""
     return np.ascontiguousarray(operands.drawn[::-1])
 
 
-def _repeat(driver: Driver, address: int, numbers: NDArray[np.float32], count: int) -> None:
+def put_tolerance(driver: Driver, operands: Operands, tolerance: Tolerance) -> None:
+    """For the next check."""
+    driver.upload(operands.tolerance, np.array([*astuple(tolerance), DEVIATIONS]))
+
+
+def _repeat(driver: Driver, address: int, numbers: NDArray[Any], count: int) -> None:
     for start in range(0, count, len(numbers)):
-        driver.upload(address + 4 * start, numbers[: count - start])
+        driver.upload(address + numbers.itemsize * start, numbers[: count - start])
 
 
 def release(driver: Driver, operands: Operands) -> None:
     """Give back what ``allocate`` took."""
-    for address in (operands.b[0], operands.indptr, operands.indices, operands.values, operands.worst):
-        driver.free(address)
+    fixed = (operands.indptr, operands.indices, operands.values, operands.tolerance, operands.worst)
+    for address in (operands.b[0], *fixed, operands.bias, operands.window):
+        if address:
+            driver.free(address)
 
 
 def poison(driver: Driver, operands: Operands, copy: int) -> None:
     """Fill a C with NaN: an element that a kernel does not write is then seen."""
-    driver.fill(operands.c[copy], NAN_WORD, operands.m * operands.n)
+    driver.fill(operands.c[copy], NAN_WORD, -(-operands.c_bytes // 4))  # what is behind it is nobody's
 
 
 def _aligned(size: int) -> int:

@@ -18,6 +18,8 @@ BASELINES: Mapping[str, str] = {
     "cusparse_micros": "cuSPARSE",
     "cublas_fp32_micros": "cuBLAS, dense, fp32",
     "cublas_tf32_micros": "cuBLAS, dense, TF32",
+    "cublas_fp16_micros": "cuBLAS, dense, fp16",
+    "cublas_bf16_micros": "cuBLAS, dense, bf16",
     "sputnik_micros": "Sputnik",
 }
 

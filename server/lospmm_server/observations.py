@@ -19,7 +19,7 @@ STEPS = ("space", "after_registers", "after_utilization", "after_balance")
 PLACES = ("first", "shortlist", "neighbour")
 
 #: The dense products that a kernel is compared with, and the fields of the manifest's ``measured``.
-_DENSE = {"fp32": "cublas_fp32_micros", "tf32": "cublas_tf32_micros"}
+_DENSE = {name: f"cublas_{name}_micros" for name in ("fp32", "tf32", "fp16", "bf16")}
 DENSE = tuple(_DENSE)
 
 _TYPE = "/problems/"
@@ -77,8 +77,13 @@ def _speedups(manifest: Mapping[str, Any]) -> dict[str, float] | None:
     measured = manifest["measured"]
     if measured is None:
         return None
-    times = {name: measured[field] for name, field in _DENSE.items()}
+    times = {name: measured.get(field) for name, field in _DENSE.items()}
     return {name: micros / measured["micros"] for name, micros in times.items() if micros is not None}
+
+
+def main_speedup(speedups: Mapping[str, float]) -> float | None:
+    """The one that a list of layers shows: over full fp32 where B is float32, or over the 16-bit type."""
+    return next((speedups[name] for name in ("fp32", "fp16", "bf16") if name in speedups), None)
 
 
 def _gpu_busy_seconds(manifest: Mapping[str, Any]) -> float:

@@ -146,7 +146,9 @@ def look(database: Database, claimed: Claim) -> Verdict:
 def finish(database: Database, claimed: Claim, observation: Json) -> bool:
     """The artifact is in the store (``observations.succeeded``). False where somebody else owns the job by now."""
     speedups = observation.get("speedup_over_dense") or {}
-    return _end(database, claimed, "succeeded", observation, {"speedup": speedups.get("fp32"), "error": None})
+    return _end(
+        database, claimed, "succeeded", observation, {"speedup": observations.main_speedup(speedups), "error": None}
+    )
 
 
 def fail(database: Database, claimed: Claim, problem: Problem) -> bool:

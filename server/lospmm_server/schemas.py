@@ -71,6 +71,12 @@ class TuningQuery(BaseModel):
         description="Where the kernel is run against float64; auto: on the GPU where there is one.",
         json_schema_extra={"enum": list(CHOICES["verify"])},
     )
+    dtype: str = Field(
+        default="float32",
+        max_length=80,
+        description="What B and C are made of; sums are float32.",
+        json_schema_extra={"enum": list(CHOICES["dtype"])},
+    )
     families: str = Field(
         default="all",
         max_length=200,
@@ -133,7 +139,9 @@ class LayerView(BaseModel):
     m: int | None
     k: int | None
     nnz: int | None
-    speedup_over_dense: float | None = Field(description="Over cuBLAS in float32, where both were timed.")
+    speedup_over_dense: float | None = Field(
+        description="Over cuBLAS in float32, or in the 16-bit type of B, where both were timed."
+    )
     job: str | None = Field(description="Where its job is. Equal layers have the same.")
     kernel: str | None = Field(description="Where its kernel is, once there is one.")
 

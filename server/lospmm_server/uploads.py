@@ -55,7 +55,8 @@ def device_and_options(query: TuningQuery) -> tuple[DeviceSpec, Options]:
     """Raises BadRequest and Unsupported."""
     if query.n > settings().max_n:
         raise BadRequest(f"n is {query.n}, more than the {settings().max_n} that LOSPMM_MAX_N allows")
-    return _device(query.device), Options(emitter=query.emitter, verify=query.verify, families=query.families)
+    options = Options(emitter=query.emitter, verify=query.verify, dtype=query.dtype, families=query.families)
+    return _device(query.device), options
 
 
 def settled(file: MatrixFile, query: TuningQuery, device: DeviceSpec, options: Options) -> jobs.Request:

@@ -73,7 +73,7 @@ def test_usage(
         (["--measure", "often"], "measure 'often': choose one of auto, gpu, none"),
         (["--verify", "gpu"], "verify gpu: h200 is needed, and this machine has no GPU of the device table"),
         (["--verify", "yes"], "verify 'yes': choose one of auto, gpu, cpu, none"),
-        (["--dtype", "float16"], "dtype 'float16': choose one of float32"),
+        (["--dtype", "int8"], "dtype 'int8': choose one of float32, tf32, float16, bfloat16"),
         (["--shortlist", "0"], "shortlist 0: at least 1"),
         (["--trials", "some"], "trials 'some': choose one of full"),
         (["--trials", "all"], "trials 'all': choose one of full, proxy"),

@@ -25,11 +25,15 @@ ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
 
 #: What a CPU needs to run gate.cu, before its text and behind it.
 SHIM_HEAD = """
+#include <cmath>
 #include <cstring>
+using std::sqrt;
 struct Index { unsigned x, y, z; };
 static Index blockIdx, threadIdx, blockDim, gridDim;
 #define __global__
+#define __device__
 static unsigned __float_as_uint(float value) { unsigned bits; std::memcpy(&bits, &value, 4); return bits; }
+static float __uint_as_float(unsigned bits) { float value; std::memcpy(&value, &bits, 4); return value; }
 static void atomicMax(unsigned long long *at, unsigned long long value) { if (value > *at) *at = value; }
 static void atomicAdd(unsigned long long *at, unsigned long long value) { *at += value; }
 """
@@ -44,13 +48,15 @@ template <typename Kernel> static void run(unsigned x, unsigned y, unsigned thre
 typedef unsigned long long Word;
 extern "C" void run_lospmm_check(unsigned x, unsigned y, unsigned threads, const Word *a) {
   run(x, y, threads, [a] {
-    lospmm_check((const long long *)a[0], (const int *)a[1], (const float *)a[2], (const float *)a[3],
-                 (const float *)a[4], (Word *)a[5], (const float *)a[6], (const float *)a[7],
-                 (const LospmmWindow *)a[8], (unsigned)a[9], (unsigned)a[10], (unsigned)a[11]);
+    lospmm_check((const long long *)a[0], (const int *)a[1], (const float *)a[2], (const void *)a[3],
+                 (const void *)a[4], (Word *)a[5], (const void *)a[6], (const float *)a[7], (const LospmmWindow *)a[8],
+                 (const LospmmTolerance *)a[9], (unsigned)a[10], (unsigned)a[11], (unsigned)a[12], (unsigned)a[13]);
   });
 }
 extern "C" void run_lospmm_differ(unsigned x, unsigned y, unsigned threads, const Word *a) {
-  run(x, y, threads, [a] { lospmm_differ((const unsigned *)a[0], (const unsigned *)a[1], a[2], (Word *)a[3]); });
+  run(x, y, threads, [a] {
+    lospmm_differ((const void *)a[0], (const void *)a[1], a[2], (Word *)a[3], (unsigned)a[4]);
+  });
 }
 """
 

@@ -16,14 +16,25 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lospmm import baselines
-from lospmm.baselines import BASELINES, Baseline, BaselineTime, VariantTime, cublas, cusparse, sputnik, time_baseline
+from lospmm.accuracy import SUM_ROUNDING, weights_held_to
+from lospmm.baselines import (
+    BASELINES,
+    Baseline,
+    BaselineTime,
+    VariantTime,
+    baselines_of,
+    cublas,
+    cusparse,
+    sputnik,
+    time_baseline,
+)
 from lospmm.baselines import library as libraries
 from lospmm.baselines.library import Buffers, LibraryFault, Place, Variants, load, named_by
+from lospmm.dtype import DTYPES, FLOAT32, Dtype
 from lospmm.errors import GpuFault
 from lospmm.gpu.gate import Verdict
 from lospmm.gpu.timing import Timing
 from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.verify import MAX_RELATIVE_ERROR
 
 STREAM = 0x7F00_1234_5678  # beyond 32 bits, as addresses are
 
@@ -96,27 +107,32 @@ def drawn(m: int, k: int, density: float, seed: int = 0) -> SparseMatrix:
 class Problem:
     """Copies of B with different values, C poisoned, and what the gate and the clock of a worker do."""
 
-    def __init__(self, matrix: SparseMatrix, n: int, copies: int = 2, sputnik: Path | None = None) -> None:
+    def __init__(
+        self, matrix: SparseMatrix, n: int, copies: int = 2, sputnik: Path | None = None, dtype: Dtype = FLOAT32
+    ) -> None:
         self.driver = HostDriver()
         rng = np.random.default_rng(1)
-        self.b = rng.uniform(-1, 1, size=(copies, matrix.k, n)).astype(np.float32)
-        self.c = np.full((copies, matrix.m, n), np.nan, dtype=np.float32)
+        self.b = dtype.to_storage(rng.uniform(-1, 1, size=(copies, matrix.k, n)).astype(np.float32))
+        self.c = dtype.to_storage(np.full((copies, matrix.m, n), np.nan, dtype=np.float32))
         places = [Buffers(b.ctypes.data, c.ctypes.data) for b, c in zip(self.b, self.c, strict=True)]
-        self.place = Place(self.driver, matrix, n, places, sputnik)
+        self.place = Place(self.driver, matrix, n, places, sputnik, dtype)
         self.timed = 0
 
     def check(self, enqueue: Callable[[int], None], limit: float | None) -> Verdict:
         """Of every copy, so that a library which always takes the first is found out."""
+        dtype = self.place.dtype
         a = self.place.matrix.to_scipy().astype(np.float64)
+        a.data = weights_held_to(dtype, self.place.matrix.data).astype(np.float64)
         worst = 0.0
         for copy, (b, c) in enumerate(zip(self.b, self.c, strict=True)):
-            c.fill(np.nan)
+            c.view(np.uint8)[:] = 0xFF
             enqueue(copy)
-            scale = abs(a) @ abs(b.astype(np.float64))
-            worst = max(worst, float(np.max(np.abs(c - a @ b) / np.maximum(scale, 1e-30), initial=0.0)))
+            own_b, own_c = (dtype.from_storage(array).astype(np.float64) for array in (b, c))
+            scale = abs(a) @ abs(own_b)
+            worst = max(worst, float(np.max(np.abs(own_c - a @ own_b) / np.maximum(scale, 1e-30), initial=0.0)))
         if not np.isfinite(worst):
             return Verdict(None, "rows not written")
-        allowed = MAX_RELATIVE_ERROR if limit is None else limit
+        allowed = SUM_ROUNDING if limit is None else limit
         return Verdict(worst, None if worst <= allowed else f"{worst:.1e}, at most {allowed:.1e} allowed")
 
     def time(self, enqueue: Callable[[int], None]) -> Timing:
@@ -128,7 +144,9 @@ class Problem:
         return time_baseline(name, self.place, check=self.check, time=self.time)
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(dtype, name) for dtype in DTYPES.values() for name in baselines_of(dtype)], ids=str
+)
 @pytest.mark.parametrize(
     ("matrix", "n"),
     [
@@ -140,16 +158,16 @@ class Problem:
     ids=["ragged", "one row, one column", "k is 1", "no nonzero"],
 )
 def test_every_baseline_computes_the_product(
-    installed: ctypes.CDLL, fake: str, name: str, matrix: SparseMatrix, n: int
+    installed: ctypes.CDLL, fake: str, dtype: Dtype, name: str, matrix: SparseMatrix, n: int
 ) -> None:
     before = installed.fake_alive()
-    problem = Problem(matrix, n, sputnik=Path(fake))
+    problem = Problem(matrix, n, sputnik=Path(fake), dtype=dtype)
     found = problem.run(name)
     assert found.failure is None
     assert found.best is not None
     assert found.micros == found.best.micros
     assert all(variant.max_relative_error is not None for variant in found.variants)
-    limit = BASELINES[name].max_relative_error or MAX_RELATIVE_ERROR
+    limit = BASELINES[name].limit(dtype) or SUM_ROUNDING
     assert max(variant.max_relative_error or 0 for variant in found.variants) <= limit
     assert found.library is not None
     assert found.library.endswith("(libfake.so)")
@@ -184,7 +202,7 @@ def test_tf32_needs_its_own_tolerance() -> None:
     found = problem.run("cublas_tf32")
     assert found.best is not None
     assert found.best.max_relative_error is not None
-    assert found.best.max_relative_error > MAX_RELATIVE_ERROR
+    assert found.best.max_relative_error > SUM_ROUNDING
     exact = problem.run("cublas_fp32").best
     assert exact is not None
     assert exact.max_relative_error is not None

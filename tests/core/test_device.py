@@ -15,6 +15,20 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "devices.md"
 KINDS = {field.name: field.type for field in fields(DeviceSpec)}
 FP32_LANES = {"sm_70": 64, "sm_75": 64, "sm_80": 64, "sm_86": 128, "sm_89": 128, "sm_90": 128, "sm_100": 128}
 
+#: Operations of an SM's dense tensor cores in a cycle, 16-bit elements with sums in fp32; half of it with TF32.
+TENSOR_OPERATIONS = {
+    "v100": 1024,
+    "rtx2080ti": 512,
+    "a100": 2048,
+    "rtx3090": 512,
+    "l40s": 1024,
+    "rtx4090": 512,
+    "h100": 4096,
+    "h100-pcie": 4096,
+    "h200": 4096,
+    "b200": 8192,
+}
+
 devices = pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES.keys())
 
 
@@ -44,6 +58,18 @@ def test_the_gpus_of_the_paper_and_their_successors_are_known():
 @devices
 def test_the_peak_follows_from_lanes_and_clock(device: DeviceSpec):
     assert device.sms * FP32_LANES[device.arch] * 2 * device.clock_hz == pytest.approx(device.peak_flops, rel=0.02)
+
+
+def tensor_rates(device: DeviceSpec) -> tuple[float, float, float]:
+    return device.tf32_flops, device.fp16_flops, device.bf16_flops
+
+
+@devices
+def test_the_rates_of_tensor_cores_follow_from_their_clock(device: DeviceSpec):
+    tf32, fp16, bf16 = tensor_rates(device)
+    assert 0.9 < fp16 / (device.sms * TENSOR_OPERATIONS[device.name] * device.clock_hz) < 1.01
+    is_ampere = int(device.arch.removeprefix("sm_")) >= 80
+    assert (bf16, tf32) == ((fp16, pytest.approx(fp16 / 2, rel=0.02)) if is_ampere else (0, 0))
 
 
 @devices
@@ -171,7 +197,9 @@ def test_the_document_lists_every_figure(device: DeviceSpec):
     rows = DOCUMENT.read_text().splitlines()
     product = (
         f"| `{device.name}` | {device.title} | {device.arch} | {device.sms} | {device.clock_hz / 1e6:.0f} "
-        f"| {device.peak_flops / 1e12:.1f} | {device.memory_bandwidth / 1e9:.0f} | {device.l2_bytes / 2**20:g} |"
+        f"| {device.peak_flops / 1e12:.1f} | {device.memory_bandwidth / 1e9:.0f} | {device.l2_bytes / 2**20:g} "
+        + "".join(f"| {rate / 1e12:g} " if rate else "| - " for rate in tensor_rates(device))
+        + "|"
     )
     architecture = (
         f"| {device.arch} | {device.threads_per_sm} | {device.blocks_per_sm} | {device.shared_bytes_per_sm >> 10} "

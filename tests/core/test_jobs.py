@@ -119,7 +119,7 @@ def test_the_file_is_the_kept_one(store: Store, tmp_path: Path) -> None:
         ({"ranker": "best"}, "ranker 'best': choose one of none, lambdamart"),
         ({"measure": "often"}, "measure 'often': choose one of auto, gpu, none"),
         ({"verify": "yes"}, "verify 'yes': choose one of auto, gpu, cpu, none"),
-        ({"dtype": "float16"}, "dtype 'float16': choose one of float32"),
+        ({"dtype": "int8"}, "dtype 'int8': choose one of float32, tf32, float16, bfloat16"),
         ({"shortlist_size": 0}, "shortlist 0: at least 1"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lospmm.accuracy import SUM_ROUNDING
 from lospmm.codegen import emit
 from lospmm.errors import Unsupported
 from lospmm.interpret import interpret
@@ -18,7 +19,7 @@ from lospmm.model import MAX_COLUMNS, Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import natural_order
 from lospmm.runtime import execute
 from lospmm.runtime.geometry import geometry_of
-from lospmm.verify import MAX_RELATIVE_ERROR, choose_columns, draw_b, verify_on_cpu
+from lospmm.verify import choose_columns, draw_b, verify_on_cpu
 from tests.emulated.drawn import ARCH, DEVICE, LANGUAGES, kernels, random_matrix
 
 #: Drawing a problem is slow by Hypothesis' measure, and g++ takes its time.
@@ -41,7 +42,7 @@ def test_ptx_is_the_program_and_computes_the_product(kernel: tuple[Problem, Kern
     assert_bits_equal(problem, program, "ptx")
     verification = verify_on_cpu(problem, program, emit(program, "ptx", ARCH))
     assert verification.on == "cpu"
-    assert verification.max_relative_error <= MAX_RELATIVE_ERROR
+    assert verification.max_relative_error <= SUM_ROUNDING
 
 
 @pytest.mark.parametrize("language", LANGUAGES[1:])

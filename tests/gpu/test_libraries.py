@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from lospmm import artifact, jobs
-from lospmm.baselines import BASELINES, MAX_TF32_ERROR, BaselineTime
+from lospmm.baselines import BASELINES, MAX_TF32_ERROR, BaselineTime, baselines_of
 from lospmm.baselines.work import COMMAND, BaselineTask
 from lospmm.cli import run
+from lospmm.dtype import DTYPES, FLOAT32
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.measure import Bench
 from lospmm.model import Problem
@@ -78,6 +79,20 @@ def test_tf32_is_tf32_and_fp32_is_not() -> None:
     assert tf32.max_relative_error is not None and 1e-5 < tf32.max_relative_error < MAX_TF32_ERROR
 
 
+@pytest.mark.parametrize("name", ["tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", ["a layer", "ragged", "one column"])
+def test_libraries_of_a_type(name: str, case: str) -> None:
+    """All of them are right and timed where their requirements are met: vectors of 16 bytes need an even N."""
+    dtype = DTYPES[name]
+    matrix, n = CASES[case]
+    with Bench(Problem(matrix, n, detect_device(), dtype=dtype)) as bench:
+        for baseline in baselines_of(dtype):
+            if baseline != "sputnik":
+                found = timed(bench, baseline)
+                print(name, found)
+                assert found.failure is None or case != "a layer"
+
+
 def test_a_matrix_without_a_nonzero() -> None:
     """No library has to take it; whatever it does is a time or a reason, and the worker lives on."""
     with Bench(Problem(from_dense(np.zeros((130, 20))), 77, detect_device())) as bench:
@@ -94,10 +109,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: 
     artifact.write(kernel, tmp_path / "kernel")
     assert run(["bench", str(tmp_path / "kernel"), "--quiet", *flags]) == 0
     text = capsys.readouterr().out
-    assert all(baseline.title in text for baseline in BASELINES.values())
+    assert all(BASELINES[name].title in text for name in baselines_of(FLOAT32))
     assert run(["bench", str(tmp_path / "kernel"), "--json", "--quiet", *flags]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found["baselines"]) == set(BASELINES)
+    assert set(found["baselines"]) == set(baselines_of(FLOAT32))
     assert found["cold"] == (not flags)
     assert 0 < found["bound_micros"] < found["micros"] < found["cusparse_micros"]
     assert 0 <= found["noise"] < 1  # another load of the module may lie elsewhere; how much that costs is no test

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import lospmm
-from lospmm.baselines import BASELINES
+from lospmm.baselines import baselines_of
 from lospmm.cli import run
+from lospmm.dtype import FLOAT32
 from lospmm.runtime.detect import detect_device
 
 pytestmark = pytest.mark.gpu
@@ -58,7 +59,7 @@ def test_a_layer_is_measured_verified_and_compared(
 
     assert run(["bench", str(tmp_path / "kernel"), "--json", "--quiet"]) == 0
     benched = json.loads(capsys.readouterr().out)
-    assert set(benched["baselines"]) == set(BASELINES)
+    assert set(benched["baselines"]) == set(baselines_of(FLOAT32))
     assert benched["micros"] == pytest.approx(measured["micros"], rel=0.2)
     assert benched["max_relative_error"] < 1e-6
 

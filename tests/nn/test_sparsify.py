@@ -256,7 +256,7 @@ def test_a_layer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None
         ({"n": 2.5}, BadRequest, "n is 2.5"),
         ({"n": 4, "choice": "fast"}, BadRequest, "choice 'fast'"),
         ({"n": 4, "device": "abacus"}, BadRequest, "abacus"),
-        ({"n": 4, "dtype": "float16"}, BadRequest, "dtype .float16."),
+        ({"n": 4, "dtype": "int8"}, BadRequest, "dtype .int8."),
     ],
 )
 def test_a_wrong_request_leaves_the_model_as_it_was(request_: dict[str, Any], error_: Any, words: str) -> None:

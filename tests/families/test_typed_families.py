@@ -1,0 +1,118 @@
+"""Types of B and C from request to artifact: the manifest, the CPU, what a wrong weight does."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lospmm import jobs
+from lospmm.accuracy import ACCURACY
+from lospmm.convolution import Convolution
+from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES, Dtype
+from lospmm.epilogue import epilogue_of
+from lospmm.errors import BadRequest, NothingFits, Unsupported, VerificationFailed
+from lospmm.families import FAMILIES
+from lospmm.kernel import Kernel
+from lospmm.lower import check_dtype
+from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.model import Problem
+from lospmm.options import Options
+from lospmm.store import Store
+from lospmm.verify import verify_packed_on_cpu
+
+M, K, N = 37, 60, 150
+RNG = np.random.default_rng(6)
+WEIGHTS = np.where(RNG.random((M, K)) < 0.3, RNG.normal(size=(M, K)), 0).astype(np.float32)
+WEIGHTS[11] = 0
+MATRIX = from_dense(WEIGHTS)
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+
+
+def request(dtype: Dtype, matrix: SparseMatrix = MATRIX, **options: str) -> jobs.Request:
+    """By the options alone: the problem follows them."""
+    return jobs.Request(
+        Problem(matrix, N, DEVICES["h200"]), Options(dtype=dtype.name, **{"families": "csr", **options})
+    )
+
+
+@dtypes
+def test_a_kernel_of_a_type(dtype: Dtype, tmp_path: Path) -> None:
+    kernel = Kernel(jobs.tune(request(dtype), store=Store(tmp_path)))
+    manifest = kernel.manifest
+    accuracy = ACCURACY[dtype.name]
+    assert manifest["dtype"] == dtype.name
+    assert [one["type"] for one in manifest["arguments"]] == [f"const {dtype.c_type} *", f"{dtype.c_type} *"]
+    assert manifest["accuracy"]["a_rounding"] == accuracy.a_rounding
+    b = RNG.normal(size=(K, N)).astype(np.float32)
+    stored = dtype.from_storage(dtype.to_storage(b)).astype(np.float64)
+    c, exact = kernel.run_on_cpu(b), WEIGHTS.astype(np.float64) @ stored
+    limit = accuracy.of_product * (abs(WEIGHTS) @ abs(stored)) + accuracy.c_rounding * abs(c) + 1e-6
+    assert (abs(c - exact) <= limit).all()
+    if dtype.is_16_bit:
+        assert not np.allclose(c, exact, rtol=1e-6, atol=0)
+        assert np.array_equal(c, dtype.from_storage(dtype.to_storage(c)))
+
+
+def test_every_type_is_another_request() -> None:
+    assert len({request(dtype).digest for dtype in DTYPES.values()}) == len(DTYPES)
+
+
+@dtypes
+def test_a_request_is_sent_with_its_type(dtype: Dtype, tmp_path: Path) -> None:
+    store, sent = Store(tmp_path), request(dtype).settled()
+    jobs.keep_matrix(MATRIX, store)
+    read = jobs.from_json(sent.to_json(), store)
+    assert (read.problem.dtype, read.digest) == (dtype, sent.digest)
+
+
+@dtypes
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_wrong_weight_in_the_data_is_refused(dtype: Dtype, seed: int) -> None:
+    epilogue = epilogue_of(np.arange(M, dtype=np.float32) / 16, relu=seed == 1, residual=True)
+    problem = Problem(MATRIX, N, DEVICES["h200"], epilogue=epilogue, dtype=dtype)
+    family = FAMILIES["csr"]
+    kernel = family.pack(problem, family.plans(problem)[0])
+    assert verify_packed_on_cpu(problem, kernel, seed=seed).columns > 64
+    weights = MATRIX.data.copy()
+    place = int(np.argsort(abs(weights))[len(weights) // 2])
+    weights[place] *= -1
+    wrong = family.pack(replace(problem, matrix=replace(MATRIX, data=weights)), family.plans(problem)[0])
+    row = int(MATRIX.rows_of_nonzeros()[place])
+    with pytest.raises(VerificationFailed, match=rf"row {row}, column \d+: got"):
+        verify_packed_on_cpu(problem, wrong, seed=seed)
+
+
+def test_what_is_too_large_for_the_cpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lospmm.verify.MAX_PACKED_ELEMENTS", 1000)
+    problem = Problem(MATRIX, N, DEVICES["h200"])
+    family = FAMILIES["csr"]
+    with pytest.raises(Unsupported, match=rf"verify cpu: B and C have {(M + K) * N} elements, over 1000; use a GPU"):
+        verify_packed_on_cpu(problem, family.pack(problem, family.plans(problem)[0]))
+
+
+def test_the_unrolled_kernel_takes_float32_elements_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(BadRequest, match="dtype float16: the unrolled kernel computes in float32"):
+        jobs.tune(request(DTYPES["float16"], families="unrolled"), store=store)
+    exact = jobs.tune(request(DTYPES["tf32"], families="unrolled", emitter="ptx"), store=store).manifest
+    assert exact["dtype"] == "tf32" and exact["accuracy"]["a_rounding"] == 0
+    check_dtype(Problem(MATRIX, N, DEVICES["h200"], dtype=DTYPES["tf32"]))
+    with pytest.raises(Unsupported, match="dtype bfloat16: the unrolled kernel computes in float32"):
+        check_dtype(Problem(MATRIX, N, DEVICES["h200"], dtype=DTYPES["bfloat16"]))
+
+
+def test_no_family_takes_a_convolution_of_16_bits(tmp_path: Path) -> None:
+    window = Convolution(1, 15, 4, 4, 2, 2)
+    problem = Problem(MATRIX, window.n, DEVICES["h200"], window)
+    wanted = jobs.Request(problem, Options(dtype="float16"))
+    with pytest.raises(NothingFits, match=r"unrolled: dtype float16: .*; csr: a convolution"):
+        jobs.tune(wanted, store=Store(tmp_path))
+
+
+def test_a_weight_beyond_float16_is_refused_with_the_request() -> None:
+    matrix = from_dense(np.array([[1.0, 1e5]]))
+    with pytest.raises(BadRequest, match="dtype float16: A holds 100000, beyond its range"):
+        request(DTYPES["float16"], matrix)

@@ -1,0 +1,117 @@
+"""Types of B and C on a real GPU: the gate against verify.py, a wrong weight, libraries, and a tuning as a whole."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lospmm import measure
+from lospmm.baselines import baselines_of
+from lospmm.build import build_packed
+from lospmm.cli import run
+from lospmm.dtype import DTYPES, Dtype
+from lospmm.epilogue import epilogue_of
+from lospmm.families import FAMILIES, Entrant
+from lospmm.gpu import gate, operands
+from lospmm.gpu.driver import Driver
+from lospmm.measure import BRIEF, Bench
+from lospmm.model import Compiled, Problem
+from lospmm.runtime.detect import detect_device
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.verify import compare
+from tests.gpu.problems import matrix
+
+pytestmark = pytest.mark.gpu
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+
+
+def packed(problem: Problem) -> Compiled:
+    """The first plan of the csr family."""
+    plan = FAMILIES["csr"].plans(problem)[0]
+    store = Store(settings().cache_dir)
+    return build_packed(problem, Entrant("csr", plan, 1.0), store=store, workers=1).compiled
+
+
+@dtypes
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (65, 900, 333), (256, 576, 4096)])
+def test_the_gate_agrees_with_verify(driver: Driver, dtype: Dtype, m: int, k: int, n: int) -> None:
+    epilogue = epilogue_of(np.linspace(-1, 1, m, dtype=np.float32), relu=n == 333, residual=n != 4096)
+    problem = Problem(matrix(m, k, 0.3), n, detect_device(), epilogue=epilogue, dtype=dtype)
+    task, kernel = measure._prepare(problem, seed=1), packed(problem)
+    place = operands.allocate(driver, task)
+    operands.fill(driver, place, task)
+    function = driver.load(kernel.cubin, kernel.entry)
+
+    def enqueue(copy: int) -> None:
+        addresses = (place.b[copy], place.c[copy], *place.residual[copy : copy + 1])
+        driver.launch(function, kernel.launch, tuple(map(np.uint64, addresses)))
+
+    checks = gate.load_gate(driver, task.gate)
+    verdict = gate.run_and_check(driver, checks, place, task, enqueue, copy=0)
+    assert verdict.failure is None
+    kind = place.drawn.dtype
+    b, c, residual = np.empty((k, n), kind), np.empty((m, n), kind), np.zeros((m, n), kind)
+    driver.download(b, place.b[0])
+    driver.download(c, place.c[0])
+    if place.residual:
+        driver.download(residual, place.residual[0])
+    own_b, own_c, third = (dtype.from_storage(array) for array in (b, c, residual))
+    columns = np.unique(np.linspace(0, n - 1, 400).astype(np.int64))
+    error = compare(
+        problem.matrix,
+        columns,
+        own_b[:, columns],
+        own_c[:, columns],
+        epilogue=epilogue,
+        residual=third[:, columns] if place.residual else None,
+        dtype=dtype,
+    )
+    assert error <= verdict.max_relative_error * (1 + 1e-6)
+    if n <= 400:
+        assert verdict.max_relative_error == pytest.approx(error, rel=1e-6)
+    operands.release(driver, place)
+
+
+@dtypes
+def test_a_wrong_weight_is_refused(dtype: Dtype) -> None:
+    """Not the smallest, of some 580 in its row: it is negated."""
+    problem = Problem(matrix(64, 2900, 0.2), 1000, detect_device(), dtype=dtype)
+    weights = problem.matrix.data.copy()
+    place = int(np.argsort(abs(weights))[len(weights) // 2])
+    weights[place] *= -1
+    wrong = packed(replace(problem, matrix=replace(problem.matrix, data=weights)))
+    right = packed(problem)
+    with Bench(problem) as bench:
+        refused = bench.measure(wrong.cubin, wrong.entry, wrong.launch, effort=BRIEF)
+        row = int(problem.matrix.rows_of_nonzeros()[place])
+        assert refused.failure is not None and refused.failure.startswith(f"row {row}, column ")
+        measured = bench.measure(right.cubin, right.entry, right.launch, effort=BRIEF)
+        assert measured.failure is None
+        print(dtype.name, refused.failure, measured)
+
+
+@dtypes
+def test_a_layer_is_tuned_and_compared(tmp_path: Path, dtype: Dtype, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "w.npy", np.where(rng.random((256, 576)) < 0.1, rng.normal(size=(256, 576)), 0))
+    asked = ["tune", str(tmp_path / "w.npy"), "--n", "4096", "--dtype", dtype.name, "--families", "csr"]
+    out = tmp_path / "kernel"
+    assert run([*asked, "--out", str(out), "--measure", "gpu", "--json", "--quiet"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["verified"] == {
+        "on": "gpu",
+        "max_relative_error": manifest["verified"]["max_relative_error"],
+        "columns": 4096,
+    }
+    measured = manifest["measured"]
+    dense = {name for name in baselines_of(dtype) if name.startswith("cublas")}
+    assert dense and all(measured[f"{name}_micros"] > 0 for name in dense)
+    assert 0 < measured["bound_micros"] < measured["micros"]
+    assert run(["bench", str(out), "--json", "--quiet"]) == 0
+    benched = json.loads(capsys.readouterr().out)
+    assert set(benched["baselines"]) == set(baselines_of(dtype))
+    print(dtype.name, measured)
