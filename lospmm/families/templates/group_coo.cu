@@ -28,7 +28,14 @@ struct Word<16> {
 union Elements {
   Word<sizeof(Element) * VECTOR>::type word;
   Element of[VECTOR];
+  unsigned pairs[(sizeof(Element) * VECTOR + 3) / 4];
 };
+
+LOSPMM_INLINE float element(const Elements &elements, int at) {
+  if (sizeof(Element) == 2 && VECTOR > 1)
+    return at % 2 ? lospmm_second(elements.pairs[at / 2]) : lospmm_first(elements.pairs[at / 2]);
+  return lospmm_float(elements.of[at]);
+}
 
 struct Sums {
   float of[VECTOR];
@@ -103,7 +110,7 @@ LOSPMM_KERNEL(lospmm_group_coo) {
           const float weight = i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
 #pragma unroll
           for (int j = 0; j < VECTOR; ++j)
-            sums.of[j] = __fmaf_rn(weight, lospmm_float(elements[i].of[j]), sums.of[j]);
+            sums.of[j] = __fmaf_rn(weight, element(elements[i], j), sums.of[j]);
         }
       }
       goes_on = next_row == row;
