@@ -1,8 +1,8 @@
 """BlockGroupCOO (Insum, arXiv:2510.17505): groups of dense blocks of one block row, multiplied by tensor cores.
 
 For matrices whose nonzeros stand in blocks. The zeros of a block are multiplied like its other elements, so an infinite
-element of B makes a NaN there. In float32 every number is two of TF32, and three products of four are added (3xTF32): what is
-left out is below 2^-21 of a product.
+element of B makes a NaN there. In float32 every number is two of TF32, and three products of four are added (3xTF32):
+what is left out is below 2^-21 of a product.
 """
 
 from collections.abc import Sequence
@@ -122,7 +122,8 @@ def _micros(problem: Problem, plan: Plan, lengths: NDArray[np.int64]) -> float:
     return micros_of(
         problem,
         Traffic(
-            l2_bytes=inner * size * (columns + plan.rows * column_blocks * (2 if is_split else 1)),
+            l2_bytes=inner * size * (columns + plan.rows * column_blocks * (2 if is_split else 1))
+            + 4 * blocks * columns,
             instructions=inner * columns * (0.5 if size == 2 else 3.0 if is_split else 1.0),
             threads=len(lengths) * column_blocks * plan.warps * _WARP,
             tensor_flops=2.0 * inner * plan.rows * columns * (3 if is_split else 1),
@@ -197,8 +198,9 @@ def _ahead(plan: Plan, dtype: Dtype) -> int:
 def lanes_of(taken: NDArray[np.float32], dtype: Dtype) -> NDArray[np.uint8]:
     """Groups of blocks (groups, length, rows, depth) in the order in which lanes read them.
 
-    Step after step of the inner dimension; in each, pairs of 8 rows; then the lanes, with the 4 (16-bit) or 2 elements
-    of their row that they multiply in the step, of both halves of the pair. In float32 each element is two TF32 numbers.
+    Step after step of the inner dimension; in each, pairs of 8 rows; then the lanes, with the 4 (16-bit) or 2
+    elements of their row that they multiply in the step, of both halves of the pair. In float32 each element is two TF32
+    numbers.
     """
     count, length, rows, depth = taken.shape
     inner = _inner(dtype.element_bytes)

@@ -1,8 +1,8 @@
 """GroupCOO (Insum, arXiv:2510.17505): groups of as many entries of a row, gathered, multiplied and added in one kernel.
 
 A team of ``lanes`` threads takes groups that follow one another; because all are of one length, what it reads of A is
-vectors, and its loop has no tail. Blocks have about as many groups each whatever the rows' lengths are, and all teams of
-a block as many: a row that ends in another team than it began in is added up through shared memory, in one order.
+vectors, and its loop has no tail. Blocks have about as many groups each whatever the rows' lengths are, and all teams
+of a block as many: a row that ends in another team than it began in is added up through shared memory, in one order.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ WARPS = (4, 8, 16)
 SHARES = (4, 16, 64)
 
 #: Entries with padding, over those without: longer groups than this allows are not tried.
-MAX_PADDING = 1.5
+MAX_PADDING = 2.0
 
 #: A thread's widest load, and the columns of a block.
 VECTOR_BYTES = 16
@@ -178,7 +178,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
             threads,
             4 * plan.vector * threads,
         ),
-        registers=min(128, problem.device.registers_per_block // threads),
+        registers=min(96, problem.device.registers_per_block // threads),
         cols=plan.cols,
         dtype=dtype,
         takes_residual=epilogue.residual,

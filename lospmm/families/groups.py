@@ -1,7 +1,7 @@
 """Fixed-length groups of what stands in one row (GroupCOO of Insum, arXiv:2510.17505), and blocks of whole rows.
 
-A group is a row and ``length`` entries of it; a row's last group is filled up. Groups of a row are adjacent, so a thread
-block that has whole rows adds them up without atomics, in an order that is always the same.
+A group is a row and ``length`` entries of it; a row's last group is filled up. Groups of a row are adjacent, so a
+thread block that has whole rows adds them up without atomics, in an order that is always the same.
 """
 
 from dataclasses import dataclass

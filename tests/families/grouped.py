@@ -75,7 +75,9 @@ def check(problem: Problem, kernel: PackedKernel, seed: int = 0, columns: NDArra
     of_product = 2.1 * dtype.unit_roundoff if dtype.name == "tf32" else 2.0**-20
     allowed = of_product * size + rounding * abs(expected) + 1e-30
     wrong = ~(abs(c - expected) <= allowed)
-    assert not wrong.any(), f"{wrong.sum()} of {wrong.size}, first {np.argwhere(wrong)[0]}: {c[wrong][0]} for {expected[wrong][0]}"
+    assert not wrong.any(), (
+        f"{wrong.sum()} of {wrong.size}, first {np.argwhere(wrong)[0]}: {c[wrong][0]} for {expected[wrong][0]}"
+    )
 
 
 def real_files() -> list[Path]:

@@ -67,9 +67,9 @@ def test_blocks_cover_the_matrix(matrix: SparseMatrix, rows: int, cols: int) -> 
     for block_row in range(len(blocks.indptr) - 1):
         for at in range(blocks.indptr[block_row], blocks.indptr[block_row + 1]):
             column = blocks.columns[at] * cols
-            whole[block_row * rows : (block_row + 1) * rows, column : column + cols][
-                :, : whole.shape[1] - column
-            ] += dense[at][:, : whole.shape[1] - column]
+            whole[block_row * rows : (block_row + 1) * rows, column : column + cols][:, : whole.shape[1] - column] += (
+                dense[at][:, : whole.shape[1] - column]
+            )
     assert np.array_equal(whole[: matrix.m, : matrix.k], matrix.to_scipy().toarray())
     assert not whole[matrix.m :].any() and not whole[:, matrix.k :].any()
     fill = fills(matrix)[rows, cols]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from tests.families.grouped import DEVICE, check, matrices, problems, real_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from lospmm.packed import emission_of
 from lospmm.settings import settings as settings_of
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from tests.families.grouped import DEVICE, check, matrices, problems, real_files
 
 
 @settings(max_examples=40, deadline=None)

@@ -57,17 +57,15 @@ using Piece = Word<sizeof(Element) * VECTOR>::type;
 // The columns of a lane: runs of RUN, 8 x RUN apart.
 LOSPMM_INLINE unsigned column_of(unsigned first, unsigned i) { return first + i / RUN * 8 * RUN + i % RUN; }
 
-LOSPMM_INLINE void load_b(unsigned (&words)[WORDS], const Element *row, unsigned first, unsigned n) {
+LOSPMM_INLINE void load_b(unsigned (&words)[WORDS], const unsigned char *const (&from)[COLUMNS / VECTOR],
+                          unsigned long long offset) {
   union {
     Piece pieces[COLUMNS / VECTOR];
     unsigned words[WORDS];
   } held;
 #pragma unroll
-  for (unsigned i = 0; i < COLUMNS / VECTOR; ++i) {
-    const unsigned column = column_of(first, i * VECTOR);
-    held.pieces[i] = Piece();
-    if (column < n) held.pieces[i] = __ldg(reinterpret_cast<const Piece *>(row + column));
-  }
+  for (unsigned i = 0; i < COLUMNS / VECTOR; ++i)
+    held.pieces[i] = __ldg(reinterpret_cast<const Piece *>(from[i] + offset));
 #pragma unroll
   for (unsigned i = 0; i < WORDS; ++i) words[i] = held.words[i];
 }
@@ -149,6 +147,15 @@ LOSPMM_KERNEL(lospmm_block_group_coo) {
   const unsigned steps = (last - first) * STEPS;
   float sums[PARTS][COLUMNS / 2][4] = {};
 
+  // Columns behind the last are computed like column 0, and not stored.
+  const unsigned char *from[COLUMNS / VECTOR];
+#pragma unroll
+  for (unsigned i = 0; i < COLUMNS / VECTOR; ++i) {
+    const unsigned column = column_of(first_column, i * VECTOR);
+    from[i] = reinterpret_cast<const unsigned char *>(b + (column < n ? column : 0));
+  }
+  const unsigned stride = n * sizeof(Element);
+
   // A step's first row of B of this lane; what lies behind the last step is the last step again.
   auto row_of = [&](unsigned step) -> unsigned {
     const unsigned inner = min(step, steps - 1) * INNER + OWN * place;
@@ -162,7 +169,7 @@ LOSPMM_KERNEL(lospmm_block_group_coo) {
 #else
       const unsigned own = row + i;
 #endif
-      load_b(into.b[i], b + static_cast<unsigned long long>(own) * n, first_column, n);
+      load_b(into.b[i], from, static_cast<unsigned long long>(own) * stride);
     }
     load_a(into.a, blocks, first_step + min(step, steps - 1), lane);
   };
