@@ -15,7 +15,7 @@ from lospmm.dtype import DTYPES, Dtype
 from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills
 from lospmm.families.csr import MAX_GRID_HEIGHT
 from lospmm.families.groups import grid_of, make_groups
-from lospmm.families.traffic import Traffic, micros_of
+from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, Traffic, micros_of
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
@@ -112,20 +112,32 @@ def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
     return np.array([_micros(problem, plan, lengths[plan.rows, plan.depth]) for plan in plans])
 
 
+#: Of the traffic's bytes a cycle and SM, those that rows of B reach which no neighbour reads too; and the cycles from a
+#: load to its elements. Fitted by hand to 108 kernels on an H200 (``benchmarks.einsum``).
+SHARE_OF_TRAFFIC = 0.5
+LOAD_CYCLES = 1000.0
+
+
 def _micros(problem: Problem, plan: Plan, lengths: NDArray[np.int64]) -> float:
-    size = problem.dtype.element_bytes
-    is_split = problem.dtype.name == "float32"
+    """Bytes of B and A from the L2 cache; where few warps fit an SM, only as many as they have under way."""
+    dtype, device = problem.dtype, problem.device
+    size, is_split = dtype.element_bytes, dtype.name == "float32"
     blocks = int((-(-lengths // plan.group)).sum()) * plan.group
     column_blocks = ceil_div(problem.n, plan.cols)
     columns = column_blocks * plan.cols
     inner = blocks * plan.depth
+    read = inner * size * (columns + plan.rows * column_blocks * (2 if is_split else 1)) + 4 * blocks * column_blocks
+    ahead, threads = _ahead(plan, dtype), plan.warps * _WARP
+    registers = 0.9 * _registers(plan.rows, plan.columns, dtype, ahead)
+    warps = max(1, int(device.registers_per_sm / registers / threads)) * plan.warps
+    of_step = _WARP * _inner(size) // 4 * plan.columns * size
+    rate = min(SHARE_OF_TRAFFIC * L2_BYTES_PER_CYCLE_AND_SM, warps * ahead * of_step / LOAD_CYCLES)
     return micros_of(
         problem,
         Traffic(
-            l2_bytes=inner * size * (columns + plan.rows * column_blocks * (2 if is_split else 1))
-            + 4 * blocks * columns,
+            l2_bytes=read * L2_BYTES_PER_CYCLE_AND_SM / rate,
             instructions=inner * columns * (0.5 if size == 2 else 3.0 if is_split else 1.0),
-            threads=len(lengths) * column_blocks * plan.warps * _WARP,
+            threads=len(lengths) * column_blocks * threads,
             tensor_flops=2.0 * inner * plan.rows * columns * (3 if is_split else 1),
             tensor_flops_per_cycle_and_sm=TENSOR_FLOPS[size],
         ),

@@ -106,37 +106,46 @@ def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
     return np.array([_micros(problem, plan, counts[plan.group]) for plan in plans])
 
 
-#: Bytes that an SM reads from its L1 cache in a cycle, what of the cache a block's rows of B may take to stay in it,
-#: and the cycles from a load's columns to its elements, when there is little else to do.
+#: Bytes that an SM reads from its L1 cache in a cycle, and what of the cache a block's rows of B may take to stay in it.
 L1_BYTES_PER_CYCLE_AND_SM = 100.0
 L1_BYTES = 128 << 10
-STEP_CYCLES = 1000.0
+
+#: Cycles of a block before its first element of B comes and after its last, of a step (columns, then elements), and of
+#: adding what another team has of a row. Fitted by hand to 132 kernels on an H200 (``benchmarks.einsum``).
+BLOCK_CYCLES = 1500.0
+STEP_CYCLES = 600.0
+PART_CYCLES = 60.0
+
+#: A thread's registers, about: what decides how many blocks an SM has at a time.
+REGISTERS = 80
 
 
 def _micros(problem: Problem, plan: Plan, counts: NDArray[np.int64]) -> float:
+    """Traffic, the L1 cache and latency, none of which hides the others wholly: the root of the sum of their squares."""
     matrix, size, device = problem.matrix, problem.dtype.element_bytes, problem.device
-    groups = int(counts.sum())
+    groups, longest = int(counts.sum()), int(counts.max(initial=0))
     entries = groups * plan.group
     column_blocks = ceil_div(problem.n, plan.cols)
     columns = column_blocks * plan.cols
+    threads = plan.warps * _WARP
     blocks = max(1, ceil_div(groups, plan.teams * plan.share))
     apart = matrix.k * -np.expm1(entries / blocks * np.log1p(-1.0 / (matrix.k + 1)))  # rows of B that a block reads
-    fits = apart * plan.cols * size <= L1_BYTES
-    read = apart * blocks if fits else entries
+    read = apart * blocks if apart * plan.cols * size <= L1_BYTES else entries
     of_a = (8 * entries + 4 * groups) * column_blocks
-    steps = plan.group / min(plan.group, DEPTH)
-    longest = max(plan.share, int(counts.max(initial=0)) / plan.teams) * steps * STEP_CYCLES
-    # A block's rows take the time of the longest; few blocks leave SMs without work.
-    busy = micros_of(
-        problem,
-        Traffic(
-            l2_bytes=read * columns * size + of_a,
-            instructions=entries * columns * ((2 if size == 2 else 1) + 4 / plan.vector),
-            threads=blocks * column_blocks * plan.warps * _WARP,
-        ),
+    traffic = Traffic(
+        l2_bytes=read * columns * size + of_a,
+        instructions=entries * columns * ((2 if size == 2 else 1) + 4 / plan.vector),
+        threads=blocks * column_blocks * threads,
     )
-    in_l1 = (entries * columns * size + of_a) / (L1_BYTES_PER_CYCLE_AND_SM * device.sms * device.clock_hz) * 1e6
-    return max(busy, LAUNCH_MICROS + in_l1, LAUNCH_MICROS + longest / device.clock_hz * 1e6)
+    in_l1 = (entries * columns * size + of_a) / (L1_BYTES_PER_CYCLE_AND_SM * device.sms)
+    steps = plan.group / min(plan.group, DEPTH) * STEP_CYCLES
+    resident = min(device.threads_per_sm, device.registers_per_sm // REGISTERS) // threads
+    waves = blocks * column_blocks / (device.sms * max(1, resident))
+    shared_rows = min(plan.teams, float(counts.mean()) / plan.share) if groups else 0.0
+    of_block = BLOCK_CYCLES + plan.share * steps + shared_rows * PART_CYCLES
+    late = max((waves + 0.5) * of_block, BLOCK_CYCLES + longest / plan.teams * steps)
+    bounds = micros_of(problem, traffic) - LAUNCH_MICROS, in_l1 / device.clock_hz * 1e6, late / device.clock_hz * 1e6
+    return LAUNCH_MICROS + float(np.linalg.norm(bounds))
 
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
