@@ -3,9 +3,9 @@
     python -m benchmarks.einsum [--out DIR] [--case NAME]... [--plans 8] [--commit HASH]
 
 needs an NVIDIA GPU of the device table, and PyTorch for the libraries. Each case is a process of its own with a time
-limit; kernels are compiled before, by all cores. A family's kernels are the ``--plans`` that its forecast puts first and
-half as many drawn from the others; each is checked against float64 before it is timed, with B from memory. Adds to
-``einsum.jsonl`` of DIR and prints a table.
+limit; kernels are compiled before, by all cores. A family's kernels are the ``--plans`` that its forecast puts first
+and half as many drawn from the others; each is checked against float64 before it is timed, with its operands from
+memory. Adds to ``einsum.jsonl`` of DIR and prints a table.
 """
 
 import argparse
@@ -24,6 +24,9 @@ import numpy as np
 
 from benchmarks.einsum_cases import SPMM, Spmm
 from benchmarks.einsum_clock import Clock, commit
+from benchmarks.einsum_generated import GENERATED
+from benchmarks.einsum_generated import build as build_generated
+from benchmarks.einsum_generated import run as run_generated
 from lospmm.device import find_device
 from lospmm.dtype import DTYPES
 from lospmm.epilogue import PLAIN
@@ -123,16 +126,17 @@ def row_of(line: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--case", action="append", choices=list(SPMM))
+    parser.add_argument("--case", action="append", choices=[*SPMM, *GENERATED])
     parser.add_argument("--plans", type=int, default=8)
     parser.add_argument("--commit")
     parser.add_argument("--part", choices=["build", "run"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    names = arguments.case or list(SPMM)
+    names = arguments.case or [*SPMM, *GENERATED]
     if arguments.part == "build":
-        build_case(names[0], arguments.plans)
+        build_generated(names[0]) if names[0] in GENERATED else build_case(names[0], arguments.plans)
     elif arguments.part == "run":
-        for line in run_case(names[0], arguments.plans):
+        lines = run_generated(names[0]) if names[0] in GENERATED else run_case(names[0], arguments.plans)
+        for line in lines:
             print(json.dumps(line), flush=True)
     else:
         if arguments.commit:

@@ -2,8 +2,9 @@
 
     c = lospmm.einsum("C[r[p],n] += A[p] * B[k[p],n]", C=(rows, columns), r=r, k=k, A=values, B=b)
 
-The text is parsed (``expression``), held against its operands (``operands``), and made a kernel: that of a family where it
-is a sparse matrix times a dense one (``products``), loops turned inside out else (``plan``, ``loops``).
+The text is parsed (``expression``), held against its operands (``operands``), and made a kernel: that of a family where
+it is a sparse matrix times a dense one (``products``), small dense products where rows are gathered for them
+(``gathered``), loops turned inside out else (``plan``, ``loops``).
 """
 
 from collections.abc import Mapping
@@ -17,10 +18,12 @@ from lospmm.device import DeviceSpec, find_device
 from lospmm.dtype import dtype_named
 from lospmm.einsums import run
 from lospmm.einsums.expression import Expression, parse
+from lospmm.einsums.gathered import kernel_of_gathered
 from lospmm.einsums.loops import MAX_INPUTS, kernel_of_loops
 from lospmm.einsums.operands import Operands, check, float32_of
 from lospmm.einsums.products import product_of
 from lospmm.errors import BadRequest
+from lospmm.families.block_group_coo import has_tensor_cores
 from lospmm.packed import PackedKernel
 from lospmm.runtime.detect import own_gpu
 
@@ -32,7 +35,7 @@ USUAL_DEVICE = "h200"
 class EinsumKernel:
     """The kernel of an expression, to be called with what was not given: arrays by the names in ``inputs``.
 
-    ``family`` is that of ``lospmm.families``, or "loops".
+    ``family`` is that of ``lospmm.families``, "gather_gemm" or "loops".
     """
 
     operands: Operands
@@ -64,11 +67,15 @@ class EinsumKernel:
     def __call__(self, **inputs: NDArray[Any]) -> NDArray[np.float32]:
         """The sums, from zero. Raises BadRequest for other names or shapes, GpuFault and ToolchainFault."""
         if set(inputs) != set(self.inputs):
-            raise BadRequest(f"einsum: this kernel takes {', '.join(self.inputs) or 'nothing'}, not {', '.join(inputs)}")
+            raise BadRequest(
+                f"einsum: this kernel takes {', '.join(self.inputs) or 'nothing'}, not {', '.join(inputs)}"
+            )
         arrays = [float32_of(name, inputs[name]) for name in self.inputs]
         for name, array in zip(self.inputs, arrays, strict=True):
             if array.shape != self.operands.shapes[name]:
-                raise BadRequest(f"einsum: {name} has the shape {array.shape}; this kernel takes {self.operands.shapes[name]}")
+                raise BadRequest(
+                    f"einsum: {name} has the shape {array.shape}; this kernel takes {self.operands.shapes[name]}"
+                )
         if 0 in self.output_shape:
             return np.zeros(self.output_shape, np.float32)
         if self.runs_on_gpu:
@@ -76,15 +83,13 @@ class EinsumKernel:
         return run.run_on_cpu(self.packed, arrays, self.output_shape)
 
 
-def einsum_kernel(
-    expression: str, *, dtype: str = "float32", device: str = "auto", **operands: Any
-) -> EinsumKernel:
+def einsum_kernel(expression: str, *, dtype: str = "float32", device: str = "auto", **operands: Any) -> EinsumKernel:
     """The kernel of ``expression``, whose meaning is that of loops over all its variables (docs/einsum.md).
 
-    Arrays among ``operands`` are known and become part of the kernel; a factor given as a tuple, its shape, is an input of
-    every call, of which there may be two. Arrays of indices are always known. The output is given by its shape where that
-    does not follow from its variables. ``device`` is "auto", this machine's GPU or else the CPU; "cpu"; or a name of the
-    device table, to be compiled for. Raises BadRequest, which points at the expression, and Unsupported.
+    Arrays among ``operands`` are known and become part of the kernel; a factor given as a tuple, its shape, is an input
+    of every call, of which there may be two. Arrays of indices are always known. The output is given by its shape where
+    that does not follow from its variables. ``device`` is "auto", this machine's GPU or else the CPU; "cpu"; or a name
+    of the device table, to be compiled for. Raises BadRequest, which points at the expression, and Unsupported.
     """
     parsed = parse(expression)
     return _kernel(check(parsed, operands), dtype, device)
@@ -114,9 +119,12 @@ def _kernel(operands: Operands, dtype: str, device: str) -> EinsumKernel:
     spec = find_device(own or USUAL_DEVICE if device in ("auto", "cpu") else device)
     type_of_elements = dtype_named(dtype)
     product = product_of(operands, type_of_elements, spec)
-    packed = kernel_of_loops(operands, type_of_elements) if product is None else product.kernel
-    family = "loops" if product is None else product.family
-    return EinsumKernel(operands, packed, family, spec, own is not None)
+    if product is not None:
+        return EinsumKernel(operands, product.kernel, product.family, spec, own is not None)
+    gathered = kernel_of_gathered(operands, type_of_elements) if has_tensor_cores(spec) else None
+    if gathered is not None:
+        return EinsumKernel(operands, gathered, "gather_gemm", spec, own is not None)
+    return EinsumKernel(operands, kernel_of_loops(operands, type_of_elements), "loops", spec, own is not None)
 
 
 def _later(operands: Operands) -> tuple[str, ...]:

@@ -4,8 +4,8 @@
     access      name "[" index ("," index)* "]"
     index       name | name "[" name ("," name)* "]"
 
-A plain index is a variable; ``r[p]`` is the number that the array ``r`` holds at ``p``. The meaning is that of loops over
-all values of all variables, in which the output's element gets the product added.
+A plain index is a variable; ``r[p]`` is the number that the array ``r`` holds at ``p``. The meaning is that of loops
+over all values of all variables, in which the output's element gets the product added.
 """
 
 import re
@@ -61,7 +61,9 @@ class Expression:
     @property
     def variables(self) -> tuple[str, ...]:
         """In the order of the text."""
-        return tuple(dict.fromkeys(name for access in self.accesses for index in access.indices for name in index.names))
+        return tuple(
+            dict.fromkeys(name for access in self.accesses for index in access.indices for name in index.names)
+        )
 
 
 def fault(text: str, at: int, reason: str) -> BadRequest:
@@ -146,7 +148,9 @@ def _index(tokens: _Tokens) -> Index:
     while True:
         variable, place = tokens.name("a variable")
         if tokens.at_hand == "[":
-            raise fault(tokens.line, tokens.at, f"an index within an index: write {variable}[...] as an array of its own")
+            raise fault(
+                tokens.line, tokens.at, f"an index within an index: write {variable}[...] as an array of its own"
+            )
         variables.append(Index(variable, (), place))
         if tokens.at_hand != ",":
             break

@@ -1,7 +1,7 @@
 """The kernel of any expression: a thread, or a team of lanes, for each element of the output (``plan.py``).
 
-A team shares out the values of the innermost summed variable where the factors lie along it (as in SDDMM), and adds up in
-a tree; else neighbouring threads have neighbouring elements of the output.
+A team shares out the values of the innermost summed variable where the factors lie along it (as in SDDMM), and adds
+up in a tree; else neighbouring threads have neighbouring elements of the output.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,8 @@ def kernel_of_loops(operands: Operands, dtype: Dtype) -> PackedKernel:
     inputs = operands.inputs
     if len(inputs) > MAX_INPUTS:
         raise Unsupported(
-            f"einsum: {', '.join(inputs)} are {len(inputs)} factors that come later; at most {MAX_INPUTS} may, give the others"
+            f"einsum: {', '.join(inputs)} are {len(inputs)} factors that come later; at most {MAX_INPUTS} may: "
+            "give the others"
         )
     plan = plan_loops(operands)
     team = _team(operands, plan, dtype)
@@ -135,18 +136,20 @@ def _text(operands: Operands, plan: LoopPlan, team: Team, arrays: Sequence[str])
             depth, f"for (long long {place} = starts_{at}[{key}]; {place} < starts_{at}[{key} + 1]; ++{place}) {{"
         )
         depth += 1
-        for variable in bucket.variables:
-            yield _indent(depth, f"const long long {_variable(variable)} = sorted_{variable}[{place}];")
+        for name in bucket.variables:
+            yield _indent(depth, f"const long long {_variable(name)} = sorted_{name}[{place}];")
     for name in plan.summed:
         if name != team.variable:
             size = operands.sizes[name]
-            yield _indent(depth, f"for (long long {_variable(name)} = 0; {_variable(name)} < {size}; ++{_variable(name)}) {{")
+            yield _indent(
+                depth, f"for (long long {_variable(name)} = 0; {_variable(name)} < {size}; ++{_variable(name)}) {{"
+            )
             depth += 1
     yield from _innermost(operands, team, depth)
     for level in range(depth - 1, 0, -1):
         yield _indent(level, "}")
-    for step in range(team.lanes.bit_length() - 2, -1, -1):
-        yield f"  sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, {1 << step}));"
+    for power in range(team.lanes.bit_length() - 2, -1, -1):
+        yield f"  sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, {1 << power}));"
     leader = f" && thread % {team.lanes} == 0" if team.lanes > 1 else ""
     yield f"  if (own < {count}{leader}) c[element] = lospmm_element(sum);"
     yield "}"
@@ -162,7 +165,8 @@ def _innermost(operands: Operands, team: Team, depth: int) -> Iterator[str]:
     variable, size, step = _variable(team.variable), operands.sizes[team.variable], team.lanes * team.vector
     first = f"first_{team.variable}"
     yield _indent(
-        depth, f"for (long long {first} = thread % {team.lanes} * {team.vector}; {first} < {size}; {first} += {step}) {{"
+        depth,
+        f"for (long long {first} = thread % {team.lanes} * {team.vector}; {first} < {size}; {first} += {step}) {{",
     )
     yield _indent(depth + 1, f"long long {variable} = {first};")
     for at in team.loaded:
@@ -226,5 +230,3 @@ def _variable(name: str) -> str:
 
 def _indent(depth: int, line: str) -> str:
     return "  " * depth + line
-
-

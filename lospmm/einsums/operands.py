@@ -98,9 +98,7 @@ def _indices(expression: Expression, index: Index, given: Mapping[str, Any]) -> 
 def _shape(expression: Expression, access: Access, given: Any) -> Shape:
     shape = given if isinstance(given, tuple) else getattr(given, "shape", None)
     if shape is None:
-        raise fault(
-            expression.text, access.at, f"{access.name} is a {type(given).__name__}: give an array, or a shape"
-        )
+        raise fault(expression.text, access.at, f"{access.name} is a {type(given).__name__}: give an array, or a shape")
     if not all(isinstance(side, int | np.integer) and not isinstance(side, bool) and side >= 0 for side in shape):
         raise fault(expression.text, access.at, f"{access.name} has the shape {shape}: give whole numbers")
     if len(shape) != len(access.indices):
@@ -118,7 +116,9 @@ def _sizes(
 
     def learn(variable: Index, size: int, whose: str) -> None:
         if sizes.setdefault(variable.name, size) != size:
-            reason = f"{variable.name} takes {size} values by the shape of {whose}, and {sizes[variable.name]} elsewhere"
+            reason = (
+                f"{variable.name} takes {size} values by the shape of {whose}, and {sizes[variable.name]} elsewhere"
+            )
             raise fault(expression.text, variable.at, reason)
 
     for access in (*expression.factors, expression.output):

@@ -1,8 +1,9 @@
 """How the loops of an expression are turned inside out, so that each element of the output is one thread's (or team's).
 
 Axes of the output that are plain variables are *free*: a thread's element says their values. The others go together in
-*buckets*: axes that share variables. The values of a bucket's variables are sorted by the coordinates that they lead to, so
-a thread finds its own in a row; what they add is added in one order, without atomics. All other variables are *summed*.
+*buckets*: axes that share variables. The values of a bucket's variables are sorted by the coordinates that they lead
+to, so a thread finds its own in a row; what they add is added in one order, without atomics. All other variables are
+*summed*.
 """
 
 from collections.abc import Sequence
@@ -61,7 +62,9 @@ def _together(groups: Sequence[set[str]]) -> list[tuple[int, ...]]:
     for at, names in enumerate(groups):
         touching = [part for part in parts if part[0] & names]
         parts = [part for part in parts if not part[0] & names]
-        parts.append((names.union(*(part[0] for part in touching)), sorted([at, *(p for part in touching for p in part[1])])))
+        parts.append(
+            (names.union(*(part[0] for part in touching)), sorted([at, *(p for part in touching for p in part[1])]))
+        )
     return sorted(tuple(positions) for _, positions in parts)
 
 
@@ -74,13 +77,18 @@ def _bucket(operands: Operands, axes: tuple[int, ...]) -> Bucket:
     if total > MAX_COMBINATIONS or count > MAX_COORDINATES:
         names = ", ".join(variables)
         raise Unsupported(
-            f"einsum: {total} combinations of {names} lead to {count} elements; at most {MAX_COMBINATIONS} to {MAX_COORDINATES}"
+            f"einsum: {total} combinations of {names} lead to {count} elements; "
+            f"at most {MAX_COMBINATIONS} to {MAX_COORDINATES}"
         )
     grids = dict(zip(variables, np.indices(sizes, sparse=True), strict=True))
     key: NDArray[np.int64] = np.zeros(sizes, np.int64)
     for axis, size in zip(axes, coordinates, strict=True):
         index = output.indices[axis]
-        own = operands.indices[index.name][tuple(grids[name] for name in index.names)] if index.is_indirect else grids[index.name]
+        own = (
+            operands.indices[index.name][tuple(grids[name] for name in index.names)]
+            if index.is_indirect
+            else grids[index.name]
+        )
         key = key * size + own
     flat = key.reshape(-1)
     order = np.argsort(flat, kind="stable")

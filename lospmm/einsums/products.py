@@ -1,9 +1,10 @@
 """Expressions that are a sparse matrix times a dense one: their kernel is one of the families (``lospmm.families``).
 
-To add a form, add a row to ``FORMS``. The matrix and where its entries stand must be known, and the dense factor come later.
+To add a form, add a row to ``FORMS``. The matrix and where its entries stand must be known, and the dense factor come
+later.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 
 from lospmm.device import DeviceSpec
 from lospmm.dtype import Dtype
-from lospmm.einsums.expression import Access, Expression, parse
+from lospmm.einsums.expression import Access, parse
 from lospmm.einsums.operands import Operands, Shape
+from lospmm.einsums.shapes import shape_of_text
 from lospmm.epilogue import PLAIN
 from lospmm.families import FAMILIES
 from lospmm.matrix import MAX_DIMENSION, SparseMatrix, from_csr
@@ -74,7 +76,7 @@ class Product:
 def product_of(operands: Operands, dtype: Dtype, device: DeviceSpec) -> Product | None:
     """None for an expression of another form, or of sizes that no matrix has."""
     for factors in (operands.expression.factors, operands.expression.factors[::-1]):
-        form = _form_of(Expression(operands.expression.text, operands.expression.output, factors))
+        form = _form_of(operands.expression.output, factors)
         if form is not None and len(factors) == 2 and operands.inputs == (factors[1].name,):
             return _product(operands, factors, form, dtype, device)
     return None
@@ -111,7 +113,9 @@ def _sides(shape: Shape) -> tuple[int, int]:
     return int(np.prod(shape[:-1], dtype=object)), shape[-1]
 
 
-def _matrix(shape: tuple[int, int], rows: NDArray[np.int64], cols: NDArray[np.int64], values: NDArray[np.float32]) -> SparseMatrix | None:
+def _matrix(
+    shape: tuple[int, int], rows: NDArray[np.int64], cols: NDArray[np.int64], values: NDArray[np.float32]
+) -> SparseMatrix | None:
     """What is given twice is added. None where a value is not finite, which zeros of a family would spread."""
     if not np.isfinite(values).all():
         return None
@@ -124,25 +128,9 @@ def _matrix(shape: tuple[int, int], rows: NDArray[np.int64], cols: NDArray[np.in
     return from_csr(shape, summed.indptr, summed.indices, data)
 
 
-def _form_of(expression: Expression) -> Form | None:
-    return _BY_SHAPE.get(_shape_of(expression))
+def _form_of(output: Access, factors: Sequence[Access]) -> Form | None:
+    return _BY_SHAPE.get(shape_of_text(output, factors))
 
 
-def _shape_of(expression: Expression) -> str:
-    """The expression with its names counted in the order in which they first occur."""
-    numbers: dict[str, int] = {}
-
-    def number(name: str) -> str:
-        return str(numbers.setdefault(name, len(numbers)))
-
-    def text(access: Access) -> str:
-        parts = []
-        for index in access.indices:
-            inner = ",".join(number(one.name) for one in index.variables)
-            parts.append(number(index.name) + (f"[{inner}]" if inner else ""))
-        return f"{number(access.name)}[{','.join(parts)}]"
-
-    return "+=".join((text(expression.output), "*".join(text(factor) for factor in expression.factors)))
-
-
-_BY_SHAPE = {_shape_of(parse(text)): form for text, form in FORMS.items()}
+_PARSED = {text: parse(text) for text in FORMS}
+_BY_SHAPE = {shape_of_text(one.output, one.factors): FORMS[text] for text, one in _PARSED.items()}

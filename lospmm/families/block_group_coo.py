@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES, Dtype
 from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills
 from lospmm.families.csr import MAX_GRID_HEIGHT
@@ -63,12 +64,17 @@ class Plan:
 def refusal(problem: Problem) -> str | None:
     if problem.convolution is not None:
         return "a convolution"
-    if int(problem.device.arch.removeprefix("sm_").rstrip("a")) < LEAST_ARCH:
+    if not has_tensor_cores(problem.device):
         return f"{problem.device.arch} has no tensor cores for {problem.dtype.name}"
     fill = max(fills(problem.matrix).values())
     if fill < MIN_FILL:
         return f"no blocks: where 8 x 8 to 64 x 64 hold a nonzero, at most {fill:.1%} is nonzero, not {MIN_FILL:.0%}"
     return None
+
+
+def has_tensor_cores(device: DeviceSpec) -> bool:
+    """Those that take TF32 and bfloat16 too."""
+    return int(device.arch.removeprefix("sm_").rstrip("a")) >= LEAST_ARCH
 
 
 def plans(problem: Problem) -> list[Plan]:
@@ -210,9 +216,8 @@ def _ahead(plan: Plan, dtype: Dtype) -> int:
 def lanes_of(taken: NDArray[np.float32], dtype: Dtype) -> NDArray[np.uint8]:
     """Groups of blocks (groups, length, rows, depth) in the order in which lanes read them.
 
-    Step after step of the inner dimension; in each, pairs of 8 rows; then the lanes, with the 4 (16-bit) or 2
-    elements of their row that they multiply in the step, of both halves of the pair. In float32 each element is two TF32
-    numbers.
+    Step after step of the inner dimension; in each, pairs of 8 rows; then the lanes, with the 4 (16-bit) or 2 elements
+    of their row that they multiply in the step, of both halves of the pair. In float32 each element is two of TF32.
     """
     count, length, rows, depth = taken.shape
     inner = _inner(dtype.element_bytes)

@@ -106,7 +106,7 @@ def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
     return np.array([_micros(problem, plan, counts[plan.group]) for plan in plans])
 
 
-#: Bytes that an SM reads from its L1 cache in a cycle, and what of the cache a block's rows of B may take to stay in it.
+#: Bytes that an SM reads from its L1 cache in a cycle, and what of it a block's rows of B may take to stay there.
 L1_BYTES_PER_CYCLE_AND_SM = 100.0
 L1_BYTES = 128 << 10
 
@@ -121,7 +121,7 @@ REGISTERS = 80
 
 
 def _micros(problem: Problem, plan: Plan, counts: NDArray[np.int64]) -> float:
-    """Traffic, the L1 cache and latency, none of which hides the others wholly: the root of the sum of their squares."""
+    """Traffic, the L1 cache and latency: none hides the others wholly, so the root of the sum of their squares."""
     matrix, size, device = problem.matrix, problem.dtype.element_bytes, problem.device
     groups, longest = int(counts.sum()), int(counts.max(initial=0))
     entries = groups * plan.group

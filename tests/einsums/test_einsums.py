@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lospmm
+from lospmm.device import find_device
+from lospmm.dtype import DTYPES
 from lospmm.einsums.expression import parse
+from lospmm.einsums.gathered import make_slots
 from lospmm.einsums.operands import check
 from lospmm.einsums.oracle import evaluate
 from lospmm.errors import BadRequest, Unsupported
+from lospmm.packed import emission_of
+from lospmm.settings import settings as settings_of
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
 
 #: Each with the axes that index arrays point along: name -> (variable sizes by name follow from the text).
 EXPRESSIONS = (
@@ -132,7 +139,9 @@ def test_any_expression_is_right_or_refused(text: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["tf32", "float16", "bfloat16"])
-@pytest.mark.parametrize("text", ["V[p] += X[r[p],d] * Y[c[p],d]", "O[o[p],f] += I[i[p],c] * W[w[p],c,f]", EXPRESSIONS[0]])
+@pytest.mark.parametrize(
+    "text", ["V[p] += X[r[p],d] * Y[c[p],d]", "O[o[p],f] += I[i[p],c] * W[w[p],c,f]", EXPRESSIONS[0]]
+)
 def test_other_types_round(text: str, dtype: str) -> None:
     operands, sizes = draw(text, np.random.default_rng(0), {"p": 40})
     expected = by_hand(text, operands, sizes)
@@ -154,6 +163,73 @@ def test_products_are_kernels_of_the_families() -> None:
         families[text] = kernel.family
     assert [families[text] for text in EXPRESSIONS[:3]] == ["group_coo"] * 3
     assert [families[text] for text in EXPRESSIONS[3:6]] == ["block_group_coo", "block_group_coo", "loops"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from(list(DTYPES)), swapped=st.booleans(), known=st.booleans())
+def test_gathered_products(data: st.DataObject, dtype: str, swapped: bool, known: bool) -> None:
+    """Any map, also with entries twice, rows without any, and columns that no warp's width divides."""
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    rows, inputs, kinds = (data.draw(st.integers(1, top)) for top in (90, 20, 30))
+    count = data.draw(st.sampled_from([0, 1, 7, 200]))
+    depth, columns = data.draw(st.sampled_from([16, 32, 48])), data.draw(st.sampled_from([16, 24, 40, 72]))
+    text = "O[o[p],f] += W[w[p],c,f] * I[i[p],c]" if swapped else "O[o[p],f] += I[i[p],c] * W[w[p],c,f]"
+    kind = DTYPES[dtype]
+    i, w = (
+        kind.rounded(random.uniform(-1, 1, shape).astype(np.float32))
+        for shape in ((inputs, depth), (kinds, depth, columns))
+    )
+    maps = {name: random.integers(0, top, count) for name, top in (("o", rows), ("i", inputs), ("w", kinds))}
+    kernel = lospmm.einsum_kernel(
+        text, dtype=dtype, device="h200", O=(rows, columns), I=i.shape, W=w if known else w.shape, **maps
+    )
+    assert kernel.family == "gather_gemm"
+    found = kernel(I=i) if known else kernel(I=i, W=w)
+    products = np.einsum("pc,pcf->pf", i[maps["i"]].astype(np.float64), w[maps["w"]].astype(np.float64))
+    expected, size = np.zeros((2, rows, columns))
+    np.add.at(expected, maps["o"], products)
+    np.add.at(size, maps["o"], np.einsum("pc,pcf->pf", abs(i[maps["i"]]), abs(w[maps["w"]])))
+    rounding = kind.unit_roundoff if kind.element_bytes == 2 else 0.0
+    assert (abs(found - expected) <= 2.0**-20 * size + rounding * abs(expected) + 1e-7).all()
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_slots_hold_every_entry(data: st.DataObject) -> None:
+    rows, count = data.draw(st.integers(1, 100)), data.draw(st.integers(0, 60))
+    numbers = st.lists(st.integers(0, 9), min_size=count, max_size=count)
+    o = np.array(data.draw(st.lists(st.integers(0, rows - 1), min_size=count, max_size=count)), np.int64)
+    i, w = (np.array(data.draw(numbers), np.int64) for _ in range(2))
+    slots = make_slots(o, i, w, rows)
+    tiles = np.repeat(np.arange(len(slots.outputs)), np.diff(slots.starts))
+    slot, lane = np.nonzero(slots.rows >= 0)
+    found = zip(slots.outputs[tiles[slot], lane], slots.rows[slot, lane], slots.weights[slot], strict=True)
+    assert sorted(map(tuple, np.array(list(found)).reshape(-1, 3).tolist())) == sorted(
+        zip(o.tolist(), i.tolist(), w.tolist(), strict=True)
+    )
+    assert sorted(slots.outputs[slots.outputs >= 0].tolist()) == list(range(rows))
+
+
+@pytest.mark.parametrize("arch", ["a100", "h200"])
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_generated_texts_compile_without_spills(arch: str, dtype: str) -> None:
+    random = np.random.default_rng(0)
+    for text, change in (
+        ("O[o[p],f] += I[i[p],c] * W[w[p],c,f]", {"c": 64, "f": 64}),
+        ("V[p] += X[r[p],d] * Y[c[p],d]", {"d": 64}),
+    ):
+        operands, _ = draw(text, random, change)
+        shaped = {name: array if array.dtype.kind == "i" else array.shape for name, array in operands.items()}
+        kernel = lospmm.einsum_kernel(text, dtype=dtype, device=arch, **shaped)
+        spec = find_device(arch)
+        binary = compile_kernel(
+            emission_of(kernel.packed),
+            arch=spec.arch,
+            registers=kernel.packed.registers,
+            store=Store(settings_of().cache_dir),
+            workers=1,
+        )
+        assert binary.spill_bytes == 0 and binary.stack_bytes == 0
 
 
 def test_a_kernel_is_called_again() -> None:
@@ -218,7 +294,9 @@ def test_a_refusal_points_at_a_character(text: str, column: int, reason: str) ->
 def test_other_refusals() -> None:
     r, a, b = np.array([0, 1]), np.ones(2, np.float32), np.ones((2, 4), np.float32)
     text = "C[r[p],n] += A[p] * B[r[p],n]"
-    with pytest.raises(BadRequest, match=r"nothing says how long this axis of C is: give its shape, as in C=\(rows, col"):
+    with pytest.raises(
+        BadRequest, match=r"nothing says how long this axis of C is: give its shape, as in C=\(rows, col"
+    ):
         lospmm.einsum(text, r=r, A=a, B=b)
     with pytest.raises(BadRequest, match="D is given and does not occur"):
         lospmm.einsum(text, r=r, A=a, B=b, C=(2, 4), D=a)
