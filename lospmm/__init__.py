@@ -5,21 +5,25 @@ kernel.save("kernels/fc1")
 c = lospmm.load("kernels/fc1").run_on_cpu(b)
 """
 
+from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lospmm.convolution import Convolution
+    from lospmm.einsums import EinsumKernel, einsum, einsum_kernel
     from lospmm.kernel import Kernel, load, tune
 
 __version__ = "0.1.0"
 
-__all__ = ["Convolution", "Kernel", "__version__", "load", "tune"]
+__all__ = ["Convolution", "EinsumKernel", "Kernel", "__version__", "einsum", "einsum_kernel", "load", "tune"]
+
+#: Where a public name is, if not in ``lospmm.kernel``.
+_HOMES = MappingProxyType(dict.fromkeys(("EinsumKernel", "einsum", "einsum_kernel"), "lospmm.einsums"))
 
 
 def __getattr__(name: str) -> object:
     """The public names, imported when first used: everything below them imports this package too."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lospmm import kernel
-
-    return getattr(kernel, name)
+    return getattr(import_module(_HOMES.get(name, "lospmm.kernel")), name)

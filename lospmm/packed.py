@@ -54,14 +54,22 @@ def emission_of(kernel: PackedKernel) -> Emission:
 
 def source_of_template(name: str, settings: Mapping[str, int | str], *, dtype: Dtype, epilogue: Epilogue) -> str:
     """The text of ``templates/NAME.cu`` behind its ``settings``, as macros, and the prelude; deterministic."""
+    prelude = source_of_prelude(settings, dtype=dtype, epilogue=epilogue, takes_residual=epilogue.residual)
+    return f"{prelude}{_text(f'{name}.cu')}"
+
+
+def source_of_prelude(
+    settings: Mapping[str, int | str], *, dtype: Dtype, epilogue: Epilogue, takes_residual: bool
+) -> str:
+    """What stands before a kernel's own text; a kernel that ``takes_residual`` has a third pointer."""
     common = {
         "LOSPMM_DTYPE": tuple(DTYPES).index(dtype.name),
         "BIAS": int(epilogue.bias is not None),
         "RELU": int(epilogue.relu),
-        "RESIDUAL": int(epilogue.residual),
+        "RESIDUAL": int(takes_residual),
     }
     macros = "".join(f"#define {macro} {value}\n" for macro, value in {**common, **settings}.items())
-    return f"{macros}{_text('prelude.cuh')}{_text(f'{name}.cu')}"
+    return f"{macros}{_text('prelude.cuh')}"
 
 
 @cache

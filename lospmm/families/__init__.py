@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families import csr
+from lospmm.families import block_group_coo, csr, group_coo
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
 
@@ -45,5 +45,9 @@ class Entrant:
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "csr": Family(csr.refusal, csr.plans, csr.forecast, csr.pack_plan),
+        "group_coo": Family(group_coo.refusal, group_coo.plans, group_coo.forecast, group_coo.pack_plan),
+        "block_group_coo": Family(
+            block_group_coo.refusal, block_group_coo.plans, block_group_coo.forecast, block_group_coo.pack_plan
+        ),
     }
 )

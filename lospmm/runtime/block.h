@@ -251,6 +251,13 @@ static inline float __fmaf_rn(float x, float y, float z) { return std::fmaf(x, y
 static inline float __fadd_rn(float x, float y) { return x + y; }
 static inline float __uint_as_float(unsigned bits) { return lospmm::as_float(bits); }
 static inline unsigned __float_as_uint(float value) { return lospmm::as_bits(value); }
+// Four of the eight bytes of ``high`` and ``low``, each chosen by four bits.
+static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned chosen) {
+  const std::uint64_t bytes = static_cast<std::uint64_t>(high) << 32 | low;
+  unsigned result = 0;
+  for (unsigned at = 0; at < 4; ++at) result |= static_cast<unsigned>(bytes >> 8 * (chosen >> 4 * at & 7) & 0xFF) << 8 * at;
+  return result;
+}
 static inline int min(int x, int y) { return x < y ? x : y; }
 static inline int max(int x, int y) { return x > y ? x : y; }
 static inline unsigned min(unsigned x, unsigned y) { return x < y ? x : y; }

@@ -36,14 +36,30 @@ def execute_packed(
     Raises VerificationFailed where the kernel faults, or writes to a column of another block, and ToolchainFault where
     g++ is missing or fails.
     """
-    n, dtype = b.shape[1], kernel.dtype
+    n = b.shape[1]
+    blocks = np.unique(columns // kernel.cols)
+    result = run_blocks(kernel, blocks, b, np.full((m, n), np.nan, dtype=np.float32), residual)
+    others = ~np.isin(np.arange(n) // kernel.cols, blocks)
+    if not np.isnan(result[:, others]).all():
+        raise VerificationFailed(f"{kernel.entry} on the CPU: a block writes to columns of another one")
+    return result
+
+
+def run_blocks(
+    kernel: PackedKernel,
+    blocks: NDArray[np.int64],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """What the blocks with these numbers along x make of ``c``, whose shape is free. Raises as ``execute_packed``."""
     header = (_HERE / "block.h").read_text()
     library = compile_shared_library(
         kernel.source, header=header, store=Store(settings().cache_dir), options=BLOCK_OPTIONS
     )
-    blocks = np.unique(columns // kernel.cols)
-    c = dtype.to_storage(np.full((m, n), np.nan, dtype=np.float32))
-    arrays: dict[str, NDArray[Any]] = {"columns": blocks.astype(np.int64), "b": dtype.to_storage(b), "c": c}
+    dtype = kernel.dtype
+    stored = dtype.to_storage(c)
+    arrays: dict[str, NDArray[Any]] = {"columns": blocks.astype(np.int64), "b": dtype.to_storage(b), "c": stored}
     if residual is not None:
         arrays["residual"] = dtype.to_storage(residual)
     launch = kernel.launch
@@ -65,8 +81,4 @@ def execute_packed(
         if finished.failure is not None:
             last_line = finished.stderr.strip().rpartition("\n")[2]
             raise VerificationFailed(f"{kernel.entry} on the CPU: {finished.failure} {last_line}".strip())
-        result = dtype.from_storage(np.fromfile(directory / "c", dtype=c.dtype).reshape(m, n))
-    others = ~np.isin(np.arange(n) // kernel.cols, blocks)
-    if not np.isnan(result[:, others]).all():
-        raise VerificationFailed(f"{kernel.entry} on the CPU: a block writes to columns of another one")
-    return result
+        return dtype.from_storage(np.fromfile(directory / "c", dtype=stored.dtype).reshape(c.shape))

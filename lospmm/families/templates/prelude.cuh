@@ -112,6 +112,15 @@ LOSPMM_INLINE float lospmm_float(Element element) { return element; }
 LOSPMM_INLINE Element lospmm_element(float value) { return value; }
 #endif
 
+// The elements of a pair of 16-bit ones, as a 32-bit register holds them.
+#if LOSPMM_DTYPE == 3
+LOSPMM_INLINE float lospmm_first(unsigned pair) { return __uint_as_float(pair << 16); }
+LOSPMM_INLINE float lospmm_second(unsigned pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+#else
+LOSPMM_INLINE float lospmm_first(unsigned pair) { return lospmm_float_of_half(static_cast<lospmm_u16>(pair)); }
+LOSPMM_INLINE float lospmm_second(unsigned pair) { return lospmm_float_of_half(static_cast<lospmm_u16>(pair >> 16)); }
+#endif
+
 // The data: numbers, and arrays, by their places in what lospmm.packed.pack was given.
 LOSPMM_INLINE long long lospmm_number(int place) {
   return reinterpret_cast<const long long *>(lospmm_data)[place];

@@ -1,0 +1,143 @@
+"""Indirect Einsums: sums of products of arrays, some of whose indices are themselves read from arrays.
+
+    c = lospmm.einsum("C[r[p],n] += A[p] * B[k[p],n]", C=(rows, columns), r=r, k=k, A=values, B=b)
+
+The text is parsed (``expression``), held against its operands (``operands``), and made a kernel: that of a family where
+it is a sparse matrix times a dense one (``products``), small dense products where rows are gathered for them
+(``gathered``), loops turned inside out else (``plan``, ``loops``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.device import DeviceSpec, find_device
+from lospmm.dtype import dtype_named
+from lospmm.einsums import run
+from lospmm.einsums.expression import Expression, parse
+from lospmm.einsums.gathered import kernel_of_gathered
+from lospmm.einsums.loops import MAX_INPUTS, kernel_of_loops
+from lospmm.einsums.operands import Operands, check, float32_of
+from lospmm.einsums.products import product_of
+from lospmm.errors import BadRequest
+from lospmm.families.block_group_coo import has_tensor_cores
+from lospmm.packed import PackedKernel
+from lospmm.runtime.detect import own_gpu
+
+#: What kernels are chosen for on a machine without a GPU, where they run on the CPU.
+USUAL_DEVICE = "h200"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EinsumKernel:
+    """The kernel of an expression, to be called with what was not given: arrays by the names in ``inputs``.
+
+    ``family`` is that of ``lospmm.families``, "gather_gemm" or "loops".
+    """
+
+    operands: Operands
+    packed: PackedKernel
+    family: str
+    device: DeviceSpec
+    runs_on_gpu: bool
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.operands.inputs
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return self.operands.output_shape
+
+    @property
+    def source(self) -> str:
+        """CUDA C++. What is known of the operands is beside it, in the cubin."""
+        return self.packed.source
+
+    def cubin(self) -> bytes:
+        """For ``device``; launched with the first input, the output and, if there is one, the second input.
+
+        Raises ToolchainFault.
+        """
+        return run.compile_for(self.packed, self.device.arch)
+
+    def __call__(self, **inputs: NDArray[Any]) -> NDArray[np.float32]:
+        """The sums, from zero. Raises BadRequest for other names or shapes, GpuFault and ToolchainFault."""
+        if set(inputs) != set(self.inputs):
+            raise BadRequest(
+                f"einsum: this kernel takes {', '.join(self.inputs) or 'nothing'}, not {', '.join(inputs)}"
+            )
+        arrays = [float32_of(name, inputs[name]) for name in self.inputs]
+        for name, array in zip(self.inputs, arrays, strict=True):
+            if array.shape != self.operands.shapes[name]:
+                raise BadRequest(
+                    f"einsum: {name} has the shape {array.shape}; this kernel takes {self.operands.shapes[name]}"
+                )
+        if 0 in self.output_shape:
+            return np.zeros(self.output_shape, np.float32)
+        if self.runs_on_gpu:
+            return run.run_on_gpu(self.packed, self.cubin(), arrays, self.output_shape)
+        return run.run_on_cpu(self.packed, arrays, self.output_shape)
+
+
+def einsum_kernel(expression: str, *, dtype: str = "float32", device: str = "auto", **operands: Any) -> EinsumKernel:
+    """The kernel of ``expression``, whose meaning is that of loops over all its variables (docs/einsum.md).
+
+    Arrays among ``operands`` are known and become part of the kernel; a factor given as a tuple, its shape, is an input
+    of every call, of which there may be two. Arrays of indices are always known. The output is given by its shape where
+    that does not follow from its variables. ``device`` is "auto", this machine's GPU or else the CPU; "cpu"; or a name
+    of the device table, to be compiled for. Raises BadRequest, which points at the expression, and Unsupported.
+    """
+    parsed = parse(expression)
+    return _kernel(check(parsed, operands), dtype, device)
+
+
+def einsum(expression: str, *, dtype: str = "float32", device: str = "auto", **operands: Any) -> NDArray[np.float32]:
+    """The output of ``expression`` as float32: sums of products, added to the output where that is given as an array.
+
+    All ``operands`` are arrays; the output may be given as its shape, or, where that follows, not at all. With another
+    ``dtype`` factors and sums are rounded to it. Raises as ``einsum_kernel``, and GpuFault and ToolchainFault.
+    """
+    parsed = parse(expression)
+    output = operands.get(parsed.output.name)
+    known = check(parsed, operands)
+    if known.inputs:
+        raise BadRequest(f"einsum: {known.inputs[0]} is a shape; give the array, or make an einsum_kernel")
+    later = _later(known)
+    shaped = {name: array.shape if name in later else array for name, array in operands.items()}
+    shaped[parsed.output.name] = known.output_shape
+    kernel = _kernel(check(parsed, shaped), dtype, device)
+    sums = kernel(**{name: known.values[name] for name in later})
+    return sums if not isinstance(output, np.ndarray) else float32_of(parsed.output.name, output) + sums
+
+
+def _kernel(operands: Operands, dtype: str, device: str) -> EinsumKernel:
+    own = own_gpu() if device == "auto" else None
+    spec = find_device(own or USUAL_DEVICE if device in ("auto", "cpu") else device)
+    type_of_elements = dtype_named(dtype)
+    product = product_of(operands, type_of_elements, spec)
+    if product is not None:
+        return EinsumKernel(operands, product.kernel, product.family, spec, own is not None)
+    gathered = kernel_of_gathered(operands, type_of_elements) if has_tensor_cores(spec) else None
+    if gathered is not None:
+        return EinsumKernel(operands, gathered, "gather_gemm", spec, own is not None)
+    return EinsumKernel(operands, kernel_of_loops(operands, type_of_elements), "loops", spec, own is not None)
+
+
+def _later(operands: Operands) -> tuple[str, ...]:
+    """The factors that are not made part of the kernel: those with most axes, the largest of them."""
+    values: Mapping[str, NDArray[np.float32]] = operands.values
+    ranked = sorted(values, key=lambda name: (values[name].ndim, values[name].size), reverse=True)
+    dense = [name for name in ranked if _is_indexed(operands.expression, name)] or ranked
+    return tuple(name for name in values if name in dense[:MAX_INPUTS])
+
+
+def _is_indexed(expression: Expression, name: str) -> bool:
+    """Whether a factor is one that others point into."""
+    return any(index.is_indirect for factor in expression.factors if factor.name == name for index in factor.indices)
+
+
+__all__ = ["EinsumKernel", "einsum", "einsum_kernel"]

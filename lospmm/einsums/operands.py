@@ -1,0 +1,163 @@
+"""What an expression's names stand for: arrays and shapes that agree with it, and indices that lie within."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.einsums.expression import Access, Expression, Index, fault
+from lospmm.errors import BadRequest
+
+Shape = tuple[int, ...]
+
+#: Values of a variable, and elements of an array: what kernels count.
+MAX_SIZE = 2**31 - 1
+MAX_ELEMENTS = 2**40
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operands:
+    """``sizes`` are those of the variables; ``values`` hold the factors that are known, ``shapes`` those of all."""
+
+    expression: Expression
+    sizes: Mapping[str, int]
+    indices: Mapping[str, NDArray[np.int64]]
+    values: Mapping[str, NDArray[np.float32]]
+    shapes: Mapping[str, Shape]  # of factors and of the output
+
+    @property
+    def output_shape(self) -> Shape:
+        return self.shapes[self.expression.output.name]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The factors that are only known by their shape, in the order of the text."""
+        names = dict.fromkeys(factor.name for factor in self.expression.factors)
+        return tuple(name for name in names if name not in self.values)
+
+
+def check(expression: Expression, given: Mapping[str, Any]) -> Operands:
+    """Raises BadRequest, which points at the expression, for what does not fit together.
+
+    A factor is an array, or the shape of one that comes later; an array of indices is an array; the output is its shape
+    or an array, and need not be given where the sizes follow from its variables.
+    """
+    wanted = {access.name for access in expression.accesses} | {index.name for index in expression.indirect}
+    for name in given:
+        if name not in wanted:
+            raise BadRequest(f"einsum: {name} is given and does not occur in {expression.text.strip()}")
+    indices = {index.name: _indices(expression, index, given) for index in expression.indirect}
+    values: dict[str, NDArray[np.float32]] = {}
+    shapes: dict[str, Shape] = {}
+    for factor in expression.factors:
+        if factor.name not in given:
+            raise fault(expression.text, factor.at, f"{factor.name} is not given")
+        shapes[factor.name] = _shape(expression, factor, given[factor.name])
+        if not isinstance(given[factor.name], tuple):
+            values[factor.name] = float32_of(factor.name, given[factor.name])
+    output = expression.output
+    if given.get(output.name) is not None:
+        shapes[output.name] = _shape(expression, output, given[output.name])
+    sizes = _sizes(expression, indices, shapes)
+    if output.name not in shapes:
+        shapes[output.name] = _output_shape(expression, sizes)
+    _check_bounds(expression, indices, shapes)
+    for name, shape in shapes.items():
+        if int(np.prod(shape, dtype=object)) > MAX_ELEMENTS:
+            raise BadRequest(f"einsum: {name} of shape {shape} has more than {MAX_ELEMENTS} elements")
+    return Operands(expression, sizes, indices, values, shapes)
+
+
+def float32_of(name: str, array: Any) -> NDArray[np.float32]:
+    """Raises BadRequest for what are not real numbers."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+        kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise BadRequest(f"einsum: {name} is of type {kind}: give a NumPy array of real numbers")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _indices(expression: Expression, index: Index, given: Mapping[str, Any]) -> NDArray[np.int64]:
+    array = given.get(index.name)
+    if not isinstance(array, np.ndarray):
+        what = "is not given" if array is None else f"is a {type(array).__name__}"
+        raise fault(expression.text, index.at, f"{index.name} {what}: give a NumPy array of whole numbers")
+    if array.dtype.kind not in "iu":
+        raise fault(expression.text, index.at, f"{index.name} is of type {array.dtype}, not of whole numbers")
+    if array.ndim != len(index.variables):
+        raise fault(
+            expression.text, index.at, f"{index.name} has {array.ndim} axes, and {len(index.variables)} variables here"
+        )
+    if array.dtype.kind == "u" and array.size and int(array.max()) > MAX_SIZE:
+        raise fault(expression.text, index.at, f"{index.name} holds {array.max()}, beyond any array")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _shape(expression: Expression, access: Access, given: Any) -> Shape:
+    shape = given if isinstance(given, tuple) else getattr(given, "shape", None)
+    if shape is None:
+        raise fault(expression.text, access.at, f"{access.name} is a {type(given).__name__}: give an array, or a shape")
+    if not all(isinstance(side, int | np.integer) and not isinstance(side, bool) and side >= 0 for side in shape):
+        raise fault(expression.text, access.at, f"{access.name} has the shape {shape}: give whole numbers")
+    if len(shape) != len(access.indices):
+        raise fault(
+            expression.text, access.at, f"{access.name} has {len(shape)} axes, and {len(access.indices)} indices here"
+        )
+    return tuple(int(side) for side in shape)
+
+
+def _sizes(
+    expression: Expression, indices: Mapping[str, NDArray[np.int64]], shapes: Mapping[str, Shape]
+) -> dict[str, int]:
+    """Of every variable, from the axes that it stands at."""
+    sizes: dict[str, int] = {}
+
+    def learn(variable: Index, size: int, whose: str) -> None:
+        if sizes.setdefault(variable.name, size) != size:
+            reason = (
+                f"{variable.name} takes {size} values by the shape of {whose}, and {sizes[variable.name]} elsewhere"
+            )
+            raise fault(expression.text, variable.at, reason)
+
+    for access in (*expression.factors, expression.output):
+        for axis, index in enumerate(access.indices):
+            for own, variable in enumerate(index.variables):
+                learn(variable, indices[index.name].shape[own], index.name)
+            if not index.is_indirect and access.name in shapes:
+                learn(index, shapes[access.name][axis], access.name)
+    for index in expression.output.indices:
+        if not index.is_indirect and index.name not in sizes:
+            raise fault(
+                expression.text, index.at, f"nothing says how many values {index.name} takes: give the output's shape"
+            )
+    if max(sizes.values(), default=0) > MAX_SIZE:
+        raise BadRequest(f"einsum: a variable takes more than {MAX_SIZE} values")
+    return sizes
+
+
+def _output_shape(expression: Expression, sizes: Mapping[str, int]) -> Shape:
+    for index in expression.output.indices:
+        if index.is_indirect:
+            name = expression.output.name
+            reason = f"nothing says how long this axis of {name} is: give its shape, as in {name}=(rows, columns)"
+            raise fault(expression.text, index.at, reason)
+    return tuple(sizes[index.name] for index in expression.output.indices)
+
+
+def _check_bounds(
+    expression: Expression, indices: Mapping[str, NDArray[np.int64]], shapes: Mapping[str, Shape]
+) -> None:
+    for access in expression.accesses:
+        for axis, index in enumerate(access.indices):
+            if not index.is_indirect:
+                continue
+            numbers, limit = indices[index.name], shapes[access.name][axis]
+            wrong = np.flatnonzero((numbers < 0) | (numbers >= limit))
+            if len(wrong):
+                reason = (
+                    f"{index.name} holds {numbers.reshape(-1)[wrong[0]]}, and this axis of {access.name} "
+                    f"goes from 0 to {limit - 1}"
+                )
+                raise fault(expression.text, index.at, reason)

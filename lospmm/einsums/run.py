@@ -1,0 +1,60 @@
+"""A packed kernel of an expression, run: on the CPU, whose threads are g++'s, or on this machine's GPU."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.dtype import Dtype
+from lospmm.gpu.driver import Driver, open_driver
+from lospmm.packed import PackedKernel, emission_of
+from lospmm.runtime.block import run_blocks
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+
+
+def run_on_cpu(
+    kernel: PackedKernel, inputs: Sequence[NDArray[np.float32]], shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """Raises VerificationFailed where the kernel faults, ToolchainFault where g++ is missing or fails."""
+    blocks = np.arange(kernel.launch.grid[0])
+    first, *others = inputs or (np.zeros(1, np.float32),)
+    return run_blocks(kernel, blocks, first, np.full(shape, np.nan, np.float32), *others)
+
+
+def compile_for(kernel: PackedKernel, arch: str) -> bytes:
+    """The cubin. Raises Unsupported and ToolchainFault."""
+    store = Store(settings().cache_dir)
+    return compile_kernel(emission_of(kernel), arch=arch, registers=kernel.registers, store=store, workers=1).cubin
+
+
+def run_on_gpu(
+    kernel: PackedKernel, cubin: bytes, inputs: Sequence[NDArray[np.float32]], shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """Raises GpuFault."""
+    driver = open_driver(settings().driver)
+    try:
+        return _launch(driver, kernel, cubin, inputs, shape)
+    finally:
+        driver.close()
+
+
+def _launch(
+    driver: Driver, kernel: PackedKernel, cubin: bytes, inputs: Sequence[NDArray[np.float32]], shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    dtype: Dtype = kernel.dtype
+    function = driver.load(cubin, kernel.entry)
+    stored = [dtype.to_storage(array) for array in inputs] or [dtype.to_storage(np.zeros(1, np.float32))]
+    addresses = []
+    for array in stored:
+        addresses.append(driver.allocate(max(4, array.nbytes)))
+        if array.nbytes:
+            driver.upload(addresses[-1], array)
+    c = dtype.to_storage(np.full(shape, np.nan, np.float32))
+    output = driver.allocate(max(4, c.nbytes))
+    driver.upload(output, c)
+    arguments = (addresses[0], output, *addresses[1:])
+    driver.launch(function, kernel.launch, tuple(np.uint64(address) for address in arguments))
+    driver.download(c, output)
+    return dtype.from_storage(c)

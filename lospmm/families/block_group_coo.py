@@ -1,0 +1,239 @@
+"""BlockGroupCOO (Insum, arXiv:2510.17505): groups of dense blocks of one block row, multiplied by tensor cores.
+
+For matrices whose nonzeros stand in blocks. The zeros of a block are multiplied like its other elements, so an infinite
+element of B makes a NaN there. In float32 every number is two of TF32, and three products of four are added (3xTF32):
+what is left out is below 2^-21 of a product.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.device import DeviceSpec
+from lospmm.dtype import DTYPES, Dtype
+from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills
+from lospmm.families.csr import MAX_GRID_HEIGHT
+from lospmm.families.groups import grid_of, make_groups
+from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, Traffic, micros_of
+from lospmm.model import Launch, Problem, ceil_div
+from lospmm.packed import PackedKernel, pack, source_of_template
+
+#: Blocks in which less of the elements is nonzero are not multiplied densely.
+MIN_FILL = 0.25
+
+GROUPS = (1, 2, 4)
+
+#: Columns of C of a lane, (warps of a block, how many of them share a tile of C).
+COLUMNS = (2, 4, 8)
+TEAMS = ((1, 1), (4, 1), (4, 4), (8, 1), (8, 4))
+
+#: Blocks with padding, over those without: longer groups are not tried.
+MAX_PADDING = 1.25
+
+#: A thread's registers, and what it needs beside its sums and what is under way.
+MAX_REGISTERS = 255
+OTHER_REGISTERS = 56
+
+#: The first GPUs whose tensor cores take TF32 and bfloat16 (CUDA C++ Programming Guide, compute capability 8.0).
+LEAST_ARCH = 80
+
+#: Operations of a cycle and SM through mma.sync; float32 takes three for one. Half of what wgmma reaches on an H200.
+TENSOR_FLOPS = {2: 2048.0, 4: 1024.0}
+
+_WARP = 32
+_GROUPS_OF_LANES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    rows: int  # of a block of A
+    depth: int  # its columns
+    group: int  # blocks
+    columns: int  # of C, of a lane
+    warps: int
+    splits: int  # warps that share out the groups of a block row
+    vector: int  # elements of B of a load
+
+    @property
+    def cols(self) -> int:
+        return self.warps // self.splits * _GROUPS_OF_LANES * self.columns
+
+
+def refusal(problem: Problem) -> str | None:
+    if problem.convolution is not None:
+        return "a convolution"
+    if not has_tensor_cores(problem.device):
+        return f"{problem.device.arch} has no tensor cores for {problem.dtype.name}"
+    fill = max(fills(problem.matrix).values())
+    if fill < MIN_FILL:
+        return f"no blocks: where 8 x 8 to 64 x 64 hold a nonzero, at most {fill:.1%} is nonzero, not {MIN_FILL:.0%}"
+    return None
+
+
+def has_tensor_cores(device: DeviceSpec) -> bool:
+    """Those that take TF32 and bfloat16 too."""
+    return int(device.arch.removeprefix("sm_").rstrip("a")) >= LEAST_ARCH
+
+
+def plans(problem: Problem) -> list[Plan]:
+    """Blocks that are full enough; groups that pad little; vectors that divide N; warps that have columns."""
+    size = problem.dtype.element_bytes
+    found = []
+    widest = [columns for columns in COLUMNS if _GROUPS_OF_LANES * columns < 2 * problem.n] or [COLUMNS[0]]
+    for (rows, depth), fill in fills(problem.matrix).items():
+        if fill < MIN_FILL:
+            continue
+        lengths = np.diff(blocks_of(problem.matrix, rows, depth).indptr)
+        for group in GROUPS:
+            padded = int((-(-lengths // group)).sum()) * group
+            if group * depth < _inner(size) or (group > 1 and padded > MAX_PADDING * lengths.sum()):
+                continue
+            for columns in widest[-2:]:
+                vector = max(v for v in (1, 2, 4, 8) if v * size <= 16 and v <= columns and problem.n % v == 0)
+                found += [
+                    Plan(rows, depth, group, columns, warps, splits, vector)
+                    for warps, splits in TEAMS
+                    if _registers(rows, columns, problem.dtype, 1) <= MAX_REGISTERS
+                    and (warps == splits or warps // splits * _GROUPS_OF_LANES * columns < 2 * problem.n)
+                    and _shared_bytes(rows, columns, warps, splits) <= problem.device.shared_bytes_per_block
+                ]
+    return found
+
+
+def _inner(element_bytes: int) -> int:
+    """Rows of B of an instruction."""
+    return 16 if element_bytes == 2 else 8
+
+
+def _shared_bytes(rows: int, columns: int, warps: int, splits: int) -> int:
+    return (splits - 1) * (warps // splits) * _WARP * rows * columns // 4 * 4
+
+
+def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
+    """Every block reads its rows of B, and every block of columns reads A."""
+    counts = {(plan.rows, plan.depth) for plan in plans}
+    lengths = {size: np.diff(blocks_of(problem.matrix, *size).indptr) for size in counts}
+    return np.array([_micros(problem, plan, lengths[plan.rows, plan.depth]) for plan in plans])
+
+
+#: Of the traffic's bytes a cycle and SM, those that rows of B reach which no neighbour reads too; and the cycles from a
+#: load to its elements. Fitted by hand to 108 kernels on an H200 (``benchmarks.einsum``).
+SHARE_OF_TRAFFIC = 0.5
+LOAD_CYCLES = 1000.0
+
+
+def _micros(problem: Problem, plan: Plan, lengths: NDArray[np.int64]) -> float:
+    """Bytes of B and A from the L2 cache; where few warps fit an SM, only as many as they have under way."""
+    dtype, device = problem.dtype, problem.device
+    size, is_split = dtype.element_bytes, dtype.name == "float32"
+    blocks = int((-(-lengths // plan.group)).sum()) * plan.group
+    column_blocks = ceil_div(problem.n, plan.cols)
+    columns = column_blocks * plan.cols
+    inner = blocks * plan.depth
+    read = inner * size * (columns + plan.rows * column_blocks * (2 if is_split else 1)) + 4 * blocks * column_blocks
+    ahead, threads = _ahead(plan, dtype), plan.warps * _WARP
+    registers = 0.9 * _registers(plan.rows, plan.columns, dtype, ahead)
+    warps = max(1, int(device.registers_per_sm / registers / threads)) * plan.warps
+    of_step = _WARP * _inner(size) // 4 * plan.columns * size
+    rate = min(SHARE_OF_TRAFFIC * L2_BYTES_PER_CYCLE_AND_SM, warps * ahead * of_step / LOAD_CYCLES)
+    return micros_of(
+        problem,
+        Traffic(
+            l2_bytes=read * L2_BYTES_PER_CYCLE_AND_SM / rate,
+            instructions=inner * columns * (0.5 if size == 2 else 3.0 if is_split else 1.0),
+            threads=len(lengths) * column_blocks * threads,
+            tensor_flops=2.0 * inner * plan.rows * columns * (3 if is_split else 1),
+            tensor_flops_per_cycle_and_sm=TENSOR_FLOPS[size],
+        ),
+    )
+
+
+def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
+    matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
+    blocks = blocks_of(matrix, plan.rows, plan.depth)
+    # Each block row is a block of the grid; those with most groups first.
+    groups = make_groups(blocks.indptr, plan.group, 1)
+    order = np.concatenate((groups.rows[groups.blocks[:-1]], groups.empty_rows))
+    starts = np.concatenate((groups.blocks, np.full(len(groups.empty_rows), groups.blocks[-1])))
+    is_there = groups.places >= 0
+    places = np.where(is_there, groups.places, groups.places[:, :1])
+    dense = dense_blocks(matrix, dtype.rounded(matrix.data), blocks, plan.rows, plan.depth)
+    taken = np.where(is_there[:, :, np.newaxis, np.newaxis], dense[places], np.float32(0))
+    ahead = _ahead(plan, dtype)
+    settings = {
+        "ROWS": plan.rows,
+        "BLOCK": plan.depth,
+        "GROUP": plan.group,
+        "COLUMNS": plan.columns,
+        "WARPS": plan.warps,
+        "SPLITS": plan.splits,
+        "VECTOR": plan.vector,
+        "AHEAD": ahead,
+        "RAGGED": int(matrix.k % plan.depth != 0),
+    }
+    threads = plan.warps * _WARP
+    needed = _registers(plan.rows, plan.columns, dtype, ahead)
+    return PackedKernel(
+        entry="lospmm_block_group_coo",
+        source=source_of_template("block_group_coo", settings, dtype=dtype, epilogue=epilogue),
+        data=pack(
+            (problem.n, len(order), matrix.m, matrix.k),
+            (
+                starts.astype(np.uint32),
+                order.astype(np.int32),
+                (blocks.columns[places] * plan.depth).astype(np.int32),
+                lanes_of(taken, dtype),
+            ),
+            epilogue=epilogue,
+        ),
+        launch=Launch(
+            grid_of(ceil_div(problem.n, plan.cols), len(order), MAX_GRID_HEIGHT),
+            threads,
+            _shared_bytes(plan.rows, plan.columns, plan.warps, plan.splits),
+        ),
+        registers=min(MAX_REGISTERS, max(64, ceil_div(needed, 8) * 8)),
+        cols=plan.cols,
+        dtype=dtype,
+        takes_residual=epilogue.residual,
+    )
+
+
+def _registers(rows: int, columns: int, dtype: Dtype, ahead: int) -> int:
+    """Of a thread: sums, what is under way, and the rest."""
+    own_rows = _inner(dtype.element_bytes) // 4
+    of_b = own_rows * columns * dtype.element_bytes // 4
+    of_a = rows // 8 * (4 if dtype.name == "float32" else 2)
+    return rows * columns // 4 + (ahead + 1) * (of_a + of_b) + OTHER_REGISTERS
+
+
+def _ahead(plan: Plan, dtype: Dtype) -> int:
+    """Steps under way beside the one that is multiplied: as many as leave room for two blocks of 8 warps, 3 at most."""
+    return max((ahead for ahead in (2, 3) if _registers(plan.rows, plan.columns, dtype, ahead) <= 128), default=1)
+
+
+def lanes_of(taken: NDArray[np.float32], dtype: Dtype) -> NDArray[np.uint8]:
+    """Groups of blocks (groups, length, rows, depth) in the order in which lanes read them.
+
+    Step after step of the inner dimension; in each, pairs of 8 rows; then the lanes, with the 4 (16-bit) or 2 elements
+    of their row that they multiply in the step, of both halves of the pair. In float32 each element is two of TF32.
+    """
+    count, length, rows, depth = taken.shape
+    inner = _inner(dtype.element_bytes)
+    own = inner // 4
+    joined = taken.transpose(0, 2, 1, 3).reshape(count, rows // 8, 8, length * depth // inner, 4, own)
+    steps = joined.transpose(0, 3, 1, 2, 4, 5)  # (groups, steps, parts of 8 rows, row, place, own)
+    if dtype.name == "float32":
+        tf32 = DTYPES["tf32"]
+        high = tf32.rounded(steps)
+        return np.ascontiguousarray(np.stack((high, tf32.rounded(steps - high)), axis=-2)).view(np.uint8)
+    parts = rows // 8
+    if parts % 2 == 0:
+        pairs = steps.reshape(count, steps.shape[1], parts // 2, 2, 8, 4, own)
+        steps = pairs.transpose(0, 1, 2, 4, 5, 3, 6)
+    stored = dtype.to_storage(np.ascontiguousarray(steps))
+    return np.ascontiguousarray(stored).view(np.uint8)
+
+
+assert SIDES[0] >= 8, "a lane's rows of B lie in one block"
