@@ -52,8 +52,18 @@ def emission_of(kernel: PackedKernel) -> Emission:
     return Emission("template", kernel.entry, kernel.source, units, data=kernel.data)
 
 
-def source_of_template(name: str, settings: Mapping[str, int | str], *, dtype: Dtype, epilogue: Epilogue) -> str:
-    """The text of ``templates/NAME.cu`` behind its ``settings``, as macros, and the prelude; deterministic."""
+def source_of_template(
+    name: str,
+    settings: Mapping[str, int | str],
+    *,
+    dtype: Dtype,
+    epilogue: Epilogue,
+    parts: Sequence[str] = (),
+) -> str:
+    """The text of ``templates/NAME.cu`` behind its ``settings``, as macros, the prelude and ``parts``; deterministic.
+
+    ``parts`` are files of templates/ that several templates share.
+    """
     common = {
         "LOSPMM_DTYPE": tuple(DTYPES).index(dtype.name),
         "BIAS": int(epilogue.bias is not None),
@@ -61,7 +71,7 @@ def source_of_template(name: str, settings: Mapping[str, int | str], *, dtype: D
         "RESIDUAL": int(epilogue.residual),
     }
     macros = "".join(f"#define {macro} {value}\n" for macro, value in {**common, **settings}.items())
-    return f"{macros}{_text('prelude.cuh')}{_text(f'{name}.cu')}"
+    return macros + "".join(map(_text, ("prelude.cuh", *parts, f"{name}.cu")))
 
 
 @cache
