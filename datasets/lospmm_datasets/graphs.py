@@ -1,4 +1,4 @@
-"""Sparse matrices as graphs and discretised equations have them, drawn from a seed: the same arguments, the same matrix.
+"""Sparse matrices as graphs and discretised equations have them; the same arguments and seed give the same matrix.
 
 They are what collections such as SuiteSparse hold beside pruned layers: rows of very different lengths, bands, blocks.
 Unlike ``synthetic`` nothing of size m x k is made, so that hundreds of thousands of rows are drawn in a second. Weights
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lospmm.errors import BadRequest
 from lospmm.matrix import SparseMatrix, from_coo
 
-#: Chances of the quarters of an adjacency matrix (Chakrabarti et al., R-MAT, SDM 2004; those of the Graph500 benchmark).
+#: Chances of the quarters of an adjacency matrix (Chakrabarti et al., R-MAT, SDM 2004; those of Graph500).
 RMAT_CHANCES = (0.57, 0.19, 0.19, 0.05)
 
 #: Neighbours of a grid's point, itself among them, by the name of the stencil.
@@ -23,7 +23,7 @@ STENCILS = {
 
 
 def power_law(nodes: int, mean_degree: float, seed: int, *, exponent: float = 2.1) -> SparseMatrix:
-    """An adjacency matrix whose degrees, of rows and of columns, fall as ``degree ** -exponent``, as in scale-free graphs.
+    """An adjacency matrix of a scale-free graph: degrees, of rows and of columns, fall as ``degree ** -exponent``.
 
     Node i, in a random order, has a chance proportional to ``(i + 1) ** (-1 / (exponent - 1))`` at both ends of an edge
     (Chung and Lu 2002). Edges that are drawn twice count once, so that there are somewhat fewer than ``nodes *
