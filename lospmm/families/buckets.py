@@ -16,8 +16,8 @@ from lospmm.families.traffic import gather_micros
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
-WARPS = (4, 8)
-GROUPS = (2, 4)
+WARPS = (4, 16)
+GROUPS = (2, 4, 8)
 WORK = (4, 16, 64)
 
 #: Rows below this many entries share a bucket.
@@ -57,13 +57,16 @@ class Bucket:
 
 
 def plans(problem: Problem) -> list[Buckets]:
+    """The widest vectors too with fewer threads than N has work for: more teams share a long row."""
+    wide = lanes(problem)
+    narrow = Lane(wide[0].vector, 8)
     return [
         Buckets(lane.vector, lane.team, group, work, warps)
-        for lane in lanes(problem)
+        for lane in ([*wide, narrow] if wide[0].team > narrow.team else wide)
         for group in GROUPS
         for work in WORK
         for warps in WARPS
-        if work >= group
+        if work >= group and (group < GROUPS[-1] or lane.vector <= 4)
     ]
 
 

@@ -25,8 +25,9 @@ from lospmm.packed import PackedKernel, pack, source_of_template
 #: Bytes of C's row that a thread computes; a warp's stripe is 32 times as wide.
 LANE_BYTES = (8, 16)
 ROWS = (4, 8, 16)
-WARPS = (8, 12, 16, 24)
+WARPS = (8, 12, 16, 24, 32)
 STAGES = (2, 3)
+UNITS = (2, 4)
 
 #: Blocks that an SM holds, by their shared memory.
 RESIDENT = (1, 2)
@@ -36,7 +37,7 @@ DEPTH_UNIT = 32
 
 #: Sums that a thread may hold, and the registers that it needs beside them.
 MAX_SUMS = 64
-OTHER_REGISTERS = 44
+OTHER_REGISTERS = 48
 
 #: Positions in a partition's list have 16 bits.
 MAX_UNITS = (1 << 16) - 1
@@ -45,7 +46,19 @@ MAX_UNITS = (1 << 16) - 1
 MAX_NONZEROS = 1 << 22
 
 UNIT_BYTES = 16
+
+#: For the barriers of bulk copies, which there are from this architecture on.
+BARRIER_BYTES = 128
+BULK_ARCH = 90
+
+#: Units behind the lists of a partition, which are read ahead of the last and used for nothing.
+UNITS_AHEAD = 1
+
 SHARED_BYTES_PER_CYCLE = 128.0
+
+#: From a unit's entries to the sums of what they name in shared memory, and from one row to the next.
+UNIT_CYCLES = 50.0
+PIECE_CYCLES = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +86,20 @@ class Partitions:
     def stage_bytes(self) -> int:
         return self.depth * WARP * self.lane_bytes + self.slot
 
-    def shared_bytes(self, k: int) -> int:
+    def all_stages_bytes(self, k: int) -> int:
         return min(self.stages, self.count(k)) * self.stage_bytes()
+
+    def shared_bytes(self, k: int) -> int:
+        return self.all_stages_bytes(k) + BARRIER_BYTES
 
 
 def _words(problem: Problem) -> int:
     return 1 if problem.dtype.element_bytes == 2 else 2
+
+
+def _arch(problem: Problem) -> int:
+    """As in 90 for sm_90a."""
+    return int("".join(filter(str.isdigit, problem.device.arch)))
 
 
 def _registers(problem: Problem, warps: int) -> int:
@@ -116,7 +137,7 @@ def _slot(problem: Problem, fine: NDArray[np.int64], block_rows: int, depth: int
     most = int(np.add.reduceat(fine, starts, axis=1).max(initial=0))
     words, per_unit = _words(problem), unit // _words(problem)
     entries = most + min(most, block_rows) * (per_unit - 1)
-    return ceil_div(_header_bytes(block_rows) + entries * words * 4 + UNIT_BYTES, 128) * 128
+    return ceil_div(_header_bytes(block_rows) + entries * words * 4 + (UNITS_AHEAD + 1) * UNIT_BYTES, 128) * 128
 
 
 def _header_bytes(block_rows: int) -> int:
@@ -134,8 +155,8 @@ def plans(problem: Problem) -> list[Partitions]:
         if not shapes:
             continue
         fine = _fine_counts(problem, rows * warps, warps)
-        for lane_bytes, stages, resident in product(shapes, STAGES, RESIDENT):
-            plan = _deepest(problem, fine, Partitions(lane_bytes, rows, warps, 0, stages, 0, 0), resident)
+        for lane_bytes, stages, unit, resident in product(shapes, STAGES, UNITS, RESIDENT):
+            plan = _deepest(problem, fine, Partitions(lane_bytes, rows, warps, 0, stages, unit, 0), resident)
             if plan is not None:
                 found[plan] = None
     return list(found)
@@ -155,19 +176,17 @@ def _is_worthwhile(problem: Problem, lane_bytes: int, rows: int, warps: int) -> 
 
 
 def _deepest(problem: Problem, fine: NDArray[np.int64], shape: Partitions, resident: int) -> Partitions | None:
-    """``shape`` with its depth, unit and slot, so that an SM holds ``resident`` blocks."""
+    """``shape`` with its depth and slot, so that an SM holds ``resident`` blocks."""
     device, matrix = problem.device, problem.matrix
     most = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // resident - device.reserved_shared_bytes)
     whole = ceil_div(matrix.k, DEPTH_UNIT) * DEPTH_UNIT
     limit = min(whole, most // (WARP * shape.lane_bytes) // DEPTH_UNIT * DEPTH_UNIT)
     for depth in range(limit, 0, -DEPTH_UNIT):
-        piece = matrix.nnz / matrix.m * depth / matrix.k  # entries of a row in a partition
-        unit = 4 if piece >= 3 * 4 / _words(problem) else 2
-        plan = replace(shape, depth=depth, unit=unit)
+        plan = replace(shape, depth=depth)
         if plan.shared_bytes(matrix.k) > most:
             continue
-        plan = replace(plan, slot=_slot(problem, fine, shape.block_rows, depth, unit))
-        if plan.shared_bytes(matrix.k) <= most and plan.slot // (unit * 4) <= MAX_UNITS:
+        plan = replace(plan, slot=_slot(problem, fine, shape.block_rows, depth, shape.unit))
+        if plan.shared_bytes(matrix.k) <= most and plan.slot // (shape.unit * 4) <= MAX_UNITS:
             return replace(plan, stages=min(plan.stages, max(2, plan.count(matrix.k))))
     return None
 
@@ -186,11 +205,13 @@ def forecast(problem: Problem, plans: Sequence[Partitions]) -> NDArray[np.float6
         padded = entries + min(entries, segments) * (per_unit - 1) / 2
         shared = padded * (row_bytes / SHARED_BYTES_PER_CYCLE + 1 / per_unit) + segments
         per_entry = vector * (2.0 if size == 2 else 1.0) + 4.0
-        issued = (padded * per_entry + segments * 12 + matrix.k * row_bytes / 16 / WARP * 6) / 4
+        issued = (padded * per_entry + segments * 14) / 4
         fetched = (matrix.k * row_bytes + padded * 4 * _words(problem)) / L2_BYTES_PER_CYCLE_AND_SM
+        # A warp waits for every unit that it reads, and at the end of every row's piece.
+        waited = (padded / per_unit * UNIT_CYCLES + segments * PIECE_CYCLES) / plan.warps
         # Multiplying begins with the first partition there; another block of the SM may multiply meanwhile.
         first = fetched / count / max(1, device.shared_bytes_per_sm // plan.shared_bytes(matrix.k))
-        cycles = max(shared, issued, fetched) * 1.15 + first + 1500 + 300 * count
+        cycles = max(shared, issued, fetched, waited) * 1.15 + first + 1500 + 300 * count
         waves = ceil_div(stripes * blocks, device.sms)
         bytes_of_memory = size * problem.n * (matrix.k + matrix.m)
         reading = bytes_of_memory / device.memory_bandwidth * 1e6
@@ -200,7 +221,7 @@ def forecast(problem: Problem, plans: Sequence[Partitions]) -> NDArray[np.float6
 
 def pack_plan(problem: Problem, plan: Partitions) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    size, count = dtype.element_bytes, plan.count(matrix.k)
+    count, copy = plan.count(matrix.k), math.gcd(problem.n * dtype.element_bytes, UNIT_BYTES)
     rows = dealt(problem, plan.block_rows, plan.warps)
     starts, lists = _lists(problem, plan, rows)
     settings = {
@@ -211,9 +232,11 @@ def pack_plan(problem: Problem, plan: Partitions) -> PackedKernel:
         "STAGES": plan.stages,
         "UNIT": plan.unit,
         "WORDS": _words(problem),
-        "COPY": math.gcd(problem.n * size, 16),
+        "COPY": copy,
+        "LOSPMM_BULK": int(copy == UNIT_BYTES and _arch(problem) >= BULK_ARCH),
     }
-    numbers = (problem.n, matrix.k, count, plan.depth * WARP * plan.lane_bytes, plan.stage_bytes())
+    lists_at = plan.depth * WARP * plan.lane_bytes
+    numbers = (problem.n, matrix.k, count, lists_at, plan.stage_bytes(), plan.all_stages_bytes(matrix.k))
     cols = WARP * plan.vector(problem)
     return PackedKernel(
         entry="lospmm_hyb_partitions",
@@ -242,7 +265,7 @@ def _lists(problem: Problem, plan: Partitions, rows: NDArray[np.int64]) -> tuple
     per_unit = plan.unit // words
     ends = np.cumsum(-(-lengths.reshape(-1, slots) // per_unit), axis=1)  # units, (blocks x partitions, slots)
     header = _header_bytes(slots)
-    sizes = header // 16 + -(-ends[:, -1] * plan.unit * 4 // 16)
+    sizes = header // 16 + -(-(ends[:, -1] + UNITS_AHEAD) * plan.unit * 4 // 16)
     starts = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=starts[1:])
     assert sizes.max() * 16 <= plan.slot, "the lists fit their place in shared memory"

@@ -70,7 +70,7 @@ def gather_micros(
         problem,
         Traffic(
             l2_bytes=blocks * (nnz * sector + entries * entry_bytes),
-            instructions=blocks * lane.team * (entries * per_entry + teams * (30 + 2 * lane.vector)),
+            instructions=blocks * lane.team * (entries * per_entry + teams * (60 + 8 * lane.vector)),
             threads=blocks * lane.team * teams,
         ),
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lospmm import readers
 from lospmm.convolution import Convolution
+from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES, buckets, csr, hyb, partitions
 from lospmm.families.buckets import Buckets
@@ -208,7 +209,8 @@ def test_an_infinity_stays_where_it_belongs() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_templates_compile_without_spills(arch: str, dtype: str) -> None:
-    problem = plain(uniform(768, 768, 0.95, seed=0), 4096, DTYPES[dtype])
+    device = DEVICES[{"sm_80": "a100", "sm_90": "h200"}[arch]]
+    problem = Problem(uniform(768, 768, 0.95, seed=0), 4096, device, dtype=DTYPES[dtype])
     store = Store(lospmm_settings().cache_dir)
     chosen: list[tuple[str, object]] = []
     for name in MINE:
