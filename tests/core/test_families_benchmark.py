@@ -27,8 +27,17 @@ def _no_display(monkeypatch: pytest.MonkeyPatch) -> None:
 def record(**changes: Any) -> Record:
     times = {"csr": 20.0, "hyb": 10.0}
     line: Record = {
-        "set": "map", "name": "512 x 512", "n": 128, "dtype": "float16", "problem": "512 x 512, n 128, float16",
-        "m": 512, "k": 512, "nnz": 5243, "sparsity": 0.98, "bound_micros": 2.0, "bound_by": "memory",
+        "set": "map",
+        "name": "512 x 512",
+        "n": 128,
+        "dtype": "float16",
+        "problem": "512 x 512, n 128, float16",
+        "m": 512,
+        "k": 512,
+        "nnz": 5243,
+        "sparsity": 0.98,
+        "bound_micros": 2.0,
+        "bound_by": "memory",
         "families": {name: {"plans": 2, "failures": [], "micros": micros} for name, micros in times.items()},
         "baselines": {"cusparse": {"micros": 40.0}, "cublas_fp16": {"micros": 15.0}},
         "refused": {},
