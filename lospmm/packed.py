@@ -52,10 +52,20 @@ def emission_of(kernel: PackedKernel) -> Emission:
     return Emission("template", kernel.entry, kernel.source, units, data=kernel.data)
 
 
-def source_of_template(name: str, settings: Mapping[str, int | str], *, dtype: Dtype, epilogue: Epilogue) -> str:
-    """The text of ``templates/NAME.cu`` behind its ``settings``, as macros, and the prelude; deterministic."""
+def source_of_template(
+    name: str,
+    settings: Mapping[str, int | str],
+    *,
+    dtype: Dtype,
+    epilogue: Epilogue,
+    parts: Sequence[str] = (),
+) -> str:
+    """The text of ``templates/NAME.cu`` behind its ``settings``, as macros, the prelude and ``parts``; deterministic.
+
+    ``parts`` are files of templates/ that several templates share.
+    """
     prelude = source_of_prelude(settings, dtype=dtype, epilogue=epilogue, takes_residual=epilogue.residual)
-    return f"{prelude}{_text(f'{name}.cu')}"
+    return prelude + "".join(map(_text, (*parts, f"{name}.cu")))
 
 
 def source_of_prelude(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families import block_group_coo, csr, group_coo
+from lospmm.families import block_group_coo, csr, group_coo, hyb
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
 
@@ -49,5 +49,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "block_group_coo": Family(
             block_group_coo.refusal, block_group_coo.plans, block_group_coo.forecast, block_group_coo.pack_plan
         ),
+        "hyb": Family(hyb.refusal, hyb.plans, hyb.forecast, hyb.pack_plan),
     }
 )

@@ -1,7 +1,9 @@
 """Rows of A in compressed form, read at run time: for matrices of any size, and any N (row splitting, as in Sputnik).
 
-A warp computes one row of C for ``32 x vector`` columns. Rows go to warps by falling length, so that the warps of a
-block, and the blocks that run at the same time, have about as much to do (Gale et al. 2020, "row swizzle").
+A warp has as many rows as there is room for beside the columns of C, and the entries of a row may be dealt to several
+teams of threads, whose sums are added up at the end: what N of 1 to 16 needs. Rows go to warps by falling length, so
+that those of a warp, and the blocks that run at the same time, have about as much to do (Gale et al. 2020, "row
+swizzle").
 """
 
 from collections.abc import Sequence
@@ -10,59 +12,79 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.traffic import Traffic, micros_of
+from lospmm.families.lists import (
+    WARP,
+    Lane,
+    by_falling_length,
+    common_settings,
+    entry_words,
+    grid_of,
+    lanes,
+    pack_lists,
+)
+from lospmm.families.traffic import gather_micros
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
-WARPS = (2, 4, 8)
-VECTORS = (1, 2, 4)
+WARPS = (4, 8)
 
-#: Blocks along y that CUDA allows.
-MAX_GRID_HEIGHT = 65_535
+#: Entries that a thread reads at once, and whose rows of B are on the way together.
+GROUPS = (2, 4, 8)
 
-_WARP = 32
+REGISTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    warps: int  # of a block, each with a row of its own
     vector: int  # columns next to each other that a thread computes
+    team: int  # threads side by side in a row of C
+    slices: int  # teams that share a row
+    group: int  # entries that a team reads at once
+    warps: int  # of a block
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(self.vector, self.team)
+
+    @property
+    def rows(self) -> int:
+        """Of a block."""
+        return self.warps * WARP // (self.team * self.slices)
 
 
 def refusal(problem: Problem) -> str | None:
-    if problem.convolution is not None:
-        return "a convolution"
-    if ceil_div(problem.matrix.m, max(WARPS)) > MAX_GRID_HEIGHT:
-        return f"more than {MAX_GRID_HEIGHT * max(WARPS)} rows"
-    return None
+    return "a convolution" if problem.convolution is not None else None
 
 
 def plans(problem: Problem) -> list[Plan]:
-    """Vectors that divide N, so that every row of B and C is aligned to them."""
+    """No more slices than the longest row has groups."""
+    longest = int(problem.matrix.row_nnz.max(initial=0))
     return [
-        Plan(warps, vector)
+        Plan(lane.vector, lane.team, slices, group, warps)
+        for lane in lanes(problem)
+        for slices in (1, 2, 4, 8, 16, 32)
+        for group in GROUPS
         for warps in WARPS
-        for vector in VECTORS
-        if problem.n % vector == 0
-        and ceil_div(problem.matrix.m, warps) <= MAX_GRID_HEIGHT
-        and (vector == 1 or problem.n > _WARP * vector // 2)
+        if lane.team * slices <= WARP and (slices == 1 or slices * group < 2 * longest)
     ]
 
 
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
-    """Every nonzero reads a piece of a row of B from L2."""
-    matrix, size = problem.matrix, problem.dtype.element_bytes
+    """Every nonzero reads a piece of a row of B from L2; a team walks its entries one group after another."""
+    lengths = problem.matrix.row_nnz
     found = []
     for plan in plans:
-        columns = ceil_div(problem.n, _WARP * plan.vector) * _WARP * plan.vector
+        unit = plan.group * plan.slices
+        groups = -(-lengths // unit)
         found.append(
-            micros_of(
+            gather_micros(
                 problem,
-                Traffic(
-                    l2_bytes=matrix.nnz * (problem.n * size + 8 * columns / (_WARP * plan.vector)),
-                    instructions=matrix.nnz * columns * (2 + 4 / plan.vector),
-                    threads=ceil_div(matrix.m, plan.warps) * plan.warps * columns / plan.vector,
-                ),
+                plan.lane,
+                entries=float(groups.sum()) * unit,
+                entry_bytes=4 * entry_words(problem),
+                teams=float(len(lengths) * plan.slices),
+                steps=float(groups.max(initial=0)),
+                group=plan.group,
             )
         )
     return np.array(found)
@@ -70,21 +92,20 @@ def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    lengths = np.diff(matrix.indptr)
-    rows = np.argsort(-lengths, kind="stable").astype(np.int32)
-    cols = _WARP * plan.vector
-    settings = {"WARPS": plan.warps, "VECTOR": plan.vector}
+    rows = by_falling_length(problem)
+    unit = plan.group * plan.slices
+    groups = np.zeros(matrix.m + 1, dtype=np.int64)
+    np.cumsum(-(-matrix.row_nnz[rows] // unit) * plan.slices, out=groups[1:])
+    lists = pack_lists(problem, rows, groups[:-1] * plan.group, int(groups[-1]) * plan.group)
+    settings = {**common_settings(problem, plan.lane, plan.group), "SLICES": plan.slices, "WARPS": plan.warps}
+    grid = grid_of(ceil_div(problem.n, plan.lane.cols), ceil_div(matrix.m, plan.rows))
     return PackedKernel(
         entry="lospmm_csr",
-        source=source_of_template("csr", settings, dtype=dtype, epilogue=epilogue),
-        data=pack(
-            (matrix.m, problem.n),
-            (rows, matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), dtype.rounded(matrix.data)),
-            epilogue=epilogue,
-        ),
-        launch=Launch((ceil_div(problem.n, cols), ceil_div(matrix.m, plan.warps), 1), _WARP * plan.warps),
-        registers=128,
-        cols=cols,
+        source=source_of_template("csr", settings, dtype=dtype, epilogue=epilogue, parts=("gather.cuh",)),
+        data=pack((matrix.m, problem.n), (rows.astype(np.int32), groups, lists), epilogue=epilogue),
+        launch=Launch(grid, WARP * plan.warps),
+        registers=REGISTERS,
+        cols=plan.lane.cols,
         dtype=dtype,
         takes_residual=epilogue.residual,
     )

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
@@ -81,8 +82,16 @@ struct Warp {
   std::uint64_t slots[2][WARP][SLOTS];
 };
 
+// A barrier of bulk copies: they are done when a phase is waited for, and all that it expects is on its way.
+struct Bulk {
+  std::uint64_t phase = 0;
+  std::size_t expected = 0, started = 0;
+  std::vector<Copy> copies;
+};
+
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
+static std::map<const void *, Bulk> bulks;
 static std::uint64_t barrier_step;
 static unsigned barrier_arrived, alive, running;
 static std::uint64_t progress, last_progress;
@@ -180,6 +189,7 @@ static void resume(unsigned thread) {
 
 static void run_block(unsigned threads, std::size_t shared_bytes) {
   std::memset(lospmm_shared, 0xFF, shared_bytes);
+  bulks.clear();
   fibers.resize(threads);
   warps.assign((threads + WARP - 1) / WARP, Warp{});
   for (unsigned thread = 0; thread < threads; ++thread) {
@@ -388,6 +398,38 @@ template <int pending>
 static inline void lospmm_wait() {
   lospmm::Fiber &mine = lospmm::fibers[lospmm::running];
   for (; mine.groups.size() > pending; mine.groups.pop_front()) lospmm::perform(mine.groups.front());
+}
+
+static inline void lospmm_bulk_make(unsigned long long *barrier) { lospmm::bulks[barrier] = {}; }
+static inline lospmm::Bulk &lospmm_bulk(unsigned long long *barrier) {
+  const auto found = lospmm::bulks.find(barrier);
+  if (found == lospmm::bulks.end()) lospmm::fault("a barrier of bulk copies that nobody made");
+  return found->second;
+}
+static inline void lospmm_bulk_expect(unsigned long long *barrier, unsigned bytes) {
+  lospmm_bulk(barrier).expected += bytes;
+}
+static inline void lospmm_bulk_copy(void *shared, const void *global, unsigned bytes, unsigned long long *barrier) {
+  if (bytes % 16 || reinterpret_cast<std::uintptr_t>(shared) % 16 || reinterpret_cast<std::uintptr_t>(global) % 16)
+    lospmm::fault("a bulk copy from or to an address, or of a size, that is no multiple of 16 bytes");
+  lospmm::Bulk &bulk = lospmm_bulk(barrier);
+  bulk.copies.push_back({shared, global, bytes});
+  bulk.started += bytes;
+  if (bulk.started > bulk.expected) lospmm::fault("more bytes of bulk copies than their barrier expects");
+}
+static inline void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity) {
+  lospmm::Bulk &bulk = lospmm_bulk(barrier);
+  while ((bulk.phase & 1) == parity) {
+    if (bulk.expected && bulk.started == bulk.expected) {
+      lospmm::perform(bulk.copies);
+      bulk.copies.clear();
+      bulk.expected = bulk.started = 0;
+      ++bulk.phase;
+      ++lospmm::progress;
+    } else {
+      lospmm::yield();
+    }
+  }
 }
 
 namespace lospmm {

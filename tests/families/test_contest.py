@@ -1,7 +1,7 @@
 """Families in the same tuning: who takes part, what is timed, who wins; with times that are made up."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -11,7 +11,6 @@ from lospmm.contest import FINALISTS, FIRST, PROMISING, TURNS, Contest, Field, c
 from lospmm.convolution import convolution_of
 from lospmm.device import DEVICES
 from lospmm.families import FAMILIES, Entrant
-from lospmm.families.csr import Plan
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.matrix import from_dense
@@ -22,6 +21,12 @@ from lospmm.search import Clock
 Micros = Callable[[Entrant], float | None]
 
 WARPS, VECTORS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    warps: int
+    vector: int
 
 
 def field(**forecasts: float) -> Field:

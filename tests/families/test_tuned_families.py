@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
 def test_the_manifest_names_the_family_and_its_plan(made: Kernel) -> None:
     manifest = made.manifest
     assert (manifest["family"], manifest["emitter"], manifest["tile"]) == ("csr", "template", None)
-    assert manifest["plan"]["axes"].keys() == {"warps", "vector"}
+    assert manifest["plan"]["axes"].keys() == {"vector", "team", "slices", "group", "warps"}
     assert manifest["plan"]["data_bytes"] > 0 and manifest["code_bytes"] > 0
     assert manifest["search"]["chosen_by"] == "estimate" and manifest["search"]["space"] == 0
     (family,) = manifest["search"]["families"]
@@ -87,7 +87,7 @@ def test_a_matrix_too_large_to_unroll_has_a_family(tmp_path: Path, monkeypatch: 
 def test_nobody_has_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
     monkeypatch.setattr(tuning, "settings", lambda: few)
-    monkeypatch.setattr("lospmm.families.csr.MAX_GRID_HEIGHT", 0)
+    monkeypatch.setattr("lospmm.families.csr.WARPS", ())
     with pytest.raises(NothingFits, match=r"no family has a kernel for this: unrolled: .* LOSPMM_MAX_NONZEROS; csr: "):
         jobs.tune(request(families="unrolled,csr"), store=Store(tmp_path))
 

@@ -94,6 +94,37 @@ LOSPMM_INLINE void lospmm_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// Bulk copies, from sm_90 on: threads start them, and the GPU tells a barrier in shared memory of the bytes that came.
+// One thread makes the barrier, before a barrier of the block, and says how many bytes a phase of it expects, before
+// they are on their way; addresses and sizes are multiples of 16 bytes. A wait is for the end of the phase of ``parity``:
+// the first is 0.
+#if LOSPMM_BULK
+LOSPMM_INLINE void lospmm_bulk_make(unsigned long long *barrier) {
+  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(lospmm_address(barrier)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+LOSPMM_INLINE void lospmm_bulk_expect(unsigned long long *barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(lospmm_address(barrier)), "r"(bytes) : "memory");
+}
+LOSPMM_INLINE void lospmm_bulk_copy(void *shared, const void *global, unsigned bytes, unsigned long long *barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   lospmm_address(shared)),
+               "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(lospmm_address(barrier))
+               : "memory");
+}
+LOSPMM_INLINE void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(lospmm_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+#endif
+
 #endif
 
 // What B and C are made of (LOSPMM_DTYPE: lospmm/packed.py), and what is added to A x B (BIAS, RELU, RESIDUAL).

@@ -1,0 +1,137 @@
+"""What ``benchmarks.families`` is run on: problems by name, small enough to be sent to a builder and drawn there."""
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from benchmarks.kernels import SEED, SHAPES_FILE
+from benchmarks.problems import spread
+from benchmarks.real_weights import columns_of, read_pixels
+from lospmm import readers
+from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
+from lospmm.errors import BadRequest
+from lospmm.matrix import SparseMatrix
+from lospmm.model import Problem
+from lospmm_datasets import graphs
+from lospmm_datasets.shapes import read_shapes
+from lospmm_datasets.synthetic import uniform
+
+#: Axes of the map: square layers, as large as language models have them, and N from one token to a batch of sequences.
+MAP_SIDES = (512, 1024, 2048, 4096)
+MAP_SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+MAP_COLUMNS = (1, 16, 128, 1024, 4096)
+MAP_DTYPES = ("float32", "float16")
+
+SHAPE_SPARSITIES = (0.95, 0.98)
+LLM_SHAPES = ((4096, 4096), (4096, 11008))
+LLM_SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9)
+LLM_COLUMNS = (16, 512, 4096)
+
+GRAPH_COLUMNS = (1, 32, 128)
+GRAPHS: Mapping[str, Callable[[], SparseMatrix]] = {
+    "power-law 100k": lambda: graphs.power_law(100_000, 10, SEED),
+    "R-MAT 2^16": lambda: graphs.rmat(16, 16, SEED),
+    "scattered 100k": lambda: graphs.scattered(100_000, 100_000, 10, SEED),
+    "banded 200k": lambda: graphs.banded(200_000, 64, 12, SEED),
+    "stencil 9, 400 x 400": lambda: graphs.stencil(400, 9, SEED),
+    "blocks of 16, 16k": lambda: graphs.blocks(16_384, 16_384, 16, 0.99, SEED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``source`` is where the matrix is from: a file, a graph's name, or the rows, columns and sparsity of a layer."""
+
+    set: str
+    name: str  # of the matrix
+    source: str | tuple[int, int, float]
+    n: int
+    dtype: str
+    device: str
+
+    @property
+    def problem(self) -> str:
+        return f"{self.name}, n {self.n}, {self.dtype}"
+
+
+@lru_cache(maxsize=4)
+def matrix_of(source: str | tuple[int, int, float]) -> SparseMatrix:
+    """Raises BadRequest for a file that cannot be read."""
+    if isinstance(source, tuple):
+        m, k, sparsity = source
+        return uniform(m, k, sparsity, SEED + zlib.crc32(repr(source).encode()) % 1000)
+    return GRAPHS[source]() if source in GRAPHS else readers.read(Path(source)).matrix
+
+
+def problem_of(case: Case) -> Problem:
+    return Problem(matrix_of(case.source), case.n, DEVICES[case.device], dtype=DTYPES[case.dtype])
+
+
+def _drawn(set_name: str, gemm: tuple[int, int, int], sparsity: float, dtype: str, device: str) -> Case:
+    m, k, n = gemm
+    return Case(set_name, f"{m} x {k}, {sparsity:.0%} zeros", (m, k, sparsity), n, dtype, device)
+
+
+def shapes(device: str, _layers: Path | None) -> list[Case]:
+    """The 41 shapes, at each sparsity in each type."""
+    gemms = [shape.gemm for network in read_shapes(SHAPES_FILE).networks for shape in network.shapes]
+    return [
+        _drawn("shapes", gemm, sparsity, dtype, device)
+        for sparsity in SHAPE_SPARSITIES
+        for dtype in ("float16", "tf32", "float32", "bfloat16")
+        for gemm in gemms
+    ]
+
+
+def llm(device: str, _layers: Path | None) -> list[Case]:
+    """Layers of language models, fp16."""
+    return [
+        _drawn("llm", (m, k, n), sparsity, "float16", device)
+        for m, k in LLM_SHAPES
+        for n in LLM_COLUMNS
+        for sparsity in LLM_SPARSITIES
+    ]
+
+
+def drawn_map(device: str, _layers: Path | None) -> list[Case]:
+    """Every cell of the map; a run that is stopped has cells from everywhere."""
+    cells = [
+        _drawn("map", (side, side, n), sparsity, dtype, device)
+        for dtype in MAP_DTYPES
+        for side in MAP_SIDES
+        for n in MAP_COLUMNS
+        for sparsity in MAP_SPARSITIES
+    ]
+    return spread(cells)
+
+
+def graph_like(device: str, _layers: Path | None) -> list[Case]:
+    return [Case("graphs", name, name, n, "float32", device) for name in GRAPHS for n in GRAPH_COLUMNS]
+
+
+def real(device: str, layers: Path | None) -> list[Case]:
+    """Every layer of a folder, in fp32 and fp16. Raises BadRequest where the folder holds none."""
+    if layers is None:
+        raise BadRequest("--set real: --layers DIR must name the folder of pruned layers")
+    paths = sorted(path for path in layers.rglob("*") if path.suffix in (".smtx", ".npz"))
+    if not paths:
+        raise BadRequest(f"{layers}: there is no .smtx or .npz file in it")
+    pixels = read_pixels(layers)
+    return [
+        Case("real", path.relative_to(layers).as_posix(), str(path), columns_of(path, pixels), dtype, device)
+        for dtype in ("float16", "float32")
+        for path in paths
+    ]
+
+
+#: By name, in the order in which they are run.
+SETS: Mapping[str, Callable[[str, Path | None], list[Case]]] = {
+    "shapes": shapes,
+    "llm": llm,
+    "graphs": graph_like,
+    "real": real,
+    "map": drawn_map,
+}

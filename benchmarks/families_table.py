@@ -1,0 +1,153 @@
+"""The lines of ``families.jsonl``, read back: which family won, by how much, and what was asked of it."""
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kernels import write_results
+from lospmm.errors import BadRequest
+
+__all__ = ["Record", "dense_micros", "key", "library_micros", "read_results", "summary", "winner", "write_results"]
+
+Record = dict[str, Any]
+
+#: Over the 41 shapes against the dense multiplication of the same type: sparsity, type, the geometric mean asked for.
+TARGETS = {(0.95, "tf32"): 1.5, (0.95, "float16"): 1.2, (0.98, "tf32"): 2.5, (0.98, "float16"): 1.8}
+
+
+def key(record: Mapping[str, Any]) -> str:
+    """What a line is about: of two with the same key, the later counts."""
+    about = (record["set"], record["name"], record["n"], record["dtype"], record["machine"]["device"])
+    return json.dumps(about)
+
+
+def read_results(path: Path) -> dict[str, Record]:
+    """The lines of a file by key; none where there is no file. Raises BadRequest for what is not such a file."""
+    try:
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        return {key(record): record for record in records}
+    except FileNotFoundError:
+        return {}
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRequest(f"{path}: not the lines of this benchmark ({error!r}); name another --out") from None
+
+
+def family_micros(record: Record) -> dict[str, float]:
+    """Of the families that computed the product."""
+    return {name: found["micros"] for name, found in record["families"].items() if "micros" in found}
+
+
+def dense_micros(record: Record) -> float | None:
+    """Of the dense multiplication of the same type; None where there is none."""
+    times = [found.get("micros") for name, found in record["baselines"].items() if name.startswith("cublas")]
+    return times[0] if times else None
+
+
+def library_micros(record: Record) -> float | None:
+    """Of cuSPARSE."""
+    micros: float | None = record["baselines"].get("cusparse", {}).get("micros")
+    return micros
+
+
+def winner(record: Record) -> tuple[str, float] | None:
+    """The fastest of the families and of the dense multiplication, and its microseconds."""
+    times = family_micros(record)
+    if (dense := dense_micros(record)) is not None:
+        times["dense"] = dense
+    return min(times.items(), key=lambda pair: pair[1]) if times else None
+
+
+def best_sparse(record: Record) -> tuple[str, float] | None:
+    return min(family_micros(record).items(), key=lambda pair: pair[1], default=None)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Geometric."""
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def summary(records: Sequence[Record]) -> str:
+    parts = [_wins(records), _shapes(records), _table(records, "llm"), _table(records, "graphs"), _real(records)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _wins(records: Sequence[Record]) -> str:
+    """How often each family is the fastest, by set, and what failed."""
+    lines = ["fastest, by set (dense is cuBLAS of the same type):"]
+    for name in dict.fromkeys(record["set"] for record in records):
+        own = [record for record in records if record["set"] == name]
+        found = Counter(won[0] for record in own if (won := winner(record)) is not None)
+        counts = ", ".join(f"{family} {count}" for family, count in found.most_common())
+        lines.append(f"  {name:8} {len(own):4} problems: {counts}")
+    failed = [
+        f"  {record['problem']}: {family}: {failure}"
+        for record in records
+        for family, found in record["families"].items()
+        for failure in found["failures"]
+    ]
+    timed = sum(found["plans"] for record in records for found in record["families"].values())
+    lines.append(f"{timed} kernels, {len(failed)} of them failed{':' if failed else ''}")
+    return "\n".join(lines + failed[:20])
+
+
+def _shapes(records: Sequence[Record]) -> str:
+    lines = []
+    groups: dict[tuple[float, str], list[tuple[float, float]]] = {}
+    for record in records:
+        dense, best = dense_micros(record), best_sparse(record)
+        if record["set"] == "shapes" and dense is not None and best is not None:
+            sparsity = round(record["sparsity"], 2)
+            chosen = max(dense / best[1], 1.0)  # dense is a choice too
+            groups.setdefault((sparsity, record["dtype"]), []).append((dense / best[1], chosen))
+    for (sparsity, dtype), pairs in sorted(groups.items()):
+        sparse, chosen = zip(*pairs, strict=True)
+        target = TARGETS.get((sparsity, dtype))
+        asked = f", asked for {target}" if target is not None else ""
+        lines.append(
+            f"  {sparsity:.0%} {dtype:8} {len(pairs):2} shapes: {mean(sparse):.2f}x dense, least {min(sparse):.2f}; "
+            f"with dense as a choice {mean(chosen):.2f}x{asked}"
+        )
+    return "\n".join(
+        ["the fastest sparse kernel against dense of the same type, geometric means:", *lines] * bool(lines)
+    )
+
+
+def _table(records: Sequence[Record], name: str) -> str:
+    own = [record for record in records if record["set"] == name]
+    if not own:
+        return ""
+    families = list(dict.fromkeys(family for record in own for family in record["families"]))
+    head = f"{name + ', us':52}" + "".join(f"{title:>12}"[:12] for title in [*families, "cuSPARSE", "dense", "bound"])
+    lines = [head]
+    for record in own:
+        times = family_micros(record)
+        values = [*(times.get(family) for family in families), library_micros(record), dense_micros(record)]
+        shown = "".join(
+            f"{'-':>12}" if value is None else f"{value:12.1f}" for value in [*values, record["bound_micros"]]
+        )
+        lines.append(f"{record['problem'][:52]:52}{shown}")
+    ratios = [
+        library / best[1] for record in own if (library := library_micros(record)) and (best := best_sparse(record))
+    ]
+    if ratios:
+        lines.append(
+            f"the fastest family against cuSPARSE: {min(ratios):.2f}x to {max(ratios):.2f}x, mean {mean(ratios):.2f}x"
+        )
+    return "\n".join(lines)
+
+
+def _real(records: Sequence[Record]) -> str:
+    """Which families were right on every matrix that they take."""
+    own = [record for record in records if record["set"] == "real"]
+    if not own:
+        return ""
+    lines = [f"real layers, {len({record['name'] for record in own})} matrices:"]
+    for family in dict.fromkeys(family for record in own for family in record["families"]):
+        found = [record["families"][family] for record in own if family in record["families"]]
+        wrong = sum(bool(one["failures"]) for one in found)
+        lines.append(f"  {family}: right on {len(found) - wrong} of {len(found)}")
+    return "\n".join(lines)

@@ -1,0 +1,129 @@
+"""Sparse matrices as graphs and discretised equations have them; the same arguments and seed give the same matrix.
+
+They are what collections such as SuiteSparse hold beside pruned layers: rows of very different lengths, bands, blocks.
+Unlike ``synthetic`` nothing of size m x k is made, so that hundreds of thousands of rows are drawn in a second. Weights
+are as there: 0.5 to 1.5, of either sign.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import BadRequest
+from lospmm.matrix import SparseMatrix, from_coo
+
+#: Chances of the quarters of an adjacency matrix (Chakrabarti et al., R-MAT, SDM 2004; those of Graph500).
+RMAT_CHANCES = (0.57, 0.19, 0.19, 0.05)
+
+#: Neighbours of a grid's point, itself among them, by the name of the stencil.
+STENCILS = {
+    5: ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0)),
+    9: tuple((y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)),
+    25: tuple((y, x) for y in range(-2, 3) for x in range(-2, 3)),
+}
+
+
+def power_law(nodes: int, mean_degree: float, seed: int, *, exponent: float = 2.1) -> SparseMatrix:
+    """An adjacency matrix of a scale-free graph: degrees, of rows and of columns, fall as ``degree ** -exponent``.
+
+    Node i, in a random order, has a chance proportional to ``(i + 1) ** (-1 / (exponent - 1))`` at both ends of an edge
+    (Chung and Lu 2002). Edges that are drawn twice count once, so that there are somewhat fewer than ``nodes *
+    mean_degree``. Raises BadRequest for an exponent of 2 or less.
+    """
+    if exponent <= 2:
+        raise BadRequest(f"exponent {exponent}: more than 2, or the degrees have no mean")
+    random = np.random.default_rng(seed)
+    chance = np.arange(1, nodes + 1) ** (-1 / (exponent - 1))
+    ends = np.cumsum(chance) / chance.sum()
+    count = _count(nodes, nodes, mean_degree)
+    row, col = (
+        random.permutation(nodes)[np.searchsorted(ends, random.random(count)).clip(max=nodes - 1)] for _ in range(2)
+    )
+    return _matrix(nodes, nodes, row, col, random)
+
+
+def rmat(scale: int, mean_degree: float, seed: int) -> SparseMatrix:
+    """The adjacency matrix of 2**scale nodes that R-MAT draws, quarter by quarter, with RMAT_CHANCES.
+
+    As in ``power_law`` there are somewhat fewer nonzeros than asked for.
+    """
+    random = np.random.default_rng(seed)
+    nodes = 1 << scale
+    count = _count(nodes, nodes, mean_degree)
+    row, col = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    for _ in range(scale):
+        quarter = np.searchsorted(np.cumsum(RMAT_CHANCES), random.random(count)).clip(max=3)
+        row, col = row * 2 + quarter // 2, col * 2 + quarter % 2
+    return _matrix(nodes, nodes, row, col, random)
+
+
+def scattered(m: int, k: int, mean_length: float, seed: int) -> SparseMatrix:
+    """Entries anywhere with equal chance, as a random graph of Erdős and Rényi; somewhat fewer than asked for."""
+    random = np.random.default_rng(seed)
+    count = _count(m, k, mean_length)
+    return _matrix(m, k, random.integers(m, size=count), random.integers(k, size=count), random)
+
+
+def banded(nodes: int, bandwidth: int, mean_length: float, seed: int) -> SparseMatrix:
+    """Entries at most ``bandwidth`` beside the diagonal, which is full, as after a reordering of Cuthill and McKee."""
+    random = np.random.default_rng(seed)
+    count = _count(nodes, nodes, max(0.0, mean_length - 1))
+    row = random.integers(nodes, size=count)
+    col = row + random.integers(-bandwidth, bandwidth + 1, size=count)
+    inside = (col >= 0) & (col < nodes)
+    diagonal = np.arange(nodes)
+    return _matrix(
+        nodes, nodes, np.concatenate([diagonal, row[inside]]), np.concatenate([diagonal, col[inside]]), random
+    )
+
+
+def stencil(side: int, points: int, seed: int) -> SparseMatrix:
+    """A square grid of ``side`` x ``side`` points, row by row, each with its neighbours of a stencil of ``points``.
+
+    Raises BadRequest for a stencil that is not in STENCILS.
+    """
+    if points not in STENCILS:
+        raise BadRequest(f"a stencil of {points} points: choose one of {', '.join(map(str, STENCILS))}")
+    random = np.random.default_rng(seed)
+    y, x = np.divmod(np.arange(side * side), side)
+    rows, cols = [], []
+    for down, right in STENCILS[points]:
+        inside = (y + down >= 0) & (y + down < side) & (x + right >= 0) & (x + right < side)
+        rows.append(np.flatnonzero(inside))
+        cols.append(rows[-1] + down * side + right)
+    return _matrix(side * side, side * side, np.concatenate(rows), np.concatenate(cols), random)
+
+
+def blocks(m: int, k: int, block: int, sparsity: float, seed: int) -> SparseMatrix:
+    """Whole blocks of ``block`` x ``block`` entries, the others empty: ``sparsity`` is the share of empty blocks.
+
+    Raises BadRequest for sides that are no multiples of ``block``, and for a sparsity outside 0 to 1.
+    """
+    if m % block or k % block:
+        raise BadRequest(f"{m} x {k} in blocks of {block}: both sides must be multiples of it")
+    if not 0 <= sparsity <= 1:
+        raise BadRequest(f"sparsity {sparsity}: must be from 0 to 1")
+    random = np.random.default_rng(seed)
+    across = k // block
+    chosen = random.choice(m // block * across, round((1 - sparsity) * (m // block) * across), replace=False)
+    inner = np.arange(block)
+    top, left = np.divmod(chosen, across)
+    shape = (len(chosen), block, block)
+    row = np.broadcast_to(top[:, None, None] * block + inner[:, None], shape)
+    col = np.broadcast_to(left[:, None, None] * block + inner, shape)
+    return _matrix(m, k, row.reshape(-1), col.reshape(-1), random)
+
+
+def _count(m: int, k: int, mean_length: float) -> int:
+    """Entries to draw. Raises BadRequest for a mean length of rows that is negative, or more than a row has."""
+    if not 0 <= mean_length <= k:
+        raise BadRequest(f"rows of {mean_length} entries in {k} columns: from 0 to {k}")
+    return round(m * mean_length)
+
+
+def _matrix(
+    m: int, k: int, row: NDArray[np.integer], col: NDArray[np.integer], random: np.random.Generator
+) -> SparseMatrix:
+    """Each place once, with a weight of its own."""
+    place = np.unique(row.astype(np.int64) * k + col)
+    weights = random.choice([-1.0, 1.0], len(place)) * random.uniform(0.5, 1.5, len(place))
+    return from_coo((m, k), place // k, place % k, weights)

@@ -1,0 +1,319 @@
+"""The other half of hyb: A in column partitions, and the rows of B that one takes in shared memory.
+
+A block of threads has some rows of A and a stripe of columns of C. It walks the partitions in order while the rows of B
+that the next ones take are on their way from memory, so that an entry reads its row of B from shared memory, and the
+pieces of a row are added up in registers: no atomics, and the same sums every time. Warps get rows by falling length,
+to and fro, so that all have about as much to do.
+
+What bounds it is the bandwidth of shared memory, 128 bytes a cycle and SM, of which an entry takes a row of the stripe;
+of 16-bit types, the conversion of what is read.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.families.lists import MAX_GRID_SIDE, WARP, by_falling_length, weight_words
+from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, LAUNCH_MICROS
+from lospmm.model import Launch, Problem, ceil_div
+from lospmm.packed import PackedKernel, pack, source_of_template
+
+#: Bytes of C's row that a thread computes; a warp's stripe is 32 times as wide.
+LANE_BYTES = (8, 16)
+ROWS = (4, 8, 16)
+WARPS = (8, 12, 16, 24, 32)
+STAGES = (2, 3)
+UNITS = (2, 4)
+
+#: Blocks that an SM holds, by their shared memory.
+RESIDENT = (1, 2)
+
+#: Columns of a partition, all of A's beside; multiples of the unit.
+DEPTH_UNIT = 32
+DEPTHS = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
+
+#: Sums that a thread may hold, and the registers that it needs beside them.
+MAX_SUMS = 64
+OTHER_REGISTERS = 48
+
+#: Positions in a partition's list have 16 bits.
+MAX_UNITS = (1 << 16) - 1
+
+#: More nonzeros than this are not walked in partitions: every stripe of C reads all of A.
+MAX_NONZEROS = 1 << 22
+
+#: Entries of a block in a column of A, on average, below which most of what it copies of B would be for nothing.
+LEAST_REUSE = 0.5
+
+UNIT_BYTES = 16
+
+#: For the barriers of bulk copies, which there are from this architecture on.
+BARRIER_BYTES = 128
+BULK_ARCH = 90
+
+#: Units behind the lists of a partition, which are read ahead of the last and used for nothing.
+UNITS_AHEAD = 1
+
+SHARED_BYTES_PER_CYCLE = 128.0
+
+#: From a unit's entries to the sums of what they name in shared memory, and from one row to the next.
+UNIT_CYCLES = 50.0
+PIECE_CYCLES = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """A plan."""
+
+    lane_bytes: int
+    rows: int  # of a warp
+    warps: int  # of a block
+    depth: int  # columns of A in a partition
+    stages: int  # partitions in shared memory
+    unit: int  # words of entries that are read at once
+
+    @property
+    def block_rows(self) -> int:
+        return self.rows * self.warps
+
+    def count(self, k: int) -> int:
+        return ceil_div(k, self.depth)
+
+    def vector(self, problem: Problem) -> int:
+        return self.lane_bytes // problem.dtype.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What a plan takes of shared memory, with ``slot`` bytes for the lists of a partition."""
+
+    plan: Partitions
+    slot: int
+    count: int  # of stages that are used
+
+    @property
+    def lists_at(self) -> int:
+        return self.plan.depth * WARP * self.plan.lane_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.lists_at + self.slot
+
+    @property
+    def all_bytes(self) -> int:
+        return self.count * self.stage_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.all_bytes + BARRIER_BYTES
+
+
+def _stages(plan: Partitions, k: int, slot: int) -> Stages:
+    return Stages(plan, ceil_div(slot, 128) * 128, min(plan.stages, plan.count(k)))
+
+
+def _words(problem: Problem) -> int:
+    return 1 if problem.dtype.element_bytes == 2 else 2
+
+
+def _arch(problem: Problem) -> int:
+    """As in 90 for sm_90a."""
+    return int("".join(filter(str.isdigit, problem.device.arch)))
+
+
+def _registers(problem: Problem, warps: int) -> int:
+    """Of a thread, at most."""
+    return min(168, problem.device.registers_per_block // (warps * WARP) // 8 * 8)
+
+
+def dealt(problem: Problem, block_rows: int, warps: int) -> NDArray[np.int64]:
+    """The rows of each block and warp, (blocks, warps, block_rows / warps), -1 where there is none."""
+    order = by_falling_length(problem)
+    blocks, rows = ceil_div(len(order), block_rows), block_rows // warps
+    bins = blocks * warps
+    padded = np.full(bins * rows, -1, dtype=np.int64)
+    padded[: len(order)] = order
+    rounds = padded.reshape(rows, bins)
+    rounds[1::2] = rounds[1::2, ::-1].copy()
+    return rounds.reshape(rows, warps, blocks).transpose(2, 1, 0).copy()
+
+
+def _fine_counts(problem: Problem, block_rows: int, warps: int) -> NDArray[np.int64]:
+    """Nonzeros of each block in each DEPTH_UNIT columns, (blocks, units of columns)."""
+    matrix = problem.matrix
+    rows = dealt(problem, block_rows, warps)
+    block_of = np.zeros(matrix.m, dtype=np.int64)
+    there = rows >= 0
+    block_of[rows[there]] = np.broadcast_to(np.arange(len(rows))[:, None, None], rows.shape)[there]
+    units = ceil_div(matrix.k, DEPTH_UNIT)
+    place = block_of[matrix.rows_of_nonzeros()] * units + matrix.indices // DEPTH_UNIT
+    return np.bincount(place, minlength=len(rows) * units).reshape(len(rows), units)
+
+
+def _slot(problem: Problem, fine: NDArray[np.int64], block_rows: int, depth: int, unit: int) -> int:
+    """Bytes that the lists of no block and partition exceed: every row of a block may pad its own."""
+    starts = np.arange(0, fine.shape[1], depth // DEPTH_UNIT)
+    most = int(np.add.reduceat(fine, starts, axis=1).max(initial=0))
+    words, per_unit = _words(problem), unit // _words(problem)
+    entries = most + min(most, block_rows) * (per_unit - 1)
+    return _header_bytes(block_rows) + entries * words * 4 + (UNITS_AHEAD + 1) * UNIT_BYTES
+
+
+def _header_bytes(block_rows: int) -> int:
+    return ceil_div(2 * block_rows, UNIT_BYTES) * UNIT_BYTES
+
+
+def plans(problem: Problem) -> list[Partitions]:
+    """For each number of blocks of an SM the deepest partitions that its shared memory has room for."""
+    matrix = problem.matrix
+    if not 0 < matrix.nnz <= MAX_NONZEROS:
+        return []
+    found: dict[Partitions, None] = {}
+    for rows, warps in product(ROWS, WARPS):
+        shapes = [lane_bytes for lane_bytes in LANE_BYTES if _is_worthwhile(problem, lane_bytes, rows, warps)]
+        if not shapes:
+            continue
+        fine = _fine_counts(problem, rows * warps, warps)
+        for lane_bytes, stages, unit, resident in product(shapes, STAGES, UNITS, RESIDENT):
+            plan = _deepest(problem, fine, Partitions(lane_bytes, rows, warps, 0, stages, unit), resident)
+            if plan is not None:
+                found[plan] = None
+    return list(found)
+
+
+def _is_worthwhile(problem: Problem, lane_bytes: int, rows: int, warps: int) -> bool:
+    """Whether the sums fit the registers, and no half of a stripe or of a block has nothing to do."""
+    m, size = problem.matrix.m, problem.dtype.element_bytes
+    stripe_bytes = WARP * lane_bytes
+    sums = rows * lane_bytes // size
+    return (
+        sums <= min(MAX_SUMS, _registers(problem, warps) - OTHER_REGISTERS)
+        and ceil_div(m, rows * warps) <= MAX_GRID_SIDE
+        and (lane_bytes == LANE_BYTES[0] or problem.n * size > stripe_bytes // 2)
+        and (rows == ROWS[0] or m > rows * warps // 2)
+        and min(m, rows * warps) * problem.matrix.nnz >= LEAST_REUSE * m * problem.matrix.k
+    )
+
+
+def _deepest(problem: Problem, fine: NDArray[np.int64], shape: Partitions, resident: int) -> Partitions | None:
+    """``shape`` with its depth, so that an SM holds ``resident`` blocks."""
+    device, k = problem.device, problem.matrix.k
+    most = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // resident - device.reserved_shared_bytes)
+    whole = ceil_div(k, DEPTH_UNIT) * DEPTH_UNIT
+    for depth in sorted({whole, *(depth for depth in DEPTHS if depth < whole)}, reverse=True):
+        plan = replace(shape, depth=depth)
+        if _stages(plan, k, 0).shared_bytes > most:
+            continue
+        stages = _stages(plan, k, _slot(problem, fine, shape.block_rows, depth, shape.unit))
+        if stages.shared_bytes <= most and stages.slot // (shape.unit * 4) <= MAX_UNITS:
+            return replace(plan, stages=min(plan.stages, max(2, plan.count(k))))
+    return None
+
+
+def forecast(problem: Problem, plans: Sequence[Partitions]) -> NDArray[np.float64]:
+    """Cycles of a block, of what takes longest, times the blocks that an SM has one after another."""
+    device, matrix, size = problem.device, problem.matrix, problem.dtype.element_bytes
+    found = []
+    for plan in plans:
+        count, vector = plan.count(matrix.k), plan.vector(problem)
+        row_bytes, per_unit = WARP * plan.lane_bytes, plan.unit // _words(problem)
+        stripes = ceil_div(problem.n * size, row_bytes)
+        blocks = ceil_div(matrix.m, plan.block_rows)
+        entries = matrix.nnz / blocks  # of a block
+        segments = plan.block_rows * count
+        padded = entries + min(entries, segments) * (per_unit - 1) / 2
+        shared = padded * (row_bytes / SHARED_BYTES_PER_CYCLE + 1 / per_unit) + segments
+        per_entry = vector * (2.0 if size == 2 else 1.0) + 4.0
+        issued = (padded * per_entry + segments * 14) / 4
+        fetched = (matrix.k * row_bytes + padded * 4 * _words(problem)) / L2_BYTES_PER_CYCLE_AND_SM
+        # A warp waits for every unit that it reads, and at the end of every row's piece.
+        waited = (padded / per_unit * UNIT_CYCLES + segments * PIECE_CYCLES) / plan.warps
+        # Multiplying begins with the first partition there; another block of the SM may multiply meanwhile.
+        slot = int(padded / count * 4 * _words(problem))
+        first = fetched / count / max(1, device.shared_bytes_per_sm // _stages(plan, matrix.k, slot).shared_bytes)
+        cycles = max(shared, issued, fetched, waited) * 1.15 + first + 1500 + 300 * count
+        waves = ceil_div(stripes * blocks, device.sms)
+        bytes_of_memory = size * problem.n * (matrix.k + matrix.m)
+        reading = bytes_of_memory / device.memory_bandwidth * 1e6
+        found.append(LAUNCH_MICROS + max(waves * cycles / device.clock_hz * 1e6, reading))
+    return np.array(found)
+
+
+def pack_plan(problem: Problem, plan: Partitions) -> PackedKernel:
+    matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
+    count, copy = plan.count(matrix.k), math.gcd(problem.n * dtype.element_bytes, UNIT_BYTES)
+    rows = dealt(problem, plan.block_rows, plan.warps)
+    starts, lists = _lists(problem, plan, rows)
+    stages = _stages(plan, matrix.k, int(np.diff(starts).max()) * UNIT_BYTES)
+    settings = {
+        "VECTOR": plan.vector(problem),
+        "ROWS": plan.rows,
+        "WARPS": plan.warps,
+        "DEPTH": plan.depth,
+        "STAGES": plan.stages,
+        "UNIT": plan.unit,
+        "WORDS": _words(problem),
+        "COPY": copy,
+        "LOSPMM_BULK": int(copy == UNIT_BYTES and _arch(problem) >= BULK_ARCH),
+    }
+    numbers = (problem.n, matrix.k, count, stages.lists_at, stages.stage_bytes, stages.all_bytes)
+    cols = WARP * plan.vector(problem)
+    return PackedKernel(
+        entry="lospmm_hyb_partitions",
+        source=source_of_template("hyb_partitions", settings, dtype=dtype, epilogue=epilogue),
+        data=pack(numbers, (rows.astype(np.int32), starts, lists), epilogue=epilogue),
+        launch=Launch((ceil_div(problem.n, cols), len(rows), 1), WARP * plan.warps, stages.shared_bytes),
+        registers=_registers(problem, plan.warps),
+        cols=cols,
+        dtype=dtype,
+        takes_residual=epilogue.residual,
+    )
+
+
+def _lists(problem: Problem, plan: Partitions, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """Where the lists of each block and partition begin, in 16 bytes, (blocks x partitions + 1,), and their words."""
+    matrix, words, count = problem.matrix, _words(problem), plan.count(problem.matrix.k)
+    blocks, slots = len(rows), plan.block_rows
+    of_slot = rows.reshape(-1)
+    slot_of = np.zeros(matrix.m, dtype=np.int64)
+    slot_of[of_slot[of_slot >= 0]] = np.flatnonzero(of_slot >= 0)
+    block, within = np.divmod(slot_of[matrix.rows_of_nonzeros()], slots)
+    partition = matrix.indices // plan.depth
+    segment = (block * count + partition) * slots + within  # a row's piece in a partition
+    order = np.argsort(segment, kind="stable")
+    lengths = np.bincount(segment, minlength=blocks * count * slots)
+    per_unit = plan.unit // words
+    ends = np.cumsum(-(-lengths.reshape(-1, slots) // per_unit), axis=1)  # units, (blocks x partitions, slots)
+    header = _header_bytes(slots)
+    sizes = header // 16 + -(-(ends[:, -1] + UNITS_AHEAD) * plan.unit * 4 // 16)
+    starts = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    content: NDArray[np.uint32] = np.zeros(int(starts[-1]) * 4, dtype=np.uint32)
+    halves = content.view(np.uint16)
+    halves[(starts[:-1, None] * 8 + np.arange(slots)).reshape(-1)] = ends.reshape(-1).astype(np.uint16)
+    begins = (ends * plan.unit - -(-lengths.reshape(-1, slots) // per_unit) * plan.unit).reshape(-1)
+    begins += np.repeat(starts[:-1] * 4 + header // 4, slots)  # words
+    first = np.cumsum(lengths) - lengths
+    segment, columns, values = segment[order], matrix.indices[order], matrix.data[order]
+    at = begins[segment] + (np.arange(len(order)) - first[segment]) * words
+    row_bytes = WARP * plan.lane_bytes
+    places = (columns % plan.depth).astype(np.uint32)
+    bits = weight_words(problem.dtype, values)
+    last = np.append(segment[1:] != segment[:-1], True)[: len(segment)]
+    padding = (-lengths[segment] % per_unit)[last]
+    for extra in range(per_unit):  # the last entry of a piece is where its padding points, with weight 0
+        chosen = last.copy() if extra else np.ones(len(at), dtype=bool)
+        if extra:
+            chosen[last] = padding >= extra
+        to = at[chosen] + extra * words
+        weights = bits[chosen] if extra == 0 else np.uint32(0)
+        if words == 1:
+            content[to] = places[chosen] * np.uint32(row_bytes // 16) | weights << np.uint32(16)
+        else:
+            content[to] = places[chosen] * np.uint32(row_bytes)
+            content[to + 1] = weights
+    return starts, content

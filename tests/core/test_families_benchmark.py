@@ -1,0 +1,138 @@
+"""benchmarks/families.py with invented times in a GPU's place: what it builds, writes, resumes and sums up."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+
+from benchmarks import families, families_cases, families_plot, families_table
+from benchmarks.families_cases import SETS, Case, problem_of
+from benchmarks.families_table import Record, key, read_results, summary, winner, write_results
+from lospmm.errors import BadRequest
+from lospmm.families import FAMILIES
+from lospmm.measure import Bench
+
+CASE = Case("map", "64 x 64, 90% zeros", (64, 64, 0.9), 32, "float16", "h200")
+CONTEXT: Record = {"machine": {"device": "h200", "title": "H200"}, "versions": {}, "commit": "0123abc"}
+
+
+@pytest.fixture(autouse=True)
+def _no_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(mpl.rcParams, "backend", "agg")
+
+
+def record(**changes: Any) -> Record:
+    times = {"csr": 20.0, "hyb": 10.0}
+    line: Record = {
+        "set": "map",
+        "name": "512 x 512",
+        "n": 128,
+        "dtype": "float16",
+        "problem": "512 x 512, n 128, float16",
+        "m": 512,
+        "k": 512,
+        "nnz": 5243,
+        "sparsity": 0.98,
+        "bound_micros": 2.0,
+        "bound_by": "memory",
+        "families": {name: {"plans": 2, "failures": [], "micros": micros} for name, micros in times.items()},
+        "baselines": {"cusparse": {"micros": 40.0}, "cublas_fp16": {"micros": 15.0}},
+        "refused": {},
+        **CONTEXT,
+    }
+    return line | changes
+
+
+def test_every_case_is_a_problem_of_its_own() -> None:
+    for name, cases_of in SETS.items():
+        if name == "real":
+            with pytest.raises(BadRequest, match="--layers"):
+                cases_of("h200", None)
+            continue
+        cases = cases_of("h200", None)
+        assert len({key(asdict(case) | CONTEXT) for case in cases}) == len(cases)
+        assert {case.set for case in cases} == {name}
+    assert len(SETS["shapes"]("h200", None)) == 41 * 2 * 4
+    assert len(SETS["llm"]("h200", None)) == 2 * 3 * 5
+
+
+def test_real_layers_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.smtx").write_text("2, 3, 2\n0 1 2\n0 2\n")
+    cases = families_cases.real("h200", tmp_path)
+    assert [(case.name, case.dtype) for case in cases] == [("a.smtx", "float16"), ("a.smtx", "float32")]
+    assert problem_of(cases[0]).matrix.nnz == 2
+
+
+def test_a_problem_is_built_and_timed() -> None:
+    """All families, in the process of ``benchmarks.dry_gpu``."""
+    prepared = families.prepare(CASE, 2)
+    assert not [one.failure for one in prepared.built if one.kernel is None]
+    assert {one.family for one in prepared.built} | set(prepared.refused) == set(FAMILIES)
+    with Bench(prepared.problem, command=(sys.executable, "-P", "-m", "benchmarks.dry_gpu")) as bench:
+        line = families.line_of(CASE, CONTEXT, prepared, bench)
+    for name, found in line["families"].items():
+        assert found["micros"] > 0 and not found["failures"], name
+        assert 1 <= len(found["brief"]) <= 2
+    assert key(line) == key(asdict(CASE) | CONTEXT)
+    assert line["baselines"]["cusparse"] == {"micros": 100.0}
+    assert winner(line) is not None
+
+
+def test_unrolled_takes_part_in_float32() -> None:
+    case = Case("map", "64 x 64, 90% zeros", (64, 64, 0.9), 32, "float32", "h200")
+    last = families.prepare(case, 1).built[-1]
+    assert (last.family, last.failure) == ("unrolled", None)
+    assert last.kernel is not None
+
+
+def test_a_plan_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no such\nplan")
+
+    monkeypatch.setattr(families, "compile_kernel", broken)
+    built = families.prepare(CASE, 1).built
+    assert {one.failure for one in built} == {"RuntimeError: no such plan"}
+    found = families.timed_family(None, built[:1])  # type: ignore[arg-type]
+    assert found["failures"] and "micros" not in found
+
+
+def test_results_are_kept_by_problem(tmp_path: Path) -> None:
+    path = tmp_path / "families.jsonl"
+    assert read_results(path) == {}
+    lines = {key(one): one for one in (record(), record(n=16), record(dtype="float32"))}
+    write_results(path, lines)
+    assert read_results(path) == lines
+    path.write_text("{}\n")
+    with pytest.raises(BadRequest, match="not the lines"):
+        read_results(path)
+
+
+def test_the_summary_says_who_won() -> None:
+    shapes = [
+        record(set="shapes"),
+        record(set="shapes", name="b", families={"csr": {"plans": 1, "failures": [], "micros": 30.0}}),
+    ]
+    wrong = record(set="real", families={"csr": {"plans": 1, "failures": ["Plan(): rows not written"]}})
+    text = summary([record(), *shapes, record(set="graphs"), wrong])
+    assert "map         1 problems: hyb 1" in text
+    assert "98% float16   2 shapes: 0.87x dense, least 0.50; with dense as a choice 1.22x, asked for 1.8" in text
+    assert "fastest family against cuSPARSE: 4.00x to 4.00x, mean 4.00x" in text
+    assert "csr: right on 0 of 1" in text and "rows not written" in text
+    assert winner(shapes[1]) == ("dense", 15.0)
+    assert families_table.best_sparse(wrong) is None
+
+
+def test_the_map_is_drawn(tmp_path: Path) -> None:
+    lines = [record(n=n, sparsity=sparsity) for n in (16, 128) for sparsity in (0.9, 0.98)]
+    families_plot.plot_map(
+        [*lines, record(families={"new": {"plans": 1, "failures": [], "micros": 1.0}}, m=1024)], tmp_path / "map.png"
+    )
+    assert (tmp_path / "map.png").stat().st_size > 10_000
+
+
+def test_dense_is_of_the_same_type() -> None:
+    case = Case("graphs", "R-MAT 2^16", (1024, 1024, 0.99), 32, "float32", "h200")
+    assert families.baselines_for(problem_of(case)) == ("cusparse", "cublas_fp32")

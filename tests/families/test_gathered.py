@@ -1,0 +1,248 @@
+"""csr and hyb: every plan computes A x B, the data hold A, and the templates compile without spills."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lospmm import readers
+from lospmm.convolution import Convolution
+from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
+from lospmm.families import FAMILIES, buckets, csr, hyb, partitions
+from lospmm.families.buckets import Buckets
+from lospmm.families.lists import MAX_GRID_SIDE, Lane, entry_words, grid_of, lanes, pack_lists
+from lospmm.families.partitions import Partitions
+from lospmm.matrix import from_coo, from_dense
+from lospmm.model import Problem
+from lospmm.packed import PLACES, PackedKernel, emission_of
+from lospmm.runtime.block import execute_packed
+from lospmm.settings import settings as lospmm_settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+from lospmm_datasets.synthetic import uneven, uniform
+from tests.families.products import H200, error_of, plain, problems
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+MINE = ("csr", "hyb")
+
+
+def array_of(kernel: PackedKernel, place: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    offset = int(np.frombuffer(kernel.data, "<i8", PLACES, 8 * PLACES)[place])
+    return np.frombuffer(kernel.data, dtype, int(np.prod(shape)), offset).reshape(shape)
+
+
+@given(problems(), st.sampled_from(MINE), st.data())
+@settings(max_examples=30, deadline=None)
+def test_every_plan_multiplies(problem: Problem, name: str, data: st.DataObject) -> None:
+    family = FAMILIES[name]
+    assert family.refusal(problem) is None
+    plan = data.draw(st.sampled_from(list(family.plans(problem))))
+    assert error_of(problem, family.pack(problem, plan)) <= 1
+
+
+@pytest.mark.parametrize("name", MINE)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])  # tf32 differs in the data alone
+def test_every_axis_multiplies(name: str, dtype: str) -> None:
+    """Each value of each axis of the plans of one problem, in some plan."""
+    problem = plain(uneven(70, 100, 0.8, seed=1, rows=1.5), 48, DTYPES[dtype])
+    family, seen = FAMILIES[name], set()
+    for plan in family.plans(problem):
+        values = {(type(plan), axis, getattr(plan, axis)) for axis in plan.__slots__ if axis != "depth"}
+        if values - seen:
+            seen |= values
+            assert error_of(problem, family.pack(problem, plan)) <= 1, plan
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 16, 31])
+def test_few_columns(n: int) -> None:
+    """Rows of thousands of entries, shared by all the warps of a block, and N of a vector by a matrix."""
+    rng = np.random.default_rng(n)
+    dense = np.where(rng.random((9, 3000)) < 0.01, rng.normal(size=(9, 3000)), 0)
+    dense[4] = rng.normal(size=3000)
+    problem = plain(from_dense(dense.astype(np.float32)), n)
+    for name in MINE:
+        family = FAMILIES[name]
+        plans = list(family.plans(problem))
+        for at in {0, int(np.argmin(family.forecast(problem, plans))), len(plans) - 1}:
+            assert error_of(problem, family.pack(problem, plans[at])) <= 1, plans[at]
+
+
+@given(problems())
+@settings(max_examples=60, deadline=None)
+def test_lists_hold_a(problem: Problem) -> None:
+    """Rows in any order, gaps of zeros between them: what is not zero gives A back."""
+    matrix, words = problem.matrix, entry_words(problem)
+    rows = np.random.default_rng(0).permutation(matrix.m)
+    lengths = matrix.row_nnz[rows]
+    starts = np.cumsum(lengths + 3) - lengths
+    lists = pack_lists(problem, rows, starts, int((lengths + 3).sum()))
+    weights = lists[:, 0] >> 16 if words == 1 else lists[:, 1]
+    columns = lists[:, 0] & 0xFFFF if words == 1 else lists[:, 0]
+    for row, start, length in zip(rows, starts, lengths, strict=True):
+        own = slice(start, start + length)
+        span = slice(matrix.indptr[row], matrix.indptr[row + 1])
+        assert np.array_equal(columns[own], matrix.indices[span])
+        expected = problem.dtype.rounded(matrix.data[span])
+        if words == 1:
+            storage = problem.dtype.to_storage(np.zeros(1, np.float32)).dtype
+            found = problem.dtype.from_storage(weights[own].astype(np.uint16).view(storage))
+        else:
+            found = weights[own].view(np.float32)
+        assert np.array_equal(found, expected)
+    assert np.count_nonzero(weights) <= matrix.nnz
+
+
+@given(problems())
+@settings(max_examples=60, deadline=None)
+def test_buckets_hold_every_row_once(problem: Problem) -> None:
+    for plan in buckets.plans(problem):
+        found = buckets.buckets_of(problem, plan)
+        rows = np.concatenate([one.rows for one in found])
+        assert np.array_equal(np.sort(rows), np.arange(problem.matrix.m))
+        widths = [one.groups * plan.group for one in found]
+        assert all((problem.matrix.row_nnz[one.rows] <= width).all() for one, width in zip(found, widths, strict=True))
+        assert all(plan.teams % one.slices == 0 for one in found)
+
+
+@given(problems(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_partitions_hold_a(problem: Problem, data: st.DataObject) -> None:
+    """The lists of all blocks and partitions, read as the template reads them, give A back."""
+    plans = partitions.plans(problem)
+    if not plans:
+        assert problem.matrix.nnz <= problem.matrix.k
+        return
+    plan = data.draw(st.sampled_from(plans))
+    matrix, count, words = problem.matrix, plan.count(problem.matrix.k), 1 if problem.dtype.element_bytes == 2 else 2
+    kernel = partitions.pack_plan(problem, plan)
+    blocks, slots = kernel.launch.grid[1], plan.block_rows
+    rows = array_of(kernel, 0, "<i4", (blocks, slots))
+    assert sorted(rows[rows >= 0].tolist()) == list(range(matrix.m))
+    starts = array_of(kernel, 1, "<i8", (blocks * count + 1,)) * 16
+    lists = array_of(kernel, 2, "<u1", (int(starts[-1]),))
+    found = np.zeros((matrix.m, matrix.k), dtype=np.float32)
+    header = -(-2 * slots // 16) * 16
+    for at in range(blocks * count):
+        content = lists[starts[at] : starts[at + 1]].tobytes()
+        ends = np.frombuffer(content, "<u2", slots).astype(int) * plan.unit
+        entries = np.frombuffer(content, "<u4", offset=header)
+        begin = 0
+        for slot, end in enumerate(ends):
+            own = entries[begin:end].reshape(-1, words)
+            begin = end
+            place = (own[:, 0] & 0xFFFF) * 16 if words == 1 else own[:, 0]
+            weights = own[:, -1] >> 16 if words == 1 else own[:, -1]
+            column = at % count * plan.depth + place // (32 * plan.lane_bytes)
+            if words == 1:
+                storage = problem.dtype.to_storage(np.zeros(1, np.float32)).dtype
+                values = problem.dtype.from_storage(weights.astype(np.uint16).view(storage))
+            else:
+                values = np.ascontiguousarray(weights).view(np.float32)
+            np.add.at(found, (rows[at // count, slot], column), values)  # padding adds 0
+    expected = matrix.to_scipy()
+    expected.data = problem.dtype.rounded(matrix.data)
+    assert np.array_equal(found, expected.toarray())
+
+
+@given(problems(columns=5000))
+@settings(max_examples=60, deadline=None)
+def test_plans_fit_the_gpu(problem: Problem) -> None:
+    for name in MINE:
+        family = FAMILIES[name]
+        plans = list(family.plans(problem))
+        assert plans and len(set(plans)) == len(plans)
+        micros = family.forecast(problem, plans)
+        assert micros.shape == (len(plans),) and (micros > 0).all() and np.isfinite(micros).all()
+        for plan in plans:
+            assert plan.warps * 32 <= H200.threads_per_block
+            if isinstance(plan, Partitions) and problem.n <= 70:
+                assert partitions.pack_plan(problem, plan).launch.shared_bytes <= H200.shared_bytes_per_block
+
+
+def test_lanes_divide_n() -> None:
+    matrix = uniform(8, 8, 0.5, seed=0)
+    for name, n, expected in (
+        ("float32", 4096, [(4, 32), (2, 32), (1, 32)]),
+        ("float16", 4096, [(8, 32), (4, 32), (2, 32)]),
+        ("float32", 3, [(1, 4)]),
+        ("bfloat16", 16, [(8, 2), (4, 4), (2, 8)]),
+        ("float32", 1, [(1, 1)]),
+    ):
+        assert lanes(plain(matrix, n, DTYPES[name])) == [Lane(*one) for one in expected]
+
+
+def test_a_grid_of_millions_of_rows_is_folded() -> None:
+    for blocks in (1, MAX_GRID_SIDE, MAX_GRID_SIDE + 1, 1 << 21):
+        x, y, z = grid_of(3, blocks)
+        assert x == 3 and y <= MAX_GRID_SIDE and blocks <= y * z < blocks + z
+
+
+def test_wide_columns_take_two_words() -> None:
+    """A column beyond 16 bits, of a 16-bit type."""
+    matrix = from_coo((3, 70_000), np.array([0, 1, 2]), np.array([5, 66_000, 69_999]), np.array([1.0, 2.0, -3.0]))
+    problem = plain(matrix, 8, DTYPES["float16"])
+    assert entry_words(problem) == 2
+    for name in MINE:
+        family = FAMILIES[name]
+        plans = [plan for plan in family.plans(problem) if not isinstance(plan, Partitions)]
+        assert error_of(problem, family.pack(problem, plans[0])) <= 1
+
+
+def test_an_infinity_stays_where_it_belongs() -> None:
+    """Rows of B that a row of A does not name have no part in it, whatever they hold."""
+    matrix = from_dense(np.array([[1, 0, 0], [0, 1, 0]], dtype=np.float32))
+    problem = plain(matrix, 64)
+    b = np.ones((3, 64), dtype=np.float32)
+    b[0], b[2] = np.inf, np.nan
+    for name in MINE:
+        family = FAMILIES[name]
+        for plan in list(family.plans(problem))[::4]:
+            c = execute_packed(family.pack(problem, plan), np.arange(64), b, m=2)
+            assert (c[1] == 1).all(), plan
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_templates_compile_without_spills(arch: str, dtype: str) -> None:
+    device = DEVICES[{"sm_80": "a100", "sm_90": "h200"}[arch]]
+    problem = Problem(uniform(768, 768, 0.95, seed=0), 4096, device, dtype=DTYPES[dtype])
+    store = Store(lospmm_settings().cache_dir)
+    chosen: list[tuple[str, object]] = []
+    for name in MINE:
+        plans = list(FAMILIES[name].plans(problem))
+        for kind in (csr.Plan, Buckets, Partitions):
+            own = [plan for plan in plans if isinstance(plan, kind)]
+            most = sorted(own, key=lambda plan: (getattr(plan, "rows", 0) * plan.warps, getattr(plan, "group", 0)))
+            chosen += [(name, plan) for plan in most[-1:]]
+    assert len(chosen) == 3
+    for name, plan in chosen:
+        kernel = FAMILIES[name].pack(problem, plan)
+        binary = compile_kernel(emission_of(kernel), arch=arch, registers=kernel.registers, store=store, workers=1)
+        assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan
+
+
+def test_real_layers() -> None:
+    """One plan of each kind, the one that the forecast takes, for a few layers of every collection."""
+    if not DATA.is_dir():
+        pytest.skip(f"no {DATA}")
+    paths = sorted(path for path in DATA.rglob("*") if path.suffix in (".smtx", ".npz"))[::9]
+    assert paths
+    for path in paths:
+        for name in MINE:
+            problem = plain(readers.read(path).matrix, 64, DTYPES["float16"])
+            plans = list(FAMILIES[name].plans(problem))
+            kinds = {type(plan) for plan in plans}
+            for kind in kinds:
+                own = [plan for plan in plans if isinstance(plan, kind)]
+                best = own[int(np.argmin(FAMILIES[name].forecast(problem, own)))]
+                assert error_of(problem, FAMILIES[name].pack(problem, best)) <= 1, (path, best)
+
+
+def test_a_convolution_is_refused() -> None:
+    convolution = Convolution(1, 2, 4, 4, 1, 1)
+    problem = replace(plain(uniform(4, 2, 0.5, seed=0), convolution.n), convolution=convolution)
+    assert {hyb.refusal(problem), csr.refusal(problem)} == {"a convolution"}
