@@ -251,6 +251,14 @@ static inline float __fmaf_rn(float x, float y, float z) { return std::fmaf(x, y
 static inline float __fadd_rn(float x, float y) { return x + y; }
 static inline float __uint_as_float(unsigned bits) { return lospmm::as_float(bits); }
 static inline unsigned __float_as_uint(float value) { return lospmm::as_bits(value); }
+// Bytes of x (0 to 3) and y (4 to 7), as the four digits of ``selector`` name them; none repeats a sign.
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const std::uint64_t bytes = x | static_cast<std::uint64_t>(y) << 32;
+  unsigned result = 0;
+  for (unsigned at = 0; at < 4; ++at)
+    result |= static_cast<unsigned>(bytes >> (selector >> 4 * at & 7) * 8 & 0xFF) << 8 * at;
+  return result;
+}
 static inline int min(int x, int y) { return x < y ? x : y; }
 static inline int max(int x, int y) { return x > y ? x : y; }
 static inline unsigned min(unsigned x, unsigned y) { return x < y ? x : y; }

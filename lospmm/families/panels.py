@@ -1,0 +1,206 @@
+"""A as the tensor cores take it: panels of rows, and for each the columns that it needs, in steps of a few.
+
+A panel is some subgroups of 8 rows. Its columns are taken in steps of ``4 x each``; a step has a mask of the subgroups
+that hold anything in it, and for each of those a fragment, 8 rows x ``4 x each`` columns of weights. Columns with like
+masks share steps, so that few fragments are needed. The rows of B that a block of panels needs are numbered and cut
+into slabs; a thread t of four reads only slots that are t modulo 4, which lie in different banks of shared memory.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.matrix import SparseMatrix, from_coo
+from lospmm.model import Tiling, ceil_div
+from lospmm.reorder import natural_order, regroup
+
+SUBGROUP = 8
+
+#: Threads that share a step's columns, and what their slots are told apart by.
+QUAD = 4
+
+#: From this share of non-empty columns on, subgroups are as good in the order of the rows as in any other.
+FULL = 0.95
+
+#: Rows that are regrouped at most: it takes a time that grows with their square.
+MAX_REGROUPED = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What decides how A is laid out. ``each`` columns of a step are one thread's; ``depth`` counts the slots of a slab,
+    of which the last four hold zeros.
+    """
+
+    subgroups: int  # of a panel, at most 8
+    panels: int  # of a block
+    slabs: int
+    depth: int
+    each: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panels:
+    """All of A. The panels are those of whole blocks; a step is of one slab of one panel, in this order."""
+
+    rows: NDArray[np.int32]  # (panels, 8 x subgroups): of A, -1: none
+    slots: NDArray[np.int32]  # (blocks, slabs, depth): the row of B, -1: zeros
+    starts: NDArray[np.uint32]  # (panels x slabs + 1,): the first step
+    masks: NDArray[np.uint8]  # (steps,): bit p stands for subgroup p
+    first: NDArray[np.int64]  # (steps,): the first fragment
+    gathered: NDArray[np.int32]  # (steps, 4, each): slots of the slab
+    weights: NDArray[np.float32]  # (fragments, 8, 4, each)
+
+
+def depth_of(columns: int, slabs: int) -> int:
+    """Slots of a slab, where ``columns`` rows of B are needed."""
+    return ceil_div(max(1, ceil_div(columns, slabs)), QUAD) * QUAD + QUAD
+
+
+def filled_columns(matrix: SparseMatrix) -> int:
+    return int(np.count_nonzero(np.bincount(matrix.indices, minlength=1)))
+
+
+@lru_cache(maxsize=16)
+def rows_of_panels(matrix: SparseMatrix, subgroups: int) -> NDArray[np.int32]:
+    """The rows of A of each panel, (panels, 8 x subgroups), by falling number of columns that they need; -1: none."""
+    expected = 1 - (1 - matrix.nnz / (matrix.m * matrix.k)) ** SUBGROUP
+    regrouped = expected < FULL and matrix.m <= MAX_REGROUPED
+    tiles = _tiles(matrix, SUBGROUP, regrouped=regrouped)
+    eights = np.full((max(1, len(tiles.tiles)), SUBGROUP), -1, dtype=np.int32)
+    for place, tile in enumerate(tiles.tiles):
+        eights[place, : len(tile.rows)] = tile.rows
+    unions = _unions(matrix, tiles)
+    groups = _tiles(unions, subgroups, regrouped=regrouped).tiles if unions is not None else ()
+    panels = np.full((max(1, len(groups)), subgroups, SUBGROUP), -1, dtype=np.int32)
+    for place, group in enumerate(sorted(groups, key=lambda group: -group.nnc)):
+        panels[place, : len(group.rows)] = eights[group.rows]
+    return _with_empty_rows(panels.reshape(len(panels), -1), tiles.empty_rows)
+
+
+def _tiles(matrix: SparseMatrix, size_limit: int, *, regrouped: bool) -> Tiling:
+    return regroup(matrix, [size_limit])[size_limit] if regrouped else natural_order(matrix, size_limit)
+
+
+def _unions(matrix: SparseMatrix, tiles: Tiling) -> SparseMatrix | None:
+    """The non-empty columns of each tile as a row of a matrix of ones; None where there is no tile."""
+    if not tiles.tiles:
+        return None
+    tile_of_row = np.zeros(matrix.m, dtype=np.int64)
+    for place, tile in enumerate(tiles.tiles):
+        tile_of_row[tile.rows] = place
+    there = np.zeros((len(tiles.tiles), matrix.k), dtype=bool)
+    there[tile_of_row[matrix.rows_of_nonzeros()], matrix.indices] = True
+    rows, columns = np.nonzero(there)
+    return from_coo(there.shape, rows, columns, np.ones(len(rows), np.float32))
+
+
+def _with_empty_rows(panels: NDArray[np.int32], empty: NDArray[np.int32]) -> NDArray[np.int32]:
+    holes = int(np.count_nonzero(panels < 0))
+    more = ceil_div(max(0, len(empty) - holes), panels.shape[1])
+    panels = np.concatenate([panels, np.full((more, panels.shape[1]), -1, np.int32)])
+    panels.reshape(-1)[np.flatnonzero(panels < 0)[: len(empty)]] = empty
+    return panels
+
+
+def pack_panels(matrix: SparseMatrix, shape: Shape) -> Panels:
+    """Raises AssertionError where the rows of B that a block needs are more than ``shape`` has slots for."""
+    rows = rows_of_panels(matrix, shape.subgroups)
+    missing = -len(rows) % shape.panels
+    rows = np.concatenate([rows, np.full((missing, rows.shape[1]), -1, np.int32)])
+    panels, blocks = len(rows), len(rows) // shape.panels
+
+    place = np.zeros(matrix.m, dtype=np.int64)
+    place[rows[rows >= 0]] = np.flatnonzero(rows.reshape(-1) >= 0)
+    place = np.repeat(place, matrix.row_nnz)  # of each nonzero
+    panel, within = np.divmod(place, rows.shape[1])
+    subgroup, group = np.divmod(within, SUBGROUP)
+
+    cell_of, slots = _slots(matrix, panel // shape.panels, blocks, shape)
+    cells = shape.slabs * shape.depth
+    cell = panel * cells + cell_of[panel // shape.panels, matrix.indices]
+    masks = np.zeros(panels * cells, dtype=np.uint8)
+    for bit in range(shape.subgroups):
+        masks[cell[subgroup == bit]] |= np.uint8(1 << bit)
+
+    entry = np.flatnonzero(masks)
+    step, thread, turn, starts = _steps(entry, masks[entry], panels, shape)
+    steps = int(starts[-1])
+    step_masks = np.zeros(steps, dtype=np.uint8)
+    np.bitwise_or.at(step_masks, step, masks[entry])
+    counts = np.bitwise_count(step_masks).astype(np.int64)
+    first = np.cumsum(counts) - counts
+
+    zeros = shape.depth - QUAD + np.arange(QUAD, dtype=np.int32)
+    gathered = np.broadcast_to(zeros[:, np.newaxis], (steps, QUAD, shape.each)).copy()
+    gathered[step, thread, turn] = entry % shape.depth
+
+    entry_of_cell = np.zeros(panels * cells, dtype=np.int64)
+    entry_of_cell[entry] = np.arange(len(entry))
+    mine = entry_of_cell[cell]
+    lower = step_masks[step[mine]] & ((1 << subgroup) - 1).astype(np.uint8)
+    fragment = first[step[mine]] + np.bitwise_count(lower)
+    weights = np.zeros((int(counts.sum()), SUBGROUP, QUAD, shape.each), dtype=np.float32)
+    weights[fragment, group, thread[mine], turn[mine]] = matrix.data
+    return Panels(rows, slots, starts.astype(np.uint32), step_masks, first, gathered, weights)
+
+
+def _slots(
+    matrix: SparseMatrix, block: NDArray[np.int64], blocks: int, shape: Shape
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Where each row of B lies in a block, (blocks, k): slab x depth + slot; and what lies in each slot."""
+    needed = np.zeros((blocks, matrix.k), dtype=bool)
+    needed[block, matrix.indices] = True
+    number = np.cumsum(needed, axis=1) - 1
+    held = shape.depth - QUAD
+    assert number[:, -1].max() < shape.slabs * held, "slots for the rows of B"
+    slab, slot = np.divmod(number, held)
+    cell = slab * shape.depth + slot
+    slots = np.full((blocks, shape.slabs * shape.depth), -1, dtype=np.int32)
+    of_block, row = np.nonzero(needed)
+    slots[of_block, cell[of_block, row]] = row
+    return cell, slots.reshape(blocks, shape.slabs, shape.depth)
+
+
+def _steps(
+    entry: NDArray[np.int64], masks: NDArray[np.uint8], panels: int, shape: Shape
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The step of each entry (a column of a panel), its thread and its turn there; and the first step of each slab.
+
+    Each of four threads has a queue of its own for a slab, in the order of the masks; a step takes ``each`` of every
+    queue, so that what it takes has like masks.
+    """
+    thread = entry % shape.depth % QUAD
+    queue = entry // shape.depth * QUAD + thread
+    order = np.lexsort((_gray_rank(masks), queue))
+    length = np.bincount(queue, minlength=panels * shape.slabs * QUAD)
+    number = np.empty(len(entry), dtype=np.int64)
+    number[order] = np.arange(len(entry)) - np.repeat(np.cumsum(length) - length, length)
+    count = -(-length.reshape(-1, QUAD).max(axis=1) // shape.each)
+    starts = np.concatenate([[0], np.cumsum(count)])
+    step, turn = np.divmod(number, shape.each)
+    return starts[entry // shape.depth] + step, thread, turn, starts
+
+
+def _gray_rank(masks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The place of a mask in an order in which neighbours differ in one bit."""
+    rank = masks ^ (masks >> 1)
+    rank ^= rank >> 2
+    return rank ^ (rank >> 4)
+
+
+def stored(panels: Panels, row_bytes: int, ahead: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The word of each step and the bytes to its rows of B from the start of the slab, as the template reads them.
+
+    Both go on for ``2 x ahead`` steps that nobody does, because they are read so early.
+    """
+    words = (panels.first << 8 | panels.masks).astype(np.uint32)
+    offsets = panels.gathered * np.int32(row_bytes)
+    extra = 2 * ahead
+    return (
+        np.concatenate([words, np.zeros(extra, np.uint32)]),
+        np.concatenate([offsets, np.zeros((extra, *offsets.shape[1:]), np.int32)]),
+    )

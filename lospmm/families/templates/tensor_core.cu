@@ -1,0 +1,221 @@
+
+// Row panels of A on tensor cores: C^T = B^T A^T, so that the 8 rows of a subgroup are the short side of a product.
+//
+// A block stages slabs of B's rows in shared memory. Each warp has a panel of SUBGROUPS x 8 rows and COLS columns of C;
+// a step of it multiplies 4 x EACH rows of B, gathered from the slab, by the weights of those subgroups that its mask
+// names. A thread t of a quad reads only rows whose slot is t modulo 4, which keeps the quad on different banks.
+//
+// Numbers: n, slabs. Arrays: the rows of a panel (-1: none); the row of B in each slot of each slab of a block (-1:
+// zeros); the first step of each slab of a panel; of each step the mask and, from bit 8 on, its first fragment; the
+// bytes from the start of the slab to each of its rows; the fragments of A.
+
+constexpr int SIZE = sizeof(Element);
+constexpr int EACH = 8 / SIZE;                            // rows of B that a thread reads in a step
+constexpr int ROW_BYTES = COLS * SIZE;                    // of B in shared memory
+constexpr int WIDTH = 16 / SIZE < COLS / 8 ? 16 / SIZE : COLS / 8;  // elements of a row that a thread reads at once
+constexpr int PIECES = COLS / (8 * WIDTH);
+constexpr int TILES = COLS / 16;
+constexpr int SPLIT = LOSPMM_DTYPE == 0 ? 2 : 1;          // float32 is the sum of two TF32 numbers
+constexpr int WORDS = WIDTH * SIZE / 4;
+constexpr int SLAB_BYTES = DEPTH * ROW_BYTES;
+constexpr int SWIZZLE = ROW_BYTES >= 128 ? 0 : ROW_BYTES == 64 ? 1 : 2;
+constexpr int THREADS = 32 * WARPS;
+constexpr int STORED = VECTOR < WIDTH ? VECTOR : WIDTH;   // elements of C that are next to each other
+
+struct alignas(4 * WORDS) Words {
+  unsigned of[WORDS];
+};
+struct alignas(8 * SPLIT) Weights {
+  unsigned of[SPLIT][2];
+};
+struct alignas(4 * EACH) Slots {
+  int of[EACH];
+};
+struct alignas(SIZE * STORED) Stored {
+  Element of[STORED];
+};
+
+// What a step needs beside B, loaded AHEAD steps early; ``next`` is the word of the step AHEAD after it.
+struct Step {
+  unsigned word, next;
+  Slots slots;
+  Weights weights[SUBGROUPS];
+};
+
+LOSPMM_INLINE void load(Step &step, const unsigned *words, const Slots *slots, const Weights *weights) {
+  step.word = step.next;
+  step.next = __ldg(words + AHEAD);
+  step.slots = *slots;
+  const Weights *fragment = weights + static_cast<long long>(step.word >> 8) * 32;
+#pragma unroll
+  for (int p = 0; p < SUBGROUPS; ++p)
+    if (step.word >> p & 1) {
+      step.weights[p] = *fragment;
+      fragment += 32;
+    }
+}
+
+// The rows of slab ``slab`` to ``to``, while the thread goes on. Where an element is shorter than what can be copied so,
+// it is copied at once.
+LOSPMM_INLINE void fetch(unsigned char *to, const int *rows, const Element *b, long long n, long long first) {
+  constexpr int CHUNKS = COLS / VECTOR;
+#pragma unroll 4
+  for (int at = threadIdx.x; at < DEPTH * CHUNKS; at += THREADS) {
+    const int slot = at / CHUNKS, place = at % CHUNKS * VECTOR;
+    const int row = __ldg(rows + slot);
+    const bool is_there = row >= 0 && first + place < n;
+    const Element *from = is_there ? b + row * n + first + place : b;
+    unsigned char *into = to + slot * ROW_BYTES + ((place * SIZE) ^ ((slot % 4 >> SWIZZLE) * 32));
+    if constexpr (VECTOR * SIZE < 4)
+      *reinterpret_cast<Element *>(into) = is_there ? *from : Element(0);
+    else
+      lospmm_copy<VECTOR * SIZE>(into, from, is_there);
+  }
+}
+
+// The fragments of 4 x EACH rows of B, as the long side of the products; of float32 the large part, then the rest.
+LOSPMM_INLINE void gather(unsigned (&large)[TILES][4], unsigned (&rest)[TILES][4], const unsigned char *slab,
+                          const Slots &slots) {
+#pragma unroll
+  for (int piece = 0; piece < PIECES; ++piece) {
+    Words words[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+      words[i] = *reinterpret_cast<const Words *>(slab + slots.of[i] + piece * 8 * WIDTH * SIZE);
+#pragma unroll
+    for (int tile = 0; tile < WIDTH / 2; ++tile) {
+      unsigned (&into)[4] = large[piece * (WIDTH / 2) + tile];
+      if constexpr (SIZE == 2) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          into[2 * half] = __byte_perm(words[2 * half].of[tile], words[2 * half + 1].of[tile], 0x5410);
+          into[2 * half + 1] = __byte_perm(words[2 * half].of[tile], words[2 * half + 1].of[tile], 0x7632);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float value = __uint_as_float(words[i / 2].of[2 * tile + i % 2]);
+          into[i] = lospmm_tf32(value);
+          if constexpr (SPLIT == 2)
+            rest[piece * (WIDTH / 2) + tile][i] = lospmm_tf32(value - __uint_as_float(into[i]));
+        }
+      }
+    }
+  }
+}
+
+LOSPMM_INLINE void multiply(float (&sums)[SUBGROUPS][TILES][4], const unsigned char *slab, const Step &step) {
+  unsigned large[TILES][4], rest[TILES][4];
+  gather(large, rest, slab, step.slots);
+#pragma unroll
+  for (int p = 0; p < SUBGROUPS; ++p)
+    if (SUBGROUPS == 1 || step.word >> p & 1) {
+      const unsigned (&weights)[2] = step.weights[p].of[0];
+      if constexpr (SPLIT == 2) {
+        const unsigned (&small)[2] = step.weights[p].of[SPLIT - 1];
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+          lospmm_mma_tf32(sums[p][tile], rest[tile], weights);
+          lospmm_mma_tf32(sums[p][tile], large[tile], small);
+        }
+      }
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile) {
+#if LOSPMM_DTYPE == 2
+        lospmm_mma_half(sums[p][tile], large[tile], weights);
+#elif LOSPMM_DTYPE == 3
+        lospmm_mma_bfloat16(sums[p][tile], large[tile], weights);
+#else
+        lospmm_mma_tf32(sums[p][tile], large[tile], weights);
+#endif
+      }
+    }
+}
+
+LOSPMM_KERNEL(lospmm_tensor_core) {
+#if !RESIDUAL
+  const Element *residual = nullptr;
+#endif
+  const long long n = lospmm_number(0), first = static_cast<long long>(blockIdx.x) * COLS;
+  const int slabs = static_cast<int>(lospmm_number(1));
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+  const long long panel = static_cast<long long>(blockIdx.y) * WARPS + warp;
+  const int *slots_of_b = lospmm_array<int>(1) + static_cast<long long>(blockIdx.y) * slabs * DEPTH;
+  const unsigned *starts = lospmm_array<unsigned>(2) + panel * slabs;
+
+#pragma unroll 1
+  for (int slab = 0; slab < STAGES; ++slab) {
+    if (slab < slabs) fetch(lospmm_shared + slab * SLAB_BYTES, slots_of_b + slab * DEPTH, b, n, first);
+    lospmm_commit();
+  }
+
+  unsigned at = starts[0], boundary = at;
+  const unsigned end = starts[slabs];
+  const unsigned *words = lospmm_array<unsigned>(3) + at;
+  const Slots *slots = lospmm_array<Slots>(4) + static_cast<long long>(at) * 4 + quad;
+  const Weights *weights = lospmm_array<Weights>(5) + lane;
+  Step steps[AHEAD];
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) {
+    steps[i].next = __ldg(words + i);
+    load(steps[i], words + i, slots + i * 4, weights);
+  }
+
+  float sums[SUBGROUPS][TILES][4] = {};
+  const int own = (group * WIDTH * SIZE) ^ ((quad >> SWIZZLE) * 32);
+  const unsigned char *staged = lospmm_shared + own;
+  int slab = -1;
+  while (true) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      while (at == boundary && slab + 1 < slabs) {
+        ++slab;
+        if (slab == 0)
+          lospmm_wait<STAGES - 1>();
+        else
+          lospmm_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
+        __syncthreads();
+        if (slab > 0) {
+          const int next = slab - 1 + STAGES;
+          if (next < slabs)
+            fetch(lospmm_shared + (slab - 1) % STAGES * SLAB_BYTES, slots_of_b + static_cast<long long>(next) * DEPTH, b,
+                  n, first);
+          lospmm_commit();
+        }
+        staged = lospmm_shared + slab % STAGES * SLAB_BYTES + own;
+        boundary = starts[slab + 1];
+      }
+      if (at == end) goto finished;
+      multiply(sums, staged, steps[i]);
+      load(steps[i], words + AHEAD, slots + AHEAD * 4, weights);
+      ++at;
+      ++words;
+      slots += 4;
+    }
+  }
+finished:
+
+  const int *rows = lospmm_array<int>(0) + panel * (8 * SUBGROUPS) + 2 * quad;
+#pragma unroll
+  for (int p = 0; p < SUBGROUPS; ++p)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = rows[8 * p + half];
+      if (row < 0) continue;
+#pragma unroll
+      for (int piece = 0; piece < PIECES; ++piece)
+#pragma unroll
+        for (int part = 0; part < WIDTH; part += STORED) {
+          const long long column = first + (piece * 8 + group) * WIDTH + part;
+          if (column >= n) continue;
+          Stored results;
+#pragma unroll
+          for (int i = 0; i < STORED; ++i) {
+            const int element = part + i;
+            const float sum = sums[p][piece * (WIDTH / 2) + element / 2][element % 2 * 2 + half];
+            results.of[i] = lospmm_finished(sum, row, row * n + column + i, residual);
+          }
+          *reinterpret_cast<Stored *>(c + row * n + column) = results;
+        }
+    }
+}
