@@ -50,9 +50,8 @@ class Panels:
     slots: NDArray[np.int32]  # (blocks, slabs, depth): the row of B, -1: zeros
     starts: NDArray[np.uint32]  # (panels x slabs + 1,): the first step
     masks: NDArray[np.uint8]  # (steps,): bit p stands for subgroup p
-    first: NDArray[np.int64]  # (steps,): the first fragment
     gathered: NDArray[np.int32]  # (steps, 4, each): slots of the slab
-    weights: NDArray[np.float32]  # (fragments, 8, 4, each)
+    weights: NDArray[np.float32]  # (steps, subgroups, 8, 4, each): zeros where the mask has none
 
 
 def depth_of(columns: int, slabs: int) -> int:
@@ -131,8 +130,6 @@ def pack_panels(matrix: SparseMatrix, shape: Shape) -> Panels:
     steps = int(starts[-1])
     step_masks = np.zeros(steps, dtype=np.uint8)
     np.bitwise_or.at(step_masks, step, masks[entry])
-    counts = np.bitwise_count(step_masks).astype(np.int64)
-    first = np.cumsum(counts) - counts
 
     zeros = shape.depth - QUAD + np.arange(QUAD, dtype=np.int32)
     gathered = np.broadcast_to(zeros[:, np.newaxis], (steps, QUAD, shape.each)).copy()
@@ -141,11 +138,9 @@ def pack_panels(matrix: SparseMatrix, shape: Shape) -> Panels:
     entry_of_cell = np.zeros(panels * cells, dtype=np.int64)
     entry_of_cell[entry] = np.arange(len(entry))
     mine = entry_of_cell[cell]
-    lower = step_masks[step[mine]] & ((1 << subgroup) - 1).astype(np.uint8)
-    fragment = first[step[mine]] + np.bitwise_count(lower)
-    weights = np.zeros((int(counts.sum()), SUBGROUP, QUAD, shape.each), dtype=np.float32)
-    weights[fragment, group, thread[mine], turn[mine]] = matrix.data
-    return Panels(rows, slots, starts.astype(np.uint32), step_masks, first, gathered, weights)
+    weights = np.zeros((steps, shape.subgroups, SUBGROUP, QUAD, shape.each), dtype=np.float32)
+    weights[step[mine], subgroup, group, thread[mine], turn[mine]] = matrix.data
+    return Panels(rows, slots, starts.astype(np.uint32), step_masks, gathered, weights)
 
 
 def _slots(
@@ -190,17 +185,3 @@ def _gray_rank(masks: NDArray[np.uint8]) -> NDArray[np.uint8]:
     rank = masks ^ (masks >> 1)
     rank ^= rank >> 2
     return rank ^ (rank >> 4)
-
-
-def stored(panels: Panels, row_bytes: int, ahead: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The word of each step and the bytes to its rows of B from the start of the slab, as the template reads them.
-
-    Both go on for ``2 x ahead`` steps that nobody does, because they are read so early.
-    """
-    words = (panels.first << 8 | panels.masks).astype(np.uint32)
-    offsets = panels.gathered * np.int32(row_bytes)
-    extra = 2 * ahead
-    return (
-        np.concatenate([words, np.zeros(extra, np.uint32)]),
-        np.concatenate([offsets, np.zeros((extra, *offsets.shape[1:]), np.int32)]),
-    )

@@ -13,15 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.dtype import DTYPES, Dtype
-from lospmm.families.panels import Panels, Shape, depth_of, filled_columns, pack_panels, stored
+from lospmm.families.panels import Panels, Shape, depth_of, filled_columns, pack_panels
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
 SUBGROUPS = (1, 2, 4, 8)
 WARPS = (4, 8, 12, 16)
 COLS = (16, 32, 64, 128)
-STAGES = (1, 2, 3, 4)
 AHEAD = 2
+
+#: Slabs where all of them are in shared memory, and stages where they are not.
+RESIDENT = (1, 2, 4)
+RINGS = (2, 3)
+
+#: Blocks along y that CUDA allows.
+MAX_GRID_HEIGHT = 65_535
+
+#: Rows x columns of A that panels are made of.
+MAX_CELLS = 2**30
 
 _WARP = 32
 
@@ -36,6 +45,56 @@ class Plan:
     ahead: int = AHEAD  # steps between the load of A's data and their use
 
 
+def refusal(problem: Problem) -> str | None:
+    if problem.convolution is not None:
+        return "a convolution"
+    if int(problem.device.arch[3:5]) < 80 and len(problem.device.arch) == 5:
+        return f"{problem.device.arch} has no such tensor cores"
+    if problem.matrix.m * problem.matrix.k > MAX_CELLS:
+        return f"more than {MAX_CELLS} cells"
+    return None
+
+
+def plans(problem: Problem) -> list[Plan]:
+    """As many panels a block as there are rows for, columns as there are in B, and what fits an SM."""
+    eights = ceil_div(problem.matrix.m, 8)
+    columns = filled_columns(problem.matrix)
+    return [
+        plan
+        for subgroups in SUBGROUPS
+        for warps in WARPS
+        for cols in COLS
+        if (cols == min(COLS) or problem.n > cols // 2)
+        and (warps == min(WARPS) or eights > subgroups * warps * 3 // 4)
+        and (subgroups == 1 or eights >= subgroups)
+        for slabs, stages in _stagings(
+            columns, cols * problem.dtype.element_bytes, problem.device.shared_bytes_per_block
+        )
+        if fits(plan := Plan(subgroups, warps, cols, slabs, stages), problem)
+    ]
+
+
+def fits(plan: Plan, problem: Problem) -> bool:
+    return (
+        shared_bytes(plan, filled_columns(problem.matrix), problem.dtype) <= problem.device.shared_bytes_per_block
+        and registers_needed(plan, problem.dtype) <= registers_allowed(plan)
+        and ceil_div(ceil_div(problem.matrix.m, 8), plan.subgroups * plan.warps) <= MAX_GRID_HEIGHT
+    )
+
+
+def _stagings(columns: int, row_bytes: int, room: int) -> list[tuple[int, int]]:
+    """(slabs, stages): all of B's rows at a time where they fit, and rings of the larger slabs that fit."""
+    found = [(slabs, slabs) for slabs in RESIDENT if slabs * depth_of(columns, slabs) * row_bytes <= room]
+    for stages in RINGS:
+        slabs = next(
+            slabs
+            for slabs in range(stages + 1, columns + stages + 2)
+            if stages * depth_of(columns, slabs) * row_bytes <= room
+        )
+        found += [(slabs, stages)] if not found or slabs <= 2 * stages else []
+    return found
+
+
 def shape_of(plan: Plan, columns: int, dtype: Dtype) -> Shape:
     return Shape(plan.subgroups, plan.warps, plan.slabs, depth_of(columns, plan.slabs), 8 // dtype.element_bytes)
 
@@ -44,9 +103,18 @@ def shared_bytes(plan: Plan, columns: int, dtype: Dtype) -> int:
     return plan.stages * depth_of(columns, plan.slabs) * plan.cols * dtype.element_bytes
 
 
-def registers(plan: Plan) -> int:
-    """What a thread may have: all of an SM's for one block."""
+def registers_allowed(plan: Plan) -> int:
+    """Of a thread: an SM's for one block."""
     return min(255, 65_536 // (_WARP * plan.warps) // 8 * 8)
+
+
+def registers_needed(plan: Plan, dtype: Dtype) -> int:
+    """A forecast: sums, fragments of B, what is loaded ahead, and addresses (measured with ptxas 13.0)."""
+    split = 2 if dtype.name == "float32" else 1
+    sums = plan.subgroups * plan.cols // 4
+    fragments = (1 + split) * plan.cols // 4
+    ahead = plan.ahead * (2 * plan.subgroups * split + 8 // dtype.element_bytes + 2)
+    return sums + fragments + ahead + 36
 
 
 def vector(problem: Problem) -> int:
@@ -60,7 +128,9 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
     columns = filled_columns(matrix)
     shape = shape_of(plan, columns, dtype)
     panels = pack_panels(matrix, shape)
-    words, offsets = stored(panels, plan.cols * dtype.element_bytes, plan.ahead)
+    offsets = panels.gathered * np.int32(plan.cols * dtype.element_bytes)
+    # Masks and offsets are read ahead of what is done, beyond the last step too; a mask of 0 loads no weights.
+    masks, offsets = (_longer(array, 2 * plan.ahead) for array in (panels.masks.astype(np.uint32), offsets))
     settings = {
         "SUBGROUPS": plan.subgroups,
         "WARPS": plan.warps,
@@ -75,7 +145,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
         source=source_of_template("tensor_core", settings, dtype=dtype, epilogue=epilogue),
         data=pack(
             (problem.n, plan.slabs),
-            (panels.rows, panels.slots, panels.starts, words, offsets, _fragments(panels, dtype)),
+            (panels.rows, panels.slots, panels.starts, masks, offsets, _fragments(panels, dtype)),
             epilogue=epilogue,
         ),
         launch=Launch(
@@ -83,7 +153,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
             _WARP * plan.warps,
             shared_bytes(plan, columns, dtype),
         ),
-        registers=registers(plan),
+        registers=registers_allowed(plan),
         cols=plan.cols,
         dtype=dtype,
         takes_residual=epilogue.residual,
@@ -98,3 +168,7 @@ def _fragments(panels: Panels, dtype: Dtype) -> NDArray[Any]:
     tf32 = DTYPES["tf32"]
     large = tf32.rounded(weights)
     return np.stack([large, tf32.rounded(weights - large)], axis=-2)
+
+
+def _longer(array: NDArray[Any], more: int) -> NDArray[Any]:
+    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])

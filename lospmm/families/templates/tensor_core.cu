@@ -6,8 +6,8 @@
 // names. A thread t of a quad reads only rows whose slot is t modulo 4, which keeps the quad on different banks.
 //
 // Numbers: n, slabs. Arrays: the rows of a panel (-1: none); the row of B in each slot of each slab of a block (-1:
-// zeros); the first step of each slab of a panel; of each step the mask and, from bit 8 on, its first fragment; the
-// bytes from the start of the slab to each of its rows; the fragments of A.
+// zeros); the first step of each slab of a panel; the mask of each step; the bytes from the start of the slab to each of
+// its rows; a fragment of A for each subgroup, of which only those in the mask are read.
 
 constexpr int SIZE = sizeof(Element);
 constexpr int EACH = 8 / SIZE;                            // rows of B that a thread reads in a step
@@ -35,24 +35,20 @@ struct alignas(SIZE * STORED) Stored {
   Element of[STORED];
 };
 
-// What a step needs beside B, loaded AHEAD steps early; ``next`` is the word of the step AHEAD after it.
+// What a step needs beside B, loaded AHEAD steps early; ``next`` is the mask of the step AHEAD after it.
 struct Step {
-  unsigned word, next;
+  unsigned mask, next;
   Slots slots;
   Weights weights[SUBGROUPS];
 };
 
-LOSPMM_INLINE void load(Step &step, const unsigned *words, const Slots *slots, const Weights *weights) {
-  step.word = step.next;
-  step.next = __ldg(words + AHEAD);
+LOSPMM_INLINE void load(Step &step, const unsigned *next, const Slots *slots, const Weights *weights) {
+  step.mask = step.next;
+  step.next = __ldg(next);
   step.slots = *slots;
-  const Weights *fragment = weights + static_cast<long long>(step.word >> 8) * 32;
 #pragma unroll
   for (int p = 0; p < SUBGROUPS; ++p)
-    if (step.word >> p & 1) {
-      step.weights[p] = *fragment;
-      fragment += 32;
-    }
+    if (step.mask >> p & 1) step.weights[p] = weights[32 * p];
 }
 
 // The rows of slab ``slab`` to ``to``, while the thread goes on. Where an element is shorter than what can be copied so,
@@ -109,7 +105,7 @@ LOSPMM_INLINE void multiply(float (&sums)[SUBGROUPS][TILES][4], const unsigned c
   gather(large, rest, slab, step.slots);
 #pragma unroll
   for (int p = 0; p < SUBGROUPS; ++p)
-    if (SUBGROUPS == 1 || step.word >> p & 1) {
+    if (SUBGROUPS == 1 || step.mask >> p & 1) {
       const unsigned (&weights)[2] = step.weights[p].of[0];
       if constexpr (SPLIT == 2) {
         const unsigned (&small)[2] = step.weights[p].of[SPLIT - 1];
@@ -149,51 +145,51 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
     lospmm_commit();
   }
 
-  unsigned at = starts[0], boundary = at;
-  const unsigned end = starts[slabs];
-  const unsigned *words = lospmm_array<unsigned>(3) + at;
-  const Slots *slots = lospmm_array<Slots>(4) + static_cast<long long>(at) * 4 + quad;
-  const Weights *weights = lospmm_array<Weights>(5) + lane;
+  const long long start = starts[0];
+  const unsigned *masks = lospmm_array<unsigned>(3) + start;
+  const Slots *slots = lospmm_array<Slots>(4) + start * 4 + quad;
+  const Weights *weights = lospmm_array<Weights>(5) + start * SUBGROUPS * 32 + lane;
   Step steps[AHEAD];
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i) {
-    steps[i].next = __ldg(words + i);
-    load(steps[i], words + i, slots + i * 4, weights);
+    steps[i].next = __ldg(masks + i);
+    load(steps[i], masks + i + AHEAD, slots + 4 * i, weights + 32 * SUBGROUPS * i);
   }
 
   float sums[SUBGROUPS][TILES][4] = {};
   const int own = (group * WIDTH * SIZE) ^ ((quad >> SWIZZLE) * 32);
   const unsigned char *staged = lospmm_shared + own;
   int slab = -1;
-  while (true) {
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
-      while (at == boundary && slab + 1 < slabs) {
-        ++slab;
-        if (slab == 0)
-          lospmm_wait<STAGES - 1>();
-        else
-          lospmm_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
-        __syncthreads();
-        if (slab > 0) {
-          const int next = slab - 1 + STAGES;
-          if (next < slabs)
-            fetch(lospmm_shared + (slab - 1) % STAGES * SLAB_BYTES, slots_of_b + static_cast<long long>(next) * DEPTH, b,
-                  n, first);
-          lospmm_commit();
-        }
-        staged = lospmm_shared + slab % STAGES * SLAB_BYTES + own;
-        boundary = starts[slab + 1];
+  unsigned left = 0;  // steps of the slab
+
+  // The next step, the ``i``-th of AHEAD; false when there is none. Every warp comes past every slab.
+  const auto turn = [&](int i) {
+    while (left == 0) {
+      if (++slab == slabs) return false;
+      if (slab == 0)
+        lospmm_wait<STAGES - 1>();
+      else
+        lospmm_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
+      __syncthreads();
+      if (STAGES > 1 && slab > 0) {
+        const int next = slab - 1 + STAGES;
+        if (next < slabs)
+          fetch(lospmm_shared + (slab - 1) % STAGES * SLAB_BYTES, slots_of_b + next * DEPTH, b, n, first);
+        lospmm_commit();
       }
-      if (at == end) goto finished;
-      multiply(sums, staged, steps[i]);
-      load(steps[i], words + AHEAD, slots + AHEAD * 4, weights);
-      ++at;
-      ++words;
-      slots += 4;
+      staged = lospmm_shared + slab % STAGES * SLAB_BYTES + own;
+      left = starts[slab + 1] - starts[slab];
     }
+    --left;
+    multiply(sums, staged, steps[i]);
+    load(steps[i], masks + i + 2 * AHEAD, slots + 4 * (i + AHEAD), weights + 32 * SUBGROUPS * (i + AHEAD));
+    return true;
+  };
+  while (turn(0) && (AHEAD < 2 || turn(1 % AHEAD)) && (AHEAD < 3 || turn(2 % AHEAD)) && (AHEAD < 4 || turn(3 % AHEAD))) {
+    masks += AHEAD;
+    slots += 4 * AHEAD;
+    weights += 32 * SUBGROUPS * AHEAD;
   }
-finished:
 
   const int *rows = lospmm_array<int>(0) + panel * (8 * SUBGROUPS) + 2 * quad;
 #pragma unroll
