@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lospmm.matrix import SparseMatrix, from_coo
 from lospmm.model import Tiling, ceil_div
-from lospmm.reorder import natural_order, regroup
+from lospmm.reorder import regroup
 
 SUBGROUP = 8
 
@@ -68,26 +68,27 @@ def rows_of_panels(matrix: SparseMatrix, subgroups: int) -> NDArray[np.int32]:
     """The rows of A of each panel, (panels, 8 x subgroups), by falling number of columns that they need; -1: none."""
     expected = 1 - (1 - matrix.nnz / (matrix.m * matrix.k)) ** SUBGROUP
     regrouped = expected < FULL and matrix.m <= MAX_REGROUPED
-    tiles = _tiles(matrix, SUBGROUP, regrouped=regrouped)
-    eights = np.full((max(1, len(tiles.tiles)), SUBGROUP), -1, dtype=np.int32)
-    for place, tile in enumerate(tiles.tiles):
-        eights[place, : len(tile.rows)] = tile.rows
-    unions = _unions(matrix, tiles)
-    groups = _tiles(unions, subgroups, regrouped=regrouped).tiles if unions is not None else ()
-    panels = np.full((max(1, len(groups)), subgroups, SUBGROUP), -1, dtype=np.int32)
-    for place, group in enumerate(sorted(groups, key=lambda group: -group.nnc)):
-        panels[place, : len(group.rows)] = eights[group.rows]
-    return _with_empty_rows(panels.reshape(len(panels), -1), tiles.empty_rows)
+    empty = np.flatnonzero(matrix.row_nnz == 0).astype(np.int32)
+    if regrouped and matrix.nnz:
+        tiles = regroup(matrix, [SUBGROUP])[SUBGROUP]
+        eights = np.full((len(tiles.tiles), SUBGROUP), -1, dtype=np.int32)
+        for place, tile in enumerate(tiles.tiles):
+            eights[place, : len(tile.rows)] = tile.rows
+        groups = regroup(_unions(matrix, tiles), [subgroups])[subgroups].tiles
+        members = [group.rows for group in sorted(groups, key=lambda group: -group.nnc)]
+    else:
+        rows = np.flatnonzero(matrix.row_nnz).astype(np.int32)
+        eights = np.full((max(1, ceil_div(len(rows), SUBGROUP)), SUBGROUP), -1, dtype=np.int32)
+        eights.reshape(-1)[: len(rows)] = rows
+        members = [np.arange(len(eights))[at : at + subgroups] for at in range(0, len(eights), subgroups)]
+    panels = np.full((len(members), subgroups, SUBGROUP), -1, dtype=np.int32)
+    for place, member in enumerate(members):
+        panels[place, : len(member)] = eights[member]
+    return _with_empty_rows(panels.reshape(len(panels), -1), empty)
 
 
-def _tiles(matrix: SparseMatrix, size_limit: int, *, regrouped: bool) -> Tiling:
-    return regroup(matrix, [size_limit])[size_limit] if regrouped else natural_order(matrix, size_limit)
-
-
-def _unions(matrix: SparseMatrix, tiles: Tiling) -> SparseMatrix | None:
-    """The non-empty columns of each tile as a row of a matrix of ones; None where there is no tile."""
-    if not tiles.tiles:
-        return None
+def _unions(matrix: SparseMatrix, tiles: Tiling) -> SparseMatrix:
+    """The non-empty columns of each tile as a row of a matrix of ones."""
     tile_of_row = np.zeros(matrix.m, dtype=np.int64)
     for place, tile in enumerate(tiles.tiles):
         tile_of_row[tile.rows] = place
@@ -114,14 +115,14 @@ def pack_panels(matrix: SparseMatrix, shape: Shape) -> Panels:
 
     place = np.zeros(matrix.m, dtype=np.int64)
     place[rows[rows >= 0]] = np.flatnonzero(rows.reshape(-1) >= 0)
-    place = np.repeat(place, matrix.row_nnz)  # of each nonzero
     panel, within = np.divmod(place, rows.shape[1])
-    subgroup, group = np.divmod(within, SUBGROUP)
-
     cell_of, slots = _slots(matrix, panel // shape.panels, blocks, shape)
     cells = shape.slabs * shape.depth
-    cell = panel * cells + cell_of[panel // shape.panels, matrix.indices]
+    # Of each nonzero, its column as one of all panels.
+    cell = cell_of[np.repeat(panel // shape.panels, matrix.row_nnz), matrix.indices]
+    cell += np.repeat(panel * cells, matrix.row_nnz)
     masks = np.zeros(panels * cells, dtype=np.uint8)
+    subgroup = np.repeat((within // SUBGROUP).astype(np.uint8), matrix.row_nnz)
     for bit in range(shape.subgroups):
         masks[cell[subgroup == bit]] |= np.uint8(1 << bit)
 
@@ -135,20 +136,23 @@ def pack_panels(matrix: SparseMatrix, shape: Shape) -> Panels:
     gathered = np.broadcast_to(zeros[:, np.newaxis], (steps, QUAD, shape.each)).copy()
     gathered[step, thread, turn] = entry % shape.depth
 
-    entry_of_cell = np.zeros(panels * cells, dtype=np.int64)
-    entry_of_cell[entry] = np.arange(len(entry))
-    mine = entry_of_cell[cell]
     weights = np.zeros((steps, shape.subgroups, SUBGROUP, QUAD, shape.each), dtype=np.float32)
-    weights[step[mine], subgroup, group, thread[mine], turn[mine]] = matrix.data
+    row_places = QUAD * shape.each
+    first = np.zeros(panels * cells, dtype=np.int64)  # the place of a column's weight in row 0 of its panel
+    first[entry] = (step * shape.subgroups * SUBGROUP * QUAD + thread) * shape.each + turn
+    weights.reshape(-1)[first[cell] + np.repeat(within * row_places, matrix.row_nnz)] = matrix.data
     return Panels(rows, slots, starts.astype(np.uint32), step_masks, gathered, weights)
 
 
 def _slots(
     matrix: SparseMatrix, block: NDArray[np.int64], blocks: int, shape: Shape
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Where each row of B lies in a block, (blocks, k): slab x depth + slot; and what lies in each slot."""
+    """Where each row of B lies in a block, (blocks, k): slab x depth + slot; and what lies in each slot.
+
+    ``block`` is that of each row of A.
+    """
     needed = np.zeros((blocks, matrix.k), dtype=bool)
-    needed[block, matrix.indices] = True
+    needed[np.repeat(block, matrix.row_nnz), matrix.indices] = True
     number = np.cumsum(needed, axis=1) - 1
     held = shape.depth - QUAD
     assert number[:, -1].max() < shape.slabs * held, "slots for the rows of B"
