@@ -59,7 +59,7 @@ def build(task: tuple[str, float, str, tensor_core.Plan]) -> dict[str, Any]:
         "shared_bytes": kernel.launch.shared_bytes,
         "registers": binary.registers,
         "spill_bytes": binary.spill_bytes,
-        "forecast": float(tensor_core.forecast(problem, [plan])[0]) if hasattr(tensor_core, "forecast") else 0.0,
+        "forecast": float(tensor_core.forecast(problem, [plan])[0]),
     }
 
 
@@ -173,8 +173,13 @@ def main() -> None:
 
 
 def chosen(problem: Problem, count: int) -> list[tensor_core.Plan]:
-    plans = [plan for plan in tensor_core.plans(problem) if plan.cols > 16]
-    return random.Random(0).sample(plans, min(count, len(plans)))
+    """The best by forecast, one of each shape of a block, and as many again at random."""
+    plans = tensor_core.plans(problem)
+    order = np.argsort(tensor_core.forecast(problem, plans), kind="stable").tolist()
+    best = {(p.subgroups, p.warps, p.parts, p.cols): p for p in (plans[at] for at in reversed(order))}
+    first = sorted(best.values(), key=lambda plan: order.index(plans.index(plan)))[: count // 2]
+    others = [plan for plan in plans if plan not in first]
+    return first + random.Random(0).sample(others, min(count - len(first), len(others)))
 
 
 def report(one: tuple[str, float, str], lines: list[dict[str, Any]], error: str) -> None:
@@ -184,8 +189,9 @@ def report(one: tuple[str, float, str], lines: list[dict[str, Any]], error: str)
         ratio = line["dense_micros"] / line["micros"]
         plan = tuple(line["plan"].values())
         print(
-            f"{one[0]:>15} {one[1]} {one[2]:>8} dense {line['dense_micros']:7.2f} ours {line['micros']:7.2f} x{ratio:.2f}"
-            f" {plan} regs {line['registers']} grid {line['grid']} error {line['error']:.1e} forecast {line['forecast']:.1f}",
+            f"{one[0]:>15} {one[1]} {one[2]:>8} dense {line['dense_micros']:7.2f} ours {line['micros']:7.2f}"
+            f" x{ratio:.2f} {plan} regs {line['registers']} grid {line['grid'][:2]} error {line['error']:.1e}"
+            f" forecast {line['forecast']:.1f}",
             flush=True,
         )
     if wrong := [line for line in lines if not line["error"] < 1e-2 or line["spill_bytes"]]:

@@ -31,12 +31,14 @@ MAX_REGROUPED = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides how A is laid out. ``each`` columns of a step are one thread's; ``depth`` counts the slots of a slab,
-    of which the last four hold zeros.
+    """What decides how A is laid out.
+
+    ``each`` columns of a step are one thread's; ``depth`` counts the slots of a slab, of which the last four hold zeros.
     """
 
     subgroups: int  # of a panel, at most 8
     panels: int  # of a block
+    parts: int  # streams that the steps of a panel are dealt to
     slabs: int
     depth: int
     each: int
@@ -44,11 +46,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panels:
-    """All of A. The panels are those of whole blocks; a step is of one slab of one panel, in this order."""
+    """All of A. The panels are those of whole blocks; a step is of one slab of one part of a panel, in
+    the order of panels, parts and slabs.
+    """
 
     rows: NDArray[np.int32]  # (panels, 8 x subgroups): of A, -1: none
     slots: NDArray[np.int32]  # (blocks, slabs, depth): the row of B, -1: zeros
-    starts: NDArray[np.uint32]  # (panels x slabs + 1,): the first step
+    starts: NDArray[np.uint32]  # (panels x parts x slabs + 1,): the first step
     masks: NDArray[np.uint8]  # (steps,): bit p stands for subgroup p
     gathered: NDArray[np.int32]  # (steps, 4, each): slots of the slab
     weights: NDArray[np.float32]  # (steps, subgroups, 8, 4, each): zeros where the mask has none
@@ -77,10 +81,10 @@ def rows_of_panels(matrix: SparseMatrix, subgroups: int) -> NDArray[np.int32]:
         groups = regroup(_unions(matrix, tiles), [subgroups])[subgroups].tiles
         members = [group.rows for group in sorted(groups, key=lambda group: -group.nnc)]
     else:
-        rows = np.flatnonzero(matrix.row_nnz).astype(np.int32)
-        eights = np.full((max(1, ceil_div(len(rows), SUBGROUP)), SUBGROUP), -1, dtype=np.int32)
-        eights.reshape(-1)[: len(rows)] = rows
-        members = [np.arange(len(eights))[at : at + subgroups] for at in range(0, len(eights), subgroups)]
+        filled = np.flatnonzero(matrix.row_nnz).astype(np.int32)
+        eights = np.full((max(1, ceil_div(len(filled), SUBGROUP)), SUBGROUP), -1, dtype=np.int32)
+        eights.reshape(-1)[: len(filled)] = filled
+        members = np.array_split(np.arange(len(eights), dtype=np.int32), range(subgroups, len(eights), subgroups))
     panels = np.full((len(members), subgroups, SUBGROUP), -1, dtype=np.int32)
     for place, member in enumerate(members):
         panels[place, : len(member)] = eights[member]
@@ -178,13 +182,17 @@ def _steps(
     length = np.bincount(queue, minlength=panels * shape.slabs * QUAD)
     number = np.empty(len(entry), dtype=np.int64)
     number[order] = np.arange(len(entry)) - np.repeat(np.cumsum(length) - length, length)
-    count = -(-length.reshape(-1, QUAD).max(axis=1) // shape.each)
-    starts = np.concatenate([[0], np.cumsum(count)])
+    count = -(-length.reshape(panels, 1, shape.slabs, QUAD).max(axis=3) // shape.each)
+    parts = np.arange(shape.parts)[:, np.newaxis]
+    of_part = -(-np.maximum(count - parts, 0) // shape.parts)  # (panels, parts, slabs)
+    starts = np.concatenate([[0], np.cumsum(of_part)])
     step, turn = np.divmod(number, shape.each)
-    return starts[entry // shape.depth] + step, thread, turn, starts
+    panel, slab = np.divmod(entry // shape.depth, shape.slabs)
+    stream = panel * shape.parts + step % shape.parts
+    return starts[stream * shape.slabs + slab] + step // shape.parts, thread, turn, starts
 
 
-def _gray_rank(masks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _gray_rank(masks: NDArray[np.uint8]) -> NDArray[Any]:
     """The place of a mask in an order in which neighbours differ in one bit."""
     rank = masks ^ (masks >> 1)
     rank ^= rank >> 2

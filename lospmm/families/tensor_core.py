@@ -7,6 +7,7 @@ docs/decisions/0016 tells what bounds it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 
 from lospmm.dtype import DTYPES, Dtype
 from lospmm.families.panels import Panels, Shape, depth_of, filled_columns, pack_panels
+from lospmm.families.tensor_core_forecast import Work, micros_of
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
 SUBGROUPS = (1, 2, 4, 8)
 WARPS = (4, 8, 12, 16)
+PARTS = (1, 2, 4)
 COLS = (16, 32, 64, 128)
 AHEAD = 2
 
@@ -38,7 +41,8 @@ _WARP = 32
 @dataclass(frozen=True, slots=True)
 class Plan:
     subgroups: int  # of 8 rows, of a panel
-    warps: int  # of a block, each with a panel
+    warps: int  # of a block
+    parts: int  # warps that share a panel
     cols: int
     slabs: int  # that the rows of B are cut into
     stages: int  # slabs in shared memory
@@ -57,20 +61,16 @@ def refusal(problem: Problem) -> str | None:
 
 def plans(problem: Problem) -> list[Plan]:
     """As many panels a block as there are rows for, columns as there are in B, and what fits an SM."""
-    eights = ceil_div(problem.matrix.m, 8)
-    columns = filled_columns(problem.matrix)
+    matrix = problem.matrix
+    eights, columns, room = ceil_div(matrix.m, 8), filled_columns(matrix), problem.device.shared_bytes_per_block
     return [
         plan
-        for subgroups in SUBGROUPS
-        for warps in WARPS
-        for cols in COLS
+        for subgroups, warps, parts, cols in product(SUBGROUPS, WARPS, PARTS, COLS)
         if (cols == min(COLS) or problem.n > cols // 2)
-        and (warps == min(WARPS) or eights > subgroups * warps * 3 // 4)
         and (subgroups == 1 or eights >= subgroups)
-        for slabs, stages in _stagings(
-            columns, cols * problem.dtype.element_bytes, problem.device.shared_bytes_per_block
-        )
-        if fits(plan := Plan(subgroups, warps, cols, slabs, stages), problem)
+        and (warps == min(WARPS) or eights * parts > subgroups * warps * 3 // 4)
+        for slabs, stages in _stagings(columns, cols * problem.dtype.element_bytes, room)
+        if fits(plan := Plan(subgroups, warps, parts, cols, slabs, stages), problem)
     ]
 
 
@@ -78,7 +78,7 @@ def fits(plan: Plan, problem: Problem) -> bool:
     return (
         shared_bytes(plan, filled_columns(problem.matrix), problem.dtype) <= problem.device.shared_bytes_per_block
         and registers_needed(plan, problem.dtype) <= registers_allowed(plan)
-        and ceil_div(ceil_div(problem.matrix.m, 8), plan.subgroups * plan.warps) <= MAX_GRID_HEIGHT
+        and ceil_div(ceil_div(problem.matrix.m, 8), plan.subgroups * plan.warps // plan.parts) <= MAX_GRID_HEIGHT
     )
 
 
@@ -96,11 +96,16 @@ def _stagings(columns: int, row_bytes: int, room: int) -> list[tuple[int, int]]:
 
 
 def shape_of(plan: Plan, columns: int, dtype: Dtype) -> Shape:
-    return Shape(plan.subgroups, plan.warps, plan.slabs, depth_of(columns, plan.slabs), 8 // dtype.element_bytes)
+    panels = plan.warps // plan.parts
+    depth = depth_of(columns, plan.slabs)
+    return Shape(plan.subgroups, panels, plan.parts, plan.slabs, depth, 8 // dtype.element_bytes)
 
 
 def shared_bytes(plan: Plan, columns: int, dtype: Dtype) -> int:
-    return plan.stages * depth_of(columns, plan.slabs) * plan.cols * dtype.element_bytes
+    """The slabs of B; afterwards the sums of the warps of a panel."""
+    staged = plan.stages * depth_of(columns, plan.slabs) * plan.cols * dtype.element_bytes
+    sums = plan.warps * _WARP * plan.subgroups * plan.cols // 4 * 4
+    return max(staged, sums if plan.parts > 1 else 0)
 
 
 def registers_allowed(plan: Plan) -> int:
@@ -123,6 +128,23 @@ def vector(problem: Problem) -> int:
     return int(np.gcd(widest, problem.n))
 
 
+def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
+    columns = filled_columns(problem.matrix)
+    return np.array(
+        [
+            micros_of(
+                problem,
+                Work(
+                    *(plan.subgroups, plan.warps, plan.parts, plan.cols, plan.slabs, plan.stages, columns),
+                    shared_bytes=shared_bytes(plan, columns, problem.dtype),
+                    registers=registers_needed(plan, problem.dtype),
+                ),
+            )
+            for plan in plans
+        ]
+    )
+
+
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     columns = filled_columns(matrix)
@@ -134,6 +156,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
     settings = {
         "SUBGROUPS": plan.subgroups,
         "WARPS": plan.warps,
+        "PARTS": plan.parts,
         "COLS": plan.cols,
         "DEPTH": shape.depth,
         "STAGES": plan.stages,
@@ -149,7 +172,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
             epilogue=epilogue,
         ),
         launch=Launch(
-            (ceil_div(problem.n, plan.cols), len(panels.rows) // plan.warps, 1),
+            (ceil_div(problem.n, plan.cols), len(panels.rows) // shape.panels, 1),
             _WARP * plan.warps,
             shared_bytes(plan, columns, dtype),
         ),

@@ -1,12 +1,12 @@
 
 // Row panels of A on tensor cores: C^T = B^T A^T, so that the 8 rows of a subgroup are the short side of a product.
 //
-// A block stages slabs of B's rows in shared memory. Each warp has a panel of SUBGROUPS x 8 rows and COLS columns of C;
-// a step of it multiplies 4 x EACH rows of B, gathered from the slab, by the weights of those subgroups that its mask
+// A block stages slabs of B's rows in shared memory. A panel of SUBGROUPS x 8 rows and COLS columns of C is that of
+// PARTS warps, each with a stream of its steps. A step multiplies 4 x EACH rows of B, gathered from the slab, by the weights of those subgroups that its mask
 // names. A thread t of a quad reads only rows whose slot is t modulo 4, which keeps the quad on different banks.
 //
 // Numbers: n, slabs. Arrays: the rows of a panel (-1: none); the row of B in each slot of each slab of a block (-1:
-// zeros); the first step of each slab of a panel; the mask of each step; the bytes from the start of the slab to each of
+// zeros); the first step of each slab of a stream; the mask of each step; the bytes from the start of the slab to each of
 // its rows; a fragment of A for each subgroup, of which only those in the mask are read.
 
 constexpr int SIZE = sizeof(Element);
@@ -135,9 +135,9 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
   const long long n = lospmm_number(0), first = static_cast<long long>(blockIdx.x) * COLS;
   const int slabs = static_cast<int>(lospmm_number(1));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-  const long long panel = static_cast<long long>(blockIdx.y) * WARPS + warp;
+  const long long stream = static_cast<long long>(blockIdx.y) * WARPS + warp;
   const int *slots_of_b = lospmm_array<int>(1) + static_cast<long long>(blockIdx.y) * slabs * DEPTH;
-  const unsigned *starts = lospmm_array<unsigned>(2) + panel * slabs;
+  const unsigned *starts = lospmm_array<unsigned>(2) + stream * slabs;
 
 #pragma unroll 1
   for (int slab = 0; slab < STAGES; ++slab) {
@@ -191,7 +191,25 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
     weights += 32 * SUBGROUPS * AHEAD;
   }
 
-  const int *rows = lospmm_array<int>(0) + panel * (8 * SUBGROUPS) + 2 * quad;
+  // The warps of a panel add up what they have, in their order.
+  if constexpr (PARTS > 1) {
+    constexpr int SUMS = SUBGROUPS * TILES * 4;
+    float *others = reinterpret_cast<float *>(lospmm_shared) + lane;
+    float(&own_sums)[SUMS] = reinterpret_cast<float(&)[SUMS]>(sums);
+    __syncthreads();
+    if (warp % PARTS > 0) {
+#pragma unroll
+      for (int i = 0; i < SUMS; ++i) others[(warp * SUMS + i) * 32] = own_sums[i];
+    }
+    __syncthreads();
+    if (warp % PARTS > 0) return;
+#pragma unroll
+    for (int part = 1; part < PARTS; ++part)
+#pragma unroll
+      for (int i = 0; i < SUMS; ++i) own_sums[i] += others[((warp + part) * SUMS + i) * 32];
+  }
+
+  const int *rows = lospmm_array<int>(0) + stream / PARTS * (8 * SUBGROUPS) + 2 * quad;
 #pragma unroll
   for (int p = 0; p < SUBGROUPS; ++p)
 #pragma unroll
