@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families import csr
+from lospmm.families import csr, tensor_core
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
 
@@ -45,5 +45,6 @@ class Entrant:
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "csr": Family(csr.refusal, csr.plans, csr.forecast, csr.pack_plan),
+        "tensor_core": Family(tensor_core.refusal, tensor_core.plans, tensor_core.forecast, tensor_core.pack_plan),
     }
 )

@@ -33,7 +33,7 @@ MAX_REGROUPED = 16_384
 class Shape:
     """What decides how A is laid out.
 
-    ``each`` columns of a step are one thread's; ``depth`` counts the slots of a slab, of which the last four hold zeros.
+    ``each`` columns of a step are one thread's; ``depth`` counts the slots of a slab, and the last four hold zeros.
     """
 
     subgroups: int  # of a panel, at most 8
