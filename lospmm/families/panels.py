@@ -25,6 +25,9 @@ QUAD = 4
 #: From this share of non-empty columns on, subgroups are as good in the order of the rows as in any other.
 FULL = 0.95
 
+#: From this share of non-empty columns on, all rows of B are staged as they come: a list takes longer to follow.
+WORTH_LISTING = 0.75
+
 #: Rows that are regrouped at most: it takes a time that grows with their square.
 MAX_REGROUPED = 16_384
 
@@ -42,6 +45,7 @@ class Shape:
     slabs: int
     depth: int
     each: int
+    listed: bool  # whether a block numbers only those rows of B that it needs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +55,7 @@ class Panels:
     """
 
     rows: NDArray[np.int32]  # (panels, 8 x subgroups): of A, -1: none
-    slots: NDArray[np.int32]  # (blocks, slabs, depth): the row of B, -1: zeros
+    slots: NDArray[np.int32]  # (blocks, slabs, depth): the row of B, -1: zeros; (0,) where they are not listed
     starts: NDArray[np.uint32]  # (panels x parts x slabs + 1,): the first step
     masks: NDArray[np.uint8]  # (steps,): bit p stands for subgroup p
     gathered: NDArray[np.int32]  # (steps, 4, each): slots of the slab
@@ -63,8 +67,10 @@ def depth_of(columns: int, slabs: int) -> int:
     return ceil_div(max(1, ceil_div(columns, slabs)), QUAD) * QUAD + QUAD
 
 
-def filled_columns(matrix: SparseMatrix) -> int:
-    return int(np.count_nonzero(np.bincount(matrix.indices, minlength=1)))
+def numbered_rows(matrix: SparseMatrix) -> tuple[int, bool]:
+    """The rows of B that are staged, and whether they are listed: all, unless A has many empty columns."""
+    filled = int(np.count_nonzero(np.bincount(matrix.indices, minlength=1)))
+    return (filled, True) if filled < WORTH_LISTING * matrix.k else (matrix.k, False)
 
 
 @lru_cache(maxsize=16)
@@ -155,13 +161,17 @@ def _slots(
 
     ``block`` is that of each row of A.
     """
-    needed = np.zeros((blocks, matrix.k), dtype=bool)
-    needed[np.repeat(block, matrix.row_nnz), matrix.indices] = True
-    number = np.cumsum(needed, axis=1) - 1
     held = shape.depth - QUAD
+    needed = np.ones((blocks, matrix.k), dtype=bool)
+    if shape.listed:
+        needed[:] = False
+        needed[np.repeat(block, matrix.row_nnz), matrix.indices] = True
+    number = np.cumsum(needed, axis=1) - 1
     assert number[:, -1].max() < shape.slabs * held, "slots for the rows of B"
     slab, slot = np.divmod(number, held)
     cell = slab * shape.depth + slot
+    if not shape.listed:
+        return cell, np.zeros(0, np.int32)
     slots = np.full((blocks, shape.slabs * shape.depth), -1, dtype=np.int32)
     of_block, row = np.nonzero(needed)
     slots[of_block, cell[of_block, row]] = row

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.dtype import DTYPES, Dtype
-from lospmm.families.panels import Panels, Shape, depth_of, filled_columns, pack_panels
+from lospmm.families.panels import Panels, Shape, depth_of, numbered_rows, pack_panels
 from lospmm.families.tensor_core_forecast import Work, micros_of
+from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
@@ -62,7 +63,7 @@ def refusal(problem: Problem) -> str | None:
 def plans(problem: Problem) -> list[Plan]:
     """As many panels a block as there are rows for, columns as there are in B, and what fits an SM."""
     matrix = problem.matrix
-    eights, columns, room = ceil_div(matrix.m, 8), filled_columns(matrix), problem.device.shared_bytes_per_block
+    eights, columns, room = ceil_div(matrix.m, 8), numbered_rows(matrix)[0], problem.device.shared_bytes_per_block
     return [
         plan
         for subgroups, warps, parts, cols in product(SUBGROUPS, WARPS, PARTS, COLS)
@@ -76,7 +77,7 @@ def plans(problem: Problem) -> list[Plan]:
 
 def fits(plan: Plan, problem: Problem) -> bool:
     return (
-        shared_bytes(plan, filled_columns(problem.matrix), problem.dtype) <= problem.device.shared_bytes_per_block
+        shared_bytes(plan, numbered_rows(problem.matrix)[0], problem.dtype) <= problem.device.shared_bytes_per_block
         and registers_needed(plan, problem.dtype) <= registers_allowed(plan)
         and ceil_div(ceil_div(problem.matrix.m, 8), plan.subgroups * plan.warps // plan.parts) <= MAX_GRID_HEIGHT
     )
@@ -95,10 +96,11 @@ def _stagings(columns: int, row_bytes: int, room: int) -> list[tuple[int, int]]:
     return found
 
 
-def shape_of(plan: Plan, columns: int, dtype: Dtype) -> Shape:
+def shape_of(plan: Plan, matrix: SparseMatrix, dtype: Dtype) -> Shape:
+    columns, listed = numbered_rows(matrix)
     panels = plan.warps // plan.parts
     depth = depth_of(columns, plan.slabs)
-    return Shape(plan.subgroups, panels, plan.parts, plan.slabs, depth, 8 // dtype.element_bytes)
+    return Shape(plan.subgroups, panels, plan.parts, plan.slabs, depth, 8 // dtype.element_bytes, listed)
 
 
 def shared_bytes(plan: Plan, columns: int, dtype: Dtype) -> int:
@@ -129,7 +131,7 @@ def vector(problem: Problem) -> int:
 
 
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
-    columns = filled_columns(problem.matrix)
+    columns, _ = numbered_rows(problem.matrix)
     return np.array(
         [
             micros_of(
@@ -147,8 +149,8 @@ def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    columns = filled_columns(matrix)
-    shape = shape_of(plan, columns, dtype)
+    columns, _ = numbered_rows(matrix)
+    shape = shape_of(plan, matrix, dtype)
     panels = pack_panels(matrix, shape)
     offsets = panels.gathered * np.int32(plan.cols * dtype.element_bytes)
     # Masks and offsets are read ahead of what is done, beyond the last step too; a mask of 0 loads no weights.
@@ -162,12 +164,13 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
         "STAGES": plan.stages,
         "AHEAD": plan.ahead,
         "VECTOR": vector(problem),
+        "LISTED": int(shape.listed),
     }
     return PackedKernel(
         entry="lospmm_tensor_core",
         source=source_of_template("tensor_core", settings, dtype=dtype, epilogue=epilogue),
         data=pack(
-            (problem.n, plan.slabs),
+            (problem.n, plan.slabs, matrix.k),
             (panels.rows, panels.slots, panels.starts, masks, offsets, _fragments(panels, dtype)),
             epilogue=epilogue,
         ),

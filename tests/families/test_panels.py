@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lospmm import readers
-from lospmm.families.panels import Panels, Shape, depth_of, filled_columns, pack_panels, rows_of_panels
+from lospmm.families.panels import Panels, Shape, depth_of, numbered_rows, pack_panels, rows_of_panels
 from lospmm.matrix import SparseMatrix, from_dense
 from tests.families.matrices import matrices
 
@@ -24,7 +24,8 @@ PLACES = st.tuples(
 
 
 def shape_for(matrix: SparseMatrix, subgroups: int, panels: int, parts: int, slabs: int, each: int) -> Shape:
-    return Shape(subgroups, panels, parts, slabs, depth_of(filled_columns(matrix), slabs), each)
+    columns, listed = numbered_rows(matrix)
+    return Shape(subgroups, panels, parts, slabs, depth_of(columns, slabs), each, listed)
 
 
 def unpacked(panels: Panels, shape: Shape, k: int, m: int) -> np.ndarray:
@@ -35,7 +36,11 @@ def unpacked(panels: Panels, shape: Shape, k: int, m: int) -> np.ndarray:
         panel = stream // shape.parts
         rows = panels.rows[panel].reshape(shape.subgroups, 8)
         for step in range(start, end):
-            b_rows = panels.slots[panel // shape.panels, slab][panels.gathered[step]]
+            slots = panels.gathered[step]
+            if shape.listed:
+                b_rows = panels.slots[panel // shape.panels, slab][slots]
+            else:
+                b_rows = np.where(slots < shape.depth - 4, slab * (shape.depth - 4) + slots, -1)
             for bit in range(shape.subgroups):
                 if panels.masks[step] >> bit & 1:
                     for row, weights in zip(rows[bit], panels.weights[step, bit], strict=True):
@@ -65,7 +70,7 @@ def test_every_row_of_c_has_one_place(matrix: SparseMatrix, place: tuple[int, in
 def test_four_threads_read_different_banks(matrix: SparseMatrix, place: tuple[int, int, int, int, int]) -> None:
     panels = pack_panels(matrix, shape_for(matrix, *place))
     assert (panels.gathered % 4 == np.arange(4)[:, np.newaxis]).all()
-    assert (panels.slots[:, :, -4:] == -1).all()
+    assert (panels.slots[..., -4:] == -1).all()
 
 
 @given(matrices(max_m=60, max_k=50), PLACES)

@@ -14,7 +14,7 @@ from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES, Dtype
 from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.families import tensor_core
-from lospmm.families.panels import filled_columns
+from lospmm.families.panels import numbered_rows
 from lospmm.families.tensor_core import Plan, fits, forecast, pack_plan, plans, refusal
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem
@@ -145,7 +145,7 @@ def test_plans_fit(dtype: str, m: int, k: int, n: int) -> None:
     found = plans(problem)
     assert found and len(set(found)) == len(found)
     assert all(fits(plan, problem) for plan in found)
-    columns = filled_columns(problem.matrix)
+    columns = numbered_rows(problem.matrix)[0]
     assert all(tensor_core.shared_bytes(plan, columns, problem.dtype) <= H200.shared_bytes_per_block for plan in found)
     micros = forecast(problem, found)
     assert micros.shape == (len(found),) and (micros > 0).all() and np.isfinite(micros).all()

@@ -5,8 +5,8 @@
 // PARTS warps, each with a stream of its steps. A step multiplies 4 x EACH rows of B, gathered from the slab, by the weights of those subgroups that its mask
 // names. A thread t of a quad reads only rows whose slot is t modulo 4, which keeps the quad on different banks.
 //
-// Numbers: n, slabs. Arrays: the rows of a panel (-1: none); the row of B in each slot of each slab of a block (-1:
-// zeros); the first step of each slab of a stream; the mask of each step; the bytes from the start of the slab to each of
+// Numbers: n, slabs, k. Arrays: the rows of a panel (-1: none); the row of B in each slot of each slab of a block (-1:
+// zeros), where they are LISTED; the first step of each slab of a stream; the mask of each step; the bytes from the start of the slab to each of
 // its rows; a fragment of A for each subgroup, of which only those in the mask are read.
 
 constexpr int SIZE = sizeof(Element);
@@ -18,6 +18,7 @@ constexpr int TILES = COLS / 16;
 constexpr int SPLIT = LOSPMM_DTYPE == 0 ? 2 : 1;          // float32 is the sum of two TF32 numbers
 constexpr int WORDS = WIDTH * SIZE / 4;
 constexpr int SLAB_BYTES = DEPTH * ROW_BYTES;
+constexpr int HELD = DEPTH - 4;                           // slots of a slab that hold rows of B
 constexpr int SWIZZLE = ROW_BYTES >= 128 ? 0 : ROW_BYTES == 64 ? 1 : 2;
 constexpr int THREADS = 32 * WARPS;
 constexpr int STORED = VECTOR < WIDTH ? VECTOR : WIDTH;   // elements of C that are next to each other
@@ -51,21 +52,26 @@ LOSPMM_INLINE void load(Step &step, const unsigned *next, const Slots *slots, co
     if (step.mask >> p & 1) step.weights[p] = weights[32 * p];
 }
 
-// The rows of slab ``slab`` to ``to``, while the thread goes on. Where an element is shorter than what can be copied so,
-// it is copied at once.
-LOSPMM_INLINE void fetch(unsigned char *to, const int *rows, const Element *b, long long n, long long first) {
-  constexpr int CHUNKS = COLS / VECTOR;
-#pragma unroll 4
-  for (int at = threadIdx.x; at < DEPTH * CHUNKS; at += THREADS) {
-    const int slot = at / CHUNKS, place = at % CHUNKS * VECTOR;
-    const int row = __ldg(rows + slot);
-    const bool is_there = row >= 0 && first + place < n;
-    const Element *from = is_there ? b + row * n + first + place : b;
+// The rows of a slab to ``to``, while the thread goes on: ``rows`` of them from ``b`` on, or those that ``listed`` names.
+// Where an element is shorter than what can be copied so, it is copied at once. Slots without a row get zeros.
+LOSPMM_INLINE void fetch(unsigned char *to, const int *listed, int rows, const Element *b, long long n,
+                         long long first) {
+  constexpr int CHUNKS = COLS / VECTOR, LINES = THREADS / CHUNKS;
+  static_assert(THREADS % CHUNKS == 0);
+  const int line = threadIdx.x / CHUNKS, place = threadIdx.x % CHUNKS * VECTOR;
+  const bool inside = first + place < n;
+  const Element *from = b + (LISTED ? 0 : line * n) + first + place;
+#pragma unroll 8
+  for (int slot = line; slot < DEPTH; slot += LINES) {
+    const long long row = LISTED ? __ldg(listed + slot) : 0;
+    const bool is_there = inside && (LISTED ? row >= 0 : slot < rows);
+    const Element *element = from + row * n;
     unsigned char *into = to + slot * ROW_BYTES + ((place * SIZE) ^ ((slot % 4 >> SWIZZLE) * 32));
     if constexpr (VECTOR * SIZE < 4)
-      *reinterpret_cast<Element *>(into) = is_there ? *from : Element(0);
+      *reinterpret_cast<Element *>(into) = is_there ? *element : Element(0);
     else
-      lospmm_copy<VECTOR * SIZE>(into, from, is_there);
+      lospmm_copy<VECTOR * SIZE>(into, element, is_there);
+    if (!LISTED) from += LINES * n;
   }
 }
 
@@ -132,20 +138,26 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif
-  const long long n = lospmm_number(0), first = static_cast<long long>(blockIdx.x) * COLS;
+  const long long n = lospmm_number(0), k = lospmm_number(2), first = static_cast<long long>(blockIdx.x) * COLS;
   const int slabs = static_cast<int>(lospmm_number(1));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
   const long long stream = static_cast<long long>(blockIdx.y) * WARPS + warp;
-  const int *slots_of_b = lospmm_array<int>(1) + static_cast<long long>(blockIdx.y) * slabs * DEPTH;
   const unsigned *starts = lospmm_array<unsigned>(2) + stream * slabs;
+  const long long start = starts[0];
+  unsigned following = starts[1];  // the first step of the next slab
 
+  const int *slots_of_b = lospmm_array<int>(1) + static_cast<long long>(blockIdx.y) * slabs * DEPTH;
+  const auto fetch_slab = [&](int slab) {
+    const long long done = static_cast<long long>(slab) * HELD;
+    fetch(lospmm_shared + slab % STAGES * SLAB_BYTES, slots_of_b + slab * DEPTH, static_cast<int>(k - done < HELD ? k - done : HELD),
+          b + (LISTED ? 0 : done * n), n, first);
+  };
 #pragma unroll 1
   for (int slab = 0; slab < STAGES; ++slab) {
-    if (slab < slabs) fetch(lospmm_shared + slab * SLAB_BYTES, slots_of_b + slab * DEPTH, b, n, first);
+    if (slab < slabs) fetch_slab(slab);
     lospmm_commit();
   }
 
-  const long long start = starts[0];
   const unsigned *masks = lospmm_array<unsigned>(3) + start;
   const Slots *slots = lospmm_array<Slots>(4) + start * 4 + quad;
   const Weights *weights = lospmm_array<Weights>(5) + start * SUBGROUPS * 32 + lane;
@@ -160,7 +172,7 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
   const int own = (group * WIDTH * SIZE) ^ ((quad >> SWIZZLE) * 32);
   const unsigned char *staged = lospmm_shared + own;
   int slab = -1;
-  unsigned left = 0;  // steps of the slab
+  unsigned left = 0, reached = static_cast<unsigned>(start);  // steps of the slab, and where it ends
 
   // The next step, the ``i``-th of AHEAD; false when there is none. Every warp comes past every slab.
   const auto turn = [&](int i) {
@@ -172,13 +184,13 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
         lospmm_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
       __syncthreads();
       if (STAGES > 1 && slab > 0) {
-        const int next = slab - 1 + STAGES;
-        if (next < slabs)
-          fetch(lospmm_shared + (slab - 1) % STAGES * SLAB_BYTES, slots_of_b + next * DEPTH, b, n, first);
+        if (slab - 1 + STAGES < slabs) fetch_slab(slab - 1 + STAGES);
         lospmm_commit();
       }
       staged = lospmm_shared + slab % STAGES * SLAB_BYTES + own;
-      left = starts[slab + 1] - starts[slab];
+      left = following - reached;
+      reached = following;
+      if (slab + 1 < slabs) following = starts[slab + 2];
     }
     --left;
     multiply(sums, staged, steps[i]);
@@ -209,12 +221,15 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
       for (int i = 0; i < SUMS; ++i) own_sums[i] += others[((warp + part) * SUMS + i) * 32];
   }
 
-  const int *rows = lospmm_array<int>(0) + stream / PARTS * (8 * SUBGROUPS) + 2 * quad;
+  const int2 *rows = reinterpret_cast<const int2 *>(lospmm_array<int>(0) + stream / PARTS * (8 * SUBGROUPS)) + quad;
+  int2 pairs[SUBGROUPS];
+#pragma unroll
+  for (int p = 0; p < SUBGROUPS; ++p) pairs[p] = rows[4 * p];
 #pragma unroll
   for (int p = 0; p < SUBGROUPS; ++p)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = rows[8 * p + half];
+      const int row = half ? pairs[p].y : pairs[p].x;
       if (row < 0) continue;
 #pragma unroll
       for (int piece = 0; piece < PIECES; ++piece)
