@@ -8,19 +8,16 @@ into slabs; a thread t of four reads only slots that are t modulo 4, which lie i
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.families.steps import QUAD, deal
 from lospmm.matrix import SparseMatrix, from_coo
 from lospmm.model import Tiling, ceil_div
 from lospmm.reorder import regroup
 
 SUBGROUP = 8
-
-#: Threads that share a step's columns, and what their slots are told apart by.
-QUAD = 4
 
 #: From this share of non-empty columns on, subgroups are as good in the order of the rows as in any other.
 FULL = 0.95
@@ -183,27 +180,17 @@ def _steps(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """The step of each entry (a column of a panel), its thread and its turn there; and the first step of each slab.
 
-    Each of four threads has a queue of its own for a slab, in the order of the masks; a step takes ``each`` of every
-    queue, so that what it takes has like masks.
+    Each of four threads has a queue of its own for a slab.
     """
     thread = entry % shape.depth % QUAD
     queue = entry // shape.depth * QUAD + thread
-    order = np.lexsort((_gray_rank(masks), queue))
-    length = np.bincount(queue, minlength=panels * shape.slabs * QUAD)
-    number = np.empty(len(entry), dtype=np.int64)
-    number[order] = np.arange(len(entry)) - np.repeat(np.cumsum(length) - length, length)
-    count = -(-length.reshape(panels, 1, shape.slabs, QUAD).max(axis=3) // shape.each)
+    step, turn = deal(queue, masks, queues=panels * shape.slabs * QUAD, subgroups=shape.subgroups, each=shape.each)
+    last = np.zeros(panels * shape.slabs, dtype=np.int64)
+    np.maximum.at(last, queue // QUAD, step + 1)
+    count = last.reshape(panels, 1, shape.slabs)
     parts = np.arange(shape.parts)[:, np.newaxis]
     of_part = -(-np.maximum(count - parts, 0) // shape.parts)  # (panels, parts, slabs)
     starts = np.concatenate([[0], np.cumsum(of_part)])
-    step, turn = np.divmod(number, shape.each)
     panel, slab = np.divmod(entry // shape.depth, shape.slabs)
     stream = panel * shape.parts + step % shape.parts
     return starts[stream * shape.slabs + slab] + step // shape.parts, thread, turn, starts
-
-
-def _gray_rank(masks: NDArray[np.uint8]) -> NDArray[Any]:
-    """The place of a mask in an order in which neighbours differ in one bit."""
-    rank = masks ^ (masks >> 1)
-    rank ^= rank >> 2
-    return rank ^ (rank >> 4)
