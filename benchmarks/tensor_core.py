@@ -1,0 +1,202 @@
+"""Plans of the tensor_core family on a GPU, each checked, beside torch's dense product: what wins where.
+
+    python -m benchmarks.tensor_core --out FILE [--plans 24] [--dtypes float16 tf32] [--shapes 768x768x4096 ...]
+
+A line of JSON for each plan. Times are of CUDA graph replays over copies of B and C beyond twice the L2 cache. Needs
+torch on a GPU, and a compiler. A process times one problem, so that a kernel that faults costs that problem alone.
+"""
+
+import argparse
+import json
+import os
+import pickle
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
+from lospmm.families import tensor_core
+from lospmm.matrix import from_dense
+from lospmm.model import Problem
+from lospmm.packed import emission_of
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+
+SHAPES = ("768x768x4096", "3072x768x4096", "64x576x50176", "256x2304x3136")
+SPARSITIES = (0.9, 0.95, 0.98)
+
+
+def problem_of(shape: str, sparsity: float, dtype: str) -> Problem:
+    m, k, n = map(int, shape.split("x"))
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((m, k), dtype=np.float32) * (rng.random((m, k)) >= sparsity)
+    return Problem(from_dense(weights), n, DEVICES["h200"], dtype=DTYPES[dtype])
+
+
+def build(task: tuple[str, float, str, tensor_core.Plan]) -> dict[str, Any]:
+    shape, sparsity, dtype, plan = task
+    problem = problem_of(shape, sparsity, dtype)
+    kernel = tensor_core.pack_plan(problem, plan)
+    binary = compile_kernel(
+        emission_of(kernel), arch="sm_90", registers=kernel.registers, store=Store(settings().cache_dir), workers=1
+    )
+    return {
+        "plan": asdict(plan),
+        "cubin": binary.cubin,
+        "entry": kernel.entry,
+        "grid": kernel.launch.grid,
+        "block": kernel.launch.block,
+        "shared_bytes": kernel.launch.shared_bytes,
+        "registers": binary.registers,
+        "spill_bytes": binary.spill_bytes,
+        "forecast": float(tensor_core.forecast(problem, [plan])[0]),
+    }
+
+
+def time_problem(path: str) -> None:
+    """What the child does: the kernels of one problem, and torch's product, as lines of JSON on stdout."""
+    import torch
+    from cuda.bindings import driver as cu
+
+    with open(path, "rb") as file:
+        (shape, sparsity, dtype), built = pickle.load(file)
+    problem = problem_of(shape, sparsity, dtype)
+    m, k, n = problem.matrix.m, problem.matrix.k, problem.n
+    kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(dtype, torch.float32)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    a = torch.from_numpy(problem.matrix.to_scipy().toarray()).cuda()
+    size = (k * n + m * n) * problem.dtype.element_bytes
+    copies = 120_000_000 // size + 1
+    b = [torch.randn(k, n, device="cuda").to(kind) for _ in range(copies)]
+    c = [torch.empty(m, n, device="cuda", dtype=kind) for _ in range(copies)]
+    rounded = a.to(kind).double()
+    truth = rounded @ b[0].double()
+    bound = rounded.abs() @ b[0].double().abs()
+
+    def micros(launch: Any) -> float:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            launch(0)
+            graph = torch.cuda.CUDAGraph()
+            count = -(-20 // copies) * copies
+            with torch.cuda.graph(graph, stream=stream):
+                for number in range(count):
+                    launch(number % copies)
+            times = []
+            for number in range(12):
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record(stream)
+                graph.replay()
+                end.record(stream)
+                end.synchronize()
+                if number >= 5:
+                    times.append(start.elapsed_time(end) / count * 1e3)
+        return statistics.median(times)
+
+    torch.backends.cuda.matmul.allow_tf32 = dtype != "float32"
+    weights = a.to(kind)
+    for _ in range(20):
+        torch.matmul(weights, b[0], out=c[0])
+    dense = micros(lambda number: torch.matmul(weights, b[number], out=c[number]))
+
+    for one in built:
+        _, module = cu.cuModuleLoadData(one["cubin"])
+        _, function = cu.cuModuleGetFunction(module, one["entry"].encode())
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        cu.cuFuncSetAttribute(function, attribute, one["shared_bytes"])
+        pointers = [np.array([x.data_ptr(), y.data_ptr()], dtype=np.uint64) for x, y in zip(b, c, strict=True)]
+        packed = [np.array([p.ctypes.data, p.ctypes.data + 8], dtype=np.uint64) for p in pointers]
+
+        def launch(number: int, one: Any = one, function: Any = function, packed: Any = packed) -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            (error,) = cu.cuLaunchKernel(
+                function, *one["grid"], one["block"], 1, 1, one["shared_bytes"], stream, packed[number].ctypes.data, 0
+            )
+            assert error == cu.CUresult.CUDA_SUCCESS, error
+
+        c[0].fill_(float("nan"))
+        launch(0)
+        torch.cuda.synchronize()
+        worst = float(((c[0].double() - truth).abs() / (bound + 1e-30)).max().nan_to_num(float("inf")))
+        found = micros(launch)
+        line = {"shape": shape, "sparsity": sparsity, "dtype": dtype, "dense_micros": dense, "micros": found}
+        line |= {"error": worst} | {key: value for key, value in one.items() if key not in ("cubin", "entry")}
+        print(json.dumps(line), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--child")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--plans", type=int, default=24)
+    parser.add_argument("--dtypes", nargs="+", default=["float16", "tf32"])
+    parser.add_argument("--shapes", nargs="+", default=SHAPES)
+    parser.add_argument("--sparsities", nargs="+", type=float, default=SPARSITIES)
+    given = parser.parse_args()
+    if given.child:
+        time_problem(given.child)
+        return
+    problems = [
+        (shape, sparsity, dtype) for dtype in given.dtypes for shape in given.shapes for sparsity in given.sparsities
+    ]
+    tasks = {one: chosen(problem_of(*one), given.plans) for one in problems}
+    workers = os.cpu_count() or 1
+    with ProcessPoolExecutor(workers) as pool, given.out.open("w") as out:
+        futures = {one: [pool.submit(build, (*one, plan)) for plan in plans] for one, plans in tasks.items()}
+        for one, pending in futures.items():
+            built = [future.result() for future in pending if future.exception() is None]
+            failed = [future.exception() for future in pending if future.exception() is not None]
+            if failed:
+                print(one, len(failed), "not built:", repr(failed[0])[:300], file=sys.stderr)
+            with tempfile.NamedTemporaryFile() as file:
+                pickle.dump((one, built), file)
+                file.flush()
+                command = [sys.executable, "-m", "benchmarks.tensor_core", "--child", file.name]
+                try:
+                    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+                    text, error = ended.stdout, ended.stderr
+                except subprocess.TimeoutExpired as expired:
+                    text, error = (expired.stdout or b"").decode(), "time is up"
+            out.write(text)
+            out.flush()
+            report(one, [json.loads(line) for line in text.splitlines()], error)
+
+
+def chosen(problem: Problem, count: int) -> list[tensor_core.Plan]:
+    """The best by forecast, one of each shape of a block, and as many again at random."""
+    plans = tensor_core.plans(problem)
+    order = np.argsort(tensor_core.forecast(problem, plans), kind="stable").tolist()
+    best = {(p.subgroups, p.warps, p.parts, p.cols): p for p in (plans[at] for at in reversed(order))}
+    first = sorted(best.values(), key=lambda plan: order.index(plans.index(plan)))[: count // 2]
+    others = [plan for plan in plans if plan not in first]
+    return first + random.Random(0).sample(others, min(count - len(first), len(others)))
+
+
+def report(one: tuple[str, float, str], lines: list[dict[str, Any]], error: str) -> None:
+    if error.strip():
+        print(one, error.strip().splitlines()[-1][:200], flush=True)
+    for line in sorted(lines, key=lambda line: line["micros"])[:4]:
+        ratio = line["dense_micros"] / line["micros"]
+        plan = tuple(line["plan"].values())
+        print(
+            f"{one[0]:>15} {one[1]} {one[2]:>8} dense {line['dense_micros']:7.2f} ours {line['micros']:7.2f}"
+            f" x{ratio:.2f} {plan} regs {line['registers']} grid {line['grid'][:2]} error {line['error']:.1e}"
+            f" forecast {line['forecast']:.1f}",
+            flush=True,
+        )
+    if wrong := [line for line in lines if not line["error"] < 1e-2 or line["spill_bytes"]]:
+        print(one, len(wrong), "wrong or spilling, as", wrong[0]["plan"], wrong[0]["error"], wrong[0]["spill_bytes"])
+
+
+if __name__ == "__main__":
+    main()
