@@ -1,0 +1,327 @@
+"""What it is worth that the SMs of a GPC walk the same code: loops of multiply-adds, and kernels laid out by GPC.
+
+    python -m benchmarks.gpcs [--out DIR]
+
+needs an H200 or H100. Which SMs share a GPC is found out with clusters of blocks, which one GPC runs; which SM the
+blocks of a grid go to, with blocks that fill an SM each. Loops are those of ``benchmarks.walking``, with every SM on
+the tile that a table has for it. Kernels take their tile and their columns from a table too, by their SM or by their
+number in the grid, and are checked. Writes ``gpcs.jsonl`` and prints a line per measurement.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import walking
+from lospmm.build import for_emitter
+from lospmm.codegen import emit
+from lospmm.codegen.emission import Emission
+from lospmm.errors import GpuFault
+from lospmm.gpu.driver import Driver, open_driver
+from lospmm.gpu.timing import copies_beyond_l2, time_rotating
+from lospmm.ir import KernelProgram, launch
+from lospmm.lower import lower
+from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize, ceil_div
+from lospmm.reorder import regroup
+from lospmm.runtime.detect import detect_device
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+from lospmm_datasets.synthetic import uniform
+
+STAY_NANOSECONDS = 30_000
+CLUSTERS, CLUSTER_SIZE = 2048, 8
+SHARED_BYTES = 120 << 10  # two blocks do not fit an SM
+
+#: (m, k, n, sparsity), tile sizes and schedules.
+CASES: tuple[tuple[tuple[int, int, int, float], TileSize, Schedule], ...] = (
+    ((768, 768, 4096, 0.9), TileSize(45, 608), Schedule(24, None, 2)),
+    ((768, 768, 4096, 0.9), TileSize(49, 512), Schedule(24, None, 4)),
+    ((768, 768, 4096, 0.9), TileSize(64, 384), Schedule(48, None, 2)),
+    ((768, 768, 4096, 0.9), TileSize(96, 256), Schedule(72, None, 2)),
+    ((768, 768, 4096, 0.7), TileSize(31, 896), Schedule(16, None, 2, 128)),
+    ((768, 768, 4096, 0.7), TileSize(48, 512), Schedule(24, None, 2, 128)),
+    ((768, 768, 4096, 0.98), TileSize(80, 320), Schedule(48, None, 2)),
+    ((256, 576, 12544, 0.9), TileSize(45, 576), Schedule(32, None, 2, 128)),
+    ((256, 576, 12544, 0.9), TileSize(64, 384), Schedule(48, None, 2, 128)),
+    ((3072, 768, 4096, 0.9), TileSize(94, 512), Schedule(16, None, 0)),
+    ((768, 768, 16384, 0.9), TileSize(97, 512), Schedule(16, None, 2)),
+)
+
+#: No column: the block leaves.
+NOBODY = 0xFFFFFFFF
+
+Groups = list[list[int]]  # the SMs of each GPC
+
+
+def report(cluster: int) -> str:
+    """Every block says on which SM it is, and stays a while."""
+    clustered = f".reqnctapercluster {cluster}, 1, 1" if cluster > 1 else ""
+    return f"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry report (.param .u64 out) .maxntid 1024 {clustered}
+{{
+.reg .b64 %out, %at, %start, %now, %since; .reg .b32 %sm, %block; .reg .pred %p;
+mov.u64 %start, %globaltimer; mov.u32 %sm, %smid; mov.u32 %block, %ctaid.x;
+ld.param.u64 %out, [out]; mad.wide.u32 %at, %block, 4, %out; st.global.u32 [%at], %sm;
+AGAIN: mov.u64 %now, %globaltimer; sub.u64 %since, %now, %start;
+setp.lt.u64 %p, %since, {STAY_NANOSECONDS}; @%p bra AGAIN;
+exit;
+}}
+"""
+
+
+def places(driver: Driver, cluster: int, shape: Launch, store: Store) -> NDArray[np.uint32]:
+    """The SM of each block."""
+    text = report(cluster)
+    emission = Emission("ptx", "report", text, (text,))
+    image = compile_kernel(emission, arch="sm_90", registers=32, store=store, workers=1).cubin
+    function = driver.load(image, "report")
+    found = np.zeros(shape.grid[0], np.uint32)
+    out = driver.allocate(found.nbytes)
+    driver.launch(function, shape, [np.uint64(out)])
+    driver.download(found, out)
+    driver.free(out)
+    return found
+
+
+def gpcs(driver: Driver, store: Store) -> Groups:
+    """The SMs of each GPC: those on which blocks of one cluster ran, and those of clusters that have one in common."""
+    shape = Launch((CLUSTERS * CLUSTER_SIZE, 1, 1), 128)
+    found = places(driver, CLUSTER_SIZE, shape, store).reshape(CLUSTERS, CLUSTER_SIZE)
+    group = {int(sm): {int(sm)} for sm in np.unique(found)}
+    for cluster in found.tolist():
+        joined = set().union(*(group[sm] for sm in cluster))
+        for sm in joined:
+            group[sm] = joined
+    return sorted({tuple(sorted(members)): sorted(members) for members in group.values()}.values())
+
+
+def order_of_blocks(driver: Driver, sms: int, store: Store) -> list[int]:
+    """The SM that block i of a grid goes to, where each fills one and there is one for each."""
+    return places(driver, 1, Launch((sms, 1, 1), 1024, SHARED_BYTES), store).tolist()
+
+
+# --- loops
+
+
+def tiles_of_sms(groups: Groups, size: int) -> list[int]:
+    """Of each SM, a tile that ``size`` SMs of its GPC walk, next to each other in it; some of them fewer."""
+    tiles, tile = [0] * (1 + max(max(group) for group in groups)), 0
+    for group in groups:
+        for start in range(0, len(group), size):
+            for sm in group[start : start + size]:
+                tiles[sm] = tile
+            tile += 1
+    return tiles
+
+
+def across(groups: Groups) -> list[int]:
+    """As many SMs to a tile as there are GPCs, each of another one; the SMs of a TPC apart."""
+    tiles = [0] * (1 + max(max(group) for group in groups))
+    for group in groups:
+        for rank, sm in enumerate(group):
+            tiles[sm] = rank
+    return tiles
+
+
+def tables(groups: Groups) -> Mapping[str, list[int]]:
+    sizes = (1, 2, 4, 6, 8, 9)
+    found = {f"{size} of a GPC": tiles_of_sms(groups, size) for size in sizes}
+    found |= {"a GPC": tiles_of_sms(groups, 1 << 10), "one of each GPC": across(groups)}
+    return MappingProxyType({"all the same": [0] * len(found["a GPC"]), **found})
+
+
+def walks(driver: Driver, groups: Groups, sms: int, clock_hz: float, store: Store) -> Iterator[dict[str, Any]]:
+    for kib, warps in ((64, 16), (64, 19), (96, 16)):
+        walk = walking.Walk(kib, warps)
+        cubin = walking.kernel(walk, sms, store)
+        for name, tiles in tables(groups).items():
+            table = driver.allocate(1 << 14)
+            driver.upload(table, np.array(tiles, np.uint32))
+            short, long = (walking.micros(driver, cubin, walk, table, waves * sms) for waves in (4, 12))
+            cycles = (long - short) * 1e-6 * clock_hz / 8
+            driver.free(table)
+            yield {"kib": kib, "warps": warps, "tiles": name, "bytes_per_cycle": round(kib * 1024 / cycles, 3),
+                   "fmas_per_cycle": round(kib * 64 * warps / cycles, 3)}  # fmt: skip
+
+
+# --- kernels
+
+
+def told(prologue: str, by: str) -> str:
+    """The prologue of a block that reads its tile and its column block from a table, at its SM or its number."""
+    head = "mad.lo.u32 %block, %group, %members, %member;"
+    at = {
+        "SM": ("mov.u32 %at, %smid;",),
+        "block": (
+            "mov.u32 %rows, %nctaid.y;",
+            "mad.lo.u32 %at, %group, %rows, %tile;",
+            "mad.lo.u32 %at, %at, %members, %member;",
+        ),
+    }[by]
+    lines = (
+        head,
+        ".reg .b32 %rows, %cell, %at; .reg .b64 %order, %place;",
+        *at,
+        "ld.param.u64 %order, [order]; cvta.to.global.u64 %order, %order; mad.wide.u32 %place, %at, 4, %order;",
+        "ld.global.nc.u32 %cell, [%place]; and.b32 %tile, %cell, 65535; shr.u32 %block, %cell, 16;",
+    )
+    assert head in prologue
+    return prologue.replace(head, "\n".join(lines)).replace(".param .u64 c)", ".param .u64 c, .param .u64 order)")
+
+
+def cells(program: KernelProgram) -> list[int]:
+    """Tile and column block of every block, the columns of a tile after one another."""
+    assert program.n is not None and program.cols is not None
+    blocks = ceil_div(program.n, program.cols)
+    return [block << 16 | tile for tile in range(program.block_rows) for block in range(blocks)]
+
+
+def by_sm(found: Sequence[int], sms: Sequence[int]) -> list[int]:
+    """Cell i goes to SM number ``sms[i]``; there is an SM for each."""
+    table = [NOBODY] * (max(sms) + 1)
+    for cell, sm in zip(found, sms, strict=False):
+        table[sm] = cell
+    return table
+
+
+def by_block(found: Sequence[int], order: Sequence[int], sms: Sequence[int]) -> list[int]:
+    """Cells for blocks that go to SMs in ``order``, wave by wave, so that each wave lies over ``sms`` in its order."""
+    table = []
+    for start in range(0, len(found), len(order)):
+        wave = found[start : start + len(order)]
+        placed = by_sm(wave, [sm for sm in sms if sm in set(order[: len(wave)])])
+        table += [placed[sm] for sm in order[: len(wave)]]
+    return table
+
+
+def scattered(groups: Groups) -> list[int]:
+    """SMs by TPC, those of every GPC in turn."""
+    pairs = [[group[start : start + 2] for start in range(0, len(group), 2)] for group in groups]
+    turns = max(len(pair) for pair in pairs)
+    return [sm for turn in range(turns) for pair in pairs if turn < len(pair) for sm in pair[turn]]
+
+
+class Bench:
+    """One kernel, timed with the tables that are asked for, and checked."""
+
+    def __init__(self, driver: Driver, problem: Problem, tile: TileSize, schedule: Schedule, store: Store) -> None:
+        self.driver, self.problem = driver, problem
+        tiling = regroup(problem.matrix, [tile.rows])[tile.rows]
+        self.program = lower(problem, Candidate(tile, schedule, tiling))
+        emission = emit(self.program, "sass", problem.device.arch)
+        texts: dict[str, Callable[[str], str]] = {
+            "grid": lambda text: text,
+            "SM": lambda text: told(text, "SM"),
+            "block": lambda text: told(text, "block"),
+        }
+        self.functions = {}
+        for by, change in texts.items():
+            changed = replace(emission, units=tuple(map(change, emission.units)))
+            arch, registers = problem.device.arch, self.program.registers
+            binary = compile_kernel(changed, arch=arch, registers=registers, store=store, workers=1)
+            self.functions[by] = driver.load(binary.cubin, self.program.name)
+        matrix, n = problem.matrix, problem.n
+        sizes = 4 * matrix.k * n, 4 * matrix.m * n
+        self.places = [tuple(driver.allocate(size) for size in sizes)
+                       for _ in range(copies_beyond_l2(sum(sizes), driver.l2_bytes()))]  # fmt: skip
+        self.values = np.random.default_rng(0).uniform(-1, 1, size=(matrix.k, n)).astype(np.float32)
+        for b, _ in self.places:
+            driver.upload(b, self.values)
+        columns = np.linspace(0, n - 1, 97).astype(int)
+        rows = np.repeat(np.arange(matrix.m), np.diff(matrix.indptr))
+        dense = np.zeros((matrix.m, matrix.k))
+        dense[rows, matrix.indices] = matrix.data
+        self.columns, self.expected = columns, dense @ self.values[:, columns].astype(np.float64)
+
+    def time(self, by: str, table: Sequence[int]) -> dict[str, Any]:
+        driver, function, shape = self.driver, self.functions[by], launch(self.program)
+        if by == "SM":
+            shape = replace(shape, grid=(len(table), 1, 1))
+        address = driver.allocate(max(4 * len(table), 4))
+        driver.upload(address, np.array(table or [0], np.uint32))
+        extra = [] if by == "grid" else [np.uint64(address)]
+
+        def run(copy: int) -> None:
+            driver.launch(function, shape, [*(np.uint64(place) for place in self.places[copy]), *extra])
+
+        b, c = self.places[0]
+        found = np.zeros((self.problem.matrix.m, self.problem.n), np.float32)
+        driver.fill(c, 0x7FC00000, found.size)
+        run(0)
+        driver.download(found, c)
+        error = np.abs(found[:, self.columns] - self.expected).max()
+        timing = [time_rotating(driver, run, copies=len(self.places)).micros for _ in range(2)]
+        driver.free(address)
+        return {"micros": round(min(timing), 2), "again": round(max(timing), 2), "max_error": float(error)}
+
+    def close(self) -> None:
+        for place in self.places:
+            for address in place:
+                self.driver.free(address)
+
+
+def kernels(driver: Driver, groups: Groups, order: Sequence[int], store: Store) -> Iterator[dict[str, Any]]:
+    device = detect_device()
+    packed, apart = [sm for group in groups for sm in group], scattered(groups)
+    for (m, k, n, sparsity), tile, schedule in CASES:
+        problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, device), "sass")
+        bench = Bench(driver, problem, tile, schedule, store)
+        found = cells(bench.program)
+        works: dict[str, tuple[str, list[int]]] = {
+            "grid": ("grid", []),
+            "tiles by GPC, by block": ("block", by_block(found, order, packed)),
+            "tiles across GPCs, by block": ("block", by_block(found, order, apart)),
+        }
+        if len(found) <= len(packed):
+            works |= {
+                "tiles by GPC, by SM": ("SM", by_sm(found, packed)),
+                "tiles across GPCs, by SM": ("SM", by_sm(found, apart)),
+            }
+        for name, (by, table) in works.items():
+            about = {"m": m, "k": k, "n": n, "sparsity": sparsity, **tile._asdict(), **asdict(schedule), "order": name}
+            try:
+                yield {**about, "blocks": len(found), **bench.time(by, table)}
+            except GpuFault as fault:
+                yield {**about, "failure": str(fault)}
+                return
+        bench.close()
+
+
+def records() -> Iterator[dict[str, Any]]:
+    driver, device = open_driver(), detect_device()
+    with tempfile.TemporaryDirectory() as directory:
+        store = Store(Path(directory))
+        groups = gpcs(driver, store)
+        orders = [order_of_blocks(driver, device.sms, store) for _ in range(4)]
+        yield {"gpcs": groups, "sizes": sorted(map(len, groups)), "order": orders[0],
+               "same_order": sum(order == orders[0] for order in orders)}  # fmt: skip
+        yield from walks(driver, groups, device.sms, device.clock_hz, store)
+        yield from kernels(driver, groups, orders[-1], store)
+    driver.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    device = detect_device().name
+    with (out / "gpcs.jsonl").open("w") as file:
+        for row in records():
+            print(json.dumps({"device": device, **row}), file=file, flush=True)
+            print(" ".join(f"{value}" for value in row.values()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
