@@ -255,7 +255,7 @@ class Bench:
         def run(copy: int) -> None:
             driver.launch(function, shape, [*(np.uint64(place) for place in self.places[copy]), *extra])
 
-        b, c = self.places[0]
+        _, c = self.places[0]
         found = np.zeros((self.problem.matrix.m, self.problem.n), np.float32)
         driver.fill(c, 0x7FC00000, found.size)
         run(0)

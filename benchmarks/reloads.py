@@ -111,7 +111,12 @@ def with_address(code: MachineCode, n: int) -> MachineCode:
     form = blank(LINE)
     form["op"] = (Opcode.MOV_IMM, Opcode.NOP, Opcode.NOP, Opcode.STG, Opcode.STG, Opcode.EXIT, *[Opcode.NOP] * 2)
     form["stall"], form["rd"][0] = (11, 11, 11, 1, 1, 5, 1, 1), 8
-    form["ra"][3:5], form["rb"][3:5], form["bytes"][3:5], form["ur"][3:5] = code.entry.c, (8, 9), 4, code.entry.descriptor
+    form["ra"][3:5], form["rb"][3:5], form["bytes"][3:5], form["ur"][3:5] = (
+        code.entry.c,
+        (8, 9),
+        4,
+        code.entry.descriptor,
+    )
     form["offset"][3:5] = -8 * n, -4 * n
     return replace(
         code,
@@ -272,6 +277,8 @@ def child(process: int) -> Iterator[dict[str, Any]]:
 
 def spread(rows: Sequence[dict[str, Any]], by: Sequence[str], value: str = "micros") -> str:
     """Range of the medians of what differs in ``by``, and the greatest range of the rounds of one of them."""
+    if not rows:
+        return "nothing"
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         groups.setdefault(tuple(row.get(name) for name in by), []).append(row[value])
@@ -292,13 +299,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         modules = [row for row in mine if row["varied"] == "module"]
         for process in dict.fromkeys(row["process"] for row in mine):
             own = [row for row in modules if row["process"] == process]
-            lines.append(f"  process {process}, modules {spread(own, ['number'])}; warm {spread(own, ['number'], 'warm')}")
+            lines.append(
+                f"  process {process}, modules {spread(own, ['number'])}; warm {spread(own, ['number'], 'warm')}"
+            )
             places = [row for row in mine if row["process"] == process and row["varied"] == "B and C"]
             lines.append(f"  process {process}, B and C {spread(places, ['number'])}")
         lines.append(f"  processes          {spread(modules, ['process'])}")
         layouts = [row for row in mine if row["varied"] == "layout"]
-        for name in dict.fromkeys(row["layout"] for row in layouts):
-            lines.append(f"  {name:18} {spread([row for row in layouts if row['layout'] == name], ['number'])}")
+        lines += [
+            f"  {name:18} {spread([row for row in layouts if row['layout'] == name], ['number'])}"
+            for name in dict.fromkeys(row["layout"] for row in layouts)
+        ]
     return "\n".join(lines)
 
 
