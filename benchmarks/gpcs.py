@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import walking
+from benchmarks.checked import Kernel, Operands
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
 from lospmm.errors import GpuFault
 from lospmm.gpu.driver import Driver, open_driver
-from lospmm.gpu.timing import copies_beyond_l2, time_rotating
 from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize, ceil_div
@@ -37,7 +37,7 @@ from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.synthetic import uniform
 
 STAY_NANOSECONDS = 30_000
-CLUSTERS, CLUSTER_SIZE = 2048, 8
+CLUSTERS, CLUSTER_SIZES = 2048, (8, 2)
 SHARED_BYTES = 120 << 10  # two blocks do not fit an SM
 
 #: (m, k, n, sparsity), tile sizes and schedules.
@@ -96,13 +96,12 @@ def places(driver: Driver, cluster: int, shape: Launch, store: Store) -> NDArray
 
 def gpcs(driver: Driver, store: Store) -> Groups:
     """The SMs of each GPC: those on which blocks of one cluster ran, and those of clusters that have one in common."""
-    shape = Launch((CLUSTERS * CLUSTER_SIZE, 1, 1), 128)
-    found = places(driver, CLUSTER_SIZE, shape, store).reshape(CLUSTERS, CLUSTER_SIZE)
-    group = {int(sm): {int(sm)} for sm in np.unique(found)}
-    for cluster in found.tolist():
-        joined = set().union(*(group[sm] for sm in cluster))
-        for sm in joined:
-            group[sm] = joined
+    group: dict[int, set[int]] = {}
+    for size in CLUSTER_SIZES:
+        found = places(driver, size, Launch((CLUSTERS * size, 1, 1), 128), store)
+        for cluster in found.reshape(CLUSTERS, size).tolist():
+            joined = set(cluster).union(*(group.get(sm, ()) for sm in cluster))
+            group |= dict.fromkeys(joined, joined)
     return sorted({tuple(sorted(members)): sorted(members) for members in group.values()}.values())
 
 
@@ -212,63 +211,35 @@ def scattered(groups: Groups) -> list[int]:
     return [sm for turn in range(turns) for pair in pairs if turn < len(pair) for sm in pair[turn]]
 
 
-class Bench:
-    """One kernel, timed with the tables that are asked for, and checked."""
+def built(
+    problem: Problem, tile: TileSize, schedule: Schedule, store: Store
+) -> tuple[KernelProgram, dict[str, Kernel]]:
+    """The program, and its kernel with every way to find a block's tile."""
+    program = lower(problem, Candidate(tile, schedule, regroup(problem.matrix, [tile.rows])[tile.rows]))
+    emission, arch = emit(program, "sass", problem.device.arch), problem.device.arch
+    changes: dict[str, Callable[[str], str]] = {
+        "grid": lambda text: text,
+        "SM": lambda text: told(text, "SM"),
+        "block": lambda text: told(text, "block"),
+    }
+    found = {}
+    for by, change in changes.items():
+        changed = replace(emission, units=tuple(map(change, emission.units)))
+        binary = compile_kernel(changed, arch=arch, registers=program.registers, store=store, workers=1)
+        found[by] = Kernel(binary.cubin, program.name, launch(program), binary.code_bytes)
+    return program, found
 
-    def __init__(self, driver: Driver, problem: Problem, tile: TileSize, schedule: Schedule, store: Store) -> None:
-        self.driver, self.problem = driver, problem
-        tiling = regroup(problem.matrix, [tile.rows])[tile.rows]
-        self.program = lower(problem, Candidate(tile, schedule, tiling))
-        emission = emit(self.program, "sass", problem.device.arch)
-        texts: dict[str, Callable[[str], str]] = {
-            "grid": lambda text: text,
-            "SM": lambda text: told(text, "SM"),
-            "block": lambda text: told(text, "block"),
-        }
-        self.functions = {}
-        for by, change in texts.items():
-            changed = replace(emission, units=tuple(map(change, emission.units)))
-            arch, registers = problem.device.arch, self.program.registers
-            binary = compile_kernel(changed, arch=arch, registers=registers, store=store, workers=1)
-            self.functions[by] = driver.load(binary.cubin, self.program.name)
-        matrix, n = problem.matrix, problem.n
-        sizes = 4 * matrix.k * n, 4 * matrix.m * n
-        self.places = [tuple(driver.allocate(size) for size in sizes)
-                       for _ in range(copies_beyond_l2(sum(sizes), driver.l2_bytes()))]  # fmt: skip
-        self.values = np.random.default_rng(0).uniform(-1, 1, size=(matrix.k, n)).astype(np.float32)
-        for b, _ in self.places:
-            driver.upload(b, self.values)
-        columns = np.linspace(0, n - 1, 97).astype(int)
-        rows = np.repeat(np.arange(matrix.m), np.diff(matrix.indptr))
-        dense = np.zeros((matrix.m, matrix.k))
-        dense[rows, matrix.indices] = matrix.data
-        self.columns, self.expected = columns, dense @ self.values[:, columns].astype(np.float64)
 
-    def time(self, by: str, table: Sequence[int]) -> dict[str, Any]:
-        driver, function, shape = self.driver, self.functions[by], launch(self.program)
-        if by == "SM":
-            shape = replace(shape, grid=(len(table), 1, 1))
-        address = driver.allocate(max(4 * len(table), 4))
-        driver.upload(address, np.array(table or [0], np.uint32))
-        extra = [] if by == "grid" else [np.uint64(address)]
-
-        def run(copy: int) -> None:
-            driver.launch(function, shape, [*(np.uint64(place) for place in self.places[copy]), *extra])
-
-        _, c = self.places[0]
-        found = np.zeros((self.problem.matrix.m, self.problem.n), np.float32)
-        driver.fill(c, 0x7FC00000, found.size)
-        run(0)
-        driver.download(found, c)
-        error = np.abs(found[:, self.columns] - self.expected).max()
-        timing = [time_rotating(driver, run, copies=len(self.places)).micros for _ in range(2)]
-        driver.free(address)
-        return {"micros": round(min(timing), 2), "again": round(max(timing), 2), "max_error": float(error)}
-
-    def close(self) -> None:
-        for place in self.places:
-            for address in place:
-                self.driver.free(address)
+def timed(driver: Driver, operands: Operands, kernel: Kernel, by: str, table: Sequence[int]) -> dict[str, Any]:
+    if by == "grid":
+        return operands.time(kernel)
+    if by == "SM":
+        kernel = replace(kernel, launch=replace(kernel.launch, grid=(len(table), 1, 1)))
+    address = driver.allocate(4 * len(table))
+    driver.upload(address, np.array(table, np.uint32))
+    found = operands.time(kernel, [np.uint64(address)])
+    driver.free(address)
+    return found
 
 
 def kernels(driver: Driver, groups: Groups, order: Sequence[int], store: Store) -> Iterator[dict[str, Any]]:
@@ -276,8 +247,9 @@ def kernels(driver: Driver, groups: Groups, order: Sequence[int], store: Store) 
     packed, apart = [sm for group in groups for sm in group], scattered(groups)
     for (m, k, n, sparsity), tile, schedule in CASES:
         problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, device), "sass")
-        bench = Bench(driver, problem, tile, schedule, store)
-        found = cells(bench.program)
+        program, changed = built(problem, tile, schedule, store)
+        operands = Operands(driver, problem.matrix, n, "float32")
+        found = cells(program)
         works: dict[str, tuple[str, list[int]]] = {
             "grid": ("grid", []),
             "tiles by GPC, by block": ("block", by_block(found, order, packed)),
@@ -291,11 +263,11 @@ def kernels(driver: Driver, groups: Groups, order: Sequence[int], store: Store) 
         for name, (by, table) in works.items():
             about = {"m": m, "k": k, "n": n, "sparsity": sparsity, **tile._asdict(), **asdict(schedule), "order": name}
             try:
-                yield {**about, "blocks": len(found), **bench.time(by, table)}
+                yield {**about, "blocks": len(found), **timed(driver, operands, changed[by], by, table)}
             except GpuFault as fault:
                 yield {**about, "failure": str(fault)}
                 return
-        bench.close()
+        operands.close()
 
 
 def records() -> Iterator[dict[str, Any]]:

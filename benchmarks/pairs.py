@@ -19,16 +19,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.checked import Kernel, Operands
 from benchmarks.kernels_table import KNOWN
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass import scheduler
 from lospmm.codegen.sass.form import RZ, Opcode
-from lospmm.codegen.sass.half import ROUNDED, packed
+from lospmm.codegen.sass.half import packed
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.gpu.driver import Driver, open_driver
-from lospmm.gpu.timing import Effort, copies_beyond_l2, time_rotating
+from lospmm.gpu.driver import open_driver
+from lospmm.gpu.timing import Effort, copies_beyond_l2
 from lospmm.ir import grid
 from lospmm.lower import lower
 from lospmm.matrix import SparseMatrix
@@ -42,7 +43,6 @@ from lospmm_datasets.synthetic import uniform
 WIDTHS = (192, 256, 384, 512, 608, 704, 832, 1024)
 PREFETCHES = (72, 48, 32, 24, 16)
 EFFORT = Effort(replays=7, warm_micros=2_000.0)
-SAMPLED_COLUMNS = 98  # even: both halves of a word
 
 #: Of a register file of 65,536 by threads, in steps of 8; and what a tile needs beside accumulators and buffers.
 REGISTERS, BESIDE = 65_536, 14
@@ -132,14 +132,6 @@ def doubled(code: MachineCode) -> MachineCode:
     return replace(code, form=np.concatenate(pieces), starts=np.array(starts), registers=registers)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Kernel:
-    cubin: bytes
-    entry: str
-    launch: Launch
-    code_bytes: int
-
-
 def build(matrix: SparseMatrix, n: int, tile: TileSize, schedule: Schedule, kind: Kind, store: Store) -> Kernel:
     """A kernel for n columns."""
     device = detect_device()
@@ -157,61 +149,6 @@ def build(matrix: SparseMatrix, n: int, tile: TileSize, schedule: Schedule, kind
     binary = compile_kernel(emission, arch=device.arch, registers=255, store=store, workers=1)
     shape = grid(program.block_rows, n // kind.columns, tile.cols, schedule.column_group)
     return Kernel(binary.cubin, program.name, Launch(shape, tile.cols), binary.code_bytes)
-
-
-class Operands:
-    """B and C of a number, in copies that the L2 cache does not hold, and what some columns of C should be."""
-
-    def __init__(self, driver: Driver, matrix: SparseMatrix, n: int, number: str) -> None:
-        self.driver, self.m, self.n, self.number = driver, matrix.m, n, number
-        size = 4 if number == "float32" else 2
-        sizes = size * matrix.k * n, size * matrix.m * n
-        count = copies_beyond_l2(sum(sizes), driver.l2_bytes())
-        self.places = [tuple(driver.allocate(one) for one in sizes) for _ in range(count)]
-        values = np.random.default_rng(0).uniform(-1, 1, size=(matrix.k, n)).astype(np.float32)
-        stored = values if number == "float32" else ROUNDED[number](values)
-        for b, _ in self.places:
-            driver.upload(b, stored)
-        self.columns = np.linspace(0, n - 1, SAMPLED_COLUMNS).astype(int)
-        rows = np.repeat(np.arange(matrix.m), np.diff(matrix.indptr))
-        dense = np.zeros((matrix.m, matrix.k))
-        dense[rows, matrix.indices] = widened(rounded(matrix.data, number), number)
-        few = widened(np.ascontiguousarray(stored[:, self.columns]), number)
-        self.expected, self.magnitude = dense @ few, np.abs(dense) @ np.abs(few)
-
-    def time(self, kernel: Kernel, effort: Effort = EFFORT) -> dict[str, Any]:
-        driver, function = self.driver, self.driver.load(kernel.cubin, kernel.entry)
-
-        def run(copy: int) -> None:
-            driver.launch(function, kernel.launch, [np.uint64(place) for place in self.places[copy]])
-
-        c = self.places[0][1]
-        found = np.zeros((self.m, self.n), np.float32 if self.number == "float32" else np.uint16)
-        driver.fill(c, 0xFFFFFFFF, found.nbytes // 4)
-        run(0)
-        driver.download(found, c)
-        error = np.abs(widened(np.ascontiguousarray(found[:, self.columns]), self.number) - self.expected)
-        relative = error / np.maximum(self.magnitude, np.finfo(np.float32).tiny)
-        micros = time_rotating(driver, run, copies=len(self.places), effort=effort).micros
-        return {"micros": round(micros, 2), "max_relative_error": float(f"{relative.max():.3g}"),
-                "rms_relative_error": float(f"{np.sqrt(np.mean(relative**2)):.3g}")}  # fmt: skip
-
-    def close(self) -> None:
-        for place in self.places:
-            for address in place:
-                self.driver.free(address)
-
-
-def rounded(values: NDArray[np.float32], number: str) -> NDArray[Any]:
-    return values if number == "float32" else ROUNDED[number](values)
-
-
-def widened(stored: NDArray[Any], number: str) -> NDArray[np.float64]:
-    if number == "float32":
-        return stored.astype(np.float64)
-    if number == "float16":
-        return stored.view(np.float16).astype(np.float64)
-    return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
 
 
 def dense_micros(m: int, k: int, n: int, l2_bytes: int) -> float | None:
@@ -260,7 +197,7 @@ def records(problems: int) -> Iterator[dict[str, Any]]:
             ) -> Iterator[dict[str, Any]]:
                 for tile, schedule in choices:
                     kernel = build(matrix, n, tile, schedule, kind, store)  # noqa: B023
-                    found = operands.time(kernel, effort)
+                    found = operands.time(kernel, effort=effort)
                     if kind.name not in best or found["micros"] < best[kind.name][0]:  # noqa: B023
                         best[kind.name] = found["micros"], tile, schedule  # noqa: B023
                     yield {**about, "kind": kind.name, **tile._asdict(), "prefetch": schedule.prefetch,  # noqa: B023
