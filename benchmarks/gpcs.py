@@ -10,6 +10,7 @@ number in the grid, and are checked. Writes ``gpcs.jsonl`` and prints a line per
 
 import argparse
 import json
+import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -33,7 +34,10 @@ from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize, ceil_di
 from lospmm.reorder import regroup
 from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
+from lospmm.toolchain import cubin as graft
+from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.elf_rewrite import rewrite
 from lospmm_datasets.synthetic import uniform
 
 STAY_NANOSECONDS = 30_000
@@ -54,6 +58,15 @@ CASES: tuple[tuple[tuple[int, int, int, float], TileSize, Schedule], ...] = (
     ((3072, 768, 4096, 0.9), TileSize(94, 512), Schedule(16, None, 0)),
     ((768, 768, 16384, 0.9), TileSize(97, 512), Schedule(16, None, 2)),
 )
+
+#: The same for clusters of a tile's column blocks, which an H200 has room for on 120 of its SMs.
+CLUSTERED: tuple[tuple[tuple[int, int, int, float], TileSize, Schedule], ...] = (
+    ((768, 768, 4096, 0.9), TileSize(52, 512), Schedule(24, None, 8)),
+    ((768, 768, 4096, 0.9), TileSize(103, 256), Schedule(72, None, 8)),
+    ((3072, 768, 4096, 0.9), TileSize(103, 512), Schedule(8, None, 8)),
+    ((768, 768, 4096, 0.7), TileSize(26, 1024), Schedule(16, None, 4, 128)),
+)
+COLUMN_CLUSTERS = (1, 2, 4, 8)
 
 #: No column: the block leaves.
 NOBODY = 0xFFFFFFFF
@@ -270,6 +283,28 @@ def kernels(driver: Driver, groups: Groups, order: Sequence[int], store: Store) 
         operands.close()
 
 
+def clustered(cubin: bytes, kernel: str, size: int) -> bytes:
+    """The kernel with clusters of ``size`` blocks along the columns."""
+    name = f".nv.info.{kernel}"
+    info = next(section.content for section in elf.sections(cubin) if section.name == name)
+    added = graft._attribute(elf.EIFMT_SVAL, graft._EIATTR_CTA_PER_CLUSTER, struct.pack("<III", size, 1, 1))
+    return rewrite(cubin, {name: info + added})
+
+
+def kernels_in_clusters(driver: Driver, store: Store) -> Iterator[dict[str, Any]]:
+    device = detect_device()
+    for (m, k, n, sparsity), tile, schedule in CLUSTERED:
+        problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, device), "sass")
+        program, changed = built(problem, tile, schedule, store)
+        operands, kernel = Operands(driver, problem.matrix, n, "float32"), changed["grid"]
+        for size in (size for size in COLUMN_CLUSTERS if kernel.launch.grid[0] % size == 0):
+            one = replace(kernel, cubin=clustered(kernel.cubin, program.name, size))
+            yield {"m": m, "k": k, "n": n, "sparsity": sparsity, **tile._asdict(), **asdict(schedule),
+                   "order": f"clusters of {size}", "blocks": int(np.prod(kernel.launch.grid)),
+                   **operands.time(one)}  # fmt: skip
+        operands.close()
+
+
 def records() -> Iterator[dict[str, Any]]:
     driver, device = open_driver(), detect_device()
     with tempfile.TemporaryDirectory() as directory:
@@ -280,6 +315,7 @@ def records() -> Iterator[dict[str, Any]]:
                "same_order": sum(order == orders[0] for order in orders)}  # fmt: skip
         yield from walks(driver, groups, device.sms, device.clock_hz, store)
         yield from kernels(driver, groups, orders[-1], store)
+        yield from kernels_in_clusters(driver, store)
     driver.close()
 
 
