@@ -24,6 +24,7 @@ from lospmm.codegen import emit
 from lospmm.codegen.sass import scheduler
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.machine import MachineCode
+from lospmm.dtype import FLOAT32
 from lospmm.gpu.driver import open_driver
 from lospmm.ir import launch
 from lospmm.lower import lower
@@ -101,7 +102,7 @@ def records() -> Iterator[dict[str, Any]]:
         store = Store(Path(directory))
         for m, k, n, sparsity in PROBLEMS:
             problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, device), "sass")
-            operands = Operands(driver, problem.matrix, n, "float32")
+            operands = Operands(driver, problem.matrix, n, FLOAT32)
             for tile in TILES:
                 for schedule in SCHEDULES:
                     for chain in (False, True):

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lospmm.codegen.sass.half import ROUNDED
+from lospmm.dtype import Dtype
 from lospmm.gpu.driver import Driver
 from lospmm.gpu.timing import FULL, Effort, copies_beyond_l2, time_rotating
 from lospmm.matrix import SparseMatrix
@@ -27,21 +26,20 @@ class Kernel:
 class Operands:
     """B and C of a number, in copies that the L2 cache does not hold, and what some columns of C should be."""
 
-    def __init__(self, driver: Driver, matrix: SparseMatrix, n: int, number: str) -> None:
-        self.driver, self.m, self.n, self.number = driver, matrix.m, n, number
-        size = 4 if number == "float32" else 2
-        sizes = size * matrix.k * n, size * matrix.m * n
+    def __init__(self, driver: Driver, matrix: SparseMatrix, n: int, dtype: Dtype) -> None:
+        self.driver, self.m, self.n, self.dtype = driver, matrix.m, n, dtype
+        sizes = dtype.element_bytes * matrix.k * n, dtype.element_bytes * matrix.m * n
         count = copies_beyond_l2(sum(sizes), driver.l2_bytes())
         self.places = [tuple(driver.allocate(one) for one in sizes) for _ in range(count)]
         values = np.random.default_rng(0).uniform(-1, 1, size=(matrix.k, n)).astype(np.float32)
-        stored = values if number == "float32" else ROUNDED[number](values)
+        stored = dtype.to_storage(values)
         for b, _ in self.places:
             driver.upload(b, stored)
         self.columns = np.linspace(0, n - 1, SAMPLED_COLUMNS).astype(int)
         rows = np.repeat(np.arange(matrix.m), np.diff(matrix.indptr))
         dense = np.zeros((matrix.m, matrix.k))
-        dense[rows, matrix.indices] = widened(rounded(matrix.data, number), number)
-        few = widened(np.ascontiguousarray(stored[:, self.columns]), number)
+        dense[rows, matrix.indices] = dtype.rounded(matrix.data)
+        few = dtype.from_storage(stored[:, self.columns]).astype(np.float64)
         self.expected, self.magnitude = dense @ few, np.abs(dense) @ np.abs(few)
 
     def time(self, kernel: Kernel, extra: Sequence[np.generic] = (), effort: Effort = FULL) -> dict[str, Any]:
@@ -52,11 +50,11 @@ class Operands:
             driver.launch(function, kernel.launch, [*(np.uint64(place) for place in self.places[copy]), *extra])
 
         c = self.places[0][1]
-        found = np.zeros((self.m, self.n), np.float32 if self.number == "float32" else np.uint16)
+        found = np.zeros((self.m, self.n), self.dtype.to_storage(np.zeros(1, np.float32)).dtype)
         driver.fill(c, 0xFFFFFFFF, found.nbytes // 4)
         run(0)
         driver.download(found, c)
-        error = np.abs(widened(np.ascontiguousarray(found[:, self.columns]), self.number) - self.expected)
+        error = np.abs(self.dtype.from_storage(found[:, self.columns]).astype(np.float64) - self.expected)
         relative = error / np.maximum(self.magnitude, np.finfo(np.float32).tiny)
         micros = time_rotating(driver, run, copies=len(self.places), effort=effort).micros
         return {"micros": round(micros, 2), "max_relative_error": float(f"{relative.max():.3g}"),
@@ -66,15 +64,3 @@ class Operands:
         for place in self.places:
             for address in place:
                 self.driver.free(address)
-
-
-def rounded(values: NDArray[np.float32], number: str) -> NDArray[Any]:
-    return values if number == "float32" else ROUNDED[number](values)
-
-
-def widened(stored: NDArray[Any], number: str) -> NDArray[np.float64]:
-    if number == "float32":
-        return stored.astype(np.float64)
-    if number == "float16":
-        return stored.view(np.float16).astype(np.float64)
-    return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)

@@ -26,6 +26,7 @@ from benchmarks.checked import Kernel, Operands
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
+from lospmm.dtype import FLOAT32
 from lospmm.errors import GpuFault
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.ir import KernelProgram, launch
@@ -261,7 +262,7 @@ def kernels(driver: Driver, groups: Groups, order: Sequence[int], store: Store) 
     for (m, k, n, sparsity), tile, schedule in CASES:
         problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, device), "sass")
         program, changed = built(problem, tile, schedule, store)
-        operands = Operands(driver, problem.matrix, n, "float32")
+        operands = Operands(driver, problem.matrix, n, FLOAT32)
         found = cells(program)
         works: dict[str, tuple[str, list[int]]] = {
             "grid": ("grid", []),
@@ -296,7 +297,7 @@ def kernels_in_clusters(driver: Driver, store: Store) -> Iterator[dict[str, Any]
     for (m, k, n, sparsity), tile, schedule in CLUSTERED:
         problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, device), "sass")
         program, changed = built(problem, tile, schedule, store)
-        operands, kernel = Operands(driver, problem.matrix, n, "float32"), changed["grid"]
+        operands, kernel = Operands(driver, problem.matrix, n, FLOAT32), changed["grid"]
         for size in (size for size in COLUMN_CLUSTERS if kernel.launch.grid[0] % size == 0):
             one = replace(kernel, cubin=clustered(kernel.cubin, program.name, size))
             yield {"m": m, "k": k, "n": n, "sparsity": sparsity, **tile._asdict(), **asdict(schedule),

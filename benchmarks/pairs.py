@@ -28,6 +28,7 @@ from lospmm.codegen.sass import scheduler
 from lospmm.codegen.sass.form import RZ, Opcode
 from lospmm.codegen.sass.half import packed
 from lospmm.codegen.sass.machine import MachineCode
+from lospmm.dtype import DTYPES
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.timing import Effort, copies_beyond_l2
 from lospmm.ir import grid
@@ -141,7 +142,7 @@ def build(matrix: SparseMatrix, n: int, tile: TileSize, schedule: Schedule, kind
     emission: Emission = emit(program, "sass", device.arch)
     assert emission.machine is not None
     if kind.number != "float32":
-        emission = replace(emission, machine=packed(emission.machine, kind.number, kind.pipes))
+        emission = replace(emission, machine=packed(emission.machine, DTYPES[kind.number], kind.pipes))
     if kind.words == 2:
         text = emission.units[0].replace("mul.wide.u32 %offset, %column, 4;", "mul.wide.u32 %offset, %column, 8;")
         text = text.replace(f"mov.u32 %n, {n};", f"mov.u32 %n, {n // 2};")
@@ -208,7 +209,7 @@ def records(problems: int) -> Iterator[dict[str, Any]]:
                 ("float16", (HALF, *OTHERS[:2])),
                 ("bfloat16", OTHERS[2:]),
             ):
-                operands = Operands(driver, matrix, n, number)
+                operands = Operands(driver, matrix, n, DTYPES[number])
                 for kind in kinds:
                     if kind in OTHERS:
                         yield from timed(kind, [best[HALF.name][1:]], operands)

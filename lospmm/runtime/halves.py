@@ -7,10 +7,12 @@ that the last rounding decides as the only one (Boldo and Melquiond, as in ``int
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.sass.half import to_bfloat
+from lospmm.dtype import DTYPES
 from lospmm.interpret import rounded_to_odd
 
 Words = NDArray[np.uint32]
+
+_BFLOAT = DTYPES["bfloat16"]
 
 
 def half_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:
@@ -32,7 +34,7 @@ def bfloat_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:
     off = (single.astype(np.float64) != total) & (words & 1 == 0) & np.isfinite(single)
     towards = np.where(total > single, np.float32(np.inf), np.float32(-np.inf))
     single = np.where(off, np.nextafter(single, towards), single)
-    return np.ascontiguousarray(to_bfloat(single)).view(np.uint32)[:, 0]
+    return np.ascontiguousarray(_BFLOAT.to_storage(single)).view(np.uint32)[:, 0]
 
 
 def _from_bfloats(words: Words) -> NDArray[np.float64]:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from lospmm.build import for_emitter
 from lospmm.codegen.sass.emit import emit
 from lospmm.codegen.sass.form import Opcode
-from lospmm.codegen.sass.half import PIPES, ROUNDED, packed, to_bfloat, to_half
+from lospmm.codegen.sass.half import PIPES, packed
 from lospmm.device import find_device
+from lospmm.dtype import DTYPES
 from lospmm.errors import Unsupported, VerificationFailed
 from lospmm.lower import lower
 from lospmm.matrix import SparseMatrix
@@ -35,12 +36,12 @@ def kernel_of(matrix: SparseMatrix, n: int, schedule: Schedule, number: str, pip
     program = lower(problem, Candidate(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
     machine = emit(program, "sm_90").machine
     assert machine is not None
-    return program, packed(machine, number, pipes)
+    return program, packed(machine, DTYPES[number], pipes)
 
 
 def pairs(values: NDArray[np.float32], number: str) -> NDArray[np.float32]:
     """Words of two neighbouring columns each, as the float32 that the machine moves."""
-    return np.ascontiguousarray(ROUNDED[number](values)).view(np.float32)
+    return np.ascontiguousarray(DTYPES[number].to_storage(values)).view(np.float32)
 
 
 @every_number
@@ -52,7 +53,7 @@ def test_a_kernel_rounds_after_every_multiply_add(number: str, pipes: tuple[int,
     b = pairs(rng.uniform(-1, 1, (24, 64)).astype(np.float32), number)
     program, code = kernel_of(matrix, 64, schedule, number, pipes)
     c = execute(code, geometry_of(program, n=32, cols=32), np.arange(32), b).view(np.uint32)
-    weights = ROUNDED[number](matrix.data).astype(np.uint32)
+    weights = DTYPES[number].to_storage(matrix.data).view(np.uint16).astype(np.uint32)
     if schedule.split_k > 1:  # sums of parts: another order
         dense = np.zeros((13, 24))
         dense[np.repeat(np.arange(13), np.diff(matrix.indptr)), matrix.indices] = floats(weights, number)
@@ -108,14 +109,6 @@ def as_float(bits: int, number: str) -> float:
     return float(np.uint32(bits << 16).view(np.float32))
 
 
-def test_numbers_are_rounded_to_the_nearest() -> None:
-    values = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, -1e-3, np.inf, np.nan, 3.4e38], np.float32)
-    assert to_bfloat(values).tolist() == [0x3F80, 0x3F80, 0x3F82, 0xBA83, 0x7F80, 0x7FC0, 0x7F80]
-    assert to_half(np.array([1.0, 65504.0, np.inf], np.float32)).tolist() == [0x3C00, 0x7BFF, 0x7C00]
-    with pytest.raises(Unsupported, match="70000 is beyond float16"):
-        to_half(np.array([1.0, 7e4], np.float32))
-
-
 @every_number
 def test_a_sum_read_as_soon_as_one_of_float32_is_refused(number: str) -> None:
     """Stalls are longer: without them the interpreter refuses."""
@@ -134,5 +127,7 @@ def test_only_products_have_16_bits() -> None:
     form = code.form.copy()
     form["op"][np.argmax(form["op"] == Opcode.EXIT)] = Opcode.FMNMX_NAN
     with pytest.raises(Unsupported, match="FMNMX_NAN of pairs of float16"):
-        packed(replace(code, form=form), "float16")
+        packed(replace(code, form=form), DTYPES["float16"])
     assert program.n == 32
+    with pytest.raises(Unsupported, match="pairs of tf32: known are float16, bfloat16"):
+        packed(code, DTYPES["tf32"])

@@ -7,7 +7,7 @@ Sums are 16 bits wide too. Their error grows with the nonzeros of a row: half a 
 2^-11 or, with bfloat16, 2^-8 of the sum so far.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import RZ, Opcode
 from lospmm.codegen.sass.machine import MachineCode
+from lospmm.dtype import Dtype
 from lospmm.errors import Unsupported
 
 #: Cycles from a multiply-add of pairs to what reads its result: what ptxas 13.0 leaves before one of the other pipe,
@@ -41,47 +42,26 @@ PIPES: Mapping[str, tuple[Opcode, Opcode]] = MappingProxyType(
 _SINGLE = (Opcode.FFMA, Opcode.FADD_IMM, Opcode.FMNMX_NAN)
 
 
-def packed(code: MachineCode, number: str, pipes: tuple[int, ...] = (0, 1)) -> MachineCode:
-    """``code``, whose words are pairs of ``number`` then. Multiply-adds take turns over ``pipes`` of ``PIPES``.
+def packed(code: MachineCode, dtype: Dtype, pipes: tuple[int, ...] = (0, 1)) -> MachineCode:
+    """``code``, whose words are pairs of ``dtype`` then. Multiply-adds take turns over ``pipes`` of ``PIPES``.
 
-    Raises Unsupported for a kernel that does more than multiply, add and store, and for a weight that is too large.
+    Weights are rounded to the nearest. Raises Unsupported for a type of another width, and for a kernel that does more
+    than multiply, add and store.
     """
+    if dtype.name not in PIPES:
+        raise Unsupported(f"pairs of {dtype.name}: known are {', '.join(PIPES)}")
     form = code.form.copy()
     other = np.isin(form["op"], _SINGLE)
     if other.any():
-        raise Unsupported(f"{Opcode(form['op'][other][0]).name} of pairs of {number}: only products have 16 bits")
+        raise Unsupported(f"{Opcode(form['op'][other][0]).name} of pairs of {dtype.name}: only products have 16 bits")
     fmas = np.flatnonzero(form["op"] == Opcode.FFMA_IMM)
     weights = np.ascontiguousarray(form["immediate"][fmas]).view(np.float32)
-    bits = ROUNDED[number](weights).astype(np.uint32)
+    bits = dtype.to_storage(weights).view(np.uint16).astype(np.uint32)
     form["immediate"][fmas] = bits << np.uint32(16) | bits
-    form["op"][fmas] = np.array(PIPES[number])[np.array(pipes)[np.arange(len(fmas)) % len(pipes)]]
+    form["op"][fmas] = np.array(PIPES[dtype.name])[np.array(pipes)[np.arange(len(fmas)) % len(pipes)]]
     for start, end in zip(code.starts, [*code.starts[1:], len(form)], strict=True):
         _wait_longer(form[start:end])
     return replace(code, form=form)
-
-
-def to_half(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The nearest float16's bits. Raises Unsupported for a number beyond them."""
-    with np.errstate(over="ignore"):
-        halves = numbers.astype(np.float16)
-    if (np.isinf(halves) & ~np.isinf(numbers)).any():
-        raise Unsupported(f"a weight of {np.abs(numbers).max():g} is beyond float16: use bfloat16 or float32")
-    return halves.view(np.uint16)
-
-
-def to_bfloat(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The nearest bfloat16's bits, the even one of two; NaN stays NaN."""
-    words = np.ascontiguousarray(numbers).view(np.uint32)
-    rounded = (words + np.uint32(0x7FFF) + (words >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    quiet = words >> np.uint32(16) | np.uint32(0x40)
-    nearest: NDArray[np.uint16] = np.where(np.isnan(numbers), quiet, rounded).astype(np.uint16)
-    return nearest
-
-
-#: From float32 to the bits of each number.
-ROUNDED: Mapping[str, Callable[[NDArray[np.float32]], NDArray[np.uint16]]] = MappingProxyType(
-    {"float16": to_half, "bfloat16": to_bfloat}
-)
 
 
 def _wait_longer(tile: NDArray[np.void]) -> None:
