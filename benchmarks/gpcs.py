@@ -49,16 +49,18 @@ SHARED_BYTES = 120 << 10  # two blocks do not fit an SM
 CASES: tuple[tuple[tuple[int, int, int, float], TileSize, Schedule], ...] = (
     ((768, 768, 4096, 0.9), TileSize(45, 608), Schedule(24, None, 2)),
     ((768, 768, 4096, 0.9), TileSize(49, 512), Schedule(24, None, 4)),
-    ((768, 768, 4096, 0.9), TileSize(64, 384), Schedule(48, None, 2)),
-    ((768, 768, 4096, 0.9), TileSize(96, 256), Schedule(72, None, 2)),
     ((768, 768, 4096, 0.7), TileSize(31, 896), Schedule(16, None, 2, 128)),
-    ((768, 768, 4096, 0.7), TileSize(48, 512), Schedule(24, None, 2, 128)),
-    ((768, 768, 4096, 0.98), TileSize(80, 320), Schedule(48, None, 2)),
     ((256, 576, 12544, 0.9), TileSize(45, 576), Schedule(32, None, 2, 128)),
-    ((256, 576, 12544, 0.9), TileSize(64, 384), Schedule(48, None, 2, 128)),
     ((3072, 768, 4096, 0.9), TileSize(94, 512), Schedule(16, None, 0)),
     ((768, 768, 16384, 0.9), TileSize(97, 512), Schedule(16, None, 2)),
 )
+
+#: Walks of tiles that nobody walked shortly before: KiB, the waves of blocks that are compared, and whose tiles.
+ANEW_KIB, ANEW_WAVES = 48, (2, 6)
+ANEW = ("2 of a GPC", "4 of a GPC", "8 of a GPC", "a GPC", "all the same")
+
+#: Blocks of a kernel that is launched before ``order_of_blocks``.
+BEFORE = (0, 1, 2, 3, 8, 16, 20, 60, 132, 200)
 
 #: The same for clusters of a tile's column blocks, which an H200 has room for on 120 of its SMs.
 CLUSTERED: tuple[tuple[tuple[int, int, int, float], TileSize, Schedule], ...] = (
@@ -168,24 +170,33 @@ def walks(driver: Driver, groups: Groups, sms: int, clock_hz: float, store: Stor
                    "fmas_per_cycle": round(kib * 64 * warps / cycles, 3)}  # fmt: skip
 
 
+def walks_anew(driver: Driver, groups: Groups, sms: int, clock_hz: float, store: Store) -> Iterator[dict[str, Any]]:
+    """Every wave of blocks walks other tiles than those before it: none finds its code in the cache of the GPC."""
+    named = tables(groups)
+    for name in ANEW:
+        tiles = named[name]
+        walk = walking.Walk(ANEW_KIB, 16, wave=sms, step=max(tiles) + 1)
+        cubin = walking.kernel(walk, walk.step * ANEW_WAVES[1], store)
+        table = driver.allocate(1 << 14)
+        driver.upload(table, np.array(tiles, np.uint32))
+        short, long = (walking.micros(driver, cubin, walk, table, waves * sms) for waves in ANEW_WAVES)
+        cycles = (long - short) * 1e-6 * clock_hz / (ANEW_WAVES[1] - ANEW_WAVES[0])
+        driver.free(table)
+        yield {"kib": ANEW_KIB, "warps": 16, "tiles": f"{name}, anew", "code_mib": round(len(cubin) / 2**20, 1),
+               "bytes_per_cycle": round(ANEW_KIB * 1024 / cycles, 3),
+               "fmas_per_cycle": round(ANEW_KIB * 64 * 16 / cycles, 3)}  # fmt: skip
+
+
 # --- kernels
 
 
 def told(prologue: str, by: str) -> str:
     """The prologue of a block that reads its tile and its column block from a table, at its SM or its number."""
     head = "mad.lo.u32 %block, %group, %members, %member;"
-    at = {
-        "SM": ("mov.u32 %at, %smid;",),
-        "block": (
-            "mov.u32 %rows, %nctaid.y;",
-            "mad.lo.u32 %at, %group, %rows, %tile;",
-            "mad.lo.u32 %at, %at, %members, %member;",
-        ),
-    }[by]
+    at = {"SM": "%smid", "block": "%ctaid.x"}[by]
     lines = (
         head,
-        ".reg .b32 %rows, %cell, %at; .reg .b64 %order, %place;",
-        *at,
+        f".reg .b32 %cell, %at; .reg .b64 %order, %place; mov.u32 %at, {at};",
         "ld.param.u64 %order, [order]; cvta.to.global.u64 %order, %order; mad.wide.u32 %place, %at, 4, %order;",
         "ld.global.nc.u32 %cell, [%place]; and.b32 %tile, %cell, 65535; shr.u32 %block, %cell, 16;",
     )
@@ -247,8 +258,7 @@ def built(
 def timed(driver: Driver, operands: Operands, kernel: Kernel, by: str, table: Sequence[int]) -> dict[str, Any]:
     if by == "grid":
         return operands.time(kernel)
-    if by == "SM":
-        kernel = replace(kernel, launch=replace(kernel.launch, grid=(len(table), 1, 1)))
+    kernel = replace(kernel, launch=replace(kernel.launch, grid=(len(table), 1, 1)))
     address = driver.allocate(4 * len(table))
     driver.upload(address, np.array(table, np.uint32))
     found = operands.time(kernel, [np.uint64(address)])
@@ -311,10 +321,16 @@ def records() -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
         store = Store(Path(directory))
         groups = gpcs(driver, store)
-        orders = [order_of_blocks(driver, device.sms, store) for _ in range(4)]
-        yield {"gpcs": groups, "sizes": sorted(map(len, groups)), "order": orders[0],
-               "same_order": sum(order == orders[0] for order in orders)}  # fmt: skip
+        yield {"gpcs": groups, "sizes": sorted(map(len, groups))}
+        orders = []
+        for blocks in BEFORE:
+            for _ in range(2):
+                if blocks:
+                    places(driver, 1, Launch((blocks, 1, 1), 1024, SHARED_BYTES), store)
+                orders.append(order_of_blocks(driver, device.sms, store))
+                yield {"blocks_before": blocks, "order": orders[-1]}
         yield from walks(driver, groups, device.sms, device.clock_hz, store)
+        yield from walks_anew(driver, groups, device.sms, device.clock_hz, store)
         yield from kernels(driver, groups, orders[-1], store)
         yield from kernels_in_clusters(driver, store)
     driver.close()

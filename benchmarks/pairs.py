@@ -10,8 +10,10 @@ are against float64, for A and B as they were rounded. Writes ``pairs.jsonl`` an
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.checked import Kernel, Operands
-from benchmarks.kernels_table import KNOWN
+from benchmarks.kernels_table import KNOWN, Known
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
@@ -28,6 +30,7 @@ from lospmm.codegen.sass import scheduler
 from lospmm.codegen.sass.form import RZ, Opcode
 from lospmm.codegen.sass.half import packed
 from lospmm.codegen.sass.machine import MachineCode
+from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.timing import Effort, copies_beyond_l2
@@ -37,18 +40,21 @@ from lospmm.matrix import SparseMatrix
 from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize, ceil_div
 from lospmm.reorder import regroup
 from lospmm.runtime.detect import detect_device
+from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.synthetic import uniform
 
-WIDTHS = (192, 256, 384, 512, 608, 704, 832, 1024)
+WIDTHS = (256, 384, 512, 608, 704, 832, 1024)
 PREFETCHES = (72, 48, 32, 24, 16)
+PREFETCH = 24
 EFFORT = Effort(replays=7, warm_micros=2_000.0)
 
 #: Of a register file of 65,536 by threads, in steps of 8; and what a tile needs beside accumulators and buffers.
 REGISTERS, BESIDE = 65_536, 14
 
 Form = NDArray[np.void]
+Choice = tuple[TileSize, Schedule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +82,25 @@ OTHERS = (
 )
 
 
-def tiles(m: int, n: int, kind: Kind, sms: int) -> list[tuple[TileSize, Schedule]]:
-    """Tile sizes of one and of two blocks an SM, as few rows as that leaves, with the deepest prefetch that fits."""
+KINDS = (SINGLE, DOUBLE, HALF, *OTHERS)
+
+
+def tiles(m: int, n: int, kind: Kind, sms: int) -> list[Choice]:
+    """Tile sizes of one and of two blocks an SM, as few rows as that leaves, each with the deepest prefetch that fits
+    and with PREFETCH."""
     found = {}
     threads = n // kind.columns
-    widths = WIDTHS if kind.words == 1 else WIDTHS[1:4]
+    widths = WIDTHS if kind.words == 1 else WIDTHS[:2]
     for width in (width for width in widths if width <= ceil_div(threads, 32) * 32):
         for waves in (1, 2):
             across = ceil_div(threads, width)
             rows = ceil_div(m, max(waves * sms // across, 1))
             room = (min(255, REGISTERS // width // 8 * 8) - BESIDE) // kind.words - rows
-            deepest = next((depth for depth in PREFETCHES if depth <= room), None)
-            if deepest is not None and rows >= min(8, m):
-                found[TileSize(rows, width)] = Schedule(deepest, None, 2 if across > 1 else 1)
-    return list(found.items())
+            deepest = next((depth for depth in PREFETCHES if depth <= room), 0)
+            for depth in {deepest, min(deepest, PREFETCH)} - {0}:
+                if rows >= min(8, m):
+                    found[TileSize(rows, width), Schedule(depth, None, 2 if across > 1 else 1)] = None
+    return list(found)
 
 
 def doubled(code: MachineCode) -> MachineCode:
@@ -133,9 +144,9 @@ def doubled(code: MachineCode) -> MachineCode:
     return replace(code, form=np.concatenate(pieces), starts=np.array(starts), registers=registers)
 
 
-def build(matrix: SparseMatrix, n: int, tile: TileSize, schedule: Schedule, kind: Kind, store: Store) -> Kernel:
+def build(device: DeviceSpec, matrix: SparseMatrix, n: int, choice: Choice, kind: Kind, store: Store) -> Kernel:
     """A kernel for n columns."""
-    device = detect_device()
+    tile, schedule = choice
     words = n * kind.words // kind.columns
     problem = for_emitter(Problem(matrix, words, device), "sass")
     program = lower(problem, Candidate(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
@@ -184,42 +195,58 @@ def dense_micros(m: int, k: int, n: int, l2_bytes: int) -> float | None:
 
 
 def records(problems: int) -> Iterator[dict[str, Any]]:
-    driver, device = open_driver(), detect_device()
-    with tempfile.TemporaryDirectory() as directory:
+    device = detect_device()
+    with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(settings().workers) as pool:
         store = Store(Path(directory))
-        for known in KNOWN[:problems]:
-            m, k, n = known[:3]
-            matrix = uniform(m, k, known.sparsity, seed=0)
-            about = {"device": device.name, "m": m, "k": k, "n": n, "sparsity": known.sparsity}
-            best: dict[str, tuple[float, TileSize, Schedule]] = {}
-
-            def timed(
-                kind: Kind, choices: Sequence[tuple[TileSize, Schedule]], operands: Operands, effort: Effort = EFFORT
-            ) -> Iterator[dict[str, Any]]:
-                for tile, schedule in choices:
-                    kernel = build(matrix, n, tile, schedule, kind, store)  # noqa: B023
-                    found = operands.time(kernel, effort=effort)
-                    if kind.name not in best or found["micros"] < best[kind.name][0]:  # noqa: B023
-                        best[kind.name] = found["micros"], tile, schedule  # noqa: B023
-                    yield {**about, "kind": kind.name, **tile._asdict(), "prefetch": schedule.prefetch,  # noqa: B023
-                           "lockstep": schedule.lockstep, "code_bytes": kernel.code_bytes, **found}  # fmt: skip
-
-            for number, kinds in (
-                ("float32", (SINGLE, DOUBLE)),
-                ("float16", (HALF, *OTHERS[:2])),
-                ("bfloat16", OTHERS[2:]),
-            ):
-                operands = Operands(driver, matrix, n, DTYPES[number])
-                for kind in kinds:
-                    if kind in OTHERS:
-                        yield from timed(kind, [best[HALF.name][1:]], operands)
-                        continue
-                    yield from timed(kind, tiles(m, n, kind, device.sms), operands)
-                    _, tile, schedule = best[kind.name]
-                    yield from timed(kind, [(tile, replace(schedule, lockstep=128))], operands)
+        works = [Work(device, known, store, pool) for known in KNOWN[:problems]]
+        driver = open_driver()
+        for work in works:
+            for number in ("float32", "float16", "bfloat16"):
+                operands = Operands(driver, work.matrix, work.n, DTYPES[number])
+                for kind in (kind for kind in KINDS if kind.number == number):
+                    yield from work.timed(kind, operands)
                 operands.close()
-            yield {**about, "kind": "cuBLAS float16", "micros": dense_micros(m, k, n, driver.l2_bytes())}
-    driver.close()
+            micros = dense_micros(work.matrix.m, work.matrix.k, work.n, driver.l2_bytes())
+            yield {**work.about, "kind": "cuBLAS float16", "micros": micros}
+        driver.close()
+
+
+class Work:
+    """A problem, whose kernels are being built."""
+
+    def __init__(self, device: DeviceSpec, known: Known, store: Store, pool: Executor) -> None:
+        self.device, self.store, self.n = device, store, known.n
+        self.matrix = uniform(known.m, known.k, known.sparsity, seed=0)
+        self.about = {"device": device.name, **dict(zip("mkn", known[:3], strict=True)), "sparsity": known.sparsity}
+        self.best: dict[str, tuple[float, Choice]] = {}
+        self.built = [
+            (kind, choice, pool.submit(build, device, self.matrix, self.n, choice, kind, store))
+            for kind in (SINGLE, DOUBLE, HALF)
+            for choice in tiles(known.m, known.n, kind, device.sms)
+        ]
+
+    def timed(self, kind: Kind, operands: Operands) -> Iterator[dict[str, Any]]:
+        """Every tile size, and the fastest with barriers; of other pipes and types, that of float16."""
+        if kind in OTHERS:
+            yield self._one(kind, self.best[HALF.name][1], operands)
+            return
+        for own, choice, kernel in self.built:
+            if own == kind:
+                yield self._one(kind, choice, operands, kernel.result())
+        tile, schedule = self.best[kind.name][1]
+        yield self._one(kind, (tile, replace(schedule, lockstep=128)), operands)
+
+    def _one(self, kind: Kind, choice: Choice, operands: Operands, kernel: Kernel | None = None) -> dict[str, Any]:
+        kernel = kernel or build(self.device, self.matrix, self.n, choice, kind, self.store)
+        found = operands.time(kernel, effort=EFFORT)
+        self.best[kind.name] = min(self.best.get(kind.name, (math.inf, choice)), (found["micros"], choice), key=_micros)
+        tile, schedule = choice
+        return {**self.about, "kind": kind.name, **tile._asdict(), "prefetch": schedule.prefetch,
+                "lockstep": schedule.lockstep, "code_bytes": kernel.code_bytes, **found}  # fmt: skip
+
+
+def _micros(timed: tuple[float, Choice]) -> float:
+    return timed[0]
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:

@@ -4,9 +4,10 @@ with it.
     python -m benchmarks.reloads [--out DIR]
 
 needs an H200 or H100. Some kernels are timed in rounds, so that drift shows as such: in many modules, all kept, so that
-the same code lies at many addresses; with one module and B and C at many addresses; with the code laid out otherwise
-(``LAYOUTS``); and all of it in several processes. A tile that no timed launch runs says where the code lies. Writes
-``reloads.jsonl`` and prints, for each, how far its times are apart, and how far those of one and the same are.
+the same code lies at many addresses; the fastest and the slowest of them with B and C at many addresses, and a few
+tiles at a time; behind a kernel of some blocks that does nothing; with the code laid out otherwise (``LAYOUTS``); and
+all of it in several processes. A tile that no timed launch runs says where the code lies. Writes ``reloads.jsonl`` and
+prints, for each, how far its times are apart, and how far those of one and the same are.
 """
 
 import argparse
@@ -24,8 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.reloads_table import table
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
+from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.gpu.clocks import read_clocks
@@ -45,12 +48,17 @@ from lospmm_datasets.synthetic import uniform
 #: (m, k, n, sparsity), the tile size and the schedule.
 CASES = (
     ((768, 768, 4096, 0.9), TileSize(45, 608), Schedule(24, None, 2)),
-    ((768, 768, 4096, 0.9), TileSize(49, 512), Schedule(24, None, 4)),
+    ((768, 768, 4096, 0.7), TileSize(31, 896), Schedule(16, None, 2, 128)),
     ((3072, 768, 4096, 0.9), TileSize(94, 512), Schedule(16, None, 0)),
-    ((768, 768, 16384, 0.9), TileSize(97, 512), Schedule(16, None, 2)),
 )
 
-PROCESSES, ROUNDS, MODULES, PLACES, LOADS = 3, 4, 8, 6, 3
+PROCESSES, ROUNDS, MODULES, PLACES, LOADS = 3, 3, 10, 4, 6
+
+#: Tiles that are run at a time, without the others.
+WINDOW = 8
+
+#: Blocks of the kernel that does nothing.
+BEFORE = (0, 1, 2, 16, 132)
 EFFORT = Effort(replays=7, warm_micros=2_000.0)
 
 LINE = 8  # instructions
@@ -78,7 +86,6 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
         "as it is": Layout(),
         "tiles at 4 KiB": Layout(4 << 10),
         "tiles at 128 KiB": Layout(128 << 10),
-        "64 KiB in front": Layout(front=64 << 10),
         "2 MiB behind": Layout(behind=2 << 20),
         "last tile first": Layout(turned=True),
     }
@@ -152,11 +159,28 @@ class Kernel:
         return launch(self.program)
 
 
+def from_a_tile(prologue: str) -> str:
+    """A third argument: the tile of the first block row."""
+    tile = "mov.u32 %tile, %ctaid.y;"
+    assert tile in prologue
+    further = f"{tile}\n.reg .b32 %first; ld.param.u32 %first, [first]; add.u32 %tile, %tile, %first;"
+    return prologue.replace(tile, further).replace(".param .u64 c)", ".param .u64 c, .param .u32 first)")
+
+
+NOTHING = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry nothing () { exit; }
+"""
+
+
 def build(problem: Problem, tile: TileSize, schedule: Schedule, layout: Layout, store: Store) -> Kernel:
     program = lower(problem, Candidate(tile, schedule, regroup(problem.matrix, [tile.rows])[tile.rows]))
     emission = emit(program, "sass", problem.device.arch)
     assert emission.machine is not None
-    emission = replace(emission, machine=with_address(laid_out(emission.machine, layout), problem.n))
+    machine = with_address(laid_out(emission.machine, layout), problem.n)
+    emission = replace(emission, machine=machine, units=tuple(map(from_a_tile, emission.units)))
     arch, registers = problem.device.arch, program.registers
     binary = compile_kernel(emission, arch=arch, registers=registers, store=store, workers=1)
     parts = {section.name: section.content for section in elf.sections(binary.cubin)}
@@ -193,33 +217,59 @@ class Bench:
         b, c = self.places[0]
         rows = kernel.launch.grid[1] + 1
         shape = Launch((1, rows, 1), kernel.launch.block)
-        self.driver.launch(function, shape, [np.uint64(b), np.uint64(c)])
+        self.driver.launch(function, shape, [np.uint64(b), np.uint64(c), np.uint32(0)])
         words = [np.zeros(1, np.uint32) for _ in range(2)]
         for number, word in enumerate(words):
             self.driver.download(word, c - self.before + 4 * self.problem.n * number)
         return (int(words[0][0]) | int(words[1][0]) << 32) - kernel.table_bytes
 
-    def micros(self, kernel: Kernel, function: Function, places: Sequence[tuple[int, int]], copies: int = 0) -> float:
+    def micros(
+        self,
+        kernel: Kernel,
+        function: Function,
+        places: Sequence[tuple[int, int]],
+        copies: int = 0,
+        tiles: range | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> float:
+        """Of one launch: of all tiles, or of some, and of what is launched ``before`` it."""
+        shape = kernel.launch
+        if tiles is not None:
+            shape = replace(shape, grid=(shape.grid[0], len(tiles), shape.grid[2]))
+        first = np.uint32(0 if tiles is None else tiles.start)
+
         def run(copy: int) -> None:
-            self.driver.launch(function, kernel.launch, [np.uint64(place) for place in places[copy]])
+            if before is not None:
+                before()
+            self.driver.launch(function, shape, [*(np.uint64(place) for place in places[copy]), first])
 
         return time_rotating(self.driver, run, copies=copies or self.copies, effort=EFFORT).micros
 
 
 def _modules(bench: Bench, kernel: Kernel) -> Iterator[dict[str, Any]]:
+    """Many modules; then the fastest and the slowest with other B and C, and by tiles."""
     loaded = [bench.driver.load(kernel.cubin, kernel.program.name) for _ in range(MODULES)]
     addresses = [bench.code_address(kernel, function) for function in loaded]
+    times: list[list[float]] = [[] for _ in loaded]
     for turn in range(ROUNDS):
         for number, function in enumerate(loaded):
-            micros = bench.micros(kernel, function, bench.places)
+            times[number].append(bench.micros(kernel, function, bench.places))
             warm = bench.micros(kernel, function, bench.places, 1)
             yield {"varied": "module", "number": number, "round": turn, "code": addresses[number],
-                   "b": bench.places[0][0], "micros": micros, "warm": warm}  # fmt: skip
+                   "b": bench.places[0][0], "micros": times[number][-1], "warm": warm}  # fmt: skip
+    order = sorted(range(MODULES), key=lambda number: statistics.median(times[number]))
+    for kind, number in (("fastest", order[0]), ("slowest", order[-1])):
+        about = {"module": kind, "code": addresses[number]}
+        for row in _places(bench, kernel, loaded[number]):
+            yield {**about, **row}
+        tiles = range(len(kernel.program.dispatch))
+        for start in tiles[:: WINDOW // 2]:
+            window = tiles[start : start + WINDOW]
+            micros = bench.micros(kernel, loaded[number], bench.places, 1, window)
+            yield {**about, "varied": "tiles", "number": start, "round": 0, "tiles": len(window), "micros": micros}
 
 
-def _places(bench: Bench, kernel: Kernel) -> Iterator[dict[str, Any]]:
-    function = bench.driver.load(kernel.cubin, kernel.program.name)
-    code = bench.code_address(kernel, function)
+def _places(bench: Bench, kernel: Kernel, function: Function) -> Iterator[dict[str, Any]]:
     every, spacers = [bench.places], []
     for number in range(1, PLACES):
         spacers.append(bench.driver.allocate((2 * number + 1) << 20))
@@ -227,12 +277,32 @@ def _places(bench: Bench, kernel: Kernel) -> Iterator[dict[str, Any]]:
     for turn in range(ROUNDS):
         for number, places in enumerate(every):
             micros = bench.micros(kernel, function, places)
-            yield {"varied": "B and C", "number": number, "round": turn, "code": code, "b": places[0][0],
-                   "micros": micros}  # fmt: skip
+            yield {"varied": "B and C", "number": number, "round": turn, "b": places[0][0], "micros": micros}
     for places in every[1:]:
         bench.free(places)
     for spacer in spacers:
         bench.driver.free(spacer)
+
+
+def _behind(bench: Bench, kernel: Kernel, store: Store) -> Iterator[dict[str, Any]]:
+    """Behind a kernel that does nothing, less what that one takes."""
+    emission = Emission("ptx", "nothing", NOTHING, (NOTHING,))
+    image = compile_kernel(emission, arch="sm_90", registers=32, store=store, workers=1).cubin
+    driver, nothing = bench.driver, bench.driver.load(image, "nothing")
+    function = driver.load(kernel.cubin, kernel.program.name)
+    for turn in range(ROUNDS):
+        for blocks in BEFORE:
+            shape = Launch((max(blocks, 1), 1, 1), 32)
+
+            def before(shape: Launch = shape) -> None:
+                driver.launch(nothing, shape, [])
+
+            alone = 0.0
+            if blocks:
+                alone = time_rotating(driver, lambda _, before=before: before(), copies=1, effort=EFFORT).micros  # type: ignore[misc]
+            micros = bench.micros(kernel, function, bench.places, before=before if blocks else None)
+            yield {"varied": "kernel before", "number": blocks, "round": turn, "b": bench.places[0][0],
+                   "alone": alone, "micros": micros - alone}  # fmt: skip
 
 
 def _layouts(bench: Bench, kernels: Mapping[str, Kernel]) -> Iterator[dict[str, Any]]:
@@ -263,7 +333,7 @@ def child(process: int) -> Iterator[dict[str, Any]]:
                      "sparsity": sparsity, **tile._asdict(), **asdict(schedule)}  # fmt: skip
             works: list[Callable[[], Iterator[dict[str, Any]]]] = [
                 lambda bench=bench, kernel=kernel: _modules(bench, kernel),  # type: ignore[misc]
-                lambda bench=bench, kernel=kernel: _places(bench, kernel),  # type: ignore[misc]
+                lambda bench=bench, kernel=kernel: _behind(bench, kernel, store),  # type: ignore[misc]
             ]
             if process == 0:
                 works.append(lambda bench=bench, kernels=kernels: _layouts(bench, kernels))  # type: ignore[misc]
@@ -273,44 +343,6 @@ def child(process: int) -> Iterator[dict[str, Any]]:
                     yield {**about, **row, "sm_mhz": None if clocks is None else clocks.sm_mhz}
             bench.free(bench.places)
     driver.close()
-
-
-def spread(rows: Sequence[dict[str, Any]], by: Sequence[str], value: str = "micros") -> str:
-    """Range of the medians of what differs in ``by``, and the greatest range of the rounds of one of them."""
-    if not rows:
-        return "nothing"
-    groups: dict[tuple[Any, ...], list[float]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row.get(name) for name in by), []).append(row[value])
-    medians = [statistics.median(times) for times in groups.values()]
-    within = [max(times) / min(times) - 1 for times in groups.values()]
-    return (
-        f"{min(medians):8.2f} to {max(medians):8.2f} us ({max(medians) / min(medians) - 1:6.1%} over {len(medians):3}),"
-        f" rounds of one {statistics.median(within):6.1%}"
-    )
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = []
-    for number in dict.fromkeys(row["kernel"] for row in rows):
-        mine = [row for row in rows if row["kernel"] == number]
-        first = mine[0]
-        lines.append(f"{first['m']} x {first['k']}, n {first['n']}, {first['rows']} x {first['cols']}")
-        modules = [row for row in mine if row["varied"] == "module"]
-        for process in dict.fromkeys(row["process"] for row in mine):
-            own = [row for row in modules if row["process"] == process]
-            lines.append(
-                f"  process {process}, modules {spread(own, ['number'])}; warm {spread(own, ['number'], 'warm')}"
-            )
-            places = [row for row in mine if row["process"] == process and row["varied"] == "B and C"]
-            lines.append(f"  process {process}, B and C {spread(places, ['number'])}")
-        lines.append(f"  processes          {spread(modules, ['process'])}")
-        layouts = [row for row in mine if row["varied"] == "layout"]
-        lines += [
-            f"  {name:18} {spread([row for row in layouts if row['layout'] == name], ['number'])}"
-            for name in dict.fromkeys(row["layout"] for row in layouts)
-        ]
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -116,10 +116,9 @@ def test_a_kernel_whose_blocks_read_their_tile(by: str, tmp_path: Path) -> None:
     assert (4, 0x3D, struct.pack("<III", 2, 1, 1)) in list(elf.attributes(info))
 
 
-def test_two_columns_to_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "detect_device", lambda: H200)
+def test_two_columns_to_a_thread(tmp_path: Path) -> None:
     matrix = uniform(48, 64, 0.8, seed=0)
-    kernel = pairs.build(matrix, 512, TileSize(16, 64), Schedule(8, None, 2), pairs.DOUBLE, Store(tmp_path))
+    kernel = pairs.build(H200, matrix, 512, (TileSize(16, 64), Schedule(8, None, 2)), pairs.DOUBLE, Store(tmp_path))
     code = machine_code(kernel.cubin, kernel.entry, "sm_90")
     check_hazards(code)
     assert np.count_nonzero(code.form["op"] == Opcode.FFMA_IMM) == 2 * len(matrix.data)
