@@ -329,8 +329,8 @@ def child(process: int) -> Iterator[dict[str, Any]]:
             names = LAYOUTS if process == 0 else ("as it is",)
             kernels = {name: build(problem, tile, schedule, LAYOUTS[name], store) for name in names}
             bench, kernel = Bench(driver, problem), kernels["as it is"]
-            about = {"device": device.name, "process": process, "kernel": number, "m": m, "k": k, "n": n,
-                     "sparsity": sparsity, **tile._asdict(), **asdict(schedule)}  # fmt: skip
+            about = {"device": device.name, "process": process, "kernel": number, "code_bytes": kernel.table_bytes,
+                     "m": m, "k": k, "n": n, "sparsity": sparsity, **tile._asdict(), **asdict(schedule)}  # fmt: skip
             works: list[Callable[[], Iterator[dict[str, Any]]]] = [
                 lambda bench=bench, kernel=kernel: _modules(bench, kernel),  # type: ignore[misc]
                 lambda bench=bench, kernel=kernel: _behind(bench, kernel, store),  # type: ignore[misc]
