@@ -57,6 +57,8 @@ class Walk:
     banks: str = "any, other first"
     reuse: bool = True
     loops: int = 1
+    wave: int = 0  # blocks after which the table's tiles are others, ``step`` further
+    step: int = 0
 
     @property
     def registers(self) -> int:
@@ -65,7 +67,13 @@ class Walk:
 
 
 def prologue(walk: Walk) -> str:
-    """A block runs the tile that ``table`` has for its SM."""
+    """A block runs the tile that ``table`` has for its SM, or one as far behind it as there were waves before."""
+    further = (
+        ".reg .b32 %wave; mov.u32 %wave, %ctaid.x;"
+        f"div.u32 %wave, %wave, {walk.wave}; mad.lo.u32 %tile, %wave, {walk.step}, %tile;"
+        if walk.step
+        else ""
+    )
     return f"""
 .version 8.0
 .target sm_90
@@ -75,6 +83,7 @@ def prologue(walk: Walk) -> str:
 .reg .b32 %thread, %tile, %sm; .reg .b64 %table, %at;
 mov.u32 %thread, %tid.x; mov.u32 %sm, %smid; ld.param.u64 %table, [table]; cvta.to.global.u64 %table, %table;
 mad.wide.u32 %at, %sm, 4, %table; ld.global.u32 %tile, [%at];
+{further}
 targets: .branchtargets TARGET_0, TARGET_1;
 brx.idx %tile, targets;
 TARGET_0: st.global.u32 [%table+8192], %thread; exit;

@@ -94,7 +94,7 @@ def fused_multiply_add(
     product = np.float64(weight) * x.astype(np.float64)
     total = product + accumulator
     if not (total.view(np.int64) & _BELOW_HALFWAY).all():
-        total = _rounded_to_odd(product, accumulator.astype(np.float64), total)
+        total = rounded_to_odd(product, accumulator.astype(np.float64), total)
     return total.astype(np.float32)
 
 
@@ -102,7 +102,7 @@ def fused_multiply_add(
 _BELOW_HALFWAY = np.int64((1 << 28) - 1)
 
 
-def _rounded_to_odd(a: NDArray[np.float64], b: NDArray[np.float64], total: NDArray[np.float64]) -> NDArray[np.float64]:
+def rounded_to_odd(a: NDArray[np.float64], b: NDArray[np.float64], total: NDArray[np.float64]) -> NDArray[np.float64]:
     """``total``, a + b rounded to nearest, or its neighbour on the other side of a + b: the one that is odd."""
     with np.errstate(invalid="ignore"):  # infinities, which are never off
         part = total - a

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.sass import half
 from lospmm.codegen.sass.form import FORM, NO_BARRIER, PT, RZ, Opcode
 
 #: From a test of bits to an instruction that its predicate guards, as ptxas 13.0 sets them.
@@ -38,6 +39,7 @@ LATENCY: Mapping[int, tuple[int, int]] = MappingProxyType(
         Opcode.FFMA: _FMA,
         Opcode.FADD_IMM: _FMA,
         Opcode.FMNMX_NAN: _INTEGER,
+        **{op: (cycles, cycles) for op, cycles in half.LATENCY.items()},
         Opcode.LOP3_TEST: (PREDICATE_CYCLES, PREDICATE_CYCLES),
         **dict.fromkeys((Opcode.MOV_IMM, Opcode.MOV, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R), _INTEGER),
     }
@@ -102,7 +104,7 @@ class _Load(NamedTuple):
 
 #: Operands by instruction, as (field, registers); 0 registers: as many as hold ``bytes``.
 _READS: Mapping[int, tuple[tuple[str, int], ...]] = {
-    Opcode.FFMA_IMM: (("ra", 1), ("rc", 1)),
+    **dict.fromkeys((Opcode.FFMA_IMM, *half.LATENCY), (("ra", 1), ("rc", 1))),
     Opcode.FFMA: (("ra", 1), ("rb", 1), ("rc", 1)),
     Opcode.FADD_IMM: (("ra", 1),),
     Opcode.FMNMX_NAN: (("ra", 1), ("rb", 1)),

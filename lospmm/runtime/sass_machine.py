@@ -27,6 +27,7 @@ from lospmm.ir import FLOAT_BYTES
 from lospmm.runtime.cluster import cluster_of
 from lospmm.runtime.fault import Fault
 from lospmm.runtime.geometry import Geometry
+from lospmm.runtime.halves import bfloat_multiply_add, half_multiply_add
 from lospmm.runtime.hazards import Hazard, Hazards, Instruction, instructions
 from lospmm.runtime.warp import NOWHERE, WORD_BITS, WORD_MASK, Operand, Warp, at_entry
 
@@ -166,6 +167,18 @@ def _multiply_add(warp: Warp, at: Instruction) -> int:
     floats = warp.floats
     factor = cast(np.float32, floats[at.rb])  # one for each thread
     floats[_target(at.rd)] = fused_multiply_add(factor, floats[at.ra], floats[at.rc])
+    return 0
+
+
+def _multiply_add_halves(warp: Warp, at: Instruction) -> int:
+    words = warp.words
+    words[_target(at.rd)] = half_multiply_add(at.immediate, words[at.ra], words[at.rc])
+    return 0
+
+
+def _multiply_add_bfloats(warp: Warp, at: Instruction) -> int:
+    words = warp.words
+    words[_target(at.rd)] = bfloat_multiply_add(at.immediate, words[at.ra], words[at.rc])
     return 0
 
 
@@ -332,6 +345,10 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
     {
         Opcode.FFMA_IMM: _multiply_add_immediate,
         Opcode.FFMA: _multiply_add,
+        Opcode.HFMA2_IMM: _multiply_add_halves,
+        Opcode.HFMA2_MMA_IMM: _multiply_add_halves,
+        Opcode.HFMA2_BF16_IMM: _multiply_add_bfloats,
+        Opcode.HFMA2_MMA_BF16_IMM: _multiply_add_bfloats,
         Opcode.LDG: _load,
         Opcode.STG: _store,
         Opcode.LDS: _collect,

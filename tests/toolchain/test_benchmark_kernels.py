@@ -1,19 +1,38 @@
 """The kernels that benchmarks make for themselves: they are built, and `Hazards` finds nothing in what it knows."""
 
+import struct
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import clusters, ring_kernel, walking
+from benchmarks import chains, clusters, gpcs, pairs, reloads, ring_kernel, walking
 from benchmarks.ring_kernel import Ring
+from lospmm.build import for_emitter
 from lospmm.codegen.sass.form import Opcode
+from lospmm.codegen.sass.machine import MachineCode
 from lospmm.device import find_device
-from lospmm.model import Problem
+from lospmm.model import Problem, Schedule, TileSize
+from lospmm.runtime.geometry import Geometry
 from lospmm.runtime.hazards import Hazards, instructions
+from lospmm.runtime.sass_machine import execute
 from lospmm.store import Store
 from lospmm.toolchain import elf
+from lospmm.toolchain.cubin import machine_code
 from lospmm_datasets.synthetic import uniform
+
+H200 = find_device("h200")
+
+
+def check_hazards(code: MachineCode) -> None:
+    """Every tile up to its end."""
+    for start, end in zip(code.starts, [*code.starts[1:], len(code.form)], strict=True):
+        hazards = Hazards(code.registers, code.entry.taken)
+        for instruction in instructions(code.form[start:end]):
+            hazards.issue(instruction)
+            if instruction.op == Opcode.EXIT:
+                break
 
 
 @pytest.mark.parametrize("multicast", [1, 2])
@@ -44,3 +63,88 @@ def test_a_walk(banks: str, tmp_path: Path) -> None:
 def test_a_wait_behind_an_arrival(tmp_path: Path) -> None:
     kernels = {clusters.waiting_kernel(cycles, Store(tmp_path)) for cycles in clusters.WAIT_CYCLES}
     assert len(kernels) == len(clusters.WAIT_CYCLES)
+
+
+@pytest.mark.parametrize("layout", reloads.LAYOUTS)
+def test_a_kernel_that_says_where_it_is(layout: str, tmp_path: Path) -> None:
+    problem = for_emitter(Problem(uniform(48, 64, 0.8, seed=0), 128, H200), "sass")
+    kernel = reloads.build(problem, TileSize(16, 64), Schedule(8), reloads.LAYOUTS[layout], Store(tmp_path))
+    text = next(one.content for one in elf.sections(kernel.cubin) if one.name == f".text.{kernel.program.name}")
+    first = int.from_bytes(text[kernel.table_bytes : kernel.table_bytes + 8], "little")
+    assert first == 0x8734E  # LEPC R8
+    table = next(one.content for one in elf.sections(kernel.cubin) if one.name.startswith(".nv.constant2"))
+    starts = np.frombuffer(table, "<u4").astype(int)
+    assert len(starts) == 4 and starts[3] == kernel.table_bytes
+    assert (np.diff(starts[:3]) < 0).all() == reloads.LAYOUTS[layout].turned
+    assert (np.diff(starts[:3]) % reloads.LAYOUTS[layout].align == 0).all()
+
+
+#: Of GPCs of 6, 4 and 5 SMs.
+GROUPS = [[0, 1, 6, 7, 10, 11], [2, 3, 8, 9], [4, 5, 12, 13, 14]]
+
+
+def test_tiles_of_sms() -> None:
+    tables = gpcs.tables(GROUPS)
+    assert len(set(tables["1 of a GPC"])) == 15 and len(set(tables["all the same"])) == 1
+    assert [len({tables["a GPC"][sm] for sm in group}) for group in GROUPS] == [1, 1, 1]
+    assert [len({tables["2 of a GPC"][sm] for sm in group}) for group in GROUPS] == [3, 2, 3]
+    assert all(len({tables["one of each GPC"][sm] for sm in group}) == len(group) for group in GROUPS)
+
+
+@pytest.mark.parametrize("count", [9, 15, 22])
+@pytest.mark.parametrize("sms", [[*chain.from_iterable(GROUPS)], gpcs.scattered(GROUPS)], ids=["packed", "scattered"])
+def test_every_block_has_a_cell_of_its_own(count: int, sms: list[int]) -> None:
+    order = np.random.default_rng(count).permutation(15).tolist()
+    cells = list(range(count))
+    table = gpcs.by_block(cells, order, sms)
+    assert sorted(table) == cells
+    placed = {order[block]: table[block] for block in range(min(count, 15))}
+    used = [placed[sm] for sm in sms if sm in placed]
+    assert used == sorted(used)  # the first wave lies over the SMs in their order
+
+
+@pytest.mark.parametrize("by", ["SM", "block"])
+def test_a_kernel_whose_blocks_read_their_tile(by: str, tmp_path: Path) -> None:
+    problem = for_emitter(Problem(uniform(48, 64, 0.8, seed=0), 256, H200), "sass")
+    program, found = gpcs.built(problem, TileSize(16, 64), Schedule(8, None, 2), Store(tmp_path))
+    assert len({kernel.cubin for kernel in found.values()}) == 3
+    assert sorted(gpcs.cells(program)) == sorted(block << 16 | tile for tile in range(3) for block in range(4))
+    ours = machine_code(found[by].cubin, program.name, "sm_90")
+    assert ours.starts.tolist() == machine_code(found["grid"].cubin, program.name, "sm_90").starts.tolist()
+    clustered = gpcs.clustered(found["grid"].cubin, program.name, 2)
+    info = next(one.content for one in elf.sections(clustered) if one.name == f".nv.info.{program.name}")
+    assert (4, 0x3D, struct.pack("<III", 2, 1, 1)) in list(elf.attributes(info))
+
+
+def test_two_columns_to_a_thread(tmp_path: Path) -> None:
+    matrix = uniform(48, 64, 0.8, seed=0)
+    kernel = pairs.build(H200, matrix, 512, (TileSize(16, 64), Schedule(8, None, 2)), pairs.DOUBLE, Store(tmp_path))
+    code = machine_code(kernel.cubin, kernel.entry, "sm_90")
+    check_hazards(code)
+    assert np.count_nonzero(code.form["op"] == Opcode.FFMA_IMM) == 2 * len(matrix.data)
+    memory = np.isin(code.form["op"], (Opcode.LDG, Opcode.STG))
+    assert (code.form["bytes"][memory] == 8).all() and kernel.launch.grid == (2, 3, 2)
+
+
+@pytest.mark.parametrize("lockstep", [0, 32])
+def test_two_tiles_to_a_block(lockstep: int, tmp_path: Path) -> None:
+    matrix = uniform(48, 64, 0.7, seed=0)
+    problem = for_emitter(Problem(matrix, 64, H200), "sass")
+    kernel = chains.build(problem, TileSize(8, 32), Schedule(8, None, 2, lockstep), Store(tmp_path), chain=True)
+    code = machine_code(kernel.cubin, kernel.entry, "sm_90")
+    assert len(code.starts) == 3 and kernel.launch.grid == (2, 3, 1)
+    b = np.random.default_rng(0).uniform(-1, 1, (64, 64)).astype(np.float32)
+    geometry = Geometry(m=48, k=64, n=64, cols=32, block_rows=3, grid=kernel.launch.grid, takes_n=False)
+    found = execute(code, geometry, np.arange(64), b)
+    dense = np.zeros((48, 64))
+    dense[np.repeat(np.arange(48), np.diff(matrix.indptr)), matrix.indices] = matrix.data
+    np.testing.assert_allclose(found, dense @ b, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [pairs.SINGLE, pairs.DOUBLE, pairs.HALF], ids=lambda kind: kind.name)
+def test_tiles_that_are_timed_fit(kind: pairs.Kind) -> None:
+    found = pairs.tiles(768, 4096, kind, H200.sms)
+    assert len(found) > 3
+    for tile, schedule in found:
+        threads = tile.cols
+        assert (tile.rows + schedule.prefetch) * kind.words + 10 <= min(255, 65536 // threads)

@@ -44,6 +44,10 @@ class Opcode(IntEnum):
     LOP3_TEST = 25  # the predicate carry = whether ra and immediate have a bit in common
     TRY_WAIT = 26  # predicate carry = the barrier at shared[ur + offset] has left the phase of parity rb; may wait
     ARRIVE = 27  # at the barrier at shared[ur + offset]
+    HFMA2_IMM = 28  # rd = ra * immediate + rc, each a pair of float16, the lower half of a register first
+    HFMA2_MMA_IMM = 29  # the same in the other of two pipes
+    HFMA2_BF16_IMM = 30  # pairs of bfloat16
+    HFMA2_MMA_BF16_IMM = 31
 
 
 RZ = 255

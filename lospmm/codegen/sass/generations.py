@@ -61,6 +61,17 @@ _CLUSTERS = (
     Row(Opcode.CLUSTER_WAIT, 0xDC7, 0x08000000, (), "UCGABAR_WAIT", barriers=(), guarded=False),
 )  # fmt: skip
 
+#: Two 16-bit numbers at a time.
+_HALVES = tuple(
+    Row(op, opcode, high, (_RD, _RA, _IMMEDIATE, _RC), f"{name} {{rd}}, {{ra}}, {{{kind}}}, {{rc}}", reuse=0b101)
+    for op, opcode, high, name, kind in (
+        (Opcode.HFMA2_IMM, 0x831, 0, "HFMA2", "halves"),
+        (Opcode.HFMA2_MMA_IMM, 0x835, 0, "HFMA2.MMA", "halves"),
+        (Opcode.HFMA2_BF16_IMM, 0x831, 0x200000, "HFMA2.BF16_V2", "bfloats"),
+        (Opcode.HFMA2_MMA_BF16_IMM, 0x835, 0x200000, "HFMA2.MMA.BF16_V2", "bfloats"),
+    )
+)
+
 _SM_90 = (
     Row(Opcode.FFMA_IMM, 0x823, 0, (_RD, _RA, _IMMEDIATE, _RC), "FFMA {rd}, {ra}, {float}, {rc}", reuse=0b101),
     Row(Opcode.FFMA, 0x223, 0, (_RD, _RA, _RB, _RC), "FFMA {rd}, {ra}, {rb}, {rc}", reuse=0b111),
@@ -113,6 +124,7 @@ _SM_90 = (
         Opcode.PREFETCH, 0x98F, 0x00800100, (_RA, Field("offset", ((32, 32),), signed=True)),
         "CCTL.E.PF2 [{ra}{offset}]", pairs=("ra",), barriers=_READ,
     ),
+    *_HALVES,
     *_CLUSTERS,
     *_BARRIERS,
 )  # fmt: skip
@@ -138,7 +150,7 @@ def _row(rows: tuple[Row, ...], op: Opcode) -> Row:
 
 
 _SM_80 = _with(
-    tuple(row for row in _SM_90 if row not in (*_CLUSTERS, *_BARRIERS)),
+    tuple(row for row in _SM_90 if row not in (*_HALVES, *_CLUSTERS, *_BARRIERS)),
     _BRA_TO_89,
     replace(_row(_SM_90, Opcode.LDG), text="LDG.E.NA{size}.CONSTANT {rd}, [{ra}.64{offset}]"),
     replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),

@@ -112,6 +112,29 @@ def _hex(value: int) -> str:
     return f"-{-value:#x}" if value < 0 else f"{value:#x}"
 
 
+def _pair(widened: Callable[[int], int]) -> Callable[[NDArray[np.void], NDArray[np.int64]], list[object]]:
+    """Two 16-bit numbers of an immediate, the upper first; ``widened`` makes a float32's bits of one's."""
+
+    def one(bits: int) -> str:
+        wide = widened(bits)
+        return _float(wide, float(np.uint32(wide).view(np.float32)))
+
+    def column(form: NDArray[np.void], _: NDArray[np.int64]) -> list[object]:
+        return [f"{one(bits >> 16)}, {one(bits & 0xFFFF)}" for bits in form["immediate"].tolist()]
+
+    return column
+
+
+def _from_half(bits: int) -> int:
+    if bits & 0x7C00 == 0x7C00:  # not through a float, which may make a NaN another
+        return (bits & 0x8000) << 16 | 0x7F800000 | (bits & 0x3FF) << 13
+    return int(np.uint16(bits).view(np.float16).astype(np.float32).view(np.uint32))
+
+
+def _from_bfloat(bits: int) -> int:
+    return bits << 16
+
+
 def _sum(*terms: str) -> str:
     return "+".join(term for term in terms if term)
 
@@ -153,6 +176,8 @@ _OPERANDS: dict[str, Callable[[NDArray[np.void], NDArray[np.int64]], list[object
     "half": lambda form, _: ["" if size == 8 else ".32" for size in form["bytes"].tolist()],
     "hex": lambda form, _: [f"{value:#x}" for value in form["immediate"].tolist()],
     "signed": _signed,
+    "halves": _pair(_from_half),
+    "bfloats": _pair(_from_bfloat),
     "offset": lambda form, _: [_distance(offset) for offset in form["offset"].tolist()],
     "shared": _shared,
     "uniform": _uniform,

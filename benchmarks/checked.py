@@ -1,0 +1,66 @@
+"""Kernels that benchmarks make for themselves, on the GPU: timed with B from memory, and checked against float64."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lospmm.dtype import Dtype
+from lospmm.gpu.driver import Driver
+from lospmm.gpu.timing import FULL, Effort, copies_beyond_l2, time_rotating
+from lospmm.matrix import SparseMatrix
+from lospmm.model import Launch
+
+SAMPLED_COLUMNS = 98  # even: both halves of a word
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    cubin: bytes
+    entry: str
+    launch: Launch
+    code_bytes: int
+
+
+class Operands:
+    """B and C of a number, in copies that the L2 cache does not hold, and what some columns of C should be."""
+
+    def __init__(self, driver: Driver, matrix: SparseMatrix, n: int, dtype: Dtype) -> None:
+        self.driver, self.m, self.n, self.dtype = driver, matrix.m, n, dtype
+        sizes = dtype.element_bytes * matrix.k * n, dtype.element_bytes * matrix.m * n
+        count = copies_beyond_l2(sum(sizes), driver.l2_bytes())
+        self.places = [tuple(driver.allocate(one) for one in sizes) for _ in range(count)]
+        values = np.random.default_rng(0).uniform(-1, 1, size=(matrix.k, n)).astype(np.float32)
+        stored = dtype.to_storage(values)
+        for b, _ in self.places:
+            driver.upload(b, stored)
+        self.columns = np.linspace(0, n - 1, SAMPLED_COLUMNS).astype(int)
+        rows = np.repeat(np.arange(matrix.m), np.diff(matrix.indptr))
+        dense = np.zeros((matrix.m, matrix.k))
+        dense[rows, matrix.indices] = dtype.rounded(matrix.data)
+        few = dtype.from_storage(stored[:, self.columns]).astype(np.float64)
+        self.expected, self.magnitude = dense @ few, np.abs(dense) @ np.abs(few)
+
+    def time(self, kernel: Kernel, extra: Sequence[np.generic] = (), effort: Effort = FULL) -> dict[str, Any]:
+        """Microseconds with B from memory, and errors relative to |A||B|, of a kernel of B, C and what is ``extra``."""
+        driver, function = self.driver, self.driver.load(kernel.cubin, kernel.entry)
+
+        def run(copy: int) -> None:
+            driver.launch(function, kernel.launch, [*(np.uint64(place) for place in self.places[copy]), *extra])
+
+        c = self.places[0][1]
+        found = np.zeros((self.m, self.n), self.dtype.to_storage(np.zeros(1, np.float32)).dtype)
+        driver.fill(c, 0xFFFFFFFF, found.nbytes // 4)
+        run(0)
+        driver.download(found, c)
+        error = np.abs(self.dtype.from_storage(found[:, self.columns]).astype(np.float64) - self.expected)
+        relative = error / np.maximum(self.magnitude, np.finfo(np.float32).tiny)
+        micros = time_rotating(driver, run, copies=len(self.places), effort=effort).micros
+        return {"micros": round(micros, 2), "max_relative_error": float(f"{relative.max():.3g}"),
+                "rms_relative_error": float(f"{np.sqrt(np.mean(relative**2)):.3g}")}  # fmt: skip
+
+    def close(self) -> None:
+        for place in self.places:
+            for address in place:
+                self.driver.free(address)

@@ -1,0 +1,283 @@
+"""Two columns to a thread: as two float32, and as pairs of 16-bit numbers in the registers of one.
+
+    python -m benchmarks.pairs [--out DIR] [--problems COUNT]
+
+needs an H200 or H100. For each of the seven problems kernels of float32, of two float32 a thread and of float16 are
+timed over tile sizes of one and two blocks an SM (``tiles``), and the fastest of float16 again with its multiply-adds
+in either pipe alone, and as bfloat16; cuBLAS multiplies the same sizes as a dense product, where torch is there. Errors
+are against float64, for A and B as they were rounded. Writes ``pairs.jsonl`` and prints a line per problem and kind.
+"""
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.checked import Kernel, Operands
+from benchmarks.kernels_table import KNOWN, Known
+from lospmm.build import for_emitter
+from lospmm.codegen import emit
+from lospmm.codegen.emission import Emission
+from lospmm.codegen.sass import scheduler
+from lospmm.codegen.sass.form import RZ, Opcode
+from lospmm.codegen.sass.half import packed
+from lospmm.codegen.sass.machine import MachineCode
+from lospmm.device import DeviceSpec
+from lospmm.dtype import DTYPES
+from lospmm.gpu.driver import open_driver
+from lospmm.gpu.timing import Effort, copies_beyond_l2
+from lospmm.ir import grid
+from lospmm.lower import lower
+from lospmm.matrix import SparseMatrix
+from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize, ceil_div
+from lospmm.reorder import regroup
+from lospmm.runtime.detect import detect_device
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+from lospmm_datasets.synthetic import uniform
+
+WIDTHS = (256, 384, 512, 608, 704, 832, 1024)
+PREFETCHES = (72, 48, 32, 24, 16)
+PREFETCH = 24
+EFFORT = Effort(replays=7, warm_micros=2_000.0)
+
+#: Of a register file of 65,536 by threads, in steps of 8; and what a tile needs beside accumulators and buffers.
+REGISTERS, BESIDE = 65_536, 14
+
+Form = NDArray[np.void]
+Choice = tuple[TileSize, Schedule]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``words`` are the registers that hold an element of B; a thread has ``columns`` columns in them."""
+
+    name: str
+    number: str
+    words: int
+    columns: int
+    pipes: tuple[int, ...] = (0, 1)
+
+    @property
+    def element_bytes(self) -> int:
+        return 4 * self.words // self.columns
+
+
+SINGLE = Kind("float32", "float32", 1, 1)
+DOUBLE = Kind("float32, two columns", "float32", 2, 2)
+HALF = Kind("float16", "float16", 1, 2)
+OTHERS = (
+    replace(HALF, name="float16, HFMA2 alone", pipes=(0,)),
+    replace(HALF, name="float16, HFMA2.MMA alone", pipes=(1,)),
+    replace(HALF, name="bfloat16", number="bfloat16"),
+)
+
+
+KINDS = (SINGLE, DOUBLE, HALF, *OTHERS)
+
+
+def tiles(m: int, n: int, kind: Kind, sms: int) -> list[Choice]:
+    """Tile sizes of one and of two blocks an SM, as few rows as that leaves, each with the deepest prefetch that fits
+    and with PREFETCH."""
+    found = {}
+    threads = n // kind.columns
+    widths = WIDTHS if kind.words == 1 else WIDTHS[:2]
+    for width in (width for width in widths if width <= ceil_div(threads, 32) * 32):
+        for waves in (1, 2):
+            across = ceil_div(threads, width)
+            rows = ceil_div(m, max(waves * sms // across, 1))
+            room = (min(255, REGISTERS // width // 8 * 8) - BESIDE) // kind.words - rows
+            deepest = next((depth for depth in PREFETCHES if depth <= room), 0)
+            for depth in {deepest, min(deepest, PREFETCH)} - {0}:
+                if rows >= min(8, m):
+                    found[TileSize(rows, width), Schedule(depth, None, 2 if across > 1 else 1)] = None
+    return list(found)
+
+
+def doubled(code: MachineCode) -> MachineCode:
+    """Every thread with two columns next to each other: loads and stores of 8 bytes, two multiply-adds for each."""
+    form = code.form
+    fma, load, store = (form["op"] == op for op in (Opcode.FFMA_IMM, Opcode.LDG, Opcode.STG))
+    data = np.unique(np.concatenate((form["rd"][fma | load], form["rb"][store])))
+    data = data[data != RZ]
+    taken = {*code.entry.taken, *np.unique(form["ra"][load | store]).tolist()}
+    first = 2 * (max(taken) // 2 + 1)
+    names = np.full(RZ + 1, RZ)
+    names[data] = first + 2 * np.arange(len(data))
+    run = np.cumsum(np.diff(np.where(fma, form["ra"].astype(np.int64), -np.arange(len(form)) - 1), prepend=-1) != 0)
+    tile = np.searchsorted(code.starts, np.arange(len(form)), side="right")
+    parts, place = [], []
+    for half in (0, 1):
+        copied = form[fma].copy() if half else form.copy()
+        where = copied["op"] == Opcode.FFMA_IMM
+        for name in ("rd", "ra", "rc"):
+            register = names[copied[name][where]]
+            copied[name][where] = np.where(register == RZ, RZ, register + half)
+        if half:
+            copied["wait"] = 0
+        else:
+            copied["rd"][load], copied["rb"][store] = names[form["rd"][load]], names[form["rb"][store]]
+            copied["bytes"][load | store] = 8
+        parts.append(copied)
+        place.append(np.stack((run[fma] if half else run, np.full(len(copied), half))))
+    order = np.lexsort(np.concatenate(place, axis=1)[::-1])
+    every = np.concatenate(parts)[order]
+    of_tile = np.concatenate((tile, tile[fma]))[order]
+    pieces, starts, at = [], [], 0
+    for number in range(1, len(code.starts) + 1):
+        mine = every[of_tile == number]
+        mine = mine[mine["op"] != Opcode.NOP]
+        mine = np.concatenate((mine, scheduler.padding(len(mine))))
+        pieces.append(mine)
+        starts.append(at)
+        at += len(mine)
+    registers = first + 2 * len(data) + scheduler.HARDWARE_REGISTERS
+    return replace(code, form=np.concatenate(pieces), starts=np.array(starts), registers=registers)
+
+
+def build(device: DeviceSpec, matrix: SparseMatrix, n: int, choice: Choice, kind: Kind, store: Store) -> Kernel:
+    """A kernel for n columns."""
+    tile, schedule = choice
+    words = n * kind.words // kind.columns
+    problem = for_emitter(Problem(matrix, words, device), "sass")
+    program = lower(problem, Candidate(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
+    emission: Emission = emit(program, "sass", device.arch)
+    assert emission.machine is not None
+    if kind.number != "float32":
+        emission = replace(emission, machine=packed(emission.machine, DTYPES[kind.number], kind.pipes))
+    if kind.words == 2:
+        text = emission.units[0].replace("mul.wide.u32 %offset, %column, 4;", "mul.wide.u32 %offset, %column, 8;")
+        text = text.replace(f"mov.u32 %n, {n};", f"mov.u32 %n, {n // 2};")
+        emission = replace(emission, machine=doubled(emission.machine), units=(text,))
+    binary = compile_kernel(emission, arch=device.arch, registers=255, store=store, workers=1)
+    shape = grid(program.block_rows, n // kind.columns, tile.cols, schedule.column_group)
+    return Kernel(binary.cubin, program.name, Launch(shape, tile.cols), binary.code_bytes)
+
+
+def dense_micros(m: int, k: int, n: int, l2_bytes: int) -> float | None:
+    """cuBLAS's product of float16 through torch, over copies of B and C that the L2 cache does not hold."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    count = copies_beyond_l2(2 * (k * n + m * n), l2_bytes)
+    make = {"dtype": torch.float16, "device": "cuda"}
+    a = torch.randn(m, k, **make)
+    bs, cs = [torch.randn(k, n, **make) for _ in range(count)], [torch.empty(m, n, **make) for _ in range(count)]
+
+    def run() -> None:
+        for _ in range(-(-20 // count)):
+            for b, c in zip(bs, cs, strict=True):
+                torch.mm(a, b, out=c)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    times = []
+    for _ in range(30):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / (-(-20 // count) * count))
+    return float(round(float(np.median(times[10:])), 2))
+
+
+def records(problems: int) -> Iterator[dict[str, Any]]:
+    device = detect_device()
+    with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(settings().workers) as pool:
+        store = Store(Path(directory))
+        works = [Work(device, known, store, pool) for known in KNOWN[:problems]]
+        driver = open_driver()
+        for work in works:
+            for number in ("float32", "float16", "bfloat16"):
+                operands = Operands(driver, work.matrix, work.n, DTYPES[number])
+                for kind in (kind for kind in KINDS if kind.number == number):
+                    yield from work.timed(kind, operands)
+                operands.close()
+            micros = dense_micros(work.matrix.m, work.matrix.k, work.n, driver.l2_bytes())
+            yield {**work.about, "kind": "cuBLAS float16", "micros": micros}
+        driver.close()
+
+
+class Work:
+    """A problem, whose kernels are being built."""
+
+    def __init__(self, device: DeviceSpec, known: Known, store: Store, pool: Executor) -> None:
+        self.device, self.store, self.n = device, store, known.n
+        self.matrix = uniform(known.m, known.k, known.sparsity, seed=0)
+        self.about = {"device": device.name, **dict(zip("mkn", known[:3], strict=True)), "sparsity": known.sparsity}
+        self.best: dict[str, tuple[float, Choice]] = {}
+        self.built = [
+            (kind, choice, pool.submit(build, device, self.matrix, self.n, choice, kind, store))
+            for kind in (SINGLE, DOUBLE, HALF)
+            for choice in tiles(known.m, known.n, kind, device.sms)
+        ]
+
+    def timed(self, kind: Kind, operands: Operands) -> Iterator[dict[str, Any]]:
+        """Every tile size, and the fastest with barriers; of other pipes and types, that of float16."""
+        if kind in OTHERS:
+            yield self._one(kind, self.best[HALF.name][1], operands)
+            return
+        for own, choice, kernel in self.built:
+            if own == kind:
+                yield self._one(kind, choice, operands, kernel.result())
+        tile, schedule = self.best[kind.name][1]
+        yield self._one(kind, (tile, replace(schedule, lockstep=128)), operands)
+
+    def _one(self, kind: Kind, choice: Choice, operands: Operands, kernel: Kernel | None = None) -> dict[str, Any]:
+        kernel = kernel or build(self.device, self.matrix, self.n, choice, kind, self.store)
+        found = operands.time(kernel, effort=EFFORT)
+        self.best[kind.name] = min(self.best.get(kind.name, (math.inf, choice)), (found["micros"], choice), key=_micros)
+        tile, schedule = choice
+        return {**self.about, "kind": kind.name, **tile._asdict(), "prefetch": schedule.prefetch,
+                "lockstep": schedule.lockstep, "code_bytes": kernel.code_bytes, **found}  # fmt: skip
+
+
+def _micros(timed: tuple[float, Choice]) -> float:
+    return timed[0]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    lines = []
+    problems = dict.fromkeys((row["m"], row["k"], row["n"], row["sparsity"]) for row in rows)
+    for problem in problems:
+        mine = [row for row in rows if (row["m"], row["k"], row["n"], row["sparsity"]) == problem]
+        for kind in dict.fromkeys(row["kind"] for row in mine):
+            one = min((row for row in mine if row["kind"] == kind), key=lambda row: row["micros"] or 0)
+            tile = f"{one['rows']} x {one['cols']}" if "rows" in one else ""
+            lines.append(
+                f"{problem!s:28} {kind:26} {one['micros']:8} us  {tile:10} prefetch {one.get('prefetch', '-')} "
+                f"lockstep {one.get('lockstep', '-')} code {one.get('code_bytes', 0) >> 10} KiB "
+                f"error max {one.get('max_relative_error', '-')} rms {one.get('rms_relative_error', '-')}"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--problems", type=int, default=len(KNOWN))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    with (options.out / "pairs.jsonl").open("w") as file:
+        for row in records(options.problems):
+            rows.append(row)
+            print(json.dumps(row), file=file, flush=True)
+    print(summary(rows))
+
+
+if __name__ == "__main__":
+    main()

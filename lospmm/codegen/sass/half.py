@@ -1,0 +1,86 @@
+"""Two columns at a time: machine code of 32-bit words as machine code of pairs of 16-bit numbers.
+
+A word of B, of C and of every register is then two neighbouring columns, the lower half first, so a kernel for n
+columns of 16-bit numbers is one for n / 2 columns of words. A multiply-add has its weight twice in its immediate and
+costs the 16 bytes that one of float32 costs: half the code for the same work, and half of B (docs/decisions/0008).
+Sums are 16 bits wide too. Their error grows with the nonzeros of a row: half a unit in the last place for each, of
+2^-11 or, with bfloat16, 2^-8 of the sum so far.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.sass.form import RZ, Opcode
+from lospmm.codegen.sass.machine import MachineCode
+from lospmm.dtype import Dtype
+from lospmm.errors import Unsupported
+
+#: Cycles from a multiply-add of pairs to what reads its result: what ptxas 13.0 leaves before one of the other pipe,
+#: and before a store no less.
+LATENCY: Mapping[int, int] = MappingProxyType(
+    {
+        Opcode.HFMA2_IMM: 6,
+        Opcode.HFMA2_BF16_IMM: 6,
+        Opcode.HFMA2_MMA_IMM: 10,
+        Opcode.HFMA2_MMA_BF16_IMM: 10,
+    }
+)
+
+#: Of each number, the instruction of both pipes.
+PIPES: Mapping[str, tuple[Opcode, Opcode]] = MappingProxyType(
+    {
+        "float16": (Opcode.HFMA2_IMM, Opcode.HFMA2_MMA_IMM),
+        "bfloat16": (Opcode.HFMA2_BF16_IMM, Opcode.HFMA2_MMA_BF16_IMM),
+    }
+)
+
+#: What computes with float32 beside multiply-adds.
+_SINGLE = (Opcode.FFMA, Opcode.FADD_IMM, Opcode.FMNMX_NAN)
+
+
+def packed(code: MachineCode, dtype: Dtype, pipes: tuple[int, ...] = (0, 1)) -> MachineCode:
+    """``code``, whose words are pairs of ``dtype`` then. Multiply-adds take turns over ``pipes`` of ``PIPES``.
+
+    Weights are rounded to the nearest. Raises Unsupported for a type of another width, and for a kernel that does more
+    than multiply, add and store.
+    """
+    if dtype.name not in PIPES:
+        raise Unsupported(f"pairs of {dtype.name}: known are {', '.join(PIPES)}")
+    form = code.form.copy()
+    other = np.isin(form["op"], _SINGLE)
+    if other.any():
+        raise Unsupported(f"{Opcode(form['op'][other][0]).name} of pairs of {dtype.name}: only products have 16 bits")
+    fmas = np.flatnonzero(form["op"] == Opcode.FFMA_IMM)
+    weights = np.ascontiguousarray(form["immediate"][fmas]).view(np.float32)
+    bits = dtype.to_storage(weights).view(np.uint16).astype(np.uint32)
+    form["immediate"][fmas] = bits << np.uint32(16) | bits
+    form["op"][fmas] = np.array(PIPES[dtype.name])[np.array(pipes)[np.arange(len(fmas)) % len(pipes)]]
+    for start, end in zip(code.starts, [*code.starts[1:], len(form)], strict=True):
+        _wait_longer(form[start:end])
+    return replace(code, form=form)
+
+
+def _wait_longer(tile: NDArray[np.void]) -> None:
+    """Stalls where a sum is read sooner than ``LATENCY`` behind the multiply-add that makes it."""
+    issued = np.cumsum(np.maximum(tile["stall"], 1), dtype=np.int64) - np.maximum(tile["stall"], 1)
+    latency = np.zeros(256, np.int64)
+    latency[list(LATENCY)] = list(LATENCY.values())
+    makes = latency[tile["op"]] > 0
+    stores = np.isin(tile["op"], (Opcode.STG, Opcode.ST))
+    uses = np.flatnonzero(makes | stores)
+    register = np.where(makes[uses], tile["rc"][uses], tile["rb"][uses])
+    written = np.where(makes[uses], tile["rd"][uses], RZ)
+    # In the order of registers, and in each as they come: what is read is what the one before has written.
+    key = np.where(register == RZ, written, register)
+    order = np.argsort(key, kind="stable")
+    earlier, later = order[:-1], order[1:]
+    follows = (key[earlier] == key[later]) & (register[later] == key[later]) & (written[earlier] == key[later])
+    first, second = uses[earlier[follows]], uses[later[follows]]
+    missing = latency[tile["op"][first]] - (issued[second] - issued[first])
+    short = missing > 0
+    longer = np.maximum(tile["stall"][second[short] - 1], 1) + missing[short]
+    np.maximum.at(tile["stall"], second[short] - 1, longer.astype(np.uint8))
