@@ -114,15 +114,15 @@ def _text(operands: Operands, plan: LoopPlan, team: Team, arrays: Sequence[str])
     yield f"// {expression.text.strip()}"
     yield "template <int count> struct alignas(sizeof(Element) * count) Elements { Element of[count]; };"
     yield f"LOSPMM_KERNEL({ENTRY}) {{"
-    for place, name in enumerate(arrays):
+    for number, name in enumerate(arrays):
         kind = "long long" if name.startswith("starts_") else "float" if name.startswith("factor_") else "int"
-        yield f"  const {kind} *{name} = lospmm_array<{kind}>({place});"
+        yield f"  const {kind} *{name} = lospmm_array<{kind}>({number});"
     count = int(np.prod(shape, dtype=object))
     yield f"  const long long thread = static_cast<long long>(blockIdx.x) * {THREADS} + threadIdx.x;"
-    yield f"  const long long own = thread / {team.lanes};"
+    yield f"  const long long own = {_over('thread', team.lanes)};"
     yield f"  const long long element = own < {count} ? own : 0;  // teams behind the last go along, and store nothing"
     for axis, size in enumerate(shape):
-        yield f"  const long long axis_{axis} = element / {strides[axis]} % {max(1, size)};"
+        yield f"  const long long axis_{axis} = {_over('element', strides[axis])} % {max(1, size)};"
     for axis, variable in plan.free:
         yield f"  const long long {_variable(variable)} = axis_{axis};"
     yield "  float sum = 0;"
@@ -208,10 +208,10 @@ def _offset(operands: Operands, access: Access, shape: Shape) -> str:
         if index.is_indirect:
             own = strides_of(operands.indices[index.name].shape)
             inner = " + ".join(
-                f"{_variable(name)} * {stride_of_index}" for name, stride_of_index in zip(index.names, own, strict=True)
+                _times(_variable(name), stride_of_index) for name, stride_of_index in zip(index.names, own, strict=True)
             )
             place = f"static_cast<long long>(index_{index.name}[{inner}])"
-        parts.append(f"{place} * {stride}")
+        parts.append(_times(place, stride))
     return " + ".join(parts)
 
 
@@ -221,6 +221,14 @@ def strides_of(shape: Sequence[int]) -> list[int]:
     for side in reversed(shape[1:]):
         strides.insert(0, strides[0] * max(1, side))
     return strides
+
+
+def _times(place: str, stride: int) -> str:
+    return place if stride == 1 else f"{place} * {stride}"
+
+
+def _over(place: str, stride: int) -> str:
+    return place if stride == 1 else f"{place} / {stride}"
 
 
 def _variable(name: str) -> str:

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families.csr import MAX_GRID_HEIGHT
-from lospmm.families.groups import grid_of, group_counts, make_groups
+from lospmm.families.groups import grid_of, group_counts, make_groups, make_rows, row_starts, team_starts
 from lospmm.families.traffic import LAUNCH_MICROS, Traffic, micros_of
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
 GROUPS = (4, 8, 16, 32, 64)
 WARPS = (4, 8, 16)
-SHARES = (4, 16, 64)
+SHARES = (0, 4, 16, 64)
 
 #: Entries with padding, over those without: longer groups than this allows are not tried.
 MAX_PADDING = 2.0
@@ -46,7 +46,7 @@ class Plan:
     lanes: int  # threads of a team, side by side along a row of C
     vector: int  # columns of a thread
     warps: int  # of a block
-    share: int  # groups of a team, unless a row alone has more for each
+    share: int  # groups of a team, unless a row alone has more for each; 0: a row
 
     @property
     def teams(self) -> int:
@@ -128,9 +128,12 @@ def _micros(problem: Problem, plan: Plan, counts: NDArray[np.int64]) -> float:
     column_blocks = ceil_div(problem.n, plan.cols)
     columns = column_blocks * plan.cols
     threads = plan.warps * _WARP
-    blocks = max(1, ceil_div(groups, plan.teams * plan.share))
+    rows = int(np.count_nonzero(counts))
+    share = plan.share or groups / max(1, rows)  # with a row each they are of about one length, and walk it together
+    blocks = max(1, int(np.ceil(groups / (plan.teams * share)))) if groups else 1
     apart = matrix.k * -np.expm1(entries / blocks * np.log1p(-1.0 / (matrix.k + 1)))  # rows of B that a block reads
-    read = apart * blocks if apart * plan.cols * size <= L1_BYTES else entries
+    fits = apart * plan.cols * size <= L1_BYTES or (not plan.share and longest <= 2 * share)
+    read = apart * blocks if fits else entries
     of_a = (8 * entries + 4 * groups) * column_blocks
     traffic = Traffic(
         l2_bytes=read * columns * size + of_a,
@@ -141,16 +144,21 @@ def _micros(problem: Problem, plan: Plan, counts: NDArray[np.int64]) -> float:
     steps = plan.group / min(plan.group, DEPTH) * STEP_CYCLES
     resident = min(device.threads_per_sm, device.registers_per_sm // REGISTERS) // threads
     waves = blocks * column_blocks / (device.sms * max(1, resident))
-    shared_rows = min(plan.teams, float(counts.mean()) / plan.share) if groups else 0.0
-    of_block = BLOCK_CYCLES + plan.share * steps + shared_rows * PART_CYCLES
-    late = max((waves + 0.5) * of_block, BLOCK_CYCLES + longest / plan.teams * steps)
+    shared_rows = min(plan.teams, float(counts.mean()) / plan.share) if plan.share else 0.0
+    of_block = BLOCK_CYCLES + share * steps + shared_rows * PART_CYCLES
+    late = max((waves + 0.5) * of_block, BLOCK_CYCLES + longest / (plan.teams if plan.share else 1) * steps)
     bounds = micros_of(problem, traffic) - LAUNCH_MICROS, in_l1 / device.clock_hz * 1e6, late / device.clock_hz * 1e6
     return LAUNCH_MICROS + float(np.linalg.norm(bounds))
 
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    groups = make_groups(matrix.indptr, plan.group, plan.teams * plan.share)
+    if plan.share:
+        groups = make_groups(matrix.indptr, plan.group, plan.teams * plan.share)
+        starts = team_starts(groups, plan.teams)
+    else:
+        groups = make_rows(matrix.indptr, plan.group, plan.teams)
+        starts = row_starts(groups, plan.teams)
     # What fills a group up is its row's last entry once more, with no weight: its element of B is in the cache.
     first = groups.places[:, :1]
     is_there = groups.places >= 0
@@ -174,7 +182,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
         data=pack(
             (problem.n, blocks, len(groups.empty_rows)),
             (
-                groups.blocks.astype(np.uint32),
+                starts.astype(np.uint32),
                 groups.rows,
                 columns.astype(np.int32),
                 weights.astype(np.float32),

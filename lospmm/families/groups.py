@@ -4,7 +4,7 @@ A group is a row and ``length`` entries of it; a row's last group is filled up. 
 thread block that has whole rows adds them up without atomics, in an order that is always the same.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +33,60 @@ def make_groups(indptr: NDArray[np.int64], length: int, room: int) -> Groups:
     Rows that are longer than a block's room come first, the longest before all: they take longest. The others keep
     their order, in which neighbours often read the same rows of B.
     """
-    lengths = np.diff(indptr)
-    counts = group_counts(lengths, length)
+    counts = group_counts(np.diff(indptr), length)
     is_long = counts > room
     long_rows = np.flatnonzero(is_long)
     long_rows = long_rows[np.argsort(-counts[long_rows], kind="stable")]
     order = np.concatenate((long_rows, np.flatnonzero(~is_long & (counts > 0))))
+    groups, ends = _groups_of(indptr, length, order)
+    return replace(groups, blocks=_blocks(ends, len(long_rows), room))
+
+
+def make_rows(indptr: NDArray[np.int64], length: int, rows: int) -> Groups:
+    """The same in blocks of ``rows`` rows, which are by falling length: those of a block have about as many groups."""
+    counts = group_counts(np.diff(indptr), length)
+    order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    groups, ends = _groups_of(indptr, length, order)
+    return replace(
+        groups,
+        blocks=np.concatenate(([0], ends[rows - 1 :: rows], ends[-1:] if len(ends) % rows else [])).astype(np.int64),
+    )
+
+
+def team_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
+    """Where the groups of each team begin, (blocks x teams + 1,): as many for each team of a block.
+
+    Less even by up to half of that where a row then begins with a team, and needs not to be added up.
+    """
+    begins, ends = groups.blocks[:-1], groups.blocks[1:]
+    chunks = -(-(ends - begins) // teams)[:, np.newaxis]
+    even = np.minimum(begins[:, np.newaxis] + np.arange(teams) * chunks, ends[:, np.newaxis])
+    is_first = (
+        np.concatenate(([True], groups.rows[1:] != groups.rows[:-1], [True])) if len(groups.rows) else np.ones(1, bool)
+    )
+    of_rows = np.flatnonzero(is_first)
+    after = np.searchsorted(of_rows, even)
+    upper, lower = of_rows[after], of_rows[np.maximum(after - 1, 0)]
+    nearest = np.where(upper - even <= even - lower, upper, lower)
+    starts = np.where(2 * abs(nearest - even) <= chunks, nearest, even)
+    starts[:, 0] = begins
+    return np.append(starts.reshape(-1), groups.blocks[-1])
+
+
+def row_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
+    """The same where every team has one row: of blocks that ``make_rows`` made of as many rows."""
+    of_rows = (
+        np.flatnonzero(np.concatenate(([True], groups.rows[1:] != groups.rows[:-1])))
+        if len(groups.rows)
+        else np.zeros(0, np.int64)
+    )
+    missing = (len(groups.blocks) - 1) * teams + 1 - len(of_rows)
+    return np.concatenate((of_rows, np.full(missing, groups.blocks[-1]))).astype(np.int64)
+
+
+def _groups_of(indptr: NDArray[np.int64], length: int, order: NDArray[np.int64]) -> tuple[Groups, NDArray[np.int64]]:
+    """The groups of the rows ``order``, none of them empty, not in blocks yet; and where each row's end."""
+    counts = group_counts(np.diff(indptr), length)
     own = counts[order]
     ends = np.cumsum(own)
     total = int(ends[-1]) if len(ends) else 0
@@ -48,8 +96,8 @@ def make_groups(indptr: NDArray[np.int64], length: int, room: int) -> Groups:
     first = indptr[rows] + within * length
     places = first[:, np.newaxis] + np.arange(length)
     places[places >= indptr[rows + 1][:, np.newaxis]] = -1
-    starts = _blocks(ends, len(long_rows), room)
-    return Groups(rows.astype(np.int32), places, starts, np.flatnonzero(counts == 0).astype(np.int32))
+    empty_rows = np.flatnonzero(counts == 0).astype(np.int32)
+    return Groups(rows.astype(np.int32), places, np.zeros(1, np.int64), empty_rows), ends
 
 
 def _blocks(ends: NDArray[np.int64], long_rows: int, room: int) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.docs import (
     code_traffic,
+    einsums,
     embedding,
     kernels,
     machine_code,
@@ -34,6 +35,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     ranker.PAGE: ranker.REGIONS,
     service.PAGE: service.REGIONS,
     embedding.PAGE: embedding.REGIONS,
+    einsums.PAGE: einsums.REGIONS,
     DOCS / "decisions" / "0002-ptxas-at-level-1.md": {"levels": results.optimization_levels},
     DOCS / "decisions" / "0008-code-is-the-traffic.md": code_traffic.REGIONS,
     DOCS / "decisions" / "0010-blocks-share-a-tile.md": {"splits": splits.fastest_by_split},

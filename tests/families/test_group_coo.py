@@ -1,5 +1,7 @@
 """GroupCOO: every plan computes A x B, and its groups hold A."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from lospmm.dtype import DTYPES
 from lospmm.epilogue import PLAIN, Epilogue
 from lospmm.families import FAMILIES
 from lospmm.families.group_coo import GROUPS, SHARES, WARPS, Plan, forecast, pack_plan, plans, refusal
-from lospmm.families.groups import make_groups
+from lospmm.families.groups import make_groups, make_rows, row_starts, team_starts
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
 from lospmm.packed import emission_of
@@ -57,6 +59,29 @@ def test_groups_hold_every_entry_once(matrix: SparseMatrix, length: int, room: i
         assert own.isdisjoint(groups.rows[:begin].tolist()) and own.isdisjoint(groups.rows[end:].tolist())
         changes = np.count_nonzero(np.diff(groups.rows[begin:end]))
         assert changes == len(own) - 1, "the groups of a row are adjacent"
+
+
+@settings(deadline=None)
+@given(matrices(), st.sampled_from(GROUPS), st.integers(1, 100), st.sampled_from([1, 4, 32]))
+def test_teams_share_out_a_block(matrix: SparseMatrix, length: int, room: int, teams: int) -> None:
+    groups = make_groups(matrix.indptr, length, room)
+    starts = team_starts(groups, teams)
+    assert np.array_equal(starts[::teams], groups.blocks) and (np.diff(starts) >= 0).all()
+    even = -(-np.diff(groups.blocks) // teams)
+    assert (np.diff(starts).reshape(-1, teams) <= 2 * even[:, np.newaxis]).all()
+
+
+@settings(deadline=None)
+@given(matrices(), st.sampled_from(GROUPS), st.sampled_from([1, 4, 32]))
+def test_a_team_has_a_row(matrix: SparseMatrix, length: int, teams: int) -> None:
+    groups = make_rows(matrix.indptr, length, teams)
+    starts = row_starts(groups, teams)
+    assert np.array_equal(starts[::teams], groups.blocks)
+    own = [groups.rows[begin:end] for begin, end in itertools.pairwise(starts) if end > begin]
+    assert [set(rows.tolist()) for rows in own] == [{int(rows[0])} for rows in own]
+    assert len(own) == matrix.filled_rows
+    counts = [len(rows) for rows in own]
+    assert counts == sorted(counts, reverse=True)
 
 
 @settings(deadline=None)

@@ -20,6 +20,7 @@ from lospmm.lower import lower
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
 from lospmm.reorder import natural_order, regroup
+from tests.einsums import golden_texts
 
 GOLDEN = Path(__file__).parent
 ARCH = "sm_90"
@@ -128,6 +129,7 @@ def renew() -> None:
         (GOLDEN / name).unlink()
     for name, text in wanted.items():
         (GOLDEN / name).write_text(text)
+    golden_texts.renew()
 
 
 if __name__ == "__main__":

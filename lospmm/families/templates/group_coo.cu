@@ -1,8 +1,8 @@
 
 // Groups of GROUP entries of one row of A, rows of groups next to each other (lospmm/families/group_coo.py).
 // A team of LANES threads computes LANES x VECTOR columns of C for groups that follow one another; a block has TEAMS
-// teams and whole rows. Numbers: n, blocks with groups, empty rows. Arrays: where each block's groups begin (blocks + 1),
-// the row of each group, the columns of its entries, their weights, the empty rows.
+// teams and whole rows. Numbers: n, blocks with groups, empty rows. Arrays: where each team's groups begin (blocks x TEAMS
+// + 1), the row of each group, the columns of its entries, their weights, the empty rows.
 
 constexpr unsigned STEPS = GROUP / DEPTH;  // of DEPTH entries, whose elements of B are under way together
 
@@ -65,9 +65,9 @@ LOSPMM_KERNEL(lospmm_group_coo) {
       if (column < n) store(c, nothing, lospmm_array<int>(4)[at], n, column, residual);
     return;
   }
-  const unsigned begin = lospmm_array<unsigned>(0)[block], end = lospmm_array<unsigned>(0)[block + 1];
-  const unsigned chunk = (end - begin + TEAMS - 1) / TEAMS;
-  const unsigned first = min(begin + team * chunk, end), last = min(first + chunk, end);
+  const unsigned *starts = lospmm_array<unsigned>(0) + block * TEAMS;
+  const unsigned begin = __ldg(starts), end = __ldg(starts + TEAMS);
+  const unsigned first = __ldg(starts + team), last = __ldg(starts + team + 1);
   const int *rows = lospmm_array<int>(1);
   // What ends in this team of a row that began in another one; the team of its beginning adds it.
   Sums *const parts = reinterpret_cast<Sums *>(lospmm_shared);
@@ -130,8 +130,9 @@ LOSPMM_KERNEL(lospmm_group_coo) {
   __syncthreads();
   if (!goes_on || !is_own) return;
   for (unsigned other = team + 1; other < TEAMS; ++other) {
-    const unsigned at = begin + other * chunk;
+    const unsigned at = __ldg(starts + other);
     if (at >= end || __ldg(rows + at) != row) break;
+    if (at == __ldg(starts + other + 1)) continue;  // a team without groups left nothing
     const Sums part = parts[other * LANES + lane];
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) sums.of[j] = __fadd_rn(sums.of[j], part.of[j]);

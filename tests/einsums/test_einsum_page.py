@@ -1,0 +1,33 @@
+"""docs/einsum.md: its examples run, its forms are those of the tables, and the generated texts are as they were."""
+
+import re
+
+import pytest
+
+from lospmm.einsums.gathered import FORM
+from lospmm.einsums.products import FORMS
+from tests.docs.pages import DOCS, Block, blocks, names, rows, section
+from tests.einsums.golden_texts import GOLDEN, texts
+
+PAGE = (DOCS / "einsum.md").read_text()
+
+
+def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    python: list[Block] = [block for block in blocks(PAGE) if block.language == "python"]
+    assert len(python) == 3
+    variables: dict[str, object] = {}
+    for block in python:
+        exec(compile("\n" * block.line + block.text, "docs/einsum.md", "exec"), variables)
+    printed = capsys.readouterr().out.splitlines()
+    refusal = re.search(r"^    (einsum: .*)\n    (.*)\n    (.*)$", PAGE, re.MULTILINE)
+    assert refusal and printed[:3] == list(refusal.groups())
+    assert printed[3].startswith("loops ('X', 'Y')")
+
+
+def test_the_forms_are_listed() -> None:
+    listed = {name for row in rows(section(PAGE, "## What a text means")) for name in names(row[-1])}
+    assert listed >= {*FORMS, FORM}
+
+
+def test_golden_texts() -> None:
+    assert texts() == {path.name: path.read_text() for path in GOLDEN.iterdir()}
