@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.docs import (
     code_traffic,
     embedding,
+    families,
     kernels,
     machine_code,
     networks,
@@ -27,6 +28,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"kernels": kernels.short, "results": results.results, "on a gpu": results.on_a_gpu},
     DOCS / "flow.md": worked_example.REGIONS,
     DOCS / "estimate.md": {"against the clock": results.against_the_clock},
+    families.PAGE: families.REGIONS,
     kernels.PAGE: kernels.REGIONS,
     machine_code.PAGE: machine_code.REGIONS,
     networks.PAGE: networks.REGIONS,
