@@ -68,7 +68,7 @@ def time_problem(path: str) -> None:
     import torch
     from cuda.bindings import driver as cu
 
-    with open(path, "rb") as file:
+    with Path(path).open("rb") as file:
         (shape, sparsity, dtype), built = pickle.load(file)
     problem = problem_of(shape, sparsity, dtype)
     m, k, n = problem.matrix.m, problem.matrix.k, problem.n

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES, Dtype
 from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills
-from lospmm.families.csr import MAX_GRID_HEIGHT
-from lospmm.families.groups import grid_of, make_groups
+from lospmm.families.groups import make_groups
+from lospmm.families.lists import grid_of
 from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, Traffic, micros_of
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
@@ -189,7 +189,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
             epilogue=epilogue,
         ),
         launch=Launch(
-            grid_of(ceil_div(problem.n, plan.cols), len(order), MAX_GRID_HEIGHT),
+            grid_of(ceil_div(problem.n, plan.cols), len(order)),
             threads,
             _shared_bytes(plan.rows, plan.columns, plan.warps, plan.splits),
         ),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.csr import MAX_GRID_HEIGHT
-from lospmm.families.groups import grid_of, group_counts, make_groups, make_rows, row_starts, team_starts
+from lospmm.families.groups import group_counts, make_groups, make_rows, row_starts, team_starts
+from lospmm.families.lists import grid_of
 from lospmm.families.traffic import LAUNCH_MICROS, Traffic, micros_of
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
@@ -191,7 +191,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
             epilogue=epilogue,
         ),
         launch=Launch(
-            grid_of(ceil_div(problem.n, plan.cols), blocks + empty_blocks, MAX_GRID_HEIGHT),
+            grid_of(ceil_div(problem.n, plan.cols), blocks + empty_blocks),
             threads,
             4 * plan.vector * threads,
         ),

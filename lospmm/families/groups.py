@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.model import ceil_div
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
@@ -107,9 +105,3 @@ def _blocks(ends: NDArray[np.int64], long_rows: int, room: int) -> NDArray[np.in
     while starts[-1] < total:
         starts.append(int(ends[np.searchsorted(ends, starts[-1] + room, side="right") - 1]))
     return np.array(starts, dtype=np.int64)
-
-
-def grid_of(column_blocks: int, blocks: int, limit: int) -> tuple[int, int, int]:
-    """A grid with at least ``blocks`` along y and z together, of which y takes ``limit`` at most."""
-    depth = max(1, ceil_div(blocks, limit))
-    return column_blocks, max(1, ceil_div(blocks, depth)), depth

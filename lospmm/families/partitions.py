@@ -26,7 +26,7 @@ from lospmm.packed import PackedKernel, pack, source_of_template
 LANE_BYTES = (8, 16)
 ROWS = (4, 8, 16)
 WARPS = (8, 12, 16, 24, 32)
-STAGES = (2, 3)
+STAGES = (2, 3, 4)
 UNITS = (2, 4)
 
 #: Blocks that an SM holds, by their shared memory.

@@ -28,7 +28,7 @@ def deal(
 
 
 def _in_order(
-    queue: NDArray[np.int64], masks: NDArray[np.uint8], queues: int, subgroups: int, each: int
+    queue: NDArray[np.int64], masks: NDArray[np.uint8], queues: int, _subgroups: int, each: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     order = np.lexsort((_gray_rank(masks), queue))
     length = np.bincount(queue, minlength=queues)
@@ -78,7 +78,7 @@ def _by_unions(
     return step_of, turn_of
 
 
-def _best_step(left: NDArray[np.int64], subgroups: int, each: int) -> NDArray[np.int64]:
+def _best_step(left: NDArray[np.int64], _subgroups: int, each: int) -> NDArray[np.int64]:
     """What the next step of each stream takes of ``left`` (streams, 4, kinds)."""
     best = np.full(len(left), -1.0)
     result = np.zeros_like(left)

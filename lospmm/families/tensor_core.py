@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.dtype import DTYPES, Dtype
+from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.panels import Panels, Shape, depth_of, numbered_rows, pack_panels
 from lospmm.families.tensor_core_forecast import Work, micros_of
 from lospmm.matrix import SparseMatrix
@@ -29,9 +30,6 @@ AHEAD = 2
 #: Slabs where all of them are in shared memory, and stages where they are not.
 RESIDENT = (1, 2, 4)
 RINGS = (2, 3)
-
-#: Blocks along y that CUDA allows.
-MAX_GRID_HEIGHT = 65_535
 
 #: Rows x columns of A that panels are made of.
 MAX_CELLS = 2**30
@@ -79,7 +77,7 @@ def fits(plan: Plan, problem: Problem) -> bool:
     return (
         shared_bytes(plan, numbered_rows(problem.matrix)[0], problem.dtype) <= problem.device.shared_bytes_per_block
         and registers_needed(plan, problem.dtype) <= registers_allowed(plan)
-        and ceil_div(ceil_div(problem.matrix.m, 8), plan.subgroups * plan.warps // plan.parts) <= MAX_GRID_HEIGHT
+        and ceil_div(ceil_div(problem.matrix.m, 8), plan.subgroups * plan.warps // plan.parts) <= MAX_GRID_SIDE
     )
 
 
