@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.constraints import MAX_GRID_HEIGHT
 from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES, Dtype
 from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills
-from lospmm.families.csr import MAX_GRID_HEIGHT
 from lospmm.families.groups import grid_of, make_groups
 from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, Traffic, micros_of
 from lospmm.model import Launch, Problem, ceil_div

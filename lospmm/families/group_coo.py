@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.csr import MAX_GRID_HEIGHT
+from lospmm.constraints import MAX_GRID_HEIGHT
 from lospmm.families.groups import grid_of, group_counts, make_groups
 from lospmm.families.traffic import LAUNCH_MICROS, Traffic, micros_of
 from lospmm.model import Launch, Problem, ceil_div
