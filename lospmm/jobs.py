@@ -58,7 +58,7 @@ class Request:
     is_settled: bool = False  # the options were resolved for the machine that is to do the work
 
     def __post_init__(self) -> None:
-        """The problem is of the type that the options name. Raises BadRequest where A is too large for it."""
+        """The problem is of the type that the options name. Raises BadMatrix where A is too large for it."""
         dtype = dtype_named(self.options.dtype)
         if self.problem.dtype != dtype:
             object.__setattr__(self, "problem", replace(self.problem, dtype=dtype))

@@ -14,7 +14,7 @@ from lospmm.convolution import MAX_IMAGE_ELEMENTS, Convolution
 from lospmm.device import DeviceSpec
 from lospmm.dtype import FLOAT32, Dtype
 from lospmm.epilogue import PLAIN, Epilogue, check_rows
-from lospmm.errors import BadRequest
+from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix
 
 #: Empty rows of A are grouped into blocks of their own, which only write zeros: this many rows each.
@@ -44,8 +44,8 @@ def check_columns(n: int) -> None:
 class Problem:
     """C = A x B on one GPU, with A known and B of ``n`` columns, which a ``convolution`` may take from its input.
 
-    Raises BadRequest for an n that no kernel takes, for a convolution or an epilogue of another A or n, and for a
-    ``dtype`` that A is too large for.
+    Raises BadRequest for an n that no kernel takes, and for a convolution or an epilogue of another A or n; BadMatrix
+    for an A that is too large for the ``dtype``.
     """
 
     matrix: SparseMatrix
@@ -82,7 +82,7 @@ def _check_range(dtype: Dtype, matrix: SparseMatrix) -> None:
     if dtype.is_16_bit and matrix.nnz:
         largest = np.abs(matrix.data).max()
         if np.isinf(dtype.rounded(largest[np.newaxis])[0]):
-            raise BadRequest(f"dtype {dtype.name}: A holds {largest:g}, beyond its range; take another or scale A")
+            raise BadMatrix(f"dtype {dtype.name}: A holds {largest:g}, beyond its range; take another or scale A")
 
 
 def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -> None:

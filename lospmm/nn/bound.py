@@ -23,9 +23,13 @@ from lospmm.gpu.launcher import Launcher
 from lospmm.kernel import Kernel
 from lospmm.matrix import from_dense
 from lospmm.model import Launch
+from lospmm.nn.dtypes import named, torch_dtype_of
 
 #: The shape of the operand, whether ReLU follows, whether there is a residual, and the way of a window.
 Call = tuple[tuple[int, ...], bool, bool, tuple[int, ...]]
+
+#: What a template loads at a time, at most: a view of a tensor may begin where it cannot.
+VECTOR_BYTES = 16
 
 #: The addresses of a weight and of the bias that goes with it; 0 where there is none.
 Address = tuple[int, int]
@@ -59,11 +63,11 @@ class Tensors:
         """A (m, k) as it is now, of float32, on the CPU."""
         weight = self.weight.detach()
         a = weight if self.mask is None else weight * self.mask.detach()
-        return a.flatten(1).cpu().numpy()
+        return a.flatten(1).float().cpu().numpy()
 
     def bias_values(self) -> np.ndarray | None:
         """The bias (m,) as it is now, on the CPU."""
-        return None if self.bias is None else self.bias.detach().cpu().numpy()
+        return None if self.bias is None else self.bias.detach().float().cpu().numpy()
 
     def detached(self) -> "Tensors":
         """The same memory and the same version counters, without the parameters themselves."""
@@ -77,14 +81,16 @@ class Ready:
     bucket: Bucket
     device: torch.device
     launcher: Launcher | None
+    dtype: torch.dtype  # of B, C and the residual
+    alignment_bytes: int  # that B must have; PyTorch's own tensors have it
 
     def __call__(self, b: Tensor, residual: Tensor | None) -> Tensor:
         """C of a contiguous ``b`` of exactly the kernel's shape."""
         bucket = self.bucket
         if self.launcher is None:
-            given = (b.numpy(),) if residual is None or not bucket.fuses else (b.numpy(), residual.numpy())
-            return torch.from_numpy(bucket.kernel.run_on_cpu(*given))
-        c = torch.empty(bucket.out_shape, dtype=torch.float32, device=self.device)
+            given = (b,) if residual is None or not bucket.fuses else (b, residual)
+            return torch.from_numpy(bucket.kernel.run_on_cpu(*(one.float().numpy() for one in given))).to(self.dtype)
+        c = torch.empty(bucket.out_shape, dtype=self.dtype, device=self.device)
         added = 0 if residual is None or not bucket.fuses else residual.data_ptr()
         index = self.device.index
         if torch._C._cuda_getDevice() == index:
@@ -186,8 +192,8 @@ def release(bound: Bound) -> None:
 
 def misfit(weight: Tensor, buckets: Sequence[Bucket], *, emulate: bool) -> str | None:
     """Why the kernels cannot run where ``weight`` is, and as it is."""
-    if weight.dtype is not torch.float32:
-        return f"its weights are {str(weight.dtype).removeprefix('torch.')}, and kernels compute in float32"
+    if weight.dtype is not (wanted := torch_dtype_of(buckets[0].kernel.artifact.manifest)):
+        return f"its weights are {named(weight.dtype)}, and its kernels take {named(wanted)}"
     if weight.device.type == "cpu":
         return None if emulate else "it is on the CPU, where kernels are emulated only when asked for"
     if weight.device.type != "cuda":
@@ -227,13 +233,14 @@ def _tracked(tensors: Tensors) -> list[Tensor]:
 
 
 def _ready(bucket: Bucket, device: torch.device) -> Ready:
-    if device.type == "cpu":
-        return Ready(bucket, device, None)
     manifest = bucket.kernel.artifact.manifest
+    dtype, alignment_bytes = torch_dtype_of(manifest), 1 if manifest["plan"] is None else VECTOR_BYTES
+    if device.type == "cpu":
+        return Ready(bucket, device, None, dtype, 1)
     key = manifest["cubin_sha256"], device.index
     if key not in _LAUNCHERS:
         shape = manifest["launch"]
         with torch.cuda.device(device):
             launch = Launch(tuple(shape["grid"]), shape["block"], shape["shared_bytes"])
             _LAUNCHERS[key] = Launcher(bucket.kernel.cubin, manifest["name"], launch)
-    return Ready(bucket, device, _LAUNCHERS[key])
+    return Ready(bucket, device, _LAUNCHERS[key], dtype, alignment_bytes)

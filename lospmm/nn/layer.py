@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from lospmm.nn import operator
 from lospmm.nn.bound import Bound, Bucket, Tensors, bind, release
+from lospmm.nn.dtypes import torch_dtype_of
 from lospmm.nn.fusion import FusedConv2d
 from lospmm.nn.place import Place, forget_mask, take_hooks, tensors_of
 from lospmm.nn.transpose import prepare, turned
@@ -48,6 +49,7 @@ class Tuned:
     shares: Shares = "no"  # what is done with the transposed input, which other layers are given too
     sizes: tuple[tuple[int, int], ...] = ()
     inputs: tuple[tuple[int, ...], ...] = ()  # the shapes that a convolution has kernels for
+    dtype: torch.dtype = torch.float32  # of what the kernels take
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +120,7 @@ def _transposed_once(x: Tensor, shares: Shares) -> Tensor:
 
 def serves(tuned: Tuned, x: Tensor) -> bool:
     """Whether a bucket holds so many columns. No look at any tensor, so that it is decided when a graph is compiled."""
-    if x.dtype is not torch.float32 or x.dim() < 1 or x.shape[-1] == 0:
+    if x.dtype is not tuned.dtype or x.dim() < 1 or x.shape[-1] == 0:
         return False
     n = x.numel() // x.shape[-1]
     return any(least <= n <= most for least, most in tuned.sizes)
@@ -153,7 +155,7 @@ class _Convolution(Sparse):
         weight, mask, bias = tensors.weight, tensors.mask, tensors.bias
         way = way_of(self)
         inner = as_images(x, weight.dim())
-        if way is not None and inner is not None and x.dtype is torch.float32 and tuple(inner.shape) in tuned.inputs:
+        if way is not None and inner is not None and x.dtype is tuned.dtype and tuple(inner.shape) in tuned.inputs:
             images = [one if one is None else as_images(one, one.dim()) for one in (weight, mask)]
             c = operator.conv2d(inner, images[0], images[1], bias, residual, relu, *way)
             return c if weight.dim() == 4 else c.squeeze(2)
@@ -288,4 +290,6 @@ def _summed_up(tuned: Tuned) -> Tuned:
     """With what a compiled graph is decided by: plain numbers, the same for layers of the same shapes."""
     products = sorted((b for b in tuned.buckets if len(b.call[0]) == 2), key=lambda bucket: bucket.call[0][1])
     sizes = tuple((bucket.least, bucket.call[0][1]) for bucket in products)
-    return replace(tuned, sizes=sizes, inputs=tuple(b.call[0] for b in tuned.buckets if len(b.call[0]) == 4))
+    inputs = tuple(b.call[0] for b in tuned.buckets if len(b.call[0]) == 4)
+    dtype = torch_dtype_of(tuned.buckets[0].kernel.artifact.manifest)
+    return replace(tuned, sizes=sizes, inputs=inputs, dtype=dtype)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lospmm.nn.bound import Bound, Ready, find
+from lospmm.nn.dtypes import named
 
 _NAMESPACE = "lospmm"
 _SPMM = (
@@ -82,9 +83,9 @@ def _conv2d(
 
 def _is_usable(bound: Bound, ready: Ready, b: Tensor, residual: Tensor | None) -> bool:
     return (
-        b.dtype is torch.float32
+        b.dtype is ready.dtype
         and b.device == ready.device
-        and (residual is None or (residual.shape == ready.bucket.out_shape and residual.dtype is torch.float32))
+        and (residual is None or (residual.shape == ready.bucket.out_shape and residual.dtype is ready.dtype))
         and bound.is_current()
     )
 
@@ -94,8 +95,15 @@ def _run(ready: Ready, b: Tensor, bias: Tensor | None, residual: Tensor | None, 
         b = b.contiguous()
     if residual is not None and not residual.is_contiguous():
         residual = residual.contiguous()
+    if ready.alignment_bytes > 1:
+        b = _aligned(b, ready.alignment_bytes)
+        residual = None if residual is None else _aligned(residual, ready.alignment_bytes)
     c = ready(b, residual)
     return c if ready.bucket.fuses else _finished(c, bias, residual, relu=relu)
+
+
+def _aligned(x: Tensor, alignment_bytes: int) -> Tensor:
+    return x if x.data_ptr() % alignment_bytes == 0 else x.clone()
 
 
 def _run_padded(ready: Ready, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
@@ -154,8 +162,9 @@ def _check_product(b: Tensor, weight: Tensor, residual: Tensor | None) -> None:
 
 
 def _unserved(bound: Bound, b: Tensor) -> str:
-    if b.dtype is not torch.float32:
-        return f"its input is {str(b.dtype).removeprefix('torch.')}, and kernels compute in float32"
+    wanted = {ready.dtype for ready in bound.ready.values()}
+    if wanted and b.dtype not in wanted:
+        return f"its input is {named(b.dtype)}, and its kernels take {' and '.join(map(named, wanted))}"
     held = ", ".join(" x ".join(map(str, call[0])) for call in bound.ready)
     return f"no kernel serves an input of {' x '.join(map(str, b.shape))} (there are kernels for {held})"
 

@@ -13,6 +13,7 @@ from lospmm.errors import BadMatrix, LospmmError, Unsupported
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts
 from lospmm.nn.bound import Tensors
+from lospmm.nn.dtypes import dtype_of, named
 from lospmm.nn.fusion import FusedConv2d
 from lospmm.nn.layer import CLASSES, Sparse, as_images, sparse_class, way_of
 from lospmm.nn.place import Place, place_of, tensors_of
@@ -107,9 +108,8 @@ def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[Place, SparseMat
     tensors = tensors_of(module, place)
     if tensors.weight.is_meta:
         raise Unsupported("its weights are on the device meta")
-    if tensors.weight.dtype is not torch.float32:
-        kind = str(tensors.weight.dtype).removeprefix("torch.")
-        raise Unsupported(f"its weights are {kind}, and kernels compute in float32")
+    if dtype_of(tensors.weight) is None:
+        raise Unsupported(f"its weights are {named(tensors.weight.dtype)}, and kernels take float32 and 16-bit types")
     matrix = from_dense(tensors.matrix())
     if matrix.nnz == 0:
         raise BadMatrix("all its weights are zero")

@@ -44,19 +44,21 @@ def micros_of(call: Callable[[], object], device: torch.device) -> float:
 
 def example_of(site: Site, shape: tuple[int, ...], *, features_first: bool = False) -> Tensor:
     """Numbers of the shape that a layer is given, where its weights are."""
-    device = site.tensors.weight.device
+    device, dtype = site.tensors.weight.device, site.tensors.weight.dtype
     if site.is_convolution:
-        x = torch.randn(shape, device=device)
+        x = torch.randn(shape, device=device, dtype=dtype)
         return x if site.tensors.weight.dim() == 4 else x.squeeze(2)
     k, n = site.matrix.k, shape[0]
-    return torch.randn(k, n, device=device).t() if features_first else torch.randn(n, k, device=device)
+    sizes = (k, n) if features_first else (n, k)
+    x = torch.randn(sizes, device=device, dtype=dtype)
+    return x.t() if features_first else x
 
 
 def _arguments(site: Site, x: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     """What a layer is called with: a residual too, where it adds one."""
     if not site.adds:
         return (x,)
-    return x, torch.randn(convolution_of(site, shape).output_shape(site.matrix.m), device=x.device)
+    return x, torch.randn(convolution_of(site, shape).output_shape(site.matrix.m), device=x.device, dtype=x.dtype)
 
 
 def dense_micros(site: Site, shape: tuple[int, ...]) -> float:

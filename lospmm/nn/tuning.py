@@ -16,6 +16,7 @@ from lospmm.job_events import LayerProgress
 from lospmm.kernel import Kernel
 from lospmm.model import Problem
 from lospmm.nn.bound import Bucket, bias_digest
+from lospmm.nn.dtypes import dtype_of, options_for
 from lospmm.nn.layer import way_of
 from lospmm.nn.site import Site, convolution_of
 from lospmm.options import Options
@@ -60,17 +61,18 @@ class Tuner:
             return self._bucket(site, shape, PLAIN, progress)
 
     def _bucket(self, site: Site, shape: tuple[int, ...], epilogue: Epilogue, progress: Progress) -> Bucket:
-        matrix = site.matrix
+        matrix, dtype = site.matrix, dtype_of(site.tensors.weight)
+        assert dtype is not None, "sites are of a type that kernels take"
         values = site.tensors.bias_values()
         fuses = epilogue != PLAIN or (values is None and not site.relu and not site.adds)
         bias = None if epilogue == PLAIN or values is None else bias_digest(values)
         if not site.is_convolution:
             (n,) = shape
-            kernel = self.tune(Problem(matrix, n, self.device, epilogue=epilogue), progress)
+            kernel = self.tune(Problem(matrix, n, self.device, epilogue=epilogue, dtype=dtype), progress)
             call = ((matrix.k, n), False, False, ())
             return Bucket(kernel, call, (matrix.m, n), max(1, int(n * LEAST_SHARE)), fuses, bias)
         window = convolution_of(site, shape)
-        kernel = self.tune(Problem(matrix, window.n, self.device, window, epilogue), progress)
+        kernel = self.tune(Problem(matrix, window.n, self.device, window, epilogue, dtype), progress)
         way = way_of(site.module)
         assert way is not None
         flat = tuple(number for pair in way for number in pair)
@@ -99,7 +101,7 @@ def tuner_here(device: str, options: Options, progress: LayerProgress | None) ->
         # Tuning runs in a process of its own, which needs memory that PyTorch has no use for just now.
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        return Kernel(jobs.tune(jobs.Request(problem, options), store=store, progress=told))
+        return Kernel(jobs.tune(jobs.Request(problem, options_for(problem, options)), store=store, progress=told))
 
     return Tuner(gpu, tune, True, progress)
 
@@ -113,11 +115,12 @@ def tuner_there(client: "Client", device: str, options: Options, progress: Layer
     for field in fields(Options):
         if field.name not in SERVED_OPTIONS and getattr(options, field.name) != getattr(usual, field.name):
             raise BadRequest(f"{field.name}: a service decides that itself; leave it out")
-    served = {name: getattr(options, name) for name in SERVED_OPTIONS}
 
     def tune(problem: Problem, told: Progress) -> Kernel:
         if problem.convolution is not None or problem.epilogue != PLAIN:
             raise Unsupported("a service tunes products without a bias only; tune convolutions where the GPU is")
+        own = options_for(problem, options)
+        served = {name: getattr(own, name) for name in SERVED_OPTIONS}
         return client.tune(problem.matrix, problem.n, device=gpu.name, progress=told, **served)
 
     return Tuner(gpu, tune, False, progress)

@@ -189,6 +189,20 @@ def test_dense_is_the_advice_where_dense_wins(fp32: float | str, tf32: float | s
     assert found.advice == found.measured().advice == ("dense" if faster else "sparse")
 
 
+@pytest.mark.parametrize("name", DTYPES)
+def test_libraries_of_the_type_alone_are_timed(name: str) -> None:
+    own = baselines_of(DTYPES[name])
+    fake: Any = FakeBench([measured(20.0)] * 3, {one: timed(one, 15.0) for one in own})
+    fake.problem = replace(fake.problem, dtype=DTYPES[name])
+    found = compare(fake, KERNEL)
+    assert tuple(found.baselines) == own
+    dense = {one.removeprefix("cublas_") for one in own if one.startswith("cublas")}
+    assert dense == {"float16": {"fp16"}, "bfloat16": {"bf16"}}.get(name, {"fp32", "tf32"})
+    kept = asdict(found.measured())
+    assert {one for one in ("fp32", "tf32", "fp16", "bf16") if kept[f"cublas_{one}_micros"] is not None} == dense
+    assert kept["advice"] == "dense"
+
+
 def test_what_the_manifest_keeps() -> None:
     found, _ = compared(cusparse=timed("cusparse", 90.0, "CSR_ALG3"), cublas_fp32=80.0, cublas_tf32="lost")
     assert asdict(found.measured()) == {

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import jobs
+from lospmm import artifact, jobs
 from lospmm.accuracy import ACCURACY
+from lospmm.cli import run
 from lospmm.convolution import Convolution
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES, Dtype
@@ -116,3 +117,30 @@ def test_a_weight_beyond_float16_is_refused_with_the_request() -> None:
     matrix = from_dense(np.array([[1.0, 1e5]]))
     with pytest.raises(BadRequest, match="dtype float16: A holds 100000, beyond its range"):
         request(DTYPES["float16"], matrix)
+
+
+def test_the_layers_of_a_model_are_of_a_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    np.save(tmp_path / "model" / "first.npy", WEIGHTS)
+    np.save(tmp_path / "model" / "second.npy", 1e5 * WEIGHTS)
+    asked = ["tune-model", str(tmp_path / "model"), "--n", "64", "--device", "h200", "--dtype", "float16", "--quiet"]
+    assert run([*asked, "--out", str(tmp_path / "out")]) == 2
+    answer = capsys.readouterr()
+    assert "layer second: dtype float16: A holds" in answer.err
+    assert artifact.read(tmp_path / "out" / "first").manifest["dtype"] == "float16"
+
+
+@dtypes
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_as_exact_as_its_type(name: str, dtype: Dtype) -> None:
+    """Its plan of the best forecast, on long rows."""
+    rng = np.random.default_rng(1)
+    weights = np.where(rng.random((40, 700)) < 0.5, rng.normal(size=(40, 700)), 0)
+    problem = Problem(from_dense(weights), 136, DEVICES["h200"], dtype=dtype)
+    family = FAMILIES[name]
+    assert family.refusal(problem) is None
+    plans = family.plans(problem)
+    plan = plans[int(np.argmin(family.forecast(problem, plans)))]
+    error = verify_packed_on_cpu(problem, family.pack(problem, plan)).max_relative_error
+    accuracy = ACCURACY[dtype.name]
+    assert error < accuracy.sum_rounding + accuracy.c_rounding + (3 * 2.0**-11 if dtype.name == "tf32" else 0)

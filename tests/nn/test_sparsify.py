@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_dense_with_a_reason() -> None:
     model, x = perceptron(), drawn(10, 24)
     wanted = exact(model, x)
     lospmm.nn.sparsify_(model, x, **EMULATED)
-    with pytest.warns(UserWarning, match="float64, and kernels compute in float32"):
+    with pytest.warns(UserWarning, match="float64, and its kernels take float32"):
         model.double()
     assert error(model(x.double()), wanted) < MAX_ERROR
     model.float()

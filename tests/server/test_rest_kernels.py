@@ -84,15 +84,16 @@ def test_what_a_client_has_is_not_sent_again(client: TestClient, link: str) -> N
 
 def test_every_parameter_makes_another_kernel(client: TestClient) -> None:
     pattern = smtx(weights())
-    queries = ("n=128", "n=64", "n=128&seed=1", "n=128&emitter=cuda", "n=128&verify=none")
+    queries = ("n=128", "n=64", "n=128&seed=1", "n=128&emitter=cuda", "n=128&verify=none", "n=128&dtype=float16")
     kernels = [
         client.post(f"/v1/kernels?device=a100&wait=60&{query}", content=pattern).raise_for_status().json()
         for query in queries
     ]
     assert len({kernel["digest"] for kernel in kernels}) == len(queries)
-    assert [kernel["seed"] for kernel in kernels] == [0, 0, 1, 0, 0]
+    assert [kernel["seed"] for kernel in kernels] == [0, 0, 1, 0, 0, 0]
     assert kernels[3]["emitter"] == "cuda"
     assert kernels[4]["verified"] is None
+    assert (kernels[5]["dtype"], kernels[5]["arguments"][1]["type"]) == ("float16", "__half *")
     assert {kernel["arch"] for kernel in kernels} == {"sm_80"}
 
 
@@ -151,6 +152,7 @@ def test_a_damaged_kernel_is_gone(client: TestClient, service: Service, monkeypa
         ("n=1&device=h2000", "bad-request", 400, "unknown device 'h2000': expected auto or one of v100"),
         ("n=1&device=/etc/passwd.toml", "bad-request", 400, "unknown device"),
         ("n=1&device=h200&emitter=wasm", "bad-request", 400, "emitter 'wasm': choose one of auto, sass, ptx, cuda"),
+        ("n=1&device=h200&dtype=int8", "bad-request", 400, "dtype 'int8': choose one of float32, tf32, float16"),
         ("n=1&device=b200&emitter=sass", "unsupported", 400, "machine code for sm_100: known are sm_90"),
         ("n=1&device=v100", "unsupported", 400, "V100 (sm_70) needs a CUDA 12 toolkit"),
     ],
