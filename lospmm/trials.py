@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from lospmm.budget import Budget
 from lospmm.build import build
 from lospmm.crew import Crew
-from lospmm.errors import ToolchainFault, Unsupported
+from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.gpu.messages import Measurement
 from lospmm.measure import FULL, Bench, Effort
 from lospmm.model import Candidate, Compiled, Problem
@@ -84,11 +84,20 @@ class BuildAndTime:
         timings = self.means.timings
         return None if timings is None else timings.take(candidate, self.means.effort)
 
+    def begin(
+        self, candidates: Sequence[Candidate], pool: ThreadPoolExecutor, stop: threading.Event
+    ) -> list[Future[Compiled]]:
+        """What is timed of each, being built by ``pool`` until ``stop``."""
+        return [pool.submit(self.build, candidate, stop) for candidate in candidates]
+
     def build(self, candidate: Candidate, stop: threading.Event) -> Compiled:
         crew = self.means.crew
         if crew is not None:
             return crew.build(self.problem, candidate, self.emitter, self.store, stop)
         return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=stop).compiled
+
+    def time(self, _candidate: Candidate, built: Compiled) -> Measurement:
+        return self.bench.measure(built.cubin, built.entry, built.launch, effort=self.means.effort)
 
     def _measure(self, candidate: Candidate, future: Future[Compiled]) -> Measurement | None:
         """None where time is up before the kernel is built."""
@@ -98,13 +107,13 @@ class BuildAndTime:
                 return None
             try:
                 built = future.result()
-            except (ToolchainFault, Unsupported) as error:
+            except (ToolchainFault, BadRequest) as error:
                 return Measurement(None, None, str(error))
         with self.stages.part("measure_trials"):
             if self._ran:
                 self.bench.kernel_seconds = max(means.budget.left, LEAST_KERNEL_SECONDS)
             with means.budget.measuring():
-                measurement = self.bench.measure(built.cubin, built.entry, built.launch, effort=means.effort)
+                measurement = self.time(candidate, built)
             self.measured += 1
             if means.timings is not None:
                 means.timings.add(candidate, means.effort, measurement)
@@ -129,10 +138,9 @@ class Running(Iterator[Measurement]):
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(trials.workers, thread_name_prefix="build")
         self.known = [trials.known(candidate) for candidate in candidates]
-        self.builds = [
-            self._pool.submit(trials.build, candidate, self._stop) if found is None else None
-            for candidate, found in zip(candidates, self.known, strict=True)
-        ]
+        unknown = [candidate for candidate, found in zip(candidates, self.known, strict=True) if found is None]
+        begun = iter(trials.begin(unknown, self._pool, self._stop))
+        self.builds = [next(begun) if found is None else None for found in self.known]
         trials.asked += len(candidates)
         self._measurements = trials.measurements(self)
 
