@@ -140,7 +140,8 @@ def by_search(place: Place, trials: str | None = None) -> Found:
     name = trials or Options().trials
     clock = Clock(trials=place.kernels(BRIEF) if name == "full" else place.proxies(), finals=place.kernels(AGAIN))
     choice, ranker, policy = place.searched(), place.ranker(), TRIALS[name].policy
-    found = choose_by_time(place.problem, choice, ranker, clock, locksteps=LOCKSTEPS[EMITTER], policy=policy)
+    locksteps = LOCKSTEPS[EMITTER]
+    found = choose_by_time(place.problem, choice, ranker, clock, Stages(), locksteps=locksteps, policy=policy)
     return Found(point_of(found.winner))
 
 

@@ -129,7 +129,7 @@ def replayed(landscape: Landscape, policy: Policy, seed: int, shortlist_size: in
         problem, landscape.space, estimate_micros, shortlist_size, Stages(), lockstep=locksteps[0]
     )
     clock = Clock(landscape.clock("brief", random, brief), landscape.clock("final", random, final))
-    found = choose_by_time(problem, choice, estimate_micros, clock, locksteps=locksteps, policy=policy)
+    found = choose_by_time(problem, choice, estimate_micros, clock, Stages(), locksteps=locksteps, policy=policy)
     seconds = time.perf_counter() - started
     micros = landscape.micros([found.winner])[0]
     best_seen = min(landscape.micros([trial.candidate for trial in found.trials]))

@@ -31,7 +31,7 @@ from lospmm.verify import MAX_RELATIVE_ERROR
 __all__ = ["AGAIN", "BRIEF", "FULL", "Bench", "Effort", "Measurement", "Timing"]
 
 #: Of the fastest, right after others: the replays of a full measurement, without waiting for the clocks.
-AGAIN = Effort(warm_micros=1_000.0)
+AGAIN = Effort(warm_micros=1_000.0, launches=8)
 
 #: A worker may fail to start once, just after another was killed on the same GPU.
 START_ATTEMPTS = 2

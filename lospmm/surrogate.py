@@ -40,6 +40,9 @@ REACH = 1.5
 #: Candidates of a kind in one round: of as many tiles, columns and blocks to a tile.
 OF_A_KIND = 2
 
+#: Candidates that there is room for before it is doubled.
+ROOM = 128
+
 #: Over how many units of ``_places`` a trend has its deviation.
 TREND_REACH = 3.0
 
@@ -99,7 +102,7 @@ class Surrogate:
         self._numbers: dict[tuple[TileSize, Schedule], int] = {}  # of candidates that were added, by key
         self._places = np.empty((0, pool.places.shape[1]))
         self._forecast = np.empty(0)
-        self._covariance = np.empty((0, len(pool.forecast)))
+        self._covariance = np.empty((ROOM, len(pool.forecast)))  # more rows than are in use
 
     def most_promising(
         self, micros: Mapping[Candidate, float], pending: Sequence[Candidate], count: int, taken: Set[int]
@@ -143,14 +146,17 @@ class Surrogate:
         if not fresh:
             return
         self._numbers |= {(one.tile, one.schedule): len(self._numbers) + at for at, one in enumerate(fresh)}
-        columns = Candidates.of(fresh)
-        places, forecast = _places(columns), np.log(estimate_micros(self.problem, columns))
-        for at, candidate in enumerate(fresh):  # the forecast of one that is not in the pool is its estimate
-            if (index := self.pool.find(candidate.tile, candidate.schedule)) is not None:
-                forecast[at] = self.pool.forecast[index]
+        places = _places(Candidates.of(fresh))
+        found = [self.pool.find(candidate.tile, candidate.schedule) for candidate in fresh]
+        forecast = np.array([np.nan if index is None else self.pool.forecast[index] for index in found])
+        if len(others := np.flatnonzero(np.isnan(forecast))):  # that of one that is not in the pool is its estimate
+            forecast[others] = np.log(estimate_micros(self.problem, Candidates.of([fresh[at] for at in others])))
         self._places = np.concatenate((self._places, places))
         self._forecast = np.concatenate((self._forecast, forecast))
-        self._covariance = np.concatenate((self._covariance, self._between(places, self.pool.places)))
+        used, added = len(self._forecast) - len(fresh), self._between(places, self.pool.places)
+        if used + len(fresh) > len(self._covariance):
+            self._covariance = np.concatenate((self._covariance, np.empty_like(self._covariance)))
+        self._covariance[used : used + len(fresh)] = added
 
     def _numbers_of(self, candidates: Iterable[Candidate]) -> NDArray[np.int64]:
         return np.array([self._numbers[one.tile, one.schedule] for one in candidates], dtype=np.int64)
@@ -159,7 +165,7 @@ class Surrogate:
         """Indices of the JUDGED candidates of least mean, ascending, and their mean and deviation, of logarithms."""
         weights = np.zeros(len(self._forecast))
         weights[timed] = self._weights(timed, residuals - mean)
-        means = weights @ self._covariance + mean + self.pool.forecast
+        means = weights @ self._covariance[: len(weights)] + mean + self.pool.forecast
         order = np.arange(len(means))
         if len(means) > JUDGED:
             order = np.sort(np.argpartition(means, JUDGED)[:JUDGED])
