@@ -7,6 +7,7 @@ standard output, as the process that runs kernels does (``gpu/messages.py``), an
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -15,6 +16,7 @@ from lospmm.errors import LospmmError
 from lospmm.gpu.messages import Answer, packed, receive
 from lospmm.model import Candidate, Problem
 from lospmm.search import explore_problem
+from lospmm.space import Space
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.guard import VARIABLE
@@ -31,11 +33,16 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exploration:
-    """A space to explore: that of a layer whose turn comes next."""
+class Call:
+    """Anything else that may be done beside: a function of a module, and what it is given."""
 
-    problem: Problem
-    splits: tuple[int, ...]
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+
+
+def explored(problem: Problem, splits: tuple[int, ...]) -> Space:
+    """``search.explore_problem``, of a layer whose turn comes next."""
+    return explore_problem(problem, Stages(), splits=splits)
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
@@ -43,8 +50,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     problem: Problem | None = None
     while (order := receive(requests)) is not None:
         try:
-            if isinstance(order, Exploration):
-                answer = Answer(explore_problem(order.problem, Stages(), splits=order.splits))
+            if isinstance(order, Call):
+                answer = Answer(order.function(*order.arguments))
             else:
                 assert isinstance(order, Order)
                 problem = order.problem or problem

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, LifoQueue
 from typing import Self
 
-from lospmm.builder import Exploration, Order
+from lospmm.builder import Call, Order, explored
 from lospmm.errors import GpuFault, ToolchainFault
 from lospmm.gpu.process import WorkerLost, WorkerProcess
 from lospmm.model import Candidate, Compiled, Problem
@@ -84,9 +84,15 @@ class Crew:
 
     def explore(self, problem: Problem, splits: tuple[int, ...], cancel: threading.Event | None = None) -> Space:
         """``search.explore_problem``. Raises as ``build``."""
-        space = self._ask(lambda _: Exploration(problem, splits), cancel)
+        space = self.call(explored, problem, splits, cancel=cancel)
         assert isinstance(space, Space)
         return space
+
+    def call(
+        self, function: Callable[..., object], *arguments: object, cancel: threading.Event | None = None
+    ) -> object:
+        """What a function of a module gives in a builder. Raises as ``build``."""
+        return self._ask(lambda _: Call(function, arguments), cancel)
 
     def _ask(self, request_to: Callable[[_Builder], object], cancel: threading.Event | None) -> object:
         with self._turns:

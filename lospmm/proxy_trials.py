@@ -71,13 +71,25 @@ class ProxyTrials(BuildAndTime):
         return time_proxy(self.bench, own, kept_share(trial), self.means.effort)
 
     def _build(self, trial: Trial, stop: threading.Event) -> Compiled:
-        cubin = compile_proxy(trial.program, self.emitter, self.problem.device.arch, store=self.store, stop=stop)
+        program, crew = trial.program, self.means.crew
+        arch = self.problem.device.arch
+        if crew is None:
+            cubin = compile_proxy(program, self.emitter, arch, store=self.store, stop=stop)
+        else:
+            found = crew.call(_compiled, program, self.emitter, arch, self.store, cancel=stop)
+            assert isinstance(found, bytes)
+            cubin = found
         return Compiled(cubin, trial.program.name, trial.launch)
 
 
 def proxies_of(problem: Problem, candidates: Sequence[Candidate], emitter: str) -> list[Trial]:
     """The proxies of ``candidates`` as they are launched in a language. Raises BadRequest for one that does not fit."""
     return proxies(problem, candidates, LAUNCHES.get(emitter, proxy_launch))
+
+
+def _compiled(program: KernelProgram, emitter: str, arch: str, store: Store) -> bytes:
+    """``compile_proxy`` in another process."""
+    return compile_proxy(program, emitter, arch, store=store)
 
 
 def compile_proxy(

@@ -219,14 +219,15 @@ def _proxies(job: Job, bench: Bench, _timings: Timings) -> Trials:
     """Section 5: what stands for them. Proxies of machine code are made in no time, and are not kept."""
     from lospmm.proxy_trials import ProxyTrials
 
+    crew = job.workshop.crew(job.options.emitter)
     return ProxyTrials(
         job.problem,
         job.options.emitter,
         bench,
         store=job.store,
-        workers=job.workshop.workers,
+        workers=job.workshop.workers if crew is None else crew.size,
         stages=job.stages,
-        means=Means(None, None, BRIEF, job.budget),
+        means=Means(crew, None, BRIEF, job.budget),
     )
 
 
@@ -263,5 +264,5 @@ class Way:
 
 #: By the name that the option takes. Of proxies, more of the fastest are timed themselves.
 TRIALS: Mapping[str, Way] = MappingProxyType(
-    {"full": Way(_whole, POLICY), "proxy": Way(_proxies, replace(POLICY, finalists=6))}
+    {"full": Way(_whole, POLICY), "proxy": Way(_proxies, replace(POLICY, finalists=12, turns=3))}
 )
