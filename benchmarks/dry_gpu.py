@@ -24,7 +24,7 @@ def answer_to(task: object) -> Answer:
             time.sleep(PREPARE)
             return Answer(Ready("dry", "a dry run", (13, 0), 50 << 20, 5))
         case Measure():
-            micros = LAUNCH_MICROS * (1 + len(task.cubin) % 1009 / 1009)
+            micros = LAUNCH_MICROS * (1 + len(task.image) % 1009 / 1009)
             time.sleep(KERNEL + (task.effort.warm_micros + task.effort.replays * task.effort.launches * micros) * 1e-6)
             return Answer(Measurement(Timing(micros, 0.01, task.effort.replays), 1e-7, None))
         case BaselineTask():

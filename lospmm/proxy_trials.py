@@ -21,7 +21,7 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.trial import Trial
-from lospmm.trials import BuildAndTime, Means
+from lospmm.trials import BuildAndTime, Built, Means, Place
 from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch, proxy_launch
 from lospmm_proxies.loops import kept_share
@@ -55,22 +55,23 @@ class ProxyTrials(BuildAndTime):
         self.built = 0  # proxies
         self._trials: dict[Candidate, Trial] = {}
 
-    def begin(
-        self, candidates: Sequence[Candidate], pool: ThreadPoolExecutor, stop: threading.Event
-    ) -> list[Future[Compiled]]:
+    def begin(self, candidates: Sequence[Candidate], pool: ThreadPoolExecutor, place: Place) -> Sequence[Future[Built]]:
         trials = proxies_of(self.problem, candidates, self.emitter)
         self._trials |= dict(zip(candidates, trials, strict=True))
         distinct = {id(trial.program): trial for trial in trials}
-        builds = {key: pool.submit(self._build, trial, stop) for key, trial in distinct.items()}
+        builds: dict[int, Future[Built]] = {
+            key: pool.submit(self._build, trial, place.stop) for key, trial in distinct.items()
+        }
         self.built += len(builds)
         return [builds[id(trial.program)] for trial in trials]
 
-    def time(self, candidate: Candidate, built: Compiled) -> Measurement:
+    def time(self, candidate: Candidate, built: Built) -> Measurement:
         trial = self._trials[candidate]
+        assert isinstance(built, Compiled)
         own = Compiled(built.cubin, built.entry, trial.launch)
         return time_proxy(self.bench, own, kept_share(trial), self.means.effort)
 
-    def _build(self, trial: Trial, stop: threading.Event) -> Compiled:
+    def _build(self, trial: Trial, stop: threading.Event) -> Built:
         program, crew = trial.program, self.means.crew
         arch = self.problem.device.arch
         if crew is None:

@@ -34,8 +34,8 @@ class Policy:
     rounds: int = 14  # how often what promises most is timed,
     batch: int = 6  # and how many candidates each time
     ahead: int = 2  # rounds that are built while another is timed; the shortlist is timed in one part more
-    finalists: int = 5  # that are timed again,
-    turns: int = 5  # so many times each
+    finalists: int = 4  # that are timed again,
+    turns: int = 4  # so many times each
 
 
 POLICY = Policy()

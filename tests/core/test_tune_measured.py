@@ -133,7 +133,7 @@ def test_what_was_measured_runs_without_a_gpu(store: Store, tmp_path: Path) -> N
 def test_each_alone(store: Store, measured: str, verify: str) -> None:
     manifest = tuned(store, measure=measured, verify=verify).manifest
     assert (manifest["measured"] is None) == (measured == "none")
-    assert manifest["search"]["chosen_by"] == ("estimate" if measured == "none" else "measurement")
+    assert manifest["search"]["chosen_by"] == ("model" if measured == "none" else "measurement")
     assert (manifest["verified"] or {"on": "none"})["on"] == verify
 
 
