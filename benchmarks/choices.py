@@ -214,7 +214,8 @@ class Phase(NamedTuple):
 
 #: What matters most comes first.
 PHASES = (
-    Phase("shapes", ("default", "search by proxies")),
+    Phase("shapes", ("default",)),
+    Phase("shapes", ("search by proxies",)),
     Phase("real", ("default",)),
     Phase("shapes", ("proxies and finals",)),
     Phase("shapes", ("estimate", "rank", "estimate and proxies", "rank and proxies")),

@@ -5,9 +5,9 @@
 FILE are those of ``benchmarks.exhaustive``; DIR is where the real layers lie, problems of which are left out without
 it. A search is replayed as it is, with a clock that looks times up. A kernel that was not timed takes what the estimate
 says of it, corrected by what those next to it took, off by ``ROUGH``, and not less than the fastest known. Each time is
-off by noise: that of measurements that were repeated (``NOISE``, ``LUCK``). The loss of a choice is how much longer it takes than the
-fastest known kernel of its problem, without the noise. Adds to ``search_replay.jsonl`` of ``--out`` a line for each
-way of ``WAYS``.
+off by noise: that of measurements that were repeated (``NOISE``, ``LUCK``). The loss of a choice is how much longer it
+takes than the fastest known kernel of its problem, without the noise. Adds to ``search_replay.jsonl`` of ``--out`` a
+line for each way of ``WAYS``.
 """
 
 import argparse
