@@ -27,7 +27,7 @@ def replayed() -> str:
         (
             record["policy"],
             f"{record['mean_timed']:.0f}",
-            *(f"{record[name]:.1%}" for name in ("mean_loss", "p90_loss", "worst_loss")),
+            *(f"{record[name]:.2%}" for name in ("mean_loss", "p90_loss", "worst_loss")),
         )
         for record in records("search_replay")
     ]
