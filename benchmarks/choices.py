@@ -44,7 +44,7 @@ from lospmm.space import Space
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.trials import BuildAndTime, Means
-from lospmm.tuning import RANKERS, TRIALS
+from lospmm.tuning import RANKERS, TRIALS, with_ranker
 from lospmm.workshop import Workshop
 
 #: Of the table, the fastest that are timed beside what was chosen; and how often each.
@@ -107,15 +107,15 @@ class Place:
         return list(kinds.values())[: self.shortlist_size]
 
     def kernels(self, effort: Effort) -> Trials:
-        crew = self.shop.crew(EMITTER)
-        workers, means = settings().workers if crew is None else crew.size, Means(crew, None, effort)
-        return BuildAndTime(
-            self.problem, EMITTER, self.bench, store=self.store, workers=workers, stages=Stages(), means=means
-        )
+        return self._trials(BuildAndTime, effort)
 
     def proxies(self) -> Trials:
-        workers = settings().workers
-        return ProxyTrials(self.problem, EMITTER, self.bench, store=self.store, workers=workers, stages=Stages())
+        return self._trials(ProxyTrials, BRIEF)
+
+    def _trials(self, kind: type[BuildAndTime], effort: Effort) -> Trials:
+        crew = self.shop.crew(EMITTER)
+        workers, means = settings().workers if crew is None else crew.size, Means(crew, None, effort)
+        return kind(self.problem, EMITTER, self.bench, store=self.store, workers=workers, stages=Stages(), means=means)
 
     def proxy_times(self, candidates: Sequence[Candidate]) -> dict[Point, float]:
         """Of every proxy that ran, its time over the share of the loads that it kept."""
@@ -140,7 +140,8 @@ def by_search(place: Place, trials: str | None = None) -> Found:
     name = trials or Options().trials
     clock = Clock(trials=place.kernels(BRIEF) if name == "full" else place.proxies(), finals=place.kernels(AGAIN))
     choice, ranker, policy = place.searched(), place.ranker(), TRIALS[name].policy
-    found = choose_by_time(place.problem, choice, ranker, clock, locksteps=LOCKSTEPS[EMITTER], policy=policy)
+    locksteps = LOCKSTEPS[EMITTER]
+    found = choose_by_time(place.problem, choice, ranker, clock, Stages(), locksteps=locksteps, policy=policy)
     return Found(point_of(found.winner))
 
 
@@ -153,6 +154,19 @@ def by_proxies(place: Place) -> Found:
     """Of all kernels of the table, that of the fastest proxy."""
     times = place.proxy_times(place.candidates(list(place.table.micros)))
     return Found(min(times, key=lambda point: times[point]), times)
+
+
+def by_proxies_and_finals(place: Place) -> Found:
+    """Of all kernels of the table, those of the fastest proxies timed themselves, in turns as in a search."""
+    _, times = by_proxies(place)
+    policy = TRIALS["proxy"].policy
+    finalists = place.candidates(sorted(times, key=lambda point: times[point])[: policy.finalists])
+    found = [
+        float("inf") if one.timing is None else one.timing.micros
+        for one in place.kernels(AGAIN)(finalists * policy.turns)
+    ]
+    medians = [statistics.median(found[at :: len(finalists)]) for at in range(len(finalists))]
+    return Found(point_of(finalists[medians.index(min(medians))]), times)
 
 
 def by_top_proxies(place: Place) -> Found:
@@ -171,7 +185,7 @@ class Way:
 
     def at(self, place: Place) -> Found:
         """Raises Unsupported where there is no model for the ranker."""
-        default = Options()
+        default = with_ranker(Options(emitter=EMITTER), place.problem.device)
         name, size = self.ranker or default.ranker, self.shortlist_size or default.shortlist_size
         return self.choose(replace(place, ranker_name=name, shortlist_size=size))
 
@@ -185,6 +199,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "estimate and proxies": Way(by_top_proxies),
         "rank and proxies": Way(by_top_proxies, "lambdamart"),
         "proxies": Way(by_proxies),
+        "proxies and finals": Way(by_proxies_and_finals),
         "search by proxies": Way(lambda place: by_search(place, "proxy"), ranker=None, shortlist_size=None),
     }
 )
@@ -199,10 +214,13 @@ class Phase(NamedTuple):
 
 #: What matters most comes first.
 PHASES = (
-    Phase("shapes", ("default", "estimate", "rank", "estimate and proxies", "rank and proxies")),
-    Phase("real", ("default", "estimate", "rank")),
-    Phase("shapes", ("proxies",)),
+    Phase("shapes", ("default",)),
     Phase("shapes", ("search by proxies",)),
+    Phase("real", ("default",)),
+    Phase("shapes", ("proxies and finals",)),
+    Phase("shapes", ("estimate", "rank", "estimate and proxies", "rank and proxies")),
+    Phase("real", ("estimate", "rank")),
+    Phase("shapes", ("proxies",)),
 )
 
 

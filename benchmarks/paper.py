@@ -108,14 +108,28 @@ def draw(name: str, results: Path = RESULTS) -> None:
         figure.plot(*given, results / figure.picture)
 
 
-def pack(paths: Sequence[Path], out: Path) -> None:
-    """The lines of all parts of ``benchmarks.exhaustive`` and ``benchmarks.choices``: of a problem and phase one."""
+def pack(paths: Sequence[Path], out: Path, over: Sequence[Path] = ()) -> None:
+    """The lines of all parts of ``benchmarks.exhaustive`` and ``benchmarks.choices``: of a problem and phase one.
+
+    ``over`` has choices of a later search: the ways of a set that they have are taken from nowhere else.
+    """
+    newer = [line for path in over for line in read_lines(path)]
+    replaced = {(line["set"], way) for line in newer for way in line["ways"]}
     for kind, name in (("exhaustive", TABLES), ("choices", CHOICES)):
         lines = [line for path in paths if kind in path.name for line in read_lines(path)]
+        if kind == "choices" and over:
+            lines = [_without(line, {way for kind_of, way in replaced if kind_of == line["set"]}) for line in lines]
+            lines += newer
         found = {(line["problem"], *line.get("ways", ())): line for line in lines}
         if found:
             text = "".join(json.dumps(found[key]) + "\n" for key in sorted(found))
             (out / name).write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def _without(line: Record, ways: set[str]) -> Record:
+    """A choice as if some ways had not been asked for."""
+    kept = {name: {way: one for way, one in line[name].items() if way not in ways} for name in ("chosen", "seconds")}
+    return {**line, **kept, "ways": [way for way in line["ways"] if way not in ways]}
 
 
 def main() -> None:
@@ -123,11 +137,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--pack", type=Path, nargs="+", metavar="FILE", help="what the parts of long runs have written")
+    parser.add_argument("--over", type=Path, nargs="+", default=[], metavar="FILE", help="choices of a later search")
     parser.add_argument("--ncu", help="Nsight Compute's command line, to count what Figure 9 shows")
     options = parser.parse_args()
     plt.switch_backend("agg")
     options.out.mkdir(parents=True, exist_ok=True)
-    pack(options.pack or (), options.out)
+    pack(options.pack or (), options.out, options.over)
     try:
         if options.measure:
             measure(options.out, options.ncu)

@@ -6,15 +6,19 @@ standard output, as the process that runs kernels does (``gpu/messages.py``), an
 
 import os
 import sys
+import tempfile
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from lospmm.build import build
-from lospmm.errors import LospmmError
+from lospmm.errors import LospmmError, ToolchainFault
 from lospmm.gpu.messages import Answer, packed, receive
-from lospmm.model import Candidate, Problem
+from lospmm.model import Candidate, Compiled, Launch, Problem
 from lospmm.search import explore_problem
+from lospmm.space import Space
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.guard import VARIABLE
@@ -22,20 +26,36 @@ from lospmm.toolchain.guard import VARIABLE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """A kernel to build. ``problem`` is None where it is that of the order before."""
+    """A kernel to build. ``problem`` is None where it is that of the order before; ``folder`` is where to leave the
+    cubin, None for the answer itself."""
 
     problem: Problem | None
     candidate: Candidate
     emitter: str
     store: Store
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """As ``Compiled``, with its cubin in a file: megabytes that who asks for them does not look at."""
+
+    cubin: Path
+    entry: str
+    launch: Launch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exploration:
-    """A space to explore: that of a layer whose turn comes next."""
+class Call:
+    """Anything else that may be done beside: a function of a module, and what it is given."""
 
-    problem: Problem
-    splits: tuple[int, ...]
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+
+
+def explored(problem: Problem, splits: tuple[int, ...]) -> Space:
+    """``search.explore_problem``, of a layer whose turn comes next."""
+    return explore_problem(problem, Stages(), splits=splits)
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
@@ -43,14 +63,14 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     problem: Problem | None = None
     while (order := receive(requests)) is not None:
         try:
-            if isinstance(order, Exploration):
-                answer = Answer(explore_problem(order.problem, Stages(), splits=order.splits))
+            if isinstance(order, Call):
+                answer = Answer(order.function(*order.arguments))
             else:
                 assert isinstance(order, Order)
                 problem = order.problem or problem
                 assert problem is not None, "the first order names the problem"
                 built = build(problem, order.candidate, order.emitter, store=order.store, workers=1)
-                answer = Answer(built.compiled)
+                answer = Answer(built.compiled if order.folder is None else on_disk(built.compiled, order.folder))
         except LospmmError as error:
             answer = Answer(fault=str(error))
         except Exception as error:  # ours: told, and kept whole in the log of the process
@@ -58,6 +78,17 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             answer = Answer(fault=f"{type(error).__name__}: {error}")
         answers.write(packed(answer))
         answers.flush()
+
+
+def on_disk(built: Compiled, folder: Path) -> OnDisk:
+    """Raises ToolchainFault where the disk fails."""
+    try:
+        number, name = tempfile.mkstemp(".cubin", dir=folder)
+        with os.fdopen(number, "wb") as file:
+            file.write(built.cubin)
+    except OSError as error:
+        raise ToolchainFault(f"{folder}: cannot be written: {error.strerror}") from None
+    return OnDisk(Path(name), built.entry, built.launch)
 
 
 def main() -> None:

@@ -22,7 +22,10 @@ EmitterOption = Annotated[
 ]
 RankerOption = Annotated[
     str,
-    typer.Option("--ranker", help="none: order by the analytic estimate; lambdamart: by a model trained on the GPU."),
+    typer.Option(
+        "--ranker",
+        help="none: order by the analytic estimate; lambdamart: by a model trained on the GPU; auto: that where it is.",
+    ),
 ]
 ShortlistOption = Annotated[int, typer.Option("--shortlist", help="Candidates to time first, or to list.")]
 MeasureOption = Annotated[

@@ -70,7 +70,7 @@ def tune(
     out: Annotated[Path, typer.Option("--out", help="The folder to put the kernel in.")],
     device: DeviceOption = "auto",
     emitter: EmitterOption = "auto",
-    ranker: RankerOption = "none",
+    ranker: RankerOption = "auto",
     shortlist: ShortlistOption = 10,
     measure: MeasureOption = "auto",
     trials: TrialsOption = "full",

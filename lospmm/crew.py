@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, LifoQueue
 from typing import Self
 
-from lospmm.builder import Exploration, Order
+from lospmm.builder import Call, OnDisk, Order, explored
 from lospmm.errors import GpuFault, ToolchainFault
 from lospmm.gpu.process import WorkerLost, WorkerProcess
 from lospmm.model import Candidate, Compiled, Problem
@@ -68,25 +69,39 @@ class Crew:
                 return
 
     def build(
-        self, problem: Problem, candidate: Candidate, emitter: str, store: Store, cancel: threading.Event | None = None
-    ) -> Compiled:
-        """The kernel of ``candidate``. Raises ToolchainFault, also for what this emitter cannot write, and
-        CancelledError; either may cost a builder, and another starts with a kernel to come."""
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        emitter: str,
+        store: Store,
+        cancel: threading.Event | None = None,
+        *,
+        folder: Path | None = None,
+    ) -> Compiled | OnDisk:
+        """The kernel of ``candidate``, its cubin in a new file of ``folder`` if there is one. Raises ToolchainFault,
+        also for what this emitter cannot write, and CancelledError; either may cost a builder, and another starts with
+        a kernel to come."""
 
         def order(builder: _Builder) -> Order:
             told = None if builder.problem is problem else problem
             builder.problem = problem
-            return Order(told, candidate, emitter, store)
+            return Order(told, candidate, emitter, store, folder)
 
         built = self._ask(order, cancel)
-        assert isinstance(built, Compiled)
+        assert isinstance(built, Compiled | OnDisk)
         return built
 
     def explore(self, problem: Problem, splits: tuple[int, ...], cancel: threading.Event | None = None) -> Space:
         """``search.explore_problem``. Raises as ``build``."""
-        space = self._ask(lambda _: Exploration(problem, splits), cancel)
+        space = self.call(explored, problem, splits, cancel=cancel)
         assert isinstance(space, Space)
         return space
+
+    def call(
+        self, function: Callable[..., object], *arguments: object, cancel: threading.Event | None = None
+    ) -> object:
+        """What a function of a module gives in a builder. Raises as ``build``."""
+        return self._ask(lambda _: Call(function, arguments), cancel)
 
     def _ask(self, request_to: Callable[[_Builder], object], cancel: threading.Event | None) -> object:
         with self._turns:

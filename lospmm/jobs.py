@@ -66,12 +66,16 @@ class Request:
     @cached_property
     def resolved(self) -> Options:
         """The options with nothing left to decide on this machine. Raises BadRequest for a GPU that it lacks."""
-        return self.options if self.is_settled else self.options.resolved(self.problem.device, own_gpu())
+        return self.options if self.is_settled else self._resolved(own_gpu())
 
     def settled(self, gpu: str | None = None) -> "Request":
         """For a machine whose GPU is ``gpu``, or like this one's, to tune. Raises BadRequest as ``resolved``."""
-        options = self.resolved if gpu is None else self.options.resolved(self.problem.device, gpu)
+        options = self.resolved if gpu is None else self._resolved(gpu)
         return replace(self, options=options, is_settled=True)
+
+    def _resolved(self, gpu: str | None) -> Options:
+        device = self.problem.device
+        return tuning.with_ranker(self.options.resolved(device, gpu), device)
 
     @cached_property
     def digest(self) -> str:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -31,7 +32,7 @@ from lospmm.verify import exponent_of_b
 __all__ = ["AGAIN", "BRIEF", "FULL", "Bench", "Effort", "Measurement", "Timing"]
 
 #: Of the fastest, right after others: the replays of a full measurement, without waiting for the clocks.
-AGAIN = Effort(warm_micros=1_000.0)
+AGAIN = Effort(replays=9, warm_micros=1_000.0, launches=8)
 
 #: A worker may fail to start once, just after another was killed on the same GPU.
 START_ATTEMPTS = 2
@@ -84,7 +85,7 @@ class Bench:
             worker.end()
 
     def measure(
-        self, cubin: bytes, entry: str, launch: Launch, *, takes_n: bool = False, effort: Effort = FULL
+        self, cubin: bytes | Path, entry: str, launch: Launch, *, takes_n: bool = False, effort: Effort = FULL
     ) -> Measurement:
         """Check and time a kernel of B, C, the problem's residual and, if it ``takes_n``, the number of columns.
 

@@ -54,7 +54,7 @@ def tune_model(
     out: Annotated[Path, typer.Option("--out", help="The folder to put a folder for each layer in.")],
     device: DeviceOption = "auto",
     emitter: EmitterOption = "auto",
-    ranker: RankerOption = "none",
+    ranker: RankerOption = "auto",
     shortlist: ShortlistOption = 10,
     measure: MeasureOption = "auto",
     trials: TrialsOption = "full",

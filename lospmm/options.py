@@ -24,7 +24,7 @@ FAMILY_NAMES = (UNROLLED, *FAMILIES)
 #: What each option may be.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "emitter": ("auto", *EMITTERS),
-    "ranker": ("none", "lambdamart"),
+    "ranker": ("auto", "none", "lambdamart"),
     "measure": ("auto", "gpu", "none"),
     "verify": ("auto", "gpu", "cpu", "none"),
     "trials": ("full", "proxy"),
@@ -37,7 +37,7 @@ class Options:
     """How to tune; docs/cli.md says what each means. Raises BadRequest for what there is not."""
 
     emitter: str = "auto"
-    ranker: str = "none"
+    ranker: str = "auto"
     measure: str = "auto"
     verify: str = "auto"
     trials: str = "full"
@@ -58,7 +58,8 @@ class Options:
             object.__setattr__(self, "budget_seconds", _budget_seconds(self.budget_seconds))
 
     def resolved(self, device: DeviceSpec, own_gpu: str | None) -> "Options":
-        """With nothing left to decide, for kernels of ``device`` on a machine whose GPU is ``own_gpu``, by its name.
+        """With nothing left to decide but the ranker (``tuning.with_ranker``), for kernels of ``device`` on a machine
+        whose GPU is ``own_gpu``, by its name.
 
         Raises BadRequest where a GPU is asked for that this machine does not have.
         """

@@ -5,12 +5,12 @@ the share of the loads that it kept (``lospmm_proxies.loops.kept_share``): long 
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 
 from lospmm.codegen import emit
-from lospmm.errors import BadRequest, GpuFault, ToolchainFault
+from lospmm.errors import GpuFault
 from lospmm.gpu import proxy
 from lospmm.gpu.messages import Measure, Measurement, Shape
 from lospmm.gpu.timing import BRIEF, Effort
@@ -21,7 +21,7 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.trial import Trial
-from lospmm.trials import is_built
+from lospmm.trials import BuildAndTime, Built, Means, Place
 from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch, proxy_launch
 from lospmm_proxies.loops import kept_share
@@ -31,8 +31,12 @@ from lospmm_proxies.loops import kept_share
 LAUNCHES: Mapping[str, Callable[[Problem, Candidate], Launch]] = MappingProxyType({"sass": kernel_launch})
 
 
-class ProxyTrials:
-    """Trials of one problem (``search.Trials``) by proxies; candidates that differ in N1 alone share one."""
+class ProxyTrials(BuildAndTime):
+    """Trials of one problem (``search.Trials``) by proxies; candidates that differ in N1 alone share one.
+
+    What is told of a candidate is the time that its proxy would take with all loads, of the whole order comparable. A
+    proxy that cannot be built or run has failed.
+    """
 
     def __init__(
         self,
@@ -43,56 +47,50 @@ class ProxyTrials:
         store: Store,
         workers: int,
         stages: Stages,
-        effort: Effort = BRIEF,
+        means: Means | None = None,
     ) -> None:
-        self.problem, self.emitter, self.bench = problem, emitter, bench
-        self.store, self.workers, self.stages, self.effort = store, workers, stages, effort
+        super().__init__(
+            problem, emitter, bench, store=store, workers=workers, stages=stages, means=means or Means(effort=BRIEF)
+        )
         self.built = 0  # proxies
-        self.timed = 0  # candidates
+        self._trials: dict[Candidate, Trial] = {}
 
-    def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
-        """For each candidate the time that its proxy would take with all loads, of the whole order comparable.
+    def begin(self, candidates: Sequence[Candidate], pool: ThreadPoolExecutor, place: Place) -> Sequence[Future[Built]]:
+        trials = proxies_of(self.problem, candidates, self.emitter)
+        self._trials |= dict(zip(candidates, trials, strict=True))
+        distinct = {id(trial.program): trial for trial in trials}
+        builds: dict[int, Future[Built]] = {
+            key: pool.submit(self._build, trial, place.stop) for key, trial in distinct.items()
+        }
+        self.built += len(builds)
+        return [builds[id(trial.program)] for trial in trials]
 
-        A proxy that cannot be built or run has failed. Raises GpuFault without a GPU, and CancelledError.
-        """
-        stop = threading.Event()
-        with self.stages.part("compile_trials"):
-            trials = proxies_of(self.problem, candidates, self.emitter)
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="build")
-        try:
-            builds: dict[int, Future[Compiled]] = {}
-            for trial in trials:
-                if id(trial.program) not in builds:
-                    builds[id(trial.program)] = pool.submit(self._build, trial, stop)
-            self.built += len(builds)
-            total = self.timed + len(trials)
-            for trial in trials:
-                self.stages.progress("measure_trials", self.timed, total)
-                yield self._measure(trial, builds[id(trial.program)])
-                self.timed += 1
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
+    def time(self, candidate: Candidate, built: Built) -> Measurement:
+        trial = self._trials[candidate]
+        assert isinstance(built, Compiled)
+        own = Compiled(built.cubin, built.entry, trial.launch)
+        return time_proxy(self.bench, own, kept_share(trial), self.means.effort)
 
-    def _build(self, trial: Trial, stop: threading.Event) -> Compiled:
-        cubin = compile_proxy(trial.program, self.emitter, self.problem.device.arch, store=self.store, stop=stop)
+    def _build(self, trial: Trial, stop: threading.Event) -> Built:
+        program, crew = trial.program, self.means.crew
+        arch = self.problem.device.arch
+        if crew is None:
+            cubin = compile_proxy(program, self.emitter, arch, store=self.store, stop=stop)
+        else:
+            found = crew.call(_compiled, program, self.emitter, arch, self.store, cancel=stop)
+            assert isinstance(found, bytes)
+            cubin = found
         return Compiled(cubin, trial.program.name, trial.launch)
-
-    def _measure(self, trial: Trial, future: Future[Compiled]) -> Measurement:
-        with self.stages.part("compile_trials"):
-            is_built(future, self.stages)
-            try:
-                built = future.result()
-            except (ToolchainFault, BadRequest) as error:
-                return Measurement(None, None, str(error))
-        with self.stages.part("measure_trials"):
-            own = Compiled(built.cubin, built.entry, trial.launch)
-            return time_proxy(self.bench, own, kept_share(trial), self.effort)
 
 
 def proxies_of(problem: Problem, candidates: Sequence[Candidate], emitter: str) -> list[Trial]:
     """The proxies of ``candidates`` as they are launched in a language. Raises BadRequest for one that does not fit."""
     return proxies(problem, candidates, LAUNCHES.get(emitter, proxy_launch))
+
+
+def _compiled(program: KernelProgram, emitter: str, arch: str, store: Store) -> bytes:
+    """``compile_proxy`` in another process."""
+    return compile_proxy(program, emitter, arch, store=store)
 
 
 def compile_proxy(

@@ -71,7 +71,7 @@ def _searched(problem: Problem, manifest: Mapping[str, Any], lines: Sequence[Map
     log = _Log(lines)
     finals = log.finals if log.has_finals else None
     clock, policy = Clock(log.trials, finals, log.is_over), TRIALS[summary["trials"]].policy
-    return choose_by_time(problem, choice, ranker, clock, locksteps=locksteps, policy=policy)
+    return choose_by_time(problem, choice, ranker, clock, Stages(), locksteps=locksteps, policy=policy)
 
 
 class _Log:

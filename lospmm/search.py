@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -30,11 +31,11 @@ class Policy:
     """How far a search by time goes. Times of one kernel differ by several percent, so that the fastest is not always
     the one that stays the fastest."""
 
-    rounds: int = 9  # how often what promises most is timed,
-    batch: int = 8  # and how many candidates each time
-    lead: float = 2 / 3  # of the shortlist, what is timed before the first round is chosen
-    finalists: int = 3  # that are timed again,
-    turns: int = 3  # so many times each
+    rounds: int = 14  # how often what promises most is timed,
+    batch: int = 6  # and how many candidates each time
+    ahead: int = 2  # rounds that are built while another is timed; the shortlist is timed in one part more
+    finalists: int = 4  # that are timed again,
+    turns: int = 4  # so many times each
 
 
 POLICY = Policy()
@@ -146,20 +147,21 @@ def choose_by_time(
     choice: Choice,
     ranker: Ranker,
     clock: Clock,
+    stages: Stages,
     *,
     locksteps: Sequence[int] = (0,),
     policy: Policy = POLICY,
-    stages: Stages | None = None,
 ) -> Choice:
     """``choice`` with the fastest of its shortlist, and of what promised most after it, as its winner. Its shortlist is
     as it was timed.
 
-    A round is chosen while the one before it is still timed, so that its kernels are built meanwhile. It ends after all
-    rounds, where nothing is left, or once time is up; one candidate that runs is always timed. Then the fastest are
-    timed again in turns, so that what changes meanwhile changes for all of them. Raises GpuFault where none of them
-    ran.
+    A round is chosen, and its kernels are built, before all of what was begun is timed, so that the GPU waits for the
+    choice alone. It ends after all rounds, where nothing is left, or once time is up; one candidate that runs is always
+    timed. Then the fastest are timed again in turns, so that what changes meanwhile changes for all of them. ``stages``
+    counts the choices, too. Raises GpuFault where none of them ran.
     """
-    rounds = _Rounds(problem, choice.space, ranker, locksteps, stages or Stages())
+    rounds = _Rounds(problem, choice.space, ranker, locksteps, stages)
+    spread = rounds.spread(choice.shortlist)
     timed: list[Trialled[Candidate]] = []
     with ExitStack() as stack:
         begun: deque[_Batch] = deque()
@@ -169,10 +171,8 @@ def choose_by_time(
                 begun.append(_Batch(batch, iter(clock.trials([scored.candidate for scored in batch]))))
                 stack.callback(begun[-1].close)
 
-        spread = rounds.spread(choice.shortlist)
-        lead = max(round(policy.lead * len(spread)), 1)
-        begin(spread[:lead])
-        begin(spread[lead:])
+        for part in _parts(spread, policy.ahead + 1):
+            begin(part)
         rounds.prepare()  # while the first kernels are built
         while begun:
             timed += begun.popleft().timed(clock.is_over, first=not _fastest_first(timed))
@@ -189,6 +189,12 @@ def choose_by_time(
     if finalists and _final(winner) == float("inf"):
         raise GpuFault(f"none of the fastest {len(finalists)} kernels ran again: {_failure(finalists[0].finals)}")
     return replace(choice, winner=winner.candidate, shortlist=tuple(spread), trials=tuple(timed))
+
+
+def _parts(items: Sequence[Scored[Candidate]], count: int) -> Iterator[Sequence[Scored[Candidate]]]:
+    """Up to ``count`` of about the same length, in order, none empty."""
+    ends = [len(items) * number // count for number in range(count + 1)]
+    return (items[start:end] for start, end in pairwise(ends) if start < end)
 
 
 @dataclass(slots=True)

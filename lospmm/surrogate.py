@@ -9,12 +9,14 @@ benchmarks/results/paper_exhaustive.jsonl.gz, by benchmarks/search_replay.py.
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.special import ndtr
+from threadpoolctl import ThreadpoolController
 
 from lospmm.candidates import Candidates, Ints
 from lospmm.estimate import estimate_micros
@@ -34,11 +36,14 @@ JUDGED = 1000
 
 #: Deviations of the logarithm of a time: of one candidate from those like it, of a trend along an axis, of a
 #: measurement; and how far "like it" reaches, in the units of ``_places``.
-LOCAL, TREND, NOISE = 0.15, 0.1, 0.02
-REACH = 1.5
+LOCAL, TREND, NOISE = 0.12, 0.1, 0.02
+REACH = 1.25
 
 #: Candidates of a kind in one round: of as many tiles, columns and blocks to a tile.
 OF_A_KIND = 2
+
+#: Candidates that there is room for before it is doubled.
+ROOM = 128
 
 #: Over how many units of ``_places`` a trend has its deviation.
 TREND_REACH = 3.0
@@ -96,18 +101,28 @@ class Surrogate:
     def __init__(self, problem: Problem, pool: Pool) -> None:
         self.problem, self.pool = problem, pool
         self._centre = pool.places.mean(axis=0)
+        order = np.argsort(pool.forecast, kind="stable")
+        self._leaders = order[np.sort(np.unique(pool.kinds[order], return_index=True)[1])]  # the first of each kind
         self._numbers: dict[tuple[TileSize, Schedule], int] = {}  # of candidates that were added, by key
         self._places = np.empty((0, pool.places.shape[1]))
         self._forecast = np.empty(0)
-        self._covariance = np.empty((0, len(pool.forecast)))
+        self._covariance = np.empty((ROOM, len(pool.forecast)))  # more rows than are in use
 
     def most_promising(
         self, micros: Mapping[Candidate, float], pending: Sequence[Candidate], count: int, taken: Set[int]
     ) -> list[int]:
         """Indices of up to ``count`` candidates of the pool to time next, none of ``taken``, at most two of a kind.
 
-        ``micros`` are the times so far; candidates still ``pending`` are taken to run as they are to be expected to.
+        The first is what the ranker puts first of the kinds whose first was not taken, whatever the times say: these
+        may be misled as well. ``micros`` are the times so far; candidates still ``pending`` are taken to run as they
+        are to be expected to.
         """
+        with _blas().limit(limits=1):  # its threads would wait for cores that build kernels
+            return self._most_promising(micros, pending, count, taken)
+
+    def _most_promising(
+        self, micros: Mapping[Candidate, float], pending: Sequence[Candidate], count: int, taken: Set[int]
+    ) -> list[int]:
         self._add([*micros, *pending])
         timed = self._numbers_of(micros)
         residuals = np.log(list(micros.values())) - self._forecast[timed]
@@ -121,7 +136,9 @@ class Surrogate:
         gain = (np.log(min(micros.values())) - means) / deviations
         improvement = deviations * (gain * ndtr(gain) + np.exp(-gain * gain / 2) / np.sqrt(2 * np.pi))
         # The last bits differ by processor.
-        return self._diverse(order[np.argsort(-improvement.round(9), kind="stable")], count, taken)
+        promising = order[np.argsort(-improvement.round(9), kind="stable")]
+        leader = [index for index in self._leaders.tolist() if index not in taken][:1]
+        return leader + self._diverse(promising, count - len(leader), {*taken, *leader})
 
     def _diverse(self, order: Ints, count: int, taken: Set[int]) -> list[int]:
         """The first ``count``, of one kind no more than OF_A_KIND as long as there are others."""
@@ -143,14 +160,17 @@ class Surrogate:
         if not fresh:
             return
         self._numbers |= {(one.tile, one.schedule): len(self._numbers) + at for at, one in enumerate(fresh)}
-        columns = Candidates.of(fresh)
-        places, forecast = _places(columns), np.log(estimate_micros(self.problem, columns))
-        for at, candidate in enumerate(fresh):  # the forecast of one that is not in the pool is its estimate
-            if (index := self.pool.find(candidate.tile, candidate.schedule)) is not None:
-                forecast[at] = self.pool.forecast[index]
+        places = _places(Candidates.of(fresh))
+        found = [self.pool.find(candidate.tile, candidate.schedule) for candidate in fresh]
+        forecast = np.array([np.nan if index is None else self.pool.forecast[index] for index in found])
+        if len(others := np.flatnonzero(np.isnan(forecast))):  # that of one that is not in the pool is its estimate
+            forecast[others] = np.log(estimate_micros(self.problem, Candidates.of([fresh[at] for at in others])))
         self._places = np.concatenate((self._places, places))
         self._forecast = np.concatenate((self._forecast, forecast))
-        self._covariance = np.concatenate((self._covariance, self._between(places, self.pool.places)))
+        used, added = len(self._forecast) - len(fresh), self._between(places, self.pool.places)
+        if used + len(fresh) > len(self._covariance):
+            self._covariance = np.concatenate((self._covariance, np.empty_like(self._covariance)))
+        self._covariance[used : used + len(fresh)] = added
 
     def _numbers_of(self, candidates: Iterable[Candidate]) -> NDArray[np.int64]:
         return np.array([self._numbers[one.tile, one.schedule] for one in candidates], dtype=np.int64)
@@ -159,7 +179,7 @@ class Surrogate:
         """Indices of the JUDGED candidates of least mean, ascending, and their mean and deviation, of logarithms."""
         weights = np.zeros(len(self._forecast))
         weights[timed] = self._weights(timed, residuals - mean)
-        means = weights @ self._covariance + mean + self.pool.forecast
+        means = weights @ self._covariance[: len(weights)] + mean + self.pool.forecast
         order = np.arange(len(means))
         if len(means) > JUDGED:
             order = np.sort(np.argpartition(means, JUDGED)[:JUDGED])
@@ -185,6 +205,11 @@ class Surrogate:
         trend = (some - self._centre) @ (others - self._centre).T / TREND_REACH**2 + 1
         covariance: Floats = local + TREND**2 * trend
         return covariance
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
 
 
 def _forecast(problem: Problem, candidates: Candidates, ranker: Ranker) -> Floats:

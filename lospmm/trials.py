@@ -3,15 +3,19 @@
 One kernel at a time runs on the GPU; a lock keeps other tunings of this machine from timing theirs meanwhile.
 """
 
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from lospmm.budget import Budget
 from lospmm.build import build, build_packed
+from lospmm.builder import OnDisk
 from lospmm.crew import Crew
-from lospmm.errors import ToolchainFault, Unsupported
+from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.families import Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.measure import FULL, Bench, Effort
@@ -36,6 +40,18 @@ class Means:
     timings: Timings | None = None
     effort: Effort = FULL
     budget: Budget = field(default_factory=Budget)
+
+
+#: A kernel, or a proxy of one, that can be run.
+Built = Compiled | OnDisk
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where kernels are left that other processes build, and what ends the building of them."""
+
+    folder: Path
+    stop: threading.Event
 
 
 class BuildAndTime:
@@ -88,15 +104,23 @@ class BuildAndTime:
         timings = self.means.timings
         return None if timings is None else timings.take(candidate, self.means.effort)
 
-    def build(self, candidate: Candidate | Entrant, stop: threading.Event) -> Compiled:
-        crew = self.means.crew
+    def begin(self, candidates: Sequence[Any], pool: ThreadPoolExecutor, place: "Place") -> Sequence[Future[Built]]:
+        """What is timed of each, being built by ``pool``: once, however often it is asked for."""
+        builds = {candidate: pool.submit(self.build, candidate, place) for candidate in dict.fromkeys(candidates)}
+        return [builds[candidate] for candidate in candidates]
+
+    def build(self, candidate: Candidate | Entrant, place: "Place") -> Built:
+        crew, stop = self.means.crew, place.stop
         if isinstance(candidate, Entrant):
             return build_packed(self.problem, candidate, store=self.store, workers=1, cancel=stop).compiled
         if crew is not None:
-            return crew.build(self.problem, candidate, self.emitter, self.store, stop)
+            return crew.build(self.problem, candidate, self.emitter, self.store, stop, folder=place.folder)
         return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=stop).compiled
 
-    def _measure(self, candidate: Candidate | Entrant, future: Future[Compiled]) -> Measurement | None:
+    def time(self, _candidate: Any, built: Built) -> Measurement:
+        return self.bench.measure(built.cubin, built.entry, built.launch, effort=self.means.effort)
+
+    def _measure(self, candidate: Candidate | Entrant, future: Future[Built]) -> Measurement | None:
         """None where time is up before the kernel is built."""
         means = self.means
         with self.stages.part("compile_trials"):
@@ -104,20 +128,20 @@ class BuildAndTime:
                 return None
             try:
                 built = future.result()
-            except (ToolchainFault, Unsupported) as error:
+            except (ToolchainFault, BadRequest) as error:
                 return Measurement(None, None, str(error))
         with self.stages.part("measure_trials"):
             if self._ran:
                 self.bench.kernel_seconds = max(means.budget.left, LEAST_KERNEL_SECONDS)
             with means.budget.measuring():
-                measurement = self.bench.measure(built.cubin, built.entry, built.launch, effort=means.effort)
+                measurement = self.time(candidate, built)
             self.measured += 1
             if means.timings is not None:
                 means.timings.add(candidate, means.effort, measurement)
         return measurement
 
 
-def is_built(future: Future[Compiled], stages: Stages, is_over: Callable[[], bool] = lambda: False) -> bool:
+def is_built(future: Future[Built], stages: Stages, is_over: Callable[[], bool] = lambda: False) -> bool:
     """Wait until there is a kernel, or why there is none; False where time is up before. Raises CancelledError."""
     while not wait([future], POLL_SECONDS).done:
         if stages.cancel is not None and stages.cancel.is_set():
@@ -132,13 +156,13 @@ class Running(Iterator[Measurement]):
 
     def __init__(self, trials: BuildAndTime, candidates: Sequence[Candidate | Entrant]) -> None:
         self.candidates = candidates
-        self._stop = threading.Event()
+        self._directory = tempfile.TemporaryDirectory(prefix="lospmm-kernels-")
+        self._place = Place(Path(self._directory.name), threading.Event())
         self._pool = ThreadPoolExecutor(trials.workers, thread_name_prefix="build")
         self.known = [trials.known(candidate) for candidate in candidates]
-        self.builds = [
-            self._pool.submit(trials.build, candidate, self._stop) if found is None else None
-            for candidate, found in zip(candidates, self.known, strict=True)
-        ]
+        unknown = [candidate for candidate, found in zip(candidates, self.known, strict=True) if found is None]
+        begun = iter(trials.begin(unknown, self._pool, self._place))
+        self.builds = [next(begun) if found is None else None for found in self.known]
         trials.asked += len(candidates)
         self._measurements = trials.measurements(self)
 
@@ -151,5 +175,6 @@ class Running(Iterator[Measurement]):
         self.end()
 
     def end(self) -> None:
-        self._stop.set()
+        self._place.stop.set()
         self._pool.shutdown(cancel_futures=True)
+        self._directory.cleanup()

@@ -184,7 +184,8 @@ def _choose(job: Job, choice: Choice, bench: Bench) -> Choice:
         is_over=lambda: job.budget.is_over,
     )
     ranker = RANKERS[options.ranker](problem.device)
-    chosen = choose_by_time(problem, choice, ranker, clock, locksteps=LOCKSTEPS[options.emitter], policy=way.policy)
+    locksteps = LOCKSTEPS[options.emitter]
+    chosen = choose_by_time(problem, choice, ranker, clock, stages, locksteps=locksteps, policy=way.policy)
     for name in ("compile_trials", "measure_trials"):
         stages.progress(name, 1, 1)
     return chosen
@@ -300,8 +301,30 @@ def _proxies(job: Job, bench: Bench, _timings: Timings) -> Trials:
     """Section 5: what stands for them. Proxies of machine code are made in no time, and are not kept."""
     from lospmm.proxy_trials import ProxyTrials
 
-    problem, workers = job.problem, job.workshop.workers
-    return ProxyTrials(problem, job.options.emitter, bench, store=job.store, workers=workers, stages=job.stages)
+    crew = job.workshop.crew(job.options.emitter)
+    return ProxyTrials(
+        job.problem,
+        job.options.emitter,
+        bench,
+        store=job.store,
+        workers=job.workshop.workers if crew is None else crew.size,
+        stages=job.stages,
+        means=Means(crew, None, BRIEF, job.budget),
+    )
+
+
+def with_ranker(options: Options, device: DeviceSpec) -> Options:
+    """``options`` with the ranker that "auto" stands for: the model of the GPU, for machine code, of which it learned;
+    none for what there is no model of. Raises Unsupported where a model is asked for and there is none."""
+    if options.ranker == "none":
+        return options
+    from lospmm_rank.lambdamart import find_model, model_path
+
+    if options.ranker == "auto":
+        is_known = options.emitter == "sass" and find_model(device) is not None
+        return replace(options, ranker="lambdamart" if is_known else "none")
+    model_path(device)
+    return options
 
 
 def ranker_digest(options: Options, device: DeviceSpec) -> str | None:
@@ -323,5 +346,5 @@ class Way:
 
 #: By the name that the option takes. Of proxies, more of the fastest are timed themselves.
 TRIALS: Mapping[str, Way] = MappingProxyType(
-    {"full": Way(_whole, POLICY), "proxy": Way(_proxies, replace(POLICY, finalists=6))}
+    {"full": Way(_whole, POLICY), "proxy": Way(_proxies, replace(POLICY, finalists=12, turns=3))}
 )

@@ -6,6 +6,7 @@ The worker imports this, so it stands on NumPy and the small files beside it alo
 import pickle
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
@@ -77,14 +78,27 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Check and time one kernel, whose arguments are B, C, the residual if there is one, and, if it takes it, n."""
+    """Check and time one kernel, whose arguments are B, C, the residual if there is one, and, if it takes it, n.
 
-    cubin: bytes
+    A cubin of megabytes is better left in a file, which this process and the worker's see alike.
+    """
+
+    cubin: bytes | Path
     entry: str
     shape: Shape
     takes_n: bool
     cache: CacheState
     effort: Effort = FULL
+
+    @property
+    def image(self) -> bytes:
+        """The cubin itself. Raises GpuFault where its file cannot be read."""
+        if isinstance(self.cubin, bytes):
+            return self.cubin
+        try:
+            return self.cubin.read_bytes()
+        except OSError as error:
+            raise GpuFault(f"{self.cubin}: {error.strerror}") from None
 
 
 @dataclass(frozen=True, slots=True)

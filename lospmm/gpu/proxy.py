@@ -21,7 +21,7 @@ COMMAND = "proxy"
 def run(bench: "Workbench", task: Measure) -> Measurement:
     """Time a program of B, C and, if it takes it, n, without the gate. Raises GpuFault."""
     driver, operands = bench.driver, bench.operands
-    function = driver.load(task.cubin, task.entry)
+    function = driver.load(task.image, task.entry)
     size = (np.uint32(operands.n),) if task.takes_n else ()
 
     def enqueue(copy: int) -> None:

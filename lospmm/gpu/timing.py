@@ -28,16 +28,18 @@ MAX_COPIES = 4096
 
 
 class Effort(NamedTuple):
-    """How much of a GPU's time a measurement takes: ``replays``, 2 or more, count after ``warm_micros`` that do not."""
+    """How much of a GPU's time a measurement takes: ``replays``, 2 or more, of at least ``launches`` count after
+    ``warm_micros`` that do not."""
 
     replays: int = REPLAYS
     warm_micros: float = WARM_MICROS
+    launches: int = LAUNCHES
 
 
 FULL = Effort()
 
-#: For one kernel right after another, when the clocks are up: a fifth of the time, with about twice the noise.
-BRIEF = Effort(replays=5, warm_micros=1_000.0)
+#: For one kernel right after another, when the clocks are up: a tenth of the time, with two to three times the noise.
+BRIEF = Effort(replays=5, warm_micros=1_000.0, launches=8)
 
 
 class Timing(NamedTuple):
@@ -59,17 +61,16 @@ def time_rotating(
     *,
     copies: int,
     effort: Effort = FULL,
-    launches: int = LAUNCHES,
 ) -> Timing:
     """The time of one ``enqueue(copy)``, which puts one launch on ``driver.stream``, over the copies 0 to copies - 1.
 
-    A replay holds whole rounds of the copies, at least ``launches`` launches, or, of what takes long, as many as there
-    is time for.
+    A replay holds whole rounds of the copies, at least as many launches as the effort says, or, of what takes long, as
+    many as there is time for.
     """
     started = time.monotonic()
     enqueue(0)  # what is loaded or allocated at the first launch cannot be captured
     driver.synchronize()
-    count = -(-fewer_if_slow(launches, (time.monotonic() - started) * 1e6) // copies) * copies
+    count = -(-fewer_if_slow(effort.launches, (time.monotonic() - started) * 1e6) // copies) * copies
 
     def one_replay() -> None:
         for number in range(count):

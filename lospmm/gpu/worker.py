@@ -49,7 +49,7 @@ def prepare(problem: Prepare, driver: Driver) -> tuple[Workbench, Ready]:
 def measure(bench: Workbench, task: Measure) -> Measurement:
     """Check a kernel, time it, and check it again on another C: what depends on chance has two chances to show."""
     driver, operands = bench.driver, bench.operands
-    function = driver.load(task.cubin, task.entry)
+    function = driver.load(task.image, task.entry)
     size = (np.uint32(operands.n),) if task.takes_n else ()
 
     def enqueue(copy: int) -> None:

@@ -68,12 +68,17 @@ def ranker_for(device: DeviceSpec) -> Ranker:
     return Cascade(load_booster(path))
 
 
+def find_model(device: DeviceSpec) -> Path | None:
+    """Where the model of a GPU lies; None where there is none."""
+    folders = (folder for folder in (settings().rankers, WEIGHTS) if folder is not None)
+    files = (folder / f"{device.name}.txt" for folder in folders)
+    return next((file for file in files if file.is_file()), None)
+
+
 def model_path(device: DeviceSpec) -> Path:
     """Where the model of a GPU lies. Raises Unsupported where there is none."""
-    folders = [folder for folder in (settings().rankers, WEIGHTS) if folder is not None]
-    for folder in folders:
-        if (path := folder / f"{device.name}.txt").is_file():
-            return path
+    if (path := find_model(device)) is not None:
+        return path
     raise Unsupported(
         f"--ranker lambdamart: no model was trained for {device.name} (for {', '.join(sorted(TRAINED))}); train one on "
         f"that GPU (lospmm train-ranker), or use --ranker none"

@@ -116,7 +116,7 @@ def test_the_file_is_the_kept_one(store: Store, tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"emitter": "llvm"}, "emitter 'llvm': choose one of"),
-        ({"ranker": "best"}, "ranker 'best': choose one of none, lambdamart"),
+        ({"ranker": "best"}, "ranker 'best': choose one of auto, none, lambdamart"),
         ({"measure": "often"}, "measure 'often': choose one of auto, gpu, none"),
         ({"verify": "yes"}, "verify 'yes': choose one of auto, gpu, cpu, none"),
         ({"dtype": "int8"}, "dtype 'int8': choose one of float32, tf32, float16, bfloat16"),

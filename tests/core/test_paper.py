@@ -199,6 +199,20 @@ def test_every_figure_is_drawn_and_has_no_rows_without_its_files(tmp_path: Path)
     assert {path.name for path in results.glob("*.png")} == pictures
 
 
+def test_choices_of_a_later_search_take_the_place_of_an_earlier_one_s(tmp_path: Path) -> None:
+    before, after = choice(times=(10.0, 11.0, 12.0)), choice(times=(20.0, 21.0, 22.0))
+    ways = list(after["chosen"])[:1]
+    after |= {name: {way: after[name][way] for way in ways} for name in ("chosen", "seconds")} | {"ways": ways}
+    for name, line in (("choices-old", {**before, "ways": list(before["chosen"])}), ("choices-new", after)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    paper.pack([tmp_path / "choices-old.jsonl"], tmp_path, [tmp_path / "choices-new.jsonl"])
+    found = paper.read_lines(tmp_path / paper.CHOICES)
+    assert {tuple(line["chosen"]) for line in found} == {tuple(ways), tuple(list(before["chosen"])[1:])}
+    assert all(list(line["chosen"]) == line["ways"] for line in found)
+    told = loss.verdicts(found)
+    assert any(f"`{way}` m" in one for one in told for way in loss.GOALS if way in before["chosen"])
+
+
 def test_parts_are_packed_by_problem_and_the_last_line_counts(tmp_path: Path) -> None:
     for part, times in enumerate([(10.0, 11.0, 12.0), (20.0, 21.0, 22.0)]):
         (tmp_path / f"choices-{part}.jsonl").write_text(json.dumps(choice(times=times)) + "\n")

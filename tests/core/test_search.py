@@ -1,6 +1,7 @@
 """Choosing by time: on landscapes that are made up, with trials that only look times up."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
@@ -64,7 +65,7 @@ def choose(
     trials: Trials, choice: Choice = CHOICE, *, finals: Trials | None = None, is_over: Callable[[], bool] = never
 ) -> Choice:
     clock = Clock(trials, finals, is_over)
-    return choose_by_time(PROBLEM, choice, estimate_micros, clock, locksteps=LOCKSTEPS)
+    return choose_by_time(PROBLEM, choice, estimate_micros, clock, Stages(), locksteps=LOCKSTEPS)
 
 
 def asked_first(choice: Choice = CHOICE) -> list[Candidate]:
@@ -152,7 +153,7 @@ def test_a_space_of_few_is_timed_whole() -> None:
     problem = Problem(random_matrix(2, 3, 0.9, seed=0), 32, H200)
     choice = search(problem, estimate_micros, 3, Stages(), lockstep=128)
     clock = Landscape(lambda _: 1.0)
-    choose_by_time(problem, choice, estimate_micros, Clock(clock), locksteps=LOCKSTEPS)
+    choose_by_time(problem, choice, estimate_micros, Clock(clock), Stages(), locksteps=LOCKSTEPS)
     pool = Pool.of(problem, choice.space, estimate_micros, LOCKSTEPS)
     assert len(clock.asked) == min(len(pool.forecast), POLICY.rounds * POLICY.batch + 3)
 
@@ -171,7 +172,7 @@ def test_a_ranker_s_order_is_the_forecast() -> None:
 
 
 def test_rounds_are_built_ahead() -> None:
-    """A round is chosen, and begun, before the last of what was begun before it is timed."""
+    """As many as the policy says are begun when one is timed."""
     events: list[tuple[str, int]] = []
 
     class Watched:
@@ -193,10 +194,23 @@ def test_rounds_are_built_ahead() -> None:
             events.append(("closed", self.number))
 
     choose(Watched)
-    for number in range(2, POLICY.rounds):
-        assert events.index(("begun", number + 1)) < events.index(("timed", number))
+    for number in range(POLICY.rounds):
+        assert events.index(("begun", number + POLICY.ahead)) < events.index(("timed", number))
     begun = [number for what, number in events if what == "begun"]
     assert sorted(number for what, number in events if what == "closed") == begun
+
+
+def test_the_seconds_of_choosing_are_counted() -> None:
+    parts: list[str] = []
+
+    class Counted(Stages):
+        def part(self, name: str) -> AbstractContextManager[None]:
+            parts.append(name)
+            return super().part(name)
+
+    clock = Clock(Landscape(lambda candidate: float(candidate.tile.rows)))
+    choose_by_time(PROBLEM, CHOICE, estimate_micros, clock, Counted(), locksteps=LOCKSTEPS)
+    assert parts == ["rank"] * (1 + POLICY.rounds)
 
 
 def test_the_shortlist_has_the_best_of_each_split() -> None:
@@ -270,7 +284,7 @@ def test_one_that_fails_in_the_end_is_not_taken() -> None:
     again = Landscape(lambda candidate: None if key(candidate) == racy and next(turns) == 1 else 1.5)
     found = choose(once, finals=again)
     assert key(found.winner) != racy
-    with pytest.raises(GpuFault, match="none of the fastest 3 kernels ran again: CUDA_ERROR_ILLEGAL_ADDRESS"):
+    with pytest.raises(GpuFault, match=f"the fastest {POLICY.finalists} kernels ran again: CUDA_ERROR_ILLEGAL_ADDRESS"):
         choose(once, finals=Landscape(lambda _: None))
 
 

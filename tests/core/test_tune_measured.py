@@ -27,6 +27,7 @@ from lospmm.model import Problem
 from lospmm.options import Options
 from lospmm.replay import AXES, replay
 from lospmm.search import POLICY
+from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.timings import TIMINGS
 from lospmm.toolchain.cubin import machine_code
@@ -86,8 +87,13 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.usefixtures("on_the_machine")
-def test_auto_measures_verifies_and_compares(store: Store) -> None:
+def test_auto_measures_verifies_and_compares(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[tuple[int, str]] = []
+    part = Stages.part
+    monkeypatch.setattr(Stages, "part", lambda self, name: (parts.append((id(self), name)), part(self, name))[1])
     made = tuned(store)
+    assert len({stages for stages, _ in parts}) == 1  # all seconds are of the one tuning, those of choosing too
+    assert [name for _, name in parts].count("rank") > 2
     manifest, log = made.manifest, [json.loads(line) for line in made.files["tuning.jsonl"].splitlines()]
     assert manifest["emitter"] == "sass"
     assert manifest["verified"]["on"] == "gpu"
@@ -129,7 +135,7 @@ def test_what_was_measured_runs_without_a_gpu(store: Store, tmp_path: Path) -> N
 def test_each_alone(store: Store, measured: str, verify: str) -> None:
     manifest = tuned(store, measure=measured, verify=verify).manifest
     assert (manifest["measured"] is None) == (measured == "none")
-    assert manifest["search"]["chosen_by"] == ("estimate" if measured == "none" else "measurement")
+    assert manifest["search"]["chosen_by"] == ("model" if measured == "none" else "measurement")
     assert (manifest["verified"] or {"on": "none"})["on"] == verify
 
 

@@ -25,6 +25,13 @@ def by_matrix() -> str:
     return table(("layer", "fastest, us", "default", "estimate"), lines, right=3) if lines else "Not measured.\n"
 
 
+def verdicts() -> str:
+    """How each way with a goal does."""
+    given = paper.inputs("Table 4", paper.RESULTS)
+    told = [] if given is None else loss.verdicts(given[0])
+    return "".join(f"- {one}\n" for one in told) or "Not measured.\n"
+
+
 def _region(name: str) -> str:
     return name.lower()
 
@@ -32,4 +39,5 @@ def _region(name: str) -> str:
 REGIONS: dict[str, Callable[[], str]] = {
     **{_region(name): partial(rows, name) for name in paper.FIGURES},
     "by matrix": by_matrix,
+    "verdicts": verdicts,
 }

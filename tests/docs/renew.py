@@ -41,7 +41,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0002-ptxas-at-level-1.md": {"levels": results.optimization_levels},
     DOCS / "decisions" / "0008-code-is-the-traffic.md": code_traffic.REGIONS,
     DOCS / "decisions" / "0010-blocks-share-a-tile.md": {"splits": splits.fastest_by_split},
-    DOCS / "decisions" / "0012-times-correct-the-forecast.md": {
+    DOCS / "decisions" / "0015-small-rounds.md": {
         "search cost": searches.cost,
         "search replay": searches.replayed,
     },

@@ -103,7 +103,7 @@ def test_without_options_they_are_what_this_machine_decides(
     monkeypatch.setattr("lospmm.jobs.own_gpu", lambda: None)
     kernel = client.post(POST, files=FORM).json()
     assert (kernel["emitter"], kernel["verified"]["on"], kernel["measured"]) == ("sass", "cpu", None)
-    assert kernel["search"]["chosen_by"] == "estimate"
+    assert kernel["search"]["chosen_by"] == "model"
     older = client.post("/v1/kernels?n=128&device=a100&wait=60", files=FORM).json()
     assert (older["emitter"], older["verified"]["on"]) == ("ptx", "cpu")
     said = client.post(f"{POST}&emitter=sass&verify=cpu", files=FORM).json()
