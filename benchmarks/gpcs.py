@@ -157,7 +157,7 @@ def tables(groups: Groups) -> Mapping[str, list[int]]:
 
 
 def walks(driver: Driver, groups: Groups, sms: int, clock_hz: float, store: Store) -> Iterator[dict[str, Any]]:
-    for kib, warps in ((64, 16), (64, 19), (96, 16)):
+    for kib, warps in ((64, 16), (96, 16)):
         walk = walking.Walk(kib, warps)
         cubin = walking.kernel(walk, sms, store)
         for name, tiles in tables(groups).items():

@@ -95,7 +95,8 @@ def tiles(m: int, n: int, kind: Kind, sms: int) -> list[Choice]:
         for waves in (1, 2):
             across = ceil_div(threads, width)
             rows = ceil_div(m, max(waves * sms // across, 1))
-            room = (min(255, REGISTERS // width // 8 * 8) - BESIDE) // kind.words - rows
+            warps = ceil_div(width, 128) * 4  # the four parts of an SM have as many each
+            room = (min(255, REGISTERS // (32 * warps) // 8 * 8) - BESIDE) // kind.words - rows
             deepest = next((depth for depth in PREFETCHES if depth <= room), 0)
             for depth in {deepest, min(deepest, PREFETCH)} - {0}:
                 if rows >= min(8, m):

@@ -1,12 +1,13 @@
 """Why one kernel, loaded again, takes another time: what its code's address, B's and C's, and the process have to do
 with it.
 
-    python -m benchmarks.reloads [--out DIR]
+    python -m benchmarks.reloads [--out DIR] [--layouts LOADS]
 
 needs an H200 or H100. Some kernels are timed in rounds, so that drift shows as such: in many modules, all kept, so that
 the same code lies at many addresses; the fastest and the slowest of them with B and C at many addresses, and a few
 tiles at a time; behind a kernel of some blocks that does nothing; with the code laid out otherwise (``LAYOUTS``); and
-all of it in several processes. A tile that no timed launch runs says where the code lies. Writes ``reloads.jsonl`` and
+all of it in several processes. ``--layouts`` times no more than each layout of the longest code, loaded so often, and
+writes ``layouts.jsonl``. A tile that no timed launch runs says where the code lies. Writes ``reloads.jsonl`` and
 prints, for each, how far its times are apart, and how far those of one and the same are.
 """
 
@@ -305,10 +306,10 @@ def _behind(bench: Bench, kernel: Kernel, store: Store) -> Iterator[dict[str, An
                    "alone": alone, "micros": micros - alone}  # fmt: skip
 
 
-def _layouts(bench: Bench, kernels: Mapping[str, Kernel]) -> Iterator[dict[str, Any]]:
+def _layouts(bench: Bench, kernels: Mapping[str, Kernel], loads: int = LOADS) -> Iterator[dict[str, Any]]:
     loaded = [
         (name, kernel, function, bench.code_address(kernel, function))
-        for _ in range(LOADS)
+        for _ in range(loads)
         for name, kernel in kernels.items()
         for function in (bench.driver.load(kernel.cubin, kernel.program.name),)
     ]
@@ -319,14 +320,16 @@ def _layouts(bench: Bench, kernels: Mapping[str, Kernel]) -> Iterator[dict[str, 
                    "b": bench.places[0][0], "micros": micros}  # fmt: skip
 
 
-def child(process: int) -> Iterator[dict[str, Any]]:
-    """What one process measures: only the first does the layouts."""
+def child(process: int, loads: int) -> Iterator[dict[str, Any]]:
+    """What one process measures: only the first does the layouts, or all of them only those, with more ``loads``."""
     driver, device = open_driver(), detect_device()
     with tempfile.TemporaryDirectory() as directory:
         store = Store(Path(directory))
         for number, ((m, k, n, sparsity), tile, schedule) in enumerate(CASES):
+            if loads and number < len(CASES) - 1:
+                continue  # the code of the last is the longest
             problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, device), "sass")
-            names = LAYOUTS if process == 0 else ("as it is",)
+            names = LAYOUTS if process == 0 or loads else ("as it is",)
             kernels = {name: build(problem, tile, schedule, LAYOUTS[name], store) for name in names}
             bench, kernel = Bench(driver, problem), kernels["as it is"]
             about = {"device": device.name, "process": process, "kernel": number, "code_bytes": kernel.table_bytes,
@@ -335,7 +338,9 @@ def child(process: int) -> Iterator[dict[str, Any]]:
                 lambda bench=bench, kernel=kernel: _modules(bench, kernel),  # type: ignore[misc]
                 lambda bench=bench, kernel=kernel: _behind(bench, kernel, store),  # type: ignore[misc]
             ]
-            if process == 0:
+            if loads:
+                works = [lambda bench=bench, kernels=kernels: _layouts(bench, kernels, loads)]  # type: ignore[misc]
+            elif process == 0:
                 works.append(lambda bench=bench, kernels=kernels: _layouts(bench, kernels))  # type: ignore[misc]
             for work in works:
                 for row in work():
@@ -348,17 +353,19 @@ def child(process: int) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--layouts", type=int, default=0, metavar="LOADS")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        for row in child(options.child):
+        for row in child(options.child, options.layouts):
             print(json.dumps(row), flush=True)
         return
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    with (options.out / "reloads.jsonl").open("w") as file:
+    with (options.out / ("layouts.jsonl" if options.layouts else "reloads.jsonl")).open("w") as file:
         for process in range(PROCESSES):
-            command = (sys.executable, "-m", "benchmarks.reloads", "--child", str(process))
+            arguments = ("--child", str(process), "--layouts", str(options.layouts))
+            command = (sys.executable, "-m", "benchmarks.reloads", *arguments)
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
                 assert running.stdout is not None
                 for line in running.stdout:

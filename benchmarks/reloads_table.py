@@ -27,7 +27,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         first = mine[0]
         lines.append(f"{first['m']} x {first['k']}, n {first['n']}, {first['rows']} x {first['cols']}")
         modules = [row for row in mine if row["varied"] == "module"]
-        for process in dict.fromkeys(row["process"] for row in mine):
+        for process in dict.fromkeys(row["process"] for row in modules):
             own = [row for row in modules if row["process"] == process]
             lines.append(
                 f"  process {process}, modules {spread(own, ['number'])}; warm {spread(own, ['number'], 'warm')}"
@@ -43,7 +43,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         lines.append(f"  processes          {spread(modules, ['process'])}")
         layouts = [row for row in mine if row["varied"] == "layout"]
         lines += [
-            f"  {name:18} {spread([row for row in layouts if row['layout'] == name], ['number'])}"
+            f"  {name:18} {spread([row for row in layouts if row['layout'] == name], ['process', 'number'])}"
             for name in dict.fromkeys(row["layout"] for row in layouts)
         ]
     return "\n".join(lines)
