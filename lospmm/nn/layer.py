@@ -243,13 +243,19 @@ def swap(module: nn.Module, tuned: Mapping[str, Tuned], sparse: type[Sparse]) ->
 
 
 def restore(module: nn.Module) -> None:
-    """The module as it was before ``swap``."""
+    """The module as it was before ``swap`` and before its weights were looked for."""
+    names = tuple(module.__dict__["lospmm_state"].tuned)
+    unswap(module)
+    for name in names:
+        forget_mask(module, name)
+
+
+def unswap(module: nn.Module) -> None:
+    """The module as it was before ``swap``, which can be called again."""
     state: State = module.__dict__.pop("lospmm_state")
     module.__dict__.pop("lospmm_tuned", None)
     let_go(state)
     module.__class__ = state.original
-    for name in state.tuned:
-        forget_mask(module, name)
     module._forward_pre_hooks.update(state.hooks)
 
 

@@ -152,7 +152,7 @@ def learn_shapes(model: nn.Module, sites: Sequence[Site], example: Any) -> dict[
 
 def run(model: nn.Module, example: Any) -> Any:
     """The model's output for an example, as in inference; its mode is left as it was."""
-    with torch.no_grad(), no_short_cuts(), _evaluated(model):
+    with torch.no_grad(), no_short_cuts(), evaluated(model):
         return call_with(model, example)
 
 
@@ -163,7 +163,8 @@ def call_with(model: Callable[..., Any], example: Any) -> Any:
 
 
 @contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """In the mode for inference; every module gets its own mode back."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

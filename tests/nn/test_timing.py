@@ -1,16 +1,24 @@
 """What is timed is the layer as it will be called; the clock itself needs a GPU."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
 
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 import lospmm  # noqa: E402
 import lospmm.nn  # noqa: E402
-from lospmm.nn import sparsify, timing  # noqa: E402
+from lospmm.errors import Unsupported  # noqa: E402
+from lospmm.nn import choice, timing  # noqa: E402
+from lospmm.nn.calling import calling_of, settled  # noqa: E402
+from lospmm.nn.layer import Sparse  # noqa: E402
+from lospmm.nn.report import from_json  # noqa: E402
 from tests.nn.models import drawn, pruned  # noqa: E402
 
 
@@ -24,7 +32,8 @@ class Residual(nn.Module):
 
 
 @torch.no_grad()
-def test_layers_are_timed_on_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("called", ["eager", "compiled_graph"])
+def test_layers_are_timed_on_their_kernels(called: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
     for weight in (attention.in_proj_weight, attention.out_proj.weight):
@@ -33,6 +42,7 @@ def test_layers_are_timed_on_their_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     run = lospmm.Kernel.run_on_cpu
     monkeypatch.setattr(lospmm.Kernel, "run_on_cpu", lambda *given: ran.append(given[0]) or run(*given))
     seen: list[tuple[str, int]] = []
+    whole: list[type[nn.Module]] = []
 
     def micros_of(call: Callable[[], object], _device: torch.device) -> float:
         ran.clear()
@@ -40,16 +50,78 @@ def test_layers_are_timed_on_their_kernels(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(("sparse" if ran else "dense", len(ran)))
         return 1.0 if ran else 2.0
 
+    def model_micros(model: nn.Module, example: Any, calling: Any) -> float:
+        assert example is not None and (calling.compiled, calling.captured) == (called != "eager",) * 2
+        whole.append(max((type(one) for one in model.modules()), key=lambda kind: issubclass(kind, Sparse)))
+        return 3.0 - len(whole)
+
     monkeypatch.setattr(timing, "micros_of", micros_of)
-    monkeypatch.setattr(sparsify, "misfit", lambda *_, **__: None)
+    monkeypatch.setattr(timing, "model_micros", model_micros)
+    monkeypatch.setattr(choice, "misfit", lambda *_, **__: None)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     x = drawn(2, 4, 8)
+    both_layouts = 1 if called == "eager" else 2  # of a dense convolution of images
     models = [
-        (lospmm.nn.fused(pruned(Residual())[0]), drawn(2, 4, 5, 5), 2),
-        (pruned(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), x, 2),
-        (attention.eval(), (x, x, x), 2),
+        (lospmm.nn.fused(pruned(Residual())[0]), drawn(2, 4, 5, 5), 1 + both_layouts, 2),
+        (pruned(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), x, 1, 2),  # of two alike one is timed
+        (attention.eval(), (x, x, x), 2, 2),
     ]
-    for model, example, layers in models:
+    for model, example, dense, layers in models:
         seen.clear()
-        report = lospmm.nn.sparsify_(model, example, device="h200", verify="none")
-        assert seen == [("dense", 0)] * layers + [("sparse", 1)] * layers, str(report)
-        assert len(report.sparse) == layers
+        whole.clear()
+        report = lospmm.nn.sparsify_(model, example, device="h200", verify="none", called=called)
+        assert seen == [("dense", 0)] * dense + [("sparse", 1)] * layers, str(report)
+        assert [issubclass(kind, Sparse) for kind in whole] == [False, True, True]
+        assert len(report.sparse) == 1, "the model is fastest with half of its layers"
+        assert [row.reason for row in report.rows if row.advice == "dense"] == ["the whole model is faster so"]
+        assert report.model is not None
+        assert (report.model.dense_micros, report.model.chosen_micros, report.model.given_back) == (2.0, 0.0, 1)
+        assert "0.0 us of 2.0 us dense; 1 layers are dense for its sake" in str(report)
+        assert from_json(report.to_json()) == report
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("called", ["eager", "compiled"])
+def test_a_model_is_timed_as_it_is_called(called: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    compile_ = partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", lambda model, **rest: compiled.append(model) or compile_(model, **rest))
+    monkeypatch.setattr(timing, "_BLOCK_SECONDS", 1e-3)
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, *, scale: float) -> torch.Tensor:
+            return self.inner(x) * scale
+
+    model = Scaled().train()
+    assert timing.model_micros(model, {"x": drawn(2, 4), "scale": 2.0}, calling_of(called)) > 0
+    assert model.training
+    assert compiled == ([model] if called == "compiled" else [])
+    with pytest.raises(Unsupported, match=r"the model cannot be (called|compiled): .*give called another value"):
+        timing.model_micros(model, {"y": drawn(2, 4)}, calling_of(called))
+
+
+@settings(max_examples=300)
+@given(times=st.lists(st.floats(1.0, 9.0), min_size=1, max_size=200))
+def test_a_model_never_takes_longer_than_the_dense_one(times: list[float]) -> None:
+    tried = [0]
+
+    def measure(keep: int) -> float:
+        assert keep not in tried
+        tried.append(keep)
+        return times[keep]
+
+    keep, micros = settled(len(times) - 1, times[0], measure)
+    assert micros == times[keep] == min(times[one] for one in tried)
+    assert len(tried) <= 1 + (len(times) - 1).bit_length() + 2
+
+
+def test_layers_are_given_back_until_the_model_is_faster() -> None:
+    # Each layer that is kept beyond the first 40 costs the others more than it gains.
+    keep, micros = settled(52, 100.0, lambda keep: 100.0 - min(keep, 40) + 5 * max(0, keep - 40))
+    assert (keep, micros) == (39, 61.0)
+    assert settled(52, 100.0, lambda keep: 100.0 + keep) == (0, 100.0)
+    assert settled(52, 100.0, lambda keep: 100.0 - keep) == (52, 48.0)
