@@ -8,6 +8,9 @@ transposes what comes in and what goes out, unless it is there already: elementw
 tensor in memory, so that between two layers with nothing else between them, of which the first is ``features_first``,
 nothing is moved. This is to a Linear what ``channels_last`` is to a convolution: a matter of strides, on which no
 result depends.
+
+**More columns than any kernel has** go through it in pieces. What is transposed is written anew anyway, so that a piece
+of tokens becomes a B of a kernel's own width: the kernel is as fast as for its own N, and needs no N at run time.
 """
 
 import weakref
@@ -23,7 +26,7 @@ from lospmm.nn import operator
 from lospmm.nn.bound import Bound, Bucket, Tensors, bind, release
 from lospmm.nn.fusion import FusedConv2d
 from lospmm.nn.place import Place, forget_mask, take_hooks, tensors_of
-from lospmm.nn.transpose import prepare, turned
+from lospmm.nn.transpose import prepare, turn_into, turned
 
 #: The attribute of a tensor that holds it transposed.
 _TRANSPOSED = "lospmm_transposed"
@@ -88,11 +91,49 @@ class Sparse(nn.Module):
 
 def product(x: Tensor, tuned: Tuned, tensors: Tensors) -> Tensor:
     """(..., m) of ``x`` (..., k), through the operator, with the transposes that are not avoided."""
+    n = x.numel() // x.shape[-1]
+    if n > tuned.sizes[-1][1]:
+        y = _in_pieces(x.reshape(n, x.shape[-1]), tuned, tensors)
+        return y.unflatten(0, x.shape[:-1]) if x.dim() != 2 else y
     is_alone = torch.compiler.is_compiling() or tuned.shares == "no"
     b = _transposed(x) if is_alone else _transposed_once(x, tuned.shares)
     c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias)
     c = c.t() if tuned.features_first else turned(c)
     return c.unflatten(0, x.shape[:-1]) if x.dim() != 2 else c
+
+
+def pieces(sizes: tuple[tuple[int, int], ...], n: int) -> tuple[tuple[int, int], ...]:
+    """(first, end) of the pieces of ``n`` columns that kernels compute; ``sizes`` as in ``Tuned``.
+
+    As many of the largest as there are, and the rest by a kernel that it fills enough. What none does is left out: the
+    dense layer is faster for it.
+    """
+    if not sizes or n < 1:
+        return ()
+    most = sizes[-1][1]
+    found = [(first, first + most) for first in range(0, n - most + 1, most)]
+    rest = n % most
+    if any(least <= rest <= size for least, size in sizes):
+        found.append((n - rest, n))
+    return tuple(found)
+
+
+def _in_pieces(x: Tensor, tuned: Tuned, tensors: Tensors) -> Tensor:
+    """(n, m) of ``x`` (n, k), piece by piece. Compiled, the transposes are written where the pieces are joined."""
+    ends = pieces(tuned.sizes, x.shape[0])
+    dense = x[ends[-1][1] :]
+    rest = [functional.linear(dense, _effective(tensors), tensors.bias)] if len(dense) else []
+    parts = [operator.spmm(turned(x[first:end]), tensors.weight, tensors.mask, tensors.bias) for first, end in ends]
+    if tuned.features_first:
+        return torch.cat([*parts, *(one.t() for one in rest)], dim=1).t()
+    if torch.compiler.is_compiling():
+        return torch.cat([*(part.t() for part in parts), *rest])
+    y = x.new_empty((x.shape[0], tensors.weight.shape[0]))
+    for part, (first, end) in zip(parts, ends, strict=True):
+        turn_into(part, y[first:end])
+    if rest:
+        y[ends[-1][1] :] = rest[0]
+    return y
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -117,11 +158,10 @@ def _transposed_once(x: Tensor, shares: Shares) -> Tensor:
 
 
 def serves(tuned: Tuned, x: Tensor) -> bool:
-    """Whether a bucket holds so many columns. No look at any tensor, so that it is decided when a graph is compiled."""
+    """Whether kernels hold so many columns. No look at any tensor, so that it is decided when a graph is compiled."""
     if x.dtype is not torch.float32 or x.dim() < 1 or x.shape[-1] == 0:
         return False
-    n = x.numel() // x.shape[-1]
-    return any(least <= n <= most for least, most in tuned.sizes)
+    return bool(pieces(tuned.sizes, x.numel() // x.shape[-1]))
 
 
 class SparseLinear(Sparse, nn.Linear):

@@ -17,9 +17,9 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits  # noqa: E402
-from lospmm.nn import choice, timing  # noqa: E402
+from lospmm.nn import choice, operator, timing  # noqa: E402
 from lospmm.nn import report as report_module  # noqa: E402
-from lospmm.nn.layer import Sparse, SparseLinear  # noqa: E402
+from lospmm.nn.layer import Sparse, SparseLinear, pieces  # noqa: E402
 from lospmm.nn.tuning import Tuner  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 from tests.server.processes import serving  # noqa: E402
@@ -89,7 +89,10 @@ def test_calls_take_the_smallest_bucket_that_holds_them(
         return run(kernel, b, *rest)
 
     monkeypatch.setattr(lospmm.Kernel, "run_on_cpu", watched)
-    for tokens, bucket in ((1, []), (2, [4]), (4, [4]), (5, []), (16, [32]), (32, [32]), (33, []), (0, [])):
+    fits = ((1, []), (2, [4]), (4, [4]), (5, []), (16, [32]), (32, [32]), (0, []))
+    # More than any holds: in pieces, of which the last may fill a bucket enough, or be dense.
+    larger = ((33, [32]), (34, [32, 4]), (40, [32]), (50, [32, 32]), (64, [32, 32]), (100, [32, 32, 32, 4]))
+    for tokens, bucket in (*fits, *larger):
         ran.clear()
         x = drawn(tokens, 12)
         found = model(x)
@@ -97,6 +100,35 @@ def test_calls_take_the_smallest_bucket_that_holds_them(
         assert found.shape == (tokens, 20)
         if tokens:
             assert error(found, dense(x.double())) < MAX_ERROR
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), max_size=4),
+    n=st.integers(0, 300),
+)
+def test_pieces_are_next_to_each_other_and_each_has_a_kernel(sizes: list[tuple[int, int]], n: int) -> None:
+    buckets = tuple(sorted(((least, least + more) for least, more in sizes), key=lambda one: one[1]))
+    found = pieces(buckets, n)
+    ends = [0, *(end for _, end in found)]
+    assert [first for first, _ in found] == ends[:-1] and ends[-1] <= n
+    assert all(any(least <= end - first <= most for least, most in buckets) for first, end in found)
+    rest = n - ends[-1]
+    assert not any(least <= rest <= most for least, most in buckets) or rest == 0
+    assert rest < (buckets[-1][1] if buckets else n + 1)
+
+
+@torch.no_grad()
+def test_more_columns_than_any_kernel_has_stay_in_the_layout_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = perceptron(), drawn(23, 24)
+    wanted = exact(model, x)
+    lospmm.nn.sparsify_(model, drawn(10, 24), **EMULATED)
+    assert model[0].lospmm_tuned.features_first
+    assert not model[0](x).is_contiguous()
+    monkeypatch.setattr(operator, "dense_product", None)
+    assert error(model(x), wanted) < MAX_ERROR and model(x).is_contiguous()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert error(compiled(x), wanted) < MAX_ERROR
+    assert error(compiled(x.view(1, 23, 24)), wanted.view(1, 23, 16)) < MAX_ERROR
 
 
 @torch.no_grad()
