@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from lospmm.nn import operator
 from lospmm.nn.bound import Bound, Bucket, Tensors, bind, release
-from lospmm.nn.fusion import FusedConv2d
+from lospmm.nn.fusion import FusedConv2d, FusedLinear
 from lospmm.nn.place import Place, forget_mask, take_hooks, tensors_of
 from lospmm.nn.transpose import prepare, turn_into, turned
 
@@ -89,15 +89,15 @@ class Sparse(nn.Module):
         return state
 
 
-def product(x: Tensor, tuned: Tuned, tensors: Tensors) -> Tensor:
+def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) -> Tensor:
     """(..., m) of ``x`` (..., k), through the operator, with the transposes that are not avoided."""
     n = x.numel() // x.shape[-1]
     if n > tuned.sizes[-1][1]:
-        y = _in_pieces(x.reshape(n, x.shape[-1]), tuned, tensors)
+        y = _in_pieces(x.reshape(n, x.shape[-1]), tuned, tensors, relu=relu)
         return y.unflatten(0, x.shape[:-1]) if x.dim() != 2 else y
     is_alone = torch.compiler.is_compiling() or tuned.shares == "no"
     b = _transposed(x) if is_alone else _transposed_once(x, tuned.shares)
-    c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias)
+    c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias, None, relu)
     c = c.t() if tuned.features_first else turned(c)
     return c.unflatten(0, x.shape[:-1]) if x.dim() != 2 else c
 
@@ -118,12 +118,15 @@ def pieces(sizes: tuple[tuple[int, int], ...], n: int) -> tuple[tuple[int, int],
     return tuple(found)
 
 
-def _in_pieces(x: Tensor, tuned: Tuned, tensors: Tensors) -> Tensor:
+def _in_pieces(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool) -> Tensor:
     """(n, m) of ``x`` (n, k), piece by piece. Compiled, the transposes are written where the pieces are joined."""
     ends = pieces(tuned.sizes, x.shape[0])
     dense = x[ends[-1][1] :]
-    rest = [functional.linear(dense, _effective(tensors), tensors.bias)] if len(dense) else []
-    parts = [operator.spmm(turned(x[first:end]), tensors.weight, tensors.mask, tensors.bias) for first, end in ends]
+    rest = [_dense(dense, tensors, relu=relu)] if len(dense) else []
+    parts = [
+        operator.spmm(turned(x[first:end]), tensors.weight, tensors.mask, tensors.bias, None, relu)
+        for first, end in ends
+    ]
     if tuned.features_first:
         return torch.cat([*parts, *(one.t() for one in rest)], dim=1).t()
     if torch.compiler.is_compiling():
@@ -168,11 +171,21 @@ class SparseLinear(Sparse, nn.Linear):
     """nn.Linear, its bias in the kernel."""
 
     def forward(self, input: Tensor) -> Tensor:
+        return self._multiplied(input, relu=False)
+
+    def _multiplied(self, x: Tensor, *, relu: bool) -> Tensor:
         tuned = self.lospmm_tuned
         tensors = tensors_of(self, tuned.place)
-        if serves(tuned, input):
-            return product(input, tuned, tensors)
-        return functional.linear(input, _effective(tensors), tensors.bias)
+        if serves(tuned, x):
+            return product(x, tuned, tensors, relu=relu)
+        return _dense(x, tensors, relu=relu)
+
+
+class SparseFusedLinear(SparseLinear, FusedLinear):
+    """A linear layer with the ReLU behind it, in one kernel."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._multiplied(input, relu=True)
 
 
 class _Convolution(Sparse):
@@ -239,6 +252,11 @@ def way_of(module: nn.Module) -> Way | None:
     return [1, *stride], [0, *padding], [1, *dilation]
 
 
+def _dense(x: Tensor, tensors: Tensors, *, relu: bool) -> Tensor:
+    y = functional.linear(x, _effective(tensors), tensors.bias)
+    return functional.relu(y) if relu else y
+
+
 def _effective(tensors: Tensors) -> Tensor:
     return tensors.weight if tensors.mask is None else tensors.weight * tensors.mask
 
@@ -250,6 +268,7 @@ CLASSES: Mapping[type[nn.Module], type[Sparse]] = {
     nn.Conv1d: SparseConv1d,
     nn.Conv2d: SparseConv2d,
     FusedConv2d: SparseFusedConv2d,
+    FusedLinear: SparseFusedLinear,
 }
 
 

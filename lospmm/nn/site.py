@@ -13,7 +13,7 @@ from lospmm.errors import BadMatrix, LospmmError, Unsupported
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts
 from lospmm.nn.bound import Tensors
-from lospmm.nn.fusion import FusedConv2d
+from lospmm.nn.fusion import FusedConv2d, FusedLinear
 from lospmm.nn.layer import CLASSES, Sparse, as_images, sparse_class, way_of
 from lospmm.nn.place import Place, place_of, tensors_of
 from lospmm.nn.report import Row
@@ -47,7 +47,8 @@ class Site:
     @property
     def relu(self) -> bool:
         """Whether the layer ends with ReLU."""
-        return isinstance(self.module, FusedConv2d) and self.module.relu
+        module = self.module
+        return isinstance(module, FusedLinear) or (isinstance(module, FusedConv2d) and module.relu)
 
     @property
     def adds(self) -> bool:

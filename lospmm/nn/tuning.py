@@ -67,7 +67,7 @@ class Tuner:
         if not site.is_convolution:
             (n,) = shape
             kernel = self.tune(Problem(matrix, n, self.device, epilogue=epilogue), progress)
-            call = ((matrix.k, n), False, False, ())
+            call = ((matrix.k, n), site.relu, False, ())
             return Bucket(kernel, call, (matrix.m, n), max(1, int(n * LEAST_SHARE)), fuses, bias)
         window = convolution_of(site, shape)
         kernel = self.tune(Problem(matrix, window.n, self.device, window, epilogue), progress)
