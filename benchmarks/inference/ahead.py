@@ -91,7 +91,7 @@ def problems(model: nn.Module, example: Any, device: DeviceSpec) -> Iterator[Pro
         asked.append(problem)
         raise NothingFits("only asked")
 
-    tuner = Tuner(device, note, True, lambda *_: None)
+    tuner = Tuner(device, note, lambda *_: None)
     sites, _ = find_sites(model, MIN_SPARSITY)
     shapes = learn_shapes(model, sites, example)
     for site in sites:

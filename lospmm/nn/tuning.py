@@ -39,7 +39,6 @@ class Tuner:
 
     device: DeviceSpec
     tune: Tune
-    fuses: bool  # whether a bias can be in the code
     progress: LayerProgress | None
 
     def bucket(self, site: Site, shape: tuple[int, ...]) -> Bucket:
@@ -47,10 +46,7 @@ class Tuner:
 
         Raises what ``jobs.tune`` raises, or ``Client.tune``.
         """
-        tensors = site.tensors
-        epilogue = PLAIN
-        if self.fuses:
-            epilogue = epilogue_of(tensors.bias_values(), relu=site.relu, residual=site.adds)
+        epilogue = epilogue_of(site.tensors.bias_values(), relu=site.relu, residual=site.adds)
         with self._told(site.name) as progress:
             try:
                 return self._bucket(site, shape, epilogue, progress)
@@ -101,7 +97,7 @@ def tuner_here(device: str, options: Options, progress: LayerProgress | None) ->
             torch.cuda.empty_cache()
         return Kernel(jobs.tune(jobs.Request(problem, options), store=store, progress=told))
 
-    return Tuner(gpu, tune, True, progress)
+    return Tuner(gpu, tune, progress)
 
 
 def tuner_there(client: "Client", device: str, options: Options, progress: LayerProgress | None) -> Tuner:
@@ -116,8 +112,17 @@ def tuner_there(client: "Client", device: str, options: Options, progress: Layer
     served = {name: getattr(options, name) for name in SERVED_OPTIONS}
 
     def tune(problem: Problem, told: Progress) -> Kernel:
-        if problem.convolution is not None or problem.epilogue != PLAIN:
-            raise Unsupported("a service tunes products without a bias only; tune convolutions where the GPU is")
-        return client.tune(problem.matrix, problem.n, device=gpu.name, progress=told, **served)
+        epilogue = problem.epilogue
+        return client.tune(
+            problem.matrix,
+            problem.n,
+            device=gpu.name,
+            convolution=problem.convolution,
+            bias=epilogue.bias,
+            relu=epilogue.relu,
+            residual=epilogue.residual,
+            progress=told,
+            **served,
+        )
 
-    return Tuner(gpu, tune, False, progress)
+    return Tuner(gpu, tune, progress)

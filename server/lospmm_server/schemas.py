@@ -51,7 +51,17 @@ class TuningQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    n: int = Field(ge=1, le=MAX_COLUMNS, description="Columns of B.", examples=[4096])
+    n: int | None = Field(
+        default=None, ge=1, le=MAX_COLUMNS, description="Columns of B; a convolution knows its own.", examples=[4096]
+    )
+    conv: str | None = Field(
+        default=None,
+        max_length=120,
+        description="A convolution: batch x channels x height x width of its input, its window and its way.",
+        examples=["32x64x56x56,3x3,stride=2,padding=1"],
+    )
+    relu: bool = Field(default=False, description="The kernel takes ReLU of what it stores.")
+    residual: bool = Field(default=False, description="The kernel adds its third argument, of the shape of C.")
     device: str = Field(
         default="auto",
         max_length=80,
@@ -174,6 +184,7 @@ class KernelLinks:
     tuning: str
     matrix: str | None  # null where an earlier version made the kernel
     space: str | None
+    bias: str | None  # null where it adds none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -396,6 +396,11 @@ def test_by_a_service(tmp_path: Path) -> None:
         with pytest.raises(BadRequest, match="a service decides that itself"):
             lospmm.nn.sparsify_(model, x, server=f"http://127.0.0.1:{port}", measure="none", **options)
         lospmm.nn.sparsify_(model, x, server=f"http://127.0.0.1:{port}", **options)
+        convolution, image = pruned(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU()), drawn(2, 4, 5, 5)
+        convolved = exact(convolution, image)
+        graph = lospmm.nn.fused(convolution)
+        assert lospmm.nn.sparsify_(graph, image, server=f"http://127.0.0.1:{port}", **options).sparse == ("0",)
     assert report.sparse == ("0", "2")
-    assert error(model(x), wanted) < MAX_ERROR
+    assert error(model(x), wanted) < MAX_ERROR and error(graph(image), convolved) < MAX_ERROR
+    assert all(one.lospmm_tuned.buckets[0].fuses for one in (model[0], model[2], getattr(graph, "0")))
     assert json.loads(report.to_json())["layers"][0]["kind"] == "Linear"
