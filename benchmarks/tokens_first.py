@@ -25,6 +25,7 @@ from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.timing import copies_beyond_l2, time_rotating
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch
+from lospmm.nn.transpose import _BLOCKS as BLOCKS
 from lospmm.nn.transpose import ENTRY, compiled
 from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
@@ -91,7 +92,7 @@ def rows(
     x = random.uniform(-1, 1, size=(TOKENS, matrix.k)).astype(np.float32)
     for place, _ in places:
         driver.upload(place, x)
-    turn, launch = driver.load(compiled("sm_90"), ENTRY), Launch((8 * 132, 1, 1), 256)
+    turn, launch = driver.load(compiled("sm_90"), ENTRY), Launch((BLOCKS * 132, 1, 1), 256)
     for which, columns in enumerate((matrix.k, matrix.m)):
         other = driver.allocate(sizes[which])
 

@@ -47,7 +47,7 @@ def test_a_layer(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("query", "bias", "status", "words"),
     [
-        ("", None, 400, "n is missing: give the number of columns of B, or a convolution"),
+        ("", None, 422, "query n: Field required"),
         ("conv=2x3", None, 400, "conv '2x3': write batch x channels x height x width"),
         ("conv=1x1x4x4,2x2", None, 400, "the weights have 24 columns, and the convolution"),
         ("conv=1x1x2x2,3x3", None, 400, "does not fit into 2 x 2"),
@@ -82,7 +82,7 @@ def test_the_layers_of_a_model(client: TestClient) -> None:
     kernel = client.get(one["kernel"]).json()
     assert kernel["n"] == WINDOW.n and kernel["epilogue"]["relu"]
     answer = client.post("/v1/models?device=h200", files=files)
-    assert answer.status_code == 400 and "n is missing" in answer.json()["detail"]
+    assert answer.status_code == 422 and "query n: Field required" in answer.json()["detail"]
 
 
 def test_the_client(tmp_path: Path) -> None:
