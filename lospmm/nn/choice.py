@@ -51,6 +51,7 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
     """Swap the layers that are faster with their kernels, and give them. ``compiled`` is how they are timed."""
     swapped = {work.site.name: work for work in works if work.buckets}
     known: dict[Hashable, float] = {}
+    contexts: timing.Contexts | None = {} if compiled else None
     for name, work in list(swapped.items()):
         reason = misfit(work.site.tensors.weight, list(work.buckets.values()), emulate=False)
         if reason is not None:
@@ -60,7 +61,7 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
         for shape in work.buckets:
             key = timing.signature(work.site, shape)
             if key not in known:
-                known[key] = timing.dense_micros(work.site, shape, compiled=compiled)
+                known[key] = timing.dense_micros(work.site, shape, contexts)
             work.dense[shape] = known[key]
     while swapped:
         first = swap(swapped.values(), layout)
@@ -68,7 +69,7 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
             fed, sharing = layout.is_fed_first(name, first), len(layout.sharing(name, swapped))
             for shape in work.buckets:
                 work.sparse[shape] = timing.sparse_micros(
-                    work.site, shape, fed_first=fed, sharing=sharing, compiled=compiled
+                    work.site, shape, fed_first=fed, sharing=sharing, contexts=contexts
                 )
         slower = [name for name, work in swapped.items() if not any(_is_faster(work, shape) for shape in work.buckets)]
         if not slower:

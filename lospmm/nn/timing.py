@@ -1,8 +1,7 @@
 """The time of a layer on its GPU, dense and with kernels, each as the other: its launches replayed by a graph.
 
 For a model that will be compiled a layer is timed compiled too, between two elementwise operations: a transpose, or a
-change of layout, is then written with these. A dense convolution counts in the faster of both layouts: among others of
-its kind a compiler keeps all ``channels_last``. ``model_micros`` is the time of a whole model, as it will be called.
+change of layout, is then written with these. ``model_micros`` is the time of a whole model, as it will be called.
 """
 
 import statistics
@@ -15,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lospmm.errors import Unsupported
+from lospmm.nn import operator
+from lospmm.nn.bound import Tensors
 from lospmm.nn.calling import Calling
-from lospmm.nn.layer import product, way_of
+from lospmm.nn.layer import Tuned, as_images, product, way_of
 from lospmm.nn.site import Site, call_with, convolution_of, evaluated
 
 #: Calls that a graph holds: many enough that its start does not count.
@@ -29,6 +30,9 @@ _REPLAYS = 15
 _BLOCK_SECONDS, _BLOCKS, _WARM_CALLS = 0.03, 9, 3
 
 Forward = Callable[..., Tensor]
+
+#: Layers as they are compiled, by all that their graphs depend on; whoever times several keeps them.
+Contexts = dict[Hashable, Forward]
 
 
 def micros_of(call: Callable[[], object], device: torch.device, calls: int = _CALLS) -> float:
@@ -66,11 +70,11 @@ def example_of(site: Site, shape: tuple[int, ...], *, features_first: bool = Fal
     return torch.randn(k, n, device=device).t() if features_first else torch.randn(n, k, device=device)
 
 
-def _arguments(site: Site, x: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """What a layer is called with: a residual too, where it adds one."""
+def _residual(site: Site, x: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """What else a layer is called with: a residual, where it adds one."""
     if not site.adds:
-        return (x,)
-    return x, torch.randn(convolution_of(site, shape).output_shape(site.matrix.m), device=x.device)
+        return ()
+    return (torch.randn(convolution_of(site, shape).output_shape(site.matrix.m), device=x.device),)
 
 
 def signature(site: Site, shape: tuple[int, ...]) -> Hashable:
@@ -81,47 +85,77 @@ def signature(site: Site, shape: tuple[int, ...]) -> Hashable:
     return type(site.module), site.weight, parts, shape, site.relu, site.adds, str(way), tensors.weight.device
 
 
-def dense_micros(site: Site, shape: tuple[int, ...], *, compiled: bool = False) -> float:
+def dense_micros(site: Site, shape: tuple[int, ...], contexts: Contexts | None = None) -> float:
     """Of a layer before it is swapped."""
     x = example_of(site, shape)
-    if site.weight == "weight":
-        arguments = _arguments(site, x, shape)
-        found = _timed(site.module.forward, arguments, compiled=compiled)
-        if not (compiled and x.dim() == 4):
-            return found
-        moved = tuple(one.to(memory_format=torch.channels_last) for one in arguments)
-        return min(found, _timed(site.module.forward, moved, compiled=compiled))
-    tensors = site.tensors
-    weight = tensors.weight if tensors.mask is None else tensors.weight * tensors.mask
-    return _timed(lambda given: functional.linear(given, weight, tensors.bias), (x,), compiled=compiled)
+    forward: Forward = site.module.forward
+    if site.weight != "weight":
+        tensors = site.tensors
+        weight = tensors.weight if tensors.mask is None else tensors.weight * tensors.mask
+
+        def forward(given: Tensor) -> Tensor:
+            return functional.linear(given, weight, tensors.bias)
+
+    if contexts is not None:
+        forward = _compiled_between(forward)
+    arguments = (x, *_residual(site, x, shape))
+    return micros_of(lambda: forward(*arguments), x.device)
 
 
 def sparse_micros(
-    site: Site, shape: tuple[int, ...], *, fed_first: bool, sharing: int, compiled: bool = False
+    site: Site, shape: tuple[int, ...], *, fed_first: bool, sharing: int, contexts: Contexts | None = None
 ) -> float:
     """Of a layer that is swapped. ``sharing`` layers transpose their one input together."""
-    x = example_of(site, shape, features_first=fed_first)
-    tuned = site.module.lospmm_tuned
-    if site.weight != "weight":
-        return _timed(lambda given: product(given, tuned[site.weight], site.tensors), (x,), compiled=compiled)
-    whole = _timed(site.module.forward, _arguments(site, x, shape), compiled=compiled)
-    if sharing < 2 or fed_first:
+    whole = _sparse_micros(site, shape, contexts, fed_first=fed_first)
+    if sharing < 2 or fed_first or site.weight != "weight":
         return whole
-    without = example_of(site, shape, features_first=True)
-    rest = _timed(site.module.forward, (without,), compiled=compiled)
+    rest = _sparse_micros(site, shape, contexts, fed_first=True)
     return rest + (whole - rest) / sharing
 
 
-def _timed(forward: Forward, arguments: tuple[Tensor, ...], *, compiled: bool) -> float:
-    run = _compiled_between(forward) if compiled else forward
-    return micros_of(lambda: run(*arguments), arguments[0].device)
+def _sparse_micros(site: Site, shape: tuple[int, ...], contexts: Contexts | None, *, fed_first: bool) -> float:
+    x = example_of(site, shape, features_first=fed_first)
+    tuned, tensors = site.module.lospmm_tuned, site.tensors
+    if site.weight != "weight":
+        tuned = tuned[site.weight]
+    if contexts is None and site.weight == "weight":
+        arguments = (x, *_residual(site, x, shape))
+        return micros_of(lambda: site.module.forward(*arguments), x.device)
+    forward = _operator_of(site, tuned)
+    if contexts is not None:
+        key = signature(site, shape), fed_first, tuned.features_first, tuned.sizes, tuned.inputs
+        if key not in contexts:
+            contexts[key] = _compiled_between(forward)
+        forward = contexts[key]
+    given = (x, tensors.weight, tensors.mask, tensors.bias, *_residual(site, x, shape))
+    return micros_of(lambda: forward(*given), x.device)
+
+
+def _operator_of(site: Site, tuned: Tuned) -> Forward:
+    """What a swapped layer computes of its input and its tensors: one graph for all layers that are alike."""
+    relu = site.relu
+    if not site.is_convolution:
+        return lambda x, weight, mask, bias: product(x, tuned, Tensors(weight, mask, bias), relu=relu)
+    way = way_of(site.module)
+    assert way is not None
+
+    def convolved(
+        x: Tensor, weight: Tensor, mask: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
+    ) -> Tensor:
+        images = [one if one is None else as_images(one, one.dim()) for one in (x, weight, mask)]
+        return operator.conv2d(*images, bias, residual, relu, *way)
+
+    return convolved
 
 
 def _compiled_between(forward: Forward) -> Forward:
+    """``forward`` compiled between two elementwise operations, without regard to what was compiled before."""
+
     def between(x: Tensor, *rest: Tensor) -> Tensor:
         return torch.relu(forward(torch.relu(x), *rest))
 
-    torch.compiler.reset()  # each layer's graph is a first one, and not a reason to compile for any shape
+    # PyTorch counts how often it compiles a code object, and gives up on one that it has compiled many times.
+    between.__code__ = between.__code__.replace(co_name=f"between_{id(forward)}")
     compiled: Forward = torch.compile(between, dynamic=False)
     return compiled
 

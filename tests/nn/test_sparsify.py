@@ -334,8 +334,8 @@ def test_the_faster_are_chosen_and_their_neighbours_timed_again(monkeypatch: pyt
     # The last is slow; the one before it is worth it only while it need not transpose what it computes.
     times = {"0": (2.0, 1.0), "2": (3.0, 3.5), "4": (12.0, 11.0)}
 
-    def sparse_micros(site: Any, shape: Any, *, fed_first: bool, sharing: int, compiled: bool) -> float:
-        assert (shape, sharing, compiled) == ((16,), 1, False)
+    def sparse_micros(site: Any, shape: Any, *, fed_first: bool, sharing: int, contexts: object) -> float:
+        assert (shape, sharing, contexts) == ((16,), 1, None)
         return times[site.name][0 if site.module.lospmm_tuned.features_first or fed_first else 1]
 
     monkeypatch.setattr(choice, "misfit", lambda *_, **__: None)
