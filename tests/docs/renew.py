@@ -19,6 +19,7 @@ from tests.docs import (
     searches,
     service,
     splits,
+    tokens,
     worked_example,
 )
 from tests.docs.pages import DOCS, ROOT, with_region
@@ -41,6 +42,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
         "search cost": searches.cost,
         "search replay": searches.replayed,
     },
+    DOCS / "decisions" / "0014-a-layer-in-its-model.md": tokens.REGIONS,
 }
 
 
