@@ -16,7 +16,7 @@ from lospmm.kernel import whole_number
 from lospmm.nn import layer, timing
 from lospmm.nn.attention import open_short_cuts
 from lospmm.nn.calling import Called, calling_of
-from lospmm.nn.choice import MARGIN, Shape, Work, call_parts, choose, settle, swap, unswap
+from lospmm.nn.choice import MARGIN, Shape, Work, call_parts, choose, settle, swap
 from lospmm.nn.layer import Sparse
 from lospmm.nn.layout import UNKNOWN, Layout, watch_layout
 from lospmm.nn.place import forget_mask
@@ -163,9 +163,7 @@ def _choose(model: nn.Module, works: Sequence[Work], layout: Layout, example: An
     chosen = choose(works, layout, compiled=calling.compiled)
     if example is None or not chosen:
         return None
-    unswap(model)
-    dense = timing.model_micros(model, example, calling)
-    found = settle(model, chosen, layout, lambda: timing.model_micros(model, example, calling), dense)
+    dense, found = settle(model, chosen, layout, lambda: timing.model_micros(model, example, calling))
     given_back = sum(work.given_back for work in chosen)
     return ModelTimes(called=called, dense_micros=dense, chosen_micros=found, given_back=given_back)
 

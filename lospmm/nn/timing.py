@@ -4,6 +4,7 @@ For a model that will be compiled a layer is timed compiled too, between two ele
 change of layout, is then written with these. ``model_micros`` is the time of a whole model, as it will be called.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Hashable
@@ -185,11 +186,18 @@ def model_micros(model: nn.Module, example: Any, calling: Calling) -> float:
 
 
 def _micros_called(call: Callable[[], object], device: torch.device) -> float:
-    """Of calls one after the other, as fast as they can be made."""
+    """Of calls one after the other, as fast as they can be made, while Python collects no garbage."""
     for _ in range(_WARM_CALLS):
         call()
     calls = max(1, int(_BLOCK_SECONDS / max(_seconds(call, 1, device), 1e-6)))
-    return 1e6 * statistics.median(_seconds(call, calls, device) for _ in range(_BLOCKS)) / calls
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        return 1e6 * statistics.median(_seconds(call, calls, device) for _ in range(_BLOCKS)) / calls
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
