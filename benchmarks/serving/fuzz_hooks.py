@@ -28,18 +28,12 @@ _LONGEST = 120
 
 
 @schemathesis.hook
-def map_query(_context: Any, query: Any) -> Any:
-    """Half of what would be a convolution is a product: a text that is drawn is none of a window that fits."""
-    conv = query.get("conv") if isinstance(query, dict) else None
-    if not isinstance(conv, str) or len(conv) > _LONGEST or len(conv) % 2:
-        return query
-    return {"n": 16, **{name: value for name, value in query.items() if name != "conv"}}
-
-
-@schemathesis.hook
-def map_body(_context: Any, body: Any) -> Any:
-    """Half of the biases stay away: a file that is drawn is no row of as many numbers as the matrix has rows."""
-    bias = body.get("bias") if isinstance(body, dict) else None
-    if not isinstance(bias, bytes) or len(bias) // 4 % 2:
-        return body
-    return {name: value for name, value in body.items() if name != "bias"}
+def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
+    """Most layers become products without a bias: what is drawn is no window, or row of numbers, that fits a matrix."""
+    query, body = case.query, case.body
+    conv = query.get("conv") if query else None
+    if isinstance(conv, str) and 0 < len(conv) <= _LONGEST and len(conv) % 4:
+        del query["conv"]
+        query.setdefault("n", 16)
+    if isinstance(body, dict) and isinstance(body.get("bias"), bytes) and len(body["bias"]) % 16 != 4:
+        del body["bias"]
