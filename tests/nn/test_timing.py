@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from lospmm.errors import Unsupported  # noqa: E402
 from lospmm.nn import choice, timing  # noqa: E402
 from lospmm.nn.calling import calling_of, settled  # noqa: E402
 from lospmm.nn.layer import Sparse  # noqa: E402
+from lospmm.nn.layout import UNKNOWN  # noqa: E402
 from lospmm.nn.report import from_json  # noqa: E402
 from tests.nn.models import drawn, pruned  # noqa: E402
 
@@ -124,3 +126,27 @@ def test_layers_are_given_back_until_the_model_is_faster() -> None:
     assert (keep, micros) == (39, 61.0)
     assert settled(52, 100.0, lambda keep: 100.0 + keep) == (0, 100.0)
     assert settled(52, 100.0, lambda keep: 100.0 - keep) == (52, 48.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected", "dense"),
+    [
+        # dense, both, one; dense and the best again
+        ([9.0, 6.0, 7.0, 9.5, 6.5], (9.0, 6.0), [False, False]),
+        ([9.0, 8.0, 7.0, 8.5, 7.5], (8.5, 7.0), [False, True]),
+        ([9.0, 8.0, 7.0, 6.5, 7.5], (6.5, 6.5), [True, True]),  # the dense model was slow for a while
+        ([9.0, 9.5, 10.0], (9.0, 9.0), [True, True]),
+    ],
+)
+def test_the_choice_and_the_dense_model_are_timed_twice(
+    times: list[float], expected: tuple[float, float], dense: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[list[Any]] = []
+    monkeypatch.setattr(choice, "unswap", lambda _: None)
+    monkeypatch.setattr(choice, "call_parts", lambda _: None)
+    monkeypatch.setattr(choice, "swap", lambda works, _: kept.append(works))
+    works: list[Any] = [SimpleNamespace(gain=gain, given_back=False) for gain in (5.0, 2.0)]
+    assert choice.settle(nn.Identity(), works[::-1], UNKNOWN, partial(next, iter(times))) == expected
+    assert [work.given_back for work in works] == dense
+    assert kept[-1] == [work for work in works if not work.given_back]
+    assert len(kept) == len(times) + 1
