@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from lospmm import artifact, jobs
 from lospmm.artifact import STALE_SECONDS, Artifact
+from lospmm.convolution import Convolution
+from lospmm.epilogue import PLAIN, Epilogue
 from lospmm.errors import BadMatrix, BadRequest, LospmmError, ToolchainFault
 from lospmm.layers import KERNELS_FILE, REPORT_FILE, Found, Model, folder_of
 from lospmm.model_report import LayerReport, ModelReport, failed, launch_table, parse, succeeded
@@ -44,6 +46,8 @@ class Batch:
     model: Model
     n: int
     device: str
+    convolution: Convolution | None = None
+    epilogue: Epilogue = PLAIN
 
 
 class ModelFolder:

@@ -11,21 +11,27 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lospmm import artifact
-from lospmm.artifact import CUBIN_FILE, MANIFEST_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
+from lospmm.artifact import BIAS_FILE, CUBIN_FILE, MANIFEST_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
 from lospmm.connection import Connection, Gone
+from lospmm.convolution import Convolution, written
+from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest, LospmmError, ServiceFault, Unsupported
 from lospmm.job_events import Hear, LayerProgress, ignore, layer_stages, stages, tell
-from lospmm.kernel import Kernel, Weights, matrix_and_values, whole_number
+from lospmm.kernel import Kernel, Weights, flattened, matrix_and_values, whole_number
+from lospmm.model import columns_of
 from lospmm.options import Options
 from lospmm.remote import Job, Page, error_of, parsed
 from lospmm.stages import Progress, silent
-from lospmm.uploads import ModelWeights, Upload, read_uploads, upload_of
+from lospmm.uploads import ModelWeights, Upload, read_uploads, upload_of, with_bias
 
 Result = TypeVar("Result")
 
@@ -96,9 +102,13 @@ class Client:
     def tune(
         self,
         weights: Weights,
-        n: int,
+        n: int | None = None,
         *,
         device: str = "auto",
+        convolution: Convolution | None = None,
+        bias: Sequence[float] | NDArray[np.floating] | None = None,
+        relu: bool = False,
+        residual: bool = False,
         tensor: str | None = None,
         seed: int = 0,
         progress: Progress = silent,
@@ -110,17 +120,23 @@ class Client:
         Of the options it takes SERVED_OPTIONS, and others where they are as by default. ServiceFault also when the
         kernel is not there within ``timeout_seconds``; the job goes on, and asking again finds it.
         """
-        query = _query(n, device, seed, options)
-        upload = upload_of("weights", *matrix_and_values(weights, tensor, seed))
+        query = _query(columns_of(n, convolution), device, seed, options)
+        query |= _layer_query(convolution, relu=relu, residual=residual)
+        upload = upload_of("weights", *matrix_and_values(flattened(weights, convolution), tensor, seed))
+        if bias is not None:
+            upload = with_bias(upload, epilogue_of(bias, relu=relu, residual=residual))
         return self._tuned(upload, query, stages(progress), _deadline(timeout_seconds))
 
     def tune_model(
         self,
         model: ModelWeights,
-        n: int,
+        n: int | None = None,
         *,
         name: str | None = None,
         device: str = "auto",
+        convolution: Convolution | None = None,
+        relu: bool = False,
+        residual: bool = False,
         seed: int = 0,
         progress: LayerProgress | None = None,
         timeout_seconds: float | None = None,
@@ -137,6 +153,9 @@ class Client:
                 n,
                 name=name,
                 device=device,
+                convolution=convolution,
+                relu=relu,
+                residual=residual,
                 seed=seed,
                 progress=progress,
                 timeout_seconds=timeout_seconds,
@@ -147,10 +166,13 @@ class Client:
     def each_layer(
         self,
         model: ModelWeights,
-        n: int,
+        n: int | None = None,
         *,
         name: str | None = None,
         device: str = "auto",
+        convolution: Convolution | None = None,
+        relu: bool = False,
+        residual: bool = False,
         seed: int = 0,
         progress: LayerProgress | None = None,
         timeout_seconds: float | None = None,
@@ -161,7 +183,8 @@ class Client:
 
         A kernel that the caller ``has``, by the layer's name and its digest, is not fetched.
         """
-        query = _query(n, device, seed, options)
+        query = _query(columns_of(n, convolution), device, seed, options)
+        query |= _layer_query(convolution, relu=relu, residual=residual)
         posted = read_uploads(model, seed)
         uploads = {layer: found for layer, found in posted.layers.items() if isinstance(found, Upload)}
         params = {**query, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
@@ -266,7 +289,7 @@ class Client:
 
     def _tuned(self, upload: Upload, query: Mapping[str, Any], hear: Hear, deadline: float) -> Kernel:
         def attempt() -> Kernel:
-            files = {"matrix": upload.file}
+            files = {"matrix": upload.file, **({} if upload.bias is None else {"bias": upload.bias})}
             answer = self._connection.ask("POST", "/v1/kernels", params={**query, "wait": 0}, files=files)
             if answer.status_code == 201:
                 return self._fetched(parsed(_Named, answer).digest, upload)
@@ -302,7 +325,8 @@ class Client:
         if not isinstance(links, dict) or source is None:
             raise ServiceFault(f"{self._connection.url}: kernel {digest}: the answer is not the manifest of a kernel")
         parts = {CUBIN_FILE: "cubin", source: "source", TUNING_FILE: "tuning"}
-        later = {MATRIX_FILE: "matrix", SPACE_FILE: "space"}  # which an earlier version did not keep
+        # Which an earlier version did not keep, and a kernel without a bias does not have.
+        later = {MATRIX_FILE: "matrix", SPACE_FILE: "space", BIAS_FILE: "bias"}
         parts |= {name: part for name, part in later.items() if links.get(part) is not None}
         files = {
             name: self._connection.ask("GET", f"/v1/kernels/{digest}/{part}").content for name, part in parts.items()
@@ -326,6 +350,12 @@ def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[s
             raise Unsupported(f"{option.name} {value!r}: a service decides that itself; leave it out")
     served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
     return {"n": whole_number("n", n), "device": str(device), "seed": whole_number("seed", seed), **served}
+
+
+def _layer_query(convolution: Convolution | None, *, relu: bool, residual: bool) -> dict[str, Any]:
+    """What makes a product a layer, where it is one: an older service does not know the parameters."""
+    window = {} if convolution is None else {"conv": written(convolution)}
+    return {**window, **({"relu": True} if relu else {}), **({"residual": True} if residual else {})}
 
 
 def _identity(text: str) -> str:

@@ -14,6 +14,16 @@ MatrixArgument = Annotated[
     Path, typer.Argument(metavar="MATRIX", help="A pruned weight matrix: .npz .npy .mtx .smtx .safetensors.")
 ]
 ColumnsOption = Annotated[int, typer.Option("--n", help="Columns of B.")]
+LayerColumnsOption = Annotated[int | None, typer.Option("--n", help="Columns of B; a convolution knows its own.")]
+ConvolutionOption = Annotated[
+    str | None,
+    typer.Option("--conv", help="A convolution, as 32x64x56x56,3x3,stride=2,padding=1: its input, window and way."),
+]
+BiasOption = Annotated[
+    Path | None, typer.Option("--bias", help="A .npy with a number for each row, which the kernel adds.")
+]
+ReluOption = Annotated[bool, typer.Option("--relu", help="The kernel takes ReLU of what it stores.")]
+ResidualOption = Annotated[bool, typer.Option("--residual", help="The kernel adds its third argument, of C's shape.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="A GPU of the device table, a device file, or auto.")]
 TensorOption = Annotated[str | None, typer.Option("--tensor", help="The weight to take from a .safetensors.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Draws the values of a pattern (.smtx).")]

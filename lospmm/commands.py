@@ -13,18 +13,23 @@ from lospmm.bench import bench_artifact
 from lospmm.build import for_emitter
 from lospmm.codegen import check_target
 from lospmm.command_options import (
+    BiasOption,
     BudgetOption,
     ColumnsOption,
+    ConvolutionOption,
     DeviceOption,
     DtypeOption,
     EmitterOption,
     FamiliesOption,
     JsonOption,
     KeyOption,
+    LayerColumnsOption,
     MatrixArgument,
     MeasureOption,
     QuietOption,
     RankerOption,
+    ReluOption,
+    ResidualOption,
     SeedOption,
     ServerOption,
     ShortlistOption,
@@ -33,10 +38,12 @@ from lospmm.command_options import (
     VerifyOption,
     chosen_server,
 )
+from lospmm.convolution import parse_convolution
 from lospmm.device import DeviceSpec, find_device
+from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
 from lospmm.gpu.messages import CacheState
-from lospmm.model import Problem
+from lospmm.model import Problem, columns_of
 from lospmm.model_command import open_client, tune_model
 from lospmm.options import Options, is_experimental, splits_of
 from lospmm.progress import reported
@@ -66,8 +73,12 @@ app.add_typer(keys_app, name="keys")
 @app.command()
 def tune(
     matrix: MatrixArgument,
-    n: ColumnsOption,
     out: Annotated[Path, typer.Option("--out", help="The folder to put the kernel in.")],
+    n: LayerColumnsOption = None,
+    conv: ConvolutionOption = None,
+    bias: BiasOption = None,
+    relu: ReluOption = False,
+    residual: ResidualOption = False,
     device: DeviceOption = "auto",
     emitter: EmitterOption = "auto",
     ranker: RankerOption = "auto",
@@ -97,14 +108,20 @@ def tune(
         shortlist_size=shortlist,
         budget_seconds=budget,
     )
+    convolution = None if conv is None else parse_convolution(conv)
+    numbers = None if bias is None else readers.read_bias(bias)
+    columns = columns_of(n, convolution)
     if (address := chosen_server(server)) is not None:
         artifact.check_target(out)
-        more = {"device": device, "tensor": tensor, "seed": seed, **asdict(options)}
+        layer = {"convolution": convolution, "bias": numbers, "relu": relu, "residual": residual}
+        more = {"device": device, "tensor": tensor, "seed": seed, **layer, **asdict(options)}
         with open_client(address, key, quiet=quiet) as client, reported(quiet=quiet) as progress:
-            done = client.tune(matrix, n, progress=progress, **more).artifact
+            done = client.tune(matrix, columns, progress=progress, **more).artifact
         artifact.write(done, out)
     else:
-        file, problem = _problem(matrix, n, device, tensor, seed)
+        file, plain = _problem(matrix, columns, device, tensor, seed)
+        epilogue = epilogue_of(numbers, relu=relu, residual=residual)
+        problem = Problem(plain.matrix, columns, plain.device, convolution, epilogue)
         request = jobs.Request(problem, options, file.values, seed)
         with reported(quiet=quiet) as progress:
             done = jobs.tune_to_folder(request, out, store=jobs.open_store(), progress=progress)

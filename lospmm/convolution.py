@@ -7,6 +7,7 @@ thread's column gives, found once, and what A's column gives, a constant of the 
 and is not read.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -137,6 +138,53 @@ def convolution_of(sizes: Mapping[str, Any]) -> Convolution:
         return Convolution(**values)
     except TypeError as error:
         raise BadRequest(f"convolution: {error}") from None
+
+
+def parse_convolution(text: str) -> Convolution:
+    """As commands and URLs have it: "32x64x56x56,3x3,stride=2,padding=1", where one number stands for a pair of it.
+
+    Raises BadRequest for what is not so written, and as Convolution does.
+    """
+    sizes, *rest = (part.strip() for part in text.split(","))
+    ways = dict.fromkeys(("stride", "padding", "dilation"), "")
+    for part in rest[1:]:
+        name, _, value = part.partition("=")
+        if ways.get(name, "given") or not value:
+            raise BadRequest(_MISWRITTEN.format(text))
+        ways[name] = value
+    input_shape, window = _numbers(sizes, text), _pair(rest[0] if rest else "", text)
+    if len(input_shape) != 4:
+        raise BadRequest(_MISWRITTEN.format(text))
+    names = ("batch", "channels", "height", "width", "kernel_height", "kernel_width")
+    numbers = dict(zip(names, (*input_shape, *window), strict=True))
+    return convolution_of({**numbers, **{name: _pair(value, text) for name, value in ways.items() if value}})
+
+
+def written(convolution: Convolution) -> str:
+    """As ``parse_convolution`` reads it."""
+    parts = ["x".join(map(str, convolution.input_shape)), f"{convolution.kernel_height}x{convolution.kernel_width}"]
+    pairs = {name: getattr(convolution, name) for name in ("stride", "padding", "dilation")}
+    return ",".join([*parts, *(f"{name}={pair[0]}x{pair[1]}" for name, pair in pairs.items())])
+
+
+_MISWRITTEN = (
+    "conv {!r:.80}: write batch x channels x height x width of the input, the window, and what is not stride=1, "
+    "padding=0, dilation=1, as in 32x64x56x56,3x3,stride=2,padding=1"
+)
+
+
+def _numbers(part: str, text: str) -> list[int]:
+    words = part.split("x")
+    if not all(re.fullmatch(r"[0-9]{1,9}", word) for word in words):
+        raise BadRequest(_MISWRITTEN.format(text))
+    return [int(word) for word in words]
+
+
+def _pair(part: str, text: str) -> Pair:
+    numbers = _numbers(part, text)
+    if len(numbers) > 2:
+        raise BadRequest(_MISWRITTEN.format(text))
+    return numbers[0], numbers[-1]
 
 
 def _is_whole(value: object) -> bool:

@@ -21,7 +21,7 @@ from lospmm.dtype import dtype_named
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
-from lospmm.model import Launch, Problem
+from lospmm.model import Launch, Problem, columns_of
 from lospmm.options import Options
 from lospmm.packed import PackedKernel
 from lospmm.readers import Values
@@ -184,22 +184,22 @@ def tune(
     Raises BadMatrix for weights that cannot be used, BadRequest and Unsupported for the rest of the request,
     NothingFits, ToolchainFault and VerificationFailed.
     """
-    if convolution is not None and isinstance(weights, np.ndarray) and weights.ndim == 4:
-        weights = _flattened(weights, convolution)
-    matrix, values = matrix_and_values(weights, tensor, seed)
+    matrix, values = matrix_and_values(flattened(weights, convolution), tensor, seed)
     gpu = detect_device() if device == "auto" else find_device(str(device))
-    if n is None:
-        if convolution is None:
-            raise BadRequest("n is missing: give the number of columns of B")
-        n = convolution.n
+    columns = whole_number("n", columns_of(n, convolution))
     epilogue = epilogue_of(bias, relu=relu, residual=residual)
-    problem = Problem(matrix, whole_number("n", n), gpu, convolution, epilogue)
+    problem = Problem(matrix, columns, gpu, convolution, epilogue)
     request = jobs.Request(problem, Options(**options), values, seed)
     return Kernel(jobs.tune(request, store=jobs.open_store()))
 
 
-def _flattened(weights: NDArray[np.floating], convolution: Convolution) -> NDArray[np.floating]:
-    """(out_channels, channels, kernel_height, kernel_width) as A. Raises BadMatrix for others than the window's."""
+def flattened(weights: Weights, convolution: Convolution | None) -> Weights:
+    """(out_channels, channels, kernel_height, kernel_width) as A; other weights as they are.
+
+    Raises BadMatrix for another window than the convolution's.
+    """
+    if convolution is None or not isinstance(weights, np.ndarray) or weights.ndim != 4:
+        return weights
     wanted = (convolution.channels, convolution.kernel_height, convolution.kernel_width)
     if weights.shape[1:] != wanted:
         raise BadMatrix(f"weights of shape {weights.shape}: the convolution takes {(weights.shape[0], *wanted)}")

@@ -68,6 +68,15 @@ class Problem:
         return self.matrix.k * self.n if self.convolution is None else self.convolution.input_elements
 
 
+def columns_of(n: int | None, convolution: Convolution | None) -> int:
+    """Columns of B: as given, or a convolution's output pixels. Raises BadRequest where neither is known."""
+    if n is not None:
+        return n
+    if convolution is None:
+        raise BadRequest("n is missing: give the number of columns of B, or a convolution")
+    return convolution.n
+
+
 def layer_fields(problem: Problem) -> dict[str, Any]:
     """What makes a problem more than a product, as JSON; nothing for a product, whose digests it leaves alone."""
     convolution, epilogue = problem.convolution, problem.epilogue

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,16 +12,19 @@ from lospmm import jobs
 from lospmm.batch import Batch, ModelFolder, take_results, tune_here
 from lospmm.command_options import (
     BudgetOption,
-    ColumnsOption,
+    ConvolutionOption,
     DeviceOption,
     DtypeOption,
     EmitterOption,
     FamiliesOption,
     JsonOption,
     KeyOption,
+    LayerColumnsOption,
     MeasureOption,
     QuietOption,
     RankerOption,
+    ReluOption,
+    ResidualOption,
     SeedOption,
     ServerOption,
     ShortlistOption,
@@ -30,9 +33,11 @@ from lospmm.command_options import (
     chosen_server,
     say,
 )
+from lospmm.convolution import parse_convolution
 from lospmm.device import find_device
+from lospmm.epilogue import Epilogue
 from lospmm.layers import open_model
-from lospmm.model import Problem, check_columns
+from lospmm.model import Problem, check_columns, columns_of
 from lospmm.model_report import LayerReport, table
 from lospmm.options import Options
 from lospmm.progress import reported
@@ -50,8 +55,11 @@ def tune_model(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="A .safetensors, or a folder of matrix files with a layer each.")
     ],
-    n: ColumnsOption,
     out: Annotated[Path, typer.Option("--out", help="The folder to put a folder for each layer in.")],
+    n: LayerColumnsOption = None,
+    conv: ConvolutionOption = None,
+    relu: ReluOption = False,
+    residual: ResidualOption = False,
     device: DeviceOption = "auto",
     emitter: EmitterOption = "auto",
     ranker: RankerOption = "auto",
@@ -80,9 +88,11 @@ def tune_model(
         shortlist_size=shortlist,
         budget_seconds=budget,
     )
-    check_columns(n)
+    convolution, epilogue = None if conv is None else parse_convolution(conv), Epilogue(None, relu, residual)
+    columns = columns_of(n, convolution)
+    check_columns(columns)
     opened = open_model(model, seed=seed)
-    batch = Batch(opened, n, device)
+    batch = Batch(opened, columns, device, convolution, epilogue)
     address = chosen_server(server)
     if address is None:
         folder = _tuned_here(batch, options, out, seed=seed, quiet=quiet)
@@ -91,8 +101,11 @@ def tune_model(
         with open_client(address, key, quiet=quiet) as client:
             results = client.each_layer(
                 opened,
-                n,
+                columns,
                 device=device,
+                convolution=convolution,
+                relu=relu,
+                residual=residual,
                 seed=seed,
                 progress=None if quiet else _say_layer,
                 has=lambda name, digest: folder.held(name, digest) is not None,
@@ -114,10 +127,11 @@ def open_client(address: str, key: str | None, *, quiet: bool) -> "Client":
 def _tuned_here(batch: Batch, options: Options, out: Path, *, seed: int, quiet: bool) -> ModelFolder:
     gpu = detect_device() if batch.device == "auto" else find_device(batch.device)
     options.resolved(gpu, own_gpu())  # what no layer can have is said once
-    folder = ModelFolder(out, Batch(batch.model, batch.n, gpu.name), _say_failure)
+    folder = ModelFolder(out, replace(batch, device=gpu.name), _say_failure)
 
     def request_of(file: MatrixFile) -> jobs.Request:
-        return jobs.Request(Problem(file.matrix, batch.n, gpu), options, file.values, seed)
+        problem = Problem(file.matrix, batch.n, gpu, batch.convolution, batch.epilogue)
+        return jobs.Request(problem, options, file.values, seed)
 
     @contextmanager
     def watch(name: str) -> Iterator[Progress]:

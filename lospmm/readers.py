@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from lospmm import matrix_text, npy
 from lospmm.content import Content, content_of
-from lospmm.errors import BadMatrix
+from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix, check_shape, from_coo
 from lospmm.nonzeros import Decode, as_it_is, nonzeros
 from lospmm.settings import settings
@@ -62,6 +62,26 @@ def content_in(stream: IO[bytes]) -> Content:
     if is_model(beginning):
         return content_of(stream)
     return beginning + stream.read(settings().max_upload_bytes + 1 - len(beginning))
+
+
+def read_bias(path: Path) -> NDArray[np.floating]:
+    """The numbers of a ``.npy``, one for each row. Raises BadRequest."""
+    try:
+        with path.open("rb") as file:
+            return bias_in(content_in(file), str(path))
+    except OSError as error:
+        raise BadRequest(f"bias {path}: cannot be read: {error.strerror}") from None
+
+
+def bias_in(content: Content, name: str) -> NDArray[np.floating]:
+    """The same of what was uploaded; ``name`` is for messages. Raises BadRequest."""
+    try:
+        bias = np.array(npy.parse(content))
+    except BadMatrix as error:
+        raise BadRequest(f"bias {name}: {error}; give a .npy with a number for each row") from None
+    if bias.ndim != 1 or bias.dtype.kind not in "fiu":
+        raise BadRequest(f"bias {name}: of shape {bias.shape} and type {bias.dtype}; give a .npy with a number a row")
+    return bias
 
 
 def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:

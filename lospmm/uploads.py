@@ -1,11 +1,15 @@
 """Matrices as they are posted to the REST service: canonical, so that equal ones are the same bytes."""
 
+import io
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
+from lospmm.epilogue import Epilogue
 from lospmm.errors import BadRequest
 from lospmm.kernel import Weights, matrix_and_values
 from lospmm.layers import Model, check_names, folder_of, open_model
@@ -22,6 +26,7 @@ class Upload:
     layer: str
     file: tuple[str, bytes, str]  # as httpx2 takes it: its name, content and type
     fingerprint: str  # of the matrix
+    bias: tuple[str, bytes, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,13 @@ def upload_of(layer: str, matrix: SparseMatrix, values: Values) -> Upload:
     suffix, content = ("smtx", _write_smtx(matrix)) if values == "drawn" else ("npz", write_npz(matrix))
     # The service takes the layer's name from that of the file.
     return Upload(layer, (f"{folder_of(layer)}.{suffix}", content, "application/octet-stream"), matrix.fingerprint)
+
+
+def with_bias(upload: Upload, epilogue: Epilogue) -> Upload:
+    """The same with the epilogue's bias beside it, as a ``.npy``."""
+    file = io.BytesIO()
+    np.save(file, np.array(epilogue.bias, np.float32))
+    return replace(upload, bias=("bias.npy", file.getvalue(), "application/octet-stream"))
 
 
 def read_uploads(model: ModelWeights, seed: int) -> Uploads:

@@ -23,6 +23,7 @@ from lospmm.gpu.exclusive import exclusive
 from lospmm.kernel import Kernel
 from lospmm.model import Problem
 from lospmm.nn import Report, sparsify_
+from lospmm.nn.calling import Called
 from lospmm.nn.site import find_sites, learn_shapes
 from lospmm.nn.tuning import Tuner
 from lospmm.runtime.detect import own_gpu_id
@@ -52,17 +53,17 @@ def gpu_alone() -> Callable[[], AbstractContextManager[None]]:
     return partial(exclusive, settings().cache_dir, gpu=own_gpu_id())
 
 
-def sparsify(model: nn.Module, example: Any, way: Way) -> Report:
+def sparsify(model: nn.Module, example: Any, called: Called, *, way: Way) -> Report:
     """In place. On a CPU every layer has kernels: there is no time to choose by."""
     device, options = way.device, way.options
     given = {name: getattr(options, name) for name in ("measure", "verify", "budget_seconds")}
     if way.alone is None:
         return sparsify_(model, example, device=device.name, choice="sparse", **given)
     if options.measure != "none":  # each tuning has the GPU for itself
-        return sparsify_(model, example, device=device.name, **given)
+        return sparsify_(model, example, device=device.name, called=called, **given)
     print("tuned ahead:", tune_ahead(model, example, device, options), flush=True)
     with way.alone():
-        return sparsify_(model, example, device=device.name, **given)
+        return sparsify_(model, example, device=device.name, called=called, **given)
 
 
 def tune_ahead(model: nn.Module, example: Any, device: DeviceSpec, options: jobs.Options) -> dict[str, float]:
@@ -90,7 +91,7 @@ def problems(model: nn.Module, example: Any, device: DeviceSpec) -> Iterator[Pro
         asked.append(problem)
         raise NothingFits("only asked")
 
-    tuner = Tuner(device, note, True, lambda *_: None)
+    tuner = Tuner(device, note, lambda *_: None)
     sites, _ = find_sites(model, MIN_SPARSITY)
     shapes = learn_shapes(model, sites, example)
     for site in sites:

@@ -1,5 +1,6 @@
 """How long a call takes, as it is called and as the replay of a CUDA graph, and how much memory."""
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -35,7 +36,12 @@ def timed(call: Call, device: torch.device) -> Timed:
         call()
     once = _block_micros(call, 1, device)
     calls = max(1, min(MOST_CALLS, round(LEAST_BLOCK_MICROS / max(once, 1.0))))
-    micros = [_block_micros(call, calls, device) / calls for _ in range(BLOCKS[device.type])]
+    gc.collect()
+    gc.disable()  # what PyTorch's compiler leaves behind takes long to look through
+    try:
+        micros = [_block_micros(call, calls, device) / calls for _ in range(BLOCKS[device.type])]
+    finally:
+        gc.enable()
     low, middle, high = statistics.quantiles(micros, n=4, method="inclusive")
     return Timed(middle, (high - low) / middle, calls)
 

@@ -17,12 +17,13 @@ from benchmarks.inference import cusparse
 from benchmarks.inference.pruned import Pruned
 from benchmarks.inference.timing import Call, peak_bytes, timed, timed_as_graph, weight_bytes
 from lospmm.nn import fused
+from lospmm.nn.calling import Called
 from lospmm.nn.layer import Sparse
 
 Record = dict[str, Any]
 
-#: ``lospmm.nn.sparsify_`` with the options of the run: of a model and its example, a report.
-Sparsify = Callable[[nn.Module, Tensor], Any]
+#: ``lospmm.nn.sparsify_`` with the options of the run: of a model, its example and how it is called, a report.
+Sparsify = Callable[[nn.Module, Tensor, Called], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ VARIANTS = (
 
 @dataclass(slots=True)
 class Bench:
-    """A pruned network on a device. The models with kernels are made once for each of TF32 on and off.
+    """A pruned network on a device. The models with kernels are made for how they are called.
 
     ``alone`` is entered for everything that is timed.
     """
@@ -64,7 +65,6 @@ class Bench:
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
     example: Tensor = field(init=False)
     expected: Tensor = field(init=False)  # float64, on the CPU
-    sparse: dict[bool, tuple[nn.Module, list[Record]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pruned.model.to(self.device)
@@ -114,16 +114,13 @@ def with_cusparse(bench: Bench, _variant: Variant) -> tuple[nn.Module, Record]:
 
 def with_kernels(bench: Bench, variant: Variant) -> tuple[nn.Module, Record]:
     """With TF32 on, a layer has to be faster than its dense product in TF32."""
-    if variant.tf32 not in bench.sparse:
-        model = for_kernels(bench.pruned.model)
-        before = copy.deepcopy(model)
-        report = bench.sparsify(model, bench.example)
-        with bench.alone():
-            found = layer_errors(model, before, bench.example)
-        rows = [{**asdict(row), "error": found.get(row.layer)} for row in report.rows]
-        bench.sparse[variant.tf32] = model, rows
-    model, rows = bench.sparse[variant.tf32]
-    return model, {"layers": rows}
+    model = for_kernels(bench.pruned.model)
+    before = copy.deepcopy(model)
+    report = bench.sparsify(model, bench.example, "compiled" if variant.compiled else "eager")
+    with bench.alone():
+        found = layer_errors(model, before, bench.example)
+    rows = [{**asdict(row), "error": found.get(row.layer)} for row in report.rows]
+    return model, {"layers": rows, "whole": None if report.model is None else asdict(report.model)}
 
 
 def for_kernels(model: nn.Module) -> nn.Module:

@@ -1,25 +1,54 @@
 // A matrix of floats turned over: what lies between a layer's activations, tokens x features, and B, features x tokens.
 //
-// Squares of 32 x 32 go through shared memory, so that both the reads and the writes of a warp are whole lines. A row of
-// the square is one word longer: a warp that reads a column then finds every bank once.
+// Squares of 64 x 64 go through shared memory, four floats at a time both ways where the sizes are multiples of four, so
+// that whole lines are read and written and many are under way: a copy is bound by memory. A row of the square is one word
+// longer, so that the threads of a warp, along a row or a column, meet a bank twice at most.
 
-// ``from`` is (rows, columns) and ``to`` (columns, rows), both row-major; ``shape`` is rows + 2^32 columns. Any number of
-// blocks of 256 threads.
+// ``from`` is (rows, columns) and ``to`` (columns, rows), both row-major, at multiples of 16 bytes; ``shape`` is rows +
+// 2^32 columns. Any number of blocks of 256 threads.
 extern "C" __global__ void lospmm_transpose(const float *from, float *to, unsigned long long shape) {
-  __shared__ float square[32][33];
+  __shared__ float square[64][65];
   const unsigned rows = unsigned(shape), columns = unsigned(shape >> 32);
-  const unsigned across = (columns + 31) / 32, squares = across * ((rows + 31) / 32);
-  const unsigned x = threadIdx.x % 32, first = threadIdx.x / 32;
+  const unsigned across = (columns + 63) / 64, squares = across * ((rows + 63) / 64);
+  const bool by_four = rows % 4 == 0 && columns % 4 == 0;
+  const unsigned x = threadIdx.x % 16 * 4, first = threadIdx.x / 16;
   for (unsigned number = blockIdx.x; number < squares; number += gridDim.x) {
-    const unsigned row = number / across * 32, column = number % across * 32;
+    const unsigned row = number / across * 64, column = number % across * 64;
+    float4 four[4];
+    if (by_four) {
 #pragma unroll
-    for (unsigned y = first; y < 32; y += 8)
-      if (row + y < rows && column + x < columns)
-        square[y][x] = from[(unsigned long long)(row + y) * columns + column + x];
+      for (unsigned turn = 0; turn < 4; ++turn) {
+        const unsigned y = first + 16 * turn;
+        if (row + y < rows && column + x < columns)
+          four[turn] = *reinterpret_cast<const float4 *>(from + (unsigned long long)(row + y) * columns + column + x);
+      }
+#pragma unroll
+      for (unsigned turn = 0; turn < 4; ++turn) {
+        const unsigned y = first + 16 * turn;
+        square[x][y] = four[turn].x;
+        square[x + 1][y] = four[turn].y;
+        square[x + 2][y] = four[turn].z;
+        square[x + 3][y] = four[turn].w;
+      }
+    } else {
+      for (unsigned y = first; y < 64; y += 16)
+        for (unsigned at = x; at < x + 4; ++at)
+          if (row + y < rows && column + at < columns)
+            square[at][y] = from[(unsigned long long)(row + y) * columns + column + at];
+    }
     __syncthreads();
-#pragma unroll
-    for (unsigned y = first; y < 32; y += 8)
-      if (column + y < columns && row + x < rows) to[(unsigned long long)(column + y) * rows + row + x] = square[x][y];
+    for (unsigned y = first; y < 64; y += 16) {
+      if (column + y >= columns) continue;
+      float *const place = to + (unsigned long long)(column + y) * rows + row + x;
+      if (by_four) {
+        if (row + x < rows)
+          *reinterpret_cast<float4 *>(place) =
+              float4{square[y][x], square[y][x + 1], square[y][x + 2], square[y][x + 3]};
+      } else {
+        for (unsigned at = 0; at < 4; ++at)
+          if (row + x + at < rows) place[at] = square[y][x + at];
+      }
+    }
     __syncthreads();
   }
 }

@@ -5,8 +5,8 @@ lospmm.nn.save(model, "tuned")                   # the kernels, not the weights
 lospmm.nn.load_(model, "tuned")                  # in another process, without tuning
 
 ``operator`` is what a kernel is to PyTorch, ``bound`` finds it by its weight, ``layer`` and ``attention`` are the
-modules that call it, ``site``, ``layout``, ``tuning`` and ``timing`` are the steps of ``sparsify``; ``fusion`` makes
-one module of a convolution and what follows it.
+modules that call it, ``site``, ``layout``, ``tuning``, ``timing`` and ``choice`` are the steps of ``sparsify``,
+``calling`` is how the model will be called; ``fusion`` makes one module of a layer and what follows it.
 """
 
 try:
@@ -20,9 +20,9 @@ except ModuleNotFoundError as error:
 
 from lospmm.nn.folder import load_, save
 from lospmm.nn.fusion import fused
-from lospmm.nn.report import Report, Row
+from lospmm.nn.report import ModelTimes, Report, Row
 from lospmm.nn.sparsify import restore_, sparsify_, status
 
-__all__ = ["Report", "Row", "fused", "load_", "restore_", "save", "sparsify_", "status"]
+__all__ = ["ModelTimes", "Report", "Row", "fused", "load_", "restore_", "save", "sparsify_", "status"]
 
 del _torch

@@ -23,11 +23,12 @@ from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.kernel import Kernel
 from lospmm.nn import layer
 from lospmm.nn.bound import Bucket, bias_in, difference, misfit
+from lospmm.nn.choice import call_parts
 from lospmm.nn.layer import Shares, Sparse, Tuned
 from lospmm.nn.place import forget_mask
 from lospmm.nn.report import Report, Row
 from lospmm.nn.site import Site, find_sites
-from lospmm.nn.sparsify import call_parts, restore_
+from lospmm.nn.sparsify import restore_
 
 SCHEMA = 1
 MODEL_FILE = "model.json"

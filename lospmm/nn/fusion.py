@@ -1,12 +1,14 @@
-"""Convolutions with what follows them in one module, so that a kernel does it before it stores.
+"""Layers with what follows them in one module, so that a kernel does it before it stores.
 
-``fused`` follows a model by ``torch.fx`` and takes a batch norm into the weights of the convolution before it, and the
-addition and the ReLU behind into ``FusedConv2d`` (the paper's fused Conv2D + ReLU, section 6.2). Otherwise each is a
-pass of its own through memory.
+``fused`` follows a model by ``torch.fx`` and takes a batch norm into the weights of the convolution before it, the
+addition and the ReLU behind into ``FusedConv2d`` (the paper's fused Conv2D + ReLU, section 6.2), and a ReLU behind a
+linear layer into ``FusedLinear``. Otherwise each is a pass of its own through memory.
 """
 
 import copy
 import operator
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,12 +31,19 @@ class FusedConv2d(nn.Conv2d):
         return functional.relu(c) if self.relu else c
 
 
+class FusedLinear(nn.Linear):
+    """relu(linear(x)). Its parameters are a Linear's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.relu(super().forward(input))
+
+
 _ADDITIONS: frozenset[Any] = frozenset({operator.add, operator.iadd, torch.add, "add", "add_"})
 _RELUS: frozenset[Any] = frozenset({functional.relu, functional.relu_, torch.relu, torch.relu_, "relu", "relu_"})
 
 
 def fused(model: nn.Module) -> fx.GraphModule:
-    """A copy of ``model`` for inference with every convolution fused with what follows. Its weights are its own.
+    """A copy of ``model`` for inference with its layers fused with what follows. Its weights are its own.
 
     Give it to ``sparsify_``: where a layer stays dense it computes the same. The keys of its state_dict are those of
     ``model`` but for batch norms, which are gone. Raises Unsupported for a model that ``torch.fx`` cannot follow.
@@ -46,8 +55,9 @@ def fused(model: nn.Module) -> fx.GraphModule:
     graph = copy.deepcopy(traced).eval()
     modules = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
-        if node.op == "call_module" and type(modules.get(node.target)) is nn.Conv2d and _is_only_call(graph, node):
-            _fuse(graph, node)
+        fuse = _FUSES.get(type(modules.get(node.target))) if node.op == "call_module" else None
+        if fuse is not None and _is_only_call(graph, node):
+            fuse(graph, node)
     graph.graph.lint()
     graph.delete_all_unused_submodules()
     graph.recompile()
@@ -72,18 +82,41 @@ def _fuse(graph: fx.GraphModule, convolution: fx.Node) -> None:
         if len(others) == 1 and isinstance(others[0], fx.Node):
             chain.append(addition)
             residual = others[0]
-    relu = _only_user(chain[-1])
-    has_relu = relu is not None and _calls(graph, relu, _RELUS)
-    if relu is not None and has_relu:
-        chain.append(relu)
+    has_relu = _take_relu(graph, chain)
     if len(chain) == 1:
         return
-    last = chain[-1]
     module.__class__ = FusedConv2d
     module.__dict__.update(relu=has_relu, adds=residual is not None)
-    given = convolution.args if residual is None else (*convolution.args, residual)
+    _replace(graph, chain, () if residual is None else (residual,))
+
+
+def _fuse_linear(graph: fx.GraphModule, linear: fx.Node) -> None:
+    chain = [linear]
+    if _take_relu(graph, chain):
+        graph.get_submodule(str(linear.target)).__class__ = FusedLinear
+        _replace(graph, chain, ())
+
+
+#: What can be fused, by its class.
+_FUSES: Mapping[Any, Callable[[fx.GraphModule, fx.Node], None]] = MappingProxyType(
+    {nn.Conv2d: _fuse, nn.Linear: _fuse_linear}
+)
+
+
+def _take_relu(graph: fx.GraphModule, chain: list[fx.Node]) -> bool:
+    """Whether a ReLU, and nothing else, follows the chain; it is then its end."""
+    relu = _only_user(chain[-1])
+    if relu is None or not _calls(graph, relu, _RELUS):
+        return False
+    chain.append(relu)
+    return True
+
+
+def _replace(graph: fx.GraphModule, chain: list[fx.Node], more: tuple[fx.Node, ...]) -> None:
+    """One call of the first node's module in place of the chain, with ``more`` arguments."""
+    first, last = chain[0], chain[-1]
     with graph.graph.inserting_after(last):
-        made = graph.graph.call_module(str(convolution.target), given, dict(convolution.kwargs))
+        made = graph.graph.call_module(str(first.target), (*first.args, *more), dict(first.kwargs))
     last.replace_all_uses_with(made)
     for node in reversed(chain):
         graph.graph.erase_node(node)

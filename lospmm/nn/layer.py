@@ -8,6 +8,9 @@ transposes what comes in and what goes out, unless it is there already: elementw
 tensor in memory, so that between two layers with nothing else between them, of which the first is ``features_first``,
 nothing is moved. This is to a Linear what ``channels_last`` is to a convolution: a matter of strides, on which no
 result depends.
+
+**More columns than any kernel has** go through it in pieces. What is transposed is written anew anyway, so that a piece
+of tokens becomes a B of a kernel's own width: the kernel is as fast as for its own N, and needs no N at run time.
 """
 
 import weakref
@@ -22,9 +25,9 @@ from torch.nn import functional
 from lospmm.nn import operator
 from lospmm.nn.bound import Bound, Bucket, Tensors, bind, release
 from lospmm.nn.dtypes import torch_dtype_of
-from lospmm.nn.fusion import FusedConv2d
+from lospmm.nn.fusion import FusedConv2d, FusedLinear
 from lospmm.nn.place import Place, forget_mask, take_hooks, tensors_of
-from lospmm.nn.transpose import prepare, turned
+from lospmm.nn.transpose import prepare, turn_into, turned
 
 #: The attribute of a tensor that holds it transposed.
 _TRANSPOSED = "lospmm_transposed"
@@ -88,13 +91,54 @@ class Sparse(nn.Module):
         return state
 
 
-def product(x: Tensor, tuned: Tuned, tensors: Tensors) -> Tensor:
+def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) -> Tensor:
     """(..., m) of ``x`` (..., k), through the operator, with the transposes that are not avoided."""
+    n = x.numel() // x.shape[-1]
+    if n > tuned.sizes[-1][1]:
+        y = _in_pieces(x.reshape(n, x.shape[-1]), tuned, tensors, relu=relu)
+        return y.unflatten(0, x.shape[:-1]) if x.dim() != 2 else y
     is_alone = torch.compiler.is_compiling() or tuned.shares == "no"
     b = _transposed(x) if is_alone else _transposed_once(x, tuned.shares)
-    c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias)
+    c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias, None, relu)
     c = c.t() if tuned.features_first else turned(c)
     return c.unflatten(0, x.shape[:-1]) if x.dim() != 2 else c
+
+
+def pieces(sizes: tuple[tuple[int, int], ...], n: int) -> tuple[tuple[int, int], ...]:
+    """(first, end) of the pieces of ``n`` columns that kernels compute; ``sizes`` as in ``Tuned``.
+
+    As many of the largest as there are, and the rest by a kernel that it fills enough. What none does is left out: the
+    dense layer is faster for it.
+    """
+    if not sizes or n < 1:
+        return ()
+    most = sizes[-1][1]
+    found = [(first, first + most) for first in range(0, n - most + 1, most)]
+    rest = n % most
+    if any(least <= rest <= size for least, size in sizes):
+        found.append((n - rest, n))
+    return tuple(found)
+
+
+def _in_pieces(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool) -> Tensor:
+    """(n, m) of ``x`` (n, k), piece by piece. Compiled, the transposes are written where the pieces are joined."""
+    ends = pieces(tuned.sizes, x.shape[0])
+    dense = x[ends[-1][1] :]
+    rest = [_dense(dense, tensors, relu=relu)] if len(dense) else []
+    parts = [
+        operator.spmm(turned(x[first:end]), tensors.weight, tensors.mask, tensors.bias, None, relu)
+        for first, end in ends
+    ]
+    if tuned.features_first:
+        return torch.cat([*parts, *(one.t() for one in rest)], dim=1).t()
+    if torch.compiler.is_compiling():
+        return torch.cat([*(part.t() for part in parts), *rest])
+    y = x.new_empty((x.shape[0], tensors.weight.shape[0]))
+    for part, (first, end) in zip(parts, ends, strict=True):
+        turn_into(part, y[first:end])
+    if rest:
+        y[ends[-1][1] :] = rest[0]
+    return y
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -119,22 +163,31 @@ def _transposed_once(x: Tensor, shares: Shares) -> Tensor:
 
 
 def serves(tuned: Tuned, x: Tensor) -> bool:
-    """Whether a bucket holds so many columns. No look at any tensor, so that it is decided when a graph is compiled."""
+    """Whether kernels hold so many columns. No look at any tensor, so that it is decided when a graph is compiled."""
     if x.dtype is not tuned.dtype or x.dim() < 1 or x.shape[-1] == 0:
         return False
-    n = x.numel() // x.shape[-1]
-    return any(least <= n <= most for least, most in tuned.sizes)
+    return bool(pieces(tuned.sizes, x.numel() // x.shape[-1]))
 
 
 class SparseLinear(Sparse, nn.Linear):
     """nn.Linear, its bias in the kernel."""
 
     def forward(self, input: Tensor) -> Tensor:
+        return self._multiplied(input, relu=False)
+
+    def _multiplied(self, x: Tensor, *, relu: bool) -> Tensor:
         tuned = self.lospmm_tuned
         tensors = tensors_of(self, tuned.place)
-        if serves(tuned, input):
-            return product(input, tuned, tensors)
-        return functional.linear(input, _effective(tensors), tensors.bias)
+        if serves(tuned, x):
+            return product(x, tuned, tensors, relu=relu)
+        return _dense(x, tensors, relu=relu)
+
+
+class SparseFusedLinear(SparseLinear, FusedLinear):
+    """A linear layer with the ReLU behind it, in one kernel."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._multiplied(input, relu=True)
 
 
 class _Convolution(Sparse):
@@ -201,6 +254,11 @@ def way_of(module: nn.Module) -> Way | None:
     return [1, *stride], [0, *padding], [1, *dilation]
 
 
+def _dense(x: Tensor, tensors: Tensors, *, relu: bool) -> Tensor:
+    y = functional.linear(x, _effective(tensors), tensors.bias)
+    return functional.relu(y) if relu else y
+
+
 def _effective(tensors: Tensors) -> Tensor:
     return tensors.weight if tensors.mask is None else tensors.weight * tensors.mask
 
@@ -212,6 +270,7 @@ CLASSES: Mapping[type[nn.Module], type[Sparse]] = {
     nn.Conv1d: SparseConv1d,
     nn.Conv2d: SparseConv2d,
     FusedConv2d: SparseFusedConv2d,
+    FusedLinear: SparseFusedLinear,
 }
 
 
@@ -245,13 +304,19 @@ def swap(module: nn.Module, tuned: Mapping[str, Tuned], sparse: type[Sparse]) ->
 
 
 def restore(module: nn.Module) -> None:
-    """The module as it was before ``swap``."""
+    """The module as it was before ``swap`` and before its weights were looked for."""
+    names = tuple(module.__dict__["lospmm_state"].tuned)
+    unswap(module)
+    for name in names:
+        forget_mask(module, name)
+
+
+def unswap(module: nn.Module) -> None:
+    """The module as it was before ``swap``, which can be called again."""
     state: State = module.__dict__.pop("lospmm_state")
     module.__dict__.pop("lospmm_tuned", None)
     let_go(state)
     module.__class__ = state.original
-    for name in state.tuned:
-        forget_mask(module, name)
     module._forward_pre_hooks.update(state.hooks)
 
 

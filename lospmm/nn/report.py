@@ -24,11 +24,22 @@ class Row:
     kernel_micros: float | None = None  # of the kernel alone, where tuning has timed it
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTimes:
+    """Microseconds of one call of the whole model, ``called`` as it will be: dense, and as it was left."""
+
+    called: str  # eager, graph, compiled or compiled_graph
+    dense_micros: float
+    chosen_micros: float
+    given_back: int  # layers that were faster alone, and are dense because the model is faster so
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The rows of all layers that can have kernels, in the model's order. ``str`` is a table."""
 
     rows: tuple[Row, ...]
+    model: ModelTimes | None = None  # where the model was timed as a whole
 
     @property
     def sparse(self) -> tuple[str, ...]:
@@ -36,7 +47,8 @@ class Report:
         return tuple(dict.fromkeys(row.layer for row in self.rows if row.advice == "sparse"))
 
     def to_json(self) -> str:
-        return json.dumps({"layers": [asdict(row) for row in self.rows]}, indent=2) + "\n"
+        model = None if self.model is None else asdict(self.model)
+        return json.dumps({"layers": [asdict(row) for row in self.rows], "model": model}, indent=2) + "\n"
 
     def __str__(self) -> str:
         lines = [_HEADS, *map(_cells, self.rows)]
@@ -44,7 +56,7 @@ class Report:
         text = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
-        return "\n".join([*text, self._sum()])
+        return "\n".join([*text, self._sum(), *self._whole()])
 
     def _sum(self) -> str:
         layers = {row.layer for row in self.rows}
@@ -56,6 +68,14 @@ class Report:
         chosen = sum((row.sparse_micros if row.advice == "sparse" else row.dense_micros) or 0.0 for row in timed)
         return f"{line}; those timed take {chosen:.1f} us of {dense:.1f} us dense"
 
+    def _whole(self) -> list[str]:
+        if self.model is None:
+            return []
+        times = self.model
+        called = times.called.replace("_", " ")
+        line = f"the model, {called}: {times.chosen_micros:.1f} us of {times.dense_micros:.1f} us dense"
+        return [f"{line}; {times.given_back} layers are dense for its sake" if times.given_back else line]
+
 
 def _cells(row: Row) -> tuple[str, ...]:
     micros = ("-" if one is None else f"{one:.1f}" for one in (row.dense_micros, row.sparse_micros))
@@ -65,5 +85,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def from_json(text: str) -> Report:
     """The report of ``to_json``."""
-    rows = (Row(**{**row, "shape": tuple(row["shape"])}) for row in json.loads(text)["layers"])
-    return Report(tuple(rows))
+    content = json.loads(text)
+    rows = tuple(Row(**{**row, "shape": tuple(row["shape"])}) for row in content["layers"])
+    model = content.get("model")
+    return Report(rows, None if model is None else ModelTimes(**model))

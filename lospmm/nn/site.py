@@ -14,7 +14,7 @@ from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts
 from lospmm.nn.bound import Tensors
 from lospmm.nn.dtypes import dtype_of, named
-from lospmm.nn.fusion import FusedConv2d
+from lospmm.nn.fusion import FusedConv2d, FusedLinear
 from lospmm.nn.layer import CLASSES, Sparse, as_images, sparse_class, way_of
 from lospmm.nn.place import Place, place_of, tensors_of
 from lospmm.nn.report import Row
@@ -48,7 +48,8 @@ class Site:
     @property
     def relu(self) -> bool:
         """Whether the layer ends with ReLU."""
-        return isinstance(self.module, FusedConv2d) and self.module.relu
+        module = self.module
+        return isinstance(module, FusedLinear) or (isinstance(module, FusedConv2d) and module.relu)
 
     @property
     def adds(self) -> bool:
@@ -152,7 +153,7 @@ def learn_shapes(model: nn.Module, sites: Sequence[Site], example: Any) -> dict[
 
 def run(model: nn.Module, example: Any) -> Any:
     """The model's output for an example, as in inference; its mode is left as it was."""
-    with torch.no_grad(), no_short_cuts(), _evaluated(model):
+    with torch.no_grad(), no_short_cuts(), evaluated(model):
         return call_with(model, example)
 
 
@@ -163,7 +164,8 @@ def call_with(model: Callable[..., Any], example: Any) -> Any:
 
 
 @contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """In the mode for inference; every module gets its own mode back."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,14 +1,25 @@
-"""The time of a whole layer on its GPU, dense and with kernels, each as the other: its launches replayed by a graph."""
+"""The time of a layer on its GPU, dense and with kernels, each as the other: its launches replayed by a graph.
 
+For a model that will be compiled a layer is timed compiled too, between two elementwise operations: a transpose, or a
+change of layout, is then written with these. ``model_micros`` is the time of a whole model, as it will be called.
+"""
+
+import gc
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from lospmm.nn.layer import product
-from lospmm.nn.site import Site, convolution_of
+from lospmm.errors import Unsupported
+from lospmm.nn import operator
+from lospmm.nn.bound import Tensors
+from lospmm.nn.calling import Calling
+from lospmm.nn.layer import Tuned, as_images, product, way_of
+from lospmm.nn.site import Site, call_with, convolution_of, evaluated
 
 #: Calls that a graph holds: many enough that its start does not count.
 _CALLS = 20
@@ -16,9 +27,17 @@ _CALLS = 20
 #: Replays, of which the median is taken.
 _REPLAYS = 15
 
+#: A whole model is called for so long, so many times, of which the median is taken; and before that.
+_BLOCK_SECONDS, _BLOCKS, _WARM_CALLS = 0.03, 9, 3
 
-def micros_of(call: Callable[[], object], device: torch.device) -> float:
-    """Microseconds of one call on the GPU, without what Python takes to start it."""
+Forward = Callable[..., Tensor]
+
+#: Layers as they are compiled, by all that their graphs depend on; whoever times several keeps them.
+Contexts = dict[Hashable, Forward]
+
+
+def micros_of(call: Callable[[], object], device: torch.device, calls: int = _CALLS) -> float:
+    """Microseconds of one call on the GPU, without what Python takes to start it: ``calls`` of them are a graph."""
     with torch.cuda.device(device), torch.no_grad():
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
@@ -28,7 +47,7 @@ def micros_of(call: Callable[[], object], device: torch.device) -> float:
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for _ in range(_CALLS):
+            for _ in range(calls):
                 call()
         graph.replay()
         times = []
@@ -38,7 +57,7 @@ def micros_of(call: Callable[[], object], device: torch.device) -> float:
             graph.replay()
             end.record()
             end.synchronize()
-            times.append(1000.0 * start.elapsed_time(end) / _CALLS)
+            times.append(1000.0 * start.elapsed_time(end) / calls)
     return statistics.median(times)
 
 
@@ -54,34 +73,144 @@ def example_of(site: Site, shape: tuple[int, ...], *, features_first: bool = Fal
     return x.t() if features_first else x
 
 
-def _arguments(site: Site, x: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """What a layer is called with: a residual too, where it adds one."""
+def _residual(site: Site, x: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """What else a layer is called with: a residual, where it adds one."""
     if not site.adds:
-        return (x,)
-    return x, torch.randn(convolution_of(site, shape).output_shape(site.matrix.m), device=x.device, dtype=x.dtype)
+        return ()
+    return (torch.randn(convolution_of(site, shape).output_shape(site.matrix.m), device=x.device, dtype=x.dtype),)
 
 
-def dense_micros(site: Site, shape: tuple[int, ...]) -> float:
+def signature(site: Site, shape: tuple[int, ...]) -> Hashable:
+    """What the time of a dense layer depends on: layers of one signature take as long."""
+    tensors = site.tensors
+    parts = tuple(None if one is None else tuple(one.shape) for one in (tensors.weight, tensors.mask, tensors.bias))
+    way = way_of(site.module) if site.is_convolution else None
+    return type(site.module), site.weight, parts, shape, site.relu, site.adds, str(way), tensors.weight.device
+
+
+def dense_micros(site: Site, shape: tuple[int, ...], contexts: Contexts | None = None) -> float:
     """Of a layer before it is swapped."""
     x = example_of(site, shape)
-    if site.weight == "weight":
-        arguments = _arguments(site, x, shape)
-        return micros_of(lambda: site.module.forward(*arguments), x.device)
-    tensors = site.tensors
-    weight = tensors.weight if tensors.mask is None else tensors.weight * tensors.mask
-    return micros_of(lambda: functional.linear(x, weight, tensors.bias), x.device)
-
-
-def sparse_micros(site: Site, shape: tuple[int, ...], *, fed_first: bool, sharing: int) -> float:
-    """Of a layer that is swapped. ``sharing`` layers transpose their one input together."""
-    x = example_of(site, shape, features_first=fed_first)
-    tuned = site.module.lospmm_tuned
+    forward: Forward = site.module.forward
     if site.weight != "weight":
-        return micros_of(lambda: product(x, tuned[site.weight], site.tensors), x.device)
-    arguments = _arguments(site, x, shape)
-    whole = micros_of(lambda: site.module.forward(*arguments), x.device)
-    if sharing < 2 or fed_first:
+        tensors = site.tensors
+        weight = tensors.weight if tensors.mask is None else tensors.weight * tensors.mask
+
+        def forward(given: Tensor) -> Tensor:
+            return functional.linear(given, weight, tensors.bias)
+
+    if contexts is not None:
+        forward = _compiled_between(forward)
+    arguments = (x, *_residual(site, x, shape))
+    return micros_of(lambda: forward(*arguments), x.device)
+
+
+def sparse_micros(
+    site: Site, shape: tuple[int, ...], *, fed_first: bool, sharing: int, contexts: Contexts | None = None
+) -> float:
+    """Of a layer that is swapped. ``sharing`` layers transpose their one input together."""
+    whole = _sparse_micros(site, shape, contexts, fed_first=fed_first)
+    if sharing < 2 or fed_first or site.weight != "weight":
         return whole
-    without = example_of(site, shape, features_first=True)
-    rest = micros_of(lambda: site.module.forward(without), x.device)
+    rest = _sparse_micros(site, shape, contexts, fed_first=True)
     return rest + (whole - rest) / sharing
+
+
+def _sparse_micros(site: Site, shape: tuple[int, ...], contexts: Contexts | None, *, fed_first: bool) -> float:
+    x = example_of(site, shape, features_first=fed_first)
+    tuned, tensors = site.module.lospmm_tuned, site.tensors
+    if site.weight != "weight":
+        tuned = tuned[site.weight]
+    if contexts is None and site.weight == "weight":
+        arguments = (x, *_residual(site, x, shape))
+        return micros_of(lambda: site.module.forward(*arguments), x.device)
+    forward = _operator_of(site, tuned)
+    if contexts is not None:
+        key = signature(site, shape), fed_first, tuned.features_first, tuned.sizes, tuned.inputs
+        if key not in contexts:
+            contexts[key] = _compiled_between(forward)
+        forward = contexts[key]
+    given = (x, tensors.weight, tensors.mask, tensors.bias, *_residual(site, x, shape))
+    return micros_of(lambda: forward(*given), x.device)
+
+
+def _operator_of(site: Site, tuned: Tuned) -> Forward:
+    """What a swapped layer computes of its input and its tensors: one graph for all layers that are alike."""
+    relu = site.relu
+    if not site.is_convolution:
+        return lambda x, weight, mask, bias: product(x, tuned, Tensors(weight, mask, bias), relu=relu)
+    way = way_of(site.module)
+    assert way is not None
+
+    def convolved(
+        x: Tensor, weight: Tensor, mask: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
+    ) -> Tensor:
+        images = [one if one is None else as_images(one, one.dim()) for one in (x, weight, mask)]
+        return operator.conv2d(*images, bias, residual, relu, *way)
+
+    return convolved
+
+
+def _compiled_between(forward: Forward) -> Forward:
+    """``forward`` compiled between two elementwise operations, without regard to what was compiled before."""
+
+    def between(x: Tensor, *rest: Tensor) -> Tensor:
+        return torch.relu(forward(torch.relu(x), *rest))
+
+    # PyTorch counts how often it compiles a code object, and gives up on one that it has compiled many times.
+    between.__code__ = between.__code__.replace(co_name=f"between_{id(forward)}")
+    compiled: Forward = torch.compile(between, dynamic=False)
+    return compiled
+
+
+def model_micros(model: nn.Module, example: Any, calling: Calling) -> float:
+    """Of one call of a whole model, from Python or as a graph's replay.
+
+    Raises Unsupported where it cannot be compiled or captured.
+    """
+    device = next(model.parameters()).device
+    call: Callable[..., Any] = model
+    with torch.no_grad(), evaluated(model):
+        try:
+            if calling.compiled:
+                torch.compiler.reset()
+                call = torch.compile(model, dynamic=False)
+            if calling.captured:
+                return micros_of(lambda: call_with(call, example), device, calls=1)
+            return _micros_called(lambda: call_with(call, example), device)
+        except Exception as error:  # of PyTorch, its compiler and the model's own code
+            how = "captured" if calling.captured else "compiled" if calling.compiled else "called"
+            why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
+            raise Unsupported(f"the model cannot be {how}: {why}; give called another value") from error
+        finally:
+            if calling.compiled:
+                torch.compiler.reset()
+
+
+def _micros_called(call: Callable[[], object], device: torch.device) -> float:
+    """Of calls one after the other, as fast as they can be made, while Python collects no garbage."""
+    for _ in range(_WARM_CALLS):
+        call()
+    calls = max(1, int(_BLOCK_SECONDS / max(_seconds(call, 1, device), 1e-6)))
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        return 1e6 * statistics.median(_seconds(call, calls, device) for _ in range(_BLOCKS)) / calls
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    _wait(device)
+    started = time.perf_counter()
+    for _ in range(calls):
+        call()
+    _wait(device)
+    return time.perf_counter() - started
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -22,7 +22,10 @@ from lospmm.toolchain.compile import compile_kernel
 ENTRY = "lospmm_transpose"
 
 #: As the kernel is written, and so many blocks for each SM.
-_THREADS, _BLOCKS, _REGISTERS = 256, 8, 32
+_THREADS, _BLOCKS, _REGISTERS = 256, 6, 40
+
+#: Bytes; of four floats.
+_ALIGNMENT = 16
 
 #: By the GPU; None where there is no compiler, and PyTorch's copy is taken.
 _LAUNCHERS: dict[int, Launcher | None] = {}
@@ -59,17 +62,29 @@ def turned(x: Tensor) -> Tensor:
     return transposed(x)
 
 
+def turn_into(x: Tensor, to: Tensor) -> None:
+    """``x`` (rows, columns) into ``to`` (columns, rows), contiguous; not for what is compiled or differentiated."""
+    if not _is_launched(x, to):
+        to.copy_(x.t())
+
+
 def _transposed(x: Tensor) -> Tensor:
+    to = torch.empty((x.shape[1], x.shape[0]), dtype=x.dtype, device=x.device)
+    return to if _is_launched(x, to) else _by_pytorch(x)
+
+
+def _is_launched(x: Tensor, to: Tensor) -> bool:
+    """Whether the kernel does it, on the current stream. Never on a CPU."""
     launcher = _LAUNCHERS.get(x.get_device())
     usable = launcher is not None and x.dtype is torch.float32 and x.is_contiguous() and x.numel() > 0
     if launcher is None or not usable or torch._C._cuda_getDevice() != x.get_device():
-        return _by_pytorch(x)
+        return False
+    given, found = x.data_ptr(), to.data_ptr()
+    if (given | found) % _ALIGNMENT:
+        return False
     rows, columns = x.shape
-    to = torch.empty((columns, rows), dtype=torch.float32, device=x.device)
     stream = torch._C._cuda_getCurrentRawStream(x.get_device())
-    if launcher(stream, x.data_ptr(), to.data_ptr(), rows | columns << 32):
-        return to
-    return _by_pytorch(x)
+    return launcher(stream, given, found, rows | columns << 32)
 
 
 def _by_pytorch(x: Tensor) -> Tensor:

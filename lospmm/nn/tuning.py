@@ -40,7 +40,6 @@ class Tuner:
 
     device: DeviceSpec
     tune: Tune
-    fuses: bool  # whether a bias can be in the code
     progress: LayerProgress | None
 
     def bucket(self, site: Site, shape: tuple[int, ...]) -> Bucket:
@@ -48,10 +47,7 @@ class Tuner:
 
         Raises what ``jobs.tune`` raises, or ``Client.tune``.
         """
-        tensors = site.tensors
-        epilogue = PLAIN
-        if self.fuses:
-            epilogue = epilogue_of(tensors.bias_values(), relu=site.relu, residual=site.adds)
+        epilogue = epilogue_of(site.tensors.bias_values(), relu=site.relu, residual=site.adds)
         with self._told(site.name) as progress:
             try:
                 return self._bucket(site, shape, epilogue, progress)
@@ -69,7 +65,7 @@ class Tuner:
         if not site.is_convolution:
             (n,) = shape
             kernel = self.tune(Problem(matrix, n, self.device, epilogue=epilogue, dtype=dtype), progress)
-            call = ((matrix.k, n), False, False, ())
+            call = ((matrix.k, n), site.relu, False, ())
             return Bucket(kernel, call, (matrix.m, n), max(1, int(n * LEAST_SHARE)), fuses, bias)
         window = convolution_of(site, shape)
         kernel = self.tune(Problem(matrix, window.n, self.device, window, epilogue, dtype), progress)
@@ -103,7 +99,7 @@ def tuner_here(device: str, options: Options, progress: LayerProgress | None) ->
             torch.cuda.empty_cache()
         return Kernel(jobs.tune(jobs.Request(problem, options_for(problem, options)), store=store, progress=told))
 
-    return Tuner(gpu, tune, True, progress)
+    return Tuner(gpu, tune, progress)
 
 
 def tuner_there(client: "Client", device: str, options: Options, progress: LayerProgress | None) -> Tuner:
@@ -117,10 +113,19 @@ def tuner_there(client: "Client", device: str, options: Options, progress: Layer
             raise BadRequest(f"{field.name}: a service decides that itself; leave it out")
 
     def tune(problem: Problem, told: Progress) -> Kernel:
-        if problem.convolution is not None or problem.epilogue != PLAIN:
-            raise Unsupported("a service tunes products without a bias only; tune convolutions where the GPU is")
         own = options_for(problem, options)
         served = {name: getattr(own, name) for name in SERVED_OPTIONS}
-        return client.tune(problem.matrix, problem.n, device=gpu.name, progress=told, **served)
+        epilogue = problem.epilogue
+        return client.tune(
+            problem.matrix,
+            problem.n,
+            device=gpu.name,
+            convolution=problem.convolution,
+            bias=epilogue.bias,
+            relu=epilogue.relu,
+            residual=epilogue.residual,
+            progress=told,
+            **served,
+        )
 
-    return Tuner(gpu, tune, False, progress)
+    return Tuner(gpu, tune, progress)

@@ -12,7 +12,9 @@ from lospmm_server.schemas import Digest, JobState, JobView, Kernel, KernelQuery
 from lospmm_server.service import Service
 from lospmm_server.uploads import read_request, received
 
-_BODY = body("A pruned weight matrix: .npz .npy .mtx .smtx .safetensors, known by its content.")
+_BODY = body(
+    "A pruned weight matrix: .npz .npy .mtx .smtx .safetensors, known by its content; a bias: .npy.", bias=True
+)
 
 router = APIRouter(tags=["kernels"])
 
@@ -37,8 +39,8 @@ async def post_kernel(
         -H 'Accept: application/octet-stream' -o k.cubin
     ```
     """
-    async with received(request) as uploads:
-        order = await behind.take(lambda: behind.order(read_request(uploads[0], query), key))
+    async with received(request) as files:
+        order = await behind.take(lambda: behind.order(read_request(files.matrices[0], query, files.bias), key))
     behind.metrics.artifact_requested(hit=order.is_kept)
     if not order.is_kept:
         await behind.ask(queue.submit, behind.database, order, key)
@@ -95,6 +97,16 @@ async def get_matrix(digest: Digest, request: Request, behind: Behind) -> Respon
 
 
 @router.get(
+    "/v1/kernels/{digest}/bias",
+    response_class=Response,
+    responses={200: {"content": {BINARY: {"schema": FILE}}}, **problems_of(401, 403, 404, 422, 503)},
+)
+async def get_bias(digest: Digest, request: Request, behind: Behind) -> Response:
+    """The bias that is in the kernel's code, as a .npy."""
+    return await _sent(digest, "bias", request, behind)
+
+
+@router.get(
     "/v1/kernels/{digest}/space",
     response_class=Response,
     responses={200: {"content": {"application/json": {}}}, **problems_of(401, 403, 404, 422, 503)},
@@ -107,5 +119,6 @@ async def get_space(digest: Digest, request: Request, behind: Behind) -> Respons
 async def _sent(digest: str, part: Part, request: Request, behind: Service) -> Response:
     files = (await behind.kernel(digest)).files
     if part not in files:
-        raise HTTPException(404, f"{digest}: an earlier version made this kernel, without its {part}")
+        why = "this kernel adds none" if part == "bias" else f"an earlier version made this kernel, without its {part}"
+        raise HTTPException(404, f"{digest}: {why}")
     return immutable(request, files[part])

@@ -35,8 +35,8 @@ async def post_model(query: Annotated[ModelQuery, Query()], request: Request, be
     curl -F matrix=@fc1.npz -F matrix=@fc2.npz 'localhost:8000/v1/models?n=4096&device=h200&name=mlp'
     ```
     """
-    async with received(request, files=MAX_LAYERS) as uploads:
-        model = await behind.take(lambda: read_model(uploads, query, lambda found: behind.order(found, key)))
+    async with received(request, files=MAX_LAYERS) as files:
+        model = await behind.take(lambda: read_model(files.matrices, query, lambda found: behind.order(found, key)))
     for layer in model.layers:
         if layer.order is not None:
             behind.metrics.artifact_requested(hit=layer.order.is_kept)

@@ -18,7 +18,7 @@ from lospmm.terminal import printable
 from lospmm_server.problems import describe
 from lospmm_server.queue import Layer, Model, Order
 from lospmm_server.schemas import ModelQuery
-from lospmm_server.uploads import FIELD, MAX_LAYERS, device_and_options, settled
+from lospmm_server.uploads import FIELD, MAX_LAYERS, Wanted, wanted_of
 
 NAME_CHARACTERS = 200
 
@@ -31,9 +31,9 @@ def read_model(uploads: Sequence[UploadFile], query: ModelQuery, order: Callable
 
     Raises BadMatrix where no layer can be read; BadRequest and Unsupported for the rest of the request.
     """
-    device, options = device_and_options(query)
+    wanted = wanted_of(query)
     layers: list[Layer] = []
-    first: BadMatrix | None = None
+    first: BadRequest | None = None
     for name, found in _read(uploads, query.seed):
         if len(layers) == MAX_LAYERS:
             raise BadRequest(f"more than {MAX_LAYERS} layers; post the model in parts")
@@ -41,11 +41,26 @@ def read_model(uploads: Sequence[UploadFile], query: ModelQuery, order: Callable
             first = first or found
             layers.append(Layer(name, None, describe(found)))
         else:
-            layers.append(Layer(name, order(settled(found, query, device, options))))
+            request = _request(found, wanted)
+            if isinstance(request, BadRequest):
+                first = first or request
+                layers.append(Layer(name, None, describe(request)))
+            else:
+                layers.append(Layer(name, order(request)))
     if first is not None and all(layer.order is None for layer in layers):
         raise first
     name = query.name or _stem(uploads[0].filename or "model")
-    return Model(_id(name, layers), printable(name), query.n, device.name, layers)
+    return Model(_id(name, layers), printable(name), wanted.n, wanted.device.name, layers)
+
+
+def _request(found: MatrixFile, wanted: Wanted) -> jobs.Request | BadRequest:
+    """Or why the layer is not of the convolution that is asked for. Raises BadRequest for what no layer can have."""
+    try:
+        return wanted.request(found)
+    except BadRequest as error:
+        if wanted.convolution is None or wanted.convolution.k == found.matrix.k:
+            raise
+        return error
 
 
 def _read(uploads: Sequence[UploadFile], seed: int) -> Iterator[Read]:

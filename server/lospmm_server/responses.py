@@ -11,7 +11,7 @@ from typing import Literal
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from lospmm.artifact import MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
+from lospmm.artifact import BIAS_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
 from lospmm_server.faults import RETRY_SECONDS
 from lospmm_server.problems import problem_response
 from lospmm_server.queries import Job, LayerState
@@ -54,19 +54,23 @@ class File:
 
 
 #: What of a kernel has a URL.
-Part = Literal["manifest", "cubin", "source", "tuning", "matrix", "space"]
+Part = Literal["manifest", "cubin", "source", "tuning", "matrix", "space", "bias"]
 Files = Mapping[Part, File]
 
 
-#: Files that artifacts of earlier versions lack, and how they are sent.
-_LATER: Mapping[Part, tuple[str, str]] = {"matrix": (MATRIX_FILE, BINARY), "space": (SPACE_FILE, JSON)}
+#: Files that artifacts of earlier versions lack, or any without a bias; how they are sent, and how their names end.
+_LATER: Mapping[Part, tuple[str, str, str | None]] = {
+    "matrix": (MATRIX_FILE, BINARY, ".npz"),
+    "space": (SPACE_FILE, JSON, None),
+    "bias": (BIAS_FILE, BINARY, "_bias.npy"),
+}
 
 
 def files_of(digest: str, artifact: Artifact) -> Files:
     manifest, held = artifact.manifest, artifact.files
     later: dict[Part, File] = {
-        part: File(held[name], media_type, f"{manifest['name']}.npz" if part == "matrix" else None)
-        for part, (name, media_type) in _LATER.items()
+        part: File(held[name], media_type, None if end is None else f"{manifest['name']}{end}")
+        for part, (name, media_type, end) in _LATER.items()
         if name in held
     }
     return {
@@ -161,8 +165,10 @@ def _progress(progress: Mapping[str, tuple[int, int]]) -> dict[str, StageProgres
 def _kernel_json(digest: str, artifact: Artifact) -> bytes:
     """A ``schemas.Kernel``."""
     url = kernel_url(digest)
-    later = {part: f"{url}/{part}" if name in artifact.files else None for part, (name, _) in _LATER.items()}
-    links = KernelLinks(url, f"{url}/cubin", f"{url}/source", f"{url}/tuning", later["matrix"], later["space"])
+    later = {part: f"{url}/{part}" if name in artifact.files else None for part, (name, *_) in _LATER.items()}
+    links = KernelLinks(
+        url, f"{url}/cubin", f"{url}/source", f"{url}/tuning", later["matrix"], later["space"], later["bias"]
+    )
     return json.dumps({**artifact.manifest, "digest": digest, "links": asdict(links)}, indent=2).encode()
 
 

@@ -9,7 +9,7 @@ from lospmm_server.negotiation import negotiate
 from lospmm_server.origin import refuse_foreign_pages
 from lospmm_server.responses import BINARY, JSON
 from lospmm_server.service import Service
-from lospmm_server.uploads import FIELD, MAX_LAYERS
+from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS
 
 #: Asked for by those who look after the service, and know no key.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -17,10 +17,11 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 FILE = {"type": "string", "format": "binary"}
 
 
-def body(description: str, *, several: bool = False) -> dict[str, Any]:
-    """OpenAPI of a body that is a file, or a form with one or several."""
+def body(description: str, *, several: bool = False, bias: bool = False) -> dict[str, Any]:
+    """OpenAPI of a body that is a file, or a form with one or several, or with a bias beside it."""
     field = {"type": "array", "items": FILE, "minItems": 1, "maxItems": MAX_LAYERS} if several else FILE
-    form = {"schema": {"type": "object", "properties": {FIELD: field}, "required": [FIELD]}}
+    fields = {FIELD: field, **({BIAS_FIELD: FILE} if bias else {})}
+    form = {"schema": {"type": "object", "properties": fields, "required": [FIELD]}}
     content = {"multipart/form-data": form, BINARY: {"schema": FILE}}
     return {"requestBody": {"required": True, "description": description, "content": content}}
 

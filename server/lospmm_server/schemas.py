@@ -6,7 +6,8 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from fastapi import Header, Path, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from lospmm.artifact import Manifest
 from lospmm.device import DEVICES
@@ -51,7 +52,22 @@ class TuningQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    n: int = Field(ge=1, le=MAX_COLUMNS, description="Columns of B.", examples=[4096])
+    conv: str | None = Field(
+        default=None,
+        max_length=120,
+        description="A convolution: batch x channels x height x width of its input, its window and its way.",
+        examples=["32x64x56x56,3x3,stride=2,padding=1"],
+    )
+    n: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_COLUMNS,
+        validate_default=True,
+        description="Columns of B; a convolution knows its own.",
+        examples=[4096],
+    )
+    relu: bool = Field(default=False, description="The kernel takes ReLU of what it stores.")
+    residual: bool = Field(default=False, description="The kernel adds its third argument, of the shape of C.")
     device: str = Field(
         default="auto",
         max_length=80,
@@ -84,6 +100,13 @@ class TuningQuery(BaseModel):
         examples=["unrolled", "tensor_core,csr"],
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")
+
+    @field_validator("n")
+    @classmethod
+    def _known(cls, n: int | None, info: ValidationInfo) -> int | None:
+        if n is None and info.data.get("conv") is None:
+            raise PydanticCustomError("missing", "Field required")
+        return n
 
 
 class KernelQuery(TuningQuery):
@@ -182,6 +205,7 @@ class KernelLinks:
     tuning: str
     matrix: str | None  # null where an earlier version made the kernel
     space: str | None
+    bias: str | None  # null where it adds none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

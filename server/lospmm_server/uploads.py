@@ -1,5 +1,7 @@
 """The body of a POST: matrix files, raw or as fields ``matrix`` of a form, within the limits of size and time.
 
+Beside a single matrix a form may have a bias, a ``.npy`` with a number for each row.
+
 FastAPI's own ``max_body_size`` is not used: where a Content-Length is given it puts plain text in the place of
 problem+json.
 """
@@ -8,23 +10,29 @@ import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 
+import numpy as np
 from fastapi import HTTPException, Request
+from numpy.typing import NDArray
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from lospmm import jobs, readers
+from lospmm import jobs
 from lospmm.content import content_of
+from lospmm.convolution import Convolution, parse_convolution
 from lospmm.device import DEVICES, DeviceSpec
+from lospmm.epilogue import Epilogue, epilogue_of
 from lospmm.errors import BadRequest
-from lospmm.model import Problem
+from lospmm.model import Problem, columns_of
 from lospmm.options import Options
-from lospmm.readers import MatrixFile
+from lospmm.readers import MatrixFile, bias_in, read_bytes
 from lospmm.runtime.detect import detect_device
 from lospmm.settings import settings
 from lospmm_server.schemas import KernelQuery, TuningQuery
 
 FIELD = "matrix"
+BIAS_FIELD = "bias"
 
 #: What a form may add to its files, to each of them: boundaries and headers.
 FORM_BYTES = 1 << 16
@@ -33,36 +41,58 @@ FORM_BYTES = 1 << 16
 MAX_LAYERS = 2000
 
 
-def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager[Sequence[UploadFile]]:
-    """The files of the body, at most so many, on disk unless they are small, until the block ends.
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The files of a body."""
 
-    Entering raises HTTPException 413 for more than LOSPMM_MAX_UPLOAD_BYTES, 408 for longer than LOSPMM_UPLOAD_SECONDS,
-    and 400 for a form without files or with anything else.
+    matrices: Sequence[UploadFile]
+    bias: UploadFile | None = None
+
+
+def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager[Received]:
+    """The files of the body, at most so many matrices, on disk unless they are small, until the block ends.
+
+    A bias may stand beside a single matrix. Entering raises HTTPException 413 for more than LOSPMM_MAX_UPLOAD_BYTES,
+    408 for longer than LOSPMM_UPLOAD_SECONDS, and 400 for a form without files or with anything else.
     """
     limit = settings().max_upload_bytes
     is_form = request.headers.get("content-type", "").lower().startswith("multipart/form-data")
     return _from_form(request, limit, files) if is_form else _raw(request, limit)
 
 
-def read_request(upload: UploadFile, query: KernelQuery) -> jobs.Request:
+def read_request(upload: UploadFile, query: KernelQuery, bias: UploadFile | None = None) -> jobs.Request:
     """What is to be tuned. Raises BadMatrix, BadRequest and Unsupported."""
-    device, options = device_and_options(query)
-    file = readers.read_bytes(content_of(upload.file), upload.filename or FIELD, tensor=query.tensor, seed=query.seed)
-    return settled(file, query, device, options)
+    wanted = wanted_of(query, None if bias is None else bias_in(content_of(bias.file), bias.filename or BIAS_FIELD))
+    file = read_bytes(content_of(upload.file), upload.filename or FIELD, tensor=query.tensor, seed=query.seed)
+    return wanted.request(file)
 
 
-def device_and_options(query: TuningQuery) -> tuple[DeviceSpec, Options]:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """All of a request but its matrix."""
+
+    n: int
+    convolution: Convolution | None
+    epilogue: Epilogue
+    device: DeviceSpec
+    options: Options
+    seed: int
+
+    def request(self, file: MatrixFile) -> jobs.Request:
+        """For the workers, with nothing left to decide. Raises BadRequest, also for a GPU that they lack."""
+        problem = Problem(file.matrix, self.n, self.device, self.convolution, self.epilogue)
+        return jobs.Request(problem, self.options, file.values, self.seed).settled(settings().worker_gpu)
+
+
+def wanted_of(query: TuningQuery, bias: NDArray[np.floating] | None = None) -> Wanted:
     """Raises BadRequest and Unsupported."""
-    if query.n > settings().max_n:
-        raise BadRequest(f"n is {query.n}, more than the {settings().max_n} that LOSPMM_MAX_N allows")
+    convolution = None if query.conv is None else parse_convolution(query.conv)
+    n = columns_of(query.n, convolution)
+    if n > settings().max_n:
+        raise BadRequest(f"n is {n}, more than the {settings().max_n} that LOSPMM_MAX_N allows")
+    epilogue = epilogue_of(bias, relu=query.relu, residual=query.residual)
     options = Options(emitter=query.emitter, verify=query.verify, dtype=query.dtype, families=query.families)
-    return _device(query.device), options
-
-
-def settled(file: MatrixFile, query: TuningQuery, device: DeviceSpec, options: Options) -> jobs.Request:
-    """A request for the workers, with nothing left to decide. Raises BadRequest for a GPU that they lack."""
-    request = jobs.Request(Problem(file.matrix, query.n, device), options, file.values, query.seed)
-    return request.settled(settings().worker_gpu)
+    return Wanted(n, convolution, epilogue, _device(query.device), options, query.seed)
 
 
 def _device(name: str) -> DeviceSpec:
@@ -76,30 +106,38 @@ def _device(name: str) -> DeviceSpec:
 
 
 @asynccontextmanager
-async def _raw(request: Request, limit: int) -> AsyncIterator[Sequence[UploadFile]]:
+async def _raw(request: Request, limit: int) -> AsyncIterator[Received]:
     with tempfile.TemporaryFile() as file:
         upload = UploadFile(file, filename=FIELD)
         async for chunk in body_within(request, limit):
             await upload.write(chunk)
         await upload.seek(0)
-        yield [upload]
+        yield Received([upload])
 
 
 @asynccontextmanager
-async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[Sequence[UploadFile]]:
-    body = body_within(request, limit + FORM_BYTES * files)
+async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[Received]:
+    most = files + (files == 1)  # a bias
+    body = body_within(request, limit + FORM_BYTES * most)
     try:
-        form = await MultiPartParser(request.headers, body, max_files=files).parse()
+        form = await MultiPartParser(request.headers, body, max_files=most).parse()
     except MultiPartException as error:
         raise HTTPException(400, error.message) from None
     try:
-        uploads = [upload for upload in form.getlist(FIELD) if isinstance(upload, UploadFile)]
-        if not 1 <= len(uploads) <= files or len(form.multi_items()) != len(uploads):
+        uploads, biases = (
+            [upload for upload in form.getlist(field) if isinstance(upload, UploadFile)]
+            for field in (FIELD, BIAS_FIELD)
+        )
+        others = len(form.multi_items()) - len(uploads)
+        if not 1 <= len(uploads) <= files or others != len(biases) or others > (files == 1):
             count = "one file" if files == 1 else f"1 to {files} files"
-            raise HTTPException(400, f"expected {count}, in the field {FIELD!r}, as curl -F {FIELD}=@W.npz sends it")
-        if sum(upload.size or 0 for upload in uploads) > limit:
+            beside = f", and perhaps one in {BIAS_FIELD!r}" if files == 1 else ""
+            raise HTTPException(
+                400, f"expected {count}, in the field {FIELD!r}, as curl -F {FIELD}=@W.npz sends it{beside}"
+            )
+        if sum(upload.size or 0 for upload in (*uploads, *biases)) > limit:
             raise _too_large()
-        yield uploads
+        yield Received(uploads, biases[0] if biases else None)
     finally:
         await form.close()
 

@@ -17,9 +17,11 @@ from lospmm.convolution import (
     order_of_rows,
     output_elements,
     outside,
+    parse_convolution,
     row_elements,
     rows_at,
     unfold,
+    written,
 )
 from lospmm.device import DEVICES
 from lospmm.epilogue import PLAIN, Epilogue, bias_of, epilogue_of
@@ -188,3 +190,27 @@ def test_what_is_no_bias_is_refused(bias: Any, reason: str) -> None:
 def test_flags_are_true_or_false() -> None:
     with pytest.raises(BadRequest, match="relu is 'yes': give True or False"):
         epilogue_of(None, relu="yes", residual=False)  # type: ignore[arg-type]
+
+
+@given(window=convolutions())
+def test_what_is_written_is_read_again(window: Convolution) -> None:
+    assert parse_convolution(written(window)) == window
+
+
+def test_how_a_convolution_is_written() -> None:
+    text = "32x64x56x48, 3, padding=1, stride=2x1"
+    expected = Convolution(32, 64, 56, 48, 3, 3, stride=(2, 1), padding=(1, 1))
+    assert parse_convolution(text) == expected
+    assert written(expected) == "32x64x56x48,3x3,stride=2x1,padding=1x1,dilation=1x1"
+    for wrong in (
+        "",
+        "1x1x1x1",
+        "1x1x1x1,",
+        "1x1x1x1,1,",
+        "1x1x1x-1,1",
+        "1x1x1x1,1,stride",
+        "1x1x1x1,1,stride=",
+        "1" * 99,
+    ):
+        with pytest.raises(BadRequest, match="write batch x channels x height x width"):
+            parse_convolution(wrong)

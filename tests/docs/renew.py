@@ -21,6 +21,7 @@ from tests.docs import (
     searches,
     service,
     splits,
+    tokens,
     worked_example,
 )
 from tests.docs.pages import DOCS, ROOT, with_region
@@ -45,6 +46,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
         "search cost": searches.cost,
         "search replay": searches.replayed,
     },
+    DOCS / "decisions" / "0014-a-layer-in-its-model.md": tokens.REGIONS,
 }
 
 

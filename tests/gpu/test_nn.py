@@ -71,7 +71,7 @@ def test_a_model_on_kernels(perceptron: Model) -> None:
     model, x, wanted = perceptron
     assert error(model(x), wanted) < MAX_ERROR
     few, many = torch.randn(600, 256, device="cuda"), torch.randn(5000, 256, device="cuda")
-    for y in (few, many):  # in a larger bucket, and in none
+    for y in (few, many):  # in a larger bucket, and in pieces
         assert error(model(y), double_dense(model, y)) < MAX_ERROR
 
 
@@ -189,6 +189,32 @@ def test_layers_are_chosen_by_their_times() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("called", ["eager", "graph", "compiled", "compiled_graph"])
+def test_the_whole_model_is_timed_as_it_is_called(called: Any) -> None:
+    model = pruned(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512), nn.Linear(512, 8))
+    x = torch.randn(2048, 512, device="cuda")
+    wanted = double(model, x)
+    report = lospmm.nn.sparsify_(model, x, measure="none", verify="none", called=called)
+    assert report.model is not None and report.model.called == called
+    assert report.model.chosen_micros <= report.model.dense_micros, str(report)
+    assert report.model.given_back == sum(row.reason == "the whole model is faster so" for row in report.rows)
+    assert error(model(x), wanted) < MAX_ERROR
+    run = torch.compile(model) if called.startswith("compiled") else model
+    assert error(run(x), wanted) < MAX_ERROR
+
+
+@torch.no_grad()
+def test_a_linear_layer_with_its_relu_in_pieces() -> None:
+    model, x = pruned(nn.Linear(256, 128), nn.ReLU()), torch.randn(3000, 256, device="cuda")
+    wanted = double(model, x)
+    graph = lospmm.nn.fused(model)
+    lospmm.nn.sparsify_(graph, n=[256, 1024], **TUNED)
+    assert error(graph(x), wanted) < MAX_ERROR
+    torch._dynamo.reset()
+    assert error(torch.compile(graph, fullgraph=True, dynamic=False)(x), wanted) < MAX_ERROR
+
+
+@torch.no_grad()
 def test_a_convolution_with_what_follows() -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:
@@ -237,9 +263,11 @@ def test_a_shared_input_is_transposed_within_each_graph() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shape", [(4096, 768), (33, 1), (1, 65), (100, 3071)])
+@pytest.mark.parametrize("shape", [(4096, 768), (33, 1), (1, 65), (100, 3071), (68, 132)])
 def test_a_matrix_is_turned_over(perceptron: Model, shape: tuple[int, int]) -> None:
     assert perceptron and transpose._LAUNCHERS[0] is not None
     x = torch.randn(shape, device="cuda")
     assert torch.equal(transpose.transposed(x), x.t())
     assert torch.equal(transpose.transposed(x[:, ::2]), x[:, ::2].t())
+    shifted = torch.randn(x.numel() + 1, device="cuda")[1:].view(shape)  # not at a multiple of 16 bytes
+    assert torch.equal(transpose.transposed(shifted), shifted.t())

@@ -11,7 +11,7 @@ from torch.nn import functional  # noqa: E402
 
 import lospmm.nn  # noqa: E402
 from lospmm.errors import Unsupported  # noqa: E402
-from lospmm.nn.fusion import FusedConv2d  # noqa: E402
+from lospmm.nn.fusion import FusedConv2d, FusedLinear  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 
 
@@ -79,6 +79,47 @@ def test_a_bottleneck_is_four_kernels() -> None:
     assert error(graph(drawn(3, 8, 5, 5)), exact(model, drawn(3, 8, 5, 5))) < MAX_ERROR  # dense
     torch._dynamo.reset()
     assert error(torch.compile(graph, backend="aot_eager", fullgraph=True)(x), wanted) < MAX_ERROR
+
+
+class Perceptron(nn.Module):
+    """A ReLU behind the first layer, one of a sum behind the second, and one that is not alone behind the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(12, 16), nn.Linear(16, 16), nn.Linear(16, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.one(x))
+        x = torch.relu(self.two(x) + x)
+        y = self.three(x)
+        return y + y.relu()
+
+
+@torch.no_grad()
+def test_a_linear_layer_with_its_relu(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model, x = pruned(Perceptron())[0], drawn(3, 5, 12)
+    wanted = exact(model, x)
+    graph = lospmm.nn.fused(model)
+    assert {name: type(one) for name, one in graph.named_children()} == {
+        "one": FusedLinear, "two": nn.Linear, "three": nn.Linear
+    }  # fmt: skip
+    assert error(graph(x), wanted) < MAX_ERROR
+    report = lospmm.nn.sparsify_(graph, x, **EMULATED)
+    assert report.sparse == ("one", "two", "three") and report.rows[0].kind == "FusedLinear"
+    [bucket] = graph.one.lospmm_tuned.buckets
+    assert bucket.fuses and bucket.kernel.manifest["epilogue"]["relu"]
+    assert error(graph(x), wanted) < MAX_ERROR
+    wide = drawn(37, 12)  # in pieces, and a rest that is dense
+    assert error(graph(wide), exact(model, wide)) < MAX_ERROR
+    torch._dynamo.reset()
+    assert error(torch.compile(graph, backend="aot_eager", fullgraph=True)(x), wanted) < MAX_ERROR
+    lospmm.nn.save(graph, tmp_path / "tuned")
+    other = lospmm.nn.fused(model)
+    assert len(lospmm.nn.load_(other, tmp_path / "tuned", emulate=True).sparse) == 3
+    assert error(other(x), wanted) < MAX_ERROR
+    lospmm.nn.restore_(other)
+    assert type(other.one) is FusedLinear and error(other(x), wanted) < MAX_ERROR
 
 
 @torch.no_grad()

@@ -123,7 +123,7 @@ def test_what_is_tuned_ahead_is_what_sparsify_asks_for(case: Any, monkeypatch: p
         return tune(request, **rest)
 
     monkeypatch.setattr(jobs, "tune", listed)
-    ahead.sparsify(model, pruned.example, ahead.Way(h200, options, None))
+    ahead.sparsify(model, pruned.example, "eager", way=ahead.Way(h200, options, None))
     assert set(asked) == ready
 
 

@@ -17,9 +17,9 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits  # noqa: E402
+from lospmm.nn import choice, operator, timing  # noqa: E402
 from lospmm.nn import report as report_module  # noqa: E402
-from lospmm.nn import sparsify, timing  # noqa: E402
-from lospmm.nn.layer import SparseLinear  # noqa: E402
+from lospmm.nn.layer import Sparse, SparseLinear, pieces  # noqa: E402
 from lospmm.nn.tuning import Tuner  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 from tests.server.processes import serving  # noqa: E402
@@ -89,7 +89,10 @@ def test_calls_take_the_smallest_bucket_that_holds_them(
         return run(kernel, b, *rest)
 
     monkeypatch.setattr(lospmm.Kernel, "run_on_cpu", watched)
-    for tokens, bucket in ((1, []), (2, [4]), (4, [4]), (5, []), (16, [32]), (32, [32]), (33, []), (0, [])):
+    fits = ((1, []), (2, [4]), (4, [4]), (5, []), (16, [32]), (32, [32]), (0, []))
+    # More than any holds: in pieces, of which the last may fill a bucket enough, or be dense.
+    larger = ((33, [32]), (34, [32, 4]), (40, [32]), (50, [32, 32]), (64, [32, 32]), (100, [32, 32, 32, 4]))
+    for tokens, bucket in (*fits, *larger):
         ran.clear()
         x = drawn(tokens, 12)
         found = model(x)
@@ -97,6 +100,35 @@ def test_calls_take_the_smallest_bucket_that_holds_them(
         assert found.shape == (tokens, 20)
         if tokens:
             assert error(found, dense(x.double())) < MAX_ERROR
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), max_size=4),
+    n=st.integers(0, 300),
+)
+def test_pieces_are_next_to_each_other_and_each_has_a_kernel(sizes: list[tuple[int, int]], n: int) -> None:
+    buckets = tuple(sorted(((least, least + more) for least, more in sizes), key=lambda one: one[1]))
+    found = pieces(buckets, n)
+    ends = [0, *(end for _, end in found)]
+    assert [first for first, _ in found] == ends[:-1] and ends[-1] <= n
+    assert all(any(least <= end - first <= most for least, most in buckets) for first, end in found)
+    rest = n - ends[-1]
+    assert not any(least <= rest <= most for least, most in buckets) or rest == 0
+    assert rest < (buckets[-1][1] if buckets else n + 1)
+
+
+@torch.no_grad()
+def test_more_columns_than_any_kernel_has_stay_in_the_layout_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = perceptron(), drawn(23, 24)
+    wanted = exact(model, x)
+    lospmm.nn.sparsify_(model, drawn(10, 24), **EMULATED)
+    assert model[0].lospmm_tuned.features_first
+    assert not model[0](x).is_contiguous()
+    monkeypatch.setattr(operator, "dense_product", None)
+    assert error(model(x), wanted) < MAX_ERROR and model(x).is_contiguous()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert error(compiled(x), wanted) < MAX_ERROR
+    assert error(compiled(x.view(1, 23, 24)), wanted.view(1, 23, 16)) < MAX_ERROR
 
 
 @torch.no_grad()
@@ -255,6 +287,7 @@ def test_a_layer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None
         ({}, BadRequest, "give an example"),
         ({"n": 2.5}, BadRequest, "n is 2.5"),
         ({"n": 4, "choice": "fast"}, BadRequest, "choice 'fast'"),
+        ({"n": 4, "called": "often"}, BadRequest, "called 'often': choose eager, graph, compiled, compiled_graph"),
         ({"n": 4, "device": "abacus"}, BadRequest, "abacus"),
         ({"n": 4, "dtype": "int8"}, BadRequest, "dtype .int8."),
     ],
@@ -301,13 +334,14 @@ def test_the_faster_are_chosen_and_their_neighbours_timed_again(monkeypatch: pyt
     # The last is slow; the one before it is worth it only while it need not transpose what it computes.
     times = {"0": (2.0, 1.0), "2": (3.0, 3.5), "4": (12.0, 11.0)}
 
-    def sparse_micros(site: Any, shape: Any, *, fed_first: bool, sharing: int) -> float:
-        assert (shape, sharing) == ((16,), 1)
+    def sparse_micros(site: Any, shape: Any, *, fed_first: bool, sharing: int, contexts: object) -> float:
+        assert (shape, sharing, contexts) == ((16,), 1, None)
         return times[site.name][0 if site.module.lospmm_tuned.features_first or fed_first else 1]
 
-    monkeypatch.setattr(sparsify, "misfit", lambda *_, **__: None)
-    monkeypatch.setattr(timing, "dense_micros", lambda *_: 4.0)
+    monkeypatch.setattr(choice, "misfit", lambda *_, **__: None)
+    monkeypatch.setattr(timing, "dense_micros", lambda *_, **__: 4.0)
     monkeypatch.setattr(timing, "sparse_micros", sparse_micros)
+    monkeypatch.setattr(timing, "model_micros", lambda model, *_: 9.0 if type(model[0]) is SparseLinear else 12.0)
     report = lospmm.nn.sparsify_(model, x, device="h200", verify="none")
     assert [(row.layer, row.advice, row.sparse_micros) for row in report.rows] == [
         ("0", "sparse", 2.0),
@@ -320,6 +354,39 @@ def test_the_faster_are_chosen_and_their_neighbours_timed_again(monkeypatch: pyt
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("fastest", "kept"), [(1, ("0",)), (0, ())])
+def test_masks_outlive_the_trials_of_a_model(
+    fastest: int, kept: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(4)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval(), drawn(16, 8)
+    for layer in model:
+        parametrize.register_parametrization(layer, "weight", Mask(torch.rand(8, 8) < 0.2))
+    wanted, keys = model(x).double(), list(model.state_dict())
+    monkeypatch.setattr(choice, "misfit", lambda *_, **__: None)
+    monkeypatch.setattr(timing, "dense_micros", lambda *_, **__: 4.0)
+    monkeypatch.setattr(timing, "sparse_micros", lambda site, *_, **__: 1.0 + int(site.name))
+
+    def model_micros(model: nn.Module, *_: object) -> float:
+        assert error(model(x), wanted) < MAX_ERROR
+        return 1.0 + abs(fastest - sum(isinstance(one, Sparse) for one in model))
+
+    monkeypatch.setattr(timing, "model_micros", model_micros)
+    report = lospmm.nn.sparsify_(model, x, device="h200", verify="none")
+    assert report.sparse == kept
+    assert [row.reason for row in report.rows if row.advice == "dense"] == ["the whole model is faster so"] * (
+        2 - fastest
+    )
+    assert error(model(x), wanted) < MAX_ERROR
+    assert list(model.state_dict()) == keys
+    assert [[name for name in one._buffers if "mask" in name] for one in model] == [
+        ["lospmm_weight_mask"]
+    ] * fastest + [[]] * (2 - fastest)
+    lospmm.nn.restore_(model)
+    assert error(model(x), wanted) < MAX_ERROR and list(model.state_dict()) == keys
+
+
+@torch.no_grad()
 def test_by_a_service(tmp_path: Path) -> None:
     model, x = perceptron(), drawn(10, 24)
     wanted = exact(model, x)
@@ -329,6 +396,11 @@ def test_by_a_service(tmp_path: Path) -> None:
         with pytest.raises(BadRequest, match="a service decides that itself"):
             lospmm.nn.sparsify_(model, x, server=f"http://127.0.0.1:{port}", measure="none", **options)
         lospmm.nn.sparsify_(model, x, server=f"http://127.0.0.1:{port}", **options)
+        convolution, image = pruned(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU()), drawn(2, 4, 5, 5)
+        convolved = exact(convolution, image)
+        graph = lospmm.nn.fused(convolution)
+        assert lospmm.nn.sparsify_(graph, image, server=f"http://127.0.0.1:{port}", **options).sparse == ("0",)
     assert report.sparse == ("0", "2")
-    assert error(model(x), wanted) < MAX_ERROR
+    assert error(model(x), wanted) < MAX_ERROR and error(graph(image), convolved) < MAX_ERROR
+    assert all(one.lospmm_tuned.buckets[0].fuses for one in (model[0], model[2], getattr(graph, "0")))
     assert json.loads(report.to_json())["layers"][0]["kind"] == "Linear"

@@ -20,6 +20,7 @@ SHIM = """
 #include <thread>
 #include <vector>
 struct Index { unsigned x, y, z; };
+struct float4 { float x, y, z, w; };
 static thread_local Index threadIdx;
 static Index blockIdx, gridDim;
 static std::barrier<> *meeting;
@@ -56,7 +57,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (32, 32), (33, 31), (5, 100), (64, 65)])
+@pytest.mark.parametrize("shape", [(1, 1), (32, 32), (33, 31), (5, 100), (64, 65), (4, 8), (68, 132), (128, 4)])
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_the_text_of_the_kernel(emulated: ctypes.CDLL, shape: tuple[int, int], blocks: int) -> None:
     rows, columns = shape

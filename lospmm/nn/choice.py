@@ -1,0 +1,168 @@
+"""Which layers of a model run on their kernels: those that are faster, one by one, and then all together.
+
+A layer that becomes dense may cost its neighbours a transpose, so these are timed again, until all that are left are
+faster. Of these the model gets as many as it is fastest with, as it will be called, in the order of what each gains.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from lospmm.model import ceil_div
+from lospmm.nn import layer, timing
+from lospmm.nn.attention import SparseMultiheadAttention, close_short_cuts, open_short_cuts
+from lospmm.nn.bound import Bucket, misfit
+from lospmm.nn.calling import settled
+from lospmm.nn.layer import Sparse, Tuned
+from lospmm.nn.layout import Layout
+from lospmm.nn.site import Site
+
+#: By how much a kernel must be faster than the dense layer: times of the same work differ by as much.
+MARGIN = 0.02
+
+#: ``Bucket.least`` is rounded to this share of the bucket, so that layers of like shapes share a compiled graph.
+_STEPS = 8
+
+#: The shape of what a site is given.
+Shape = tuple[int, ...]
+
+#: Microseconds of the model as it is now.
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One site with its kernels, and the times of each in microseconds."""
+
+    site: Site
+    buckets: dict[Shape, Bucket] = field(default_factory=dict)
+    dense: dict[Shape, float] = field(default_factory=dict)
+    sparse: dict[Shape, float] = field(default_factory=dict)
+    failed: dict[Shape, str] = field(default_factory=dict)
+    given_back: bool = False  # faster alone, and dense because the model is faster so
+
+    @property
+    def gain(self) -> float:
+        return sum(self.dense[shape] - self.sparse[shape] for shape in self.buckets)
+
+
+def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Work]:
+    """Swap the layers that are faster with their kernels, and give them. ``compiled`` is how they are timed."""
+    swapped = {work.site.name: work for work in works if work.buckets}
+    known: dict[Hashable, float] = {}
+    contexts: timing.Contexts | None = {} if compiled else None
+    for name, work in list(swapped.items()):
+        reason = misfit(work.site.tensors.weight, list(work.buckets.values()), emulate=False)
+        if reason is not None:
+            work.failed |= dict.fromkeys(work.buckets, f"it cannot be timed here: {reason}")
+            del swapped[name]
+            continue
+        for shape in work.buckets:
+            key = timing.signature(work.site, shape)
+            if key not in known:
+                known[key] = timing.dense_micros(work.site, shape, contexts)
+            work.dense[shape] = known[key]
+    while swapped:
+        first = swap(swapped.values(), layout)
+        for name, work in swapped.items():
+            fed, sharing = layout.is_fed_first(name, first), len(layout.sharing(name, swapped))
+            for shape in work.buckets:
+                work.sparse[shape] = timing.sparse_micros(
+                    work.site, shape, fed_first=fed, sharing=sharing, contexts=contexts
+                )
+        slower = [name for name, work in swapped.items() if not any(_is_faster(work, shape) for shape in work.buckets)]
+        if not slower:
+            break
+        for name in slower:
+            layer.unswap(swapped.pop(name).site.module)
+    for work in swapped.values():
+        work.buckets = {
+            shape: replace(bucket, least=_least(work, shape, bucket))
+            for shape, bucket in work.buckets.items()
+            if _is_faster(work, shape)
+        }
+    swap(swapped.values(), layout)
+    return list(swapped.values())
+
+
+def settle(model: nn.Module, chosen: Sequence[Work], layout: Layout, clock: Clock) -> tuple[float, float]:
+    """Give back as many of the ``chosen`` layers as the model is faster without; its microseconds dense, and then.
+
+    The dense model is timed before and after the trials, and what was chosen once more: the time of what waits for
+    Python is another from minute to minute. Of two times the shorter counts.
+    """
+    order = sorted(chosen, key=lambda work: -work.gain)
+
+    def turn_to(keep: int) -> None:
+        unswap(model)
+        swap(order[:keep], layout)
+        call_parts(model)
+
+    def measure(keep: int) -> float:
+        turn_to(keep)
+        return clock()
+
+    dense_micros = measure(0)
+    best, micros = settled(len(order), dense_micros, measure)
+    if best:
+        dense_micros = min(dense_micros, measure(0))
+        micros = min(micros, measure(best))
+        best, micros = (best, micros) if micros < dense_micros else (0, dense_micros)
+    turn_to(best)
+    for work in order[best:]:
+        work.given_back = True
+    return dense_micros, micros
+
+
+def swap(works: Iterable[Work], layout: Layout) -> frozenset[str]:
+    """Swap all of these, and say which leave their results features first. On a CPU their text is emulated."""
+    chosen = list(works)
+    names = {work.site.name for work in chosen}
+    first = layout.features_first(names)
+    for work in chosen:
+        site = work.site
+        tuned = Tuned(
+            site.name,
+            site.place,
+            tuple(work.buckets.values()),
+            emulate=site.tensors.weight.device.type == "cpu",
+            features_first=site.name in first,
+            shares=_share(site.name, layout.sharing(site.name, names)),
+        )
+        layer.swap(site.module, {site.weight: tuned}, site.sparse)
+    return first
+
+
+def unswap(model: nn.Module) -> None:
+    """Every layer dense again; the masks of parametrizations stay where they were put, for ``swap``."""
+    for module in model.modules():
+        if isinstance(module, Sparse):
+            layer.unswap(module)
+    open_short_cuts(model)
+
+
+def call_parts(model: nn.Module) -> None:
+    """Attention calls its ``out_proj``, and encoder layers their parts, where these have kernels."""
+    for module in model.modules():
+        if type(module) is nn.MultiheadAttention and isinstance(module.out_proj, Sparse):
+            layer.swap(module, {}, SparseMultiheadAttention)
+    close_short_cuts(model)
+
+
+def _share(name: str, group: Sequence[str]) -> layer.Shares:
+    if len(group) == 1:
+        return "no"
+    return {group[0]: "first", group[-1]: "last"}.get(name, "next")  # type: ignore[return-value]
+
+
+def _is_faster(work: Work, shape: Shape) -> bool:
+    return work.sparse[shape] <= (1.0 - MARGIN) * work.dense[shape]
+
+
+def _least(work: Work, shape: Shape, bucket: Bucket) -> int:
+    """Columns below which the dense layer, taken to be as fast for each column, is faster than the kernel for all."""
+    if work.site.is_convolution:
+        return bucket.least
+    share = ceil_div(int(1000 * work.sparse[shape] / work.dense[shape]) * _STEPS, 1000) / _STEPS
+    return max(1, int(share * shape[0]))

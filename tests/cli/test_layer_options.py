@@ -1,0 +1,90 @@
+"""A convolution, a bias, ReLU and a residual on the command line, and what is wrong with one in a line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lospmm
+from lospmm.convolution import Convolution, unfold
+from tests.cli.command import H200, WEIGHTS, Command
+
+#: 16 x 24: two channels of 3 x 4.
+CONV = "2x2x7x6,3x4,stride=2x1,padding=1x2"
+WINDOW = Convolution(2, 2, 7, 6, 3, 4, stride=(2, 1), padding=(1, 2))
+BIAS = np.linspace(-1, 1, 16, dtype=np.float32)
+
+
+@pytest.fixture
+def bias(tmp_path: Path) -> Path:
+    np.save(tmp_path / "bias.npy", BIAS)
+    return tmp_path / "bias.npy"
+
+
+def test_a_layer_is_the_one_of_the_library(lospmm_command: Command, tmp_path: Path, matrix: Path, bias: Path) -> None:
+    out = tmp_path / "out"
+    layer = ("--conv", CONV, "--bias", bias, "--relu", "--residual")
+    answer = lospmm_command("tune", matrix, *layer, "--out", out, *H200, "--json", "--quiet")
+    assert answer.status == 0, answer.err
+    manifest = json.loads(answer.out)
+    assert manifest["n"] == WINDOW.n and manifest["convolution"]["stride"] == [2, 1]
+    assert manifest["epilogue"] == {"bias": True, "relu": True, "residual": True}
+    random = np.random.default_rng(0)
+    x = random.standard_normal(WINDOW.input_shape).astype(np.float32)
+    added = random.standard_normal(WINDOW.output_shape(16)).astype(np.float32)
+    product = (WEIGHTS @ unfold(WINDOW, x, np.arange(WINDOW.n))).reshape(16, 2, WINDOW.out_height, WINDOW.out_width)
+    wanted = np.maximum(product.transpose(1, 0, 2, 3) + added + BIAS[:, np.newaxis, np.newaxis], 0)
+    assert np.allclose(lospmm.load(out).run_on_cpu(x, added), wanted, atol=1e-4)
+    other = lospmm.tune(WEIGHTS, convolution=WINDOW, bias=BIAS, relu=True, residual=True, device="h200")
+    assert other.artifact.files == lospmm.load(out).artifact.files  # found in the cache
+
+
+def test_a_product_with_a_bias(lospmm_command: Command, tmp_path: Path, matrix: Path, bias: Path) -> None:
+    answer = lospmm_command("tune", matrix, "--n", 8, "--bias", bias, "--out", tmp_path / "out", *H200, "--json")
+    assert answer.status == 0, answer.err
+    assert json.loads(answer.out)["epilogue"] == {"bias": True, "relu": False, "residual": False}
+
+
+def test_layers_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    np.save(tmp_path / "model" / "one.npy", WEIGHTS)
+    np.save(tmp_path / "model" / "other.npy", WEIGHTS[:, :20])
+    out = tmp_path / "out"
+    answer = lospmm_command("tune-model", tmp_path / "model", "--conv", CONV, "--relu", "--out", out, *H200, "--json")
+    assert answer.status == 2  # the other has no such window
+    layers = {layer["name"]: layer for layer in json.loads(answer.out)["layers"]}
+    assert layers["one"]["error"] is None
+    assert "the weights have 20 columns" in layers["other"]["error"]["message"]
+    manifest = lospmm.load(out / "one").manifest
+    assert manifest["n"] == WINDOW.n and manifest["epilogue"]["relu"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--conv", "2x2x7x6"], "conv '2x2x7x6': write batch x channels x height x width"),
+        (["--conv", "2x2x7,3x4"], "write batch x channels"),
+        (["--conv", "2x2x7x6,3x4,step=2"], "write batch x channels"),
+        (["--conv", "2x2x7x6,3x4,stride=2,stride=2"], "write batch x channels"),
+        (["--conv", "2x2x7x6,3x4x5"], "write batch x channels"),
+        (["--conv", "2x2x7x6,9x9"], "does not fit into 7 x 6"),
+        (["--conv", "2x3x7x6,3x4"], "the weights have 24 columns, and the convolution 3 channels x 3 x 4 = 36"),
+        (["--conv", CONV, "--n", "9"], "n is 9, and the convolution has"),
+        (["--n", "9", "--bias", "{none}"], "cannot be read: No such file"),
+        (["--n", "9", "--bias", "{text}"], "give a .npy with a number for each row"),
+        (["--n", "9", "--bias", "{matrix}"], "of shape (16, 24) and type float32"),
+        (["--n", "9", "--bias", "{short}"], "the bias has 3 numbers, and the weights 16 rows"),
+        (["--n", "9", "--bias", "{infinite}"], "bias: number 1 is inf, not a finite float32"),
+    ],
+)
+def test_refusals(lospmm_command: Command, tmp_path: Path, matrix: Path, options: list[str], words: str) -> None:
+    files = {name: tmp_path / f"{name}.npy" for name in ("none", "text", "matrix", "short", "infinite")}
+    files["text"].write_text("1 2 3")
+    for name, array in (("matrix", WEIGHTS), ("short", BIAS[:3]), ("infinite", [0.0, np.inf])):
+        np.save(files[name], np.asarray(array, np.float32))
+    given = [option.format(**files) for option in options]
+    answer = lospmm_command("tune", matrix, *given, "--out", tmp_path / "out", *H200)
+    assert answer.status == 2
+    assert words in answer.error
+    assert not (tmp_path / "out").exists()
