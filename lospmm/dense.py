@@ -7,9 +7,8 @@ such a layer to torch, whose linear layer calls the same library.
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from types import MappingProxyType
 
 import numpy as np
 
@@ -24,13 +23,10 @@ from lospmm.baselines.cublas import (
     WORKSPACE_BYTES,
 )
 from lospmm.baselines.cublas import open_library as open_cublas
-from lospmm.baselines.library import Library, LibraryFault, create, reserve
+from lospmm.baselines.library import REAL, Library, LibraryFault, create, reserve
 from lospmm.errors import GpuFault, Unsupported
 from lospmm.gpu.driver import Driver
 from lospmm.model import Problem
-
-#: cudaDataType_t of an element in memory (library_types.h).
-REAL: Mapping[str, int] = MappingProxyType({"float32": 0, "float16": 2, "bfloat16": 14})
 
 
 def refusal(problem: Problem) -> str | None:

@@ -75,6 +75,7 @@ class Partitions:
     depth: int  # columns of A in a partition
     stages: int  # partitions in shared memory
     unit: int  # words of entries that are read at once
+    bulk: int  # 1: B comes in bulk copies
 
     @property
     def block_rows(self) -> int:
@@ -120,9 +121,14 @@ def _words(problem: Problem) -> int:
     return 1 if problem.dtype.element_bytes == 2 else 2
 
 
-def _arch(problem: Problem) -> int:
-    """As in 90 for sm_90a."""
-    return int("".join(filter(str.isdigit, problem.device.arch)))
+def _copy_bytes(problem: Problem) -> int:
+    """Of B at a time: what every row of it is a multiple of."""
+    return math.gcd(problem.n * problem.dtype.element_bytes, UNIT_BYTES)
+
+
+def _takes_bulk(problem: Problem) -> bool:
+    arch = int("".join(filter(str.isdigit, problem.device.arch)))  # 90 of sm_90a
+    return arch >= BULK_ARCH and _copy_bytes(problem) == UNIT_BYTES
 
 
 def _registers(problem: Problem, warps: int) -> int:
@@ -179,9 +185,10 @@ def plans(problem: Problem) -> list[Partitions]:
             continue
         fine = _fine_counts(problem, rows * warps, warps)
         for lane_bytes, stages, unit, resident in product(shapes, STAGES, UNITS, RESIDENT):
-            plan = _deepest(problem, fine, Partitions(lane_bytes, rows, warps, 0, stages, unit), resident)
+            plan = _deepest(problem, fine, Partitions(lane_bytes, rows, warps, 0, stages, unit, 0), resident)
             if plan is not None:
-                found[plan] = None
+                for bulk in range(2 if _takes_bulk(problem) else 1):
+                    found[replace(plan, bulk=bulk)] = None
     return list(found)
 
 
@@ -245,7 +252,7 @@ def forecast(problem: Problem, plans: Sequence[Partitions]) -> NDArray[np.float6
 
 def pack_plan(problem: Problem, plan: Partitions) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    count, copy = plan.count(matrix.k), math.gcd(problem.n * dtype.element_bytes, UNIT_BYTES)
+    count = plan.count(matrix.k)
     rows = dealt(problem, plan.block_rows, plan.warps)
     starts, lists = _lists(problem, plan, rows)
     stages = _stages(plan, matrix.k, int(np.diff(starts).max()) * UNIT_BYTES)
@@ -257,8 +264,8 @@ def pack_plan(problem: Problem, plan: Partitions) -> PackedKernel:
         "STAGES": plan.stages,
         "UNIT": plan.unit,
         "WORDS": _words(problem),
-        "COPY": copy,
-        "LOSPMM_BULK": int(copy == UNIT_BYTES and _arch(problem) >= BULK_ARCH),
+        "COPY": _copy_bytes(problem),
+        "LOSPMM_BULK": plan.bulk,
     }
     numbers = (problem.n, matrix.k, count, stages.lists_at, stages.stage_bytes, stages.all_bytes)
     cols = WARP * plan.vector(problem)

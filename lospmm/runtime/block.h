@@ -415,11 +415,12 @@ static inline void lospmm_bulk_copy(void *shared, const void *global, unsigned b
   lospmm::Bulk &bulk = lospmm_bulk(barrier);
   bulk.copies.push_back({shared, global, bytes});
   bulk.started += bytes;
-  if (bulk.started > bulk.expected) lospmm::fault("more bytes of bulk copies than their barrier expects");
 }
 static inline void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity) {
   lospmm::Bulk &bulk = lospmm_bulk(barrier);
   while ((bulk.phase & 1) == parity) {
+    if (bulk.expected && bulk.started > bulk.expected)
+      lospmm::fault("more bytes of bulk copies than their barrier expects");
     if (bulk.expected && bulk.started == bulk.expected) {
       lospmm::perform(bulk.copies);
       bulk.copies.clear();

@@ -20,8 +20,6 @@ from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
 from tests.core.test_baselines import STREAM, HostDriver, drawn, fake  # noqa: F401 (a fixture)
 
-TYPES = ("float32", "tf32")
-
 
 @pytest.fixture
 def opened(fake: str) -> Callable[[], Library]:  # noqa: F811
@@ -42,7 +40,7 @@ def product(problem: Problem, kernel: Dense, seed: int = 0) -> tuple[np.ndarray,
     return dtype.from_storage(c), a @ dtype.from_storage(b).astype(np.float64)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "k", "n"), [(17, 9, 13), (1, 40, 1), (40, 1, 5)])
 def test_it_multiplies(opened: Callable[[], Library], dtype: str, m: int, k: int, n: int) -> None:
     problem, driver = problem_of(drawn(m, k, 0.4), n, dtype), HostDriver()

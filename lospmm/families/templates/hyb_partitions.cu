@@ -28,7 +28,7 @@ LOSPMM_INLINE unsigned long long *lospmm_barriers() {
 
 constexpr int HEADER = (WARPS * ROWS * 2 + 15) / 16;  // units of 16 bytes
 
-// The rows of B and the lists of a partition on their way to its stage: by one warp in bulk, or by all threads.
+// The rows of B and the lists of a partition on their way to its stage: in bulk, or by all threads.
 LOSPMM_INLINE void lospmm_stage(int partition, const Element *b, unsigned n, int k) {
   const long long partitions = lospmm_number(2), entries_at = lospmm_number(3), stage_bytes = lospmm_number(4);
   unsigned char *stage = lospmm_shared + partition % STAGES * stage_bytes;
@@ -46,9 +46,10 @@ LOSPMM_INLINE void lospmm_stage(int partition, const Element *b, unsigned n, int
     lospmm_bulk_expect(barrier, rows * row_bytes + units * 16);
     lospmm_bulk_copy(stage + entries_at, from, units * 16, barrier);
   }
+  if (threadIdx.x % 32 == 0)  // a thread needs some 40 cycles to start one: every warp starts some
+    for (int row = threadIdx.x / 32; row < rows; row += WARPS)
+      lospmm_bulk_copy(stage + row * ROW_BYTES, source + static_cast<long long>(row) * n, row_bytes, barrier);
   __syncwarp();
-  for (int row = threadIdx.x; row < rows; row += 32)
-    lospmm_bulk_copy(stage + row * ROW_BYTES, source + static_cast<long long>(row) * n, row_bytes, barrier);
 #else
   for (int at = threadIdx.x; at < units; at += THREADS)
     lospmm_copy<16>(stage + entries_at + at * 16, from + at, true);
@@ -100,12 +101,9 @@ LOSPMM_KERNEL(lospmm_hyb_partitions) {
   if (threadIdx.x == 0)
     for (int stage = 0; stage < STAGES; ++stage) lospmm_bulk_make(lospmm_barriers() + stage);
   __syncthreads();
-  const bool stages = warp == 0;
-#else
-  const bool stages = true;
 #endif
   for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
-    if (stages && ahead < partitions) lospmm_stage(ahead, b, n, k);
+    if (ahead < partitions) lospmm_stage(ahead, b, n, k);
 #if !LOSPMM_BULK
     lospmm_commit();
 #endif
@@ -115,7 +113,7 @@ LOSPMM_KERNEL(lospmm_hyb_partitions) {
     lospmm_wait<STAGES - 2>();
 #endif
     __syncthreads();  // all have multiplied by what the next stage is written over
-    if (stages && partition + STAGES - 1 < partitions) lospmm_stage(partition + STAGES - 1, b, n, k);
+    if (partition + STAGES - 1 < partitions) lospmm_stage(partition + STAGES - 1, b, n, k);
 #if LOSPMM_BULK
     lospmm_bulk_wait(lospmm_barriers() + partition % STAGES, partition / STAGES % 2);
 #else

@@ -95,8 +95,8 @@ LOSPMM_INLINE void lospmm_wait() {
 }
 
 // Bulk copies, from sm_90 on: threads start them, and the GPU tells a barrier in shared memory of the bytes that came.
-// One thread makes the barrier, before a barrier of the block, and says how many bytes a phase of it expects, before
-// they are on their way; addresses and sizes are multiples of 16 bytes. A wait is for the end of the phase of ``parity``:
+// One thread makes the barrier, before a barrier of the block, and says how many bytes a phase of it expects, be they
+// on their way already or not; addresses and sizes are multiples of 16 bytes. A wait is for the end of the phase of ``parity``:
 // the first is 0.
 #if LOSPMM_BULK
 LOSPMM_INLINE void lospmm_bulk_make(unsigned long long *barrier) {
