@@ -1,10 +1,11 @@
 """The tables of docs/results.md: the paper beside what was measured, of benchmarks/results (``benchmarks.paper``)."""
 
+import textwrap
 from collections.abc import Callable
 from functools import partial
 
 from benchmarks import paper
-from benchmarks.figures import loss
+from benchmarks.figures import cost, loss
 from tests.docs.pages import DOCS
 from tests.docs.results import table
 
@@ -32,6 +33,12 @@ def verdicts() -> str:
     return "".join(f"- {one}\n" for one in told) or "Not measured.\n"
 
 
+def cost_verdict() -> str:
+    """What the exhaustive search costs beside ours."""
+    given = paper.inputs("Figure 11 and Table 2", paper.RESULTS)
+    return "Not measured.\n" if given is None else textwrap.fill(cost.verdict(*given), 120) + "\n"
+
+
 def _region(name: str) -> str:
     return name.lower()
 
@@ -40,4 +47,5 @@ REGIONS: dict[str, Callable[[], str]] = {
     **{_region(name): partial(rows, name) for name in paper.FIGURES},
     "by matrix": by_matrix,
     "verdicts": verdicts,
+    "cost verdict": cost_verdict,
 }
