@@ -36,6 +36,7 @@ from lospmm.bench import bound
 from lospmm.device import DeviceSpec
 from lospmm.errors import BadRequest, GpuFault, LospmmError
 from lospmm.families import FAMILIES
+from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
 from lospmm.measure import BRIEF, FULL, Bench
 from lospmm.model import Compiled, Launch, Problem
@@ -121,16 +122,16 @@ def _build(problem: Problem, name: str, plan: Any, forecast: float) -> Built:
 def _unrolled(problem: Problem) -> Built:
     """In a store of its own for the kernel; its compiled units are found again where ``--compile-only`` left them."""
     try:
-        request = jobs.Request(
-            Problem(problem.matrix, problem.n, problem.device), Options(measure="none", verify="none")
-        )
+        options = Options(measure="none", verify="none", families=UNROLLED)
+        request = jobs.Request(Problem(problem.matrix, problem.n, problem.device), options)
         kept = jobs.tune(request, store=Store(settings().cache_dir / "families"))
         config = kept.manifest["launch"]
         x, y, z = config["grid"]
         launch = Launch((x, y, z), config["block"], config["shared_bytes"])
     except LospmmError as error:
         return Built(UNROLLED, "", None, None, " ".join(f"{type(error).__name__}: {error}".split()))
-    return Built(UNROLLED, str(kept.manifest["tile"]), None, Compiled(kept.cubin, kept.manifest["name"], launch))
+    estimated = kept.manifest["search"]["estimated_micros"]
+    return Built(UNROLLED, str(kept.manifest["tile"]), estimated, Compiled(kept.cubin, kept.manifest["name"], launch))
 
 
 def timed_family(bench: Bench, built: Sequence[Built]) -> Record:
@@ -197,6 +198,7 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
         "k": matrix.k,
         "nnz": matrix.nnz,
         "sparsity": round(matrix.sparsity, 6),
+        "traits": asdict(traits_of(problem)),
         "families": by_family,
         "refused": prepared.refused,
         "baselines": {name: timed_baseline(bench, name) for name in baselines_for(problem)},

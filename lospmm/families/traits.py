@@ -1,0 +1,64 @@
+"""What a product is like, in a few numbers that take milliseconds: what the choice of a family goes by (Scorch's idea:
+formats are chosen by rules and learned costs, not by trying them).
+
+Numbers of a large matrix are those of a sample of its rows, drawn with a seed: the same matrix has the same traits.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lospmm.matrix import SparseMatrix
+from lospmm.model import Problem
+
+#: Sides of the blocks whose filling is looked at.
+BLOCK = 16
+
+#: Rows of blocks are drawn until they hold about so many nonzeros.
+SAMPLED_NONZEROS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    m: int
+    k: int
+    n: int
+    nnz: int
+    element_bytes: int
+    is_exact: bool  # float32 arithmetic
+    filled_rows: float  # the share of rows with nonzeros
+    longest_row: float  # over the mean of those
+    block_fill: float  # of 16 x 16 blocks with a nonzero, the share of elements that are nonzero
+
+
+def traits_of(problem: Problem) -> Traits:
+    matrix, dtype = problem.matrix, problem.dtype
+    lengths = matrix.row_nnz
+    filled = int(np.count_nonzero(lengths))
+    mean = matrix.nnz / filled if filled else 1.0
+    return Traits(
+        m=matrix.m,
+        k=matrix.k,
+        n=problem.n,
+        nnz=matrix.nnz,
+        element_bytes=dtype.element_bytes,
+        is_exact=dtype.name == "float32",
+        filled_rows=filled / matrix.m,
+        longest_row=float(lengths.max(initial=0)) / mean,
+        block_fill=_block_fill(matrix),
+    )
+
+
+def _block_fill(matrix: SparseMatrix) -> float:
+    """0 of a matrix without nonzeros."""
+    if not matrix.nnz:
+        return 0.0
+    rows = -(-matrix.m // BLOCK)
+    count = max(1, min(rows, round(rows * SAMPLED_NONZEROS / matrix.nnz)))
+    drawn = np.arange(rows) if count == rows else np.sort(np.random.default_rng(0).choice(rows, count, replace=False))
+    nonzeros, blocks = 0, 0
+    for row in drawn.tolist():
+        start, end = int(matrix.indptr[row * BLOCK]), int(matrix.indptr[min((row + 1) * BLOCK, matrix.m)])
+        nonzeros += end - start
+        blocks += int(np.count_nonzero(np.bincount(matrix.indices[start:end] // BLOCK)))
+    return float(nonzeros / (blocks * BLOCK * BLOCK)) if blocks else 0.0
