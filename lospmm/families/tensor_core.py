@@ -117,7 +117,7 @@ def registers_needed(plan: Plan, dtype: Dtype) -> int:
     """A forecast: sums, fragments of B, what is loaded ahead, and addresses (measured with ptxas 13.0)."""
     split = 2 if dtype.name == "float32" else 1
     sums = plan.subgroups * plan.cols // 4
-    fragments = (1 + split) * plan.cols // 4
+    fragments = (2 + split - 1) * plan.cols // 4
     ahead = plan.ahead * (2 * plan.subgroups * split + 8 // dtype.element_bytes + 2)
     return sums + fragments + ahead + 36
 

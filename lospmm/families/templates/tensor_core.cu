@@ -75,63 +75,95 @@ LOSPMM_INLINE void fetch(unsigned char *to, const int *listed, int rows, const E
   }
 }
 
-// The fragments of 4 x EACH rows of B, as the long side of the products; of float32 the large part, then the rest.
-LOSPMM_INLINE void gather(unsigned (&large)[TILES][4], unsigned (&rest)[TILES][4], const unsigned char *slab,
-                          const Slots &slots) {
+// A thread's part of 4 x EACH rows of B.
+struct Rows {
+  Words of[PIECES][EACH];
+};
+
+LOSPMM_INLINE void gather(Rows &rows, const unsigned char *slab, const Slots &slots) {
 #pragma unroll
-  for (int piece = 0; piece < PIECES; ++piece) {
-    Words words[EACH];
+  for (int piece = 0; piece < PIECES; ++piece)
 #pragma unroll
     for (int i = 0; i < EACH; ++i)
-      words[i] = *reinterpret_cast<const Words *>(slab + slots.of[i] + piece * 8 * WIDTH * SIZE);
+      rows.of[piece][i] = *reinterpret_cast<const Words *>(slab + slots.of[i] + piece * 8 * WIDTH * SIZE);
+}
+
+// The same as fragments, the long side of the products; of float32 the large part, and the rest.
+struct Fragments {
+  unsigned large[TILES][4], rest[SPLIT == 2 ? TILES : 1][4];
+};
+
+LOSPMM_INLINE void arrange(Fragments &fragments, const Rows &rows) {
 #pragma unroll
-    for (int tile = 0; tile < WIDTH / 2; ++tile) {
-      unsigned (&into)[4] = large[piece * (WIDTH / 2) + tile];
+  for (int piece = 0; piece < PIECES; ++piece)
+#pragma unroll
+    for (int part = 0; part < WIDTH / 2; ++part) {
+      const int tile = piece * (WIDTH / 2) + part;
+      const Words *words = rows.of[piece];
       if constexpr (SIZE == 2) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          into[2 * half] = __byte_perm(words[2 * half].of[tile], words[2 * half + 1].of[tile], 0x5410);
-          into[2 * half + 1] = __byte_perm(words[2 * half].of[tile], words[2 * half + 1].of[tile], 0x7632);
+          const unsigned one = words[2 * half].of[part], other = words[2 * half + 1].of[part];
+          fragments.large[tile][2 * half] = __byte_perm(one, other, 0x5410);
+          fragments.large[tile][2 * half + 1] = __byte_perm(one, other, 0x7632);
         }
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float value = __uint_as_float(words[i / 2].of[2 * tile + i % 2]);
-          into[i] = lospmm_tf32(value);
+          const float value = __uint_as_float(words[i / 2].of[2 * part + i % 2]);
+          fragments.large[tile][i] = lospmm_tf32(value);
           if constexpr (SPLIT == 2)
-            rest[piece * (WIDTH / 2) + tile][i] = lospmm_tf32(value - __uint_as_float(into[i]));
+            fragments.rest[tile][i] = lospmm_tf32(value - __uint_as_float(fragments.large[tile][i]));
         }
       }
     }
+}
+
+LOSPMM_INLINE void multiply(float (&sums)[TILES][4], const Fragments &fragments, const Weights &weights) {
+  if constexpr (SPLIT == 2) {
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+      lospmm_mma_tf32(sums[tile], fragments.rest[tile], weights.of[0]);
+      lospmm_mma_tf32(sums[tile], fragments.large[tile], weights.of[SPLIT - 1]);
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) {
+#if LOSPMM_DTYPE == 2
+    lospmm_mma_half(sums[tile], fragments.large[tile], weights.of[0]);
+#elif LOSPMM_DTYPE == 3
+    lospmm_mma_bfloat16(sums[tile], fragments.large[tile], weights.of[0]);
+#else
+    lospmm_mma_tf32(sums[tile], fragments.large[tile], weights.of[0]);
+#endif
   }
 }
 
-LOSPMM_INLINE void multiply(float (&sums)[SUBGROUPS][TILES][4], const unsigned char *slab, const Step &step) {
-  unsigned large[TILES][4], rest[TILES][4];
-  gather(large, rest, slab, step.slots);
+// The products of those subgroups from FIRST on, four at most, that MASK names. A jump to the code of a mask, since
+// instructions that a predicate turns off take as long as others.
+template <int FIRST, int MASK>
+LOSPMM_INLINE void multiply_those(float (&sums)[SUBGROUPS][TILES][4], const Fragments &fragments, const Step &step) {
 #pragma unroll
-  for (int p = 0; p < SUBGROUPS; ++p)
-    if (SUBGROUPS == 1 || step.mask >> p & 1) {
-      const unsigned (&weights)[2] = step.weights[p].of[0];
-      if constexpr (SPLIT == 2) {
-        const unsigned (&small)[2] = step.weights[p].of[SPLIT - 1];
-#pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-          lospmm_mma_tf32(sums[p][tile], rest[tile], weights);
-          lospmm_mma_tf32(sums[p][tile], large[tile], small);
-        }
-      }
-#pragma unroll
-      for (int tile = 0; tile < TILES; ++tile) {
-#if LOSPMM_DTYPE == 2
-        lospmm_mma_half(sums[p][tile], large[tile], weights);
-#elif LOSPMM_DTYPE == 3
-        lospmm_mma_bfloat16(sums[p][tile], large[tile], weights);
-#else
-        lospmm_mma_tf32(sums[p][tile], large[tile], weights);
-#endif
-      }
+  for (int p = 0; p < 4; ++p)
+    if (MASK >> p & 1) {
+      constexpr int LAST = SUBGROUPS - 1;
+      const int at = FIRST + p < LAST ? FIRST + p : LAST;
+      multiply(sums[at], fragments, step.weights[at]);
     }
+}
+
+template <int FIRST>
+LOSPMM_INLINE void multiply_four(float (&sums)[SUBGROUPS][TILES][4], const Fragments &fragments, const Step &step) {
+#define LOSPMM_CASE(mask) \
+  case mask:              \
+    if (mask >> (SUBGROUPS - FIRST < 4 ? SUBGROUPS - FIRST : 4) == 0) multiply_those<FIRST, mask>(sums, fragments, step); \
+    break;
+  switch (step.mask >> FIRST & 15) {
+    LOSPMM_CASE(1) LOSPMM_CASE(2) LOSPMM_CASE(3) LOSPMM_CASE(4) LOSPMM_CASE(5)
+    LOSPMM_CASE(6) LOSPMM_CASE(7) LOSPMM_CASE(8) LOSPMM_CASE(9) LOSPMM_CASE(10)
+    LOSPMM_CASE(11) LOSPMM_CASE(12) LOSPMM_CASE(13) LOSPMM_CASE(14) LOSPMM_CASE(15)
+  }
+#undef LOSPMM_CASE
 }
 
 LOSPMM_KERNEL(lospmm_tensor_core) {
@@ -171,6 +203,7 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
   float sums[SUBGROUPS][TILES][4] = {};
   const int own = (group * WIDTH * SIZE) ^ ((quad >> SWIZZLE) * 32);
   const unsigned char *staged = lospmm_shared + own;
+  Rows gathered;  // of the step that comes, where it is of the same slab
   int slab = -1;
   unsigned left = 0, reached = static_cast<unsigned>(start);  // steps of the slab, and where it ends
 
@@ -191,9 +224,18 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
       left = following - reached;
       reached = following;
       if (slab + 1 < slabs) following = starts[slab + 2];
+      if (left > 0) gather(gathered, staged, steps[i].slots);
     }
     --left;
-    multiply(sums, staged, steps[i]);
+    Fragments fragments;
+    arrange(fragments, gathered);
+    if (left > 0) gather(gathered, staged, steps[(i + 1) % AHEAD].slots);
+    if constexpr (SUBGROUPS == 1) {
+      multiply(sums[0], fragments, steps[i].weights[0]);
+    } else {
+      multiply_four<0>(sums, fragments, steps[i]);
+      if constexpr (SUBGROUPS > 4) multiply_four<4>(sums, fragments, steps[i]);
+    }
     load(steps[i], masks + i + 2 * AHEAD, slots + 4 * (i + AHEAD), weights + 32 * SUBGROUPS * (i + AHEAD));
     return true;
   };
