@@ -118,11 +118,9 @@ class Clock:
         return {**self.time(enqueue), "registers": function.registers}
 
     def libraries(self) -> dict[str, dict[str, Any]]:
-        """cuSPARSE directly in float32 (the better of two algorithms), through PyTorch else, and a dense product."""
+        """cuSPARSE directly (the better of two algorithms) and through PyTorch, and a dense product."""
         kind = TYPES[self.problem.dtype.name]
-        found = {}
-        if kind is torch.float32:
-            found |= self._cusparse()
+        found = self._cusparse()
         csr = self.csr.to(kind)
 
         def sparse(copy: int) -> None:
@@ -142,8 +140,9 @@ class Clock:
 
     def _cusparse(self) -> dict[str, dict[str, Any]]:
         copies = [Buffers(b.data_ptr(), c.data_ptr()) for b, c in zip(self.b, self.c, strict=True)]
+        place = Place(self.driver, self.problem.matrix, self.problem.n, copies, dtype=self.problem.dtype)
         try:
-            with cusparse.prepare(Place(self.driver, self.problem.matrix, self.problem.n, copies)) as variants:
+            with cusparse.prepare(place) as variants:
                 timed = [self.time(enqueue, FULL) for enqueue in variants.enqueue.values()]
         except LibraryFault as fault:
             return {"cuSPARSE": {"micros": None, "error": None, "failure": str(fault)}}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES, Dtype
-from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills
+from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills, lengths_of_block_rows
 from lospmm.families.groups import make_groups
 from lospmm.families.lists import grid_of
 from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, Traffic, micros_of
@@ -66,7 +66,7 @@ def refusal(problem: Problem) -> str | None:
         return "a convolution"
     if not has_tensor_cores(problem.device):
         return f"{problem.device.arch} has no tensor cores for {problem.dtype.name}"
-    fill = max(fills(problem.matrix).values())
+    fill = max(fills(problem.matrix, lengths_of_block_rows(problem.matrix)).values())
     if fill < MIN_FILL:
         return f"no blocks: where 8 x 8 to 64 x 64 hold a nonzero, at most {fill:.1%} is nonzero, not {MIN_FILL:.0%}"
     return None
@@ -82,13 +82,15 @@ def plans(problem: Problem) -> list[Plan]:
     size = problem.dtype.element_bytes
     found = []
     widest = [columns for columns in COLUMNS if _GROUPS_OF_LANES * columns < 2 * problem.n] or [COLUMNS[0]]
-    for (rows, depth), fill in fills(problem.matrix).items():
+    every = lengths_of_block_rows(problem.matrix)
+    for (rows, depth), fill in fills(problem.matrix, every).items():
         if fill < MIN_FILL:
             continue
-        lengths = np.diff(blocks_of(problem.matrix, rows, depth).indptr)
+        lengths = every[rows, depth]
         for group in GROUPS:
             padded = int((-(-lengths // group)).sum()) * group
-            if group * depth < _inner(size) or (group > 1 and padded > MAX_PADDING * lengths.sum()):
+            least = max(1, _inner(size) // depth)
+            if group < least or (group > least and padded > MAX_PADDING * lengths.sum()):
                 continue
             for columns in widest[-2:]:
                 vector = max(v for v in (1, 2, 4, 8) if v * size <= 16 and v <= columns and problem.n % v == 0)
@@ -113,8 +115,7 @@ def _shared_bytes(rows: int, columns: int, warps: int, splits: int) -> int:
 
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
     """Every block reads its rows of B, and every block of columns reads A."""
-    counts = {(plan.rows, plan.depth) for plan in plans}
-    lengths = {size: np.diff(blocks_of(problem.matrix, *size).indptr) for size in counts}
+    lengths = lengths_of_block_rows(problem.matrix)
     return np.array([_micros(problem, plan, lengths[plan.rows, plan.depth]) for plan in plans])
 
 

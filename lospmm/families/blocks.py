@@ -1,5 +1,6 @@
 """Dense blocks that cover a sparse matrix: how full they are at each size, and their numbers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,9 @@ from lospmm.model import ceil_div
 #: Sides of blocks. The least is the tensor cores' (rows of A of an instruction).
 SIDES = (8, 16, 32, 64)
 
+#: Blocks, with a nonzero or without, that are marked one by one.
+MAX_MARKS = 1 << 26
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
@@ -21,26 +25,44 @@ class Blocks:
     keys: NDArray[np.int64]  # (blocks,): block row x block columns + block column, ascending
 
 
-def fills(matrix: SparseMatrix) -> dict[tuple[int, int], float]:
-    """The share of nonzeros in the blocks of each size, by (rows, cols); of no nonzero it is 0.
+def lengths_of_block_rows(matrix: SparseMatrix) -> dict[tuple[int, int], NDArray[np.int64]]:
+    """Blocks with a nonzero in each block row, by the (rows, cols) of a block, for all SIDES.
 
     Coarser blocks are counted from the finest, of which there are fewer than nonzeros.
     """
     least = SIDES[0]
     wide = ceil_div(matrix.k, least)
-    keys = np.unique(matrix.rows_of_nonzeros() // least * np.int64(wide) + matrix.indices // least)
+    row, column = np.divmod(_distinct(_keys(matrix, least, least), ceil_div(matrix.m, least) * wide), wide)
     found = {}
     for rows in SIDES:
+        block_rows = ceil_div(matrix.m, rows)
         for cols in SIDES:
-            coarse = keys // wide // (rows // least) * wide + keys % wide // (cols // least)
-            count = len(keys) if rows == cols == least else len(np.unique(coarse))
-            found[rows, cols] = matrix.nnz / max(1, count * rows * cols)
+            block_columns = ceil_div(matrix.k, cols)
+            keys = row // (rows // least) * block_columns + column // (cols // least)
+            distinct = _distinct(keys, block_rows * block_columns)
+            found[rows, cols] = np.bincount(distinct // block_columns, minlength=block_rows)
     return found
+
+
+def fills(matrix: SparseMatrix, lengths: Mapping[tuple[int, int], NDArray[np.int64]]) -> dict[tuple[int, int], float]:
+    """The share of nonzeros in the blocks of each size; of no nonzero it is 0."""
+    return {
+        (rows, cols): matrix.nnz / max(1, int(counts.sum()) * rows * cols) for (rows, cols), counts in lengths.items()
+    }
+
+
+def _distinct(keys: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Ascending, of ``keys`` below ``count``: by marks where those fit, which is faster than sorting."""
+    if count > MAX_MARKS:
+        return np.unique(keys)
+    marks = np.zeros(count, dtype=bool)
+    marks[keys] = True
+    return np.flatnonzero(marks)
 
 
 def blocks_of(matrix: SparseMatrix, rows: int, cols: int) -> Blocks:
     wide = ceil_div(matrix.k, cols)
-    keys = np.unique(_keys(matrix, rows, cols))
+    keys = _distinct(_keys(matrix, rows, cols), ceil_div(matrix.m, rows) * wide)
     counts = np.bincount(keys // wide, minlength=ceil_div(matrix.m, rows))
     return Blocks(np.concatenate(([0], np.cumsum(counts))).astype(np.int64), keys % wide, keys)
 

@@ -22,7 +22,7 @@ from lospmm.families.block_group_coo import (
     plans,
     refusal,
 )
-from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills
+from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills, lengths_of_block_rows
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
 from lospmm.packed import emission_of
@@ -72,8 +72,9 @@ def test_blocks_cover_the_matrix(matrix: SparseMatrix, rows: int, cols: int) -> 
             )
     assert np.array_equal(whole[: matrix.m, : matrix.k], matrix.to_scipy().toarray())
     assert not whole[matrix.m :].any() and not whole[:, matrix.k :].any()
-    fill = fills(matrix)[rows, cols]
-    assert fill == pytest.approx(matrix.nnz / max(1, dense.size))
+    lengths = lengths_of_block_rows(matrix)
+    assert np.array_equal(lengths[rows, cols], np.diff(blocks.indptr))
+    assert fills(matrix, lengths)[rows, cols] == pytest.approx(matrix.nnz / max(1, dense.size))
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=list(DTYPES))
@@ -105,6 +106,15 @@ def test_lanes_hold_every_element(dtype: Dtype, rows: int, depth: int, length: i
     assert at == len(words)
     expected = taken.transpose(0, 2, 1, 3).reshape(whole.shape)
     assert np.allclose(whole, expected, rtol=2.0**-21 if dtype.name == "float32" else 0, atol=0)
+
+
+def test_lone_blocks_of_8_have_a_plan() -> None:
+    """A step of 16-bit elements takes two of them: one is padding, however much that is."""
+    weights = np.zeros((4, 36), np.float32)
+    weights[:, 32:] = 1
+    problem = Problem(from_dense(weights), 16, DEVICE, None, PLAIN, DTYPES["float16"])
+    assert refusal(problem) is None and {plan.group for plan in plans(problem)} == {2}
+    check(problem, pack_plan(problem, plans(problem)[0]))
 
 
 def test_refusals_say_why() -> None:
