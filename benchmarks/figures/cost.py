@@ -127,10 +127,10 @@ def verdict(choices: Sequence[Record], pairs: Sequence[Record]) -> str:
     ratios = np.array(found["exhaustive"]) / np.array(found[OURS])
     of_cores = ratios / np.array([one["cores"] for one in mine])
     return (
-        f"Our search takes {np.mean(found[OURS]):.1f} s for a problem in the mean, timing kernels. nvcc for every kernel "
-        f"of the space would take more than {GOAL} times as long for {(ratios > GOAL).sum()} of the {len(mine)} problems, "
-        f"and {_mean(ratios):,.0f} times in the geometric mean. With as many cores for nvcc as our search has it would be "
-        f"{_mean(of_cores):,.0f} times, and more than {GOAL} for {(of_cores > GOAL).sum()} of them."
+        f"Our search takes {np.mean(found[OURS]):.1f} s for a problem in the mean, timing kernels. nvcc for every "
+        f"kernel of the space would take more than {GOAL} times as long for {(ratios > GOAL).sum()} of the {len(mine)} "
+        f"problems, and {_mean(ratios):,.0f} times in the geometric mean. With as many cores for nvcc as our search "
+        f"has it would be {_mean(of_cores):,.0f} times, and more than {GOAL} for {(of_cores > GOAL).sum()} of them."
     )
 
 
