@@ -224,7 +224,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
     model = nn.ModuleDict(
         {
             "full": nn.Linear(8, 8),
-            "halved": pruned(nn.Linear(8, 8)).to(torch.float16)[0],
+            "doubles": pruned(nn.Linear(8, 8)).to(torch.float64)[0],
             "own": Own(8, 8),
             "groups": pruned(nn.Conv2d(8, 8, 3, groups=8))[0],
             "circular": pruned(nn.Conv2d(8, 8, 3, padding_mode="circular"))[0],
@@ -240,7 +240,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
     reasons = {row.layer: row.reason for row in report.rows}
     assert {name: next(word for word in WORDS if word in reason) for name, reason in reasons.items()} == {
         "full": "fewer zeros",
-        "halved": "float16",
+        "doubles": "float64",
         "groups": "8 groups",
         "circular": "circular",
         "uneven": "differs at both ends",
@@ -253,7 +253,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
 
 
 WORDS = (
-    "fewer zeros", "float16", "8 groups", "circular", "differs at both ends", "all its weights are zero",
+    "fewer zeros", "float64", "8 groups", "circular", "differs at both ends", "all its weights are zero",
     "no example reached it", "more than a mask",
 )  # fmt: skip
 
