@@ -55,6 +55,15 @@ class Bucket:
     groups: int  # of each row
     slices: int  # teams that share a row
 
+    @property
+    def walks(self) -> int:
+        return len(self.rows) * self.slices
+
+    @property
+    def longest(self) -> int:
+        """Groups of a team."""
+        return ceil_div(self.groups, self.slices)
+
 
 def plans(problem: Problem) -> list[Buckets]:
     """The widest vectors too with fewer threads than N has work for: more teams share a long row."""
@@ -94,11 +103,13 @@ def forecast(problem: Problem, plans: Sequence[Buckets]) -> NDArray[np.float64]:
             gather_micros(
                 problem,
                 plan.lane,
-                entries=float(sum(len(one.rows) * one.groups * plan.group for one in buckets)),
-                entry_bytes=4 * entry_words(problem),
-                teams=float(sum(len(one.rows) * one.slices for one in buckets)),
-                steps=float(max((ceil_div(one.groups, one.slices) for one in buckets), default=0)),
+                entry_words=entry_words(problem),
                 group=plan.group,
+                entries=float(sum(len(one.rows) * one.groups * plan.group for one in buckets)),
+                walks=float(sum(one.walks for one in buckets)),
+                groups=float(sum(one.walks * one.longest for one in buckets)),
+                shared_walks=float(sum(one.walks for one in buckets if one.slices > 1)),
+                longest=float(max(one.longest for one in buckets)),
             )
         )
     return np.array(found)

@@ -75,16 +75,18 @@ def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
     found = []
     for plan in plans:
         unit = plan.group * plan.slices
-        groups = -(-lengths // unit)
+        groups = -(-lengths // unit)  # of a team
         found.append(
             gather_micros(
                 problem,
                 plan.lane,
-                entries=float(groups.sum()) * unit,
-                entry_bytes=4 * entry_words(problem),
-                teams=float(len(lengths) * plan.slices),
-                steps=float(groups.max(initial=0)),
+                entry_words=entry_words(problem),
                 group=plan.group,
+                entries=float(groups.sum()) * unit,
+                walks=float(len(lengths) * plan.slices),
+                groups=float(groups.sum()) * plan.slices,
+                shared_walks=float(len(lengths) * plan.slices * (plan.slices > 1)),
+                longest=float(groups.max(initial=0)),
             )
         )
     return np.array(found)

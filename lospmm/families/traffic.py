@@ -40,38 +40,51 @@ def micros_of(problem: Problem, traffic: Traffic) -> float:
     return LAUNCH_MICROS + cycles / per_second * 1e6
 
 
-#: Cycles from a team's asking for a group of entries, or of rows of B, to the next: the latency of the L2 cache.
-GATHER_CYCLES = 600.0
+#: Cycles of a warp that walks a list: before its first group of entries; for a group and for each entry of it, while
+#: others wait too, and where few do; and to add up what several teams have. Fitted to buckets and csr on an H200.
+WALK_CYCLES = 2200.0
+GROUP_CYCLES, ENTRY_CYCLES = 900.0, 100.0
+LONE_GROUP_CYCLES, LONE_ENTRY_CYCLES = 500.0, 50.0
+ADD_CYCLES = 600.0
+
+#: Of what takes less long than the longest, the share that is not hidden behind it.
+NOT_HIDDEN = 0.2
+
+#: Registers of a thread beside those of the entries on their way, and of the rows of B that they name.
+WALK_REGISTERS = 40
 
 
 def gather_micros(
     problem: Problem,
     lane: Lane,
     *,
-    entries: float,
-    entry_bytes: int,
-    teams: float,
-    steps: float,
+    entry_words: int,
     group: int,
+    entries: float,
+    walks: float,
+    groups: float,
+    shared_walks: float,
+    longest: float,
 ) -> float:
     """Microseconds of lists of ``entries``, padding included, whose rows of B are read from where they lie.
 
-    ``teams`` of threads for each block of columns walk them, the longest in ``steps`` of ``group`` entries.
+    Each block of columns walks them: ``walks`` by teams, ``shared_walks`` of them by one of several that share a row,
+    ``groups`` of ``group`` entries in all and ``longest`` in the longest walk.
     """
-    size, nnz, m, n = problem.dtype.element_bytes, problem.matrix.nnz, problem.matrix.m, problem.n
+    device, size, n = problem.device, problem.dtype.element_bytes, problem.n
     blocks = ceil_div(n, lane.cols)
-    device = problem.device
     sector = max(32, size * min(n, lane.cols))  # the L2 cache gives whole sectors
-    per_entry = 4.0 + lane.vector * (2 if size == 2 else 1)
-    bytes_of_memory = entries * entry_bytes + size * n * (problem.matrix.k + m)
-    loops = LAUNCH_MICROS + steps * GATHER_CYCLES / device.clock_hz * 1e6
-    reading = LAUNCH_MICROS + bytes_of_memory / device.memory_bandwidth * 1e6
-    walking = micros_of(
-        problem,
-        Traffic(
-            l2_bytes=blocks * (nnz * sector + entries * entry_bytes),
-            instructions=blocks * lane.team * (entries * per_entry + teams * (60 + 8 * lane.vector)),
-            threads=blocks * lane.team * teams,
-        ),
+    l2_bytes = blocks * (problem.matrix.nnz * sector + entries * 4 * entry_words)
+    memory_bytes = entries * 4 * entry_words + size * n * (problem.matrix.k + problem.matrix.m)
+    registers = WALK_REGISTERS + group * (entry_words + lane.vector * size / 4)
+    resident = device.sms * min(device.threads_per_sm, device.registers_per_sm / registers) / device.warp_size
+    warps = blocks * lane.team / device.warp_size
+    in_company = GROUP_CYCLES + ENTRY_CYCLES * group
+    limits = (
+        l2_bytes / (L2_BYTES_PER_CYCLE_AND_SM * device.sms),
+        memory_bytes / device.memory_bandwidth * device.clock_hz,
+        warps * (walks * WALK_CYCLES + shared_walks * ADD_CYCLES + groups * in_company) / resident,
+        WALK_CYCLES + longest * (LONE_GROUP_CYCLES + LONE_ENTRY_CYCLES * group),
     )
-    return max(walking, reading, loops) + 0.02 * GATHER_CYCLES / group / device.clock_hz * 1e6 * steps
+    cycles = max(limits) + NOT_HIDDEN * (sum(limits) - max(limits))
+    return LAUNCH_MICROS + cycles / device.clock_hz * 1e6
