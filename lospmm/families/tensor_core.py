@@ -21,11 +21,11 @@ from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
-SUBGROUPS = (1, 2, 4, 8)
+SUBGROUPS = (1, 2, 3, 4, 8)
 WARPS = (4, 8, 12, 16)
 PARTS = (1, 2, 4)
 COLS = (16, 32, 64, 128)
-AHEAD = 2
+AHEAD = (2, 3)
 
 #: Slabs where all of them are in shared memory, and stages where they are not.
 RESIDENT = (1, 2, 4)
@@ -45,7 +45,7 @@ class Plan:
     cols: int
     slabs: int  # that the rows of B are cut into
     stages: int  # slabs in shared memory
-    ahead: int = AHEAD  # steps between the load of A's data and their use
+    ahead: int = 2  # steps between the load of A's data and their use
 
 
 def refusal(problem: Problem) -> str | None:
@@ -61,15 +61,20 @@ def refusal(problem: Problem) -> str | None:
 def plans(problem: Problem) -> list[Plan]:
     """As many panels a block as there are rows for, columns as there are in B, and what fits an SM."""
     matrix = problem.matrix
-    eights, columns, room = ceil_div(matrix.m, 8), numbered_rows(matrix)[0], problem.device.shared_bytes_per_block
+    eights, columns, room = (
+        max(1, ceil_div(matrix.m, 8)),
+        numbered_rows(matrix)[0],
+        problem.device.shared_bytes_per_block,
+    )
     return [
         plan
-        for subgroups, warps, parts, cols in product(SUBGROUPS, WARPS, PARTS, COLS)
-        if (cols == min(COLS) or problem.n > cols // 2)
-        and (subgroups == 1 or eights >= subgroups)
+        for subgroups, warps, parts, cols, ahead in product(SUBGROUPS, WARPS, PARTS, COLS, AHEAD)
+        if (cols == min(COLS) if problem.n <= min(COLS) else problem.n > cols // 2 and cols > min(COLS))
+        and eights >= subgroups
         and (warps == min(WARPS) or eights * parts > subgroups * warps * 3 // 4)
+        and (parts == 1 or eights * problem.n < subgroups * (warps // parts) * cols * 2 * problem.device.sms)
         for slabs, stages in _stagings(columns, cols * problem.dtype.element_bytes, room)
-        if fits(plan := Plan(subgroups, warps, parts, cols, slabs, stages), problem)
+        if fits(plan := Plan(subgroups, warps, parts, cols, slabs, stages, ahead), problem)
     ]
 
 

@@ -24,7 +24,7 @@ L2_BYTES_PER_CYCLE = 48.0
 BUSY_WARPS = 12.0
 
 #: How much fuller the masks of steps are than those of columns, by subgroups of a panel (measured on random places).
-MASK_FILL = {1: 0.0, 2: 0.19, 4: 0.3, 8: 0.52}
+MASK_FILL = {1: 0.0, 2: 0.14, 3: 0.17, 4: 0.19, 8: 0.52}
 
 
 @dataclass(frozen=True, slots=True)

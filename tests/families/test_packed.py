@@ -169,6 +169,20 @@ def test_a_warp_loads_matrices(transposed: bool) -> None:
         assert np.array_equal(c[matrix].reshape(32, 2), (whole.T if transposed else whole).reshape(32, 2))
 
 
+def test_bytes_are_picked() -> None:
+    body = """
+      const unsigned x = __float_as_uint(b[0]), y = __float_as_uint(b[1]);
+      c[0] = __uint_as_float(__byte_perm(x, y, 0x5410));
+      c[1] = __uint_as_float(__byte_perm(x, y, 0x7632));
+      c[2] = __uint_as_float(__byte_perm(x, y, 0x0246));
+    """
+    words = np.array([0x11223344, 0x55667708], np.uint32)
+    b = np.zeros((1, 64), np.float32)
+    b[0, :2] = words.view(np.float32)
+    picked = run(kernel_of(body, threads=1), b)[0, :3].copy().view(np.uint32)
+    assert [hex(word) for word in picked] == ["0x77083344", "0x55661122", "0x44220866"]
+
+
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.sampled_from(sorted(DTYPES)))
 def test_types_round_to_the_nearest(numbers: list[float], name: str) -> None:
     dtype, values = DTYPES[name], np.array(numbers, dtype=np.float32)

@@ -70,7 +70,6 @@ AXES = [
     replace(BASE, slabs=1, stages=1),
     replace(BASE, slabs=5, stages=2),
     replace(BASE, slabs=5, stages=3),
-    replace(BASE, ahead=1),
     replace(BASE, ahead=3),
     replace(BASE, ahead=4),
 ]

@@ -21,6 +21,7 @@ constexpr int SLAB_BYTES = DEPTH * ROW_BYTES;
 constexpr int HELD = DEPTH - 4;                           // slots of a slab that hold rows of B
 constexpr int SWIZZLE = ROW_BYTES >= 128 ? 0 : ROW_BYTES == 64 ? 1 : 2;
 constexpr int THREADS = 32 * WARPS;
+static_assert(AHEAD > 1);  // the rows of the next step are known while one multiplies
 constexpr int STORED = VECTOR < WIDTH ? VECTOR : WIDTH;   // elements of C that are next to each other
 
 struct alignas(4 * WORDS) Words {
