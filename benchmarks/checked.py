@@ -1,10 +1,11 @@
 """Kernels that benchmarks make for themselves, on the GPU: timed with B from memory, and checked against float64."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lospmm.dtype import Dtype
 from lospmm.gpu.driver import Driver
@@ -13,6 +14,7 @@ from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch
 
 SAMPLED_COLUMNS = 98  # even: both halves of a word
+FAR_OFF = 0.05  # relative to |A||B|
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,21 +46,34 @@ class Operands:
 
     def time(self, kernel: Kernel, extra: Sequence[np.generic] = (), effort: Effort = FULL) -> dict[str, Any]:
         """Microseconds with B from memory, and errors relative to |A||B|, of a kernel of B, C and what is ``extra``."""
+        run = self._launcher(kernel, extra)
+        relative = self._errors(run)
+        micros = time_rotating(self.driver, run, copies=len(self.places), effort=effort).micros
+        return {"micros": round(micros, 2), "max_relative_error": float(f"{relative.max():.3g}"),
+                "rms_relative_error": float(f"{np.sqrt(np.mean(relative**2)):.3g}")}  # fmt: skip
+
+    def far_off(self, kernel: Kernel) -> int:
+        """Of the elements of one run that are looked at, how many are no rounding of what they should be."""
+        return int((~(self._errors(self._launcher(kernel, ())) <= FAR_OFF)).sum())
+
+    def _launcher(self, kernel: Kernel, extra: Sequence[np.generic]) -> Callable[[int], None]:
         driver, function = self.driver, self.driver.load(kernel.cubin, kernel.entry)
 
         def run(copy: int) -> None:
             driver.launch(function, kernel.launch, [*(np.uint64(place) for place in self.places[copy]), *extra])
 
+        return run
+
+    def _errors(self, run: Callable[[int], None]) -> NDArray[np.float64]:
+        """Of one launch, relative to |A||B|; an element that is not written is not a number."""
         c = self.places[0][1]
         found = np.zeros((self.m, self.n), self.dtype.to_storage(np.zeros(1, np.float32)).dtype)
-        driver.fill(c, 0xFFFFFFFF, found.nbytes // 4)
+        self.driver.fill(c, 0xFFFFFFFF, found.nbytes // 4)
         run(0)
-        driver.download(found, c)
+        self.driver.download(found, c)
         error = np.abs(self.dtype.from_storage(found[:, self.columns]).astype(np.float64) - self.expected)
-        relative = error / np.maximum(self.magnitude, np.finfo(np.float32).tiny)
-        micros = time_rotating(driver, run, copies=len(self.places), effort=effort).micros
-        return {"micros": round(micros, 2), "max_relative_error": float(f"{relative.max():.3g}"),
-                "rms_relative_error": float(f"{np.sqrt(np.mean(relative**2)):.3g}")}  # fmt: skip
+        relative: NDArray[np.float64] = error / np.maximum(self.magnitude, np.finfo(np.float32).tiny)
+        return relative
 
     def close(self) -> None:
         for place in self.places:

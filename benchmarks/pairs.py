@@ -1,6 +1,6 @@
 """Two columns to a thread: as two float32, and as pairs of 16-bit numbers in the registers of one.
 
-    python -m benchmarks.pairs [--out DIR] [--problems COUNT]
+    python -m benchmarks.pairs [--out DIR] [--problems NUMBER...]
 
 needs an H200 or H100. For each of the seven problems kernels of float32, of two float32 a thread and of float16 are
 timed over tile sizes of one and two blocks an SM (``tiles``), and the fastest of float16 again with its multiply-adds
@@ -32,7 +32,7 @@ from lospmm.codegen.sass.half import packed
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES
-from lospmm.gpu.driver import open_driver
+from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.timing import Effort, copies_beyond_l2
 from lospmm.ir import grid
 from lospmm.lower import lower
@@ -65,7 +65,8 @@ class Kind:
     number: str
     words: int
     columns: int
-    pipes: tuple[int, ...] = (0, 1)
+    pipes: tuple[int, ...] = (0,)
+    reuse: bool = False
 
     @property
     def element_bytes(self) -> int:
@@ -76,12 +77,15 @@ SINGLE = Kind("float32", "float32", 1, 1)
 DOUBLE = Kind("float32, two columns", "float32", 2, 2)
 HALF = Kind("float16", "float16", 1, 2)
 OTHERS = (
-    replace(HALF, name="float16, HFMA2 alone", pipes=(0,)),
-    replace(HALF, name="float16, HFMA2.MMA alone", pipes=(1,)),
+    replace(HALF, name="float16, HFMA2.MMA", pipes=(1,)),
+    replace(HALF, name="float16, in turns", pipes=(0, 1)),
     replace(HALF, name="bfloat16", number="bfloat16"),
 )
 
-
+#: Kernels in which few multiply-adds are kept in the reuse cache, and registers are soon loaded anew; and how often.
+RARE = (TileSize(12, 512), TileSize(9, 704), TileSize(9, 832))
+RUNS = 10
+MOST_OF_REUSE = 0.95  # a share of zeros
 KINDS = (SINGLE, DOUBLE, HALF, *OTHERS)
 
 
@@ -154,7 +158,9 @@ def build(device: DeviceSpec, matrix: SparseMatrix, n: int, choice: Choice, kind
     emission: Emission = emit(program, "sass", device.arch)
     assert emission.machine is not None
     if kind.number != "float32":
-        emission = replace(emission, machine=packed(emission.machine, DTYPES[kind.number], kind.pipes))
+        emission = replace(
+            emission, machine=packed(emission.machine, DTYPES[kind.number], kind.pipes, reuse=kind.reuse)
+        )
     if kind.words == 2:
         text = emission.units[0].replace("mul.wide.u32 %offset, %column, 4;", "mul.wide.u32 %offset, %column, 8;")
         text = text.replace(f"mov.u32 %n, {n};", f"mov.u32 %n, {n // 2};")
@@ -195,11 +201,11 @@ def dense_micros(m: int, k: int, n: int, l2_bytes: int) -> float | None:
     return float(round(float(np.median(times[10:])), 2))
 
 
-def records(problems: int) -> Iterator[dict[str, Any]]:
+def records(problems: Sequence[int]) -> Iterator[dict[str, Any]]:
     device = detect_device()
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(settings().workers) as pool:
         store = Store(Path(directory))
-        works = [Work(device, known, store, pool) for known in KNOWN[:problems]]
+        works = [Work(device, known, store, pool) for known in (KNOWN[at] for at in problems)]
         driver = open_driver()
         for work in works:
             for number in ("float32", "float16", "bfloat16"):
@@ -207,6 +213,8 @@ def records(problems: int) -> Iterator[dict[str, Any]]:
                 for kind in (kind for kind in KINDS if kind.number == number):
                     yield from work.timed(kind, operands)
                 operands.close()
+            if work.about["sparsity"] > MOST_OF_REUSE:
+                yield from work.reused(driver)
             micros = dense_micros(work.matrix.m, work.matrix.k, work.n, driver.l2_bytes())
             yield {**work.about, "kind": "cuBLAS float16", "micros": micros}
         driver.close()
@@ -237,6 +245,22 @@ class Work:
         tile, schedule = self.best[kind.name][1]
         yield self._one(kind, (tile, replace(schedule, lockstep=128)), operands)
 
+    def reused(self, driver: Driver) -> Iterator[dict[str, Any]]:
+        """Kernels of float16 by pipe, with the reuse cache and without: elements that are far off, in all runs."""
+        operands = Operands(driver, self.matrix, self.n, DTYPES["float16"])
+        for tile in RARE:
+            for pipes in ((0,), (1,), (0, 1)):
+                for reuse in (False, True):
+                    kind = replace(HALF, name="reuse", pipes=pipes, reuse=reuse)
+                    kernel = build(
+                        self.device, self.matrix, self.n, (tile, Schedule(PREFETCH, None, 2)), kind, self.store
+                    )
+                    wrong = sum(operands.far_off(kernel) for _ in range(RUNS))
+                    yield {**self.about, "kind": "reuse", **tile._asdict(), "pipes": pipes, "reuse": reuse,
+                           "runs": RUNS, "wrong": wrong, "elements": RUNS * operands.expected.size,
+                           "micros": 0.0}  # fmt: skip
+        operands.close()
+
     def _one(self, kind: Kind, choice: Choice, operands: Operands, kernel: Kernel | None = None) -> dict[str, Any]:
         kernel = kernel or build(self.device, self.matrix, self.n, choice, kind, self.store)
         found = operands.time(kernel, effort=EFFORT)
@@ -255,6 +279,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     problems = dict.fromkeys((row["m"], row["k"], row["n"], row["sparsity"]) for row in rows)
     for problem in problems:
         mine = [row for row in rows if (row["m"], row["k"], row["n"], row["sparsity"]) == problem]
+        lines += [str({name: row[name] for name in ("rows", "cols", "pipes", "reuse", "wrong", "elements")})
+                  for row in mine if row["kind"] == "reuse"]  # fmt: skip
+        mine = [row for row in mine if row["kind"] != "reuse"]
         for kind in dict.fromkeys(row["kind"] for row in mine):
             one = min((row for row in mine if row["kind"] == kind), key=lambda row: row["micros"] or 0)
             tile = f"{one['rows']} x {one['cols']}" if "rows" in one else ""
@@ -269,7 +296,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--problems", type=int, default=len(KNOWN))
+    parser.add_argument("--problems", type=int, nargs="*", default=range(len(KNOWN)))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     rows = []

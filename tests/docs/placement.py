@@ -4,6 +4,9 @@
 import statistics
 from collections.abc import Sequence
 
+from lospmm.device import find_device
+from lospmm.estimate import RATES
+from lospmm.model import ceil_div
 from tests.docs.results import Record, records, table
 
 
@@ -12,23 +15,15 @@ def _problem(record: Record) -> str:
 
 
 def walks() -> str:
-    """Bytes of code a cycle and SM, by how many SMs of a GPC walk the same tile: walked before, and anew."""
+    """Bytes of code a cycle and SM, by how many SMs of a GPC walk the same tile."""
     found = [record for record in records("gpcs") if "kib" in record and record["warps"] == 16]
-    again = {kib: {} for kib in sorted({record["kib"] for record in found if "code_mib" not in record})}  # type: ignore[var-annotated]
-    anew = {}
-    for record in found:
-        if "code_mib" in record:
-            anew[record["tiles"].removesuffix(", anew")] = record["bytes_per_cycle"]
-        else:
-            again[record["kib"]][record["tiles"]] = record["bytes_per_cycle"]
-    names = list(dict.fromkeys(name for rates in again.values() for name in rates))
+    rates = {(record["tiles"], record["kib"]): record["bytes_per_cycle"] for record in found}
+    sizes = sorted({kib for _, kib in rates})
     lines = [
-        (name, *(f"{rates[name]:.2f}" for rates in again.values()), f"{anew[name]:.2f}" if name in anew else "-")
-        for name in names
+        (name, *(f"{rates[name, kib]:.2f}" if (name, kib) in rates else "-" for kib in sizes))
+        for name in dict.fromkeys(name for name, _ in rates)
     ]
-    fresh = next(record["kib"] for record in found if "code_mib" in record)
-    titles = (*(f"{kib} KiB, walked before" for kib in again), f"{fresh} KiB, anew")
-    return table(("the same tile", *titles), lines, right=len(titles))
+    return table(("the same tile", *(f"{kib} KiB" for kib in sizes)), lines, right=len(sizes))
 
 
 def orders() -> str:
@@ -58,18 +53,6 @@ def clusters() -> str:
 
 def _micros(record: Record | None) -> str:
     return "-" if record is None else f"{record['micros']:.1f}"
-
-
-def chains() -> str:
-    """Microseconds of every schedule with a tile to a block and with two, and how much less that takes."""
-    found: dict[tuple[str, ...], dict[int, float]] = {}
-    for record in records("chains"):
-        barriers = f", a barrier every {record['lockstep']}" if record["lockstep"] else ""
-        how = f"groups of {record['column_group'] or 'all'}{barriers}"
-        key = _problem(record), f"{record['rows']} x {record['cols']}", how
-        found.setdefault(key, {})[record["tiles_per_block"]] = record["micros"]
-    lines = [(*key, f"{by[1]:.1f}", f"{by[2]:.1f}", f"{by[2] / by[1]:.2f}") for key, by in found.items()]
-    return table(("problem", "M1 x N1", "schedule", "one tile", "two tiles", "of the time"), lines, right=3)
 
 
 def pairs() -> str:
@@ -108,6 +91,55 @@ def errors() -> str:
                 )
             )
     return table(("kind", "root mean square", "largest"), lines, right=2)
+
+
+#: Between two launches of a graph (lospmm.estimate), and SMs of the GPU: what is left is what blocks take.
+LAUNCH_MICROS, SMS = RATES.launch_micros, find_device("h200").sms
+
+
+def walls() -> str:
+    """Of the seven problems' kernels: B from the L2 cache, code, and multiply-adds, by the time that blocks take."""
+    clock = find_device("h200").clock_hz
+    lines = []
+    for one in records("kernels"):
+        if one["set"] != "seven" or "failure" in one:
+            continue
+        tile, micros = one["tile"], one["micros"] - LAUNCH_MICROS
+        across = ceil_div(one["n"], tile["cols"])
+        busy = min(SMS, tile["count"] * across)
+        cycles = micros * 1e-6 * clock
+        lines.append(
+            (
+                one["problem"],
+                f"{tile['rows']} x {tile['cols']}",
+                f"{4 * tile['nnc_sum'] * one['n'] / micros * 1e-6:.1f}",
+                f"{one['code_bytes'] * across / busy / cycles:.2f}",
+                f"{one['nnz'] * one['n'] / 32 / busy / cycles:.2f}",
+            )
+        )
+    titles = ("B from L2, TB/s", "code, bytes a cycle", "multiply-adds a cycle")
+    return table(("problem", "M1 x N1", *titles), lines, right=len(titles))
+
+
+def slow_loads() -> str:
+    """Of each layout of the longest code: loads, and how many of them take 5 % longer than the median of all."""
+    longest = max(one["code_bytes"] for one in records("reloads"))
+    found: dict[str, dict[tuple[int, int], list[float]]] = {}
+    for record in (one for one in records("reloads") if one["varied"] == "layout" and one["code_bytes"] == longest):
+        loads = found.setdefault(record["layout"], {})
+        loads.setdefault((record["process"], record["number"]), []).append(record["micros"])
+    medians = {layout: [statistics.median(times) for times in loads.values()] for layout, loads in found.items()}
+    usual = statistics.median(time for times in medians.values() for time in times)
+    lines = [
+        (
+            layout,
+            str(len(times)),
+            str(sum(time > 1.05 * usual for time in times)),
+            f"{min(times):.1f} to {max(times):.1f}",
+        )
+        for layout, times in medians.items()
+    ]
+    return table(("layout", "loads", "slow", "us"), lines, right=3)
 
 
 def reloads() -> str:
@@ -157,6 +189,6 @@ def _rounds(modules: Sequence[Record]) -> str:
     return f"{statistics.median(max(one) / min(one) - 1 for one in times.values()):.1%}"
 
 
-REGIONS = {"gpcs": walks, "orders": orders, "clusters": clusters, "chains": chains}
+REGIONS = {"gpcs": walks, "orders": orders, "clusters": clusters, "walls": walls}
 PAIRS = {"pairs": pairs, "errors": errors}
-MEASURING = {"reloads": reloads}
+MEASURING = {"reloads": reloads, "layouts": slow_loads}

@@ -36,7 +36,7 @@ def kernel_of(matrix: SparseMatrix, n: int, schedule: Schedule, number: str, pip
     program = lower(problem, Candidate(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
     machine = emit(program, "sm_90").machine
     assert machine is not None
-    return program, packed(machine, DTYPES[number], pipes)
+    return program, packed(machine, DTYPES[number], pipes, reuse=len(pipes) == 1)
 
 
 def pairs(values: NDArray[np.float32], number: str) -> NDArray[np.float32]:

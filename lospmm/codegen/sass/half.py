@@ -42,11 +42,12 @@ PIPES: Mapping[str, tuple[Opcode, Opcode]] = MappingProxyType(
 _SINGLE = (Opcode.FFMA, Opcode.FADD_IMM, Opcode.FMNMX_NAN)
 
 
-def packed(code: MachineCode, dtype: Dtype, pipes: tuple[int, ...] = (0, 1)) -> MachineCode:
+def packed(code: MachineCode, dtype: Dtype, pipes: tuple[int, ...] = (0,), *, reuse: bool = False) -> MachineCode:
     """``code``, whose words are pairs of ``dtype`` then. Multiply-adds take turns over ``pipes`` of ``PIPES``.
 
-    Weights are rounded to the nearest. Raises Unsupported for a type of another width, and for a kernel that does more
-    than multiply, add and store.
+    Weights are rounded to the nearest. With ``reuse`` factors stay in the reuse cache as ``code`` has them there: on an
+    H200 some results were wrong so, with multiply-adds in turns (docs/decisions/0013). Raises Unsupported for a type of
+    another width, and for a kernel that does more than multiply, add and store.
     """
     if dtype.name not in PIPES:
         raise Unsupported(f"pairs of {dtype.name}: known are {', '.join(PIPES)}")
@@ -59,6 +60,8 @@ def packed(code: MachineCode, dtype: Dtype, pipes: tuple[int, ...] = (0, 1)) -> 
     bits = dtype.to_storage(weights).view(np.uint16).astype(np.uint32)
     form["immediate"][fmas] = bits << np.uint32(16) | bits
     form["op"][fmas] = np.array(PIPES[dtype.name])[np.array(pipes)[np.arange(len(fmas)) % len(pipes)]]
+    if not reuse:
+        form["reuse"][fmas] = 0
     for start, end in zip(code.starts, [*code.starts[1:], len(form)], strict=True):
         _wait_longer(form[start:end])
     return replace(code, form=form)
