@@ -85,7 +85,8 @@ def signature(site: Site, shape: tuple[int, ...]) -> Hashable:
     tensors = site.tensors
     parts = tuple(None if one is None else tuple(one.shape) for one in (tensors.weight, tensors.mask, tensors.bias))
     way = way_of(site.module) if site.is_convolution else None
-    return type(site.module), site.weight, parts, shape, site.relu, site.adds, str(way), tensors.weight.device
+    kind = type(site.module), site.weight, site.relu, site.adds, str(way)
+    return kind, parts, shape, tensors.weight.device, tensors.weight.dtype
 
 
 def dense_micros(site: Site, shape: tuple[int, ...], contexts: Contexts | None = None) -> float:
