@@ -38,7 +38,7 @@ class Spmm:
     make: Callable[[], SparseMatrix]
     n: int
     dtypes: tuple[str, ...]
-    families: tuple[str, ...] = ("group_coo", "csr")
+    families: tuple[str, ...] = ("group_coo",)
 
 
 SPMM: Mapping[str, Spmm] = MappingProxyType(

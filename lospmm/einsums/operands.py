@@ -65,8 +65,10 @@ def check(expression: Expression, given: Mapping[str, Any]) -> Operands:
         shapes[output.name] = _output_shape(expression, sizes)
     _check_bounds(expression, indices, shapes)
     for name, shape in shapes.items():
-        if int(np.prod(shape, dtype=object)) > MAX_ELEMENTS:
-            raise BadRequest(f"einsum: {name} of shape {shape} has more than {MAX_ELEMENTS} elements")
+        if int(np.prod(shape, dtype=object)) > MAX_ELEMENTS or max(shape) > MAX_SIZE:
+            raise BadRequest(
+                f"einsum: {name} has the shape {shape}; at most {MAX_ELEMENTS} elements, {MAX_SIZE} along an axis"
+            )
     return Operands(expression, sizes, indices, values, shapes)
 
 

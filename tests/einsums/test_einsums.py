@@ -310,6 +310,8 @@ def test_other_refusals() -> None:
         lospmm.einsum(text, r=r, A=a, B=(2, 4), C=(2, 4))
     with pytest.raises(BadRequest, match="dtype 'int8'"):
         lospmm.einsum(text, dtype="int8", r=r, A=a, B=b, C=(2, 4))
+    with pytest.raises(BadRequest, match=r"B has the shape \(2147483648, 2\); at most .* 2147483647 along an axis"):
+        lospmm.einsum_kernel(text, r=r, A=a, B=(2**31, 2), C=(2, 2))
     three = "Z[i] += F[i] * G[i] * H[i]"
     with pytest.raises(Unsupported, match="F, G, H are 3 factors that come later; at most 2 may"):
         lospmm.einsum_kernel(three, F=(4,), G=(4,), H=(4,))
