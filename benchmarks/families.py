@@ -6,7 +6,8 @@
 Of each problem and each row of FAMILIES the ``--plans`` plans that the forecast puts first are built, checked by the
 gate, every element of C, and timed, cold, in the process that runs kernels; the best of the two fastest families are
 timed again with full effort, beside cuSPARSE and the dense multiplication of the same type. A family that is forecast
-to be FAR behind is left out, but for real layers, of which every family has to compute every one. ``unrolled`` is the
+to be ``--far`` times as slow as another is left out, but for real layers, of which every family computes every one.
+``unrolled`` is the
 paper's kernel as the search without measurements chooses it. A problem is a line of ``families.jsonl``; a kernel that
 fails is told in it and counts as a fault, not as a plan that lost. Builders on all cores work ahead of the GPU;
 ``--compile-only`` fills their cache and needs no GPU. ``--resume`` leaves out what the file has. A summary is printed
@@ -79,6 +80,13 @@ LONG_MICROS = 1_000.0
 KERNEL_SECONDS = 20.0
 
 
+class Shortlist(NamedTuple):
+    """What of each family's plans is built, and of which families."""
+
+    plans: int = PLANS
+    far: float = FAR
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """One plan: a kernel, or why there is none."""
@@ -97,7 +105,7 @@ class Prepared(NamedTuple):
     seconds: float
 
 
-def prepare(case: Case, count: int) -> Prepared:
+def prepare(case: Case, shortlist: Shortlist) -> Prepared:
     """The kernels of a problem; in a builder."""
     started = time.monotonic()
     problem = problem_of(case)
@@ -110,8 +118,8 @@ def prepare(case: Case, count: int) -> Prepared:
             refused[name] = why or "no plan"
             continue
         micros = family.forecast(problem, plans)
-        chosen[name] = [(plans[at], float(micros[at])) for at in np.argsort(micros, kind="stable")[:count]]
-    limit = FAR * min((found[0][1] for found in chosen.values()), default=0.0)
+        chosen[name] = [(plans[at], float(micros[at])) for at in np.argsort(micros, kind="stable")[: shortlist.plans]]
+    limit = shortlist.far * min((found[0][1] for found in chosen.values()), default=0.0)
     built = []
     for name, found in chosen.items():
         if found[0][1] > limit and case.set != "real":
@@ -231,12 +239,14 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
     }
 
 
-def built_ahead(pool: ProcessPoolExecutor, cases: Sequence[Case], count: int) -> Iterator[tuple[Case, Prepared]]:
+def built_ahead(
+    pool: ProcessPoolExecutor, cases: Sequence[Case], shortlist: Shortlist
+) -> Iterator[tuple[Case, Prepared]]:
     """The cases in their order, those that come next being built meanwhile. A case that cannot be drawn is told."""
     waiting: list[tuple[Case, Future[Prepared]]] = []
     left = iter(cases)
     for case in left:
-        waiting.append((case, pool.submit(prepare, case, count)))
+        waiting.append((case, pool.submit(prepare, case, shortlist)))
         if len(waiting) >= AHEAD:
             break
     while waiting:
@@ -249,7 +259,7 @@ def built_ahead(pool: ProcessPoolExecutor, cases: Sequence[Case], count: int) ->
             yield case, prepared
         following = next(left, None)
         if following is not None:
-            waiting.append((following, pool.submit(prepare, following, count)))
+            waiting.append((following, pool.submit(prepare, following, shortlist)))
 
 
 def context_of(device: DeviceSpec, commit: str) -> Record:
@@ -264,12 +274,12 @@ def progress(number: int, count: int, record: Record) -> str:
     return f"{number} of {count}: {record['problem']}: {shown}{f'; {wrong} FAILED' if wrong else ''}"
 
 
-def compile_all(cases: Sequence[Case], count: int, workers: int) -> int:
+def compile_all(cases: Sequence[Case], shortlist: Shortlist, workers: int) -> int:
     """Fill the cache. Gives the exit code: 1 where a plan does not build."""
     failures: set[str] = set()
     started = time.monotonic()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for case, prepared in built_ahead(pool, cases, count):
+        for case, prepared in built_ahead(pool, cases, shortlist):
             failures |= {f"{case.problem}: {one.family} {one.failure}" for one in prepared.built if one.kernel is None}
     print(*sorted(failures), sep="\n")
     print(f"{len(cases)} problems built in {time.monotonic() - started:.0f} s, {len(failures)} kernels failed")
@@ -281,7 +291,7 @@ def measure(
     context: Mapping[str, Any],
     path: Path,
     *,
-    count: int,
+    shortlist: Shortlist,
     workers: int,
     results: dict[str, Record],
     stop_after: float,
@@ -291,7 +301,7 @@ def measure(
     with ExitStack() as stack:
         pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        ahead = built_ahead(pool, cases, count)
+        ahead = built_ahead(pool, cases, shortlist)
         stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
         bench: Bench | None = None
         for case, prepared in ahead:
@@ -326,6 +336,7 @@ def main() -> None:
     parser.add_argument("--layers", type=Path, help="a folder of pruned layers")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--plans", type=int, default=PLANS, metavar="COUNT", help="of each family")
+    parser.add_argument("--far", type=float, default=FAR, metavar="FACTOR", help="inf times every family")
     parser.add_argument("--resume", action="store_true", help="leave out what has been measured")
     parser.add_argument("--compile-only", action="store_true", help="fill the cache of compiled templates")
     parser.add_argument("--device", help="with --compile-only: what to compile for")
@@ -335,12 +346,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), metavar="COUNT")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     arguments = parser.parse_args()
-    path = arguments.out / RESULTS_NAME
+    path, shortlist = arguments.out / RESULTS_NAME, Shortlist(arguments.plans, arguments.far)
     try:
         if arguments.compile_only:
             device = arguments.device or detect_device().name
             cases = cases_of(arguments.set, device, arguments.layers, arguments.only, arguments.dtype)
-            sys.exit(compile_all(cases, arguments.plans, arguments.workers))
+            sys.exit(compile_all(cases, shortlist, arguments.workers))
         device_spec = detect_device()
         cases = cases_of(arguments.set, device_spec.name, arguments.layers, arguments.only, arguments.dtype)
         context = context_of(device_spec, arguments.commit or commit_of(ROOT))
@@ -351,7 +362,7 @@ def main() -> None:
             cases,
             context,
             path,
-            count=arguments.plans,
+            shortlist=shortlist,
             workers=arguments.workers,
             results=results,
             stop_after=arguments.stop_after,
