@@ -1,17 +1,17 @@
 """Which kernel family wins where, on this machine's GPU (docs/families.md).
 
     python -m benchmarks.families [--set shapes|llm|graphs|real|map]... [--layers DIR] [--plans COUNT] [--out DIR]
-                                  [--dtype TYPE]... [--resume] [--compile-only] [--stop-after SECONDS] [--only TEXT]
+                                  [--dtype TYPE]... [--far FACTOR] [--resume] [--compile-only]
+                                  [--stop-after SECONDS] [--only TEXT]
 
 Of each problem and each row of FAMILIES the ``--plans`` plans that the forecast puts first are built, checked by the
 gate, every element of C, and timed, cold, in the process that runs kernels; the best of the two fastest families are
 timed again with full effort, beside cuSPARSE and the dense multiplication of the same type. A family that is forecast
 to be ``--far`` times as slow as another is left out, but for real layers, of which every family computes every one.
-``unrolled`` is the
-paper's kernel as the search without measurements chooses it. A problem is a line of ``families.jsonl``; a kernel that
-fails is told in it and counts as a fault, not as a plan that lost. Builders on all cores work ahead of the GPU;
-``--compile-only`` fills their cache and needs no GPU. ``--resume`` leaves out what the file has. A summary is printed
-last.
+``unrolled`` is the paper's kernel as the search without measurements chooses it. A problem is a line of
+``families.jsonl``; a kernel that fails is told in it and counts as a fault, not as a plan that lost. Builders on all
+cores work ahead of the GPU; ``--compile-only`` fills their cache and needs no GPU. ``--resume`` leaves out what the
+file has. A summary is printed last.
 """
 
 import argparse
