@@ -80,8 +80,9 @@ def shapes(device: str, _layers: Path | None) -> list[Case]:
     gemms = [shape.gemm for network in read_shapes(SHAPES_FILE).networks for shape in network.shapes]
     return [
         _drawn("shapes", gemm, sparsity, dtype, device)
+        for dtypes in (("float16", "tf32"), ("float32", "bfloat16"))
         for sparsity in SHAPE_SPARSITIES
-        for dtype in ("float16", "tf32", "float32", "bfloat16")
+        for dtype in dtypes
         for gemm in gemms
     ]
 

@@ -60,9 +60,12 @@ UNITS_AHEAD = 1
 
 SHARED_BYTES_PER_CYCLE = 128.0
 
-#: From a unit's entries to the sums of what they name in shared memory, and from one row to the next.
-UNIT_CYCLES = 50.0
-PIECE_CYCLES = 30.0
+#: Cycles of a warp from one row to the next, and of a block before its first and after its last partition.
+PIECE_CYCLES = 55.0
+BLOCK_CYCLES = 5000.0
+
+#: What is not hidden of shared memory's cycles, and of those in which instructions are issued.
+SHARED_SHARE, ISSUED_SHARE = 0.76, 0.78
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,30 +225,26 @@ def _deepest(problem: Problem, fine: NDArray[np.int64], shape: Partitions, resid
 
 
 def forecast(problem: Problem, plans: Sequence[Partitions]) -> NDArray[np.float64]:
-    """Cycles of a block, of what takes longest, times the blocks that an SM has one after another."""
+    """Cycles of a block, times the blocks that an SM has one after another.
+
+    What was timed on an H200 is a sum, not a maximum: of shared memory's bytes, of instructions, of bytes from the L2
+    cache, of a warp's way from row to row, and of a beginning and an end.
+    """
     device, matrix, size = problem.device, problem.matrix, problem.dtype.element_bytes
     found = []
     for plan in plans:
-        count, vector = plan.count(matrix.k), plan.vector(problem)
-        row_bytes, per_unit = WARP * plan.lane_bytes, plan.unit // _words(problem)
-        stripes = ceil_div(problem.n * size, row_bytes)
+        count, vector, words = plan.count(matrix.k), plan.vector(problem), _words(problem)
+        row_bytes, per_unit = WARP * plan.lane_bytes, plan.unit // words
         blocks = ceil_div(matrix.m, plan.block_rows)
-        entries = matrix.nnz / blocks  # of a block
-        segments = plan.block_rows * count
-        padded = entries + min(entries, segments) * (per_unit - 1) / 2
-        shared = padded * (row_bytes / SHARED_BYTES_PER_CYCLE + 1 / per_unit) + segments
-        per_entry = vector * (2.0 if size == 2 else 1.0) + 4.0
-        issued = (padded * per_entry + segments * 14) / 4
-        fetched = (matrix.k * row_bytes + padded * 4 * _words(problem)) / L2_BYTES_PER_CYCLE_AND_SM
-        # A warp waits for every unit that it reads, and at the end of every row's piece.
-        waited = (padded / per_unit * UNIT_CYCLES + segments * PIECE_CYCLES) / plan.warps
-        # Multiplying begins with the first partition there; another block of the SM may multiply meanwhile.
-        slot = int(padded / count * 4 * _words(problem))
-        first = fetched / count / max(1, device.shared_bytes_per_sm // _stages(plan, matrix.k, slot).shared_bytes)
-        cycles = max(shared, issued, fetched, waited) * 1.15 + first + 1500 + 300 * count
-        waves = ceil_div(stripes * blocks, device.sms)
-        bytes_of_memory = size * problem.n * (matrix.k + matrix.m)
-        reading = bytes_of_memory / device.memory_bandwidth * 1e6
+        entries, pieces = matrix.nnz / blocks, plan.block_rows * count  # of a block; a row's in a partition
+        padded = entries + min(entries, pieces) * (per_unit - 1) / 2
+        shared = padded * (row_bytes / SHARED_BYTES_PER_CYCLE + 1 / per_unit) + pieces
+        issued = (padded * (vector * (2.0 if size == 2 else 1.0) + 4.0) + pieces * 14) / 4
+        fetched = (matrix.k * row_bytes + padded * 4 * words) / L2_BYTES_PER_CYCLE_AND_SM
+        walked = pieces / plan.warps * PIECE_CYCLES
+        cycles = SHARED_SHARE * shared + ISSUED_SHARE * issued + fetched + walked + BLOCK_CYCLES
+        waves = ceil_div(ceil_div(problem.n * size, row_bytes) * blocks, device.sms)
+        reading = size * problem.n * (matrix.k + matrix.m) / device.memory_bandwidth * 1e6
         found.append(LAUNCH_MICROS + max(waves * cycles / device.clock_hz * 1e6, reading))
     return np.array(found)
 

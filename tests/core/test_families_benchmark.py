@@ -1,7 +1,7 @@
 """benchmarks/families.py with invented times in a GPU's place: what it builds, writes, resumes and sums up."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import matplotlib as mpl
 import pytest
 
 from benchmarks import families, families_cases, families_plot, families_table
+from benchmarks.families import Shortlist
 from benchmarks.families_cases import SETS, Case, problem_of
 from benchmarks.families_table import Record, key, read_results, summary, winner, write_results
 from lospmm.errors import BadRequest
@@ -68,7 +69,7 @@ def test_real_layers_are_found(tmp_path: Path) -> None:
 
 def test_a_problem_is_built_and_timed() -> None:
     """All families, in the process of ``benchmarks.dry_gpu``."""
-    prepared = families.prepare(CASE, 2)
+    prepared = families.prepare(CASE, Shortlist(2, far=float("inf")))
     assert not [one.failure for one in prepared.built if one.kernel is None]
     assert {one.family for one in prepared.built} | set(prepared.refused) == set(FAMILIES)
     with Bench(prepared.problem, command=(sys.executable, "-P", "-m", "benchmarks.dry_gpu")) as bench:
@@ -81,9 +82,16 @@ def test_a_problem_is_built_and_timed() -> None:
     assert winner(line) is not None
 
 
+def test_what_is_far_behind_is_left_out() -> None:
+    """But for real layers."""
+    drawn, real = (families.prepare(replace(CASE, set=name), Shortlist(1, far=0.0)) for name in ("map", "real"))
+    assert not drawn.built and any("a forecast of" in why for why in drawn.refused.values())
+    assert {one.family for one in real.built} >= {"csr", "hyb"}
+
+
 def test_unrolled_takes_part_in_float32() -> None:
     case = Case("map", "64 x 64, 90% zeros", (64, 64, 0.9), 32, "float32", "h200")
-    last = families.prepare(case, 1).built[-1]
+    last = families.prepare(case, Shortlist(1)).built[-1]
     assert (last.family, last.failure) == ("unrolled", None)
     assert last.kernel is not None
 
@@ -93,8 +101,8 @@ def test_a_plan_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("no such\nplan")
 
     monkeypatch.setattr(families, "compile_kernel", broken)
-    built = families.prepare(CASE, 1).built
-    assert {one.failure for one in built} == {"RuntimeError: no such plan"}
+    built = families.prepare(CASE, Shortlist(1)).built
+    assert built and {one.failure for one in built} == {"RuntimeError: no such plan"}
     found = families.timed_family(None, built[:1])  # type: ignore[arg-type]
     assert found["failures"] and "micros" not in found
 
