@@ -36,7 +36,7 @@ def test_every_column_has_a_place_of_its_own(seed: int, count: int, streams: int
     step, turn = deal(queue, masks, queues=4 * streams, subgroups=subgroups, each=each)
     places = set(zip(queue.tolist(), step.tolist(), turn.tolist(), strict=True))
     assert len(places) == count
-    assert not count or (0 <= turn.min() and turn.max() < each)
+    assert not count or (turn.min() >= 0 and turn.max() < each)
     filled = np.bincount(queue // 4 * (count + 1) + step, minlength=streams * (count + 1)).reshape(streams, -1) > 0
     assert all(row[: int(row.sum())].all() for row in filled), "no stream has a step without columns before its last"
 
