@@ -64,6 +64,10 @@ SHARED_BYTES_PER_CYCLE = 128.0
 PIECE_CYCLES = 55.0
 BLOCK_CYCLES = 5000.0
 
+#: Cycles of a bulk copy of one row: short rows are faster by threads, long ones in bulk.
+BULK_CYCLES = 8.0
+BULK_BYTES_PER_CYCLE = 180.0
+
 #: What is not hidden of shared memory's cycles, and of those in which instructions are issued.
 SHARED_SHARE, ISSUED_SHARE = 0.76, 0.78
 
@@ -240,7 +244,9 @@ def forecast(problem: Problem, plans: Sequence[Partitions]) -> NDArray[np.float6
         padded = entries + min(entries, pieces) * (per_unit - 1) / 2
         shared = padded * (row_bytes / SHARED_BYTES_PER_CYCLE + 1 / per_unit) + pieces
         issued = (padded * (vector * (2.0 if size == 2 else 1.0) + 4.0) + pieces * 14) / 4
-        fetched = (matrix.k * row_bytes + padded * 4 * words) / L2_BYTES_PER_CYCLE_AND_SM
+        by_threads = row_bytes / L2_BYTES_PER_CYCLE_AND_SM
+        in_bulk = BULK_CYCLES + row_bytes / BULK_BYTES_PER_CYCLE
+        fetched = matrix.k * (in_bulk if plan.bulk else by_threads) + padded * 4 * words / L2_BYTES_PER_CYCLE_AND_SM
         walked = pieces / plan.warps * PIECE_CYCLES
         cycles = SHARED_SHARE * shared + ISSUED_SHARE * issued + fetched + walked + BLOCK_CYCLES
         waves = ceil_div(ceil_div(problem.n * size, row_bytes) * blocks, device.sms)

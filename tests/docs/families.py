@@ -12,10 +12,10 @@ def measured() -> str:
     """The summary as the benchmark prints it, and the map where it was drawn."""
     records = list(read_results(RESULTS).values())
     if not records:
-        return "Not measured yet."
+        return "Not measured yet.\n"
     devices = " and ".join(sorted({record["machine"]["title"] for record in records}))
-    picture = f"\n\n![Which family wins](../{MAP.relative_to(ROOT).as_posix()})" if MAP.exists() else ""
-    return f"On {devices}:\n\n```\n{summary(records)}\n```{picture}"
+    picture = f"\n![Which family wins](../{MAP.relative_to(ROOT).as_posix()})\n" if MAP.exists() else ""
+    return f"On {devices}:\n\n```\n{summary(records)}\n```\n{picture}"
 
 
 REGIONS = {"families": measured}
