@@ -193,9 +193,9 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
         launch=Launch(
             grid_of(ceil_div(problem.n, plan.cols), blocks + empty_blocks),
             threads,
-            4 * plan.vector * threads,
+            4 * plan.vector * threads + 4 * plan.teams,
         ),
-        registers=min(96, problem.device.registers_per_block // threads),
+        registers=min(112, problem.device.registers_per_block // threads),
         cols=plan.cols,
         dtype=dtype,
         takes_residual=epilogue.residual,

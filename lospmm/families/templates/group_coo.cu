@@ -71,6 +71,10 @@ LOSPMM_KERNEL(lospmm_group_coo) {
   const int *rows = lospmm_array<int>(1);
   // What ends in this team of a row that began in another one; the team of its beginning adds it.
   Sums *const parts = reinterpret_cast<Sums *>(lospmm_shared);
+  // And which row that is: NO_PART where the team's first row is its own, NO_GROUPS where it has none.
+  int *const part_rows = reinterpret_cast<int *>(parts + TEAMS * LANES);
+  constexpr int NO_PART = -1, NO_GROUPS = -2;
+  if (lane == 0) part_rows[team] = NO_GROUPS;
   Sums sums = {};
   int row = -1;
   bool is_own = false, goes_on = false;
@@ -81,6 +85,7 @@ LOSPMM_KERNEL(lospmm_group_coo) {
     const float4 *at_weights = reinterpret_cast<const float4 *>(lospmm_array<float>(3)) + first * (GROUP / 4);
     row = __ldg(rows + first);
     is_own = first == begin || __ldg(rows + first - 1) != row;
+    if (lane == 0) part_rows[team] = is_own ? NO_PART : row;
     int4 columns[DEPTH / 4];
 #pragma unroll
     for (int i = 0; i < DEPTH / 4; ++i) columns[i] = __ldg(at_columns + i);
@@ -130,9 +135,9 @@ LOSPMM_KERNEL(lospmm_group_coo) {
   __syncthreads();
   if (!goes_on || !is_own) return;
   for (unsigned other = team + 1; other < TEAMS; ++other) {
-    const unsigned at = __ldg(starts + other);
-    if (at >= end || __ldg(rows + at) != row) break;
-    if (at == __ldg(starts + other + 1)) continue;  // a team without groups left nothing
+    const int part_row = part_rows[other];
+    if (part_row == NO_GROUPS) continue;
+    if (part_row != row) break;
     const Sums part = parts[other * LANES + lane];
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) sums.of[j] = __fadd_rn(sums.of[j], part.of[j]);
