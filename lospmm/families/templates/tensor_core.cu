@@ -140,33 +140,6 @@ LOSPMM_INLINE void multiply(float (&sums)[TILES][4], const Fragments &fragments,
   }
 }
 
-// The products of those subgroups from FIRST on, four at most, that MASK names. A jump to the code of a mask, since
-// instructions that a predicate turns off take as long as others.
-template <int FIRST, int MASK>
-LOSPMM_INLINE void multiply_those(float (&sums)[SUBGROUPS][TILES][4], const Fragments &fragments, const Step &step) {
-#pragma unroll
-  for (int p = 0; p < 4; ++p)
-    if (MASK >> p & 1) {
-      constexpr int LAST = SUBGROUPS - 1;
-      const int at = FIRST + p < LAST ? FIRST + p : LAST;
-      multiply(sums[at], fragments, step.weights[at]);
-    }
-}
-
-template <int FIRST>
-LOSPMM_INLINE void multiply_four(float (&sums)[SUBGROUPS][TILES][4], const Fragments &fragments, const Step &step) {
-#define LOSPMM_CASE(mask) \
-  case mask:              \
-    if (mask >> (SUBGROUPS - FIRST < 4 ? SUBGROUPS - FIRST : 4) == 0) multiply_those<FIRST, mask>(sums, fragments, step); \
-    break;
-  switch (step.mask >> FIRST & 15) {
-    LOSPMM_CASE(1) LOSPMM_CASE(2) LOSPMM_CASE(3) LOSPMM_CASE(4) LOSPMM_CASE(5)
-    LOSPMM_CASE(6) LOSPMM_CASE(7) LOSPMM_CASE(8) LOSPMM_CASE(9) LOSPMM_CASE(10)
-    LOSPMM_CASE(11) LOSPMM_CASE(12) LOSPMM_CASE(13) LOSPMM_CASE(14) LOSPMM_CASE(15)
-  }
-#undef LOSPMM_CASE
-}
-
 LOSPMM_KERNEL(lospmm_tensor_core) {
 #if !RESIDUAL
   const Element *residual = nullptr;
@@ -231,12 +204,9 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
     Fragments fragments;
     arrange(fragments, gathered);
     if (left > 0) gather(gathered, staged, steps[(i + 1) % AHEAD].slots);
-    if constexpr (SUBGROUPS == 1) {
-      multiply(sums[0], fragments, steps[i].weights[0]);
-    } else {
-      multiply_four<0>(sums, fragments, steps[i]);
-      if constexpr (SUBGROUPS > 4) multiply_four<4>(sums, fragments, steps[i]);
-    }
+#pragma unroll
+    for (int p = 0; p < SUBGROUPS; ++p)
+      if (SUBGROUPS == 1 || steps[i].mask >> p & 1) multiply(sums[p], fragments, steps[i].weights[p]);
     load(steps[i], masks + i + 2 * AHEAD, slots + 4 * (i + AHEAD), weights + 32 * SUBGROUPS * (i + AHEAD));
     return true;
   };
