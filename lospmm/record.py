@@ -244,7 +244,11 @@ def _summary(
         ranker=options.ranker,
         trials=options.trials if is_timed else "none",
         relaxed=() if space is None else space.relaxed,
-        chosen_by="measurement" if is_timed else CHOSEN_BY.get(options.ranker, "model"),
+        chosen_by="measurement"
+        if is_timed
+        else "estimate"
+        if choice is None
+        else CHOSEN_BY.get(options.ranker, "model"),
         estimated_micros=estimated_micros,
         families=_families(others, options),
     )

@@ -76,5 +76,6 @@ def test_the_manifest_says_how_it_was_chosen(
     assert (summary.chosen_by, summary.trials, summary.measured) == (chosen_by, trials, measured)
     assert summary.estimated_micros == pytest.approx(UNTIMED.shortlist[place].score)
     assert summary.shortlisted == 5
-    assert [(one.name, one.timed, one.micros, one.refusal) for one in summary.families][-1] == ("csr", 0, None, None)
+    found = {one.name: (one.timed, one.micros, one.refusal) for one in summary.families}
+    assert found["csr"] == (0, None, None)
     assert summary.space >= summary.after_registers >= summary.after_utilization >= summary.after_balance > 0

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from lospmm.contest import FINALISTS, FIRST, PROMISING, TURNS, Contest, Field, contest, field_of
+from lospmm.contest import FINALISTS, FIRST, PROMISING, PROMISING_UNTIMED, TURNS, Contest, Field, contest, field_of
 from lospmm.convolution import convolution_of
 from lospmm.device import DEVICES
 from lospmm.families import FAMILIES, Entrant
@@ -67,7 +67,7 @@ def test_neighbours_lead_to_the_fastest() -> None:
 
 def test_families_are_equals_unless_one_is_far_behind() -> None:
     asked: list[Entrant] = []
-    contest(field(one=10.0, other=11.0, slow=10.0 * PROMISING + 1), clock(lambda _: 5.0, asked))
+    contest(field(one=10.0, other=11.0, slow=10.0 * PROMISING_UNTIMED + 1), clock(lambda _: 5.0, asked))
     assert [entrant.family for entrant in asked[: 2 * FIRST]] == ["one", "other"] * FIRST
     assert "slow" not in {entrant.family for entrant in asked}
 
