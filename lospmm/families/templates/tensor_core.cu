@@ -21,7 +21,6 @@ constexpr int SLAB_BYTES = DEPTH * ROW_BYTES;
 constexpr int HELD = DEPTH - 4;                           // slots of a slab that hold rows of B
 constexpr int SWIZZLE = ROW_BYTES >= 128 ? 0 : ROW_BYTES == 64 ? 1 : 2;
 constexpr int THREADS = 32 * WARPS;
-static_assert(AHEAD > 1);  // the rows of the next step are known while one multiplies
 constexpr int STORED = VECTOR < WIDTH ? VECTOR : WIDTH;   // elements of C that are next to each other
 
 struct alignas(4 * WORDS) Words {
@@ -177,7 +176,6 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
   float sums[SUBGROUPS][TILES][4] = {};
   const int own = (group * WIDTH * SIZE) ^ ((quad >> SWIZZLE) * 32);
   const unsigned char *staged = lospmm_shared + own;
-  Rows gathered;  // of the step that comes, where it is of the same slab
   int slab = -1;
   unsigned left = 0, reached = static_cast<unsigned>(start);  // steps of the slab, and where it ends
 
@@ -198,12 +196,12 @@ LOSPMM_KERNEL(lospmm_tensor_core) {
       left = following - reached;
       reached = following;
       if (slab + 1 < slabs) following = starts[slab + 2];
-      if (left > 0) gather(gathered, staged, steps[i].slots);
     }
     --left;
+    Rows gathered;
     Fragments fragments;
+    gather(gathered, staged, steps[i].slots);
     arrange(fragments, gathered);
-    if (left > 0) gather(gathered, staged, steps[(i + 1) % AHEAD].slots);
 #pragma unroll
     for (int p = 0; p < SUBGROUPS; ++p)
       if (SUBGROUPS == 1 || steps[i].mask >> p & 1) multiply(sums[p], fragments, steps[i].weights[p]);
