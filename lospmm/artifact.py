@@ -131,6 +131,7 @@ class SearchSummary:
     chosen_by: str  # "estimate", an analytic rule, or "measurement"
     estimated_micros: float
     families: tuple[FamilySummary, ...] = ()
+    dense_forecast_micros: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +315,7 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
     manifest.setdefault("family", "unrolled")  # ... and other families
     manifest.setdefault("plan", None)
     manifest["search"].setdefault("families", [])
+    manifest["search"].setdefault("dense_forecast_micros", None)
     manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types
     if manifest.get("measured") is not None:
         for name in ("cublas_fp16_micros", "cublas_bf16_micros"):

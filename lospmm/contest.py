@@ -31,6 +31,7 @@ class Field:
 
     entrants: tuple[Entrant, ...]
     refusals: Mapping[str, str]
+    dense_micros: float | None = None  # what the vendor's dense multiplication is forecast to take
 
     def of(self, family: str) -> tuple[Entrant, ...]:
         return tuple(one for one in self.entrants if one.family == family)
@@ -58,8 +59,14 @@ class Contest:
         return min(finals or ran, key=lambda trial: trial.settled_micros, default=None)
 
 
-def field_of(problem: Problem, names: Collection[str]) -> Field:
-    """All plans of the families ``names``, the best forecast first."""
+def field_of(
+    problem: Problem,
+    names: Collection[str],
+    factors: Mapping[str, float] = MappingProxyType({}),
+    *,
+    dense_micros: float | None = None,
+) -> Field:
+    """All plans of the families ``names``, the best forecast first; ``factors`` correct forecasts, by family."""
     entrants: list[Entrant] = []
     refusals: dict[str, str] = {}
     for name in names:
@@ -68,9 +75,10 @@ def field_of(problem: Problem, names: Collection[str]) -> Field:
         if not plans:
             refusals[name] = why or "no plan fits"
             continue
-        micros = family.forecast(problem, plans)
+        micros = family.forecast(problem, plans) * factors.get(name, 1.0)
         entrants += [Entrant(name, plan, float(one)) for plan, one in zip(plans, micros, strict=True)]
-    return Field(tuple(sorted(entrants, key=lambda one: one.forecast_micros)), MappingProxyType(refusals))
+    in_order = tuple(sorted(entrants, key=lambda one: one.forecast_micros))
+    return Field(in_order, MappingProxyType(refusals), dense_micros)
 
 
 def contest(field: Field, clock: Clock, *, limit_micros: float = float("inf")) -> Contest:

@@ -4,7 +4,7 @@ Sums are always float32. NumPy has no bfloat16: its elements are held as the upp
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -24,8 +24,8 @@ class Dtype:
     unit_roundoff: float
     max_exponent: int  # of the largest power of two
     c_type: str  # of a kernel's argument
-    to_storage: Callable[[NDArray[np.float32]], NDArray[Any]]
-    from_storage: Callable[[NDArray[Any]], NDArray[np.float32]]
+    to_storage: Callable[[NDArray[np.float32]], NDArray[Any]] = field(repr=False)
+    from_storage: Callable[[NDArray[Any]], NDArray[np.float32]] = field(repr=False)
 
     @property
     def is_16_bit(self) -> bool:

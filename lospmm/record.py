@@ -251,6 +251,7 @@ def _summary(
         else CHOSEN_BY.get(options.ranker, "model"),
         estimated_micros=estimated_micros,
         families=_families(others, options),
+        dense_forecast_micros=others.field.dense_micros,
     )
 
 

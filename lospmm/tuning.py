@@ -18,6 +18,7 @@ from lospmm.device import DeviceSpec
 from lospmm.errors import GpuFault, NothingFits, VerificationFailed
 from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
+from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
 from lospmm.ir import FLOAT_BYTES
 from lospmm.measure import AGAIN, BRIEF, Bench, Effort
@@ -35,6 +36,7 @@ from lospmm.toolchain.compilers import compiler_name
 from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.workshop import Workshop
+from lospmm_rank.families import DENSE, dense_micros, factors
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
@@ -78,7 +80,7 @@ def tuned(job: Job) -> Outcome:
     if is_timed and is_unrolled:
         job.workshop.crew(options.emitter)  # which starts while this process searches
     with job.stages.part("constraints"):
-        others = Contest(field_of(problem, contenders(options.family_names, is_unrolled=is_unrolled)))
+        others = Contest(_field(job, contenders(options.family_names, is_unrolled=is_unrolled)))
     try:
         choice = searched(job) if is_unrolled else None
     except NothingFits:
@@ -104,6 +106,14 @@ def tuned(job: Job) -> Outcome:
         with job.stages.stage("emit"):
             written = source.result()
     return Outcome(problem, options, "stored", None, choice, others, built, written, verification, measured)
+
+
+def _field(job: Job, names: Sequence[str]) -> Field:
+    """Their forecasts, corrected by what was measured on such a device."""
+    traits, device = traits_of(job.problem), job.problem.device
+    learned = factors(traits, device.name)
+    of_dense = 1.0 if traits.is_exact else learned.get(DENSE, 1.0)  # it was not learned in float32
+    return field_of(job.problem, names, learned, dense_micros=dense_micros(traits, device) * of_dense)
 
 
 #: Families that are not looked at where the unrolled one takes part, unless it is not asked for: on an H200 it was

@@ -64,6 +64,7 @@ FIELDS = {
         "chosen_by",
         "estimated_micros",
         "families",
+        "dense_forecast_micros",
     },
     "seconds": {"total", *STAGES},
     "verified": {"on", "max_relative_error", "columns"},

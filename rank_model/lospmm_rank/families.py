@@ -1,0 +1,92 @@
+"""What the forecasts of kernel families are worth on a GPU: a correction of each, learned from times.
+
+A family's forecast counts what limits it, and is off by a factor that depends on what the product is like. The factor's
+logarithm is a quadratic form of the logarithms of the ``Traits`` (ridge regression; ``benchmarks.fit_families`` fits
+it, and says what it is worth on problems that it has not seen). Traits beyond those that were measured count as the
+nearest that were. The choice takes no library and well under a millisecond.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.device import DeviceSpec
+from lospmm.families.traits import Traits
+
+WEIGHTS = Path(__file__).with_name("weights")
+
+#: Part of the file's name behind the device's.
+SUFFIX = ".families.json"
+
+#: cuBLAS of the type: forecast here, as it is no family of ours.
+DENSE = "dense"
+
+#: Of cuBLAS on tensor cores: it reaches about so much of the peaks, beside its launch.
+DENSE_SHARE, LAUNCH_MICROS = 0.75, 2.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Correction:
+    """Of one family. ``low`` and ``high`` are the traits that were measured; ``coefficients`` those of ``terms``."""
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    scale: NDArray[np.float64]
+    coefficients: NDArray[np.float64]
+
+    def factor(self, traits: NDArray[np.float64]) -> float:
+        inside = np.clip(traits, self.low, self.high)
+        return math.exp(float(terms((inside - self.mean) / self.scale) @ self.coefficients))
+
+
+def numbers_of(traits: Traits) -> NDArray[np.float64]:
+    """What a correction is a form of."""
+    nnz = max(traits.nnz, 1)
+    density = nnz / (traits.m * traits.k)
+    counts = (traits.m, traits.k, traits.n, nnz, density, traits.element_bytes)
+    shape = (max(traits.longest_row, 1.0), traits.block_fill / density + 1e-3)
+    return np.array([*map(math.log, counts), *map(math.log, shape), traits.filled_rows, float(traits.is_exact)])
+
+
+def terms(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1, the numbers, and the products of any two."""
+    pairs = [numbers[one] * numbers[other] for one, other in combinations_with_replacement(range(len(numbers)), 2)]
+    return np.array([1.0, *numbers, *pairs])
+
+
+def dense_micros(traits: Traits, device: DeviceSpec) -> float:
+    """A forecast of cuBLAS in the type: tensor cores, but in float32."""
+    peak = (
+        device.peak_flops if traits.is_exact else device.tf32_flops if traits.element_bytes == 4 else device.fp16_flops
+    )
+    flops = 2 * traits.m * traits.k * traits.n
+    moved = traits.element_bytes * (traits.m * traits.k + traits.n * (traits.m + traits.k))
+    seconds = max(flops / (peak or device.peak_flops), moved / device.memory_bandwidth) / DENSE_SHARE
+    return seconds * 1e6 + LAUNCH_MICROS
+
+
+def factors(traits: Traits, device: str) -> dict[str, float]:
+    """What forecasts are multiplied by on a device, by its name: of each family that was learned of, and of DENSE."""
+    numbers = numbers_of(traits)
+    return {name: one.factor(numbers) for name, one in _corrections(device).items()}
+
+
+@cache
+def _corrections(device: str) -> Mapping[str, Correction]:
+    path = WEIGHTS / f"{device}{SUFFIX}"
+    if not path.is_file():
+        return {}
+    families: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())["families"]
+    return {
+        name: Correction(**{field: np.array(values) for field, values in fields.items() if field != "problems"})
+        for name, fields in families.items()
+    }
