@@ -54,9 +54,14 @@ def read_model(uploads: Sequence[UploadFile], query: ModelQuery, order: Callable
 
 
 def _request(found: MatrixFile, wanted: Wanted) -> jobs.Request | BadRequest:
-    """Or why the layer is not of the convolution that is asked for. Raises BadRequest for what no layer can have."""
+    """Or why the layer is not of the convolution that is asked for, or its weights too large for the type.
+
+    Raises BadRequest for what no layer can have.
+    """
     try:
         return wanted.request(found)
+    except BadMatrix as error:
+        return error
     except BadRequest as error:
         if wanted.convolution is None or wanted.convolution.k == found.matrix.k:
             raise

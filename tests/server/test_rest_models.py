@@ -79,6 +79,15 @@ def test_files_are_layers_by_name_and_a_bad_one_fails_alone(client: TestClient) 
     assert (job["layers"][1]["job"], job["layers"][1]["m"]) == (None, None)
 
 
+def test_a_layer_beyond_its_type_fails_alone(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    slow_toolkit.gate.touch()
+    content = save_tensors({"fine": weights(1), "large": weights(2) * np.float32(1e6)})
+    answer = client.post(f"{POST}&dtype=float16&families=csr&wait=60", content=content)
+    fine, large = sorted(answer.json()["layers"], key=lambda layer: layer["name"])
+    assert (fine["state"], large["state"]) == ("succeeded", "failed")
+    assert large["error"]["type"].endswith("bad-matrix") and "float16" in large["error"]["detail"]
+
+
 def test_a_convolution_is_its_matrix(client: TestClient) -> None:
     content = save_tensors({"conv": convolution(), "nan": np.full((2, 2), np.nan, np.float32)})
     job = client.post(f"{POST}&wait=60", content=content).json()
