@@ -34,24 +34,6 @@ struct Step {
   unsigned a[PARTS][A_WORDS];
 };
 
-template <unsigned bytes>
-struct Word;
-template <>
-struct Word<2> {
-  using type = lospmm_u16;
-};
-template <>
-struct Word<4> {
-  using type = unsigned;
-};
-template <>
-struct Word<8> {
-  using type = uint2;
-};
-template <>
-struct Word<16> {
-  using type = uint4;
-};
 using Piece = Word<sizeof(Element) * VECTOR>::type;
 
 // The columns of a lane: runs of RUN, 8 x RUN apart.

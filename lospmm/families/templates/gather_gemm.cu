@@ -24,21 +24,6 @@ constexpr unsigned TALL = POINTS / 16;
 constexpr unsigned LEFT_WORDS = OWN * sizeof(Element) / 4;
 constexpr unsigned RIGHT_WORDS = RUN * sizeof(Element) / 4;
 
-template <unsigned bytes>
-struct Word;
-template <>
-struct Word<4> {
-  using type = unsigned;
-};
-template <>
-struct Word<8> {
-  using type = uint2;
-};
-template <>
-struct Word<16> {
-  using type = uint4;
-};
-
 template <unsigned count>
 union Run {
   typename Word<count * sizeof(Element)>::type word;

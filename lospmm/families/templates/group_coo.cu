@@ -6,25 +6,6 @@
 
 constexpr unsigned STEPS = GROUP / DEPTH;  // of DEPTH entries, whose elements of B are under way together
 
-template <unsigned bytes>
-struct Word;
-template <>
-struct Word<2> {
-  using type = lospmm_u16;
-};
-template <>
-struct Word<4> {
-  using type = unsigned;
-};
-template <>
-struct Word<8> {
-  using type = uint2;
-};
-template <>
-struct Word<16> {
-  using type = uint4;
-};
-
 union Elements {
   Word<sizeof(Element) * VECTOR>::type word;
   Element of[VECTOR];

@@ -152,6 +152,26 @@ LOSPMM_INLINE float lospmm_first(unsigned pair) { return lospmm_float_of_half(st
 LOSPMM_INLINE float lospmm_second(unsigned pair) { return lospmm_float_of_half(static_cast<lospmm_u16>(pair >> 16)); }
 #endif
 
+// What a thread loads or stores at once: a word of so many bytes.
+template <unsigned bytes>
+struct Word;
+template <>
+struct Word<2> {
+  using type = lospmm_u16;
+};
+template <>
+struct Word<4> {
+  using type = unsigned;
+};
+template <>
+struct Word<8> {
+  using type = uint2;
+};
+template <>
+struct Word<16> {
+  using type = uint4;
+};
+
 // The data: numbers, and arrays, by their places in what lospmm.packed.pack was given.
 LOSPMM_INLINE long long lospmm_number(int place) {
   return reinterpret_cast<const long long *>(lospmm_data)[place];
