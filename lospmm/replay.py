@@ -7,34 +7,44 @@ candidates and ends with the same one says that the log holds all that led to th
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lospmm.artifact import TUNING_FILE, Artifact
 from lospmm.build import for_emitter
+from lospmm.contest import Contest, contest
 from lospmm.device import DeviceSpec
+from lospmm.dtype import dtype_named
 from lospmm.errors import BadRequest
+from lospmm.families import Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.model import Candidate, Problem
-from lospmm.options import LOCKSTEPS, UNROLLED, splits_of
+from lospmm.options import LOCKSTEPS, UNROLLED, default_emitter, splits_of
 from lospmm.record import axes_of
 from lospmm.search import Choice, Clock, choose_by_time, search
 from lospmm.stages import Stages
-from lospmm.tuning import RANKERS, TRIALS
+from lospmm.tuning import RANKERS, TRIALS, contenders, field_for, winner_of
 
 #: The names of a candidate's axes, in a line of the log and in the manifest's ``tile``.
 AXES = ("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k")
 
-Axes = tuple[int | None, ...]
+#: The other fields of a line: what was forecast and found of it.
+FOUND = (
+    *("rank", "score", "estimated_micros", "measured_micros", "spread", "max_relative_error", "failure"),
+    "final_micros",
+)
+
+#: A family, and the axes of a candidate or the fields of a plan.
+Named = Mapping[str, int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """``winner`` is what the log leads to, ``built`` what the manifest names."""
+    """``winner`` is what the log leads to, ``built`` what the manifest names: a family, and the axes of its kernel."""
 
-    winner: Mapping[str, int | None]
-    built: Mapping[str, int | None]
+    winner: Named
+    built: Named
     timed: int
 
     @property
@@ -47,23 +57,50 @@ def replay(kept: Artifact, device: DeviceSpec) -> Replay:
     manifest = kept.manifest
     if manifest["device"] != device.name:
         raise BadRequest(f"{manifest['name']} was tuned for {manifest['device']}, not for {device.name}")
-    if manifest["plan"] is not None:
-        raise BadRequest(f"{manifest['name']}: only a search of unrolled kernels can be replayed")
     lines = _lines(kept)
-    problem = for_emitter(Problem(kept.matrix(), manifest["n"], device), manifest["emitter"])
-    choice = _searched(problem, manifest, lines)
-    tile = manifest["tile"]
-    built = {axis: tile[axis] for axis in AXES}
-    return Replay(axes_of(choice.winner), built, len(choice.trials))
+    dtype = dtype_named(manifest["dtype"])
+    problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype)
+    unrolled = [line for line in lines if line["family"] == UNROLLED]
+    choice = _searched(problem, manifest, unrolled) if unrolled else None
+    others = _contested(problem, manifest, [line for line in lines if line["family"] != UNROLLED], choice)
+    timed = (0 if choice is None else len(choice.trials)) + len(others.timed)
+    return Replay(_named(winner_of(problem, choice, others)), _built(manifest), timed)
 
 
-def _searched(problem: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Choice:
-    summary, locksteps = manifest["search"], LOCKSTEPS[manifest["emitter"]]
+def _built(manifest: Mapping[str, Any]) -> Named:
+    plan, tile = manifest["plan"], manifest["tile"]
+    axes = {axis: tile[axis] for axis in AXES} if plan is None else plan["axes"]
+    return {"family": manifest["family"], **axes}
+
+
+def _named(candidate: Candidate | Entrant) -> Named:
+    """All that a line of the log tells a candidate from others by."""
+    if isinstance(candidate, Entrant):
+        return {"family": candidate.family, **asdict(candidate.plan)}
+    return {"family": UNROLLED, **axes_of(candidate)}
+
+
+def _contested(
+    problem: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], choice: Choice | None
+) -> Contest:
+    names = [family["name"] for family in manifest["search"]["families"]]
+    field = field_for(problem, contenders(names, is_unrolled=choice is not None))
+    if not lines or not manifest["search"]["measured"]:
+        return Contest(field)
+    log = _Log(lines)
+    clock = Clock(log.trials, log.finals if log.has_finals else None, log.is_over)
+    return contest(field, clock, limit_micros=float("inf") if choice is None else choice.micros)
+
+
+def _searched(whole: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Choice:
+    emitter = manifest["emitter"] if manifest["plan"] is None else default_emitter(whole.device.arch)
+    problem = for_emitter(whole, emitter)
+    summary, locksteps = manifest["search"], LOCKSTEPS[emitter]
     for name, table in (("ranker", RANKERS), ("trials", {**TRIALS, "none": None})):
         if summary[name] not in table:
             raise BadRequest(f"{manifest['name']}: {name} {summary[name]!r:.40} is not in this version")
     ranker = RANKERS[summary["ranker"]](problem.device)
-    splits = splits_of(manifest["emitter"], problem.device.arch)
+    splits = splits_of(emitter, problem.device.arch)
     size = max(summary["shortlisted"], 1)
     choice = search(problem, ranker, size, Stages(), lockstep=locksteps[0], splits=splits)
     if not summary["measured"]:
@@ -78,9 +115,9 @@ class _Log:
     """The times of a log, in place of a GPU's."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        self._lines = {_axes(line): line for line in lines}
-        self._asked: set[Axes] = set()
-        self._turns: dict[Axes, int] = defaultdict(int)
+        self._lines = {_key(_about(line)): line for line in lines}
+        self._asked: set[str] = set()
+        self._turns: dict[str, int] = defaultdict(int)
         self.has_finals = any(line["final_micros"] for line in lines)
 
     def is_over(self) -> bool:
@@ -91,36 +128,41 @@ class _Log:
     def _is_used_up(self) -> bool:
         return len(self._asked) == len(self._lines)
 
-    def trials(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+    def trials(self, candidates: Sequence[Candidate | Entrant]) -> Iterator[Measurement]:
         for candidate in candidates:
             if self._is_used_up:
                 return
             line = self._line(candidate)
-            self._asked.add(_axes(axes_of(candidate)))
+            self._asked.add(_key(_named(candidate)))
             yield _measurement(line["measured_micros"], line)
 
-    def finals(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+    def finals(self, candidates: Sequence[Candidate | Entrant]) -> Iterator[Measurement]:
         for candidate in candidates:
-            line, axes = self._line(candidate), _axes(axes_of(candidate))
-            turn = self._turns[axes]
-            self._turns[axes] += 1
+            line, key = self._line(candidate), _key(_named(candidate))
+            turn = self._turns[key]
+            self._turns[key] += 1
             if turn >= len(line["final_micros"]):
                 return
             yield _measurement(line["final_micros"][turn], line)
 
-    def _line(self, candidate: Candidate) -> Mapping[str, Any]:
-        axes = axes_of(candidate)
+    def _line(self, candidate: Candidate | Entrant) -> Mapping[str, Any]:
+        named = _named(candidate)
         try:
-            return self._lines[_axes(axes)]
+            return self._lines[_key(named)]
         except KeyError:
-            named = ", ".join(f"{name} {value}" for name, value in axes.items())
+            words = ", ".join(f"{name} {value}" for name, value in named.items())
             raise BadRequest(
-                f"{TUNING_FILE} has no time of the candidate {named}: another version searched otherwise"
+                f"{TUNING_FILE} has no time of the candidate {words}: another version searched otherwise"
             ) from None
 
 
-def _axes(line: Mapping[str, Any]) -> Axes:
-    return tuple(line[axis] for axis in AXES)
+def _about(line: Mapping[str, Any]) -> Named:
+    """A line without what became of its candidate."""
+    return {name: value for name, value in line.items() if name not in FOUND}
+
+
+def _key(named: Named) -> str:
+    return json.dumps(named, sort_keys=True)
 
 
 def _measurement(micros: float | None, line: Mapping[str, Any]) -> Measurement:
@@ -134,9 +176,9 @@ def _lines(kept: Artifact) -> list[dict[str, Any]]:
     where = f"kernel {kept.manifest['name']}: {TUNING_FILE}"
     try:
         lines = [json.loads(line) for line in kept.files[TUNING_FILE].splitlines()]
-        lines = [line for line in lines if line.get("family", UNROLLED) == UNROLLED]
         for line in lines:
-            _axes(line)
+            if line.setdefault("family", UNROLLED) == UNROLLED:  # logs of before there were families name none
+                [line[axis] for axis in AXES]
             if kept.manifest["search"]["measured"]:
                 line["final_micros"], line["measured_micros"], line["max_relative_error"], line["failure"]
     except (ValueError, KeyError, TypeError):

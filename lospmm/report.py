@@ -173,10 +173,12 @@ def show_entries(entries: Sequence[Entry], title: str, *, as_json: bool) -> None
 
 
 def show_replay(found: Replay) -> None:
-    heads = ("", *found.built)
-    rows = [(name, *map(str, axes.values())) for name, axes in (("built", found.built), ("replayed", found.winner))]
+    """The two may be of different families, and then have different axes."""
+    names = [*dict.fromkeys((*found.built, *found.winner))]
+    both = {"built": found.built, "replayed": found.winner}
+    rows = [(title, *(str(axes.get(name, "-")) for name in names)) for title, axes in both.items()]
     print(f"{'the same' if found.agrees else 'ANOTHER'} candidate, from {found.timed:,} that were timed")
-    print_table(heads, rows, numbers=heads[1:])
+    print_table(("", *names), rows, numbers=names)
 
 
 def _timed(measured: Mapping[str, Any] | None) -> str:

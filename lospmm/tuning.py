@@ -80,7 +80,7 @@ def tuned(job: Job) -> Outcome:
     if is_timed and is_unrolled:
         job.workshop.crew(options.emitter)  # which starts while this process searches
     with job.stages.part("constraints"):
-        others = Contest(_field(job, contenders(options.family_names, is_unrolled=is_unrolled)))
+        others = Contest(field_for(problem, contenders(options.family_names, is_unrolled=is_unrolled)))
     try:
         choice = searched(job) if is_unrolled else None
     except NothingFits:
@@ -97,7 +97,7 @@ def tuned(job: Job) -> Outcome:
             assert bench is not None
             choice = None if choice is None else _choose(job, choice, bench)
             others = _contest(job, others.field, choice, bench)
-        winner = _winner(problem, choice, others)
+        winner = winner_of(problem, choice, others)
         built = _build(job, winner)
         verification = _verify(job, built, bench)
         text = gpu.enter_context(ThreadPoolExecutor(1, thread_name_prefix="text"))
@@ -108,12 +108,12 @@ def tuned(job: Job) -> Outcome:
     return Outcome(problem, options, "stored", None, choice, others, built, written, verification, measured)
 
 
-def _field(job: Job, names: Sequence[str]) -> Field:
-    """Their forecasts, corrected by what was measured on such a device."""
-    traits, device = traits_of(job.problem), job.problem.device
+def field_for(problem: Problem, names: Sequence[str]) -> Field:
+    """The plans of these families, their forecasts corrected by what was measured on such a device."""
+    traits, device = traits_of(problem), problem.device
     learned = factors(traits, device.name)
     of_dense = 1.0 if traits.is_exact else learned.get(DENSE, 1.0)  # it was not learned in float32
-    return field_of(job.problem, names, learned, dense_micros=dense_micros(traits, device) * of_dense)
+    return field_of(problem, names, learned, dense_micros=dense_micros(traits, device) * of_dense)
 
 
 #: Families that are not looked at where the unrolled one takes part, unless it is not asked for: on an H200 it was
@@ -142,7 +142,7 @@ def unrolled_refusal(problem: Problem) -> str | None:
     return None
 
 
-def _winner(problem: Problem, choice: Choice | None, others: Contest) -> Candidate | Entrant:
+def winner_of(problem: Problem, choice: Choice | None, others: Contest) -> Candidate | Entrant:
     """The fastest of all families. Where nothing was timed, the unrolled one if it has a kernel: forecasts of different
     families are not worth a comparison."""
     best = others.best

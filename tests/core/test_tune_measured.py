@@ -230,7 +230,9 @@ def test_a_choice_is_made_again_without_a_gpu(store: Store, monkeypatch: pytest.
     changed = _with_log(made, lines)
     found = replay(changed, DEVICES["h200"])
     assert not found.agrees and found.winner == {axis: second[axis] for axis in found.winner}
-    with pytest.raises(BadRequest, match=r"tuning\.jsonl has no time of the candidate rows \d+, cols \d+"):
+    with pytest.raises(
+        BadRequest, match=r"tuning\.jsonl has no time of the candidate family unrolled, rows \d+, cols \d+"
+    ):
         replay(_with_log(made, lines[1:]), DEVICES["h200"])
     with pytest.raises(BadRequest, match=r"tuning\.jsonl is damaged, or of an earlier version"):
         replay(_with_log(made, [{"rank": 1}]), DEVICES["h200"])

@@ -1,7 +1,8 @@
 """A family's kernel from request to artifact: the manifest, its files, the CPU, the command line."""
 
 import json
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,22 @@ import pytest
 
 from lospmm import artifact, jobs, tuning
 from lospmm.accuracy import SUM_ROUNDING
+from lospmm.artifact import Artifact
 from lospmm.cli import run
+from lospmm.contest import TURNS, Contest, contest
 from lospmm.device import DEVICES
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest, NothingFits
+from lospmm.families import Entrant
+from lospmm.gpu.messages import Measurement
+from lospmm.gpu.timing import Timing
 from lospmm.kernel import Kernel, load
 from lospmm.matrix import from_dense
 from lospmm.model import Problem
 from lospmm.options import FAMILY_NAMES, Options
+from lospmm.record import contest_log
 from lospmm.replay import replay
+from lospmm.search import Clock
 from lospmm.settings import settings
 from lospmm.store import Store
 
@@ -63,9 +71,44 @@ def test_it_is_saved_loaded_and_run(made: Kernel, tmp_path: Path) -> None:
         kernel.run_on_cpu(b)
 
 
-def test_it_cannot_be_replayed(made: Kernel) -> None:
-    with pytest.raises(BadRequest, match="only a search of unrolled kernels can be replayed"):
-        replay(made.artifact, DEVICES["h200"])
+def test_its_choice_is_made_again(made: Kernel) -> None:
+    found = replay(made.artifact, DEVICES["h200"])
+    assert found.agrees and found.timed == 0 and found.winner["family"] == "csr"
+
+
+def timed(made: Kernel, micros: Callable[[Entrant], float]) -> tuple[Artifact, Contest]:
+    """The artifact of a tuning in which a made-up GPU took ``micros``."""
+
+    def trials(entrants: Sequence[Entrant]) -> Iterator[Measurement]:
+        return (Measurement(Timing(micros(one), 0.01, 5), 1e-7, None) for one in entrants)
+
+    others = contest(tuning.field_for(request().problem, ["csr"]), Clock(trials, trials))
+    best = others.best
+    assert best is not None
+    manifest = dict(made.manifest)
+    manifest["plan"] = {**manifest["plan"], "axes": asdict(best.plan)}
+    manifest["search"] = {**manifest["search"], "measured": len(others.timed), "chosen_by": "measurement"}
+    log = "".join(f"{json.dumps(line)}\n" for line in contest_log(others, first=1))
+    return Artifact(manifest, {**made.artifact.files, artifact.TUNING_FILE: log.encode()}), others
+
+
+def test_a_choice_by_time_is_made_again(made: Kernel) -> None:
+    kept, others = timed(made, lambda entrant: 100.0 / entrant.plan.warps + entrant.plan.group)
+    found = replay(kept, DEVICES["h200"])
+    assert found.agrees and found.timed == len(others.timed) > 1
+
+    lines = [json.loads(line) for line in kept.files[artifact.TUNING_FILE].splitlines()]
+    for line in lines:  # the finals are what decides
+        if line["final_micros"]:
+            won = all(line[name] == value for name, value in found.winner.items())
+            line["final_micros"] = [1e4 if won else 1e-3] * TURNS
+    changed = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    other = replay(Artifact(kept.manifest, {**kept.files, artifact.TUNING_FILE: changed}), DEVICES["h200"])
+    assert other.timed == len(lines) and not other.agrees and other.winner != found.winner
+
+    cut = b"".join(f"{json.dumps(line)}\n".encode() for line in lines[1:])
+    with pytest.raises(BadRequest, match="no time of the candidate family csr"):
+        replay(Artifact(kept.manifest, {**kept.files, artifact.TUNING_FILE: cut}), DEVICES["h200"])
 
 
 def test_a_template_is_compiled_once_for_all_matrices(tmp_path: Path) -> None:
