@@ -167,7 +167,7 @@ def measured(
     with products(tf32=False):
         dense = call()
         features, times = model(*given), {"dense_micros": _micros(call, where)}
-        report = sparsify(model, given)
+        report = sparsify(model, given, "eager")
         sparse = call()
         times["micros"] = _micros(call, where)
         error = errors(model(*given), features.double().cpu())

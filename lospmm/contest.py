@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from lospmm.families import FAMILIES, Entrant
 from lospmm.model import Problem
-from lospmm.search import Clock, Trialled
+from lospmm.search import Clock, Closeable, Trialled
 
 #: A family is timed where its forecast is at most so many times the time of a kernel that it has to beat: of those that
 #: were measured on an H200, at most 7 % were forecast to take more than that times what they took. Where there is none
@@ -130,11 +130,16 @@ def _neighbours(field: Field, best: Entrant, asked: Collection[object]) -> list[
 
 def _timed(clock: Clock, entrants: Sequence[Entrant], *, running: bool) -> Iterator[Trialled[Entrant]]:
     """Until time is up, once one ran."""
-    for entrant, measurement in zip(entrants, clock.trials(entrants), strict=False):
-        yield Trialled(entrant, entrant.forecast_micros, measurement)
-        running = running or measurement.timing is not None
-        if running and clock.is_over():
-            return
+    measurements = clock.trials(entrants)
+    try:
+        for entrant, measurement in zip(entrants, measurements, strict=False):
+            yield Trialled(entrant, entrant.forecast_micros, measurement)
+            running = running or measurement.timing is not None
+            if running and clock.is_over():
+                return
+    finally:
+        if isinstance(measurements, Closeable):
+            measurements.close()
 
 
 def _again(timed: Sequence[Trialled[Entrant]], clock: Clock) -> list[Trialled[Entrant]]:

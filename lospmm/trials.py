@@ -3,8 +3,10 @@
 One kernel at a time runs on the GPU; a lock keeps other tunings of this machine from timing theirs meanwhile.
 """
 
+import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -156,8 +158,9 @@ class Running(Iterator[Measurement]):
 
     def __init__(self, trials: BuildAndTime, candidates: Sequence[Candidate | Entrant]) -> None:
         self.candidates = candidates
-        self._directory = tempfile.TemporaryDirectory(prefix="lospmm-kernels-")
-        self._place = Place(Path(self._directory.name), threading.Event())
+        folder = Path(tempfile.mkdtemp(prefix="lospmm-kernels-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # should nobody end it
+        self._place = Place(folder, threading.Event())
         self._pool = ThreadPoolExecutor(trials.workers, thread_name_prefix="build")
         self.known = [trials.known(candidate) for candidate in candidates]
         unknown = [candidate for candidate, found in zip(candidates, self.known, strict=True) if found is None]
@@ -177,4 +180,4 @@ class Running(Iterator[Measurement]):
     def end(self) -> None:
         self._place.stop.set()
         self._pool.shutdown(cancel_futures=True)
-        self._directory.cleanup()
+        self._remove()

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from lospmm.device import DeviceSpec
 from lospmm.families.traits import Traits
 
-WEIGHTS = Path(__file__).with_name("weights")
+WEIGHTS = Path(__file__).with_name("weights") / "families"
 
-#: Part of the file's name behind the device's.
-SUFFIX = ".families.json"
+#: Behind the device's name.
+SUFFIX = ".json"
 
 #: cuBLAS of the type: forecast here, as it is no family of ours.
 DENSE = "dense"

@@ -1,6 +1,7 @@
 """The dashboard's queries and the page of metrics, on a real Prometheus."""
 
 import json
+import math
 import shutil
 import signal
 import socket
@@ -218,7 +219,10 @@ def test_figures_of_the_panels(events: Batch, tmp_path: Path) -> None:
         assert answer("Time by stage", "stage")["measure_trials"] == pytest.approx(1.7, rel=near)
         assert 2.5 < answer("Tuning time by model", "model")["bert"] <= 5
         assert answer("Ranker hits", "place") == pytest.approx({"first": 0, "shortlist": 1, "neighbour": 0})
-        assert answer("Mean speed-up over dense", "dense") == pytest.approx({"fp32": 2.6, "tf32": 0.9}, rel=near)
+        speedups = answer("Mean speed-up over dense", "dense")
+        assert {name: value for name, value in speedups.items() if not math.isnan(value)} == pytest.approx(
+            {"fp32": 2.6, "tf32": 0.9}, rel=near
+        )
         assert answer("Faster than dense fp32")[""] == pytest.approx(1)
         assert answer("Failures", "reason")["toolchain-fault"] > 0
         assert answer("GPU use")[""] > 0
