@@ -8,8 +8,6 @@ that stay in the caches; for each group of columns; and for barriers at several 
 more from the L2 cache. Writes ``ablation.jsonl`` and prints a line per variant.
 """
 
-import argparse
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.recorded import Row, record
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.sass.form import Opcode, blank
@@ -152,18 +151,12 @@ def records() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
+    record("ablation", records(), _shown, description=__doc__)
 
-    with (out / "ablation.jsonl").open("w") as file:
-        for row in records():
-            print(json.dumps(row), file=file, flush=True)
-            problem = (
-                f"{row['m']} x {row['k']}, n {row['n']}, {row['sparsity']:.0%}, tile {row['rows']} x {row['cols']}"
-            )
-            print(f"{problem}  {row['variant']:35} cold {row['cold_micros']:7.2f}  warm {row['warm_micros']:7.2f} us")
+
+def _shown(row: Row) -> str:
+    problem = f"{row['m']} x {row['k']}, n {row['n']}, {row['sparsity']:.0%}, tile {row['rows']} x {row['cols']}"
+    return f"{problem}  {row['variant']:35} cold {row['cold_micros']:7.2f}  warm {row['warm_micros']:7.2f} us"
 
 
 if __name__ == "__main__":

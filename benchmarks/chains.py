@@ -7,8 +7,6 @@ one another, so that a block computes both: one block to an SM. The loads that t
 the stores of the first. Writes ``chains.jsonl`` and prints a line per kernel.
 """
 
-import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -19,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.checked import Kernel, Operands
+from benchmarks.recorded import Row, record
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.sass import scheduler
@@ -116,14 +115,11 @@ def records() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "chains.jsonl").open("w") as file:
-        for row in records():
-            print(json.dumps(row), file=file, flush=True)
-            print(" ".join(str(value) for name, value in row.items() if name != "device"), flush=True)
+    record("chains", records(), _shown, description=__doc__)
+
+
+def _shown(row: Row) -> str:
+    return " ".join(str(value) for name, value in row.items() if name != "device")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ later waits; the other writes a number long after, and then arrives. Whoever wai
 ``clusters.jsonl`` and prints both.
 """
 
-import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.recorded import Row, record
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass import scheduler
 from lospmm.codegen.sass.form import Opcode, blank
@@ -159,14 +158,11 @@ def records() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "clusters.jsonl").open("w") as file:
-        for row in records():
-            print(json.dumps(row), file=file, flush=True)
-            print(", ".join(f"{name} {value}" for name, value in row.items() if name != "device"), flush=True)
+    record("clusters", records(), _shown, description=__doc__)
+
+
+def _shown(row: Row) -> str:
+    return ", ".join(f"{name} {value}" for name, value in row.items() if name != "device")
 
 
 if __name__ == "__main__":

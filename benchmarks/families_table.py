@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import kernels
 from benchmarks.kernels import write_results
-from lospmm.errors import BadRequest
 
 __all__ = ["Record", "dense_micros", "key", "library_micros", "read_results", "summary", "winner", "write_results"]
 
@@ -27,13 +27,7 @@ def key(record: Mapping[str, Any]) -> str:
 
 def read_results(path: Path) -> dict[str, Record]:
     """The lines of a file by key; none where there is no file. Raises BadRequest for what is not such a file."""
-    try:
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        return {key(record): record for record in records}
-    except FileNotFoundError:
-        return {}
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadRequest(f"{path}: not the lines of this benchmark ({error!r}); name another --out") from None
+    return kernels.read_results(path, key)
 
 
 def family_micros(record: Record) -> dict[str, float]:

@@ -8,8 +8,6 @@ the tile that a table has for it. Kernels take their tile and their columns from
 number in the grid, and are checked. Writes ``gpcs.jsonl`` and prints a line per measurement.
 """
 
-import argparse
-import json
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks import walking
 from benchmarks.checked import Kernel, Operands
+from benchmarks.recorded import Row, record
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
@@ -337,15 +336,12 @@ def records() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    device = detect_device().name
-    with (out / "gpcs.jsonl").open("w") as file:
-        for row in records():
-            print(json.dumps({"device": device, **row}), file=file, flush=True)
-            print(" ".join(f"{value}" for value in row.values()), flush=True)
+    rows = ({"device": detect_device().name, **row} for row in records())
+    record("gpcs", rows, _shown, description=__doc__)
+
+
+def _shown(row: Row) -> str:
+    return " ".join(f"{value}" for name, value in row.items() if name != "device")
 
 
 if __name__ == "__main__":

@@ -169,11 +169,11 @@ def case_key(case: Case, context: Mapping[str, Any]) -> str:
     return key({"set": case.set, "problem": case.problem, **context})
 
 
-def read_results(path: Path) -> dict[str, Record]:
+def read_results(path: Path, key_of: Callable[[Record], str] = key) -> dict[str, Record]:
     """The lines of a file by key; none where there is no file. Raises BadRequest for what is not such a file."""
     try:
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        return {key(record): record for record in records}
+        return {key_of(record): record for record in records}
     except FileNotFoundError:
         return {}
     except (KeyError, TypeError, ValueError) as error:

@@ -7,8 +7,6 @@ multiply-add reads too, which then comes from the reuse cache; a column of a til
 Writes ``walking.jsonl`` and prints multiply-adds a cycle and SM, of 4 at most, and bytes of code a cycle.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.recorded import Row, record
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass import scheduler
 from lospmm.codegen.sass.fields import encode
@@ -216,17 +215,14 @@ def records() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "walking.jsonl").open("w") as file:
-        for found in records():
-            print(json.dumps(found), file=file, flush=True)
-            kind = f"{found['column']} a factor, {found['banks']}{', reuse' if found['reuse'] else ''}"
-            rates = f"{found['fmas_per_cycle']:.2f} multiply-adds, {found['bytes_per_cycle']:.2f} bytes a cycle"
-            size = f"{found['kib']:3} KiB {found['warps']} warps"
-            print(f"{size} {kind:34} tiles {found['tiles']:14} {found['walks']:15} {rates}", flush=True)
+    record("walking", records(), _shown, description=__doc__)
+
+
+def _shown(row: Row) -> str:
+    kind = f"{row['column']} a factor, {row['banks']}{', reuse' if row['reuse'] else ''}"
+    rates = f"{row['fmas_per_cycle']:.2f} multiply-adds, {row['bytes_per_cycle']:.2f} bytes a cycle"
+    size = f"{row['kib']:3} KiB {row['warps']} warps"
+    return f"{size} {kind:34} tiles {row['tiles']:14} {row['walks']:15} {rates}"
 
 
 if __name__ == "__main__":

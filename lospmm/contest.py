@@ -6,12 +6,12 @@ none of them is faster. Without a clock the forecast decides.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 from lospmm.families import FAMILIES, Entrant
 from lospmm.model import Problem
-from lospmm.search import Clock, Closeable, Trialled
+from lospmm.search import Clock, Closeable, Trialled, fastest_first, timed_again
 
 #: A family is timed where its forecast is at most so many times the time of a kernel that it has to beat: of those that
 #: were measured on an H200, at most 7 % were forecast to take more than that times what they took. Where there is none
@@ -54,7 +54,7 @@ class Contest:
 
     @property
     def fastest(self) -> Trialled[Entrant] | None:
-        ran = [trial for trial in self.timed if trial.measurement.timing is not None]
+        ran = fastest_first(self.timed)
         finals = [trial for trial in ran if trial.final_micros is not None]
         return min(finals or ran, key=lambda trial: trial.settled_micros, default=None)
 
@@ -86,7 +86,7 @@ def contest(field: Field, clock: Clock, *, limit_micros: float = float("inf")) -
     first = _first(field, limit_micros)
     timed = [*_timed(clock, first, running=False)]
     for _ in range(ROUNDS):
-        ran = _fastest_first(timed)
+        ran = fastest_first(timed)
         if not ran or clock.is_over():
             break
         asked = {_key(trial.candidate) for trial in timed}
@@ -94,9 +94,9 @@ def contest(field: Field, clock: Clock, *, limit_micros: float = float("inf")) -
         if not near:
             break
         timed += _timed(clock, near, running=True)
-        if _fastest_first(timed)[0] is ran[0]:
+        if fastest_first(timed)[0] is ran[0]:
             break
-    return Contest(field, tuple(_again(timed, clock)))
+    return Contest(field, tuple(timed_again(timed, clock, finalists=FINALISTS, turns=TURNS)))
 
 
 def _first(field: Field, limit_micros: float) -> list[Entrant]:
@@ -105,17 +105,18 @@ def _first(field: Field, limit_micros: float) -> list[Entrant]:
         return []
     limit = min(PROMISING * limit_micros, PROMISING_UNTIMED * field.entrants[0].forecast_micros)
     names = dict.fromkeys(one.family for one in field.entrants)
-    queues = [_spread(field.of(name))[:FIRST] for name in names if field.of(name)[0].forecast_micros <= limit]
+    best_first = [field.of(name) for name in names]
+    queues = [_spread(entrants) for entrants in best_first if entrants[0].forecast_micros <= limit]
     return [queue[at] for at in range(FIRST) for queue in queues if at < len(queue)]
 
 
 def _spread(entrants: Sequence[Entrant]) -> list[Entrant]:
-    """The best first, then those that differ from all before in two fields or more, then the others."""
+    """FIRST of them: the best, then those that differ from all before in two fields or more, then the others."""
     taken: list[Entrant] = []
     for one in entrants:
-        if all(_distance(one, other) > 1 for other in taken):
+        if len(taken) < FIRST and all(_distance(one, other) > 1 for other in taken):
             taken.append(one)
-    return taken + [one for one in entrants if one not in taken]
+    return [*taken, *(one for one in entrants if one not in taken)][:FIRST]
 
 
 def _distance(one: Entrant, other: Entrant) -> int:
@@ -140,22 +141,6 @@ def _timed(clock: Clock, entrants: Sequence[Entrant], *, running: bool) -> Itera
     finally:
         if isinstance(measurements, Closeable):
             measurements.close()
-
-
-def _again(timed: Sequence[Trialled[Entrant]], clock: Clock) -> list[Trialled[Entrant]]:
-    """With the finals of the fastest, in turns."""
-    finalists = _fastest_first(timed)[:FINALISTS]
-    if clock.finals is None or clock.is_over() or not finalists:
-        return list(timed)
-    found = list(clock.finals([trial.candidate for trial in finalists] * TURNS))
-    turns = len(found) // len(finalists)
-    finals = {_key(trial.candidate): tuple(found[at :: len(finalists)][:turns]) for at, trial in enumerate(finalists)}
-    return [replace(trial, finals=finals.get(_key(trial.candidate), ())) for trial in timed]
-
-
-def _fastest_first(timed: Sequence[Trialled[Entrant]]) -> list[Trialled[Entrant]]:
-    ran = [trial for trial in timed if trial.measurement.timing is not None]
-    return sorted(ran, key=lambda trial: trial.micros)
 
 
 def _key(entrant: Entrant) -> tuple[str, object]:

@@ -42,6 +42,7 @@ POLICY = Policy()
 
 #: What is timed: a candidate, or an entrant of another family.
 Item_co = TypeVar("Item_co", covariant=True)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +176,17 @@ def choose_by_time(
             begin(part)
         rounds.prepare()  # while the first kernels are built
         while begun:
-            timed += begun.popleft().timed(clock.is_over, first=not _fastest_first(timed))
-            ran = _fastest_first(timed)
+            timed += begun.popleft().timed(clock.is_over, first=not fastest_first(timed))
+            ran = fastest_first(timed)
             if ran and clock.is_over():
                 break
             if ran and rounds.done < policy.rounds:
                 begin(rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch))
     if not ran:
         raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
-    timed = _again(timed, clock, policy)
+    timed = timed_again(timed, clock, finalists=policy.finalists, turns=policy.turns)
     finalists = [trial for trial in timed if trial.final_micros is not None]
-    winner = min(finalists, key=_final) if finalists else _fastest_first(timed)[0]
+    winner = min(finalists, key=_final) if finalists else fastest_first(timed)[0]
     if finalists and _final(winner) == float("inf"):
         raise GpuFault(f"none of the fastest {len(finalists)} kernels ran again: {_failure(finalists[0].finals)}")
     return replace(choice, winner=winner.candidate, shortlist=tuple(spread), trials=tuple(timed))
@@ -268,23 +269,23 @@ class _Rounds:
         return [Scored(pool[index], float(np.exp(pool.forecast[index]))) for index in chosen]
 
 
-def _again(timed: Sequence[Trialled[Candidate]], clock: Clock, policy: Policy) -> list[Trialled[Candidate]]:
+def timed_again(timed: Sequence[Trialled[Item]], clock: Clock, *, finalists: int, turns: int) -> list[Trialled[Item]]:
     """``timed`` with the finals of the fastest. Time that is up in the middle of a turn leaves that turn out."""
-    finalists = _fastest_first(timed)[: policy.finalists]
-    if clock.finals is None or clock.is_over():
+    fastest = fastest_first(timed)[:finalists]
+    if clock.finals is None or clock.is_over() or not fastest:
         return list(timed)
-    asked = [trial.candidate for trial in finalists] * policy.turns
+    asked = [trial.candidate for trial in fastest] * turns
     found: list[Measurement] = []
     for measurement in clock.finals(asked):
         found.append(measurement)
         if clock.is_over():
             break
-    turns = len(found) // len(finalists)
-    finals = {_key(trial.candidate): tuple(found[at :: len(finalists)][:turns]) for at, trial in enumerate(finalists)}
-    return [replace(trial, finals=finals.get(_key(trial.candidate), ())) for trial in timed]
+    whole = len(found) // len(fastest)
+    finals = {id(trial): tuple(found[at :: len(fastest)][:whole]) for at, trial in enumerate(fastest)}
+    return [replace(trial, finals=finals.get(id(trial), ())) for trial in timed]
 
 
-def _fastest_first(timed: Sequence[Trialled[Candidate]]) -> list[Trialled[Candidate]]:
+def fastest_first(timed: Sequence[Trialled[Item]]) -> list[Trialled[Item]]:
     """Those that ran."""
     return sorted((trial for trial in timed if trial.measurement.timing is not None), key=lambda trial: trial.micros)
 

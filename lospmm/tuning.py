@@ -216,15 +216,12 @@ def _contest(job: Job, field: Field, choice: Choice | None, bench: Bench) -> Con
     """The other families, timed after the unrolled one."""
     if not field.entrants or (choice is not None and job.budget.is_over):
         return Contest(field)
-    timings, workers = _timings(job, TEMPLATE), job.workshop.workers
-
-    def trials(effort: Effort) -> Trials:
-        means = Means(None, timings, effort, job.budget)
-        return BuildAndTime(
-            job.problem, TEMPLATE, bench, store=job.store, workers=workers, stages=job.stages, means=means
-        )
-
-    clock = Clock(trials(BRIEF), trials(AGAIN), lambda: job.budget.is_over)
+    timings = _timings(job, TEMPLATE)
+    trials, finals = (
+        _trials(BuildAndTime, job, bench, TEMPLATE, Means(None, timings, effort, job.budget))
+        for effort in (BRIEF, AGAIN)
+    )
+    clock = Clock(trials, finals, lambda: job.budget.is_over)
     return contest(field, clock, limit_micros=float("inf") if choice is None else choice.micros)
 
 
@@ -237,16 +234,14 @@ def _timings(job: Job, language: str) -> Timings:
 
 def _whole(job: Job, bench: Bench, timings: Timings, *, effort: Effort = BRIEF) -> Trials:
     """The kernels themselves."""
-    crew = job.workshop.crew(job.options.emitter)
-    return BuildAndTime(
-        job.problem,
-        job.options.emitter,
-        bench,
-        store=job.store,
-        workers=job.workshop.workers if crew is None else crew.size,
-        stages=job.stages,
-        means=Means(crew, timings, effort, job.budget),
-    )
+    emitter = job.options.emitter
+    return _trials(BuildAndTime, job, bench, emitter, Means(job.workshop.crew(emitter), timings, effort, job.budget))
+
+
+def _trials(kind: type[BuildAndTime], job: Job, bench: Bench, language: str, means: Means) -> BuildAndTime:
+    """Built by the crew where there is one, else by threads of this process."""
+    workers = job.workshop.workers if means.crew is None else means.crew.size
+    return kind(job.problem, language, bench, store=job.store, workers=workers, stages=job.stages, means=means)
 
 
 def _build(job: Job, winner: Candidate | Entrant) -> Build | PackedBuild:
@@ -322,16 +317,8 @@ def _proxies(job: Job, bench: Bench, _timings: Timings) -> Trials:
     """Section 5: what stands for them. Proxies of machine code are made in no time, and are not kept."""
     from lospmm.proxy_trials import ProxyTrials
 
-    crew = job.workshop.crew(job.options.emitter)
-    return ProxyTrials(
-        job.problem,
-        job.options.emitter,
-        bench,
-        store=job.store,
-        workers=job.workshop.workers if crew is None else crew.size,
-        stages=job.stages,
-        means=Means(crew, None, BRIEF, job.budget),
-    )
+    emitter = job.options.emitter
+    return _trials(ProxyTrials, job, bench, emitter, Means(job.workshop.crew(emitter), None, BRIEF, job.budget))
 
 
 def with_ranker(options: Options, device: DeviceSpec) -> Options:

@@ -10,14 +10,6 @@
 // Numbers: n, block rows, m, k. Arrays: where each block row's groups begin (block rows + 1), which block row it is, the
 // first row of B of each block, the blocks as the lanes read them.
 
-#if LOSPMM_DTYPE == 2
-#define MULTIPLY lospmm_mma_half
-#elif LOSPMM_DTYPE == 3
-#define MULTIPLY lospmm_mma_bfloat16
-#else
-#define MULTIPLY lospmm_mma_tf32
-#endif
-
 constexpr bool is_short = sizeof(Element) == 2;
 constexpr bool is_split = LOSPMM_DTYPE == 0;       // float32 as two TF32 numbers
 constexpr unsigned INNER = is_short ? 16 : 8;      // rows of B of an instruction
@@ -102,10 +94,10 @@ LOSPMM_INLINE void multiply(float (&sums)[PARTS][COLUMNS / 2][4], const Step &st
       const unsigned right[2] = {step.a[part][0], step.a[part][1]};
       if constexpr (is_split) {
         const unsigned right_rest[2] = {step.a[part][2], step.a[part][3]};
-        MULTIPLY(sums[part][t], rest, right);
-        MULTIPLY(sums[part][t], left, right_rest);
+        lospmm_mma(sums[part][t], rest, right);
+        lospmm_mma(sums[part][t], left, right_rest);
       }
-      MULTIPLY(sums[part][t], left, right);
+      lospmm_mma(sums[part][t], left, right);
     }
   }
 }

@@ -9,14 +9,6 @@
 // Arrays: where each tile's slots begin (tiles + 1), the w of each slot, its rows of I (POINTS, -1 for none), the rows of O
 // of each tile (POINTS, -1 for none), and W where it is known.
 
-#if LOSPMM_DTYPE == 2
-#define MULTIPLY lospmm_mma_half
-#elif LOSPMM_DTYPE == 3
-#define MULTIPLY lospmm_mma_bfloat16
-#else
-#define MULTIPLY lospmm_mma_tf32
-#endif
-
 constexpr bool is_short = sizeof(Element) == 2;
 constexpr bool is_split = LOSPMM_DTYPE == 0;         // float32 as two TF32 numbers
 constexpr unsigned STEPS = is_short ? OWN / 4 : OWN / 2;  // instructions along the OWN elements of a row of I of a lane
@@ -115,10 +107,10 @@ LOSPMM_KERNEL(lospmm_gather_gemm) {
 #pragma unroll
           for (unsigned tall = 0; tall < TALL; ++tall) {
             if constexpr (is_split) {
-              MULTIPLY(sums[tall][column], a_rest[tall], two);
-              MULTIPLY(sums[tall][column], a[tall], two_rest);
+              lospmm_mma(sums[tall][column], a_rest[tall], two);
+              lospmm_mma(sums[tall][column], a[tall], two_rest);
             }
-            MULTIPLY(sums[tall][column], a[tall], two);
+            lospmm_mma(sums[tall][column], a[tall], two);
           }
         }
       }

@@ -143,6 +143,17 @@ LOSPMM_INLINE float lospmm_float(Element element) { return element; }
 LOSPMM_INLINE Element lospmm_element(float value) { return value; }
 #endif
 
+// d += a x b by a warp, of such elements: float32 as TF32 numbers.
+LOSPMM_INLINE void lospmm_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if LOSPMM_DTYPE == 2
+  lospmm_mma_half(d, a, b);
+#elif LOSPMM_DTYPE == 3
+  lospmm_mma_bfloat16(d, a, b);
+#else
+  lospmm_mma_tf32(d, a, b);
+#endif
+}
+
 // The elements of a pair of 16-bit ones, as a 32-bit register holds them.
 #if LOSPMM_DTYPE == 3
 LOSPMM_INLINE float lospmm_first(unsigned pair) { return __uint_as_float(pair << 16); }

@@ -129,13 +129,7 @@ LOSPMM_INLINE void multiply(float (&sums)[TILES][4], const Fragments &fragments,
   }
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile) {
-#if LOSPMM_DTYPE == 2
-    lospmm_mma_half(sums[tile], fragments.large[tile], weights.of[0]);
-#elif LOSPMM_DTYPE == 3
-    lospmm_mma_bfloat16(sums[tile], fragments.large[tile], weights.of[0]);
-#else
-    lospmm_mma_tf32(sums[tile], fragments.large[tile], weights.of[0]);
-#endif
+    lospmm_mma(sums[tile], fragments.large[tile], weights.of[0]);
   }
 }
 
