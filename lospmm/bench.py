@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from lospmm import artifact
 from lospmm.artifact import Artifact
 from lospmm.baselines import BASELINES, DENSE, BaselineTime, baselines_of
 from lospmm.baselines.work import COMMAND, BaselineTask
@@ -21,6 +20,8 @@ from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.messages import CacheState
 from lospmm.gpu.timing import Timing
+from lospmm.manifest import Clocks as MeasuredClocks
+from lospmm.manifest import Measured
 from lospmm.measure import Bench
 from lospmm.model import Compiled, Launch, Problem
 from lospmm.runtime.detect import own_gpu_id
@@ -84,11 +85,11 @@ class Comparison:
     def advice(self) -> Literal["sparse", "dense"]:
         return "dense" if self.faster_dense else "sparse"
 
-    def measured(self) -> artifact.Measured:
+    def measured(self) -> Measured:
         """As the manifest keeps it."""
         cusparse = self.baselines.get("cusparse")
         best = None if cusparse is None else cusparse.best
-        return artifact.Measured(
+        return Measured(
             micros=self.micros,
             spread=self.timing.spread,
             noise=self.noise,
@@ -103,7 +104,7 @@ class Comparison:
             sputnik_micros=self._micros("sputnik"),
             advice=self.advice,
             gpu=self.gpu,
-            clocks=None if self.clocks is None else artifact.Clocks(**asdict(self.clocks)),
+            clocks=None if self.clocks is None else MeasuredClocks(**asdict(self.clocks)),
         )
 
     def _micros(self, name: str) -> float | None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from lospmm.artifact import LaunchConfig
 from lospmm.errors import BadRequest, LospmmError
+from lospmm.manifest import LaunchConfig
 from lospmm.terminal import printable
 
 SCHEMA = 1

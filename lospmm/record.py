@@ -12,12 +12,24 @@ import numpy as np
 
 from lospmm import artifact
 from lospmm.accuracy import ACCURACY
-from lospmm.artifact import Manifest, Measured
 from lospmm.build import Build, PackedBuild, for_emitter
 from lospmm.contest import Contest
 from lospmm.dtype import FLOAT32
 from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
+from lospmm.manifest import (
+    Added,
+    Argument,
+    FamilySummary,
+    LaunchConfig,
+    Manifest,
+    Measured,
+    Plan,
+    SearchSummary,
+    Seconds,
+    Tile,
+    Verified,
+)
 from lospmm.model import Candidate, Problem
 from lospmm.npz import write_npz
 from lospmm.options import UNROLLED, Options
@@ -164,20 +176,20 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         emitter=build.emission.language,
         toolchain=binary.toolchain,
         tile=None if outcome.choice is None or isinstance(build, PackedBuild) else _tile(outcome.choice.winner),
-        launch=artifact.LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
+        launch=LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
         arguments=_arguments(problem, is_packed=isinstance(build, PackedBuild)),
         registers=binary.registers,
         spill_bytes=binary.spill_bytes,
         code_bytes=binary.code_bytes,
         cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
         search=_summary(outcome.choice, outcome.others, options, estimated_micros=_estimated_micros(outcome)),
-        seconds=artifact.Seconds(**seconds),
+        seconds=Seconds(**seconds),
         verified=None
         if verification is None
-        else artifact.Verified(verification.on, verification.max_relative_error, verification.columns),
+        else Verified(verification.on, verification.max_relative_error, verification.columns),
         measured=outcome.measured,
         convolution=problem.convolution,
-        epilogue=artifact.Added(
+        epilogue=Added(
             bias=problem.epilogue.bias is not None, relu=problem.epilogue.relu, residual=problem.epilogue.residual
         ),
         family=build.entrant.family if isinstance(build, PackedBuild) else UNROLLED,
@@ -186,11 +198,11 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
     )
 
 
-def _plan(build: PackedBuild) -> artifact.Plan:
-    return artifact.Plan(asdict(build.entrant.plan), build.kernel.cols, len(build.kernel.data))
+def _plan(build: PackedBuild) -> Plan:
+    return Plan(asdict(build.entrant.plan), build.kernel.cols, len(build.kernel.data))
 
 
-def _arguments(problem: Problem, *, is_packed: bool) -> tuple[artifact.Argument, ...]:
+def _arguments(problem: Problem, *, is_packed: bool) -> tuple[Argument, ...]:
     """In the order in which a launch passes them. Templates load and store up to 16 bytes at a time."""
     matrix, convolution = problem.matrix, problem.convolution
     if convolution is None:
@@ -198,10 +210,10 @@ def _arguments(problem: Problem, *, is_packed: bool) -> tuple[artifact.Argument,
     else:
         b, c = (f"NCHW, {_shape(shape)}" for shape in (convolution.input_shape, convolution.output_shape(matrix.m)))
     kind, aligned = problem.dtype.c_type, f"{16 if is_packed else problem.dtype.element_bytes}-byte aligned"
-    residual = artifact.Argument("residual", f"const {kind} *", f"{c}, {aligned}")
+    residual = Argument("residual", f"const {kind} *", f"{c}, {aligned}")
     return (
-        artifact.Argument("b", f"const {kind} *", f"{b}, {aligned}"),
-        artifact.Argument("c", f"{kind} *", f"{c}, {f'{aligned}, ' if is_packed else ''}written whole"),
+        Argument("b", f"const {kind} *", f"{b}, {aligned}"),
+        Argument("c", f"{kind} *", f"{c}, {f'{aligned}, ' if is_packed else ''}written whole"),
         *((residual,) if problem.epilogue.residual else ()),
     )
 
@@ -210,9 +222,9 @@ def _shape(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _tile(winner: Candidate) -> artifact.Tile:
+def _tile(winner: Candidate) -> Tile:
     tiling, schedule = winner.tiling, winner.schedule
-    return artifact.Tile(
+    return Tile(
         rows=winner.tile.rows,
         cols=winner.tile.cols,
         prefetch=schedule.prefetch,
@@ -227,14 +239,12 @@ def _tile(winner: Candidate) -> artifact.Tile:
     )
 
 
-def _summary(
-    choice: Choice | None, others: Contest, options: Options, *, estimated_micros: float
-) -> artifact.SearchSummary:
+def _summary(choice: Choice | None, others: Contest, options: Options, *, estimated_micros: float) -> SearchSummary:
     """``estimated_micros`` is of what was built."""
     trials = () if choice is None else choice.trials
     is_timed = bool(trials or others.timed)
     space = None if choice is None else choice.space
-    return artifact.SearchSummary(
+    return SearchSummary(
         space=0 if space is None else space.size,
         after_registers=0 if space is None else space.after("registers"),
         after_utilization=0 if space is None else space.after("utilization"),
@@ -263,7 +273,7 @@ def _estimated_micros(outcome: Outcome) -> float:
     return float(estimate_micros(searched_problem(outcome), [outcome.choice.winner])[0])
 
 
-def _families(others: Contest, options: Options) -> tuple[artifact.FamilySummary, ...]:
+def _families(others: Contest, options: Options) -> tuple[FamilySummary, ...]:
     """Those that were asked for, the unrolled one apart: the rest of the summary is about it."""
     field, timed = others.field, others.timed
     found = []
@@ -274,7 +284,7 @@ def _families(others: Contest, options: Options) -> tuple[artifact.FamilySummary
         own = [trial for trial in timed if trial.candidate.family == name]
         ran = [trial.settled_micros for trial in own if trial.measurement.timing is not None]
         found.append(
-            artifact.FamilySummary(
+            FamilySummary(
                 name=name,
                 plans=len(entrants),
                 timed=len(own),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from lospmm.artifact import Measured
 from lospmm.baselines import BASELINES
 from lospmm.bench import compare
 from lospmm.budget import Budget
@@ -21,6 +20,7 @@ from lospmm.families import Entrant
 from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
 from lospmm.ir import FLOAT_BYTES
+from lospmm.manifest import Measured
 from lospmm.measure import AGAIN, BRIEF, Bench, Effort
 from lospmm.model import Candidate, Problem
 from lospmm.options import LOCKSTEPS, UNROLLED, Options, splits_of

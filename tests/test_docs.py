@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from lospmm import errors, estimate, options
-from lospmm.artifact import SCHEMA, Manifest
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass import scheduler
+from lospmm.manifest import SCHEMA, Manifest
 from lospmm.runtime import hazards
 from lospmm.runtime.detect import detect_device, own_gpu
 from lospmm.settings import Settings

@@ -9,8 +9,8 @@ from fastapi import Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from lospmm.artifact import Manifest
 from lospmm.device import DEVICES
+from lospmm.manifest import Manifest
 from lospmm.model import MAX_COLUMNS
 from lospmm.options import CHOICES
 

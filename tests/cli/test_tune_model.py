@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from lospmm import artifact, batch, jobs
-from lospmm.artifact import Artifact, LaunchConfig
+from lospmm.artifact import Artifact
 from lospmm.errors import BadRequest, NothingFits, VerificationFailed
 from lospmm.layers import KERNELS_FILE, REPORT_FILE, check_names, folder_of, open_model
+from lospmm.manifest import LaunchConfig
 from lospmm.model_report import COLUMNS, LayerError, LayerReport, launch_table
 from lospmm.terminal import printable
 from tests.cli.command import H200, WEIGHTS, Answer, Command, draw, process

@@ -31,12 +31,13 @@ from lospmm.artifact import (
     Artifact,
 )
 from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.manifest import Argument, LaunchConfig, Manifest, SearchSummary, Seconds, Tile, Verified
 from lospmm.report import show_manifest
 
 CUBIN = b"\x7fELF, or so"
 MATRIX = b"PK, or so"
 
-MANIFEST = artifact.Manifest(
+MANIFEST = Manifest(
     name="lospmm_2x3_n4_00000000",
     m=2,
     k=3,
@@ -50,16 +51,16 @@ MANIFEST = artifact.Manifest(
     arch="sm_90",
     emitter="ptx",
     toolchain="ptxas 13.0.88 (PyPI)",
-    tile=artifact.Tile(1, 32, 4, None, 1, 0, 2, 0, 3, 2),
-    launch=artifact.LaunchConfig((1, 2, 1), 32, 0),
-    arguments=(artifact.Argument("b", "const float *", "row-major"),),
+    tile=Tile(1, 32, 4, None, 1, 0, 2, 0, 3, 2),
+    launch=LaunchConfig((1, 2, 1), 32, 0),
+    arguments=(Argument("b", "const float *", "row-major"),),
     registers=24,
     spill_bytes=0,
     code_bytes=100,
     cubin_sha256=sha256(CUBIN).hexdigest(),
-    search=artifact.SearchSummary(4, 3, 2, 1, 1, 0, "none", "none", ("idle_sms",), "estimate", 1.5),
-    seconds=artifact.Seconds(1.0, 0.1, 0.1, 0.1, 0, 0, 0.1, 0.1, 0.1),
-    verified=artifact.Verified("cpu", 1e-7, 4),
+    search=SearchSummary(4, 3, 2, 1, 1, 0, "none", "none", ("idle_sms",), "estimate", 1.5),
+    seconds=Seconds(1.0, 0.1, 0.1, 0.1, 0, 0, 0.1, 0.1, 0.1),
+    verified=Verified("cpu", 1e-7, 4),
 )
 
 

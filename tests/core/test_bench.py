@@ -30,6 +30,7 @@ from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import Measurement, Ready
 from lospmm.gpu.timing import Timing
+from lospmm.manifest import LaunchConfig
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.measure import Bench
 from lospmm.model import Compiled, Launch, Problem
@@ -307,7 +308,7 @@ def kept(matrix: SparseMatrix, cubin: bytes, **changes: Any) -> Artifact:
         nnz=matrix.nnz,
         fingerprint=matrix.fingerprint,
         cubin_sha256=sha256(cubin).hexdigest(),
-        launch=artifact.LaunchConfig(LAUNCH.grid, LAUNCH.block, 0),
+        launch=LaunchConfig(LAUNCH.grid, LAUNCH.block, 0),
         **changes,
     )
     files = {

@@ -22,6 +22,7 @@ from lospmm import artifact, jobs
 from lospmm.artifact import MANIFEST_FILE, SPACE_FILE, Artifact
 from lospmm.device import DEVICES
 from lospmm.errors import LospmmError
+from lospmm.manifest import Clocks, Measured
 from lospmm.matrix import from_dense
 from lospmm.model import Problem
 from lospmm.options import Options
@@ -36,7 +37,7 @@ NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
 HOSTILE = "<script>alert(1)</script>\"'&"
 PAGE = 3
 
-MEASURED = artifact.Measured(
+MEASURED = Measured(
     micros=21.5,
     spread=0.01,
     noise=0.02,
@@ -49,7 +50,7 @@ MEASURED = artifact.Measured(
     sputnik_micros=None,
     advice="dense",
     gpu="NVIDIA H200",
-    clocks=artifact.Clocks(1980, 3201, 45, ()),
+    clocks=Clocks(1980, 3201, 45, ()),
 )
 
 

@@ -1,0 +1,223 @@
+"""manifest.json: what a kernel is, how it is launched and how it was found. docs/manifest.md says what fields mean."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from lospmm.accuracy import ACCURACY, Accuracy
+from lospmm.convolution import Convolution
+from lospmm.dtype import dtype_named
+from lospmm.errors import BadRequest
+
+SCHEMA = 2
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    rows: int
+    cols: int
+    prefetch: int
+    fmas_per_load: int | None
+    column_group: int  # column blocks next to each other that run the same tile; 0: all of them
+    lockstep: int  # instructions between two barriers; 0: none
+    count: int  # tiles with nonzeros
+    zero_blocks: int  # block rows that only write the zeros of empty rows
+    nnc_sum: int
+    nnc_max: int
+    split_k: int = 1  # blocks that share a tile, block rows next to each other
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Of a packed kernel: the fields of its family's plan, the columns of C that a block writes, and the bytes of A."""
+
+    axes: dict[str, int]
+    cols: int
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySummary:
+    """What became of a family in a search; ``micros`` is null where none was timed, ``refusal`` where it took part."""
+
+    name: str
+    plans: int
+    timed: int
+    micros: float | None
+    forecast_micros: float | None
+    refusal: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    grid: tuple[int, int, int]
+    block: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    name: str
+    type: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What the kernel does with A x B before it stores it. The bias itself lies in ``artifact.BIAS_FILE``."""
+
+    bias: bool
+    relu: bool
+    residual: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSummary:
+    space: int
+    after_registers: int
+    after_utilization: int
+    after_balance: int
+    shortlisted: int
+    measured: int
+    ranker: str
+    trials: str
+    relaxed: tuple[str, ...]
+    chosen_by: str  # "estimate", an analytic rule, or "measurement"
+    estimated_micros: float
+    families: tuple[FamilySummary, ...] = ()
+    dense_forecast_micros: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """What tuning took, in all and by the stages of ``stages.STAGES``; 0 for a stage that there was no need of."""
+
+    total: float
+    reorder: float
+    constraints: float
+    rank: float
+    compile_trials: float
+    measure_trials: float
+    emit: float
+    compile: float
+    verify: float
+    compare: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    on: str
+    max_relative_error: float
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """What NVML said of the GPU right after the measurement."""
+
+    sm_mhz: int
+    memory_mhz: int
+    temperature_celsius: int
+    throttled: tuple[str, ...]  # why the clocks were lower than they could be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Times of one launch in microseconds, all of one run on one GPU; null where there is no figure."""
+
+    micros: float
+    spread: float  # interquartile range of the replays over their median
+    noise: float  # how far three times of the same kernel were apart, relative to the smallest
+    cold: bool  # B came from memory, not from the L2 cache
+    bound_micros: float
+    cusparse_micros: float | None
+    cusparse_algorithm: str | None  # the faster one
+    cublas_fp32_micros: float | None
+    cublas_tf32_micros: float | None
+    sputnik_micros: float | None
+    cublas_fp16_micros: float | None = None
+    cublas_bf16_micros: float | None = None
+    advice: Literal["sparse", "dense"]
+    gpu: str  # the driver's name of it
+    clocks: Clocks | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """manifest.json; docs/manifest.md says what each field means."""
+
+    schema: int = SCHEMA
+    name: str
+    m: int
+    k: int
+    n: int
+    nnz: int
+    dtype: str
+    fingerprint: str
+    values: Literal["stored", "drawn"]
+    seed: int | None
+    device: str
+    arch: str
+    emitter: str
+    toolchain: str
+    tile: Tile | None  # null of a packed kernel
+    launch: LaunchConfig
+    arguments: tuple[Argument, ...]
+    registers: int
+    spill_bytes: int
+    code_bytes: int
+    cubin_sha256: str
+    search: SearchSummary
+    seconds: Seconds
+    verified: Verified | None
+    measured: Measured | None = None
+    convolution: Convolution | None = None
+    epilogue: Added = Added(bias=False, relu=False, residual=False)
+    family: str = "unrolled"
+    plan: Plan | None = None  # null of an unrolled kernel
+    accuracy: Accuracy = ACCURACY["float32"]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def parse(content: bytes, where: str) -> dict[str, Any]:
+    """manifest.json, every field of it checked; a later version may have added some."""
+    try:
+        manifest = json.loads(content)
+        schema = manifest["schema"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged, or not that of a kernel") from None
+    if schema != SCHEMA:
+        raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}; tune it again")
+    try:
+        _MANIFEST.validate_json(content, strict=True)
+        dtype_named(manifest["dtype"])
+        if (manifest["tile"] is None) == (manifest.get("plan") is None):
+            raise BadRequest("tile, plan: one of them is null")
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {field}: {first['msg']}") from None
+    except BadRequest as error:
+        raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {error}") from None
+    assert isinstance(manifest, dict)
+    if manifest["tile"] is not None:
+        manifest["tile"].setdefault("split_k", 1)  # kernels of before there were splits
+    manifest.setdefault("convolution", None)  # ... and convolutions
+    manifest.setdefault("epilogue", {"bias": False, "relu": False, "residual": False})
+    manifest.setdefault("family", "unrolled")  # ... and other families
+    manifest.setdefault("plan", None)
+    manifest["search"].setdefault("families", [])
+    manifest["search"].setdefault("dense_forecast_micros", None)
+    manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types
+    if manifest.get("measured") is not None:
+        for name in ("cublas_fp16_micros", "cublas_bf16_micros"):
+            manifest["measured"].setdefault(name, None)
+    return manifest
