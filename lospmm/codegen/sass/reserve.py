@@ -3,6 +3,7 @@
 from lospmm.codegen.sass.scheduler import ADDRESS_REGISTERS, HARDWARE_REGISTERS, WINDOW_BYTES, WINDOW_REGISTERS
 from lospmm.ir import FLOAT_BYTES
 from lospmm.model import Problem
+from lospmm.words import in_words
 
 #: Of the residual's address, and of the bits of a window.
 RESIDUAL_REGISTERS = 2
@@ -13,7 +14,7 @@ def reserved_registers(problem: Problem) -> int:
     """What a thread needs beside accumulators and buffers."""
     matrix, convolution = problem.matrix, problem.convolution
     if convolution is None:
-        furthest = (max(matrix.m, matrix.k) - 1) * problem.n
+        furthest = (max(matrix.m, matrix.k) - 1) * in_words(problem).n
     else:
         furthest = max(convolution.image_elements, (matrix.m - 1) * convolution.pixels)
     far = furthest * FLOAT_BYTES >= WINDOW_BYTES // 2
