@@ -50,8 +50,8 @@ def words_stored(dtype: Dtype, columns: int) -> Words:
 
 
 def in_words(problem: Problem) -> Problem:
-    """The problem whose candidates are those of ``problem``, with B's columns counted in words; of float32 where a thread
-    loads as many bytes."""
+    """The problem whose candidates are those of ``problem``: B's columns are counted in words; it is of float32 where a
+    thread loads as many bytes."""
     words = words_of(problem)
     if words == NARROW:
         return replace(problem, sums=FLOAT32)
