@@ -9,11 +9,12 @@ from lospmm.codegen.sass.half import packed
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.dtype import Dtype
 from lospmm.errors import Unsupported
-from lospmm.words import PAIRS, SINGLE, Words
+from lospmm.words import NARROW, PAIRS, SINGLE, Words
 
-#: By the name of the words: what makes code of them, and an instruction without which a generation has none.
+#: By the name of the words: what makes code of them, and an instruction without which a generation has none. The
+#: scheduler writes narrow ones itself (``narrow``).
 OF_WORDS: Mapping[str, tuple[Callable[[MachineCode, Dtype], MachineCode], Opcode]] = MappingProxyType(
-    {PAIRS.name: (packed, Opcode.HFMA2_IMM)}
+    {NARROW.name: (lambda code, _: code, Opcode.HADD2_F32), PAIRS.name: (packed, Opcode.HFMA2_IMM)}
 )
 
 
