@@ -22,9 +22,6 @@ from lospmm.words import in_words
 
 EMITTER = "sass"
 
-#: Candidates of each.
-CANDIDATES = 6
-
 EXACT = "unrolled"
 
 
@@ -38,17 +35,17 @@ class Unrolled(NamedTuple):
     failure: str | None = None
 
 
-def kernels(problem: Problem) -> Iterator[Unrolled]:
-    """Of a problem of a 16-bit type, those that its device has."""
+def kernels(problem: Problem, count: int) -> Iterator[Unrolled]:
+    """Of a problem of a 16-bit type, up to ``count`` of each kind that its device has."""
     for name, sums in ((EXACT, problem.sums), (ROUNDED, problem.dtype)):
         asked = replace(problem, sums=sums)
         if unrolled_refusal(asked, EMITTER) is None:
-            yield from _built(name, for_emitter(asked, EMITTER))
+            yield from _built(name, for_emitter(asked, EMITTER), count)
 
 
-def _built(name: str, problem: Problem) -> Iterator[Unrolled]:
+def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
     try:
-        chosen = _shortlist(problem)
+        chosen = _shortlist(problem, count)
     except LospmmError as error:
         yield Unrolled(name, "", None, None, f"{type(error).__name__}: {error}")
         return
@@ -65,13 +62,13 @@ def _built(name: str, problem: Problem) -> Iterator[Unrolled]:
             yield Unrolled(name, plan, score, kernel)
 
 
-def _shortlist(problem: Problem) -> list[tuple[Candidate, float]]:
+def _shortlist(problem: Problem, count: int) -> list[tuple[Candidate, float]]:
     words, device = in_words(problem), problem.device
     options = with_ranker(Options(emitter=EMITTER), device)
     found = search(
         words,
         RANKERS[options.ranker](device),
-        CANDIDATES,
+        count,
         Stages(),
         lockstep=LOCKSTEPS[EMITTER][0],
         splits=splits_of(EMITTER, device.arch),

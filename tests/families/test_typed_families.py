@@ -101,11 +101,13 @@ def test_unrolled_kernels_have_16_bits_as_machine_code_alone(tmp_path: Path) -> 
     assert exact["dtype"] == "tf32" and exact["accuracy"]["a_rounding"] == 0
 
 
-def test_no_family_takes_a_convolution_of_16_bits(tmp_path: Path) -> None:
+def test_a_convolution_of_16_bits_is_for_machine_code(tmp_path: Path) -> None:
     window = Convolution(1, 15, 4, 4, 2, 2)
     problem = Problem(MATRIX, window.n, DEVICES["h200"], window)
-    wanted = jobs.Request(problem, Options(dtype="float16"))
-    with pytest.raises(NothingFits, match=r"unrolled: dtype float16: .*; csr: a convolution"):
+    found = jobs.tune(jobs.Request(problem, Options(dtype="float16")), store=Store(tmp_path)).manifest
+    assert (found["family"], found["dtype"], found["tile"]["thread_columns"]) == ("unrolled", "float16", 1)
+    wanted = jobs.Request(problem, Options(dtype="float16", emitter="ptx"))
+    with pytest.raises(NothingFits, match=r"unrolled: dtype float16, sums float32: ptx has .*; csr: a convolution"):
         jobs.tune(wanted, store=Store(tmp_path))
 
 

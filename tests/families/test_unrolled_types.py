@@ -1,4 +1,4 @@
-"""Unrolled kernels of 16-bit types, from request to artifact: pairs of columns, whose sums have 16 bits."""
+"""Unrolled kernels of 16-bit types, from request to artifact: with sums in float32, and in pairs of columns without."""
 
 import json
 from dataclasses import replace
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm import artifact, jobs
+from lospmm.accuracy import ACCURACY
 from lospmm.build import for_emitter
 from lospmm.cli import run
 from lospmm.codegen import emit
@@ -98,6 +99,31 @@ def step_by_step(dtype: Dtype, b: np.ndarray) -> np.ndarray:
             twice = int(weights[at] << np.uint32(16) | weights[at])
             c[row] = FUSED[dtype.name](twice, words[MATRIX.indices[at]], c[row])
     return dtype.from_storage(c.view(dtype.to_storage(b[:0]).dtype))
+
+
+@dtypes
+@pytest.mark.parametrize("n", [N, N + 1])
+@pytest.mark.parametrize("is_layer", [False, True])
+def test_sums_in_float32_are_as_exact_as_those_of_other_families(
+    dtype: Dtype, n: int, is_layer: bool, tmp_path: Path
+) -> None:
+    """What pairs do not take has such sums, where others are asked for too."""
+    bias = np.linspace(-1, 1, M, dtype=np.float32)
+    epilogue = epilogue_of(bias if is_layer else None, relu=is_layer, residual=is_layer)
+    sums = dtype.name if is_layer or n % 2 else "float32"
+    wanted = jobs.Request(Problem(MATRIX, n, H200, epilogue=epilogue), Options(dtype=dtype.name, sums=sums))
+    kernel = Kernel(jobs.tune(wanted, store=Store(tmp_path)))
+    manifest, accuracy = kernel.manifest, ACCURACY[dtype.name]
+    assert (manifest["family"], manifest["sums"], manifest["tile"]["thread_columns"]) == ("unrolled", sums, 1)
+    assert manifest["accuracy"]["sum_rounding"] == accuracy.sum_rounding
+    b, third = (RNG.uniform(-1, 1, (rows, n)).astype(np.float32) for rows in (K, M))
+    stored, added = (dtype.from_storage(dtype.to_storage(one)).astype(np.float64) for one in (b, third))
+    c = kernel.run_on_cpu(b, third if is_layer else None)
+    exact, scale = dtype.rounded(WEIGHTS).astype(np.float64) @ stored, abs(WEIGHTS) @ abs(stored)
+    if is_layer:
+        exact, scale = np.maximum(exact + added + bias[:, np.newaxis], 0), scale + abs(added) + 1
+    assert (abs(c - exact) <= accuracy.sum_rounding * scale + accuracy.c_rounding * abs(c) + 1e-7).all()
+    assert np.array_equal(c, dtype.from_storage(dtype.to_storage(c)))
 
 
 @dtypes
