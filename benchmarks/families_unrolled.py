@@ -11,6 +11,7 @@ from typing import NamedTuple
 from benchmarks.families_table import ROUNDED
 from lospmm.build import build, for_emitter
 from lospmm.errors import LospmmError
+from lospmm.estimate import estimate_micros
 from lospmm.model import Candidate, Compiled, Problem
 from lospmm.options import LOCKSTEPS, Options, splits_of
 from lospmm.search import search
@@ -18,7 +19,7 @@ from lospmm.settings import settings
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning import RANKERS, unrolled_refusal, with_ranker
-from lospmm.words import in_words
+from lospmm.words import NARROW, PAIRS, in_words, words_of
 
 EMITTER = "sass"
 
@@ -37,9 +38,9 @@ class Unrolled(NamedTuple):
 
 def kernels(problem: Problem, count: int) -> Iterator[Unrolled]:
     """Of a problem of a 16-bit type, up to ``count`` of each kind that its device has."""
-    for name, sums in ((EXACT, problem.sums), (ROUNDED, problem.dtype)):
+    for name, words, sums in ((EXACT, NARROW, problem.sums), (ROUNDED, PAIRS, problem.dtype)):
         asked = replace(problem, sums=sums)
-        if unrolled_refusal(asked, EMITTER) is None:
+        if words_of(asked) == words and unrolled_refusal(asked, EMITTER) is None:
             yield from _built(name, for_emitter(asked, EMITTER), count)
 
 
@@ -50,27 +51,21 @@ def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
         yield Unrolled(name, "", None, None, f"{type(error).__name__}: {error}")
         return
     store = Store(settings().cache_dir / "families")
-    for place, (candidate, score) in enumerate(chosen):
-        schedule = replace(candidate.schedule, lockstep=LOCKSTEPS[EMITTER][place % len(LOCKSTEPS[EMITTER])])
-        one = replace(candidate, schedule=schedule)
-        plan = f"{one.tile}, {schedule}"
+    for candidate, forecast in zip(chosen, estimate_micros(in_words(problem), chosen).tolist(), strict=True):
+        plan, failure, kernel = f"{candidate.tile}, {candidate.schedule}", None, None
         try:
-            kernel = build(problem, one, EMITTER, store=store, workers=1).compiled
+            kernel = build(problem, candidate, EMITTER, store=store, workers=1).compiled
         except LospmmError as error:
-            yield Unrolled(name, plan, score, None, " ".join(f"{type(error).__name__}: {error}".split()))
-        else:
-            yield Unrolled(name, plan, score, kernel)
+            failure = " ".join(f"{type(error).__name__}: {error}".split())
+        yield Unrolled(name, plan, forecast, kernel, failure)
 
 
-def _shortlist(problem: Problem, count: int) -> list[tuple[Candidate, float]]:
-    words, device = in_words(problem), problem.device
+def _shortlist(problem: Problem, count: int) -> list[Candidate]:
+    words, device, locksteps = in_words(problem), problem.device, LOCKSTEPS[EMITTER]
     options = with_ranker(Options(emitter=EMITTER), device)
-    found = search(
-        words,
-        RANKERS[options.ranker](device),
-        count,
-        Stages(),
-        lockstep=LOCKSTEPS[EMITTER][0],
-        splits=splits_of(EMITTER, device.arch),
-    )
-    return [(one.candidate, one.score) for one in found.shortlist]
+    splits = splits_of(EMITTER, device.arch)
+    found = search(words, RANKERS[options.ranker](device), count, Stages(), lockstep=locksteps[0], splits=splits)
+    return [
+        replace(one.candidate, schedule=replace(one.candidate.schedule, lockstep=locksteps[place % len(locksteps)]))
+        for place, one in enumerate(found.shortlist)
+    ]
