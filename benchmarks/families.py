@@ -129,7 +129,7 @@ def prepare(case: Case, shortlist: Shortlist) -> Prepared:
         else:
             built += [_build(problem, name, plan, forecast) for plan, forecast in found]
     if 0 < problem.matrix.nnz <= MAX_UNROLLED_NONZEROS:
-        own = families_unrolled.kernels(problem, shortlist.plans) if problem.dtype.is_16_bit else ()
+        own = families_unrolled.kernels(problem) if problem.dtype.is_16_bit else ()
         built += [Built(*one) for one in own] or [_unrolled(problem)]
     return Prepared(problem, built, refused, time.monotonic() - started)
 

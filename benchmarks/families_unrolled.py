@@ -25,6 +25,9 @@ EMITTER = "sass"
 
 EXACT = "unrolled"
 
+#: Candidates of each kind: a search times some eighty.
+CANDIDATES = 12
+
 
 class Unrolled(NamedTuple):
     """A kernel, or why there is none."""
@@ -36,7 +39,7 @@ class Unrolled(NamedTuple):
     failure: str | None = None
 
 
-def kernels(problem: Problem, count: int) -> Iterator[Unrolled]:
+def kernels(problem: Problem, count: int = CANDIDATES) -> Iterator[Unrolled]:
     """Of a problem of a 16-bit type, up to ``count`` of each kind that its device has."""
     for name, words, sums in ((EXACT, NARROW, problem.sums), (ROUNDED, PAIRS, problem.dtype)):
         asked = replace(problem, sums=sums)
