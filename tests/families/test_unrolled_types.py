@@ -178,5 +178,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run([*asked, "--sums", "bfloat16", "--out", str(tmp_path / "kernel"), "--quiet"]) == 0
     manifest = json.loads(capsys.readouterr().out)
     assert (manifest["sums"], manifest["tile"]["thread_columns"]) == ("bfloat16", 2)
+    assert run(["inspect", str(tmp_path / "kernel")]) == 0
+    columns = 2 * manifest["tile"]["cols"]
+    assert f"{manifest['tile']['rows']} rows x {columns} columns (2 a thread)" in capsys.readouterr().out
     assert run([*asked, "--sums", "float16", "--out", str(tmp_path / "other"), "--quiet"]) == 2
     assert "sums 'float16': with dtype bfloat16 choose float32 or bfloat16" in capsys.readouterr().err
