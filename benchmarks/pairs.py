@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.checked import Kernel, Operands
 from benchmarks.kernels_table import KNOWN, Known
+from lospmm import words as words_of_thread
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
@@ -69,17 +70,18 @@ class Kind:
     columns: int
     pipes: tuple[int, ...] = (0,)
     reuse: bool = False
-    is_narrow: bool = False  # a column of 16 bits, with its sum in float32
+    is_narrow: bool = False  # columns of 16 bits, with their sums in float32
 
     @property
     def element_bytes(self) -> int:
-        return 2 if self.is_narrow else 4 * self.words // self.columns
+        return 2 if self.number != "float32" else 4 * self.words // self.columns
 
 
 SINGLE = Kind("float32", "float32", 1, 1)
 DOUBLE = Kind("float32, two columns", "float32", 2, 2)
 HALF = Kind("float16", "float16", 1, 2)
 NARROW = Kind("float16, float32 sums", "float16", 1, 1, is_narrow=True)
+NARROW_PAIRS = Kind("float16, float32 sums, two columns", "float16", 2, 2, is_narrow=True)
 
 #: Timed with the tile size that is the fastest of another kind.
 OTHERS = {
@@ -87,6 +89,7 @@ OTHERS = {
     replace(HALF, name="float16, in turns", pipes=(0, 1)): HALF,
     replace(HALF, name="bfloat16", number="bfloat16"): HALF,
     replace(NARROW, name="bfloat16, float32 sums", number="bfloat16"): NARROW,
+    replace(NARROW_PAIRS, name="bfloat16, float32 sums, two columns", number="bfloat16"): NARROW_PAIRS,
 }
 
 #: Problems beside the seven: of datasets/shapes.toml, where dense products have little to do.
@@ -96,7 +99,7 @@ MORE = (Known(768, 768, 4096, 0.95, 0, 0), Known(512, 128, 12544, 0.95, 0, 0), K
 RARE = (TileSize(12, 512), TileSize(9, 704), TileSize(9, 832))
 RUNS = 10
 MOST_OF_REUSE = 0.95  # a share of zeros
-KINDS = (SINGLE, DOUBLE, HALF, NARROW, *OTHERS)
+KINDS = (SINGLE, DOUBLE, HALF, NARROW, NARROW_PAIRS, *OTHERS)
 
 
 def tiles(m: int, n: int, kind: Kind, sms: int) -> list[Choice]:
@@ -104,7 +107,7 @@ def tiles(m: int, n: int, kind: Kind, sms: int) -> list[Choice]:
     and with PREFETCH."""
     found = {}
     threads = n // kind.columns
-    widths = WIDTHS if kind.words == 1 else WIDTHS[:2]
+    widths = WIDTHS[:2] if kind == DOUBLE else WIDTHS
     for width in (width for width in widths if width <= ceil_div(threads, 32) * 32):
         for waves in (1, 2):
             across = ceil_div(threads, width)
@@ -166,13 +169,15 @@ def build(device: DeviceSpec, matrix: SparseMatrix, n: int, choice: Choice, kind
     dtype = DTYPES[kind.number] if kind.is_narrow else DTYPES["float32"]
     problem = for_emitter(Problem(matrix, words, device, dtype=dtype), "sass")
     program = lower(problem, Candidate(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
+    if kind.is_narrow and kind.columns == 2:
+        program = replace(program, n=n // 2, words=words_of_thread.DOUBLE)
     emission: Emission = emit(program, "sass", device.arch)
     assert emission.machine is not None
     if kind.number != "float32" and not kind.is_narrow:
         emission = replace(
             emission, machine=packed(emission.machine, DTYPES[kind.number], kind.pipes, reuse=kind.reuse)
         )
-    if kind.words == 2:
+    if kind == DOUBLE:
         text = emission.units[0].replace("mul.wide.u32 %offset, %column, 4;", "mul.wide.u32 %offset, %column, 8;")
         text = text.replace(f"mov.u32 %n, {n};", f"mov.u32 %n, {n // 2};")
         emission = replace(emission, machine=doubled(emission.machine), units=(text,))

@@ -3,10 +3,10 @@
     python -m benchmarks.quads [--out DIR] [--problems NUMBER...]
 
 needs an H200 or H100. ``HMMA.1688.F32`` multiplies 16 x 8 elements by 8 x 8 and adds to 16 x 8 sums in float32; a
-thread holds 4 elements and the 4 sums of the same places. By the unit matrix times a weight, 8 of 64 places of which a thread
-holds at most one, that is a multiply-add of 4 columns with sums in float32 and no conversion: ``LOP3`` makes the matrix
-of a mask of the thread's lane. Code is 32 bytes a nonzero, of a quarter of the threads. What it costs: an infinity or
-NaN in B spreads to 7 neighbouring columns, and columns come in warps of 128.
+thread holds 4 elements and the 4 sums of the same places. By the unit matrix times a weight, 8 of 64 places of which a
+thread holds at most one, that is a multiply-add of 4 columns with sums in float32 and no conversion: ``LOP3`` makes the
+matrix of a mask of the thread's lane. Code is 32 bytes a nonzero, of a quarter of the threads. What it costs: an
+infinity or NaN in B spreads to 7 neighbouring columns, and columns come in warps of 128.
 
 Machine code of words of 8 bytes is made by the scheduler as if they were float32; ``quads`` makes it that of 4 columns.
 A multiply-add of registers stands for HMMA, whose bits are set in the cubin (``patched``). Writes ``quads.jsonl``.

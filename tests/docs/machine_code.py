@@ -46,6 +46,7 @@ SYNTAX = MappingProxyType(
         "predicate": "P0",
         "signed": "distance",
         "part": "H0_H0",
+        "bits": "0x10",
     }
 )
 

@@ -18,6 +18,7 @@ FILLED = (*range(FIRST, FIRST + COUNT), P0)
 ARITHMETIC = (
     Opcode.FFMA_IMM, Opcode.FFMA, Opcode.MOV, Opcode.MOV_IMM, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R,
     Opcode.FADD_IMM, Opcode.FMNMX_NAN, Opcode.HADD2_F32, Opcode.SHF_L, Opcode.F2FP_F16, Opcode.F2FP_BF16,
+    Opcode.PRMT,
 )  # fmt: skip
 LOADS = (Opcode.LDG, Opcode.LDS)
 STORES = (Opcode.STG, Opcode.ST, Opcode.STS)
@@ -82,6 +83,7 @@ def step_of(form: NDArray[np.void]) -> Step:
         Opcode.FADD_IMM: (_span(ra), _span(rd)),
         Opcode.HADD2_F32: (_span(rb), _span(rd)),
         Opcode.SHF_L: (_span(ra), _span(rd)),
+        Opcode.PRMT: (_span(ra), _span(rd)),
         **dict.fromkeys(_OF_TWO, (_span(ra) + _span(rb), _span(rd))),
     }.get(Opcode(int(form["op"][0])), ((), ()))
     return Step(form, reads, writes)
@@ -118,6 +120,7 @@ def steps(draw: st.DrawFn, ops: Sequence[Opcode]) -> Step:
         Opcode.FADD_IMM: ("ra",),
         Opcode.HADD2_F32: ("rb",),
         Opcode.SHF_L: ("ra",),
+        Opcode.PRMT: ("ra",),
         **dict.fromkeys(_OF_TWO, ("ra", "rb")),
     }[op]
     rd, operands = draw(_single), {name: draw(_single) for name in names}
