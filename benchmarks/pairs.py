@@ -1,7 +1,7 @@
 """Two columns to a thread, as two float32 and as pairs of 16-bit numbers in the registers of one; 16-bit columns one
 by one, with sums in float32.
 
-    python -m benchmarks.pairs [--out DIR] [--problems NUMBER...] [--kinds NAME...]
+    python -m benchmarks.pairs [--out DIR] [--problems NUMBER...] [--kinds NAME...] [--name NAME]
 
 needs an H200 or H100. For each of the seven problems, and MORE as numbers 7 and up, kernels of float32, of two float32
 a thread, of float16 and of float16 with float32 sums are timed over tile sizes of one and two blocks an SM (``tiles``),
@@ -315,11 +315,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--problems", type=int, nargs="*", default=range(len(KNOWN)))
     parser.add_argument("--kinds", nargs="*", choices=[kind.name for kind in KINDS])
+    parser.add_argument("--name", default="pairs", help="of the file, without .jsonl")
     options = parser.parse_args()
     kinds = [kind for kind in KINDS if options.kinds is None or kind.name in options.kinds]
     options.out.mkdir(parents=True, exist_ok=True)
     rows = []
-    with (options.out / "pairs.jsonl").open("w") as file:
+    with (options.out / f"{options.name}.jsonl").open("w") as file:
         for row in records(options.problems, kinds):
             rows.append(row)
             print(json.dumps(row), file=file, flush=True)

@@ -74,28 +74,32 @@ FFMA, HMMA, FLOAT_SUMS = 0x223, 0x23C, 1 << 12
 def quads(code: MachineCode, dtype: Dtype) -> MachineCode:
     """``code``, whose words are 8 bytes, as that of four columns of ``dtype``."""
     form = code.form
-    fma, load, store = (form["op"] == op for op in (Opcode.FFMA_IMM, Opcode.LDG, Opcode.STG))
-    sums = np.unique(np.concatenate((form["rd"][fma], form["rb"][store])))
-    sums, buffers = sums[sums != RZ], np.unique(form["rd"][load])
-    addresses = np.unique(form["ra"][load | store])
-    mask, turns = 0, 8
-    assert addresses.max(initial=0) < turns, "windows are not written here"
-    first = turns + TURNS
-    names = np.full(RZ + 1, RZ)
-    names[sums] = first + 4 * np.arange(len(sums))
-    names[buffers] = first + 4 * len(sums) + 2 * np.arange(len(buffers))
-    highest = first + 4 * len(sums) + 2 * len(buffers) - 1
-    assert highest + HARDWARE_REGISTERS < RZ
-    pieces, starts, at = [], [], 0
+    mask, turns = 0, 2 * (int(form["ra"][np.isin(form["op"], (Opcode.LDG, Opcode.STG))].max()) // 2 + 1)
+    pieces, starts, at, highest = [], [], 0, 0
     for start, end in zip(code.starts, [*code.starts[1:], len(form)], strict=True):
+        names = _names(form[start:end], 4 * ceil_div(turns + TURNS, 4))
         tile = _tile(form[start:end], names, mask, turns, dtype)
         tile = np.concatenate((tile, padding(len(tile))))
         pieces.append(tile)
         starts.append(at)
         at += len(tile)
+        highest = max(highest, int(names[:RZ].max()) + 3)
+    assert highest + HARDWARE_REGISTERS < RZ
     entry = replace(code.entry, padded=mask)
     registers = highest + 1 + HARDWARE_REGISTERS
     return replace(code, form=np.concatenate(pieces), starts=np.array(starts), registers=registers, entry=entry)
+
+
+def _names(form: NDArray[np.void], first: int) -> NDArray[np.int64]:
+    """Four registers for each sum, and two for each element."""
+    fma, load, store = (form["op"] == op for op in (Opcode.FFMA_IMM, Opcode.LDG, Opcode.STG))
+    sums, buffers = np.unique(np.concatenate((form["rd"][fma], form["rb"][store]))), np.unique(form["rd"][load])
+    sums = sums[sums != RZ]
+    names = np.zeros(RZ + 1, np.int64)
+    names[RZ] = RZ
+    names[sums] = first + 4 * np.arange(len(sums))
+    names[buffers] = first + 4 * len(sums) + 2 * np.arange(len(buffers))
+    return names
 
 
 def _tile(old: NDArray[np.void], names: NDArray[np.int64], mask: int, turns: int, dtype: Dtype) -> NDArray[np.void]:
@@ -201,10 +205,10 @@ def build(device: DeviceSpec, matrix: SparseMatrix, n: int, choice: tuple[TileSi
 
 
 def tiles(m: int, n: int, sms: int) -> list[tuple[TileSize, Schedule]]:
-    """Of one and two blocks an SM."""
+    """Of one, two and three blocks an SM."""
     found = {}
-    for width in (96, 128, 192, 256, 384, 512):
-        for waves in (1, 2):
+    for width in (128, 192, 256, 320, 384, 512, 704):
+        for waves in (1, 2, 3):
             across = ceil_div(n // COLUMNS, width)
             rows = ceil_div(m, max(waves * sms // across, 1))
             room = (min(255, 65_536 // (ceil_div(width, 128) * 128) // waves // 8 * 8) - 20 - 4 * rows) // 2
