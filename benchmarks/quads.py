@@ -139,7 +139,7 @@ def _tile(old: NDArray[np.void], names: NDArray[np.int64], mask: int, turns: int
     ]
     ahead = made[:AHEAD]
     if len(ahead):
-        ahead["stall"][-1] = 6
+        ahead["stall"][-1] = made["stall"][-1] = 6
     out = np.insert(form, at, np.concatenate((made, rounded)))
     _wait(out)
     return out
