@@ -167,9 +167,12 @@ def _wait(tile: NDArray[np.void]) -> None:
             added[second - 1] += missing
             shift += missing
             total[second] = shift
-    stall = tile["stall"].astype(np.int64) + added[:-1]
-    assert stall.max() < 32
-    tile["stall"] = np.minimum(stall, 15)
+    stall = np.maximum(tile["stall"].astype(np.int64), 1) + added[:-1]
+    for row in np.flatnonzero(stall > 15)[::-1]:  # what one instruction cannot wait the one before it does
+        stall[row - 1] += stall[row] - 15
+        stall[row] = 15
+    assert stall.max() <= 15
+    tile["stall"] = stall
     tile["yields"] = np.where((tile["stall"] > 11) | (tile["yields"] == 1), 1, 0)
     tile["reuse"][tile["yields"] == 1] = 0
 

@@ -144,7 +144,8 @@ def test_four_columns_on_tensor_cores(m: int, rows: int, tmp_path: Path, monkeyp
     monkeypatch.setattr(quads, "patched", lambda cubin: cubin)
     kernel = quads.build(H200, matrix, 512, (TileSize(rows, 64), Schedule(8, None, 2)), Store(tmp_path))
     code = machine_code(kernel.cubin, kernel.entry, "sm_90")
-    issued = np.cumsum(np.maximum(code.form["stall"], 1, dtype=np.int64))
+    cycles = np.maximum(code.form["stall"], 1, dtype=np.int64)
+    issued = np.cumsum(cycles) - cycles
     products, weights = (code.form["op"] == op for op in (Opcode.FFMA, Opcode.LOP3_TEST))
     assert products.sum() == len(matrix.data) == weights.sum()
     for tile in np.split(np.arange(len(code.form)), code.starts[1:]):
