@@ -91,6 +91,13 @@ def step_of(form: NDArray[np.void]) -> Step:
 
 _OF_TWO = (Opcode.FMNMX_NAN, Opcode.F2FP_F16, Opcode.F2FP_BF16)
 
+#: Of what does not take any: which half, how many bits, and the digits of which bytes.
+_IMMEDIATES = {
+    Opcode.HADD2_F32: st.integers(0, 1),
+    Opcode.SHF_L: st.integers(0, 31),
+    Opcode.PRMT: st.tuples(*[st.integers(0, 7)] * 4).map(lambda digits: int("".join(map(str, digits)), 16)),
+}
+
 _single = st.sampled_from([*range(FIRST, FIRST + COUNT)] * 3 + [RZ])
 _even = st.integers(FIRST // 2, (FIRST + COUNT) // 2 - 1).map(lambda half: 2 * half)
 
@@ -128,6 +135,8 @@ def steps(draw: st.DrawFn, ops: Sequence[Opcode]) -> Step:
     reads, writes = tuple(one for operand in operands.values() for one in _span(operand)), _span(rd)
     if op not in (Opcode.MOV, Opcode.FFMA, Opcode.HADD2_F32, *_OF_TWO):
         fields["immediate"] = draw(st.integers(0, 2**32 - 1))
+    if op in _IMMEDIATES:
+        fields["immediate"] = draw(_IMMEDIATES[op])
     if op in (Opcode.IADD3, Opcode.IADD3_X):
         fields["carry"] = draw(st.sampled_from([0, PT]))
         carry = (P0,) if fields["carry"] != PT else ()
