@@ -211,5 +211,5 @@ REGIONS = {"gpcs": walks, "orders": orders, "clusters": clusters, "walls": walls
 PAIRS = {"pairs": pairs, "errors": errors, "reuse": reuse}
 
 #: Errors are those of float32 sums, rounded once: in docs/accuracy.md.
-NARROW = {"narrow": lambda: pairs("narrow", "quads")}
+NARROW = {"narrow": lambda: pairs("narrow")}
 MEASURING = {"reloads": reloads, "layouts": slow_loads}
