@@ -136,7 +136,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     pieces.append((len(form), _leave()))
     before = np.array([at for at, _ in pieces if at]) - 1
     form["reuse"][before.astype(np.intp)] = 0  # what is kept there is for the very next instruction
-    return _insert(form, pieces), registers.count
+    return layer.inserted(form, pieces), registers.count
 
 
 def _distances(code: NDArray[np.void], program: KernelProgram) -> NDArray[np.int64]:
@@ -386,13 +386,6 @@ def _leave() -> NDArray[np.void]:
     form = blank(1)
     form["op"], form["stall"] = Opcode.EXIT, EXIT_STALL
     return form
-
-
-def _insert(form: NDArray[np.void], pieces: list[tuple[int, NDArray[np.void]]]) -> NDArray[np.void]:
-    """``form`` with each piece before the row that is named."""
-    pieces.sort(key=lambda piece: piece[0])
-    at = np.concatenate([np.full(len(rows), place) for place, rows in pieces])
-    return np.insert(form, at, np.concatenate([rows for _, rows in pieces]))
 
 
 def padding(length: int) -> NDArray[np.void]:
