@@ -44,6 +44,7 @@ FIELDS = {
         "nnc_sum",
         "nnc_max",
         "split_k",
+        "tiles_per_block",
     },
     "launch": {"grid", "block", "shared_bytes"},
     "arguments": None,
