@@ -187,7 +187,7 @@ def choose_by_time(
     if not ran:
         raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
     if not clock.is_over():
-        timed += _timed_chains(problem, ran[: policy.chained], clock)
+        timed += _timed_chains(problem, ran, clock, policy.chained)
     timed = timed_again(timed, clock, finalists=policy.finalists, turns=policy.turns)
     finalists = [trial for trial in timed if trial.final_micros is not None]
     winner = min(finalists, key=_final) if finalists else fastest_first(timed)[0]
@@ -196,10 +196,13 @@ def choose_by_time(
     return replace(choice, winner=winner.candidate, shortlist=tuple(spread), trials=tuple(timed))
 
 
-def _timed_chains(problem: Problem, ran: Sequence[Trialled[Candidate]], clock: Clock) -> Iterator[Trialled[Candidate]]:
-    """The same candidates with several tiles to a block, where that is of use, with the score of those."""
+def _timed_chains(
+    problem: Problem, ran: Sequence[Trialled[Candidate]], clock: Clock, count: int
+) -> Iterator[Trialled[Candidate]]:
+    """The first ``count`` of which that is of use with several tiles to a block, and their score."""
     scores = {trial.candidate.tile: trial.score for trial in ran}
-    asked = [Scored(one, scores[one.tile]) for one in chained(problem, [trial.candidate for trial in ran])]
+    chains = chained(problem, [trial.candidate for trial in ran])[:count]
+    asked = [Scored(one, scores[one.tile]) for one in chains]
     batch = _Batch(asked, iter(clock.trials([scored.candidate for scored in asked])))
     try:
         yield from batch.timed(clock.is_over, first=False)

@@ -111,6 +111,7 @@ def test_a_block_has_a_tile_of_each_wave() -> None:
     (chain,) = chained(problem, [one])
     assert chain.schedule.tiles_per_block == 2 and chain.tile == one.tile
     in_one_wave = candidate_of(problem, 192, 512)
+    one_more = candidate_of(problem, 94, 512, prefetch=16)  # 33 tiles: 17 x 8 blocks
     parts = candidate_of(problem, 96, 512, prefetch=16, split_k=2)
-    assert chained(problem, [in_one_wave, parts]) == []
+    assert chained(problem, [in_one_wave, one_more, parts]) == []
     assert chained(problem, []) == []
