@@ -10,6 +10,7 @@ from lospmm.chains import chained
 from lospmm.codegen import emit
 from lospmm.codegen.sass.form import NO_BARRIER, Opcode
 from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import Unsupported
 from lospmm.estimate import work_of
@@ -56,6 +57,20 @@ def test_machine_code_of_chains(
         program = lower(problem, candidate_of(problem, rows, 32, tiles_per_block=count, **axes))
         code, geometry = emit(program, "sass", "sm_90"), geometry_of(program, n=n, cols=32)
         found.append(execute(code, geometry, columns, b, third if residual else None))
+    np.testing.assert_array_equal(found[0].view(np.uint32), found[1].view(np.uint32))
+
+
+@pytest.mark.parametrize("sums", ["float32", "float16"])
+def test_chains_of_16_bit_elements(sums: str) -> None:
+    """With sums in float32, and as pairs."""
+    matrix = random_matrix(60, 70, 0.2)
+    problem = Problem(matrix, 64, H200, dtype=DTYPES["float16"], sums=DTYPES[sums])
+    b = DTYPES["float16"].rounded(np.random.default_rng(0).uniform(-1, 1, (70, 64)).astype(np.float32))
+    found = []
+    for count in (1, 3):
+        program = lower(problem, candidate_of(problem, 12, 32, tiles_per_block=count))
+        code, geometry = emit(program, "sass", "sm_90"), geometry_of(program, n=program.n, cols=32)
+        found.append(execute(code, geometry, np.arange(64 // geometry.words.columns), b))
     np.testing.assert_array_equal(found[0].view(np.uint32), found[1].view(np.uint32))
 
 
