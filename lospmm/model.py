@@ -135,6 +135,7 @@ class Schedule:
     B; 0 takes all column blocks. ``lockstep`` is the number of instructions between two barriers that keep the warps of
     a block together on their code; 0 sets none. ``split_k`` blocks share a tile, each with some of its columns, and add
     up what they have (split-K): more blocks where there are few tiles, or taller tiles for as many blocks.
+    ``tiles_per_block`` tiles are computed by one block, one after another: while it stores one, it loads for the next.
     """
 
     prefetch: int
@@ -142,6 +143,7 @@ class Schedule:
     column_group: int = 1
     lockstep: int = 0
     split_k: int = 1
+    tiles_per_block: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

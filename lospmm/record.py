@@ -246,6 +246,7 @@ def _tile(winner: Candidate, build: Build) -> Tile:
         nnc_max=int(tiling.nnc.max(initial=0)),
         split_k=schedule.split_k,
         thread_columns=build.program.words.columns,
+        tiles_per_block=schedule.tiles_per_block,
     )
 
 

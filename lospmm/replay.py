@@ -28,7 +28,7 @@ from lospmm.tuning import RANKERS, TRIALS, contenders, field_for, winner_of
 from lospmm.words import in_words
 
 #: The names of a candidate's axes, in a line of the log and in the manifest's ``tile``.
-AXES = ("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k")
+AXES = ("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block")
 
 #: The other fields of a line: what was forecast and found of it.
 FOUND = (

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from lospmm.chains import chained
 from lospmm.errors import GpuFault, NothingFits
 from lospmm.gpu.messages import Measurement
 from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
@@ -36,6 +37,7 @@ class Policy:
     ahead: int = 2  # rounds that are built while another is timed; the shortlist is timed in one part more
     finalists: int = 4  # that are timed again,
     turns: int = 4  # so many times each
+    chained: int = 4  # of the fastest, those that are also timed with several tiles to a block (``chains``)
 
 
 POLICY = Policy()
@@ -184,12 +186,28 @@ def choose_by_time(
                 begin(rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch))
     if not ran:
         raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
+    if not clock.is_over():
+        timed += _timed_chains(problem, ran, clock, policy.chained)
     timed = timed_again(timed, clock, finalists=policy.finalists, turns=policy.turns)
     finalists = [trial for trial in timed if trial.final_micros is not None]
     winner = min(finalists, key=_final) if finalists else fastest_first(timed)[0]
     if finalists and _final(winner) == float("inf"):
         raise GpuFault(f"none of the fastest {len(finalists)} kernels ran again: {_failure(finalists[0].finals)}")
     return replace(choice, winner=winner.candidate, shortlist=tuple(spread), trials=tuple(timed))
+
+
+def _timed_chains(
+    problem: Problem, ran: Sequence[Trialled[Candidate]], clock: Clock, count: int
+) -> Iterator[Trialled[Candidate]]:
+    """The first ``count`` of which that is of use with several tiles to a block, and their score."""
+    scores = {trial.candidate.tile: trial.score for trial in ran}
+    chains = chained(problem, [trial.candidate for trial in ran])[:count]
+    asked = [Scored(one, scores[one.tile]) for one in chains]
+    batch = _Batch(asked, iter(clock.trials([scored.candidate for scored in asked])))
+    try:
+        yield from batch.timed(clock.is_over, first=False)
+    finally:
+        batch.close()
 
 
 def _parts(items: Sequence[Scored[Candidate]], count: int) -> Iterator[Sequence[Scored[Candidate]]]:

@@ -45,6 +45,7 @@ FIELDS = {
         "nnc_max",
         "split_k",
         "thread_columns",
+        "tiles_per_block",
     },
     "launch": {"grid", "block", "shared_bytes"},
     "arguments": None,
