@@ -29,10 +29,13 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.verify import exponent_of_b
 
-__all__ = ["AGAIN", "BESIDE", "BRIEF", "FULL", "Bench", "Effort", "Measurement", "Timing"]
+__all__ = ["AGAIN", "BESIDE", "BRIEF", "CHECKED", "FULL", "Bench", "Effort", "Measurement", "Timing"]
 
 #: Of the fastest, right after others: the replays of a full measurement, without waiting for the clocks.
 AGAIN = Effort(replays=9, warm_micros=1_000.0, launches=8)
+
+#: To check a kernel that was timed enough.
+CHECKED = BRIEF._replace(rechecked=True)
 
 #: A winner beside the libraries, right after it was searched: the replays of a full measurement, the clocks being up.
 BESIDE = Effort(warm_micros=5_000.0, launches=8)

@@ -20,7 +20,7 @@ from lospmm.errors import GpuFault, NothingFits, ToolchainFault, VerificationFai
 from lospmm.families import Entrant
 from lospmm.gpu.exclusive import exclusive
 from lospmm.manifest import Measured
-from lospmm.measure import AGAIN, BESIDE, BRIEF, Bench, Effort
+from lospmm.measure import AGAIN, BESIDE, BRIEF, CHECKED, Bench, Effort
 from lospmm.model import Built, Candidate, Problem
 from lospmm.options import LOCKSTEPS, UNROLLED, Options
 from lospmm.rankers import RANKERS
@@ -274,7 +274,7 @@ def _verify(job: Job, made: Made, bench: Bench | None) -> Verification | None:
         assert bench is not None
         bench.kernel_seconds = None
         kernel = made.runs
-        measurement = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=BRIEF)
+        measurement = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=CHECKED)
         if measurement.max_relative_error is None or measurement.failure is not None:
             raise VerificationFailed(f"on the GPU: {measurement.failure}")
         return Verification("gpu", measurement.max_relative_error, job.problem.n)

@@ -20,7 +20,7 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.gate import gate_source
 from lospmm.gpu.process import WorkerProcess
 from lospmm.matrix import from_dense
-from lospmm.measure import Bench, Measurement
+from lospmm.measure import AGAIN, BESIDE, BRIEF, CHECKED, FULL, Bench, Measurement
 from lospmm.model import Launch, Problem
 from lospmm.settings import settings
 from lospmm.store import Store
@@ -119,6 +119,21 @@ def test_a_bad_kernel_costs_itself_alone(bench: Bench, kind: str) -> None:
     after = run(bench, "good")
     assert before.failure is after.failure is None
     assert (workers() == [worker]) is survives
+
+
+@pytest.mark.parametrize("kind", ["zeros", "unwritten", "nonzero in empty rows", "scribbles", "racy"])
+def test_a_brief_timing_refuses_it_too(bench: Bench, kind: str) -> None:
+    image = fake_gpu.kernel(kind, weights(), N)
+    measured = bench.measure(image, "kernel", LAUNCH, effort=BRIEF)
+    assert measured.timing is None and FAILURES[kind][0] in str(measured.failure)
+    good = bench.measure(fake_gpu.kernel("good", weights(), N), "kernel", LAUNCH, effort=BRIEF)
+    assert good.failure is None and good.max_relative_error is not None and good.max_relative_error < 1e-6
+
+
+def test_what_is_wrong_later_is_found_before_it_is_chosen(bench: Bench) -> None:
+    image = fake_gpu.kernel("wrong later", weights(), N)
+    for effort in (AGAIN, BESIDE, CHECKED, FULL):
+        assert FAILURES["wrong later"][0] in str(bench.measure(image, "kernel", LAUNCH, effort=effort).failure)
 
 
 def in_file(folder: Path, kind: str) -> Path:
