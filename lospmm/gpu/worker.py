@@ -70,7 +70,7 @@ def measure(bench: Workbench, task: Measure) -> Measurement:
         if after.failure is not None:
             return _refused(bench, Verdict(after.max_relative_error, f"right at first, then {after.failure}"))
         error = max(error, after.max_relative_error)
-    elif task.cache == "warm":  # one copy was timed: the last has to be written, too
+    else:
         enqueue(last)
     if different := count_different(driver, bench.gate, operands, (0, last)):
         return _refused(bench, Verdict(error, f"two runs differ in {different} elements"))
