@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from lospmm.codegen import emit
+from lospmm.codegen import emit, source_of
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.reserve import layer_registers, reserved_registers
 from lospmm.families import FAMILIES, Entrant
@@ -24,12 +24,30 @@ class Build:
     binary: Binary
 
     @property
+    def language(self) -> str:
+        return self.emission.language
+
+    @property
     def launch(self) -> Launch:
         return launch(self.program)
 
     @property
     def compiled(self) -> Compiled:
         return Compiled(self.binary.cubin, self.program.name, self.launch)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What is shipped of a ``Build``, without what it was made of."""
+
+    language: str
+    compiled: Compiled
+    binary: Binary
+    source: str  # beside the cubin
+
+    @property
+    def launch(self) -> Launch:
+        return self.compiled.launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,10 @@ class PackedBuild:
     kernel: PackedKernel
     emission: Emission
     binary: Binary
+
+    @property
+    def language(self) -> str:
+        return self.emission.language
 
     @property
     def launch(self) -> Launch:
@@ -79,6 +101,13 @@ def build(
             emission, arch=arch, registers=registers, store=store, workers=workers, progress=progress, cancel=cancel
         )
     return Build(program, emission, binary)
+
+
+def written(problem: Problem, candidate: Candidate, emitter: str, store: Store) -> Written:
+    """``build`` with the text that is shipped beside the cubin. Raises as it does."""
+    made = build(problem, candidate, emitter, store=store, workers=1)
+    source = source_of(made.program, made.emission, problem.device.arch)
+    return Written(made.emission.language, made.compiled, made.binary, source)
 
 
 def build_packed(

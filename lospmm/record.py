@@ -12,7 +12,7 @@ import numpy as np
 
 from lospmm import artifact
 from lospmm.accuracy import ACCURACY
-from lospmm.build import Build, PackedBuild, for_emitter
+from lospmm.build import Build, PackedBuild, Written, for_emitter
 from lospmm.contest import Contest
 from lospmm.dtype import FLOAT32
 from lospmm.estimate import estimate_micros
@@ -52,7 +52,7 @@ class Outcome:
     seed: int | None  # that drew the values
     choice: Choice | None  # of the unrolled family, where it took part
     others: Contest
-    build: Build | PackedBuild
+    build: Build | PackedBuild | Written
     source: str  # what is shipped beside the cubin
     verification: Verification | None
     measured: Measured | None
@@ -64,7 +64,7 @@ def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
     return {
         **({} if bias is None else {artifact.BIAS_FILE: _npy(bias)}),
         artifact.CUBIN_FILE: build.binary.cubin,
-        artifact.SOURCE_FILES[build.emission.language]: outcome.source.encode(),
+        artifact.SOURCE_FILES[build.language]: outcome.source.encode(),
         artifact.TUNING_FILE: tuning_lines(outcome).encode(),
         artifact.MATRIX_FILE: write_npz(outcome.problem.matrix),
         **({} if choice is None else {artifact.SPACE_FILE: tile_map(choice).to_json().encode()}),
@@ -173,7 +173,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         seed=outcome.seed,
         device=problem.device.name,
         arch=problem.device.arch,
-        emitter=build.emission.language,
+        emitter=build.language,
         toolchain=binary.toolchain,
         tile=None if outcome.choice is None or isinstance(build, PackedBuild) else _tile(outcome.choice.winner),
         launch=LaunchConfig(shape.grid, shape.block, shape.shared_bytes),

@@ -27,6 +27,7 @@ from lospmm.record import contest_log
 from lospmm.replay import replay
 from lospmm.search import Clock
 from lospmm.settings import settings
+from lospmm.sought import field_for
 from lospmm.store import Store
 
 M, K, N = 40, 30, 50
@@ -82,7 +83,7 @@ def timed(made: Kernel, micros: Callable[[Entrant], float]) -> tuple[Artifact, C
     def trials(entrants: Sequence[Entrant]) -> Iterator[Measurement]:
         return (Measurement(Timing(micros(one), 0.01, 5), 1e-7, None) for one in entrants)
 
-    others = contest(tuning.field_for(request().problem, ["csr"]), Clock(trials, trials))
+    others = contest(field_for(request().problem, ["csr"]), Clock(trials, trials))
     best = others.best
     assert best is not None
     manifest = dict(made.manifest)
