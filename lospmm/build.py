@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from lospmm.codegen import emit, source_of
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.reserve import layer_registers, reserved_registers
+from lospmm.dtype import Dtype
 from lospmm.families import FAMILIES, Entrant
 from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
@@ -15,6 +16,7 @@ from lospmm.model import Candidate, Compiled, Launch, Problem
 from lospmm.packed import PackedKernel, emission_of
 from lospmm.store import Store
 from lospmm.toolchain.compile import Binary, compile_kernel
+from lospmm.words import Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,14 @@ class Build:
     @property
     def language(self) -> str:
         return self.emission.language
+
+    @property
+    def dtype(self) -> Dtype:
+        return self.program.dtype
+
+    @property
+    def words(self) -> Words:
+        return self.program.words
 
     @property
     def launch(self) -> Launch:
@@ -44,6 +54,8 @@ class Written:
     compiled: Compiled
     binary: Binary
     source: str  # beside the cubin
+    dtype: Dtype
+    words: Words
 
     @property
     def launch(self) -> Launch:
@@ -107,7 +119,7 @@ def written(problem: Problem, candidate: Candidate, emitter: str, store: Store) 
     """``build`` with the text that is shipped beside the cubin. Raises as it does."""
     made = build(problem, candidate, emitter, store=store, workers=1)
     source = source_of(made.program, made.emission, problem.device.arch)
-    return Written(made.emission.language, made.compiled, made.binary, source)
+    return Written(made.language, made.compiled, made.binary, source, made.dtype, made.words)
 
 
 def build_packed(

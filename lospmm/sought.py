@@ -3,10 +3,11 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from lospmm.codegen import EMITTERS
 from lospmm.contest import Field, field_of
+from lospmm.dtype import FLOAT32, Dtype
 from lospmm.errors import NothingFits
 from lospmm.families.traits import traits_of
-from lospmm.ir import FLOAT_BYTES
 from lospmm.model import Problem
 from lospmm.options import LOCKSTEPS, UNROLLED, Options, splits_of
 from lospmm.rankers import RANKERS
@@ -14,6 +15,7 @@ from lospmm.search import Choice, search
 from lospmm.settings import settings
 from lospmm.stages import Stages
 from lospmm.surrogate import Pool
+from lospmm.words import PAIRS, SINGLE, in_words, words_of
 from lospmm.workshop import Workshop
 from lospmm_rank.families import DENSE, dense_micros, factors
 
@@ -39,13 +41,13 @@ def sought_here(problem: Problem, options: Options, stages: Stages) -> Sought:
     """The same by this process, without what may be timed: that is looked for while the first kernels are built."""
     is_unrolled = takes_unrolled(problem, options)
     with stages.part("constraints"):
-        field = field_for(problem, contenders(options.family_names, is_unrolled=is_unrolled))
+        field = field_for(problem, contenders(options.family_names, problem.dtype, is_unrolled=is_unrolled))
     if not is_unrolled:
         return Sought(field, None, None)
     ranker, splits = RANKERS[options.ranker], splits_of(options.emitter, problem.device.arch)
     size, lockstep = options.shortlist_size, LOCKSTEPS[options.emitter][0]
     try:
-        choice = search(problem, ranker(problem.device), size, stages, lockstep=lockstep, splits=splits)
+        choice = search(in_words(problem), ranker(problem.device), size, stages, lockstep=lockstep, splits=splits)
     except NothingFits:
         if not field.entrants:
             raise
@@ -59,7 +61,7 @@ def sought_wholly(problem: Problem, options: Options) -> Sought:
     if found.choice is None:
         return found
     ranker, locksteps = RANKERS[options.ranker](problem.device), LOCKSTEPS[options.emitter]
-    return replace(found, pool=Pool.of(problem, found.choice.space, ranker, locksteps))
+    return replace(found, pool=Pool.of(in_words(problem), found.choice.space, ranker, locksteps))
 
 
 def search_ahead(problem: Problem, options: Options, workshop: Workshop) -> None:
@@ -70,7 +72,7 @@ def search_ahead(problem: Problem, options: Options, workshop: Workshop) -> None
 
 def tuning_of(problem: Problem, options: Options) -> Hashable:
     """What tells a tuning from others of this process."""
-    layer = problem.convolution, problem.epilogue, problem.dtype
+    layer = problem.convolution, problem.epilogue, problem.dtype, problem.sums
     return problem.matrix.fingerprint, problem.n, problem.device, layer, options
 
 
@@ -82,26 +84,29 @@ def field_for(problem: Problem, names: Sequence[str]) -> Field:
     return field_of(problem, names, learned, dense_micros=dense_micros(traits, device) * of_dense)
 
 
-#: Families that are not looked at where the unrolled one takes part, unless it is not asked for: on an H200 it was
+#: Families that are not looked at where the unrolled one takes part with float32 or TF32: on an H200 it was
 #: faster on all 82 problems that both took (benchmarks/results/families.jsonl), and their forecasts take long to make.
 SLOWER_THAN_UNROLLED = ("tensor_core",)
 
 
-def contenders(names: Sequence[str], *, is_unrolled: bool) -> list[str]:
+def contenders(names: Sequence[str], dtype: Dtype, *, is_unrolled: bool) -> list[str]:
     """Of the families that are asked for, those that the unrolled one is compared with, or that stand in for it."""
-    slower = SLOWER_THAN_UNROLLED if is_unrolled else ()
+    slower = SLOWER_THAN_UNROLLED if is_unrolled and not dtype.is_16_bit else ()
     return [name for name in names if name != UNROLLED and name not in slower]
 
 
 def takes_unrolled(problem: Problem, options: Options) -> bool:
-    """Whether the family with A in its instructions takes part: its sums and factors are float32."""
-    return UNROLLED in options.family_names and unrolled_refusal(problem) is None
+    """Whether the family with A in its instructions takes part."""
+    return UNROLLED in options.family_names and unrolled_refusal(problem, options.emitter) is None
 
 
-def unrolled_refusal(problem: Problem) -> str | None:
-    """Why there is no unrolled kernel, in a few words; None: there is."""
-    if problem.dtype.element_bytes != FLOAT_BYTES:
-        return f"dtype {problem.dtype.name}: the unrolled kernel computes in float32"
+def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
+    """Why there is no unrolled kernel by ``emitter``, in a few words; None: there is."""
+    words = words_of(problem)
+    if words != SINGLE and not EMITTERS[emitter].writes(words, problem.device.arch):
+        sums = problem.dtype.name if words == PAIRS else FLOAT32.name
+        arch = problem.device.arch
+        return f"dtype {problem.dtype.name}, sums {sums}: {emitter} has no unrolled kernels of them for {arch}"
     matrix, limit = problem.matrix, settings().max_nonzeros
     if matrix.nnz + matrix.m > limit:
         return f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of LOSPMM_MAX_NONZEROS"

@@ -36,6 +36,7 @@ from lospmm.timings import Timings, conditions_of
 from lospmm.toolchain.compilers import compiler_name
 from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
+from lospmm.words import in_words
 from lospmm.workshop import Workshop
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
@@ -96,7 +97,7 @@ def tuned(job: Job) -> Callable[[], Outcome]:
             choice = None if choice is None else _choose(job, replace(found, choice=choice), bench, stock)
             _stock_ahead(job)
             others = _contest(job, others.field, choice, bench)
-        winner = winner_of(problem, choice, others)
+        winner = winner_of(problem, choice, others, options.emitter)
         made = _made(job, winner, stock)
         verification = _verify(job, made, bench)
         measured = _compare(job, made, bench)
@@ -109,13 +110,13 @@ def tuned(job: Job) -> Callable[[], Outcome]:
     return outcome
 
 
-def winner_of(problem: Problem, choice: Choice | None, others: Contest) -> Candidate | Entrant:
+def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:
     """The fastest of all families. Where nothing was timed, the unrolled one if it has a kernel: forecasts of different
     families are not worth a comparison."""
     best = others.best
     if choice is None:
         if best is None:
-            raise (_nobody_ran(others) if others.timed else NothingFits(_nobody(problem, others.field)))
+            raise (_nobody_ran(others) if others.timed else NothingFits(_nobody(problem, others.field, emitter)))
         return best
     if best is None:
         return choice.winner
@@ -123,8 +124,8 @@ def winner_of(problem: Problem, choice: Choice | None, others: Contest) -> Candi
     return best if fastest is not None and fastest.settled_micros < choice.micros else choice.winner
 
 
-def _nobody(problem: Problem, field: Field) -> str:
-    refusals = {UNROLLED: unrolled_refusal(problem) or "not asked for", **field.refusals}
+def _nobody(problem: Problem, field: Field, emitter: str) -> str:
+    refusals = {UNROLLED: unrolled_refusal(problem, emitter) or "not asked for", **field.refusals}
     return f"no family has a kernel for this: {'; '.join(f'{name}: {why}' for name, why in refusals.items())}"
 
 
@@ -157,7 +158,7 @@ def _built_ahead(crew: Crew, problem: Problem, emitter: str, store: Store, candi
 
 def _choose(job: Job, found: Sought, bench: Bench, stock: Stock) -> Choice:
     """The fastest of what is timed."""
-    problem, options, stages = job.problem, job.options, job.stages
+    problem, options, stages = in_words(job.problem), job.options, job.stages
     timings, choice, pool = _timings(job, options.emitter), found.choice, found.pool
     assert choice is not None
     way = TRIALS[options.trials]
