@@ -154,6 +154,7 @@ def choose_by_time(
     *,
     locksteps: Sequence[int] = (0,),
     policy: Policy = POLICY,
+    pool: Pool | None = None,
 ) -> Choice:
     """``choice`` with the fastest of its shortlist, and of what promised most after it, as its winner. Its shortlist is
     as it was timed.
@@ -161,9 +162,9 @@ def choose_by_time(
     A round is chosen, and its kernels are built, before all of what was begun is timed, so that the GPU waits for the
     choice alone. It ends after all rounds, where nothing is left, or once time is up; one candidate that runs is always
     timed. Then the fastest are timed again in turns, so that what changes meanwhile changes for all of them. ``stages``
-    counts the choices, too. Raises GpuFault where none of them ran.
+    counts the choices, too. ``pool`` is what may be timed, where that is known. Raises GpuFault where none of them ran.
     """
-    rounds = _Rounds(problem, choice.space, ranker, locksteps, stages)
+    rounds = _Rounds(problem, choice.space, ranker, locksteps, stages, pool)
     spread = rounds.spread(choice.shortlist)
     timed: list[Trialled[Candidate]] = []
     with ExitStack() as stack:
@@ -182,6 +183,8 @@ def choose_by_time(
             ran = fastest_first(timed)
             if ran and clock.is_over():
                 break
+            if begun:
+                begun[0].start()
             if ran and rounds.done < policy.rounds:
                 begin(rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch))
     if not ran:
@@ -210,6 +213,17 @@ def _timed_chains(
         batch.close()
 
 
+def spread_over(shortlist: Sequence[Scored[Candidate]], locksteps: Sequence[int]) -> list[Scored[Candidate]]:
+    """The shortlist with every lockstep in turn, which the estimate does not tell from each other."""
+    spread = []
+    for place, scored in enumerate(shortlist):
+        candidate, lockstep = scored.candidate, locksteps[place % len(locksteps)]
+        if candidate.schedule.lockstep != lockstep:
+            candidate = replace(candidate, schedule=replace(candidate.schedule, lockstep=lockstep))
+        spread.append(replace(scored, candidate=candidate))
+    return spread
+
+
 def _parts(items: Sequence[Scored[Candidate]], count: int) -> Iterator[Sequence[Scored[Candidate]]]:
     """Up to ``count`` of about the same length, in order, none empty."""
     ends = [len(items) * number // count for number in range(count + 1)]
@@ -230,10 +244,20 @@ class _Batch:
             if not first and is_over():
                 return
 
+    def start(self) -> None:
+        """Have the first timed while something else is done, where that can be."""
+        if isinstance(self.measurements, Startable):
+            self.measurements.start()
+
     def close(self) -> None:
         """Nothing more is built."""
         if isinstance(self.measurements, Closeable):
             self.measurements.close()
+
+
+@runtime_checkable
+class Startable(Protocol):
+    def start(self) -> None: ...
 
 
 @runtime_checkable
@@ -245,30 +269,32 @@ class _Rounds:
     """What is timed next."""
 
     def __init__(
-        self, problem: Problem, space: Space, ranker: Ranker, locksteps: Sequence[int], stages: Stages
+        self,
+        problem: Problem,
+        space: Space,
+        ranker: Ranker,
+        locksteps: Sequence[int],
+        stages: Stages,
+        pool: Pool | None = None,
     ) -> None:
         self.problem, self.space, self.ranker, self.locksteps = problem, space, ranker, locksteps
-        self.stages = stages
+        self.stages, self._pool = stages, pool
         self.done = 0
         self._surrogate: Surrogate | None = None
         self._taken: set[int] = set()
         self._asked: set[tuple[TileSize, Schedule]] = set()
 
     def spread(self, shortlist: Sequence[Scored[Candidate]]) -> list[Scored[Candidate]]:
-        """The shortlist with every lockstep in turn, which the estimate does not tell from each other."""
-        spread = []
-        for place, scored in enumerate(shortlist):
-            candidate, lockstep = scored.candidate, self.locksteps[place % len(self.locksteps)]
-            if candidate.schedule.lockstep != lockstep:
-                candidate = replace(candidate, schedule=replace(candidate.schedule, lockstep=lockstep))
-            spread.append(replace(scored, candidate=candidate))
-        self._asked |= {_key(scored.candidate) for scored in spread}
-        return spread
+        found = spread_over(shortlist, self.locksteps)
+        self._asked |= {_key(scored.candidate) for scored in found}
+        return found
 
     def prepare(self) -> None:
         """Have all candidates ready to choose from."""
         with self.stages.part("rank"):
-            pool = Pool.of(self.problem, self.space, self.ranker, self.locksteps)
+            pool = self._pool
+            if pool is None:
+                pool = Pool.of(self.problem, self.space, self.ranker, self.locksteps)
             self._surrogate = Surrogate(self.problem, pool)
         self._taken |= {at for key in self._asked if (at := pool.find(*key)) is not None}
 
