@@ -4,7 +4,8 @@ A layer that becomes dense may cost its neighbours a transpose, so these are tim
 faster. Of these the model gets as many as it is fastest with, as it will be called, in the order of what each gains.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -17,6 +18,7 @@ from lospmm.nn.calling import settled
 from lospmm.nn.layer import Sparse, Tuned
 from lospmm.nn.layout import Layout
 from lospmm.nn.site import Site
+from lospmm.nn.turns import Block, Turns, in_turn
 
 #: By how much a kernel must be faster than the dense layer: times of the same work differ by as much.
 MARGIN = 0.02
@@ -27,8 +29,8 @@ _STEPS = 8
 #: The shape of what a site is given.
 Shape = tuple[int, ...]
 
-#: Microseconds of the model as it is now.
-Clock = Callable[[], float]
+#: Rounds of dense model and choice, of a trial and of what was chosen.
+TRIAL_ROUNDS, LAST_ROUNDS = 7, 15
 
 
 @dataclass(slots=True, eq=False)
@@ -86,33 +88,56 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
     return list(swapped.values())
 
 
-def settle(model: nn.Module, chosen: Sequence[Work], layout: Layout, clock: Clock) -> tuple[float, float]:
-    """Give back as many of the ``chosen`` layers as the model is faster without; its microseconds dense, and then.
+def settle(model: nn.Module, chosen: Sequence[Work], layout: Layout, ready: Callable[[], Block]) -> Turns:
+    """Give back as many of the ``chosen`` layers as the model is faster without; the times of the dense model and this.
 
-    The dense model is timed before and after the trials, and what was chosen once more: the time of what waits for
-    Python is another from minute to minute. Of two times the shorter counts.
+    ``ready`` gives a block of calls of the model in its present state. Every number of layers is timed in turn with the
+    dense model, and what is fastest once more, for longer: the best of several times was likely lucky. If it is not
+    faster then by more than these times differ, the model is dense, and its time stands in both places.
     """
     order = sorted(chosen, key=lambda work: -work.gain)
+    now = 0
 
     def turn_to(keep: int) -> None:
+        nonlocal now
         unswap(model)
         swap(order[:keep], layout)
         call_parts(model)
+        now = keep
+
+    turn_to(0)
+    dense = ready()
+
+    def as_dense() -> float:
+        with asleep(model):
+            return dense()
+
+    block = dense
 
     def measure(keep: int) -> float:
+        nonlocal block
         turn_to(keep)
-        return clock()
+        block = ready()
+        return in_turn(as_dense, block, TRIAL_ROUNDS).ratio
 
-    dense_micros = measure(0)
-    best, micros = settled(len(order), dense_micros, measure)
+    best, _ = settled(len(order), 1.0, measure)
+    found = None
     if best:
-        dense_micros = min(dense_micros, measure(0))
-        micros = min(micros, measure(best))
-        best, micros = (best, micros) if micros < dense_micros else (0, dense_micros)
-    turn_to(best)
+        if now != best:
+            turn_to(best)
+            block = ready()
+        found = in_turn(as_dense, block, LAST_ROUNDS)
+        if not found.is_faster:
+            best = 0
+            turn_to(0)
+    elif now:
+        turn_to(0)
     for work in order[best:]:
         work.given_back = True
-    return dense_micros, micros
+    if best and found is not None:
+        return found
+    micros = found.first_micros if found is not None else dense()
+    return Turns(micros, micros, 1.0, 0.0, LAST_ROUNDS)
 
 
 def swap(works: Iterable[Work], layout: Layout) -> frozenset[str]:
@@ -140,6 +165,24 @@ def unswap(model: nn.Module) -> None:
         if isinstance(module, Sparse):
             layer.unswap(module)
     open_short_cuts(model)
+
+
+@contextmanager
+def asleep(model: nn.Module) -> Iterator[None]:
+    """The dense model for a while. Kernels stay bound, so that it takes no time to fall asleep and to wake."""
+    sparse = [(module, type(module), module.lospmm_state) for module in model.modules() if isinstance(module, Sparse)]
+    for module, _, state in sparse:
+        module.__class__ = state.original
+        module._forward_pre_hooks.update(state.hooks)
+    open_short_cuts(model)
+    try:
+        yield
+    finally:
+        for module, kind, state in sparse:
+            module.__class__ = kind
+            for number in state.hooks:
+                del module._forward_pre_hooks[number]
+        close_short_cuts(model)
 
 
 def call_parts(model: nn.Module) -> None:
