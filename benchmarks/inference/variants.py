@@ -213,4 +213,4 @@ def _timed(call: Call, dense: Call | None, device: torch.device) -> tuple[Timed,
     if dense is None:
         return timed(call, device), None
     turns = timed_in_turn(dense, call, device)
-    return Timed(turns.second_micros, turns.noise), turns
+    return Timed(turns.second_micros, turns.noise / turns.ratio), turns
