@@ -264,10 +264,11 @@ def test_a_shared_input_is_transposed_within_each_graph() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("shape", [(4096, 768), (33, 1), (1, 65), (100, 3071), (68, 132)])
-def test_a_matrix_is_turned_over(perceptron: Model, shape: tuple[int, int]) -> None:
-    assert perceptron and transpose._LAUNCHERS[0] is not None
-    x = torch.randn(shape, device="cuda")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_matrix_is_turned_over(perceptron: Model, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    assert perceptron and sorted(transpose._LAUNCHERS[0]) == [2, 4]
+    x = torch.randn(shape, device="cuda").to(dtype)
     assert torch.equal(transpose.transposed(x), x.t())
     assert torch.equal(transpose.transposed(x[:, ::2]), x[:, ::2].t())
-    shifted = torch.randn(x.numel() + 1, device="cuda")[1:].view(shape)  # not at a multiple of 16 bytes
+    shifted = torch.randn(x.numel() + 1, device="cuda").to(dtype)[1:].view(shape)  # not at a multiple of 16 bytes
     assert torch.equal(transpose.transposed(shifted), shifted.t())
