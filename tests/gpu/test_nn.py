@@ -165,7 +165,14 @@ def test_a_kernel_follows_its_weights(perceptron: Model) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("make", [lambda: nn.Conv2d(32, 64, 3, padding=1, stride=2), lambda: nn.Conv2d(64, 32, 1)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Conv2d(32, 64, 3, padding=1, stride=2),
+        lambda: nn.Conv2d(64, 32, 1),
+        lambda: nn.Conv2d(64, 64, 3, padding=1, groups=4),
+    ],
+)
 def test_a_convolution(make: Callable[[], nn.Conv2d]) -> None:
     model = pruned(make())
     x = torch.randn(4, model[0].in_channels, 28, 28, device="cuda")
