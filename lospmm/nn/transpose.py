@@ -47,6 +47,7 @@ def prepare(device: torch.device) -> None:
         arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
         blocks = _BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
         with torch.cuda.device(device):
+            torch.zeros(1, device=device)  # which gives the process, and this thread, a context
             cubin, launch = compiled(arch), Launch((blocks, 1, 1), _THREADS)
             _LAUNCHERS[device.index] = {size: Launcher(cubin, entry, launch) for size, entry in ENTRIES.items()}
     except LospmmError:
