@@ -1,17 +1,15 @@
 """How long a call takes, as it is called and as the replay of a CUDA graph, and how much memory."""
 
-import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from lospmm.nn.turns import Block, Turns, in_turn
+from lospmm.nn.turns import Block, Turns, in_turn, uncollected
 from lospmm.nn.whole import captured
 
 Call = Callable[[], Any]
@@ -61,17 +59,6 @@ def block_of(call: Call, device: torch.device) -> Block:
         return _block_micros(call, calls, device) / calls
 
     return block
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """What PyTorch's compiler leaves behind takes long to look through."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def as_graph(call: Call, device: torch.device) -> Call | None:

@@ -4,6 +4,7 @@ A layer that becomes dense may cost its neighbours a transpose, so these are tim
 faster. Of these the model gets as many as it is fastest with, as it will be called, in the order of what each gains.
 """
 
+import statistics
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from lospmm.nn.calling import settled
 from lospmm.nn.layer import Sparse, Tuned
 from lospmm.nn.layout import Layout
 from lospmm.nn.site import Site
-from lospmm.nn.turns import Block, Turns, in_turn
+from lospmm.nn.turns import Block, Turns, in_turn, uncollected
 
 #: By how much a kernel must be faster than the dense layer: times of the same work differ by as much.
 MARGIN = 0.02
@@ -88,6 +89,43 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
     return list(swapped.values())
 
 
+@dataclass(slots=True, eq=False)
+class _Trials:
+    """A model with the first so many layers of ``order`` on kernels, in turn with itself dense."""
+
+    model: nn.Module
+    order: Sequence[Work]
+    layout: Layout
+    ready: Callable[[], Block]
+    dense: Block = field(init=False)
+    block: Block = field(init=False)
+    now: int = 0
+    dense_micros: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.turn_to(0)
+        self.dense = self.block = self.ready()
+
+    def turn_to(self, keep: int) -> None:
+        unswap(self.model)
+        swap(self.order[:keep], self.layout)
+        call_parts(self.model)
+        self.now = keep
+
+    def measure(self, keep: int, rounds: int = TRIAL_ROUNDS) -> Turns:
+        if keep != self.now:
+            self.turn_to(keep)
+            self.block = self.ready()
+        with uncollected():
+            found = in_turn(self._asleep, self.block, rounds)
+        self.dense_micros.append(found.first_micros)
+        return found
+
+    def _asleep(self) -> float:
+        with asleep(self.model):
+            return self.dense()
+
+
 def settle(model: nn.Module, chosen: Sequence[Work], layout: Layout, ready: Callable[[], Block]) -> Turns:
     """Give back as many of the ``chosen`` layers as the model is faster without; the times of the dense model and this.
 
@@ -96,48 +134,17 @@ def settle(model: nn.Module, chosen: Sequence[Work], layout: Layout, ready: Call
     faster then by more than these times differ, the model is dense, and its time stands in both places.
     """
     order = sorted(chosen, key=lambda work: -work.gain)
-    now = 0
-
-    def turn_to(keep: int) -> None:
-        nonlocal now
-        unswap(model)
-        swap(order[:keep], layout)
-        call_parts(model)
-        now = keep
-
-    turn_to(0)
-    dense = ready()
-
-    def as_dense() -> float:
-        with asleep(model):
-            return dense()
-
-    block = dense
-
-    def measure(keep: int) -> float:
-        nonlocal block
-        turn_to(keep)
-        block = ready()
-        return in_turn(as_dense, block, TRIAL_ROUNDS).ratio
-
-    best, _ = settled(len(order), 1.0, measure)
-    found = None
-    if best:
-        if now != best:
-            turn_to(best)
-            block = ready()
-        found = in_turn(as_dense, block, LAST_ROUNDS)
-        if not found.is_faster:
-            best = 0
-            turn_to(0)
-    elif now:
-        turn_to(0)
+    trials = _Trials(model, order, layout, ready)
+    best, _ = settled(len(order), 1.0, lambda keep: trials.measure(keep).ratio)
+    found = trials.measure(best, LAST_ROUNDS) if best else None
+    if found is None or not found.is_faster:
+        best = 0
+        trials.turn_to(0)
+        micros = statistics.median(trials.dense_micros)
+        found = Turns(micros, micros, 1.0, 0.0, LAST_ROUNDS)
     for work in order[best:]:
         work.given_back = True
-    if best and found is not None:
-        return found
-    micros = found.first_micros if found is not None else dense()
-    return Turns(micros, micros, 1.0, 0.0, LAST_ROUNDS)
+    return found
 
 
 def swap(works: Iterable[Work], layout: Layout) -> frozenset[str]:

@@ -5,9 +5,11 @@ times taken one after the other say nothing of ways that differ by a few percent
 their ratio differs from round to round says how well.
 """
 
+import gc
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -49,3 +51,16 @@ def in_turn(first: Block, second: Block, rounds: int) -> Turns:
     low, middle, high = statistics.quantiles([after / before for before, after in pairs], n=4, method="inclusive")
     before, after = (statistics.median(times) for times in zip(*pairs, strict=True))
     return Turns(before, after, middle, high - low, rounds)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Python collects no garbage while calls are timed: what PyTorch's compiler leaves takes long to look through."""
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -4,7 +4,6 @@ What is made ready in one state (compiled, captured) is kept while the model is 
 timed in turn (``turns``).
 """
 
-import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -33,11 +32,10 @@ _NUMBERS = itertools.count()
 
 @contextmanager
 def timed_whole(model: nn.Module, calling: Calling) -> Iterator[None]:
-    """Around ``block_of`` and its blocks: for inference, without garbage being collected.
+    """Around ``block_of`` and its blocks: the model as it is for inference.
 
-    Of a model that is compiled PyTorch forgets what it has compiled, before and after.
+    Where it is compiled, PyTorch forgets what it has compiled, before and after.
     """
-    collects = gc.isenabled()
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(evaluated(model))
@@ -45,13 +43,7 @@ def timed_whole(model: nn.Module, calling: Calling) -> Iterator[None]:
             torch.compiler.reset()
             stack.callback(torch.compiler.reset)
             stack.enter_context(torch._dynamo.config.patch(cache_size_limit=_RECOMPILES))
-        gc.collect()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collects:
-                gc.enable()
+        yield
 
 
 def block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
