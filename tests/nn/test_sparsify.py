@@ -226,7 +226,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
             "full": nn.Linear(8, 8),
             "doubles": pruned(nn.Linear(8, 8)).to(torch.float64)[0],
             "own": Own(8, 8),
-            "groups": pruned(nn.Conv2d(8, 8, 3, groups=8))[0],
+            "depthwise": pruned(nn.Conv2d(8, 8, 3, groups=8))[0],
             "circular": pruned(nn.Conv2d(8, 8, 3, padding_mode="circular"))[0],
             "uneven": pruned(nn.Conv2d(8, 8, 2, padding="same"))[0],
             "zero": pruned(nn.Linear(8, 8), share=1.0)[0],
@@ -241,7 +241,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
     assert {name: next(word for word in WORDS if word in reason) for name, reason in reasons.items()} == {
         "full": "fewer zeros",
         "doubles": "float64",
-        "groups": "8 groups",
+        "depthwise": "depthwise",
         "circular": "circular",
         "uneven": "differs at both ends",
         "zero": "all its weights are zero",
@@ -253,7 +253,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
 
 
 WORDS = (
-    "fewer zeros", "float64", "8 groups", "circular", "differs at both ends", "all its weights are zero",
+    "fewer zeros", "float64", "depthwise", "circular", "differs at both ends", "all its weights are zero",
     "no example reached it", "more than a mask",
 )  # fmt: skip
 
