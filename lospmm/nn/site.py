@@ -36,6 +36,7 @@ class Site:
     sparse: type[Sparse]
     place: Place
     matrix: SparseMatrix
+    sparsity: float  # the share of zeros in the weight; A has more where the weight has groups
 
     @property
     def tensors(self) -> Tensors:
@@ -44,11 +45,6 @@ class Site:
     @property
     def is_convolution(self) -> bool:
         return isinstance(self.module, nn.Conv1d | nn.Conv2d)
-
-    @property
-    def sparsity(self) -> float:
-        """The share of zeros in the weight, of which A has more where the weight has groups."""
-        return _sparsity(self.tensors, self.matrix)
 
     @property
     def relu(self) -> bool:
@@ -91,9 +87,9 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
         except LospmmError as error:
             rows.append(Row(shape=shape, sparsity=0.0, reason=str(error), **base))
             continue
-        sparsity = _sparsity(tensors_of(module, place), matrix)
+        sparsity = 1.0 - matrix.nnz / tensors_of(module, place).weight.numel()
         if sparsity >= min_sparsity:
-            sites.append(Site(full, module, weight, sparse, place, matrix))
+            sites.append(Site(full, module, weight, sparse, place, matrix, sparsity))
             continue
         few = f"fewer zeros than the {100 * min_sparsity:.0f}% of min_sparsity"
         rows.append(Row(shape=(matrix.m, matrix.k), sparsity=sparsity, reason=few, **base))
@@ -121,10 +117,6 @@ def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[Place, SparseMat
     if matrix.nnz == 0:
         raise BadMatrix("all its weights are zero")
     return place, matrix
-
-
-def _sparsity(tensors: Tensors, matrix: SparseMatrix) -> float:
-    return 1.0 - matrix.nnz / tensors.weight.numel()
 
 
 def learn_shapes(model: nn.Module, sites: Sequence[Site], example: Any) -> dict[str, list[tuple[int, ...]]]:
