@@ -51,7 +51,12 @@ class Work:
 
 
 def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Work]:
-    """Swap the layers that are faster with their kernels, and give them. ``compiled`` is how they are timed."""
+    """Swap the layers that are faster with their kernels, and give them. ``compiled`` is how products are timed.
+
+    Convolutions are timed as they are. Compiled between two operations, as products are, a kernel is charged two passes
+    through memory that a network of kernels does not have, and a dense layer one: with TF32 that refused layers with
+    which a compiled ResNet-50 is faster. What layouts cost in a network is for ``settle`` to find out.
+    """
     swapped = {work.site.name: work for work in works if work.buckets}
     known: dict[Hashable, float] = {}
     contexts: timing.Contexts | None = {} if compiled else None
@@ -64,7 +69,7 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
         for shape in work.buckets:
             key = timing.signature(work.site, shape)
             if key not in known:
-                known[key] = timing.dense_micros(work.site, shape, contexts)
+                known[key] = timing.dense_micros(work.site, shape, _contexts_for(work.site, contexts))
             work.dense[shape] = known[key]
     while swapped:
         first = swap(swapped.values(), layout)
@@ -72,7 +77,7 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
             fed, sharing = layout.is_fed_first(name, first), len(layout.sharing(name, swapped))
             for shape in work.buckets:
                 work.sparse[shape] = timing.sparse_micros(
-                    work.site, shape, fed_first=fed, sharing=sharing, contexts=contexts
+                    work.site, shape, fed_first=fed, sharing=sharing, contexts=_contexts_for(work.site, contexts)
                 )
         slower = [name for name, work in swapped.items() if not any(_is_faster(work, shape) for shape in work.buckets)]
         if not slower:
@@ -87,6 +92,10 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
         }
     swap(swapped.values(), layout)
     return list(swapped.values())
+
+
+def _contexts_for(site: Site, contexts: timing.Contexts | None) -> timing.Contexts | None:
+    return None if site.is_convolution else contexts
 
 
 @dataclass(slots=True, eq=False)
