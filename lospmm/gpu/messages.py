@@ -26,8 +26,9 @@ MARK = b"lospmm-1"
 #: No message is longer: the largest matrix takes some 64 MiB, the largest cubin some hundred.
 MAX_MESSAGE_BYTES = 1 << 31
 
-#: Whether B comes from memory at every launch, or lies in the L2 cache if it fits.
-CacheState = Literal["cold", "warm"]
+#: What comes from memory at every launch: B ("cold"), A and B ("streamed", as in a model of many layers), or neither of
+#: what fits the L2 cache ("warm").
+CacheState = Literal["cold", "warm", "streamed"]
 
 
 class Shape(NamedTuple):

@@ -13,7 +13,7 @@ from lospmm.convolution import Convolution, column_elements, guard_bits, output_
 from lospmm.dtype import Dtype
 from lospmm.errors import GpuFault
 from lospmm.gpu.driver import ALIGNMENT_BYTES, Driver
-from lospmm.gpu.messages import Prepare
+from lospmm.gpu.messages import CacheState, Prepare
 from lospmm.gpu.timing import copies_beyond_l2
 
 #: The numbers that B is made of, over and over where it is larger: a prime, so that no stride of B meets its period.
@@ -56,6 +56,12 @@ class Operands:
     @property
     def copies(self) -> int:
         return len(self.b)
+
+    def rotated(self, cache: CacheState, a_bytes: int, l2_bytes: int) -> int:
+        """Copies that the launches of a measurement rotate through, of B and C, and of A's ``a_bytes`` if streamed."""
+        if cache == "streamed":
+            return min(self.copies, copies_beyond_l2(a_bytes + self.b_bytes + self.c_bytes, l2_bytes))
+        return self.copies if cache == "cold" else 1
 
     @property
     def b_bytes(self) -> int:
