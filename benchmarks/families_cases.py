@@ -1,10 +1,13 @@
 """What ``benchmarks.families`` is run on: problems by name, small enough to be sent to a builder and drawn there."""
 
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.kernels import SEED, SHAPES_FILE
 from benchmarks.problems import spread
@@ -15,6 +18,7 @@ from lospmm.dtype import DTYPES
 from lospmm.errors import BadRequest
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem
+from lospmm.settings import settings
 from lospmm_datasets import graphs
 from lospmm_datasets.shapes import read_shapes
 from lospmm_datasets.synthetic import uniform
@@ -27,8 +31,11 @@ MAP_DTYPES = ("float32", "float16")
 
 SHAPE_SPARSITIES = (0.95, 0.98)
 LLM_SHAPES = ((4096, 4096), (4096, 11008))
-LLM_SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9)
-LLM_COLUMNS = (16, 512, 4096)
+LLM_SPARSITIES = (0.5, 0.7, 0.8, 0.9)
+LLM_COLUMNS = (1, 8, 16, 512, 4096)
+
+#: Elements of a drawn matrix that is kept.
+WORTH_KEEPING = 1 << 22
 
 GRAPH_COLUMNS = (1, 32, 128)
 GRAPHS: Mapping[str, Callable[[], SparseMatrix]] = {
@@ -59,11 +66,33 @@ class Case:
 
 @lru_cache(maxsize=4)
 def matrix_of(source: str | tuple[int, int, float]) -> SparseMatrix:
-    """Raises BadRequest for a file that cannot be read."""
+    """What takes seconds to draw is kept in the cache. Raises BadRequest for a file that cannot be read."""
     if isinstance(source, tuple):
-        m, k, sparsity = source
-        return uniform(m, k, sparsity, SEED + zlib.crc32(repr(source).encode()) % 1000)
+        return _drawn_matrix(*source)
     return GRAPHS[source]() if source in GRAPHS else readers.read(Path(source)).matrix
+
+
+def _drawn_matrix(m: int, k: int, sparsity: float) -> SparseMatrix:
+    seed = SEED + zlib.crc32(repr((m, k, sparsity)).encode()) % 1000
+    if m * k < WORTH_KEEPING:
+        return uniform(m, k, sparsity, seed)
+    folder = settings().cache_dir / "drawn"
+    path = folder / f"{m}-{k}-{sparsity}-{seed}.npz"
+    if path.exists():
+        with np.load(path) as kept:
+            return SparseMatrix(m, k, kept["indptr"], kept["indices"], kept["data"])
+    matrix = uniform(m, k, sparsity, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{os.getpid()}-{path.name}")
+    np.savez(scratch, indptr=matrix.indptr, indices=matrix.indices, data=matrix.data)
+    scratch.replace(path)
+    return matrix
+
+
+def draw(source: str | tuple[int, int, float]) -> None:
+    """Leave a matrix in the cache that is kept there."""
+    if isinstance(source, tuple):
+        _drawn_matrix(*source)
 
 
 def problem_of(case: Case) -> Problem:

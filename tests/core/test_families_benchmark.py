@@ -8,8 +8,8 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
-from benchmarks import families, families_cases, families_plot, families_table
-from benchmarks.families import Shortlist
+from benchmarks import families, families_build, families_cases, families_plot, families_table
+from benchmarks.families_build import Shortlist
 from benchmarks.families_cases import SETS, Case, problem_of
 from benchmarks.families_table import Record, key, read_results, summary, winner, write_results
 from lospmm.errors import BadRequest
@@ -57,7 +57,7 @@ def test_every_case_is_a_problem_of_its_own() -> None:
         assert len({key(asdict(case) | CONTEXT) for case in cases}) == len(cases)
         assert {case.set for case in cases} == {name}
     assert len(SETS["shapes"]("h200", None)) == 41 * 2 * 4
-    assert len(SETS["llm"]("h200", None)) == 2 * 3 * 5
+    assert len(SETS["llm"]("h200", None)) == 2 * 5 * 4
 
 
 def test_real_layers_are_found(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_real_layers_are_found(tmp_path: Path) -> None:
     assert problem_of(cases[0]).matrix.nnz == 2
 
 
-def test_a_problem_is_built_and_timed() -> None:
-    """All families, in the process of ``benchmarks.dry_gpu``."""
-    prepared = families.prepare(CASE, Shortlist(2, far=float("inf")))
+def test_a_problem_is_built_and_timed(tmp_path: Path) -> None:
+    """All families, in the process of ``benchmarks.dry_gpu``; no kernel is left in the folder."""
+    prepared = families_build.prepare(CASE, Shortlist(2, far=float("inf")), tmp_path)
     assert not [one.failure for one in prepared.built if one.kernel is None]
     assert {one.family for one in prepared.built} | set(prepared.refused) == set(FAMILIES)
     with Bench(prepared.problem, command=(sys.executable, "-P", "-m", "benchmarks.dry_gpu")) as bench:
@@ -80,28 +80,57 @@ def test_a_problem_is_built_and_timed() -> None:
     assert key(line) == key(asdict(CASE) | CONTEXT)
     assert line["baselines"]["cusparse"] == {"micros": 100.0}
     assert winner(line) is not None
+    assert line["cache"] == "cold"
+    assert not list(tmp_path.iterdir())
 
 
-def test_what_is_far_behind_is_left_out() -> None:
+def test_what_is_far_behind_is_left_out(tmp_path: Path) -> None:
     """But for real layers."""
-    drawn, real = (families.prepare(replace(CASE, set=name), Shortlist(1, far=0.0)) for name in ("map", "real"))
+    drawn, real = (
+        families_build.prepare(replace(CASE, set=name), Shortlist(1, far=0.0), tmp_path) for name in ("map", "real")
+    )
     assert not drawn.built and any("a forecast of" in why for why in drawn.refused.values())
     assert {one.family for one in real.built} >= {"csr", "hyb"}
 
 
-def test_unrolled_takes_part_in_float32() -> None:
+def test_some_families_alone_join_the_line_that_there_is(tmp_path: Path) -> None:
+    prepared = families_build.prepare(CASE, Shortlist(1, far=float("inf"), families=("csr",)), tmp_path)
+    assert {one.family for one in prepared.built} == {"csr"}
+    before = record(refused={"csr": "a forecast of 90.0 us", "tensor_core": "no plan"}, families={"hyb": {"plans": 1}})
+    after = families.joined(before, record(families={"csr": {"plans": 1}}, commit="4567def"))
+    assert after["families"] == {"hyb": {"plans": 1}, "csr": {"plans": 1, "commit": "4567def"}}
+    assert after["refused"] == {"tensor_core": "no plan"}
+    assert after["commit"] == before["commit"]
+
+
+def test_a_large_matrix_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families_cases, "WORTH_KEEPING", 1)
+    source = (96, 64, 0.75)
+    families_cases.draw(source)
+    drawn = families_cases.matrix_of(source)
+    monkeypatch.setattr(families_cases, "uniform", None)  # not drawn again
+    families_cases.matrix_of.cache_clear()
+    assert families_cases.matrix_of(source) == drawn
+    assert drawn.nnz == 96 * 64 // 4
+
+
+def test_layers_of_language_models_are_timed_with_a_from_memory() -> None:
+    assert [families.cache_of(replace(CASE, set=name)) for name in ("llm", "map")] == ["streamed", "cold"]
+
+
+def test_unrolled_takes_part_in_float32(tmp_path: Path) -> None:
     case = Case("map", "64 x 64, 90% zeros", (64, 64, 0.9), 32, "float32", "h200")
-    last = families.prepare(case, Shortlist(1)).built[-1]
+    last = families_build.prepare(case, Shortlist(1), tmp_path).built[-1]
     assert (last.family, last.failure) == ("unrolled", None)
     assert last.kernel is not None
 
 
-def test_a_plan_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no such\nplan")
 
-    monkeypatch.setattr(families, "compile_kernel", broken)
-    built = families.prepare(CASE, Shortlist(1)).built
+    monkeypatch.setattr(families_build, "compile_kernel", broken)
+    built = families_build.prepare(CASE, Shortlist(1), tmp_path).built
     assert built and {one.failure for one in built} == {"RuntimeError: no such plan"}
     found = families.timed_family(None, built[:1])  # type: ignore[arg-type]
     assert found["failures"] and "micros" not in found
