@@ -25,9 +25,9 @@ from lospmm_datasets.synthetic import uniform
 
 #: Axes of the map: square layers, as large as language models have them, and N from one token to a batch of sequences.
 MAP_SIDES = (512, 1024, 2048, 4096)
-MAP_SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+MAP_SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 MAP_COLUMNS = (1, 16, 128, 1024, 4096)
-MAP_DTYPES = ("float32", "float16")
+MAP_DTYPES = ("float32", "tf32", "float16")
 
 SHAPE_SPARSITIES = (0.95, 0.98)
 LLM_SHAPES = ((4096, 4096), (4096, 11008))
@@ -143,7 +143,7 @@ def graph_like(device: str, _layers: Path | None) -> list[Case]:
 
 
 def real(device: str, layers: Path | None) -> list[Case]:
-    """Every layer of a folder, in fp32 and fp16. Raises BadRequest where the folder holds none."""
+    """Every layer of a folder, in every type but TF32. Raises BadRequest where the folder holds none."""
     if layers is None:
         raise BadRequest("--set real: --layers DIR must name the folder of pruned layers")
     paths = sorted(path for path in layers.rglob("*") if path.suffix in (".smtx", ".npz"))
@@ -152,7 +152,7 @@ def real(device: str, layers: Path | None) -> list[Case]:
     pixels = read_pixels(layers)
     return [
         Case("real", path.relative_to(layers).as_posix(), str(path), columns_of(path, pixels), dtype, device)
-        for dtype in ("float16", "float32")
+        for dtype in ("float16", "float32", "bfloat16")
         for path in paths
     ]
 

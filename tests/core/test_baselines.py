@@ -150,8 +150,9 @@ class Problem:
         return time_baseline(name, self.place, check=self.check, time=self.time)
 
 
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("name", ["cusparse", "cublas_fp32", "sputnik"])
-def test_launches_take_turns_at_copies_of_a(installed: ctypes.CDLL, fake: str, name: str) -> None:
+def test_launches_take_turns_at_copies_of_a(fake: str, name: str) -> None:
     """Three copies of A and five of B: each product is right, and no less is held than the three."""
     matrix = drawn(17, 9, 0.3)
     alone, streamed = (Problem(matrix, 6, copies=5, sputnik=Path(fake), copies_of_a=count) for count in (1, 3))

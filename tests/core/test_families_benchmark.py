@@ -63,7 +63,9 @@ def test_every_case_is_a_problem_of_its_own() -> None:
 def test_real_layers_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.smtx").write_text("2, 3, 2\n0 1 2\n0 2\n")
     cases = families_cases.real("h200", tmp_path)
-    assert [(case.name, case.dtype) for case in cases] == [("a.smtx", "float16"), ("a.smtx", "float32")]
+    assert [(case.name, case.dtype) for case in cases] == [
+        ("a.smtx", dtype) for dtype in ("float16", "float32", "bfloat16")
+    ]
     assert problem_of(cases[0]).matrix.nnz == 2
 
 
@@ -89,7 +91,8 @@ def test_what_is_far_behind_is_left_out(tmp_path: Path) -> None:
     drawn, real = (
         families_build.prepare(replace(CASE, set=name), Shortlist(1, far=0.0), tmp_path) for name in ("map", "real")
     )
-    assert not drawn.built and any("a forecast of" in why for why in drawn.refused.values())
+    assert len(drawn.built) == 1  # of the nearest
+    assert sum("a forecast of" in why for why in drawn.refused.values()) >= 2
     assert {one.family for one in real.built} >= {"csr", "hyb"}
 
 
