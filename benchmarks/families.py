@@ -34,7 +34,7 @@ from typing import Any
 
 from benchmarks.families_build import FAR, PLANS, UNROLLED, Built, Prepared, Shortlist, built_ahead, compile_all
 from benchmarks.families_cases import SETS, Case
-from benchmarks.families_table import Record, key, read_results, summary, write_results
+from benchmarks.families_table import Record, key, read_results, summary, torch_times, write_results
 from benchmarks.kernels import ROOT, commit_of, versions
 from lospmm.baselines import BaselineTime
 from lospmm.baselines.work import COMMAND, BaselineTask
@@ -52,6 +52,7 @@ from lospmm.runtime.detect import detect_device, own_gpu_id
 from lospmm.settings import settings
 
 RESULTS_NAME = "families.jsonl"
+TORCH_RESULTS_NAME = "families_torch.jsonl"
 
 #: The dense multiplication of each type, by its name among the baselines.
 DENSE_OF = {"float32": "cublas_fp32", "tf32": "cublas_tf32", "float16": "cublas_fp16", "bfloat16": "cublas_bf16"}
@@ -267,7 +268,7 @@ def main() -> None:
         )
     except (BadRequest, GpuFault, OSError) as error:
         sys.exit(f"benchmarks.families: {error}")
-    print(summary(list(results.values())))
+    print(summary(list(results.values()), torch_times(arguments.out / TORCH_RESULTS_NAME)))
     if done < len(cases):
         print(f"{len(cases) - done} problems were not begun: the same command with --resume goes on", file=sys.stderr)
 

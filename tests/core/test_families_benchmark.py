@@ -12,6 +12,7 @@ from benchmarks import families, families_build, families_cases, families_plot, 
 from benchmarks.families_build import Shortlist
 from benchmarks.families_cases import SETS, Case, problem_of
 from benchmarks.families_table import Record, key, read_results, summary, winner, write_results
+from lospmm.device import DEVICES
 from lospmm.errors import BadRequest
 from lospmm.families import FAMILIES
 from lospmm.measure import Bench
@@ -137,6 +138,21 @@ def test_a_plan_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch, tmp
     assert built and {one.failure for one in built} == {"RuntimeError: no such plan"}
     found = families.timed_family(None, built[:1])  # type: ignore[arg-type]
     assert found["failures"] and "micros" not in found
+
+
+def test_layers_of_language_models_beside_other_programs(tmp_path: Path) -> None:
+    """The bound counts A's weights where A is streamed; other programs have a column each, by problem."""
+    path = tmp_path / "families_torch.jsonl"
+    assert families_table.torch_times(path) == {}
+    path.write_text('{"problem": "layer", "micros": {"torch.sparse": 77.5, "triton": null}}\n')
+    one = record(set="llm", problem="layer", n=1, nnz=1 << 20, bound_micros=0.1, cache="streamed")
+    bandwidth = DEVICES["h200"].memory_bandwidth
+    assert families_table.least_micros(one) == pytest.approx(2e6 * ((1 << 20) + 1024) / bandwidth)
+    assert families_table.least_micros(one | {"cache": "cold"}) == 0.1
+    text = summary([one], families_table.torch_times(path))
+    (row,) = [line for line in text.splitlines() if line.startswith("layer ")]
+    assert row.split()[1:] == ["20.0", "10.0", "40.0", "15.0", "77.5", "-", "0.4"]
+    assert [line.split() for line in text.splitlines() if line.startswith("  n 1 ")] == [["n", "1", "1.50"]]
 
 
 def test_results_are_kept_by_problem(tmp_path: Path) -> None:
