@@ -173,15 +173,17 @@ def _table(records: Sequence[Record], name: str, beside: Mapping[str, Record] = 
     own = [record for record in records if record["set"] == name]
     if not own:
         return ""
+    if name == "llm":
+        own.sort(key=lambda record: (record["n"], record["k"], record["sparsity"]))
     families = list(dict.fromkeys(family for record in own for family in record["families"]))
     others = list(dict.fromkeys(way for record in own for way in beside.get(record["problem"], {})))
     titles = [*(TITLES.get(family, family) for family in families), "cuSPARSE", "dense", *others, "bound"]
-    lines = [f"{name + ', us':44}" + "".join(f"{title:>12}" for title in titles)]
+    lines = [f"{name + ', us':44}" + "".join(f"{title:>13}" for title in titles)]
     for record in own:
         times, ways = family_micros(record), beside.get(record["problem"], {})
         values = [*(times.get(family) for family in families), library_micros(record), dense_micros(record)]
         values += [*(ways.get(way) for way in others), least_micros(record)]
-        shown = "".join(f"{'-':>12}" if value is None else f"{value:12.1f}" for value in values)
+        shown = "".join(f"{'-':>13}" if value is None else f"{value:13.1f}" for value in values)
         lines.append(f"{record['problem'][:44]:44}{shown}")
     ratios = [
         library / best[1] for record in own if (library := library_micros(record)) and (best := best_sparse(record))
