@@ -36,7 +36,7 @@ MAX_UNROLLED_NONZEROS = 900_000
 LEAST_UNROLLED_COLUMNS = 16  # with fewer most of a warp's threads have nothing to do
 
 #: Problems that are built ahead of the one that is timed.
-AHEAD = 24
+AHEAD = 60
 
 
 class Shortlist(NamedTuple):
