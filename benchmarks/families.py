@@ -8,7 +8,8 @@ Of each problem and each row of FAMILIES the ``--plans`` plans that the forecast
 gate, every element of C, and timed, cold, in the process that runs kernels; the best of the two fastest families are
 timed again with full effort, beside cuSPARSE and the dense multiplication of the same type. A family that is forecast
 to be ``--far`` times as slow as another, or as cuBLAS, is left out, but the nearest, and but for real layers, of which
-every family computes every one. ``unrolled`` is the paper's kernel as the search without measurements chooses it. A
+every family computes every one. ``unrolled`` is the paper's kernel as the search without measurements chooses it; of
+16-bit types the best of the first candidates (``families_unrolled``), and again with sums of 16 bits, a row apart. A
 problem is a line of ``families.jsonl``; a kernel that fails is told in it and counts as a fault, not as a plan that
 lost. Builders on all cores work ahead of the GPU; ``--compile-only`` fills their cache and needs no GPU. ``--resume``
 leaves out what the file has; ``--family`` times some families alone and puts their times into the lines that the file
@@ -27,14 +28,14 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from benchmarks.families_build import FAR, PLANS, UNROLLED, Built, Prepared, Shortlist, built_ahead, compile_all
 from benchmarks.families_cases import SETS, Case
-from benchmarks.families_table import Record, key, read_results, summary, torch_times, write_results
+from benchmarks.families_table import ROUNDED, Record, key, read_results, summary, torch_times, write_results
 from benchmarks.kernels import ROOT, commit_of, versions
 from lospmm.baselines import BaselineTime
 from lospmm.baselines.work import COMMAND, BaselineTask
@@ -135,11 +136,15 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
     bench.turn_to(problem)
     bench.kernel_seconds = KERNEL_SECONDS
     bench.cache = cache_of(case)
-    by_family = {
-        name: timed_family(bench, [one for one in prepared.built if one.family == name])
-        for name in dict.fromkeys(one.family for one in prepared.built)
-    }
+    names = dict.fromkeys(one.family for one in prepared.built if one.family != ROUNDED)
+    by_family = {name: timed_family(bench, [one for one in prepared.built if one.family == name]) for name in names}
     time_again(bench, prepared.built, by_family)
+    baselines = {name: timed_baseline(bench, name) for name in baselines_for(problem)}
+    if rounded := [one for one in prepared.built if one.family == ROUNDED]:  # these are held to other limits
+        bench.turn_to(replace(problem, sums=problem.dtype))
+        own = {ROUNDED: timed_family(bench, rounded)}
+        time_again(bench, rounded, own)
+        by_family |= own
     for one in prepared.built:
         if one.kernel is not None:
             one.kernel.cubin.unlink(missing_ok=True)
@@ -156,7 +161,7 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
         "families": by_family,
         "refused": prepared.refused,
         "cache": bench.cache,
-        "baselines": {name: timed_baseline(bench, name) for name in baselines_for(problem)},
+        "baselines": baselines,
         "bound_micros": least.micros,
         "bound_by": least.by,
         "seconds": {"build": round(prepared.seconds, 2), "measure": round(time.monotonic() - started, 2)},

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks import families_unrolled
 from benchmarks.families_cases import Case, draw, problem_of
 from lospmm import jobs
 from lospmm.errors import LospmmError
@@ -30,7 +31,7 @@ PLANS = 12
 #: A family is left out whose best forecast is so many times that of another, or of the dense multiplication.
 FAR = 4.0
 
-#: The paper's kernel has 16 bytes of code per nonzero, and float32 alone; larger ones are not built here.
+#: The paper's kernel has 16 bytes of code per nonzero; larger ones are not built here.
 UNROLLED = "unrolled"
 MAX_UNROLLED_NONZEROS = 900_000
 LEAST_UNROLLED_COLUMNS = 16  # with fewer most of a warp's threads have nothing to do
@@ -99,9 +100,11 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
             refused[name] = f"a forecast of {expected[name]:.1f} us"
         elif shortlist.takes(name):
             built += [_build(problem, name, plan, forecast, folder) for plan, forecast in found]
-    takes_unrolled = problem.dtype.name in ("float32", "tf32") and 0 < problem.matrix.nnz <= MAX_UNROLLED_NONZEROS
-    if takes_unrolled and problem.n >= LEAST_UNROLLED_COLUMNS and shortlist.takes(UNROLLED):
-        built.append(_unrolled(problem, folder))
+    takes_unrolled = 0 < problem.matrix.nnz <= MAX_UNROLLED_NONZEROS and problem.n >= LEAST_UNROLLED_COLUMNS
+    if takes_unrolled and shortlist.takes(UNROLLED):
+        count = families_unrolled.CANDIDATES if case.set == "shapes" else shortlist.plans
+        own = families_unrolled.kernels(problem, count) if problem.dtype.is_16_bit else ()
+        built += [_in_file(one, folder) for one in own] or [_unrolled(problem, folder)]
     return Prepared(problem, built, refused, time.monotonic() - started)
 
 
@@ -129,6 +132,11 @@ def _kept(cubin: bytes, folder: Path) -> Path:
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".cubin", delete=False) as file:
         file.write(cubin)
     return Path(file.name)
+
+
+def _in_file(one: families_unrolled.Unrolled, folder: Path) -> Built:
+    kernel = one.kernel and Kernel(_kept(one.kernel.cubin, folder), one.kernel.entry, one.kernel.launch)
+    return Built(one.family, one.plan, one.forecast, kernel, one.failure)
 
 
 def _unrolled(problem: Problem, folder: Path) -> Built:

@@ -1,11 +1,13 @@
-"""Two columns to a thread: as two float32, and as pairs of 16-bit numbers in the registers of one.
+"""Two columns to a thread, as two float32 and as pairs of 16-bit numbers in the registers of one; 16-bit columns one
+by one, with sums in float32.
 
-    python -m benchmarks.pairs [--out DIR] [--problems NUMBER...]
+    python -m benchmarks.pairs [--out DIR] [--problems NUMBER...] [--kinds NAME...]
 
-needs an H200 or H100. For each of the seven problems kernels of float32, of two float32 a thread and of float16 are
-timed over tile sizes of one and two blocks an SM (``tiles``), and the fastest of float16 again with its multiply-adds
-in either pipe alone, and as bfloat16; cuBLAS multiplies the same sizes as a dense product, where torch is there. Errors
-are against float64, for A and B as they were rounded. Writes ``pairs.jsonl`` and prints a line per problem and kind.
+needs an H200 or H100. For each of the seven problems, and MORE as numbers 7 and up, kernels of float32, of two float32
+a thread, of float16 and of float16 with float32 sums are timed over tile sizes of one and two blocks an SM (``tiles``),
+and the fastest of float16 again with its multiply-adds in either pipe alone, and as bfloat16; cuBLAS multiplies the
+same sizes as a dense product, where torch is there. Errors are against float64, for A and B as they were rounded.
+Writes ``pairs.jsonl`` and prints a line per problem and kind.
 """
 
 import argparse
@@ -67,26 +69,34 @@ class Kind:
     columns: int
     pipes: tuple[int, ...] = (0,)
     reuse: bool = False
+    is_narrow: bool = False  # a column of 16 bits, with its sum in float32
 
     @property
     def element_bytes(self) -> int:
-        return 4 * self.words // self.columns
+        return 2 if self.is_narrow else 4 * self.words // self.columns
 
 
 SINGLE = Kind("float32", "float32", 1, 1)
 DOUBLE = Kind("float32, two columns", "float32", 2, 2)
 HALF = Kind("float16", "float16", 1, 2)
-OTHERS = (
-    replace(HALF, name="float16, HFMA2.MMA", pipes=(1,)),
-    replace(HALF, name="float16, in turns", pipes=(0, 1)),
-    replace(HALF, name="bfloat16", number="bfloat16"),
-)
+NARROW = Kind("float16, float32 sums", "float16", 1, 1, is_narrow=True)
+
+#: Timed with the tile size that is the fastest of another kind.
+OTHERS = {
+    replace(HALF, name="float16, HFMA2.MMA", pipes=(1,)): HALF,
+    replace(HALF, name="float16, in turns", pipes=(0, 1)): HALF,
+    replace(HALF, name="bfloat16", number="bfloat16"): HALF,
+    replace(NARROW, name="bfloat16, float32 sums", number="bfloat16"): NARROW,
+}
+
+#: Problems beside the seven: of datasets/shapes.toml, where dense products have little to do.
+MORE = (Known(768, 768, 4096, 0.95, 0, 0), Known(512, 128, 12544, 0.95, 0, 0), Known(1024, 256, 3136, 0.95, 0, 0))
 
 #: Kernels in which few multiply-adds are kept in the reuse cache, and registers are soon loaded anew; and how often.
 RARE = (TileSize(12, 512), TileSize(9, 704), TileSize(9, 832))
 RUNS = 10
 MOST_OF_REUSE = 0.95  # a share of zeros
-KINDS = (SINGLE, DOUBLE, HALF, *OTHERS)
+KINDS = (SINGLE, DOUBLE, HALF, NARROW, *OTHERS)
 
 
 def tiles(m: int, n: int, kind: Kind, sms: int) -> list[Choice]:
@@ -153,11 +163,12 @@ def build(device: DeviceSpec, matrix: SparseMatrix, n: int, choice: Choice, kind
     """A kernel for n columns."""
     tile, schedule = choice
     words = n * kind.words // kind.columns
-    problem = for_emitter(Problem(matrix, words, device), "sass")
+    dtype = DTYPES[kind.number] if kind.is_narrow else DTYPES["float32"]
+    problem = for_emitter(Problem(matrix, words, device, dtype=dtype), "sass")
     program = lower(problem, Candidate(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
     emission: Emission = emit(program, "sass", device.arch)
     assert emission.machine is not None
-    if kind.number != "float32":
+    if kind.number != "float32" and not kind.is_narrow:
         emission = replace(
             emission, machine=packed(emission.machine, DTYPES[kind.number], kind.pipes, reuse=kind.reuse)
         )
@@ -201,19 +212,19 @@ def dense_micros(m: int, k: int, n: int, l2_bytes: int) -> float | None:
     return float(round(float(np.median(times[10:])), 2))
 
 
-def records(problems: Sequence[int]) -> Iterator[dict[str, Any]]:
+def records(problems: Sequence[int], kinds: Sequence[Kind]) -> Iterator[dict[str, Any]]:
     device = detect_device()
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(settings().workers) as pool:
         store = Store(Path(directory))
-        works = [Work(device, known, store, pool) for known in (KNOWN[at] for at in problems)]
+        works = [Work(device, (*KNOWN, *MORE)[at], kinds, store, pool) for at in problems]
         driver = open_driver()
         for work in works:
             for number in ("float32", "float16", "bfloat16"):
                 operands = Operands(driver, work.matrix, work.n, DTYPES[number])
-                for kind in (kind for kind in KINDS if kind.number == number):
+                for kind in (kind for kind in kinds if kind.number == number):
                     yield from work.timed(kind, operands)
                 operands.close()
-            if work.about["sparsity"] > MOST_OF_REUSE:
+            if work.about["sparsity"] > MOST_OF_REUSE and len(kinds) == len(KINDS):
                 yield from work.reused(driver)
             micros = dense_micros(work.matrix.m, work.matrix.k, work.n, driver.l2_bytes())
             yield {**work.about, "kind": "cuBLAS float16", "micros": micros}
@@ -223,21 +234,22 @@ def records(problems: Sequence[int]) -> Iterator[dict[str, Any]]:
 class Work:
     """A problem, whose kernels are being built."""
 
-    def __init__(self, device: DeviceSpec, known: Known, store: Store, pool: Executor) -> None:
+    def __init__(self, device: DeviceSpec, known: Known, kinds: Sequence[Kind], store: Store, pool: Executor) -> None:
         self.device, self.store, self.n = device, store, known.n
         self.matrix = uniform(known.m, known.k, known.sparsity, seed=0)
         self.about = {"device": device.name, **dict(zip("mkn", known[:3], strict=True)), "sparsity": known.sparsity}
         self.best: dict[str, tuple[float, Choice]] = {}
         self.built = [
             (kind, choice, pool.submit(build, device, self.matrix, self.n, choice, kind, store))
-            for kind in (SINGLE, DOUBLE, HALF)
+            for kind in kinds
+            if kind not in OTHERS
             for choice in tiles(known.m, known.n, kind, device.sms)
         ]
 
     def timed(self, kind: Kind, operands: Operands) -> Iterator[dict[str, Any]]:
         """Every tile size, and the fastest with barriers; of other pipes and types, that of float16."""
         if kind in OTHERS:
-            yield self._one(kind, self.best[HALF.name][1], operands)
+            yield self._one(kind, self.best[OTHERS[kind].name][1], operands)
             return
         for own, choice, kernel in self.built:
             if own == kind:
@@ -297,11 +309,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--problems", type=int, nargs="*", default=range(len(KNOWN)))
+    parser.add_argument("--kinds", nargs="*", choices=[kind.name for kind in KINDS])
     options = parser.parse_args()
+    kinds = [kind for kind in KINDS if options.kinds is None or kind.name in options.kinds]
     options.out.mkdir(parents=True, exist_ok=True)
     rows = []
     with (options.out / "pairs.jsonl").open("w") as file:
-        for row in records(options.problems):
+        for row in records(options.problems, kinds):
             rows.append(row)
             print(json.dumps(row), file=file, flush=True)
     print(summary(rows))

@@ -12,8 +12,9 @@ take: 2 u. ``sum_rounding``: every multiply-add in float32 rounds once, which co
 1e-5 is some 160 of them. ``c_rounding``: C is rounded once more as it is stored, u, where it is not stored as float32.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -67,7 +68,7 @@ ACCURACY: Mapping[str, Accuracy] = MappingProxyType(
 class Tolerance:
     """How far a kernel's C may be off from ``weights_held_to`` x B in float64, element by element:
 
-        sum_rounding |A| |B| + factor_rounding min(|A| |B|, DEVIATIONS sqrt(A^2 B^2)) + c_rounding |C|
+        sum_rounding |A| |B| + factor_rounding min(|A| |B|, deviations sqrt(A^2 B^2)) + c_rounding |C|
 
     (A^2 and B^2 elementwise.) ``factor_rounding`` is what a kernel may round of A and B together. B is drawn around
     zero and each rounding is odd in what it rounds, so the signs of the terms' errors are independent: by Hoeffding's
@@ -79,15 +80,16 @@ class Tolerance:
     factor_rounding: float
     c_rounding: float
     smallest_normal: float  # of C as it is stored
+    deviations: float = DEVIATIONS
 
     def allowed(
         self, scale: NDArray[np.float64], squares: NDArray[np.float64], expected: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """``scale`` is |A| |B| with what is added to it, ``squares`` A^2 B^2, ``expected`` C; as ``gate.cu`` does."""
-        roots = DEVIATIONS * np.sqrt(squares)
+        roots = self.deviations * np.maximum(np.sqrt(squares), self.smallest_normal)
         return (
             self.sum_rounding * np.maximum(scale, SMALLEST_NORMAL)
-            + self.factor_rounding * np.minimum(scale, roots)
+            + self.factor_rounding * np.minimum(np.maximum(scale, self.smallest_normal), roots)
             + self.c_rounding * np.maximum(abs(expected), self.smallest_normal)
         )
 
@@ -99,11 +101,29 @@ def off_by(off: float, scale: float, allowed: float) -> str:
     return f"relative error {error:.1e}, at most {allowed / least:.0e} allowed"
 
 
-def tolerance_of(dtype: Dtype) -> Tolerance:
-    """Of 16-bit types A's rounding is in what the kernel is held to; of tf32, a kernel may round or be more exact."""
+def tolerance_of(dtype: Dtype, rounded_sums: int = 0) -> Tolerance:
+    """Of 16-bit types A's rounding is in what the kernel is held to; of tf32, a kernel may round or be more exact.
+
+    Sums of up to ``rounded_sums`` multiply-adds may round to the type after each: by u of the sum so far. B is drawn
+    around zero, so such a sum is about as large as the root of the squares of its terms, and errors have random signs:
+    together they stay below DEVIATIONS sqrt(q) u times that root, as they stay below q u (|A| |B|).
+    """
     accuracy = ACCURACY[dtype.name]
     factors = accuracy.a_rounding + accuracy.b_rounding if not dtype.is_16_bit else 0.0
-    return Tolerance(accuracy.sum_rounding, factors, accuracy.c_rounding, accuracy.smallest_normal)
+    plain = Tolerance(accuracy.sum_rounding, factors, accuracy.c_rounding, accuracy.smallest_normal)
+    if not rounded_sums:
+        return plain
+    of_sums = rounded_sums * accuracy.unit_roundoff
+    return replace(plain, factor_rounding=of_sums, deviations=DEVIATIONS / math.sqrt(rounded_sums))
+
+
+def accuracy_of(dtype: Dtype, rounded_sums: int = 0) -> Accuracy:
+    """What is promised of a kernel whose sums round to ``dtype`` after each of up to ``rounded_sums`` multiply-adds; 0:
+    whose sums are float32. The last of those roundings is that of C."""
+    accuracy = ACCURACY[dtype.name]
+    if not rounded_sums:
+        return accuracy
+    return replace(accuracy, sum_rounding=math.expm1(rounded_sums * math.log1p(accuracy.unit_roundoff)), c_rounding=0.0)
 
 
 def weights_held_to(dtype: Dtype, weights: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -203,8 +203,7 @@ def bench_artifact(
     config = manifest["launch"]
     x, y, z = config["grid"]
     kernel = Compiled(kept.cubin, manifest["name"], Launch((x, y, z), config["block"], config["shared_bytes"]))
-    problem = Problem(
-        kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype_named(manifest["dtype"])
-    )
+    dtype, sums = dtype_named(manifest["dtype"]), dtype_named(manifest["sums"])
+    problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype, sums)
     with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem, cache=cache) as bench:
         return compare(bench, kernel, sputnik=sputnik, progress=progress)

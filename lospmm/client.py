@@ -45,7 +45,7 @@ PAUSE_SECONDS = 0.3
 POSTS = 3
 
 #: The fields of ``Options`` that the service takes; the others it decides itself.
-SERVED_OPTIONS = ("emitter", "verify", "dtype", "families")
+SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families")
 
 #: Of a model's name, as many as the service takes.
 NAME_CHARACTERS = 200

@@ -54,8 +54,9 @@ VerifyOption = Annotated[
 FamiliesOption = Annotated[
     str, typer.Option("--families", help="Kernel families that take part, with commas between, or all.")
 ]
-DtypeOption = Annotated[
-    str, typer.Option("--dtype", help="Of B and C: float32, tf32, float16 or bfloat16; sums are float32.")
+DtypeOption = Annotated[str, typer.Option("--dtype", help="Of B and C: float32, tf32, float16 or bfloat16.")]
+SumsOption = Annotated[
+    str, typer.Option("--sums", help="What sums may be rounded to: float32, or the 16-bit type of --dtype.")
 ]
 ServerOption = Annotated[
     str | None,

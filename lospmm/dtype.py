@@ -1,6 +1,7 @@
 """What B and C are made of, and in what the multiplication is done. To add a type, add a row to ``DTYPES``.
 
-Sums are always float32. NumPy has no bfloat16: its elements are held as the upper 16 bits of float32 (``uint16``).
+Sums are float32, or, where that is asked for, of a 16-bit type (``SUMS``). NumPy has no bfloat16: its elements are held
+as the upper 16 bits of float32 (``uint16``).
 """
 
 from collections.abc import Callable, Mapping
@@ -80,6 +81,17 @@ DTYPES: Mapping[str, Dtype] = MappingProxyType(
 )
 
 FLOAT32 = DTYPES["float32"]
+
+
+#: What sums may be rounded to: float32, or the type of B and C where that has 16 bits.
+SUMS = ("float32", *(one.name for one in DTYPES.values() if one.is_16_bit))
+
+
+def check_sums(dtype: str, sums: str) -> None:
+    """Raises BadRequest for sums that this type of B and C does not have."""
+    allowed = [name for name in SUMS if name in ("float32", dtype)]
+    if sums not in allowed:
+        raise BadRequest(f"sums {sums!r:.80}: with dtype {dtype} choose {' or '.join(allowed)}")
 
 
 def dtype_named(name: str) -> Dtype:

@@ -108,12 +108,13 @@ def work_of(problem: Problem, candidates: Candidates) -> Work:
     filled = candidates.by_tiling(_filled_rows)
     stores = candidates.by_tiling(lambda tiling: _filled_rows(tiling) + len(tiling.empty_rows))
     exchanged = EXCHANGE_INSTRUCTIONS * (split - 1) * filled
+    converted = loads if problem.dtype.is_16_bit else 0  # to float32, each element that is loaded
     return Work(
         candidates,
         blocks,
         np.minimum(np.maximum(resident, 1), blocks),
         loads / parts,
-        (loads + arithmetic + stores + exchanged) / parts,
+        (loads + converted + arithmetic + stores + exchanged) / parts,
         loads,
     )
 
@@ -131,7 +132,7 @@ def costs_of(problem: Problem, work: Work, rates: Rates = RATES) -> Costs:
     exchange = np.where(candidates.split_k > 1, rates.exchange_cycles + mail, 0.0)
     waves = ceil_divs(blocks, work.resident)
     latency = waves * ((1 + work.loads / in_flight) * rates.load_latency_cycles + exchange)
-    traffic = blocks * work.loads * candidates.cols * 4 / rates.l2_bytes_per_cycle
+    traffic = blocks * work.loads * candidates.cols * problem.dtype.element_bytes / rates.l2_bytes_per_cycle
     memory = _memory_bytes(problem, work, rates) / device.memory_bandwidth * device.clock_hz
     return Costs(issue, fetch, latency, traffic, np.broadcast_to(memory, issue.shape))
 
@@ -140,10 +141,11 @@ def _memory_bytes(problem: Problem, work: Work, rates: Rates) -> Ints:
     """Bytes of B and C to and from memory. Where all column blocks of a tile come before the next tile's, a B that the
     L2 cache does not hold is read anew by every block row."""
     matrix = problem.matrix
-    again = 4 * problem.n * matrix.k > rates.l2_share * problem.device.l2_bytes
+    row_bytes = problem.dtype.element_bytes * problem.n
+    again = row_bytes * matrix.k > rates.l2_share * problem.device.l2_bytes
     anew = (work.candidates.column_group == 0) & again
     read = np.where(anew, np.maximum(work.column_loads, matrix.k), matrix.k)
-    return 4 * problem.n * (read + matrix.m)
+    return row_bytes * (read + matrix.m)
 
 
 def _filled_rows(tiling: Tiling) -> int:

@@ -40,8 +40,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.convolution import Convolution, guard_bits, row_elements
+from lospmm.dtype import FLOAT32, Dtype
 from lospmm.epilogue import PLAIN, Epilogue
 from lospmm.model import Launch, ceil_div
+from lospmm.words import SINGLE, Words
 
 
 class Op(IntEnum):
@@ -142,8 +144,8 @@ class TileProgram:
 class KernelProgram:
     """A whole kernel: block row i runs ``tiles[dispatch[i]]``.
 
-    ``n`` None takes the number of columns as a run-time argument; ``cols`` None takes the columns per block from the
-    launch. ``registers`` is the most that a thread may use (``--maxrregcount``).
+    ``n`` counts columns of ``words``; None takes it as a run-time argument. ``cols`` None takes the columns per block
+    from the launch. ``registers`` is the most that a thread may use (``--maxrregcount``).
     """
 
     name: str
@@ -159,6 +161,8 @@ class KernelProgram:
     split_k: int = 1  # parts of a tile: block rows i * split_k to (i + 1) * split_k - 1 share one
     convolution: Convolution | None = None  # whose n is the kernel's
     epilogue: Epilogue = PLAIN
+    words: Words = SINGLE  # of B and C, of this type:
+    dtype: Dtype = FLOAT32
 
     @property
     def block_rows(self) -> int:

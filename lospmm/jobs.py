@@ -58,10 +58,10 @@ class Request:
     is_settled: bool = False  # the options were resolved for the machine that is to do the work
 
     def __post_init__(self) -> None:
-        """The problem is of the type that the options name. Raises BadMatrix where A is too large for it."""
-        dtype = dtype_named(self.options.dtype)
-        if self.problem.dtype != dtype:
-            object.__setattr__(self, "problem", replace(self.problem, dtype=dtype))
+        """The problem is of the types that the options name. Raises BadMatrix where A is too large for them."""
+        dtype, sums = dtype_named(self.options.dtype), dtype_named(self.options.sums)
+        if (self.problem.dtype, self.problem.sums) != (dtype, sums):
+            object.__setattr__(self, "problem", replace(self.problem, dtype=dtype, sums=sums))
 
     @cached_property
     def resolved(self) -> Options:
@@ -158,7 +158,7 @@ def _kept_matrix(fingerprint: str, store: Store) -> SparseMatrix | None:
 
 def _check_size(problem: Problem, options: Options) -> None:
     """An unrolled kernel has an instruction for each nonzero and each row, the empty ones too."""
-    if options.family_names == (UNROLLED,) and (why := tuning.unrolled_refusal(problem)) is not None:
+    if options.family_names == (UNROLLED,) and (why := tuning.unrolled_refusal(problem, options.emitter)) is not None:
         raise BadRequest(why)
 
 

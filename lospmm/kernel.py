@@ -31,6 +31,7 @@ from lospmm.runtime.detect import detect_device
 from lospmm.runtime.geometry import Geometry
 from lospmm.toolchain.cubin import machine_code
 from lospmm.toolchain.data import data_of
+from lospmm.words import words_stored
 
 #: A, (m, k). A dense array is pruned already: its zeros are what is left out.
 Matrix: TypeAlias = NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix
@@ -84,10 +85,10 @@ class Kernel:
         """
         if self.artifact.manifest["plan"] is not None:
             return self._run_packed(b, residual)
-        geometry = self._geometry()
+        geometry, n = self._geometry(), self.artifact.manifest["n"]
         convolution = geometry.convolution
-        elements = _float32("B", b, (geometry.k, geometry.n) if convolution is None else convolution.input_shape)
-        shape = (geometry.m, geometry.n) if convolution is None else convolution.output_shape(geometry.m)
+        elements = _float32("B", b, (geometry.k, n) if convolution is None else convolution.input_shape)
+        shape = (geometry.m, n) if convolution is None else convolution.output_shape(geometry.m)
         if (residual is not None) != geometry.takes_residual:
             raise BadRequest(f"this kernel takes {'a' if geometry.takes_residual else 'no'} residual")
         third = None if residual is None else _float32("the residual", residual, shape)
@@ -95,11 +96,12 @@ class Kernel:
         c = np.empty(shape, dtype=np.float32)
         step = max(1, _THREADS_AT_ONCE // geometry.block_rows)
         for start in range(0, geometry.n, step):
-            columns = np.arange(start, min(start + step, geometry.n))
+            words = np.arange(start, min(start + step, geometry.n))
+            columns = geometry.columns_of(words)
             own_b = elements[:, columns] if convolution is None else unfold(convolution, elements, columns)
             place = geometry.places_of_c(columns)
             own_third = None if third is None else third.reshape(-1)[place]
-            c.reshape(-1)[place] = execute(emission, geometry, columns, own_b, own_third)
+            c.reshape(-1)[place] = execute(emission, geometry, words, own_b, own_third)
         return c
 
     def _run_packed(self, b: NDArray[np.floating], residual: NDArray[np.floating] | None) -> NDArray[np.float32]:
@@ -114,17 +116,20 @@ class Kernel:
     def _geometry(self) -> Geometry:
         """The launch that the manifest describes; a kernel that is shipped has its n in its code."""
         manifest = self.artifact.manifest
-        tile = manifest["tile"]
+        tile, dtype = manifest["tile"], dtype_named(manifest["dtype"])
+        words = words_stored(dtype, tile["thread_columns"])
         return Geometry(
             m=manifest["m"],
             k=manifest["k"],
-            n=manifest["n"],
+            n=manifest["n"] // words.columns,
             cols=tile["cols"],
             block_rows=(tile["count"] + tile["zero_blocks"]) * tile["split_k"],
             grid=tuple(manifest["launch"]["grid"]),
             takes_n=False,
             convolution=self.artifact.convolution,
             takes_residual=manifest["epilogue"]["residual"],
+            words=words,
+            dtype=dtype,
         )
 
     def _emission(self) -> Emission:

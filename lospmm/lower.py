@@ -3,26 +3,20 @@
 import numpy as np
 
 from lospmm.convolution import order_of_rows
-from lospmm.errors import Unsupported
+from lospmm.dtype import FLOAT32
 from lospmm.ir import KernelProgram
 from lospmm.model import ZERO_ROWS, Candidate, Problem
 from lospmm.registers import forecast_registers
 from lospmm.schedule import tile_programs, zero_program
-
-
-def check_dtype(problem: Problem) -> None:
-    """Raises Unsupported for elements that this kernel does not load. For tf32 it is more exact than it has to be."""
-    if problem.dtype.is_16_bit:
-        raise Unsupported(
-            f"dtype {problem.dtype.name}: the unrolled kernel computes in float32; ask for it, or for tf32"
-        )
+from lospmm.words import words_of
 
 
 def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block, or a
-    block for each part where tiles have several. Raises Unsupported as ``check_dtype``.
+    block for each part where tiles have several. Of 16-bit types its columns are those of words (``lospmm.words``). For
+    tf32 it is more exact than it has to be.
     """
-    check_dtype(problem)
+    words = words_of(problem)
     matrix, tiling = problem.matrix, candidate.tiling
     schedule = candidate.schedule
     epilogue = problem.epilogue
@@ -44,7 +38,7 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
         name=kernel_name(problem),
         m=matrix.m,
         k=matrix.k,
-        n=problem.n,
+        n=problem.n // words.columns,
         cols=candidate.tile.cols,
         tiles=tuple(tiles),
         dispatch=tuple(range(len(tiles))),
@@ -54,6 +48,8 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
         split_k=schedule.split_k,
         convolution=problem.convolution,
         epilogue=epilogue,
+        words=words,
+        dtype=problem.dtype if problem.dtype.is_16_bit else FLOAT32,
     )
 
 

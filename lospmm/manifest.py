@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lospmm.accuracy import ACCURACY, Accuracy
 from lospmm.convolution import Convolution
-from lospmm.dtype import dtype_named
+from lospmm.dtype import check_sums, dtype_named
 from lospmm.errors import BadRequest
 
 SCHEMA = 2
@@ -28,6 +28,7 @@ class Tile:
     nnc_sum: int
     nnc_max: int
     split_k: int = 1  # blocks that share a tile, block rows next to each other
+    thread_columns: int = 1  # that a thread computes; ``cols`` counts threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class Manifest:
     family: str = "unrolled"
     plan: Plan | None = None  # null of an unrolled kernel
     accuracy: Accuracy = ACCURACY["float32"]
+    sums: str = "float32"  # what sums may be rounded to; ``accuracy`` says what this kernel rounds
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -198,7 +200,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}; tune it again")
     try:
         _MANIFEST.validate_json(content, strict=True)
-        dtype_named(manifest["dtype"])
+        check_sums(dtype_named(manifest["dtype"]).name, manifest.get("sums", "float32"))
         if (manifest["tile"] is None) == (manifest.get("plan") is None):
             raise BadRequest("tile, plan: one of them is null")
     except ValidationError as error:
@@ -210,6 +212,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     assert isinstance(manifest, dict)
     if manifest["tile"] is not None:
         manifest["tile"].setdefault("split_k", 1)  # kernels of before there were splits
+        manifest["tile"].setdefault("thread_columns", 1)  # ... and pairs
     manifest.setdefault("convolution", None)  # ... and convolutions
     manifest.setdefault("epilogue", {"bias": False, "relu": False, "residual": False})
     manifest.setdefault("family", "unrolled")  # ... and other families
@@ -217,6 +220,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     manifest["search"].setdefault("families", [])
     manifest["search"].setdefault("dense_forecast_micros", None)
     manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types
+    manifest.setdefault("sums", "float32")
     if manifest.get("measured") is not None:
         for name in ("cublas_fp16_micros", "cublas_bf16_micros"):
             manifest["measured"].setdefault(name, None)

@@ -218,7 +218,7 @@ def _prepare(problem: Problem, seed: int) -> Prepare:
         seed=seed,
         exponent=exponent_of_b(matrix, dtype),
         gate=compile_gate(problem.device.arch),
-        tolerance=tolerance_of(dtype),
+        tolerance=tolerance_of(dtype, problem.rounded_sums),
         dtype=dtype,
         convolution=problem.convolution,
         bias=None if epilogue.bias is None else np.array(epilogue.bias, np.float32),

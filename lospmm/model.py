@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lospmm.convolution import MAX_IMAGE_ELEMENTS, Convolution
 from lospmm.device import DeviceSpec
-from lospmm.dtype import FLOAT32, Dtype
+from lospmm.dtype import FLOAT32, Dtype, check_sums
 from lospmm.epilogue import PLAIN, Epilogue, check_rows
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix
@@ -44,8 +44,8 @@ def check_columns(n: int) -> None:
 class Problem:
     """C = A x B on one GPU, with A known and B of ``n`` columns, which a ``convolution`` may take from its input.
 
-    Raises BadRequest for an n that no kernel takes, and for a convolution or an epilogue of another A or n; BadMatrix
-    for an A that is too large for the ``dtype``.
+    Raises BadRequest for an n that no kernel takes, for ``sums`` of another type, and for a convolution or an epilogue
+    of another A or n; BadMatrix for an A that is too large for the ``dtype``.
     """
 
     matrix: SparseMatrix
@@ -54,13 +54,23 @@ class Problem:
     convolution: Convolution | None = None
     epilogue: Epilogue = PLAIN
     dtype: Dtype = FLOAT32
+    sums: Dtype = FLOAT32  # what sums may be rounded to: float32, or a 16-bit ``dtype``
 
     def __post_init__(self) -> None:
         check_columns(self.n)
+        check_sums(self.dtype.name, self.sums.name)
         check_rows(self.epilogue, self.matrix.m)
         _check_range(self.dtype, self.matrix)
         if self.convolution is not None:
             _check_convolution(self.convolution, self.matrix, self.n)
+
+    @property
+    def rounded_sums(self) -> int:
+        """The most multiply-adds of a sum that may be rounded to 16 bits after each, parts of a tile included; 0: sums
+        are float32."""
+        if not self.sums.is_16_bit:
+            return 0
+        return int(np.diff(self.matrix.indptr).max(initial=0)) + SPLITS[-1]
 
     @property
     def b_elements(self) -> int:
@@ -84,6 +94,7 @@ def layer_fields(problem: Problem) -> dict[str, Any]:
         ({} if convolution is None else {"convolution": asdict(convolution)})
         | ({} if epilogue.is_plain else {"epilogue": asdict(epilogue)})
         | ({} if problem.dtype == FLOAT32 else {"dtype": problem.dtype.name})
+        | ({} if problem.sums == FLOAT32 else {"sums": problem.sums.name})
     )
 
 

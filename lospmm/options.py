@@ -9,7 +9,7 @@ from types import MappingProxyType
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.device import DeviceSpec
-from lospmm.dtype import DTYPES
+from lospmm.dtype import DTYPES, SUMS, check_sums
 from lospmm.errors import BadRequest
 from lospmm.families import FAMILIES
 from lospmm.model import SPLITS
@@ -29,6 +29,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "verify": ("auto", "gpu", "cpu", "none"),
     "trials": ("full", "proxy"),
     "dtype": tuple(DTYPES),
+    "sums": SUMS,
 }
 
 
@@ -42,6 +43,7 @@ class Options:
     verify: str = "auto"
     trials: str = "full"
     dtype: str = "float32"
+    sums: str = "float32"  # or the 16-bit type of ``dtype``
     shortlist_size: int = 10
     budget_seconds: float | None = None  # for the whole tuning; None: as many as the search asks for; 0: none is timed
     families: str = "all"  # or some of FAMILY_NAMES, with commas between
@@ -51,6 +53,7 @@ class Options:
             value = getattr(self, name)
             if not isinstance(value, str) or value not in choices:
                 raise BadRequest(f"{name} {value!r:.80}: choose one of {', '.join(choices)}")
+        check_sums(self.dtype, self.sums)
         # NumPy's numbers become Python's, which are written down as JSON.
         object.__setattr__(self, "shortlist_size", _shortlist_size(self.shortlist_size))
         object.__setattr__(self, "families", _families(self.families))

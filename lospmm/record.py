@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from lospmm import artifact
-from lospmm.accuracy import ACCURACY
+from lospmm.accuracy import Accuracy, accuracy_of
 from lospmm.build import Build, PackedBuild, for_emitter
 from lospmm.contest import Contest
-from lospmm.dtype import FLOAT32
 from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
 from lospmm.manifest import (
@@ -37,6 +36,7 @@ from lospmm.readers import Values
 from lospmm.search import Choice, Scored, Trialled
 from lospmm.tile_map import TileMap, map_of
 from lospmm.verify import Verification
+from lospmm.words import PAIRS, in_words
 
 #: Who chooses where nothing is timed, by the ranker; any other is a model.
 CHOSEN_BY: Mapping[str, str] = MappingProxyType({"none": "estimate"})
@@ -79,8 +79,8 @@ def _npy(bias: tuple[float, ...]) -> bytes:
 
 
 def searched_problem(outcome: Outcome) -> Problem:
-    """With what its emitter needs of a thread's registers."""
-    return for_emitter(outcome.problem, outcome.options.emitter)
+    """Of the unrolled family: in its words, and with what its emitter needs of a thread's registers."""
+    return in_words(for_emitter(outcome.problem, outcome.options.emitter))
 
 
 def tuning_lines(outcome: Outcome) -> str:
@@ -175,9 +175,9 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         arch=problem.device.arch,
         emitter=build.emission.language,
         toolchain=binary.toolchain,
-        tile=None if outcome.choice is None or isinstance(build, PackedBuild) else _tile(outcome.choice.winner),
+        tile=None if outcome.choice is None or isinstance(build, PackedBuild) else _tile(outcome.choice.winner, build),
         launch=LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
-        arguments=_arguments(problem, is_packed=isinstance(build, PackedBuild)),
+        arguments=_arguments(problem, build),
         registers=binary.registers,
         spill_bytes=binary.spill_bytes,
         code_bytes=binary.code_bytes,
@@ -194,26 +194,35 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         ),
         family=build.entrant.family if isinstance(build, PackedBuild) else UNROLLED,
         plan=_plan(build) if isinstance(build, PackedBuild) else None,
-        accuracy=ACCURACY[problem.dtype.name if isinstance(build, PackedBuild) else FLOAT32.name],
+        accuracy=_accuracy(problem, build),
+        sums=problem.sums.name,
     )
+
+
+def _accuracy(problem: Problem, build: Build | PackedBuild) -> Accuracy:
+    """Of what was built, which may be more exact than it has to be."""
+    if isinstance(build, PackedBuild):
+        return accuracy_of(problem.dtype)
+    return accuracy_of(build.program.dtype, problem.rounded_sums if build.program.words == PAIRS else 0)
 
 
 def _plan(build: PackedBuild) -> Plan:
     return Plan(asdict(build.entrant.plan), build.kernel.cols, len(build.kernel.data))
 
 
-def _arguments(problem: Problem, *, is_packed: bool) -> tuple[Argument, ...]:
+def _arguments(problem: Problem, build: Build | PackedBuild) -> tuple[Argument, ...]:
     """In the order in which a launch passes them. Templates load and store up to 16 bytes at a time."""
     matrix, convolution = problem.matrix, problem.convolution
     if convolution is None:
         b, c = f"row-major, {matrix.k} x {problem.n}", f"row-major, {matrix.m} x {problem.n}"
     else:
         b, c = (f"NCHW, {_shape(shape)}" for shape in (convolution.input_shape, convolution.output_shape(matrix.m)))
-    kind, aligned = problem.dtype.c_type, f"{16 if is_packed else problem.dtype.element_bytes}-byte aligned"
+    step = 16 if isinstance(build, PackedBuild) else build.program.words.stored_bytes
+    kind, aligned = problem.dtype.c_type, f"{step}-byte aligned"
     residual = Argument("residual", f"const {kind} *", f"{c}, {aligned}")
     return (
         Argument("b", f"const {kind} *", f"{b}, {aligned}"),
-        Argument("c", f"{kind} *", f"{c}, {f'{aligned}, ' if is_packed else ''}written whole"),
+        Argument("c", f"{kind} *", f"{c}, {f'{aligned}, ' if step > problem.dtype.element_bytes else ''}written whole"),
         *((residual,) if problem.epilogue.residual else ()),
     )
 
@@ -222,7 +231,7 @@ def _shape(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _tile(winner: Candidate) -> Tile:
+def _tile(winner: Candidate, build: Build) -> Tile:
     tiling, schedule = winner.tiling, winner.schedule
     return Tile(
         rows=winner.tile.rows,
@@ -236,6 +245,7 @@ def _tile(winner: Candidate) -> Tile:
         nnc_sum=int(tiling.nnc.sum()),
         nnc_max=int(tiling.nnc.max(initial=0)),
         split_k=schedule.split_k,
+        thread_columns=build.program.words.columns,
     )
 
 

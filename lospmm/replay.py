@@ -25,6 +25,7 @@ from lospmm.record import axes_of
 from lospmm.search import Choice, Clock, choose_by_time, search
 from lospmm.stages import Stages
 from lospmm.tuning import RANKERS, TRIALS, contenders, field_for, winner_of
+from lospmm.words import in_words
 
 #: The names of a candidate's axes, in a line of the log and in the manifest's ``tile``.
 AXES = ("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k")
@@ -58,13 +59,13 @@ def replay(kept: Artifact, device: DeviceSpec) -> Replay:
     if manifest["device"] != device.name:
         raise BadRequest(f"{manifest['name']} was tuned for {manifest['device']}, not for {device.name}")
     lines = _lines(kept)
-    dtype = dtype_named(manifest["dtype"])
-    problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype)
+    dtype, sums = dtype_named(manifest["dtype"]), dtype_named(manifest["sums"])
+    problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype, sums)
     unrolled = [line for line in lines if line["family"] == UNROLLED]
     choice = _searched(problem, manifest, unrolled) if unrolled else None
     others = _contested(problem, manifest, [line for line in lines if line["family"] != UNROLLED], choice)
     timed = (0 if choice is None else len(choice.trials)) + len(others.timed)
-    return Replay(_named(winner_of(problem, choice, others)), _built(manifest), timed)
+    return Replay(_named(winner_of(problem, choice, others, _emitter(manifest, device))), _built(manifest), timed)
 
 
 def _built(manifest: Mapping[str, Any]) -> Named:
@@ -84,7 +85,7 @@ def _contested(
     problem: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], choice: Choice | None
 ) -> Contest:
     names = [family["name"] for family in manifest["search"]["families"]]
-    field = field_for(problem, contenders(names, is_unrolled=choice is not None))
+    field = field_for(problem, contenders(names, problem.dtype, is_unrolled=choice is not None))
     if not lines or not manifest["search"]["measured"]:
         return Contest(field)
     log = _Log(lines)
@@ -93,8 +94,8 @@ def _contested(
 
 
 def _searched(whole: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Choice:
-    emitter = manifest["emitter"] if manifest["plan"] is None else default_emitter(whole.device.arch)
-    problem = for_emitter(whole, emitter)
+    emitter = _emitter(manifest, whole.device)
+    problem = in_words(for_emitter(whole, emitter))
     summary, locksteps = manifest["search"], LOCKSTEPS[emitter]
     for name, table in (("ranker", RANKERS), ("trials", {**TRIALS, "none": None})):
         if summary[name] not in table:
@@ -109,6 +110,12 @@ def _searched(whole: Problem, manifest: Mapping[str, Any], lines: Sequence[Mappi
     finals = log.finals if log.has_finals else None
     clock, policy = Clock(log.trials, finals, log.is_over), TRIALS[summary["trials"]].policy
     return choose_by_time(problem, choice, ranker, clock, Stages(), locksteps=locksteps, policy=policy)
+
+
+def _emitter(manifest: Mapping[str, Any], device: DeviceSpec) -> str:
+    """Of the unrolled family."""
+    named: str = manifest["emitter"]
+    return named if manifest["plan"] is None else default_emitter(device.arch)
 
 
 class _Log:

@@ -56,11 +56,17 @@ def _kind(manifest: Mapping[str, Any]) -> dict[str, str]:
         return {"family": f"{family}, {plan['data_bytes']:,} bytes of A", "plan": axes}
     return {
         "family": family,
-        "tile": f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead, "
+        "tile": f"{tile['rows']} rows x {columns_of_tile(tile)}, {tile['prefetch']} loads ahead, "
         f"{_group(tile['column_group'])}{_parts(tile['split_k'])}",
         "tiles": f"{tile['count']:,} with nonzeros, {tile['zero_blocks']:,} of empty rows; "
         f"{tile['nnc_sum']:,} loads a column, {tile['nnc_max']:,} at most",
     }
+
+
+def columns_of_tile(tile: Mapping[str, Any]) -> str:
+    """Of C, that a thread block computes."""
+    per_thread = tile["thread_columns"]
+    return f"{tile['cols'] * per_thread} columns{f' ({per_thread} a thread)' if per_thread > 1 else ''}"
 
 
 def _search(search: Mapping[str, Any]) -> dict[str, str]:

@@ -44,7 +44,8 @@ FORMAT = 1
 #: is imported.
 DECISIVE = (
     "build.py", "convolution.py", "epilogue.py", "lower.py", "schedule.py", "ir.py", "registers.py", "occupancy.py",
-    "model.py", "reorder.py", "packed.py", "dtype.py", "accuracy.py", "families/**/*.py", "families/**/*.cu*",
+    "model.py", "words.py", "reorder.py", "packed.py", "dtype.py", "accuracy.py",
+    "families/**/*.py", "families/**/*.cu*",
     "codegen/**/*.py",
     "toolchain/compile.py", "toolchain/compilers.py", "toolchain/cubin.py", "toolchain/elf.py",
     "toolchain/elf_rewrite.py", "toolchain/data.py",

@@ -11,15 +11,15 @@ from lospmm.baselines import BASELINES
 from lospmm.bench import compare
 from lospmm.budget import Budget
 from lospmm.build import Build, PackedBuild, build, build_packed
-from lospmm.codegen import source_of
+from lospmm.codegen import EMITTERS, source_of
 from lospmm.contest import Contest, Field, contest, field_of
 from lospmm.device import DeviceSpec
+from lospmm.dtype import FLOAT32, Dtype
 from lospmm.errors import GpuFault, NothingFits, VerificationFailed
 from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
 from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
-from lospmm.ir import FLOAT_BYTES
 from lospmm.manifest import Measured
 from lospmm.measure import AGAIN, BRIEF, Bench, Effort
 from lospmm.model import Candidate, Problem
@@ -35,6 +35,7 @@ from lospmm.timings import Timings, conditions_of
 from lospmm.toolchain.compilers import compiler_name
 from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
+from lospmm.words import PAIRS, SINGLE, in_words, words_of
 from lospmm.workshop import Workshop
 from lospmm_rank.families import DENSE, dense_micros, factors
 
@@ -80,7 +81,7 @@ def tuned(job: Job) -> Outcome:
     if is_timed and is_unrolled:
         job.workshop.crew(options.emitter)  # which starts while this process searches
     with job.stages.part("constraints"):
-        others = Contest(field_for(problem, contenders(options.family_names, is_unrolled=is_unrolled)))
+        others = Contest(field_for(problem, contenders(options.family_names, problem.dtype, is_unrolled=is_unrolled)))
     try:
         choice = searched(job) if is_unrolled else None
     except NothingFits:
@@ -97,7 +98,7 @@ def tuned(job: Job) -> Outcome:
             assert bench is not None
             choice = None if choice is None else _choose(job, choice, bench)
             others = _contest(job, others.field, choice, bench)
-        winner = winner_of(problem, choice, others)
+        winner = winner_of(problem, choice, others, options.emitter)
         built = _build(job, winner)
         verification = _verify(job, built, bench)
         text = gpu.enter_context(ThreadPoolExecutor(1, thread_name_prefix="text"))
@@ -116,39 +117,42 @@ def field_for(problem: Problem, names: Sequence[str]) -> Field:
     return field_of(problem, names, learned, dense_micros=dense_micros(traits, device) * of_dense)
 
 
-#: Families that are not looked at where the unrolled one takes part, unless it is not asked for: on an H200 it was
+#: Families that are not looked at where the unrolled one takes part with float32 or TF32: on an H200 it was
 #: faster on all 82 problems that both took (benchmarks/results/families.jsonl), and their forecasts take long to make.
 SLOWER_THAN_UNROLLED = ("tensor_core",)
 
 
-def contenders(names: Sequence[str], *, is_unrolled: bool) -> list[str]:
+def contenders(names: Sequence[str], dtype: Dtype, *, is_unrolled: bool) -> list[str]:
     """Of the families that are asked for, those that the unrolled one is compared with, or that stand in for it."""
-    slower = SLOWER_THAN_UNROLLED if is_unrolled else ()
+    slower = SLOWER_THAN_UNROLLED if is_unrolled and not dtype.is_16_bit else ()
     return [name for name in names if name != UNROLLED and name not in slower]
 
 
 def takes_unrolled(job: Job) -> bool:
-    """Whether the family with A in its instructions takes part: its sums and factors are float32."""
-    return UNROLLED in job.options.family_names and unrolled_refusal(job.problem) is None
+    """Whether the family with A in its instructions takes part."""
+    return UNROLLED in job.options.family_names and unrolled_refusal(job.problem, job.options.emitter) is None
 
 
-def unrolled_refusal(problem: Problem) -> str | None:
-    """Why there is no unrolled kernel, in a few words; None: there is."""
-    if problem.dtype.element_bytes != FLOAT_BYTES:
-        return f"dtype {problem.dtype.name}: the unrolled kernel computes in float32"
+def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
+    """Why there is no unrolled kernel by ``emitter``, in a few words; None: there is."""
+    words = words_of(problem)
+    if words != SINGLE and not EMITTERS[emitter].writes(words, problem.device.arch):
+        sums = problem.dtype.name if words == PAIRS else FLOAT32.name
+        arch = problem.device.arch
+        return f"dtype {problem.dtype.name}, sums {sums}: {emitter} has no unrolled kernels of them for {arch}"
     matrix, limit = problem.matrix, settings().max_nonzeros
     if matrix.nnz + matrix.m > limit:
         return f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of LOSPMM_MAX_NONZEROS"
     return None
 
 
-def winner_of(problem: Problem, choice: Choice | None, others: Contest) -> Candidate | Entrant:
+def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:
     """The fastest of all families. Where nothing was timed, the unrolled one if it has a kernel: forecasts of different
     families are not worth a comparison."""
     best = others.best
     if choice is None:
         if best is None:
-            raise (_nobody_ran(others) if others.timed else NothingFits(_nobody(problem, others.field)))
+            raise (_nobody_ran(others) if others.timed else NothingFits(_nobody(problem, others.field, emitter)))
         return best
     if best is None:
         return choice.winner
@@ -156,8 +160,8 @@ def winner_of(problem: Problem, choice: Choice | None, others: Contest) -> Candi
     return best if fastest is not None and fastest.settled_micros < choice.micros else choice.winner
 
 
-def _nobody(problem: Problem, field: Field) -> str:
-    refusals = {UNROLLED: unrolled_refusal(problem) or "not asked for", **field.refusals}
+def _nobody(problem: Problem, field: Field, emitter: str) -> str:
+    refusals = {UNROLLED: unrolled_refusal(problem, emitter) or "not asked for", **field.refusals}
     return f"no family has a kernel for this: {'; '.join(f'{name}: {why}' for name, why in refusals.items())}"
 
 
@@ -174,7 +178,7 @@ def reserve_seconds(job: Job) -> float:
 
 def searched(job: Job) -> Choice:
     """Without a GPU: what the ranker puts first. Raises NothingFits."""
-    problem, options = job.problem, job.options
+    problem, options = in_words(job.problem), job.options
     splits = splits_of(options.emitter, problem.device.arch)
     with job.stages.part("constraints"):
         space = job.workshop.explored(problem, splits)
@@ -191,12 +195,12 @@ def searched(job: Job) -> Choice:
 def search_ahead(problem: Problem, options: Options, workshop: Workshop) -> None:
     """Have the space of a tuning to come explored while another has the GPU, where that takes nothing from it."""
     if options.measure == "gpu":
-        workshop.explore_ahead(problem, options.emitter, splits_of(options.emitter, problem.device.arch))
+        workshop.explore_ahead(in_words(problem), options.emitter, splits_of(options.emitter, problem.device.arch))
 
 
 def _choose(job: Job, choice: Choice, bench: Bench) -> Choice:
     """The fastest of what is timed."""
-    problem, options, stages = job.problem, job.options, job.stages
+    problem, options, stages = in_words(job.problem), job.options, job.stages
     timings = _timings(job, options.emitter)
     way = TRIALS[options.trials]
     clock = Clock(

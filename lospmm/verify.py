@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.accuracy import SMALLEST_NORMAL, off_by, tolerance_of, weights_held_to
+from lospmm.accuracy import SMALLEST_NORMAL, Tolerance, off_by, tolerance_of, weights_held_to
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.units import describe_rows
 from lospmm.convolution import Convolution, guard_bits, outside
@@ -53,7 +53,8 @@ class Verification:
 def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0) -> Verification:
     """Run the emission's text on the CPU for some columns. Raises VerificationFailed."""
     geometry = geometry_of(program, n=problem.n, cols=LAUNCH_COLS)
-    columns = choose_columns(geometry.n, geometry.cols, _column_limit(problem.matrix))
+    words = choose_columns(geometry.n, geometry.cols, _column_limit(problem.matrix))
+    columns = geometry.columns_of(words)
     b = draw_b(problem.matrix, len(columns), seed, problem.dtype)
     residual = draw_residual(problem, len(columns), seed)
     given = b if problem.convolution is None else pad(problem.convolution, b, columns, np.nan)
@@ -61,9 +62,9 @@ def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, 
     # Behind a ragged end there are threads without a column; the last of them runs too, and must touch nothing.
     last_thread = ceil_div(geometry.n, geometry.cols) * geometry.cols - 1
     idle = np.arange(max(last_thread, geometry.n), last_thread + 1)
-    every = np.concatenate((columns, idle))
-    third = None if residual is None else _with_nan(residual, len(idle))
-    c = execute(emission, geometry, every, _with_nan(given, len(idle)), third)
+    every, more = np.concatenate((words, idle)), len(geometry.columns_of(idle))
+    third = None if residual is None else _with_nan(residual, more)
+    c = execute(emission, geometry, every, _with_nan(given, more), third)
     error = _compared(problem, columns, held_to, c[:, : len(columns)], residual)
     return Verification("cpu", error, len(columns))
 
@@ -160,8 +161,17 @@ def _compared(
     c: NDArray[np.float32],
     residual: NDArray[np.float32] | None,
 ) -> float:
-    epilogue, dtype = problem.epilogue, problem.dtype
-    return compare(problem.matrix, columns, b, c, epilogue=epilogue, residual=residual, dtype=dtype)
+    tolerance = tolerance_of(problem.dtype, problem.rounded_sums)
+    return compare(
+        problem.matrix,
+        columns,
+        b,
+        c,
+        epilogue=problem.epilogue,
+        residual=residual,
+        dtype=problem.dtype,
+        tolerance=tolerance,
+    )
 
 
 def compare(
@@ -173,12 +183,13 @@ def compare(
     epilogue: Epilogue = PLAIN,
     residual: NDArray[np.float32] | None = None,
     dtype: Dtype = FLOAT32,
+    tolerance: Tolerance | None = None,
 ) -> float:
     """The greatest error of ``c`` (m, columns) as A x ``b``, relative to |A| |B|; ``columns`` are their numbers, for
     messages. ``b`` and ``residual`` are what they are in memory.
 
-    An element without a term must be zero. Raises VerificationFailed beyond the ``Tolerance`` of the type, or for NaN,
-    which stands where nothing was written.
+    An element without a term must be zero. Raises VerificationFailed beyond the ``tolerance`` (None: that of the type),
+    or for NaN, which stands where nothing was written.
     """
     unwritten = np.flatnonzero(np.isnan(c).any(axis=1))
     if len(unwritten):
@@ -192,7 +203,7 @@ def compare(
         expected, scale = expected + term, scale + abs(term)
     if epilogue.relu:
         expected = np.maximum(expected, 0)
-    off, allowed = np.abs(c - expected), tolerance_of(dtype).allowed(scale, squares, expected)
+    off, allowed = np.abs(c - expected), (tolerance or tolerance_of(dtype)).allowed(scale, squares, expected)
     ratio = off / allowed
     ratio[(scale == 0) & (c != 0)] = np.inf
     worst = int(ratio.argmax())

@@ -16,22 +16,26 @@ from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass import emit as sass
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.source import listing
+from lospmm.codegen.sass.words import writes
 from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
+from lospmm.words import SINGLE, Words
 
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
-    """``check`` raises Unsupported for an architecture, as in "sm_90", that ``emit`` cannot write for."""
+    """``check`` raises Unsupported for an architecture, as in "sm_90", that ``emit`` cannot write for; ``writes`` says
+    whether it can for such words and architecture."""
 
     emit: Callable[[KernelProgram, str], Emission]
     check: Callable[[str], object]
+    writes: Callable[[Words, str], bool] = lambda words, _: words == SINGLE
 
 
 #: Language -> emitter, in the order of preference.
 EMITTERS: Mapping[str, Emitter] = MappingProxyType(
     {
-        "sass": Emitter(sass.emit, generation_of),
+        "sass": Emitter(sass.emit, generation_of, writes),
         "ptx": Emitter(ptx.emit, ptx.version_of),
         "cuda": Emitter(cuda.emit, lambda _: None),
     }
@@ -49,6 +53,8 @@ def emit(program: KernelProgram, language: str, arch: str) -> Emission:
         raise Unsupported(f"emitter {language!r}: choose one of {', '.join(EMITTERS)}")
     if program.split_k > 1 and language != "sass":
         raise Unsupported(f"{program.split_k} blocks to a tile: {language} has no such kernels; use --emitter sass")
+    if not EMITTERS[language].writes(program.words, arch) and program.words != SINGLE:
+        raise Unsupported(f"{program.words.name} of {program.dtype.name}: {language} has no such kernels for {arch}")
     return EMITTERS[language].emit(program, arch)
 
 

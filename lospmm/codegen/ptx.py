@@ -206,15 +206,19 @@ def entry_head(program: KernelProgram) -> Sequence[str]:
         f"{'mov.u32 %n, ' + str(program.n) if program.n is not None else 'ld.param.u32 %n, [n]'};",
         "setp.ge.u32 %outside, %column, %n;",
         "@%outside exit;",
-        *(_own_of_product() if program.convolution is None else _own_of_convolution(program, program.convolution)),
+        *(
+            _own_of_product(program)
+            if program.convolution is None
+            else _own_of_convolution(program, program.convolution)
+        ),
         *(_RESIDUAL if program.epilogue.residual else ()),
     ]
 
 
-def _own_of_product() -> Sequence[str]:
+def _own_of_product(program: KernelProgram) -> Sequence[str]:
     """%b and %c of a column, which lies in every row ``%offset`` bytes behind the first."""
     return (
-        "mul.wide.u32 %offset, %column, 4;",
+        f"mul.wide.u32 %offset, %column, {program.words.stored_bytes};",
         "ld.param.u64 %b, [b];",
         "ld.param.u64 %c, [c];",
         "cvta.to.global.u64 %b, %b;",
@@ -235,7 +239,7 @@ _RESIDUAL = (
 
 def _own_of_convolution(program: KernelProgram, convolution: Convolution) -> Sequence[str]:
     """%b, where the window of this thread's pixel begins, perhaps before the input; %c; and %padded."""
-    (down, right), (top, left) = convolution.stride, convolution.padding
+    (down, right), (top, left), size = convolution.stride, convolution.padding, program.words.stored_bytes
     return (
         ".reg .b32 %image, %pixel, %y, %x, %start;",
         ".reg .b64 %inner;",
@@ -250,12 +254,12 @@ def _own_of_convolution(program: KernelProgram, convolution: Convolution) -> Seq
         "ld.param.u64 %c, [c];",
         "cvta.to.global.u64 %b, %b;",
         "cvta.to.global.u64 %c, %c;",
-        f"mul.wide.u32 %offset, %image, {4 * convolution.image_elements};",
-        "mul.wide.s32 %inner, %start, 4;",
+        f"mul.wide.u32 %offset, %image, {size * convolution.image_elements};",
+        f"mul.wide.s32 %inner, %start, {size};",
         "add.s64 %b, %b, %offset;",
         "add.s64 %b, %b, %inner;",
-        f"mul.wide.u32 %offset, %image, {4 * program.m * convolution.pixels};",
-        "mul.wide.u32 %inner, %pixel, 4;",
+        f"mul.wide.u32 %offset, %image, {size * program.m * convolution.pixels};",
+        f"mul.wide.u32 %inner, %pixel, {size};",
         "add.s64 %offset, %offset, %inner;",
         "add.s64 %c, %c, %offset;",
         *(_padded(convolution) if convolution.is_padded else ()),

@@ -86,9 +86,10 @@ static __device__ void lospmm_check_type(const long long *indptr, const int *ind
     const float got = c[place].value();
     const double off = got < expected ? expected - got : got - expected;
     const double least = scale < smallest_normal ? smallest_normal : scale;
-    const double size = expected < 0 ? -expected : expected, root = limits.deviations * sqrt(squares);
-    const double allowed = limits.sum_rounding * least + limits.factor_rounding * (root < scale ? root : scale) +
-                           limits.c_rounding * (size < limits.smallest_normal ? limits.smallest_normal : size);
+    const double size = expected < 0 ? -expected : expected, root = sqrt(squares), small = limits.smallest_normal;
+    const double spread = limits.deviations * (root < small ? small : root), whole = scale < small ? small : scale;
+    const double allowed = limits.sum_rounding * least + limits.factor_rounding * (spread < whole ? spread : whole) +
+                           limits.c_rounding * (size < small ? small : size);
     const double ratios[2] = {off / allowed, off / least};
     for (int which = 0; which < 2; ++which) {
       unsigned bits = __float_as_uint(float(ratios[which]));

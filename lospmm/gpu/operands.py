@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.accuracy import DEVIATIONS, Tolerance
+from lospmm.accuracy import Tolerance
 from lospmm.convolution import Convolution, column_elements, guard_bits, output_elements, outside, row_elements
 from lospmm.dtype import Dtype
 from lospmm.errors import GpuFault
@@ -173,7 +173,7 @@ def residual_numbers(operands: Operands) -> NDArray[Any]:
 
 def put_tolerance(driver: Driver, operands: Operands, tolerance: Tolerance) -> None:
     """For the next check."""
-    driver.upload(operands.tolerance, np.array([*astuple(tolerance), DEVIATIONS]))
+    driver.upload(operands.tolerance, np.array(astuple(tolerance)))
 
 
 def _repeat(driver: Driver, address: int, numbers: NDArray[Any], count: int) -> None:

@@ -11,8 +11,9 @@ is one of a tensor that was made in inference mode: call ``status`` after such a
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -232,9 +233,17 @@ def _tracked(tensors: Tensors) -> list[Tensor]:
     return [one for one in every if one is not None and not one.is_inference()]
 
 
+def _alignment_bytes(manifest: Mapping[str, Any]) -> int:
+    """Of B: what a thread loads at a time, where that is more than an element."""
+    if manifest["tile"] is None:
+        return VECTOR_BYTES
+    columns: int = manifest["tile"]["thread_columns"]
+    return 1 if columns == 1 else columns * torch_dtype_of(manifest).itemsize
+
+
 def _ready(bucket: Bucket, device: torch.device) -> Ready:
     manifest = bucket.kernel.artifact.manifest
-    dtype, alignment_bytes = torch_dtype_of(manifest), 1 if manifest["plan"] is None else VECTOR_BYTES
+    dtype, alignment_bytes = torch_dtype_of(manifest), _alignment_bytes(manifest)
     if device.type == "cpu":
         return Ready(bucket, device, None, dtype, 1)
     key = manifest["cubin_sha256"], device.index

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
+from lospmm.dtype import Dtype
 from lospmm.errors import Unsupported
 from lospmm.runtime import cpu, ptx_machine, sass_machine
 from lospmm.runtime.geometry import Geometry
@@ -46,9 +47,22 @@ def execute(
     b: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """C (m, columns) of an emission on the CPU. Raises Unsupported for a language without a runtime."""
+    """C of an emission on the CPU. Raises Unsupported for a language without a runtime.
+
+    ``columns`` are those of the geometry's words; B, C and the residual have as many elements of each as a word holds.
+    """
     if emission.language not in RUNTIMES:
         raise Unsupported(f"running {emission.language!r} on a CPU: choose one of {', '.join(RUNTIMES)}")
-    assert b.shape == (geometry.k, len(columns)), f"B of shape {b.shape} for {len(columns)} columns"
+    per_word = geometry.words.columns
+    assert b.shape == (geometry.k, per_word * len(columns)), f"B of shape {b.shape} for {len(columns)} columns"
     assert (residual is not None) == geometry.takes_residual, "a residual where the kernel takes one"
-    return RUNTIMES[emission.language](emission, geometry, columns, b, residual)
+    if per_word == 1:
+        return RUNTIMES[emission.language](emission, geometry, columns, b, residual)
+    assert residual is None, "nothing is added to pairs"
+    c = RUNTIMES[emission.language](emission, geometry, columns, _paired(b, geometry.dtype))
+    return geometry.dtype.from_storage(c.view(geometry.dtype.to_storage(c[:0]).dtype))
+
+
+def _paired(elements: NDArray[np.float32], dtype: Dtype) -> NDArray[np.float32]:
+    """Words of two neighbouring columns each, the lower half first, as registers move them."""
+    return np.ascontiguousarray(dtype.to_storage(elements)).view(np.float32)

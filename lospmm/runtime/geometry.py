@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
 from lospmm.convolution import Convolution, column_elements, output_elements, rows_at
+from lospmm.dtype import FLOAT32, Dtype
 from lospmm.errors import VerificationFailed
-from lospmm.ir import FLOAT_BYTES, KernelProgram, grid
+from lospmm.ir import KernelProgram, grid
+from lospmm.words import SINGLE, Words
 
 #: Beyond what any processor maps, and further apart than any B is long.
 B_ADDRESS = 1 << 60
@@ -24,8 +26,8 @@ RESIDUAL_ADDRESS = 3 << 60
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The sizes of a launch. ``takes_n`` says that n is the kernel's last argument, ``takes_residual`` that it has a
-    third address.
+    """The sizes of a launch; its n and columns are those of ``words``. ``takes_n`` says that n is the kernel's last
+    argument, ``takes_residual`` that it has a third address.
     """
 
     m: int
@@ -37,22 +39,29 @@ class Geometry:
     takes_n: bool
     convolution: Convolution | None = None
     takes_residual: bool = False
+    words: Words = SINGLE
+    dtype: Dtype = FLOAT32  # of the words
+
+    def columns_of(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The columns of B and C that these words hold."""
+        per_word = self.words.columns
+        return np.add.outer(words * per_word, np.arange(per_word)).reshape(-1)
 
     def own_b(self, columns: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Bytes from the start of B, or of the input, to where the column of each thread begins, modulo 2^64."""
         elements = columns if self.convolution is None else column_elements(self.convolution, columns)
-        return (elements * FLOAT_BYTES).astype(np.uint64)
+        return (elements * self.words.stored_bytes).astype(np.uint64)
 
     def own_c(self, columns: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Bytes from the start of C to row 0 of each column."""
         elements = columns if self.convolution is None else output_elements(self.convolution, self.m, columns)
-        return (elements * FLOAT_BYTES).astype(np.uint64)
+        return (elements * self.words.stored_bytes).astype(np.uint64)
 
     def rows_of_b(self, columns: NDArray[np.int64], offset: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The row of its own column that lies ``offset`` bytes from the start of B, of each thread; -1: none does."""
         if self.convolution is None:
-            return _rows(offset - self.own_b(columns), self.n * FLOAT_BYTES, self.k)
-        element, rest = np.divmod(offset, np.uint64(FLOAT_BYTES))
+            return _rows(offset - self.own_b(columns), self.n * self.words.stored_bytes, self.k)
+        element, rest = np.divmod(offset, np.uint64(self.words.stored_bytes))
         inside = (rest == 0) & (element < self.convolution.input_elements)
         found = rows_at(self.convolution, columns, np.where(inside, element, 0).astype(np.int64))
         return np.where(inside, found, -1)
@@ -60,12 +69,12 @@ class Geometry:
     def rows_of_c(self, columns: NDArray[np.int64], offset: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The same of C and of the residual."""
         row_elements = self.n if self.convolution is None else self.convolution.pixels
-        return _rows(offset - self.own_c(columns), row_elements * FLOAT_BYTES, self.m)
+        return _rows(offset - self.own_c(columns), row_elements * self.words.stored_bytes, self.m)
 
     def places_of_c(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where in C each element of these columns lies, (m, columns), counted in elements."""
         if self.convolution is None:
-            return np.add.outer(np.arange(self.m) * self.n, columns)
+            return np.add.outer(np.arange(self.m) * self.n * self.words.columns, columns)
         first = output_elements(self.convolution, self.m, columns)
         return np.add.outer(np.arange(self.m) * self.convolution.pixels, first)
 
@@ -90,6 +99,8 @@ def geometry_of(program: KernelProgram, *, n: int, cols: int) -> Geometry:
         takes_n=program.n is None,
         convolution=program.convolution,
         takes_residual=program.epilogue.residual,
+        words=program.words,
+        dtype=program.dtype,
     )
 
 

@@ -1,4 +1,4 @@
-"""Multiply-adds of pairs of 16-bit numbers, each with one rounding as HFMA2 has it; a word holds the lower half first.
+"""16-bit numbers in words, the lower half first: conversions, and multiply-adds of pairs, rounded once as HFMA2 does.
 
 The product of two such numbers is exact in float64. The sum is rounded to odd there, and so is what lies between, so
 that the last rounding decides as the only one (Boldo and Melquiond, as in ``interpret``).
@@ -7,12 +7,24 @@ that the last rounding decides as the only one (Boldo and Melquiond, as in ``int
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import DTYPES
+from lospmm.dtype import DTYPES, Dtype
 from lospmm.interpret import rounded_to_odd
 
 Words = NDArray[np.uint32]
 
 _BFLOAT = DTYPES["bfloat16"]
+
+
+def bits_of(values: NDArray[np.float32], dtype: Dtype) -> Words:
+    """Each as a number of 16 bits, to the nearest, in the lower half of a word."""
+    with np.errstate(over="ignore"):
+        return dtype.to_storage(values).view(np.uint16).astype(np.uint32)
+
+
+def values_of(words: Words, dtype: Dtype) -> NDArray[np.float32]:
+    """The numbers in the lower halves."""
+    lower = words.astype(np.uint16)
+    return dtype.from_storage(lower.view(dtype.to_storage(np.zeros(1, np.float32)).dtype))
 
 
 def half_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.sass import half
+from lospmm.codegen.sass import half, narrow
 from lospmm.codegen.sass.form import FORM, NO_BARRIER, PT, RZ, Opcode
 
 #: From a test of bits to an instruction that its predicate guards, as ptxas 13.0 sets them.
@@ -29,6 +29,8 @@ PREDICATE_CYCLES = 13
 
 _FMA = (4, 5)
 _INTEGER = (6, 6)
+_ROUNDINGS = (Opcode.F2FP_F16, Opcode.F2FP_BF16)
+_CONVERSIONS = (Opcode.HADD2_F32, Opcode.SHF_L, *_ROUNDINGS)
 
 #: Cycles from an instruction's issue until arithmetic, and until a load or store, may read its result. A multiply-add
 #: after a multiply-add: 4, measured (Jia et al., 2018, chapter 4, and again on an H200). ptxas 13.0 sets 5 before a
@@ -40,6 +42,7 @@ LATENCY: Mapping[int, tuple[int, int]] = MappingProxyType(
         Opcode.FADD_IMM: _FMA,
         Opcode.FMNMX_NAN: _INTEGER,
         **{op: (cycles, cycles) for op, cycles in half.LATENCY.items()},
+        **dict.fromkeys(_CONVERSIONS, (narrow.WIDEN_LATENCY, narrow.WIDEN_LATENCY)),
         Opcode.LOP3_TEST: (PREDICATE_CYCLES, PREDICATE_CYCLES),
         **dict.fromkeys((Opcode.MOV_IMM, Opcode.MOV, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R), _INTEGER),
     }
@@ -48,6 +51,9 @@ LATENCY: Mapping[int, tuple[int, int]] = MappingProxyType(
 #: What ends at an unknown time: with a result, and all.
 LOADS = frozenset((Opcode.LDG, Opcode.LDS, Opcode.LDS_UNIFORM))
 MEMORY = LOADS | {Opcode.STG, Opcode.ST, Opcode.STS, Opcode.PREFETCH}
+
+#: What reads a result as late as a load or store: ptxas 13.0 leaves 5 cycles between a multiply-add and a rounding.
+_READ_LATE = MEMORY | {*_ROUNDINGS}
 
 SCOREBOARDS = 6
 SCOREBOARD_LIMIT = 63  # 6 bits
@@ -109,6 +115,9 @@ _READS: Mapping[int, tuple[tuple[str, int], ...]] = {
     Opcode.FADD_IMM: (("ra", 1),),
     Opcode.FMNMX_NAN: (("ra", 1), ("rb", 1)),
     Opcode.LOP3_TEST: (("ra", 1), ("rc", 1)),
+    Opcode.HADD2_F32: (("rb", 1),),
+    Opcode.SHF_L: (("ra", 1),),
+    **dict.fromkeys(_ROUNDINGS, (("ra", 1), ("rb", 1))),
     Opcode.LDG: (("ra", 2),),
     Opcode.STG: (("ra", 2), ("rb", 0)),
     Opcode.ST: (("ra", 2), ("rb", 0)),
@@ -168,7 +177,7 @@ class Hazards:
         if instruction.wait:
             self._wait(instruction.wait)
         reads, writes = list(_reads(instruction)), list(_writes(instruction))
-        self._check_reads(reads, self._readable_by_memory if op in MEMORY else self._readable)
+        self._check_reads(reads, self._readable_by_memory if op in _READ_LATE else self._readable)
         if instruction.predicate != PT:
             self._check_reads([_P0 + instruction.predicate], self._readable)
         self._check_writes(op, writes)
@@ -276,7 +285,7 @@ def _registers(instruction: Instruction, operands: tuple[tuple[str, int], ...]) 
     for name, count in operands:
         first = getattr(instruction, name)
         if first != RZ:
-            yield from range(first, first + (count or instruction.bytes // 4))
+            yield from range(first, first + (count or max(1, instruction.bytes // 4)))
 
 
 def _check_reuse(instruction: Instruction, writes: list[int]) -> None:

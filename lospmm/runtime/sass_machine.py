@@ -21,13 +21,14 @@ from lospmm.codegen.sass.form import PT, RZ, Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
 from lospmm.codegen.sass.machine import MachineCode
+from lospmm.dtype import DTYPES
 from lospmm.errors import ToolchainFault, VerificationFailed
 from lospmm.interpret import fused_multiply_add
 from lospmm.ir import FLOAT_BYTES
 from lospmm.runtime.cluster import cluster_of
 from lospmm.runtime.fault import Fault
 from lospmm.runtime.geometry import Geometry
-from lospmm.runtime.halves import bfloat_multiply_add, half_multiply_add
+from lospmm.runtime.halves import bfloat_multiply_add, bits_of, half_multiply_add, values_of
 from lospmm.runtime.hazards import Hazard, Hazards, Instruction, instructions
 from lospmm.runtime.warp import NOWHERE, WORD_BITS, WORD_MASK, Operand, Warp, at_entry
 
@@ -186,8 +187,15 @@ def _load(warp: Warp, at: Instruction) -> int:
     operand = warp.read_from(warp.address(at.ra, at.offset))
     for word, rows in enumerate(_rows(warp, operand, at)):
         if at.rd != RZ:
-            warp.floats[at.rd + word] = operand.elements[rows, warp.lanes]
+            warp.floats[at.rd + word] = _in_register(operand.elements[rows, warp.lanes], warp)
     return 0
+
+
+def _in_register(elements: NDArray[np.float32], warp: Warp) -> NDArray[np.float32]:
+    """What a register holds of elements in memory: themselves, or their 16 bits."""
+    if warp.geometry.words.stored_bytes == FLOAT_BYTES:
+        return elements
+    return bits_of(elements, warp.geometry.dtype).view(np.float32)
 
 
 def _multiply_add_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
@@ -202,20 +210,27 @@ def _load_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
     lanes = np.flatnonzero(runs)
     address = warp.address(at.ra, at.offset)[lanes]
     operand = warp.read_from(address)
-    if at.bytes != FLOAT_BYTES:
+    if at.bytes != warp.geometry.words.stored_bytes:
         raise Fault("a load of several words that some threads leave out")
-    warp.floats[_target(at.rd), lanes] = operand.elements[warp.own_rows(operand, address, lanes), lanes]
+    elements = operand.elements[warp.own_rows(operand, address, lanes), lanes]
+    warp.floats[_target(at.rd), lanes] = _in_register(elements, warp)
 
 
 def _store(warp: Warp, at: Instruction) -> int:
+    geometry = warp.geometry
     for word, rows in enumerate(_rows(warp, warp.c, at)):
-        warp.c.elements[rows, warp.lanes] = warp.floats[at.rb if at.rb == RZ else at.rb + word]
+        register = at.rb if at.rb == RZ else at.rb + word
+        is_whole = geometry.words.stored_bytes == FLOAT_BYTES
+        stored = warp.floats[register] if is_whole else values_of(warp.words[register], geometry.dtype)
+        warp.c.elements[rows, warp.lanes] = stored
     return 0
 
 
 def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[NDArray[np.int64]]:
     """The row that each thread addresses in its own column with each word of a load or store."""
-    address = warp.address(at.ra, at.offset)
+    address, size = warp.address(at.ra, at.offset), warp.geometry.words.stored_bytes
+    if (at.bytes < FLOAT_BYTES or size < FLOAT_BYTES) and at.bytes != size:
+        raise Fault(f"{at.bytes} bytes, where an element has {size}")
     if at.bytes > FLOAT_BYTES and (address % np.uint64(at.bytes)).any():
         raise Fault(f"an address that is not a multiple of {at.bytes}")
     return [warp.own_rows(operand, address + np.uint64(word)) for word in range(0, at.bytes, FLOAT_BYTES)]
@@ -223,7 +238,7 @@ def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[NDArray[np.int6
 
 def _prefetch(warp: Warp, at: Instruction) -> int:
     """Fetches into a cache, which shows nowhere; only what would be loaded may be fetched."""
-    _rows(warp, warp.b, at._replace(bytes=FLOAT_BYTES))
+    _rows(warp, warp.b, at._replace(bytes=warp.geometry.words.stored_bytes))
     return 0
 
 
@@ -272,6 +287,28 @@ def _wait(warp: Warp, at: Instruction) -> int:
     _check_shared(warp, at)
     warp.block.wait()
     return 0
+
+
+def _half_to_float(warp: Warp, at: Instruction) -> int:
+    halves = warp.words[at.rb] >> np.uint32(16 * at.immediate)
+    warp.floats[_target(at.rd)] = values_of(halves, DTYPES["float16"])
+    return 0
+
+
+def _shift_left(warp: Warp, at: Instruction) -> int:
+    if at.immediate >= WORD_BITS:
+        raise Fault(f"a word shifted by {at.immediate} bits")
+    warp.words[_target(at.rd)] = warp.words[at.ra] << np.uint32(at.immediate)
+    return 0
+
+
+def _round_to(number: str) -> Callable[[Warp, Instruction], int]:
+    def rounded(warp: Warp, at: Instruction) -> int:
+        upper, lower = (bits_of(warp.floats[register], DTYPES[number]) for register in (at.ra, at.rb))
+        warp.words[_target(at.rd)] = upper << np.uint32(16) | lower
+        return 0
+
+    return rounded
 
 
 def _move_immediate(warp: Warp, at: Instruction) -> int:
@@ -349,6 +386,10 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
         Opcode.HFMA2_MMA_IMM: _multiply_add_halves,
         Opcode.HFMA2_BF16_IMM: _multiply_add_bfloats,
         Opcode.HFMA2_MMA_BF16_IMM: _multiply_add_bfloats,
+        Opcode.HADD2_F32: _half_to_float,
+        Opcode.SHF_L: _shift_left,
+        Opcode.F2FP_F16: _round_to("float16"),
+        Opcode.F2FP_BF16: _round_to("bfloat16"),
         Opcode.LDG: _load,
         Opcode.STG: _store,
         Opcode.LDS: _collect,

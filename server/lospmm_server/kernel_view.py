@@ -8,7 +8,7 @@ from lospmm import tile_map
 from lospmm.artifact import SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
 from lospmm.errors import BadRequest
 from lospmm.options import is_experimental
-from lospmm.report import other_families
+from lospmm.report import columns_of_tile, other_families
 from lospmm.stages import STAGES
 from lospmm_server.observations import candidate_lines
 from lospmm_server.space_drawing import Drawing, draw
@@ -124,7 +124,7 @@ def _kind(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         return ("Family", family), ("Plan", f"{axes}; {plan['data_bytes']:,} bytes of A")
     return (
         ("Family", family),
-        ("Tile size", f"{tile['rows']} rows x {tile['cols']} columns, {tile['prefetch']} loads ahead"),
+        ("Tile size", f"{tile['rows']} rows x {columns_of_tile(tile)}, {tile['prefetch']} loads ahead"),
     )
 
 

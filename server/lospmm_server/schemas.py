@@ -90,8 +90,14 @@ class TuningQuery(BaseModel):
     dtype: str = Field(
         default="float32",
         max_length=80,
-        description="What B and C are made of; sums are float32.",
+        description="What B and C are made of.",
         json_schema_extra={"enum": list(CHOICES["dtype"])},
+    )
+    sums: str = Field(
+        default="float32",
+        max_length=80,
+        description="What sums may be rounded to: float32, or dtype where that has 16 bits.",
+        json_schema_extra={"enum": list(CHOICES["sums"])},
     )
     families: str = Field(
         default="all",

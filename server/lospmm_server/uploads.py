@@ -91,7 +91,9 @@ def wanted_of(query: TuningQuery, bias: NDArray[np.floating] | None = None) -> W
     if n > settings().max_n:
         raise BadRequest(f"n is {n}, more than the {settings().max_n} that LOSPMM_MAX_N allows")
     epilogue = epilogue_of(bias, relu=query.relu, residual=query.residual)
-    options = Options(emitter=query.emitter, verify=query.verify, dtype=query.dtype, families=query.families)
+    options = Options(
+        emitter=query.emitter, verify=query.verify, dtype=query.dtype, sums=query.sums, families=query.families
+    )
     return Wanted(n, convolution, epilogue, _device(query.device), options, query.seed)
 
 

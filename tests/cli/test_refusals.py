@@ -74,6 +74,8 @@ def test_usage(
         (["--verify", "gpu"], "verify gpu: h200 is needed, and this machine has no GPU of the device table"),
         (["--verify", "yes"], "verify 'yes': choose one of auto, gpu, cpu, none"),
         (["--dtype", "int8"], "dtype 'int8': choose one of float32, tf32, float16, bfloat16"),
+        (["--sums", "half"], "sums 'half': choose one of float32, float16, bfloat16"),
+        (["--sums", "float16"], "sums 'float16': with dtype float32 choose float32"),
         (["--shortlist", "0"], "shortlist 0: at least 1"),
         (["--trials", "some"], "trials 'some': choose one of full"),
         (["--trials", "all"], "trials 'all': choose one of full, proxy"),

@@ -35,6 +35,6 @@ def _of(row: Row, count: int, rng: np.random.Generator) -> NDArray[np.void]:
     for name in row.pairs:
         form[name] &= 0xFE
     if row.data:
-        form[row.data] &= ~(form["bytes"] // 4 - 1)
+        form[row.data] &= ~(np.maximum(form["bytes"] // 4, 1) - 1)
         form[row.data][rng.random(count) < 0.1] = RZ
     return form

@@ -55,16 +55,34 @@ def _micros(record: Record | None) -> str:
     return "-" if record is None else f"{record['micros']:.1f}"
 
 
+#: Records that count wrong elements instead of microseconds.
+REUSE = "reuse"
+
+
 def pairs() -> str:
     """The fastest kernel of each kind, by problem: microseconds, tile and error."""
     problems: dict[str, dict[str, Record]] = {}
-    for record in records("pairs"):
+    for record in (one for one in records("pairs") if one["kind"] != REUSE):
         kinds = problems.setdefault(_problem(record), {})
         if record["micros"] is not None:
             kinds[record["kind"]] = min(kinds.get(record["kind"], record), record, key=lambda one: float(one["micros"]))
-    kinds = list(dict.fromkeys(kind for by in problems.values() for kind in by))
+    kinds = sorted(dict.fromkeys(kind for by in problems.values() for kind in by), key=lambda kind: "cuBLAS" in kind)
     lines = [(name, *(_cell(by.get(kind)) for kind in kinds)) for name, by in problems.items()]
     return table(("problem", *kinds), lines, right=len(kinds))
+
+
+def reuse() -> str:
+    """Elements that are wrong, by pipes and with what is kept in the reuse cache."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    names = {(0,): "HFMA2", (1,): "HFMA2.MMA", (0, 1): "in turns"}
+    for record in (one for one in records("pairs") if one["kind"] == REUSE):
+        about = names[tuple(record["pipes"])], "kept" if record["reuse"] else "read anew"
+        found.setdefault(about, []).append(record)
+    lines = [
+        (*about, f"{sum(one['wrong'] for one in mine)}", f"{sum(one['elements'] for one in mine):,}")
+        for about, mine in found.items()
+    ]
+    return table(("multiply-adds", "factors", "wrong", "of elements"), lines, right=2)
 
 
 def _cell(record: Record | None) -> str:
@@ -190,5 +208,5 @@ def _rounds(modules: Sequence[Record]) -> str:
 
 
 REGIONS = {"gpcs": walks, "orders": orders, "clusters": clusters, "walls": walls}
-PAIRS = {"pairs": pairs, "errors": errors}
+PAIRS = {"pairs": pairs, "errors": errors, "reuse": reuse}
 MEASURING = {"reloads": reloads, "layouts": slow_loads}

@@ -17,7 +17,7 @@ FILLED = (*range(FIRST, FIRST + COUNT), P0)
 
 ARITHMETIC = (
     Opcode.FFMA_IMM, Opcode.FFMA, Opcode.MOV, Opcode.MOV_IMM, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R,
-    Opcode.FADD_IMM, Opcode.FMNMX_NAN,
+    Opcode.FADD_IMM, Opcode.FMNMX_NAN, Opcode.HADD2_F32, Opcode.SHF_L, Opcode.F2FP_F16, Opcode.F2FP_BF16,
 )  # fmt: skip
 LOADS = (Opcode.LDG, Opcode.LDS)
 STORES = (Opcode.STG, Opcode.ST, Opcode.STS)
@@ -78,9 +78,16 @@ def step_of(form: NDArray[np.void]) -> Step:
         Opcode.ST: (_span(ra, 2) + _span(rb), ()),
         Opcode.LDS: (_span(ra), _span(rd)),
         Opcode.IADD3: (_span(ra), _span(rd)),
+        Opcode.MOV_IMM: ((), _span(rd)),
+        Opcode.FADD_IMM: (_span(ra), _span(rd)),
+        Opcode.HADD2_F32: (_span(rb), _span(rd)),
+        Opcode.SHF_L: (_span(ra), _span(rd)),
+        **dict.fromkeys(_OF_TWO, (_span(ra) + _span(rb), _span(rd))),
     }.get(Opcode(int(form["op"][0])), ((), ()))
     return Step(form, reads, writes)
 
+
+_OF_TWO = (Opcode.FMNMX_NAN, Opcode.F2FP_F16, Opcode.F2FP_BF16)
 
 _single = st.sampled_from([*range(FIRST, FIRST + COUNT)] * 3 + [RZ])
 _even = st.integers(FIRST // 2, (FIRST + COUNT) // 2 - 1).map(lambda half: 2 * half)
@@ -109,12 +116,14 @@ def steps(draw: st.DrawFn, ops: Sequence[Opcode]) -> Step:
         Opcode.IADD3: ("ra", "rc"),
         Opcode.IADD3_X: ("ra", "rc"),
         Opcode.FADD_IMM: ("ra",),
-        Opcode.FMNMX_NAN: ("ra", "rb"),
+        Opcode.HADD2_F32: ("rb",),
+        Opcode.SHF_L: ("ra",),
+        **dict.fromkeys(_OF_TWO, ("ra", "rb")),
     }[op]
     rd, operands = draw(_single), {name: draw(_single) for name in names}
     fields = {"rd": rd, **operands}
     reads, writes = tuple(one for operand in operands.values() for one in _span(operand)), _span(rd)
-    if op not in (Opcode.MOV, Opcode.FFMA, Opcode.FMNMX_NAN):
+    if op not in (Opcode.MOV, Opcode.FFMA, Opcode.HADD2_F32, *_OF_TWO):
         fields["immediate"] = draw(st.integers(0, 2**32 - 1))
     if op in (Opcode.IADD3, Opcode.IADD3_X):
         fields["carry"] = draw(st.sampled_from([0, PT]))

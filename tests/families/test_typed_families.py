@@ -16,7 +16,6 @@ from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest, NothingFits, Unsupported, VerificationFailed
 from lospmm.families import FAMILIES
 from lospmm.kernel import Kernel
-from lospmm.lower import check_dtype
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
 from lospmm.options import Options
@@ -94,22 +93,21 @@ def test_what_is_too_large_for_the_cpu_is_said(monkeypatch: pytest.MonkeyPatch) 
         verify_packed_on_cpu(problem, family.pack(problem, family.plans(problem)[0]))
 
 
-def test_the_unrolled_kernel_takes_float32_elements_alone(tmp_path: Path) -> None:
+def test_unrolled_kernels_have_16_bits_as_machine_code_alone(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with pytest.raises(BadRequest, match="dtype float16: the unrolled kernel computes in float32"):
-        jobs.tune(request(DTYPES["float16"], families="unrolled"), store=store)
+    with pytest.raises(BadRequest, match="dtype float16, sums float32: ptx has no unrolled kernels of them for sm_90"):
+        jobs.tune(request(DTYPES["float16"], families="unrolled", emitter="ptx"), store=store)
     exact = jobs.tune(request(DTYPES["tf32"], families="unrolled", emitter="ptx"), store=store).manifest
     assert exact["dtype"] == "tf32" and exact["accuracy"]["a_rounding"] == 0
-    check_dtype(Problem(MATRIX, N, DEVICES["h200"], dtype=DTYPES["tf32"]))
-    with pytest.raises(Unsupported, match="dtype bfloat16: the unrolled kernel computes in float32"):
-        check_dtype(Problem(MATRIX, N, DEVICES["h200"], dtype=DTYPES["bfloat16"]))
 
 
-def test_no_family_takes_a_convolution_of_16_bits(tmp_path: Path) -> None:
+def test_a_convolution_of_16_bits_is_for_machine_code(tmp_path: Path) -> None:
     window = Convolution(1, 15, 4, 4, 2, 2)
     problem = Problem(MATRIX, window.n, DEVICES["h200"], window)
-    wanted = jobs.Request(problem, Options(dtype="float16"))
-    with pytest.raises(NothingFits, match=r"unrolled: dtype float16: .*; csr: a convolution"):
+    found = jobs.tune(jobs.Request(problem, Options(dtype="float16")), store=Store(tmp_path)).manifest
+    assert (found["family"], found["dtype"], found["tile"]["thread_columns"]) == ("unrolled", "float16", 1)
+    wanted = jobs.Request(problem, Options(dtype="float16", emitter="ptx"))
+    with pytest.raises(NothingFits, match=r"unrolled: dtype float16, sums float32: ptx has .*; csr: a convolution"):
         jobs.tune(wanted, store=Store(tmp_path))
 
 

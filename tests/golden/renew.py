@@ -14,12 +14,14 @@ from lospmm.artifact import SOURCE_FILES
 from lospmm.codegen import EMITTERS, emit, source_of
 from lospmm.convolution import Convolution
 from lospmm.device import find_device
+from lospmm.dtype import DTYPES
 from lospmm.epilogue import PLAIN, Epilogue
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
 from lospmm.reorder import natural_order, regroup
+from lospmm.words import SINGLE
 from tests.einsums import golden_texts
 
 GOLDEN = Path(__file__).parent
@@ -60,10 +62,13 @@ def example(
     tiling: Callable[[SparseMatrix], Tiling] = regrouped,
     convolution: Convolution | None = None,
     epilogue: Epilogue = PLAIN,
+    dtype: str = "float32",
+    sums: str = "float32",
 ) -> KernelProgram:
     """Tiles of four rows and 32 columns."""
     matrix = from_dense(weights)
-    problem = Problem(matrix, n if convolution is None else convolution.n, find_device("h200"), convolution, epilogue)
+    columns, types = n if convolution is None else convolution.n, (DTYPES[dtype], DTYPES[sums])
+    problem = Problem(matrix, columns, find_device("h200"), convolution, epilogue, *types)
     return replace(lower(problem, Candidate(TileSize(4, 32), schedule, tiling(matrix))), name="example")
 
 
@@ -98,12 +103,16 @@ def programs() -> dict[str, KernelProgram]:
         "convolution": example(convolution=WINDOW),
         "padded_convolution": example(convolution=replace(WINDOW, padding=(1, 0), stride=(2, 1)), epilogue=ALL),
         "lockstep": example(schedule=Schedule(prefetch=2, lockstep=4)),
+        "float16": example(n=97, epilogue=ALL, dtype="float16"),
+        "bfloat16": example(n=97, dtype="bfloat16"),
+        "pairs_of_float16": example(dtype="float16", sums="float16"),
+        "pairs_of_bfloat16": example(dtype="bfloat16", sums="bfloat16"),
     }
 
 
 def languages(program: KernelProgram) -> list[str]:
-    """Those that write the case: machine code has no sizes at run time, and only it has barriers."""
-    if program.lockstep:
+    """Those that write the case: machine code has no sizes at run time, and only it has barriers and 16 bits."""
+    if program.lockstep or program.words != SINGLE:
         return ["sass"]
     return [language for language in EMITTERS if language != "sass" or program.n is not None]
 

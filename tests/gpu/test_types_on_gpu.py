@@ -9,24 +9,44 @@ import pytest
 
 from lospmm import measure
 from lospmm.baselines import baselines_of
-from lospmm.build import build_packed
+from lospmm.build import build, build_packed, for_emitter
 from lospmm.cli import run
+from lospmm.codegen.sass.words import writes
+from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES, Dtype
 from lospmm.epilogue import epilogue_of
+from lospmm.estimate import estimate_micros
 from lospmm.families import FAMILIES, Entrant
 from lospmm.gpu import gate, operands
 from lospmm.gpu.driver import Driver
+from lospmm.matrix import SparseMatrix
 from lospmm.measure import BRIEF, Bench
 from lospmm.model import Compiled, Problem
 from lospmm.runtime.detect import detect_device
+from lospmm.search import search
 from lospmm.settings import settings
+from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.verify import compare
+from lospmm.words import in_words, words_of
 from tests.gpu.problems import matrix
 
 pytestmark = pytest.mark.gpu
 
+SMALL = Problem(matrix(1, 1, 1.0), 2, DEVICES["h200"])
+
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+
+#: The types that unrolled kernels have on this GPU, with what their sums are rounded to.
+unrolled_types = pytest.mark.parametrize(
+    ("dtype", "sums"),
+    [
+        (dtype.name, sums)
+        for dtype in DTYPES.values()
+        for sums in dict.fromkeys(("float32", dtype.name if dtype.is_16_bit else "float32"))
+        if writes(words_of(replace(SMALL, dtype=dtype, sums=DTYPES[sums])), SMALL.device.arch)
+    ],
+)
 
 
 def packed(problem: Problem) -> Compiled:
@@ -36,12 +56,36 @@ def packed(problem: Problem) -> Compiled:
     return build_packed(problem, Entrant("csr", plan, 1.0), store=store, workers=1).compiled
 
 
+def unrolled(problem: Problem) -> Compiled:
+    """What the search puts first."""
+    asked = for_emitter(problem, "sass")
+    chosen = search(in_words(asked), estimate_micros, 1, Stages(), lockstep=128).winner
+    return build(asked, chosen, "sass", store=Store(settings().cache_dir), workers=1).compiled
+
+
 @dtypes
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (65, 900, 333), (256, 576, 4096)])
 def test_the_gate_agrees_with_verify(driver: Driver, dtype: Dtype, m: int, k: int, n: int) -> None:
     epilogue = epilogue_of(np.linspace(-1, 1, m, dtype=np.float32), relu=n == 333, residual=n != 4096)
     problem = Problem(matrix(m, k, 0.3), n, detect_device(), epilogue=epilogue, dtype=dtype)
-    task, kernel = measure._prepare(problem, seed=1), packed(problem)
+    check_gate(driver, problem, packed(problem))
+
+
+@unrolled_types
+@pytest.mark.parametrize(("m", "k", "n"), [(7, 30, 2), (65, 900, 334), (300, 64, 4096), (1030, 2100, 4098)])
+def test_the_gate_agrees_with_verify_of_unrolled_kernels(
+    driver: Driver, dtype: str, sums: str, m: int, k: int, n: int
+) -> None:
+    """The last one reaches beyond a window of addresses."""
+    density = 0.3 if m < 1000 else 0.01
+    problem = Problem(matrix(m, k, density), n, detect_device(), dtype=DTYPES[dtype], sums=DTYPES[sums])
+    check_gate(driver, problem, unrolled(problem))
+
+
+def check_gate(driver: Driver, problem: Problem, kernel: Compiled) -> None:
+    """That it lets ``kernel`` pass, and that its errors are those of ``verify.compare``."""
+    (m, k), n, dtype, epilogue = (problem.matrix.m, problem.matrix.k), problem.n, problem.dtype, problem.epilogue
+    task = measure._prepare(problem, seed=1)
     place = operands.allocate(driver, task)
     operands.fill(driver, place, task)
     function = driver.load(kernel.cubin, kernel.entry)
@@ -69,11 +113,46 @@ def test_the_gate_agrees_with_verify(driver: Driver, dtype: Dtype, m: int, k: in
         epilogue=epilogue,
         residual=third[:, columns] if place.residual else None,
         dtype=dtype,
+        tolerance=task.tolerance,
     )
     assert error <= verdict.max_relative_error * (1 + 1e-6)
     if n <= 400:
         assert verdict.max_relative_error == pytest.approx(error, rel=1e-6)
     operands.release(driver, place)
+
+
+@unrolled_types
+def test_a_wrong_weight_in_the_code_is_refused(dtype: str, sums: str) -> None:
+    """Of some 25 in its row: sums of bfloat16 hide one in rows of hundreds (docs/accuracy.md)."""
+    problem = Problem(matrix(64, 250, 0.1), 1000, detect_device(), dtype=DTYPES[dtype], sums=DTYPES[sums])
+    right, wrong = unrolled(problem), unrolled(replace(problem, matrix=one_negated(problem)))
+    with Bench(problem) as bench:
+        refused = bench.measure(wrong.cubin, wrong.entry, wrong.launch, effort=BRIEF)
+        assert refused.failure is not None and refused.failure.startswith("row ")
+        assert bench.measure(right.cubin, right.entry, right.launch, effort=BRIEF).failure is None
+
+
+def one_negated(problem: Problem) -> SparseMatrix:
+    """The weight in the middle of all by their size."""
+    weights = problem.matrix.data.copy()
+    weights[int(np.argsort(abs(weights))[len(weights) // 2])] *= -1
+    return replace(problem.matrix, data=weights)
+
+
+@unrolled_types
+def test_an_unrolled_kernel_is_tuned_and_compared(
+    tmp_path: Path, dtype: str, sums: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "w.npy", np.where(rng.random((256, 576)) < 0.1, rng.normal(size=(256, 576)), 0))
+    asked = ["tune", str(tmp_path / "w.npy"), "--n", "4096", "--dtype", dtype, "--sums", sums, "--budget", "12"]
+    out = tmp_path / "kernel"
+    assert run([*asked, "--families", "unrolled", "--out", str(out), "--measure", "gpu", "--json", "--quiet"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert (manifest["family"], manifest["sums"]) == ("unrolled", sums)
+    assert manifest["tile"]["thread_columns"] == (1 if sums == "float32" else 2)
+    assert 0 < manifest["verified"]["max_relative_error"] < manifest["accuracy"]["sum_rounding"] + 0.01
+    print(dtype, sums, manifest["tile"], manifest["measured"])
 
 
 @dtypes

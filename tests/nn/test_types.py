@@ -67,11 +67,16 @@ def test_kernels_are_of_the_type_of_their_layer(dtype: Any) -> None:
 
 
 @torch.no_grad()
-def test_a_convolution_of_16_bits_stays_dense_with_a_reason() -> None:
+def test_a_convolution_of_16_bits_has_a_kernel_where_machine_code_is_written() -> None:
     model = pruned(nn.Conv2d(6, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 12)).half()
-    report = lospmm.nn.sparsify_(model, drawn(2, 6, 6, 6).half(), **EMULATED)
-    rows = {row.layer: row for row in report.rows}
-    assert rows["0"].advice == "dense" and "dtype float16: the unrolled kernel computes in float32" in rows["0"].reason
+    x = drawn(2, 6, 6, 6)
+    wanted = exact(model, x)
+    other = copy.deepcopy(model)
+    report = lospmm.nn.sparsify_(model, x.half(), **EMULATED)
+    assert {row.layer: row.advice for row in report.rows} == {"0": "sparse", "2": "sparse"}
+    assert error(model(x.half()), wanted) < ROUNDING[torch.float16]
+    rows = {row.layer: row for row in lospmm.nn.sparsify_(other, x.half(), **EMULATED, emitter="ptx").rows}
+    assert rows["0"].advice == "dense" and "ptx has no unrolled kernels of them" in rows["0"].reason
     assert rows["2"].advice == "sparse"
 
 

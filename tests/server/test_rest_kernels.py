@@ -97,6 +97,17 @@ def test_every_parameter_makes_another_kernel(client: TestClient) -> None:
     assert {kernel["arch"] for kernel in kernels} == {"sm_80"}
 
 
+def test_sums_of_16_bits(client: TestClient) -> None:
+    asked = "/v1/kernels?device=h200&wait=60&n=128&dtype=bfloat16"
+    exact, rounded = (
+        client.post(f"{asked}{more}", content=smtx(weights())).raise_for_status().json()
+        for more in ("", "&sums=bfloat16")
+    )
+    assert (exact["sums"], exact["tile"]["thread_columns"]) == ("float32", 1)
+    assert (rounded["sums"], rounded["tile"]["thread_columns"]) == ("bfloat16", 2)
+    assert rounded["accuracy"]["sum_rounding"] > exact["accuracy"]["sum_rounding"]
+
+
 def test_without_options_they_are_what_this_machine_decides(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +164,8 @@ def test_a_damaged_kernel_is_gone(client: TestClient, service: Service, monkeypa
         ("n=1&device=/etc/passwd.toml", "bad-request", 400, "unknown device"),
         ("n=1&device=h200&emitter=wasm", "bad-request", 400, "emitter 'wasm': choose one of auto, sass, ptx, cuda"),
         ("n=1&device=h200&dtype=int8", "bad-request", 400, "dtype 'int8': choose one of float32, tf32, float16"),
+        ("n=1&device=h200&sums=half", "bad-request", 400, "sums 'half': choose one of float32, float16, bfloat16"),
+        ("n=1&device=h200&sums=float16", "bad-request", 400, "sums 'float16': with dtype float32 choose float32"),
         ("n=1&device=b200&emitter=sass", "unsupported", 400, "machine code for sm_100: known are sm_90"),
         ("n=1&device=v100", "unsupported", 400, "V100 (sm_70) needs a CUDA 12 toolkit"),
     ],

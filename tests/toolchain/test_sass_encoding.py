@@ -56,6 +56,25 @@ DONE:
 }}
 """
 
+#: Elements of 16 bits: loaded, made float32, multiplied, rounded and stored, one of each type.
+NARROW_KERNEL = """
+.version {version}
+.target {arch}
+.address_size 64
+.visible .entry kernel(.param .u64 b, .param .u64 c)
+{{
+    .reg .b16 %h<4>; .reg .b32 %r<4>; .reg .b64 %a<4>; .reg .f32 %f<8>;
+    ld.param.u64 %a1, [b]; ld.param.u64 %a2, [c];
+    mov.u32 %r1, %tid.x; mul.wide.u32 %a3, %r1, 2; add.u64 %a1, %a1, %a3; add.u64 %a2, %a2, %a3;
+    ld.global.nc.L1::no_allocate.u16 %h0, [%a1]; ld.global.nc.L1::no_allocate.u16 %h1, [%a1+514];
+    cvt.f32.f16 %f0, %h0; cvt.u32.u16 %r2, %h1; shl.b32 %r2, %r2, 16; mov.b32 %f1, %r2;
+    fma.rn.f32 %f2, %f0, 0f3F123456, 0f00000000; fma.rn.f32 %f3, %f1, 0fBF123456, 0f00000000;
+    cvt.rn.f16.f32 %h2, %f2; cvt.rn.bf16.f32 %h3, %f3;
+    st.global.L1::no_allocate.u16 [%a2], %h2; st.global.L1::no_allocate.u16 [%a2+-1026], %h3;
+    ret;
+}}
+"""
+
 #: What ptxas wrote for it in every generation. Shared addresses scaled by a register's form, and the like, we lack.
 WRITTEN_BY_PTXAS = {
     Opcode.FFMA, Opcode.FFMA_IMM, Opcode.LDG, Opcode.STG, Opcode.LDS, Opcode.STS, Opcode.IADD3, Opcode.IADD3_X,
@@ -124,3 +143,24 @@ def test_what_ptxas_writes_is_read_and_written_again(generation: Generation, tmp
     texts = text(form, generation)  # branches are printed with their target, which follows from where they stand
     assert [texts[index] for index in ours] == [printed[index] for index in ours]
     assert len(np.unique(form[ours])) > 20 and FORM.itemsize == 24
+
+
+def test_conversions_of_ptxas_are_read_and_written_again(tmp_path: Path) -> None:
+    """Its loads and stores of 16 bits, and what stands between them, are those that elements of 16 bits take here."""
+    generation = GENERATIONS["sm_90"]
+    (tmp_path / "kernel.ptx").write_text(NARROW_KERNEL.format(version=version_of("sm_90"), arch="sm_90"))
+    command = [find_toolkit().ptxas, "-arch=sm_90", "kernel.ptx", "-o", "kernel.cubin"]
+    finished = run(command, cwd=tmp_path, limits=PROBE_LIMITS)
+    assert finished.failure is None, finished.stderr
+    image = (tmp_path / "kernel.cubin").read_bytes()
+    code = next(section.content for section in sections(image) if section.name == ".text.kernel")
+    words = np.frombuffer(code, "<u8").reshape(-1, 2)
+    printed, found = disassemble(words, generation, tmp_path), {}
+    for index, line in enumerate(printed):
+        if re.match(r"(LDG|STG|HADD2|SHF|F2FP|FFMA)", line):
+            form = decode(words[index : index + 1], generation)
+            np.testing.assert_array_equal(encode(form, generation), words[index : index + 1])
+            assert text(form, generation) == [line]
+            found[int(form["op"][0])] = int(form["bytes"][0])
+    converting = {Opcode.HADD2_F32, Opcode.SHF_L, Opcode.F2FP_F16, Opcode.F2FP_BF16, Opcode.FFMA_IMM}
+    assert found == {Opcode.LDG: 2, Opcode.STG: 2, **dict.fromkeys(converting, 0)}

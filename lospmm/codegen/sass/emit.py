@@ -10,6 +10,7 @@ from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.codegen.sass.scheduler import entry_of, padding, schedule_tile
+from lospmm.codegen.sass.words import of_words
 from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
 
@@ -19,7 +20,8 @@ MAX_BLOCK_ROWS = 16_000
 
 def emit(program: KernelProgram, arch: str) -> Emission:
     """``program`` as machine code for ``arch``. Raises Unsupported for one without tables, for an n at run time, for
-    columns of a block at run time where blocks share a tile, and for more than MAX_BLOCK_ROWS block rows.
+    columns of a block at run time where blocks share a tile, for more than MAX_BLOCK_ROWS block rows, and for words
+    that ``arch`` does not have.
     """
     generation = generation_of(arch)
     if program.n is None:
@@ -51,6 +53,7 @@ def emit(program: KernelProgram, arch: str) -> Emission:
         arch=arch,
         split_k=program.split_k,
     )
+    code = of_words(code, program.words, program.dtype)
     return Emission(
         language="sass",
         entry=program.name,

@@ -271,7 +271,7 @@ def _check_alignment(form: NDArray[np.void], row: Row, numbers: NDArray[np.int64
     """Registers that are read or written together begin at a multiple of their number; R255 stands for all of them."""
     counts: list[tuple[str, int | NDArray[np.integer]]] = [(name, 2) for name in row.pairs]
     if row.data:
-        counts.append((row.data, form["bytes"] >> 2))
+        counts.append((row.data, np.maximum(form["bytes"] >> 2, 1)))
     for name, count in counts:
         column = form[name]
         bad = (column & (count - 1) != 0) & (column != RZ)

@@ -48,6 +48,10 @@ class Opcode(IntEnum):
     HFMA2_MMA_IMM = 29  # the same in the other of two pipes
     HFMA2_BF16_IMM = 30  # pairs of bfloat16
     HFMA2_MMA_BF16_IMM = 31
+    HADD2_F32 = 32  # rd = the float32 of a float16: of the lower half of rb, or where immediate is 1 the upper
+    SHF_L = 33  # rd = ra shifted left by immediate bits
+    F2FP_F16 = 34  # rd = a pair of float16, each to the nearest: rb's in the lower half, ra's in the upper
+    F2FP_BF16 = 35  # of bfloat16
 
 
 RZ = 255
@@ -63,7 +67,7 @@ FORM = np.dtype(
         ("rb", "u1"),
         ("rc", "u1"),
         ("ur", "u1"),  # uniform register
-        ("bytes", "u1"),  # 4, 8 or 16 of a load or store
+        ("bytes", "u1"),  # 2, 4, 8 or 16 of a load or store: 2 are the lower half of a register, the upper is zero
         ("carry", "u1"),  # predicate that a carry goes to or comes from
         ("immediate", "<u4"),
         ("offset", "<i4"),  # bytes: 24 bits with a sign of a load or store; a branch's distance

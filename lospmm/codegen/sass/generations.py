@@ -18,6 +18,7 @@ _RC = Field("rc", ((64, 8),))
 _IMMEDIATE = Field("immediate", ((32, 32),))
 _OFFSET = Field("offset", ((40, 24),), signed=True)
 _BYTES = Field("bytes", ((73, 3),), codes=((4, 4), (8, 5), (16, 6)))
+_BYTES_OF_GLOBAL = Field("bytes", ((73, 3),), codes=((2, 2), (4, 4), (8, 5), (16, 6)))
 _UR_OF_LOAD = Field("ur", ((32, 6),))
 _UR_OF_STORE = Field("ur", ((64, 6),))
 
@@ -72,15 +73,27 @@ _HALVES = tuple(
     )
 )
 
+#: From 16-bit numbers to float32 and back.
+_CONVERSIONS = (
+    Row(
+        Opcode.HADD2_F32, 0x230, 0x4100,
+        (_RD, _none("ra", 24), _RB, Field("immediate", ((60, 2),), codes=((0, 2), (1, 3)))),
+        "HADD2.F32 {rd}, -RZ, {rb}.{part}",
+    ),
+    Row(Opcode.SHF_L, 0x819, 0x600, (_RD, _RA, _IMMEDIATE, _none("rc", 64)), "SHF.L.U32 {rd}, {ra}, {hex}, RZ"),
+    Row(Opcode.F2FP_F16, 0x23E, 0, (_RD, _RA, _RB, _none("rc", 64)), "F2FP.F16.F32.PACK_AB {rd}, {ra}, {rb}"),
+    Row(Opcode.F2FP_BF16, 0x23E, 0x1000, (_RD, _RA, _RB, _none("rc", 64)), "F2FP.BF16.F32.PACK_AB {rd}, {ra}, {rb}"),
+)  # fmt: skip
+
 _SM_90 = (
     Row(Opcode.FFMA_IMM, 0x823, 0, (_RD, _RA, _IMMEDIATE, _RC), "FFMA {rd}, {ra}, {float}, {rc}", reuse=0b101),
     Row(Opcode.FFMA, 0x223, 0, (_RD, _RA, _RB, _RC), "FFMA {rd}, {ra}, {rb}, {rc}", reuse=0b111),
     Row(
-        Opcode.LDG, 0x981, _LDG_HIGH, (_RD, _RA, _UR_OF_LOAD, _OFFSET, _BYTES),
+        Opcode.LDG, 0x981, _LDG_HIGH, (_RD, _RA, _UR_OF_LOAD, _OFFSET, _BYTES_OF_GLOBAL),
         "LDG.E.NA{size}.CONSTANT {rd}, desc[{ur}][{ra}.64{offset}]", pairs=("ra", "ur"), data="rd",
     ),
     Row(
-        Opcode.STG, 0x986, _STG_HIGH, (_RA, _RB, _UR_OF_STORE, _OFFSET, _BYTES),
+        Opcode.STG, 0x986, _STG_HIGH, (_RA, _RB, _UR_OF_STORE, _OFFSET, _BYTES_OF_GLOBAL),
         "STG.E.NA{size} desc[{ur}][{ra}.64{offset}], {rb}", pairs=("ra", "ur"), data="rb",
         barriers=_READ,
     ),
@@ -125,6 +138,7 @@ _SM_90 = (
         "CCTL.E.PF2 [{ra}{offset}]", pairs=("ra",), barriers=_READ,
     ),
     *_HALVES,
+    *_CONVERSIONS,
     *_CLUSTERS,
     *_BARRIERS,
 )  # fmt: skip
@@ -150,7 +164,7 @@ def _row(rows: tuple[Row, ...], op: Opcode) -> Row:
 
 
 _SM_80 = _with(
-    tuple(row for row in _SM_90 if row not in (*_HALVES, *_CLUSTERS, *_BARRIERS)),
+    tuple(row for row in _SM_90 if row not in (*_HALVES, *_CONVERSIONS, *_CLUSTERS, *_BARRIERS)),
     _BRA_TO_89,
     replace(_row(_SM_90, Opcode.LDG), text="LDG.E.NA{size}.CONSTANT {rd}, [{ra}.64{offset}]"),
     replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),
@@ -161,11 +175,11 @@ _SM_80 = _with(
 _SM_75 = _with(
     tuple(row for row in _SM_80 if row.op != Opcode.FMNMX_NAN),
     Row(
-        Opcode.LDG, 0x381, 0x005E6100, (_RD, _RA, _OFFSET, _BYTES),
+        Opcode.LDG, 0x381, 0x005E6100, (_RD, _RA, _OFFSET, _BYTES_OF_GLOBAL),
         "LDG.E.NA{size}.CONSTANT.SYS {rd}, [{ra}{offset}]", pairs=("ra",), data="rd",
     ),
     Row(
-        Opcode.STG, 0x386, 0x0050E100, (_RA, _RB, _OFFSET, _BYTES),
+        Opcode.STG, 0x386, 0x0050E100, (_RA, _RB, _OFFSET, _BYTES_OF_GLOBAL),
         "STG.E.NA{size}.SYS [{ra}{offset}], {rb}", pairs=("ra",), data="rb",
         barriers=_READ,
     ),

@@ -21,7 +21,7 @@ _REGISTERS_REUSED = np.concatenate([_REGISTERS, _REGISTERS + ".reuse"])
 _UNIFORM = np.array([f"UR{number}" for number in range(63)] + ["URZ"], object)
 _PREDICATES = np.array([f"P{number}" for number in range(7)] + ["PT"], object)
 
-_SIZES = {4: "", 8: ".64", 16: ".128"}
+_SIZES = {2: ".U16", 4: "", 8: ".64", 16: ".128"}
 
 #: From here on numbers are printed with an exponent and all their digits.
 _LARGE = 1e9
@@ -176,6 +176,7 @@ _OPERANDS: dict[str, Callable[[NDArray[np.void], NDArray[np.int64]], list[object
     "half": lambda form, _: ["" if size == 8 else ".32" for size in form["bytes"].tolist()],
     "hex": lambda form, _: [f"{value:#x}" for value in form["immediate"].tolist()],
     "signed": _signed,
+    "part": lambda form, _: [f"H{part}_H{part}" for part in form["immediate"].tolist()],
     "halves": _pair(_from_half),
     "bfloats": _pair(_from_bfloat),
     "offset": lambda form, _: [_distance(offset) for offset in form["offset"].tolist()],

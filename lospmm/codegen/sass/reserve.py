@@ -1,8 +1,8 @@
 """The registers that a thread of machine code needs beside accumulators and buffers, known from the problem alone."""
 
 from lospmm.codegen.sass.scheduler import ADDRESS_REGISTERS, HARDWARE_REGISTERS, WINDOW_BYTES, WINDOW_REGISTERS
-from lospmm.ir import FLOAT_BYTES
 from lospmm.model import Problem
+from lospmm.words import in_words, words_of
 
 #: Of the residual's address, and of the bits of a window.
 RESIDUAL_REGISTERS = 2
@@ -13,10 +13,10 @@ def reserved_registers(problem: Problem) -> int:
     """What a thread needs beside accumulators and buffers."""
     matrix, convolution = problem.matrix, problem.convolution
     if convolution is None:
-        furthest = (max(matrix.m, matrix.k) - 1) * problem.n
+        furthest = (max(matrix.m, matrix.k) - 1) * in_words(problem).n
     else:
         furthest = max(convolution.image_elements, (matrix.m - 1) * convolution.pixels)
-    far = furthest * FLOAT_BYTES >= WINDOW_BYTES // 2
+    far = furthest * words_of(problem).stored_bytes >= WINDOW_BYTES // 2
     return ADDRESS_REGISTERS + HARDWARE_REGISTERS + WINDOW_REGISTERS * far + layer_registers(problem)
 
 

@@ -15,7 +15,7 @@ find out for itself (control fields as in ``form``):
 - the warps of a block meet at a barrier every ``lockstep`` instructions. Code is walked once by every warp, and the
   cache that feeds them holds 2,048 instructions: warps that drift further apart fetch all code several times
   (docs/decisions/0008);
-- what a layer adds to its product is in ``layer``.
+- what a layer adds to its product is in ``layer``; elements of 16 bits are in ``narrow``.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.sass import layer
+from lospmm.codegen.sass import layer, narrow
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.machine import PEER_BYTES, Entry, entry_for
+from lospmm.codegen.sass.ring import filling, last_filled
 from lospmm.ir import FLOAT_BYTES, ZERO, KernelProgram, Op, TileProgram
+from lospmm.words import NARROW
 
 FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
 ALU_LATENCY = 12  # cycles; more than any integer instruction takes, where it costs nothing
@@ -96,9 +98,10 @@ def entry_of(program: KernelProgram) -> Entry:
 def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np.void], int]:
     """The machine code of one tile of ``program``, whose n is known, and the registers that it needs (REGCOUNT)."""
     assert program.n is not None, "addresses are constants"
-    code = tile.code
+    is_narrow = program.words == NARROW
+    code = narrow.widened(tile.code, tile.buffers) if is_narrow else tile.code
     fmas = np.flatnonzero(code["op"] == Op.FMA)
-    filled = np.flatnonzero((code["op"] == Op.LOAD) | (code["op"] == Op.COLLECT))
+    filled = filling(code)
     distance = _distances(code, program)
     windows = (distance + WINDOW_BYTES // 2) // WINDOW_BYTES
     far, entry = bool(windows.any()), entry_of(program)
@@ -106,10 +109,13 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     guards = program.guards(code)
 
     form = blank(len(code))
-    _set_memory(form, code, distance - windows * WINDOW_BYTES, registers, entry)
+    _set_memory(form, code, distance - windows * WINDOW_BYTES, registers, entry, program.words.stored_bytes)
     unset = _set_arithmetic(form, code, fmas, registers, guards)
-    _set_scoreboards(form, code, filled, fmas, tile.buffers, SCOREBOARDS - (far or program.epilogue.residual))
+    waiting = narrow.waiting(code) if is_narrow else fmas
+    _set_scoreboards(form, code, filled, waiting, tile.buffers, SCOREBOARDS - (far or program.epilogue.residual))
     _set_stalls(form, code, fmas)
+    if is_narrow:
+        narrow.set_numbers(form, code, fmas, registers.buffers, program.dtype)
     met = np.flatnonzero(code["op"] == Op.EXCHANGE)
     alone = len(form) if len(met) == 0 else int(met[0])
     pieces: list[tuple[int, NDArray[np.void]]] = []
@@ -122,6 +128,8 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
         pieces += layer.cleared(unset) + layer.guard(form, code, guards, entry.padded)
     if not program.epilogue.is_plain:
         pieces += _epilogue(form, code, registers, program)
+    if is_narrow:
+        pieces += narrow.rounded(form, code, registers.accumulators, program.dtype)
     if entry.peers is not None:
         assert program.cols is not None, "and so are those of the mailbox"
         pieces += _exchange(form, code, tile.slots, program.cols * FLOAT_BYTES, entry, registers)
@@ -139,7 +147,7 @@ def _distances(code: NDArray[np.void], program: KernelProgram) -> NDArray[np.int
     for op, field in ((Op.STORE, "target"), (Op.RESIDUAL, "source")):
         places = code["op"] == op
         elements[places] = code[field][places].astype(np.int64) * program.c_row_elements
-    return elements * FLOAT_BYTES
+    return elements * program.words.stored_bytes
 
 
 def _set_memory(
@@ -148,10 +156,11 @@ def _set_memory(
     offsets: NDArray[np.int64],
     registers: Registers,
     entry: Entry,
+    stored_bytes: int,
 ) -> None:
     loads, stores, residuals = (np.flatnonzero(code["op"] == op) for op in (Op.LOAD, Op.STORE, Op.RESIDUAL))
     memory = np.concatenate((loads, stores, residuals))
-    form["bytes"][memory], form["ur"][memory], form["offset"][memory] = 4, entry.descriptor, offsets[memory]
+    form["bytes"][memory], form["ur"][memory], form["offset"][memory] = stored_bytes, entry.descriptor, offsets[memory]
     form["op"][loads], form["ra"][loads] = Opcode.LDG, entry.b
     form["rd"][loads] = registers.buffers[code["target"][loads]]
     if entry.residual is not None:
@@ -199,10 +208,12 @@ def _epilogue(
     for run in layer.runs_of(np.flatnonzero(code["op"] == Op.RESIDUAL)):
         _pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
     _pause(form, layer.waits_for_residual(code))
+    is_narrow = program.words == NARROW
+    pieces = narrow.widened_residuals(form, code, registers.accumulators, program.dtype) if is_narrow else []
     stores, behind = layer.overwritten_stores(code)
     form["read_barrier"][stores] = ADDRESS_SCOREBOARD
     _pause(form, behind)
-    return layer.rectified(form, code, registers.accumulators) if program.epilogue.relu else []
+    return pieces + (layer.rectified(form, code, registers.accumulators) if program.epilogue.relu else [])
 
 
 def _set_scoreboards(
@@ -217,10 +228,7 @@ def _set_scoreboards(
     columns = max(1, -(-buffers // scoreboards))
     group = np.arange(len(loads)) // columns
     form["write_barrier"][loads] = group % scoreboards
-    # Loads go round the buffers: a multiply-add uses the last one before it that went to its buffer.
-    before = np.searchsorted(loads, fmas)
-    source = code["source"][fmas]
-    used = source + buffers * ((before - source - 1) // max(buffers, 1))
+    used, before = last_filled(code, loads, fmas, buffers), np.searchsorted(loads, fmas)
     first = np.diff(used // columns, prepend=-1) != 0
     # Where ``fmas_per_load`` holds loads back, some of a group are issued after the group was waited for.
     held_back = used >= before[np.flatnonzero(first)][np.cumsum(first) - 1]

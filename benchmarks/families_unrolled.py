@@ -1,0 +1,74 @@
+"""The paper's kernels of 16-bit types for ``benchmarks.families``: with sums in float32, and with sums as B and C are.
+
+Of each the candidates that the rank model puts first are built, every other one without barriers, as a search times
+them first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from benchmarks.families_table import ROUNDED
+from lospmm.build import build, for_emitter
+from lospmm.errors import LospmmError
+from lospmm.estimate import estimate_micros
+from lospmm.model import Candidate, Compiled, Problem
+from lospmm.options import LOCKSTEPS, Options, splits_of
+from lospmm.search import search
+from lospmm.settings import settings
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.tuning import RANKERS, unrolled_refusal, with_ranker
+from lospmm.words import NARROW, PAIRS, in_words, words_of
+
+EMITTER = "sass"
+
+EXACT = "unrolled"
+
+#: Candidates of each kind: a search times some eighty.
+CANDIDATES = 12
+
+
+class Unrolled(NamedTuple):
+    """A kernel, or why there is none."""
+
+    family: str
+    plan: str
+    forecast: float | None
+    kernel: Compiled | None
+    failure: str | None = None
+
+
+def kernels(problem: Problem, count: int = CANDIDATES) -> Iterator[Unrolled]:
+    """Of a problem of a 16-bit type, up to ``count`` of each kind that its device has."""
+    for name, words, sums in ((EXACT, NARROW, problem.sums), (ROUNDED, PAIRS, problem.dtype)):
+        asked = replace(problem, sums=sums)
+        if words_of(asked) == words and unrolled_refusal(asked, EMITTER) is None:
+            yield from _built(name, for_emitter(asked, EMITTER), count)
+
+
+def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
+    try:
+        chosen = _shortlist(problem, count)
+    except LospmmError as error:
+        yield Unrolled(name, "", None, None, f"{type(error).__name__}: {error}")
+        return
+    store = Store(settings().cache_dir / "families")
+    for candidate, forecast in zip(chosen, estimate_micros(in_words(problem), chosen).tolist(), strict=True):
+        plan, failure, kernel = f"{candidate.tile}, {candidate.schedule}", None, None
+        try:
+            kernel = build(problem, candidate, EMITTER, store=store, workers=1).compiled
+        except LospmmError as error:
+            failure = " ".join(f"{type(error).__name__}: {error}".split())
+        yield Unrolled(name, plan, forecast, kernel, failure)
+
+
+def _shortlist(problem: Problem, count: int) -> list[Candidate]:
+    words, device, locksteps = in_words(problem), problem.device, LOCKSTEPS[EMITTER]
+    options = with_ranker(Options(emitter=EMITTER), device)
+    splits = splits_of(EMITTER, device.arch)
+    found = search(words, RANKERS[options.ranker](device), count, Stages(), lockstep=locksteps[0], splits=splits)
+    return [
+        replace(one.candidate, schedule=replace(one.candidate.schedule, lockstep=locksteps[place % len(locksteps)]))
+        for place, one in enumerate(found.shortlist)
+    ]

@@ -1,0 +1,34 @@
+"""Machine code of float32 as that of other words (``lospmm.words``). To add a kind, add a row to ``OF_WORDS``."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from lospmm.codegen.sass.form import Opcode
+from lospmm.codegen.sass.generations import GENERATIONS
+from lospmm.codegen.sass.half import packed
+from lospmm.codegen.sass.machine import MachineCode
+from lospmm.dtype import Dtype
+from lospmm.errors import Unsupported
+from lospmm.words import NARROW, PAIRS, SINGLE, Words
+
+#: By the name of the words: what makes code of them, and an instruction without which a generation has none. The
+#: scheduler writes narrow ones itself (``narrow``).
+OF_WORDS: Mapping[str, tuple[Callable[[MachineCode, Dtype], MachineCode], Opcode]] = MappingProxyType(
+    {NARROW.name: (lambda code, _: code, Opcode.HADD2_F32), PAIRS.name: (packed, Opcode.HFMA2_IMM)}
+)
+
+
+def writes(words: Words, arch: str) -> bool:
+    """Whether there is machine code of such words for ``arch``."""
+    if words == SINGLE:
+        return arch in GENERATIONS
+    return words.name in OF_WORDS and arch in GENERATIONS and OF_WORDS[words.name][1] in GENERATIONS[arch].by_op
+
+
+def of_words(code: MachineCode, words: Words, dtype: Dtype) -> MachineCode:
+    """``code``, which is that of float32, for ``words`` of ``dtype``. Raises Unsupported."""
+    if words == SINGLE:
+        return code
+    if not writes(words, code.arch):
+        raise Unsupported(f"{words.name} of {dtype.name}: there is no machine code for {code.arch}")
+    return OF_WORDS[words.name][0](code, dtype)
