@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,9 +103,11 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
             built += [_build(problem, name, plan, forecast, folder) for plan, forecast in found]
     takes_unrolled = 0 < problem.matrix.nnz <= MAX_UNROLLED_NONZEROS and problem.n >= LEAST_UNROLLED_COLUMNS
     if takes_unrolled and shortlist.takes(UNROLLED):
-        count = families_unrolled.CANDIDATES if case.set == "shapes" else shortlist.plans
-        own = families_unrolled.kernels(problem, count) if problem.dtype.is_16_bit else ()
-        built += [_in_file(one, folder) for one in own] or [_unrolled(problem, folder)]
+        if problem.dtype.is_16_bit:  # those with sums in float32 come first
+            own = islice(families_unrolled.kernels(problem), shortlist.plans if case.set == "map" else None)
+            built += [_in_file(one, folder) for one in own]
+        else:
+            built.append(_unrolled(problem, folder))
     return Prepared(problem, built, refused, time.monotonic() - started)
 
 

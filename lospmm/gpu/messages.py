@@ -17,7 +17,7 @@ from lospmm.convolution import Convolution
 from lospmm.dtype import FLOAT32, Dtype
 from lospmm.errors import GpuFault
 from lospmm.gpu.clocks import Clocks
-from lospmm.gpu.timing import FULL, Effort, Timing
+from lospmm.gpu.timing import FULL, MAX_COPIES, Effort, Timing
 
 #: Before every message: a mark, which stray output lacks, and the length in bytes.
 HEADER = struct.Struct("<8sQ")
@@ -60,6 +60,7 @@ class Prepare:
     bias: NDArray[np.float32] | None = None  # (m,)
     relu: bool = False
     residual: bool = False  # one for each copy, of C's shape
+    most_copies: int = MAX_COPIES  # of B and C
 
     @property
     def b_elements(self) -> int:

@@ -121,7 +121,7 @@ def allocate(driver: Driver, problem: Prepare) -> Operands:
     per_copy = b_bytes + c_bytes * (1 + problem.residual)
     fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 20 * problem.m
     free = driver.memory_bytes()[0] - fixed - RESERVE_BYTES
-    least = copies_beyond_l2(per_copy, driver.l2_bytes())
+    least = min(copies_beyond_l2(per_copy, driver.l2_bytes()), problem.most_copies)
     if least * per_copy > free:
         raise GpuFault(
             f"B and C of {problem.k} x {problem.n} and {problem.m} x {problem.n}, {least} of each, take "
