@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch, Rectangle
 
+from benchmarks.families_cases import MAP_COLUMNS, MAP_SIDES, MAP_SPARSITIES
 from benchmarks.families_table import Record, dense_micros, read_results, winner
 from benchmarks.kernels import ROOT
 
@@ -29,7 +30,7 @@ OTHER = "#888888"
 
 def plot_map(records: Sequence[Record], path: Path) -> None:
     """A panel for each size and type; a cell is coloured by what won and says how many times as fast as dense it is."""
-    own = [record for record in records if record["set"] == "map"]
+    own = [record for record in records if record["set"] == "map" and _is_cell(record)]
     sides = sorted({record["m"] for record in own})
     dtypes = list(dict.fromkeys(record["dtype"] for record in own))
     columns, sparsities = sorted({record["n"] for record in own}), sorted({_sparsity(record) for record in own})
@@ -60,6 +61,11 @@ def plot_map(records: Sequence[Record], path: Path) -> None:
     figure.suptitle(f"The fastest kernel, and its speed-up over dense of the same type, on {devices}")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _is_cell(record: Record) -> bool:
+    """Whether a measurement lies on the axes that the map has now."""
+    return record["m"] in MAP_SIDES and record["n"] in MAP_COLUMNS and _sparsity(record) in MAP_SPARSITIES
 
 
 def _sparsity(record: Record) -> float:

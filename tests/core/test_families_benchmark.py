@@ -16,6 +16,7 @@ from benchmarks.families_unrolled import CANDIDATES
 from lospmm.device import DEVICES
 from lospmm.errors import BadRequest
 from lospmm.families import FAMILIES
+from lospmm.gpu.timing import MAX_COPIES
 from lospmm.measure import Bench
 
 CASE = Case("map", "64 x 64, 90% zeros", (64, 64, 0.9), 32, "float16", "h200")
@@ -73,19 +74,30 @@ def test_real_layers_are_found(tmp_path: Path) -> None:
 
 def test_a_problem_is_built_and_timed(tmp_path: Path) -> None:
     """All families, in the process of ``benchmarks.dry_gpu``; no kernel is left in the folder."""
-    prepared = families_build.prepare(CASE, Shortlist(2, far=float("inf")), tmp_path)
+    case = replace(CASE, set="shapes")
+    prepared = families_build.prepare(case, Shortlist(2, far=float("inf")), tmp_path)
     assert not [one.failure for one in prepared.built if one.kernel is None]
     assert {one.family for one in prepared.built} | set(prepared.refused) == {*FAMILIES, "unrolled", ROUNDED}
     with Bench(prepared.problem, command=(sys.executable, "-P", "-m", "benchmarks.dry_gpu")) as bench:
-        line = families.line_of(CASE, CONTEXT, prepared, bench)
+        line = families.line_of(case, CONTEXT, prepared, bench)
     for name, found in line["families"].items():
         assert found["micros"] > 0 and not found["failures"], name
         assert 1 <= len(found["brief"]) <= (2 if name in FAMILIES else CANDIDATES)
-    assert key(line) == key(asdict(CASE) | CONTEXT)
+    assert key(line) == key(asdict(case) | CONTEXT)
     assert line["baselines"]["cusparse"] == {"micros": 100.0}
     assert winner(line) is not None
     assert line["cache"] == "cold"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_cell_of_the_map_takes_less(tmp_path: Path) -> None:
+    """No kernel whose sums have 16 bits, no cuSPARSE, and fewer copies of B and C."""
+    prepared = families_build.prepare(CASE, Shortlist(1, far=float("inf")), tmp_path)
+    with Bench(prepared.problem, command=(sys.executable, "-P", "-m", "benchmarks.dry_gpu")) as bench:
+        line = families.line_of(CASE, CONTEXT, prepared, bench)
+    assert "unrolled" in line["families"] and ROUNDED not in line["families"]
+    assert line["baselines"] == {"cublas_fp16": {"micros": 100.0}}
+    assert line["most_copies"] == families.QUICK_COPIES < MAX_COPIES
 
 
 def test_what_is_far_behind_is_left_out(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,14 @@ def test_a_streamed_kernel_takes_turns_at_modules(
     addresses = {address for _, address in launched[1:-1]}  # the first and the last are the gate's
     assert len(addresses) == {"cold": 20_000 // copy_bytes + 1, "warm": 1, "streamed": len(modules)}[cache]
     assert len(set(launched[1:-1])) == len(addresses)
+
+
+def test_no_more_copies_than_asked_for(gate_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "compile_gate", lambda _: b"gate")
+    prepared = measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0)
+    for most, copies in ((prepared.most_copies, 20_000 // (4 * N * (9 + 14)) + 1), (3, 3), (1, 2)):  # two to compare
+        driver = FakeDriver(gate_library, l2_bytes=10_000)
+        assert worker.prepare(replace(prepared, most_copies=most), driver)[1].copies == copies
 
 
 #: Each kind, what the failure must say, and whether the worker survives it.
