@@ -17,6 +17,7 @@ from lospmm.dtype import DTYPES
 __all__ = [
     "ROUNDED",
     "Record",
+    "best_sparse",
     "dense_micros",
     "key",
     "library_micros",
