@@ -1,7 +1,7 @@
 """Two columns to a thread, as two float32 and as pairs of 16-bit numbers in the registers of one; 16-bit columns one
 by one, with sums in float32.
 
-    python -m benchmarks.pairs [--out DIR] [--problems NUMBER...] [--kinds NAME...]
+    python -m benchmarks.pairs [--out DIR] [--problems NUMBER...] [--kinds NAME...] [--name NAME]
 
 needs an H200 or H100. For each of the seven problems, and MORE as numbers 7 and up, kernels of float32, of two float32
 a thread, of float16 and of float16 with float32 sums are timed over tile sizes of one and two blocks an SM (``tiles``),
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.checked import Kernel, Operands
 from benchmarks.kernels_table import KNOWN, Known
+from lospmm import words as words_of_thread
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
@@ -69,17 +70,18 @@ class Kind:
     columns: int
     pipes: tuple[int, ...] = (0,)
     reuse: bool = False
-    is_narrow: bool = False  # a column of 16 bits, with its sum in float32
+    is_narrow: bool = False  # columns of 16 bits, with their sums in float32
 
     @property
     def element_bytes(self) -> int:
-        return 2 if self.is_narrow else 4 * self.words // self.columns
+        return 2 if self.number != "float32" else 4 * self.words // self.columns
 
 
 SINGLE = Kind("float32", "float32", 1, 1)
 DOUBLE = Kind("float32, two columns", "float32", 2, 2)
 HALF = Kind("float16", "float16", 1, 2)
 NARROW = Kind("float16, float32 sums", "float16", 1, 1, is_narrow=True)
+NARROW_PAIRS = Kind("float16, float32 sums, two columns", "float16", 2, 2, is_narrow=True)
 
 #: Timed with the tile size that is the fastest of another kind.
 OTHERS = {
@@ -87,6 +89,7 @@ OTHERS = {
     replace(HALF, name="float16, in turns", pipes=(0, 1)): HALF,
     replace(HALF, name="bfloat16", number="bfloat16"): HALF,
     replace(NARROW, name="bfloat16, float32 sums", number="bfloat16"): NARROW,
+    replace(NARROW_PAIRS, name="bfloat16, float32 sums, two columns", number="bfloat16"): NARROW_PAIRS,
 }
 
 #: Problems beside the seven: of datasets/shapes.toml, where dense products have little to do.
@@ -96,7 +99,7 @@ MORE = (Known(768, 768, 4096, 0.95, 0, 0), Known(512, 128, 12544, 0.95, 0, 0), K
 RARE = (TileSize(12, 512), TileSize(9, 704), TileSize(9, 832))
 RUNS = 10
 MOST_OF_REUSE = 0.95  # a share of zeros
-KINDS = (SINGLE, DOUBLE, HALF, NARROW, *OTHERS)
+KINDS = (SINGLE, DOUBLE, HALF, NARROW, NARROW_PAIRS, *OTHERS)
 
 
 def tiles(m: int, n: int, kind: Kind, sms: int) -> list[Choice]:
@@ -104,7 +107,7 @@ def tiles(m: int, n: int, kind: Kind, sms: int) -> list[Choice]:
     and with PREFETCH."""
     found = {}
     threads = n // kind.columns
-    widths = WIDTHS if kind.words == 1 else WIDTHS[:2]
+    widths = WIDTHS[:2] if kind == DOUBLE else WIDTHS
     for width in (width for width in widths if width <= ceil_div(threads, 32) * 32):
         for waves in (1, 2):
             across = ceil_div(threads, width)
@@ -166,13 +169,15 @@ def build(device: DeviceSpec, matrix: SparseMatrix, n: int, choice: Choice, kind
     dtype = DTYPES[kind.number] if kind.is_narrow else DTYPES["float32"]
     problem = for_emitter(Problem(matrix, words, device, dtype=dtype), "sass")
     program = lower(problem, Candidate(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
+    if kind.is_narrow and kind.columns == 2:
+        program = replace(program, n=n // 2, words=words_of_thread.DOUBLE)
     emission: Emission = emit(program, "sass", device.arch)
     assert emission.machine is not None
     if kind.number != "float32" and not kind.is_narrow:
         emission = replace(
             emission, machine=packed(emission.machine, DTYPES[kind.number], kind.pipes, reuse=kind.reuse)
         )
-    if kind.words == 2:
+    if kind == DOUBLE:
         text = emission.units[0].replace("mul.wide.u32 %offset, %column, 4;", "mul.wide.u32 %offset, %column, 8;")
         text = text.replace(f"mov.u32 %n, {n};", f"mov.u32 %n, {n // 2};")
         emission = replace(emission, machine=doubled(emission.machine), units=(text,))
@@ -310,11 +315,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--problems", type=int, nargs="*", default=range(len(KNOWN)))
     parser.add_argument("--kinds", nargs="*", choices=[kind.name for kind in KINDS])
+    parser.add_argument("--name", default="pairs", help="of the file, without .jsonl")
     options = parser.parse_args()
     kinds = [kind for kind in KINDS if options.kinds is None or kind.name in options.kinds]
     options.out.mkdir(parents=True, exist_ok=True)
     rows = []
-    with (options.out / "pairs.jsonl").open("w") as file:
+    with (options.out / f"{options.name}.jsonl").open("w") as file:
         for row in records(options.problems, kinds):
             rows.append(row)
             print(json.dumps(row), file=file, flush=True)

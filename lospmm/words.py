@@ -24,8 +24,10 @@ class Words:
 
 
 SINGLE = Words("single", 1, 4)
-NARROW = Words("narrow", 1, 2)  # sums are float32
+NARROW = Words("narrow", 1, 2)  # sums are float32, of either column:
+DOUBLE = Words("double", 2, 4)
 PAIRS = Words("pairs", 2, 4)  # sums are of the same type
+FLOAT_SUMS = (NARROW, DOUBLE)
 
 #: By name.
 WORDS: Mapping[str, Words] = MappingProxyType({one.name: one for one in (SINGLE, NARROW, PAIRS)})

@@ -74,6 +74,7 @@ FIELDS = {
     "family": None,
     "plan": None,
     "accuracy": {"unit_roundoff", "a_rounding", "b_rounding", "sum_rounding", "c_rounding", "smallest_normal"},
+    "sums": None,
 }
 
 

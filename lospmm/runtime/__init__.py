@@ -58,8 +58,8 @@ def execute(
     assert (residual is not None) == geometry.takes_residual, "a residual where the kernel takes one"
     if per_word == 1:
         return RUNTIMES[emission.language](emission, geometry, columns, b, residual)
-    assert residual is None, "nothing is added to pairs"
-    c = RUNTIMES[emission.language](emission, geometry, columns, _paired(b, geometry.dtype))
+    third = None if residual is None else _paired(residual, geometry.dtype)
+    c = RUNTIMES[emission.language](emission, geometry, columns, _paired(b, geometry.dtype), third)
     return geometry.dtype.from_storage(c.view(geometry.dtype.to_storage(c[:0]).dtype))
 
 

@@ -30,7 +30,7 @@ PREDICATE_CYCLES = 13
 _FMA = (4, 5)
 _INTEGER = (6, 6)
 _ROUNDINGS = (Opcode.F2FP_F16, Opcode.F2FP_BF16)
-_CONVERSIONS = (Opcode.HADD2_F32, Opcode.SHF_L, *_ROUNDINGS)
+_CONVERSIONS = (Opcode.HADD2_F32, Opcode.SHF_L, Opcode.PRMT, *_ROUNDINGS)
 
 #: Cycles from an instruction's issue until arithmetic, and until a load or store, may read its result. A multiply-add
 #: after a multiply-add: 4, measured (Jia et al., 2018, chapter 4, and again on an H200). ptxas 13.0 sets 5 before a
@@ -117,6 +117,7 @@ _READS: Mapping[int, tuple[tuple[str, int], ...]] = {
     Opcode.LOP3_TEST: (("ra", 1), ("rc", 1)),
     Opcode.HADD2_F32: (("rb", 1),),
     Opcode.SHF_L: (("ra", 1),),
+    Opcode.PRMT: (("ra", 1),),
     **dict.fromkeys(_ROUNDINGS, (("ra", 1), ("rb", 1))),
     Opcode.LDG: (("ra", 2),),
     Opcode.STG: (("ra", 2), ("rb", 0)),

@@ -302,6 +302,17 @@ def _shift_left(warp: Warp, at: Instruction) -> int:
     return 0
 
 
+def _permute(warp: Warp, at: Instruction) -> int:
+    digits = [at.immediate >> 4 * place & 0xF for place in range(4)]
+    if at.immediate >> 16 or max(digits) > 7:
+        raise Fault(f"bytes {at.immediate:#x} of a word and zero")
+    both = np.concatenate(
+        (warp.words[at.ra].view(np.uint8).reshape(-1, 4), np.zeros((len(warp.lanes), 4), np.uint8)), 1
+    )
+    warp.words[_target(at.rd)] = np.ascontiguousarray(both[:, digits]).view(np.uint32)[:, 0]
+    return 0
+
+
 def _round_to(number: str) -> Callable[[Warp, Instruction], int]:
     def rounded(warp: Warp, at: Instruction) -> int:
         upper, lower = (bits_of(warp.floats[register], DTYPES[number]) for register in (at.ra, at.rb))
@@ -388,6 +399,7 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
         Opcode.HFMA2_MMA_BF16_IMM: _multiply_add_bfloats,
         Opcode.HADD2_F32: _half_to_float,
         Opcode.SHF_L: _shift_left,
+        Opcode.PRMT: _permute,
         Opcode.F2FP_F16: _round_to("float16"),
         Opcode.F2FP_BF16: _round_to("bfloat16"),
         Opcode.LDG: _load,

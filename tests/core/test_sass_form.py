@@ -106,7 +106,7 @@ def test_a_blank_row_has_no_operands() -> None:
         (Opcode.LDG, {"offset": 1 << 23}, "LDG offset is 8388608, not -8388608 to 8388607"),
         (Opcode.LDG, {"offset": -(1 << 23) - 1}, "LDG offset is -8388609, not"),
         (Opcode.LDG, {"bytes": 12}, "LDG bytes is 12, not 2, 4, 8, 16"),
-        (Opcode.LDG, {"bytes": 0}, "LDG bytes is 0, not 4, 8, 16"),
+        (Opcode.LDG, {"bytes": 0}, "LDG bytes is 0, not 2, 4, 8, 16"),
         (Opcode.LDG, {"ur": 64}, "LDG ur is 64, not 0 to 63"),
         (Opcode.LDG, {"ra": 3}, "LDG ra is R3, not the first of an aligned group"),
         (Opcode.LDG, {"rd": 6, "bytes": 16}, "LDG rd is R6, not the first of an aligned group"),

@@ -20,6 +20,10 @@ USES = MappingProxyType(
         Opcode.MOV_IMM: "a bias, or zero where the first multiply-add may be left out",
         Opcode.FADD_IMM: "add a bias to a residual's sum",
         Opcode.FMNMX_NAN: "ReLU",
+        Opcode.HADD2_F32: "make a float32 of a float16 that was loaded",
+        Opcode.SHF_L: "of a bfloat16",
+        Opcode.F2FP_F16: "round a sum to float16",
+        Opcode.F2FP_BF16: "to bfloat16",
         Opcode.BAR_SYNC: "wait for the other warps of the block",
         Opcode.IADD3: "low half of the address of a window",
         Opcode.IADD3_X: "high half",
@@ -41,6 +45,8 @@ SYNTAX = MappingProxyType(
         "carry": "P0, ",
         "predicate": "P0",
         "signed": "distance",
+        "part": "H0_H0",
+        "bits": "0x10",
     }
 )
 

@@ -59,10 +59,10 @@ def _micros(record: Record | None) -> str:
 REUSE = "reuse"
 
 
-def pairs() -> str:
-    """The fastest kernel of each kind, by problem: microseconds, tile and error."""
+def pairs(*names: str) -> str:
+    """The fastest kernel of each kind, by problem: microseconds and tile."""
     problems: dict[str, dict[str, Record]] = {}
-    for record in (one for one in records("pairs") if one["kind"] != REUSE):
+    for record in (one for name in names or ("pairs",) for one in records(name) if one["kind"] != REUSE):
         kinds = problems.setdefault(_problem(record), {})
         if record["micros"] is not None:
             kinds[record["kind"]] = min(kinds.get(record["kind"], record), record, key=lambda one: float(one["micros"]))
@@ -209,4 +209,7 @@ def _rounds(modules: Sequence[Record]) -> str:
 
 REGIONS = {"gpcs": walks, "orders": orders, "clusters": clusters, "walls": walls}
 PAIRS = {"pairs": pairs, "errors": errors, "reuse": reuse}
+
+#: Errors are those of float32 sums, rounded once: in docs/accuracy.md.
+NARROW = {"narrow": lambda: pairs("narrow")}
 MEASURING = {"reloads": reloads, "layouts": slow_loads}

@@ -44,6 +44,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0008-code-is-the-traffic.md": code_traffic.REGIONS | placement.REGIONS,
     DOCS / "decisions" / "0010-blocks-share-a-tile.md": {"splits": splits.fastest_by_split},
     DOCS / "decisions" / "0013-pairs-of-columns.md": placement.PAIRS,
+    DOCS / "decisions" / "0022-elements-of-16-bits.md": placement.NARROW,
     DOCS / "measuring.md": placement.MEASURING,
     DOCS / "decisions" / "0015-small-rounds.md": {
         "search cost": searches.cost,

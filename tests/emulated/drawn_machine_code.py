@@ -18,6 +18,7 @@ FILLED = (*range(FIRST, FIRST + COUNT), P0)
 ARITHMETIC = (
     Opcode.FFMA_IMM, Opcode.FFMA, Opcode.MOV, Opcode.MOV_IMM, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R,
     Opcode.FADD_IMM, Opcode.FMNMX_NAN, Opcode.HADD2_F32, Opcode.SHF_L, Opcode.F2FP_F16, Opcode.F2FP_BF16,
+    Opcode.PRMT,
 )  # fmt: skip
 LOADS = (Opcode.LDG, Opcode.LDS)
 STORES = (Opcode.STG, Opcode.ST, Opcode.STS)
@@ -82,12 +83,20 @@ def step_of(form: NDArray[np.void]) -> Step:
         Opcode.FADD_IMM: (_span(ra), _span(rd)),
         Opcode.HADD2_F32: (_span(rb), _span(rd)),
         Opcode.SHF_L: (_span(ra), _span(rd)),
+        Opcode.PRMT: (_span(ra), _span(rd)),
         **dict.fromkeys(_OF_TWO, (_span(ra) + _span(rb), _span(rd))),
     }.get(Opcode(int(form["op"][0])), ((), ()))
     return Step(form, reads, writes)
 
 
 _OF_TWO = (Opcode.FMNMX_NAN, Opcode.F2FP_F16, Opcode.F2FP_BF16)
+
+#: Of what does not take any: which half, how many bits, and the digits of which bytes.
+_IMMEDIATES = {
+    Opcode.HADD2_F32: st.integers(0, 1),
+    Opcode.SHF_L: st.integers(0, 31),
+    Opcode.PRMT: st.tuples(*[st.integers(0, 7)] * 4).map(lambda digits: int("".join(map(str, digits)), 16)),
+}
 
 _single = st.sampled_from([*range(FIRST, FIRST + COUNT)] * 3 + [RZ])
 _even = st.integers(FIRST // 2, (FIRST + COUNT) // 2 - 1).map(lambda half: 2 * half)
@@ -118,6 +127,7 @@ def steps(draw: st.DrawFn, ops: Sequence[Opcode]) -> Step:
         Opcode.FADD_IMM: ("ra",),
         Opcode.HADD2_F32: ("rb",),
         Opcode.SHF_L: ("ra",),
+        Opcode.PRMT: ("ra",),
         **dict.fromkeys(_OF_TWO, ("ra", "rb")),
     }[op]
     rd, operands = draw(_single), {name: draw(_single) for name in names}
@@ -125,6 +135,8 @@ def steps(draw: st.DrawFn, ops: Sequence[Opcode]) -> Step:
     reads, writes = tuple(one for operand in operands.values() for one in _span(operand)), _span(rd)
     if op not in (Opcode.MOV, Opcode.FFMA, Opcode.HADD2_F32, *_OF_TWO):
         fields["immediate"] = draw(st.integers(0, 2**32 - 1))
+    if op in _IMMEDIATES:
+        fields["immediate"] = draw(_IMMEDIATES[op])
     if op in (Opcode.IADD3, Opcode.IADD3_X):
         fields["carry"] = draw(st.sampled_from([0, PT]))
         carry = (P0,) if fields["carry"] != PT else ()

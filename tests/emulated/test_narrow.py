@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -24,7 +24,7 @@ from lospmm.runtime import execute
 from lospmm.runtime.geometry import geometry_of
 from lospmm.runtime.halves import bits_of, values_of
 from lospmm.verify import verify_on_cpu
-from lospmm.words import NARROW
+from lospmm.words import DOUBLE, NARROW
 from tests.emulated.drawn import ARCH, random_matrix
 from tests.emulated.drawn_layers import DEVICE, Layer, drawn_matrix, layer_of, layers
 from tests.emulated.drawn_machine_code import step_of
@@ -65,6 +65,42 @@ def test_a_product_is_rounded_once(layer: Layer, number: str, lockstep: int) -> 
 @given(layers(splits=(1, 1, 2)), st.sampled_from(NUMBERS))
 def test_so_is_a_convolution(layer: Layer, number: str) -> None:
     check(narrowed(layer, DTYPES[number]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(layers(is_convolution=False), st.sampled_from(NUMBERS), st.sampled_from([0, 7, 64]))
+def test_two_columns_to_a_thread_are_those_of_two_threads(layer: Layer, number: str, lockstep: int) -> None:
+    assume(layer.problem.n % 2 == 0)
+    layer = narrowed(layer, DTYPES[number])
+    program = replace(layer.program, n=layer.problem.n // 2, words=DOUBLE, lockstep=lockstep)
+    geometry = geometry_of(program, n=0, cols=0)
+    emission, words = emit(program, "sass", ARCH), np.arange(layer.problem.n // 2)
+    found = execute(emission, geometry, words, layer.b, layer.residual)
+    np.testing.assert_array_equal(found.view(np.uint32), oracle(layer).view(np.uint32))
+
+
+@every_number
+@pytest.mark.parametrize(("is_layer", "n"), [(True, 4096), (False, 10_000_002)])
+def test_two_columns_of_longer_kernels(number: str, is_layer: bool, n: int) -> None:
+    """With windows of addresses, and with as many loads for two columns as for one."""
+    problem, program = problem_of(number, n, Schedule(24, lockstep=128), is_layer=is_layer)
+    emission = emit(replace(program, n=n // 2, words=DOUBLE), "sass", ARCH)
+    assert verify_on_cpu(problem, replace(program, n=n // 2, words=DOUBLE), emission).columns > 60
+    both = [emission.machine, emit(program, "sass", ARCH).machine]
+    loads, multiplied = (
+        [np.count_nonzero(code.form["op"] == op) for code in both if code is not None]
+        for op in (Opcode.LDG, Opcode.FFMA_IMM)
+    )
+    assert loads[0] == loads[1] and multiplied[0] == 2 * multiplied[1]
+
+
+def test_two_columns_of_what_is_not_written() -> None:
+    problem, program = problem_of("float16", 64, Schedule(8, split_k=2))
+    with pytest.raises(Unsupported, match="two columns of float16 to a thread: of products, and tiles of one block"):
+        emit(replace(program, n=32, words=DOUBLE), "sass", ARCH)
+    program = lower(problem, Candidate(TileSize(20, 32), Schedule(110), natural_order(problem.matrix, 20)))
+    with pytest.raises(Unsupported, match="registers a thread: a smaller tile, or less prefetch"):
+        emit(replace(program, n=32, words=DOUBLE), "sass", ARCH)
 
 
 def problem_of(number: str, n: int, schedule: Schedule, *, is_layer: bool = False) -> tuple[Problem, KernelProgram]:

@@ -1,6 +1,8 @@
 """Machine code on a CPU: what instructions compute, and that each fault is refused where the code without it runs."""
 
+import struct
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -263,6 +265,16 @@ def test_drawn_arithmetic_computes_what_it_says(program: list[Step]) -> None:
     assert np.isnan(c[:, 3]).all()
 
 
+def rounded(bits: int, *, is_half: bool) -> int:
+    """The 16 bits of a float32's: of float16, or of bfloat16, whose numbers are 2^16 apart among those bits."""
+    value = float(np.uint32(bits).view(np.float32))
+    assume(not np.isnan(value))
+    if is_half:
+        with np.errstate(over="ignore"):
+            return int(np.float16(value).view(np.uint16)) if abs(value) < 65520 else 0x7C00 | bits >> 16 & 0x8000
+    return round(Fraction(bits, 1 << 16))
+
+
 def evaluate(step: Step, held: dict[int, int]) -> None:
     """One instruction of one thread, in whole numbers; what is no number has no bits to compare."""
     at = {name: int(step.form[name][0]) for name in step.form.dtype.names or ()}
@@ -283,6 +295,18 @@ def evaluate(step: Step, held: dict[int, int]) -> None:
                 total = np.maximum(x, y) if at["op"] == Opcode.FMNMX_NAN else x + y
             assume(not np.isnan(total).any() and {ra, other} != {0, 1 << 31})
             results = [int(total.view(np.uint32)[0])]
+        case Opcode.HADD2_F32:
+            (half,) = struct.unpack("<e", (rb >> 16 * at["immediate"] & 0xFFFF).to_bytes(2, "little"))
+            assume(not np.isnan(half))
+            results = [int(np.float32(half).view(np.uint32))]
+        case Opcode.SHF_L:
+            results = [ra << at["immediate"] & 0xFFFFFFFF]
+        case Opcode.PRMT:
+            both = [*ra.to_bytes(4, "little"), 0, 0, 0, 0]
+            results = [sum(both[at["immediate"] >> 4 * place & 7] << 8 * place for place in range(4))]
+        case Opcode.F2FP_F16 | Opcode.F2FP_BF16:
+            upper, lower = (rounded(bits, is_half=at["op"] == Opcode.F2FP_F16) for bits in (ra, rb))
+            results = [upper << 16 | lower]
         case Opcode.MOV | Opcode.MOV_IMM:
             results = [rb if at["op"] == Opcode.MOV else at["immediate"]]
         case Opcode.IADD3:

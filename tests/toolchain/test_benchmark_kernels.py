@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import chains, clusters, gpcs, pairs, reloads, ring_kernel, walking
+from benchmarks import chains, clusters, gpcs, pairs, quads, reloads, ring_kernel, walking
 from benchmarks.ring_kernel import Ring
 from lospmm.build import for_emitter
 from lospmm.codegen.sass.form import Opcode
@@ -126,6 +126,37 @@ def test_two_columns_to_a_thread(tmp_path: Path) -> None:
     assert (code.form["bytes"][memory] == 8).all() and kernel.launch.grid == (2, 3, 2)
 
 
+@pytest.mark.parametrize("kind", [pairs.NARROW, pairs.NARROW_PAIRS, *pairs.OTHERS], ids=lambda kind: kind.name)
+def test_columns_of_16_bits(kind: pairs.Kind, tmp_path: Path) -> None:
+    matrix = uniform(48, 64, 0.8, seed=0)
+    kernel = pairs.build(H200, matrix, 512, (TileSize(16, 64), Schedule(8, None, 2)), kind, Store(tmp_path))
+    code = machine_code(kernel.cubin, kernel.entry, "sm_90")
+    check_hazards(code)
+    memory = np.isin(code.form["op"], (Opcode.LDG, Opcode.STG))
+    assert (code.form["bytes"][memory] == 2 * kind.columns).all()
+    assert kernel.launch.grid == (2, 3, 4 // kind.columns)
+
+
+@pytest.mark.parametrize(("m", "rows"), [(48, 16), (47, 14)])
+def test_four_columns_on_tensor_cores(m: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is before HMMA stands for multiply-adds of registers; then that is all that is another."""
+    matrix, patched = uniform(m, 64, 0.8, seed=0), quads.patched
+    monkeypatch.setattr(quads, "patched", lambda cubin: cubin)
+    kernel = quads.build(H200, matrix, 512, (TileSize(rows, 64), Schedule(8, None, 2)), Store(tmp_path))
+    code = machine_code(kernel.cubin, kernel.entry, "sm_90")
+    cycles = np.maximum(code.form["stall"], 1, dtype=np.int64)
+    issued = np.cumsum(cycles) - cycles
+    products, weights = (code.form["op"] == op for op in (Opcode.FFMA, Opcode.LOP3_TEST))
+    assert products.sum() == len(matrix.data) == weights.sum()
+    for tile in np.split(np.arange(len(code.form)), code.starts[1:]):
+        mine, made = tile[products[tile]], tile[weights[tile]]
+        assert (code.form["rb"][mine] == code.form["rd"][made]).all() and (issued[mine] - issued[made] >= 7).all()
+        for target in np.unique(code.form["rd"][mine]):
+            assert (np.diff(issued[mine[code.form["rd"][mine] == target]]) >= 16).all()
+    changed = np.frombuffer(patched(kernel.cubin), np.uint8) != np.frombuffer(kernel.cubin, np.uint8)
+    assert products.sum() * 2 <= changed.sum() <= products.sum() * 3
+
+
 @pytest.mark.parametrize("lockstep", [0, 32])
 def test_two_tiles_to_a_block(lockstep: int, tmp_path: Path) -> None:
     matrix = uniform(48, 64, 0.7, seed=0)
@@ -141,7 +172,9 @@ def test_two_tiles_to_a_block(lockstep: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, dense @ b, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [pairs.SINGLE, pairs.DOUBLE, pairs.HALF], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [pairs.SINGLE, pairs.DOUBLE, pairs.HALF, pairs.NARROW, pairs.NARROW_PAIRS], ids=lambda kind: kind.name
+)
 def test_tiles_that_are_timed_fit(kind: pairs.Kind) -> None:
     found = pairs.tiles(768, 4096, kind, H200.sms)
     assert len(found) > 3

@@ -52,6 +52,7 @@ class Opcode(IntEnum):
     SHF_L = 33  # rd = ra shifted left by immediate bits
     F2FP_F16 = 34  # rd = a pair of float16, each to the nearest: rb's in the lower half, ra's in the upper
     F2FP_BF16 = 35  # of bfloat16
+    PRMT = 36  # rd = four bytes, each that of ra, 0 to 3, or zero, 4 to 7, which a digit of immediate names
 
 
 RZ = 255

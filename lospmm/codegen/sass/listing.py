@@ -175,6 +175,7 @@ _OPERANDS: dict[str, Callable[[NDArray[np.void], NDArray[np.int64]], list[object
     "size": lambda form, _: [_SIZES[size] for size in form["bytes"].tolist()],
     "half": lambda form, _: ["" if size == 8 else ".32" for size in form["bytes"].tolist()],
     "hex": lambda form, _: [f"{value:#x}" for value in form["immediate"].tolist()],
+    "bits": lambda form, _: [f"{value:#x}" for value in form["immediate"].tolist()],
     "signed": _signed,
     "part": lambda form, _: [f"H{part}_H{part}" for part in form["immediate"].tolist()],
     "halves": _pair(_from_half),

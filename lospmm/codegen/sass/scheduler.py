@@ -29,7 +29,7 @@ from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.machine import PEER_BYTES, Entry, entry_for
 from lospmm.codegen.sass.ring import filling, last_filled
 from lospmm.ir import FLOAT_BYTES, ZERO, KernelProgram, Op, TileProgram
-from lospmm.words import NARROW
+from lospmm.words import FLOAT_SUMS
 
 FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
 ALU_LATENCY = 12  # cycles; more than any integer instruction takes, where it costs nothing
@@ -98,7 +98,7 @@ def entry_of(program: KernelProgram) -> Entry:
 def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np.void], int]:
     """The machine code of one tile of ``program``, whose n is known, and the registers that it needs (REGCOUNT)."""
     assert program.n is not None, "addresses are constants"
-    is_narrow = program.words == NARROW
+    is_narrow = program.words in FLOAT_SUMS
     code = narrow.widened(tile.code, tile.buffers) if is_narrow else tile.code
     fmas = np.flatnonzero(code["op"] == Op.FMA)
     filled = filling(code)
@@ -208,7 +208,7 @@ def _epilogue(
     for run in layer.runs_of(np.flatnonzero(code["op"] == Op.RESIDUAL)):
         _pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
     _pause(form, layer.waits_for_residual(code))
-    is_narrow = program.words == NARROW
+    is_narrow = program.words in FLOAT_SUMS
     pieces = narrow.widened_residuals(form, code, registers.accumulators, program.dtype) if is_narrow else []
     stores, behind = layer.overwritten_stores(code)
     form["read_barrier"][stores] = ADDRESS_SCOREBOARD

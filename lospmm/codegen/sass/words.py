@@ -3,18 +3,23 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from lospmm.codegen.sass.double import two_columns
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.codegen.sass.half import packed
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.dtype import Dtype
 from lospmm.errors import Unsupported
-from lospmm.words import NARROW, PAIRS, SINGLE, Words
+from lospmm.words import DOUBLE, NARROW, PAIRS, SINGLE, Words
 
 #: By the name of the words: what makes code of them, and an instruction without which a generation has none. The
 #: scheduler writes narrow ones itself (``narrow``).
 OF_WORDS: Mapping[str, tuple[Callable[[MachineCode, Dtype], MachineCode], Opcode]] = MappingProxyType(
-    {NARROW.name: (lambda code, _: code, Opcode.HADD2_F32), PAIRS.name: (packed, Opcode.HFMA2_IMM)}
+    {
+        NARROW.name: (lambda code, _: code, Opcode.HADD2_F32),
+        DOUBLE.name: (two_columns, Opcode.HADD2_F32),
+        PAIRS.name: (packed, Opcode.HFMA2_IMM),
+    }
 )
 
 
