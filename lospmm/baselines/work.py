@@ -12,7 +12,7 @@ from lospmm.baselines.library import Buffers, Place
 from lospmm.gpu.gate import Verdict, run_and_check
 from lospmm.gpu.messages import CacheState
 from lospmm.gpu.operands import fill
-from lospmm.gpu.timing import Timing, time_rotating
+from lospmm.gpu.timing import FULL, Effort, Timing, time_rotating
 from lospmm.matrix import SparseMatrix
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class BaselineTask:
     name: str
     cache: CacheState
     sputnik: Path | None = None
+    effort: Effort = FULL
 
 
 def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
@@ -54,7 +55,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
     rotated = operands.rotated(task.cache, problem.dtype.element_bytes * matrix.nnz, driver.l2_bytes())
 
     def time(enqueue: Enqueue) -> Timing:
-        return time_rotating(driver, enqueue, copies=rotated)
+        return time_rotating(driver, enqueue, copies=rotated, effort=task.effort)
 
     copies_of_a = rotated if task.cache == "streamed" else 1
     place = Place(driver, matrix, problem.n, copies, task.sputnik, problem.dtype, copies_of_a)
