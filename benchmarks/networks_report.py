@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lospmm.nn.turns import Turns
+from lospmm.turns import Turns
 
 Record = dict[str, Any]
 

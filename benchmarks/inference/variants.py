@@ -19,8 +19,8 @@ from benchmarks.inference.timing import Call, Timed, as_graph, peak_bytes, timed
 from lospmm.nn import fused
 from lospmm.nn.calling import Called
 from lospmm.nn.layer import Sparse
-from lospmm.nn.turns import Turns
 from lospmm.nn.whole import apart
+from lospmm.turns import Turns
 
 Record = dict[str, Any]
 

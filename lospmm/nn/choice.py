@@ -19,7 +19,7 @@ from lospmm.nn.calling import settled
 from lospmm.nn.layer import Sparse, Tuned
 from lospmm.nn.layout import Layout
 from lospmm.nn.site import Site
-from lospmm.nn.turns import Block, Turns, in_turn, uncollected
+from lospmm.turns import Block, Turns, in_turn, uncollected
 
 #: By how much a kernel must be faster than the dense layer: times of the same work differ by as much.
 MARGIN = 0.02

@@ -16,7 +16,7 @@ from torch import nn
 from lospmm.errors import Unsupported
 from lospmm.nn.calling import Calling
 from lospmm.nn.site import call_with, evaluated
-from lospmm.nn.turns import Block
+from lospmm.turns import Block
 
 #: A block of calls takes so long, or one call.
 _BLOCK_SECONDS = 0.03

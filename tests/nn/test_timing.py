@@ -23,7 +23,7 @@ from lospmm.nn.calling import calling_of, settled  # noqa: E402
 from lospmm.nn.layer import Sparse  # noqa: E402
 from lospmm.nn.layout import UNKNOWN  # noqa: E402
 from lospmm.nn.report import from_json  # noqa: E402
-from lospmm.nn.turns import Block, Turns, in_turn  # noqa: E402
+from lospmm.turns import Block, Turns, in_turn  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 
 
