@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from lospmm.baselines import BASELINES
-from lospmm.bench import compare
+from lospmm.baselines import BASELINES, DENSE_OF
+from lospmm.bench import Comparison, compare
 from lospmm.budget import Budget
 from lospmm.build import Build, PackedBuild, build, build_packed
 from lospmm.codegen import EMITTERS, source_of
 from lospmm.contest import Contest, Field, contest, field_of
+from lospmm.dense_choice import DenseChoice, dense_choice
 from lospmm.device import DeviceSpec
 from lospmm.dtype import FLOAT32, Dtype
 from lospmm.errors import GpuFault, NothingFits, VerificationFailed
@@ -20,10 +21,9 @@ from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
 from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
-from lospmm.manifest import Measured
 from lospmm.measure import AGAIN, BRIEF, Bench, Effort
 from lospmm.model import Candidate, Problem
-from lospmm.options import LOCKSTEPS, UNROLLED, Options, splits_of
+from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options, splits_of
 from lospmm.ranker import Ranker
 from lospmm.record import Outcome
 from lospmm.runtime.detect import driver_version, own_gpu_id
@@ -37,7 +37,7 @@ from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.words import PAIRS, SINGLE, in_words, words_of
 from lospmm.workshop import Workshop
-from lospmm_rank.families import DENSE, dense_micros, factors
+from lospmm_rank.families import dense_micros, factors
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
@@ -50,6 +50,7 @@ TEMPLATE = "template"
 #: Measurements of the winner after a search: to check it, and beside the libraries, which have to be loaded first.
 MEASUREMENTS = 4
 COMPARE_SECONDS = 2.5
+DENSE_SECONDS = 1.0  # beside cuBLAS of the same type alone
 
 #: A budget has to be so many times as long as the comparison for there to be one.
 COMPARED_FROM = 2.0
@@ -67,10 +68,22 @@ class Job:
     budget: Budget
 
     @property
-    def is_compared(self) -> bool:
-        """Whether the budget leaves time for the libraries."""
-        seconds = self.options.budget_seconds
-        return self.options.measure == "gpu" and (seconds is None or seconds >= COMPARED_FROM * COMPARE_SECONDS)
+    def compare_seconds(self) -> float:
+        """For the libraries: all of them, the dense one of the type alone, or none, as the budget leaves time."""
+        seconds, takes_dense = self.options.budget_seconds, DENSE in self.options.family_names
+        if self.options.measure != "gpu":
+            return 0.0
+        if seconds is None or seconds >= COMPARED_FROM * COMPARE_SECONDS:
+            return COMPARE_SECONDS
+        return DENSE_SECONDS if takes_dense and seconds >= COMPARED_FROM * DENSE_SECONDS else 0.0
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The names of those libraries; of the dense one too where its time is known."""
+        own = DENSE_OF[self.problem.dtype.name]
+        if self.compare_seconds >= COMPARE_SECONDS:
+            return tuple(BASELINES)
+        return (own,) if self.compare_seconds or own in self.workshop.known(self.problem) else ()
 
 
 def tuned(job: Job) -> Outcome:
@@ -81,7 +94,7 @@ def tuned(job: Job) -> Outcome:
     if is_timed and is_unrolled:
         job.workshop.crew(options.emitter)  # which starts while this process searches
     with job.stages.part("constraints"):
-        others = Contest(field_for(problem, contenders(options.family_names, problem.dtype, is_unrolled=is_unrolled)))
+        others = Contest(field_for(problem, contenders(options.kernel_names, problem.dtype, is_unrolled=is_unrolled)))
     try:
         choice = searched(job) if is_unrolled else None
     except NothingFits:
@@ -103,10 +116,28 @@ def tuned(job: Job) -> Outcome:
         verification = _verify(job, built, bench)
         text = gpu.enter_context(ThreadPoolExecutor(1, thread_name_prefix="text"))
         source = text.submit(_source, built, problem.device.arch)
-        measured = _compare(job, built, bench)
+        found = _compare(job, built, bench)
         with job.stages.stage("emit"):
             written = source.result()
-    return Outcome(problem, options, "stored", None, choice, others, built, written, verification, measured)
+    dense = beside_dense(problem, others.field, winner, found) if DENSE in options.family_names else None
+    measured = None if found is None else found.measured()
+    return Outcome(problem, options, "stored", None, choice, others, built, written, verification, measured, dense)
+
+
+def beside_dense(problem: Problem, field: Field, winner: Candidate | Entrant, found: Comparison | None) -> DenseChoice:
+    """Whether cuBLAS is faster than the winner: both in one run, or, without a clock, by forecast."""
+    assert field.dense_micros is not None, "it was forecast"
+    if found is not None:
+        return dense_choice(problem, field.dense_micros, found.baselines, kernel_micros=found.micros)
+    return dense_choice(problem, field.dense_micros, {}, kernel_micros=_forecast_micros(problem, winner))
+
+
+def _forecast_micros(problem: Problem, winner: Candidate | Entrant) -> float:
+    """As it was corrected by what was measured on such a device."""
+    if isinstance(winner, Entrant):
+        return winner.forecast_micros
+    factor = factors(traits_of(problem), problem.device.name).get(UNROLLED, 1.0)
+    return float(estimate_micros(problem, [winner])[0]) * factor
 
 
 def field_for(problem: Problem, names: Sequence[str]) -> Field:
@@ -173,7 +204,7 @@ def reserve_seconds(job: Job) -> float:
     """What comes after the search takes, by forecast, beside MEASUREMENTS."""
     nonzeros, options = job.problem.matrix.nnz, job.options
     micros = END_MICROS[options.emitter] + (VERIFY_MICROS if options.verify == "cpu" else 0.0)
-    return micros * 1e-6 * nonzeros + (COMPARE_SECONDS if job.is_compared else 0.0)
+    return micros * 1e-6 * nonzeros + job.compare_seconds
 
 
 def searched(job: Job) -> Choice:
@@ -283,7 +314,7 @@ def _verify(job: Job, built: Build | PackedBuild, bench: Bench | None) -> Verifi
         return Verification("gpu", measurement.max_relative_error, job.problem.n)
 
 
-def _compare(job: Job, built: Build | PackedBuild, bench: Bench | None) -> Measured | None:
+def _compare(job: Job, built: Build | PackedBuild, bench: Bench | None) -> Comparison | None:
     """The kernel beside the libraries, in the same run; by itself where the budget leaves no time for them."""
     if job.options.measure != "gpu":
         return None
@@ -294,13 +325,13 @@ def _compare(job: Job, built: Build | PackedBuild, bench: Bench | None) -> Measu
         found = compare(
             bench,
             built.compiled,
-            names=tuple(BASELINES) if job.is_compared else (),
+            names=job.compared,
             known=shop.known(job.problem),
             sputnik=settings().sputnik,
             progress=job.stages.progress,
         )
     shop.learn(job.problem, found.baselines)
-    return found.measured()
+    return found
 
 
 def _estimate(_device: DeviceSpec) -> Ranker:

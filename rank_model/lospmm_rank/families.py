@@ -6,6 +6,7 @@ it, and says what it is worth on problems that it has not seen). Traits beyond t
 nearest that were. The choice takes no library and well under a millisecond.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -81,8 +82,19 @@ def factors(traits: Traits, device: str) -> dict[str, float]:
 
 
 @cache
+def corrections_digest(device: str) -> str | None:
+    """What tells the corrections for a device from others: sha256 over their file; None where there are none."""
+    path = _file(device)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _file(device: str) -> Path:
+    return WEIGHTS / f"{device}{SUFFIX}"
+
+
+@cache
 def _corrections(device: str) -> Mapping[str, Correction]:
-    path = WEIGHTS / f"{device}{SUFFIX}"
+    path = _file(device)
     if not path.is_file():
         return {}
     families: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())["families"]
