@@ -29,6 +29,7 @@ class SparseMatrix:
     indices: NDArray[np.int32]  # (nnz,)
     data: NDArray[np.float32]  # (nnz,)
     filled_rows: int = field(init=False)  # rows with a nonzero
+    _fingerprint: list[str] = field(init=False, repr=False, default_factory=list)  # once it was asked for
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "filled_rows", int(np.count_nonzero(self.row_nnz)))
@@ -50,11 +51,14 @@ class SparseMatrix:
     @property
     def fingerprint(self) -> str:
         """sha256 over the canonical CSR: the shape, then indptr, indices and data as little-endian bytes."""
+        if self._fingerprint:
+            return self._fingerprint[0]
         digest = hashlib.sha256(b"lospmm-csr-1")
         digest.update(np.array([self.m, self.k], dtype="<i8").tobytes())
         for array, kind in ((self.indptr, "<i8"), (self.indices, "<i4"), (self.data, "<f4")):
-            digest.update(np.ascontiguousarray(array, dtype=kind).tobytes())
-        return digest.hexdigest()
+            digest.update(np.ascontiguousarray(array, dtype=kind).data)
+        self._fingerprint[:] = [digest.hexdigest()]
+        return self._fingerprint[0]
 
     def rows_of_nonzeros(self) -> NDArray[np.int32]:
         """The row of each nonzero, (nnz,)."""

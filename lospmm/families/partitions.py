@@ -46,6 +46,9 @@ MAX_UNITS = (1 << 16) - 1
 #: More nonzeros than this are not walked in partitions: every stripe of C reads all of A.
 MAX_NONZEROS = 1 << 22
 
+#: Counts of rows by DEPTH_UNIT columns, for each nonzero, that may be held at a time.
+MAX_UNITS_OF_NONZEROS = 4
+
 #: Entries of a block in a column of A, on average, below which most of what it copies of B would be for nothing.
 LEAST_REUSE = 0.5
 
@@ -155,19 +158,35 @@ def dealt(problem: Problem, block_rows: int, warps: int) -> NDArray[np.int64]:
     return rounds.reshape(rows, warps, blocks).transpose(2, 1, 0).copy()
 
 
-def _fine_counts(problem: Problem, block_rows: int, warps: int) -> NDArray[np.int64]:
+def _units_of_rows(problem: Problem) -> NDArray[np.uint8] | None:
+    """Nonzeros of each row in each DEPTH_UNIT columns, (m + 1, units), and a last row of zeros: with them all nonzeros
+    are looked at once for all plans. None where that is much larger than A."""
+    matrix, units = problem.matrix, ceil_div(problem.matrix.k, DEPTH_UNIT)
+    if (matrix.m + 1) * units > MAX_UNITS_OF_NONZEROS * matrix.nnz:
+        return None
+    place = np.repeat(np.arange(matrix.m, dtype=np.int32) * np.int32(units), matrix.row_nnz)
+    place += matrix.indices // np.int32(DEPTH_UNIT)
+    return np.bincount(place, minlength=(matrix.m + 1) * units).astype(np.uint8).reshape(-1, units)
+
+
+def _fine_counts(
+    problem: Problem, of_rows: NDArray[np.uint8] | None, block_rows: int, warps: int
+) -> NDArray[np.integer]:
     """Nonzeros of each block in each DEPTH_UNIT columns, (blocks, units of columns)."""
     matrix = problem.matrix
-    rows = dealt(problem, block_rows, warps)
+    rows = dealt(problem, block_rows, warps).reshape(-1, block_rows)  # -1 is the last row, of zeros
+    if of_rows is not None:
+        found: NDArray[np.int32] = of_rows[rows].sum(axis=1, dtype=np.int32)
+        return found
     block_of = np.zeros(matrix.m, dtype=np.int64)
     there = rows >= 0
-    block_of[rows[there]] = np.broadcast_to(np.arange(len(rows))[:, None, None], rows.shape)[there]
+    block_of[rows[there]] = np.nonzero(there)[0]
     units = ceil_div(matrix.k, DEPTH_UNIT)
     place = block_of[matrix.rows_of_nonzeros()] * units + matrix.indices // DEPTH_UNIT
     return np.bincount(place, minlength=len(rows) * units).reshape(len(rows), units)
 
 
-def _slot(problem: Problem, fine: NDArray[np.int64], block_rows: int, depth: int, unit: int) -> int:
+def _slot(problem: Problem, fine: NDArray[np.integer], block_rows: int, depth: int, unit: int) -> int:
     """Bytes that the lists of no block and partition exceed: every row of a block may pad its own."""
     starts = np.arange(0, fine.shape[1], depth // DEPTH_UNIT)
     most = int(np.add.reduceat(fine, starts, axis=1).max(initial=0))
@@ -186,11 +205,12 @@ def plans(problem: Problem) -> list[Partitions]:
     if not 0 < matrix.nnz <= MAX_NONZEROS:
         return []
     found: dict[Partitions, None] = {}
+    of_rows = _units_of_rows(problem)
     for rows, warps in product(ROWS, WARPS):
         shapes = [lane_bytes for lane_bytes in LANE_BYTES if _is_worthwhile(problem, lane_bytes, rows, warps)]
         if not shapes:
             continue
-        fine = _fine_counts(problem, rows * warps, warps)
+        fine = _fine_counts(problem, of_rows, rows * warps, warps)
         for lane_bytes, stages, unit, resident in product(shapes, STAGES, UNITS, RESIDENT):
             plan = _deepest(problem, fine, Partitions(lane_bytes, rows, warps, 0, stages, unit, 0), resident)
             if plan is not None:
@@ -213,7 +233,7 @@ def _is_worthwhile(problem: Problem, lane_bytes: int, rows: int, warps: int) -> 
     )
 
 
-def _deepest(problem: Problem, fine: NDArray[np.int64], shape: Partitions, resident: int) -> Partitions | None:
+def _deepest(problem: Problem, fine: NDArray[np.integer], shape: Partitions, resident: int) -> Partitions | None:
     """``shape`` with its depth, so that an SM holds ``resident`` blocks."""
     device, k = problem.device, problem.matrix.k
     most = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // resident - device.reserved_shared_bytes)
