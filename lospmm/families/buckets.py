@@ -28,6 +28,9 @@ PART_NUMBERS = 8
 
 REGISTERS = 128
 
+#: Files that the template needs.
+PARTS = ("gather.cuh", "ell.cuh")
+
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
@@ -137,7 +140,9 @@ def pack_plan(problem: Problem, plan: Buckets) -> PackedKernel:
     settings = {**common_settings(problem, plan.lane, plan.group), "WARPS": plan.warps}
     return PackedKernel(
         entry="lospmm_hyb_buckets",
-        source=source_of_template("hyb_buckets", settings, dtype=dtype, epilogue=epilogue, parts=("gather.cuh",)),
+        source=source_of_template(
+            "hyb_buckets", settings, dtype=dtype, epilogue=epilogue, parts=("gather.cuh", "ell.cuh")
+        ),
         data=pack((problem.n,), (rows.astype(np.int32), table, numbers, entries), epilogue=epilogue),
         launch=Launch(grid, WARP * plan.warps, 4 * plan.warps * plan.lane.cols),
         registers=REGISTERS,
