@@ -29,10 +29,12 @@ class Blocks:
     keys: NDArray[np.int64]  # (blocks,): block row x block columns + block column, ascending
 
 
-def strips_of(matrix: SparseMatrix) -> SparseMatrix:
-    """Strips of the rows of a large matrix, drawn with a seed, the same for the same matrix; a smaller one as it is."""
+def strips_of(matrix: SparseMatrix, nonzeros: int | None = None) -> SparseMatrix:
+    """Strips of the rows of a large matrix that hold about so many ``nonzeros`` (SAMPLED_NONZEROS), drawn with a seed,
+    the same for the same matrix; a smaller one as it is."""
     strips = ceil_div(matrix.m, SIDES[-1])
-    count = max(LEAST_STRIPS, strips * SAMPLED_NONZEROS // max(1, matrix.nnz))
+    sampled = SAMPLED_NONZEROS if nonzeros is None else nonzeros
+    count = max(LEAST_STRIPS, strips * sampled // max(1, matrix.nnz))
     if count >= strips:
         return matrix
     drawn = np.sort(np.random.default_rng(0).choice(strips, count, replace=False)) * SIDES[-1]

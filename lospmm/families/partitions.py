@@ -186,10 +186,21 @@ def _fine_counts(
     return np.bincount(place, minlength=len(rows) * units).reshape(len(rows), units)
 
 
-def _slot(problem: Problem, fine: NDArray[np.integer], block_rows: int, depth: int, unit: int) -> int:
-    """Bytes that the lists of no block and partition exceed: every row of a block may pad its own."""
-    starts = np.arange(0, fine.shape[1], depth // DEPTH_UNIT)
-    most = int(np.add.reduceat(fine, starts, axis=1).max(initial=0))
+class _Most(dict[int, int]):
+    """Of partitions of a depth, the most nonzeros that a block has in one; each depth is looked at once."""
+
+    def __init__(self, fine: NDArray[np.integer]) -> None:
+        self._fine = fine
+
+    def __missing__(self, depth: int) -> int:
+        starts = np.arange(0, self._fine.shape[1], depth // DEPTH_UNIT)
+        self[depth] = most = int(np.add.reduceat(self._fine, starts, axis=1).max(initial=0))
+        return most
+
+
+def _slot(problem: Problem, most: int, block_rows: int, unit: int) -> int:
+    """Bytes that the lists of no block and partition exceed, of which none has more than ``most`` nonzeros: every row
+    of a block may pad its own."""
     words, per_unit = _words(problem), unit // _words(problem)
     entries = most + min(most, block_rows) * (per_unit - 1)
     return _header_bytes(block_rows) + entries * words * 4 + (UNITS_AHEAD + 1) * UNIT_BYTES
@@ -210,9 +221,9 @@ def plans(problem: Problem) -> list[Partitions]:
         shapes = [lane_bytes for lane_bytes in LANE_BYTES if _is_worthwhile(problem, lane_bytes, rows, warps)]
         if not shapes:
             continue
-        fine = _fine_counts(problem, of_rows, rows * warps, warps)
+        most = _Most(_fine_counts(problem, of_rows, rows * warps, warps))
         for lane_bytes, stages, unit, resident in product(shapes, STAGES, UNITS, RESIDENT):
-            plan = _deepest(problem, fine, Partitions(lane_bytes, rows, warps, 0, stages, unit, 0), resident)
+            plan = _deepest(problem, most, Partitions(lane_bytes, rows, warps, 0, stages, unit, 0), resident)
             if plan is not None:
                 for bulk in range(2 if _takes_bulk(problem) else 1):
                     found[replace(plan, bulk=bulk)] = None
@@ -233,16 +244,17 @@ def _is_worthwhile(problem: Problem, lane_bytes: int, rows: int, warps: int) -> 
     )
 
 
-def _deepest(problem: Problem, fine: NDArray[np.integer], shape: Partitions, resident: int) -> Partitions | None:
+def _deepest(problem: Problem, of_depth: _Most, shape: Partitions, resident: int) -> Partitions | None:
     """``shape`` with its depth, so that an SM holds ``resident`` blocks."""
     device, k = problem.device, problem.matrix.k
     most = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // resident - device.reserved_shared_bytes)
     whole = ceil_div(k, DEPTH_UNIT) * DEPTH_UNIT
+    row_bytes = WARP * shape.lane_bytes
     for depth in sorted({whole, *(depth for depth in DEPTHS if depth < whole)}, reverse=True):
-        plan = replace(shape, depth=depth)
-        if _stages(plan, k, 0).shared_bytes > most:
+        if min(shape.stages, ceil_div(k, depth)) * depth * row_bytes > most:  # of B's rows alone
             continue
-        stages = _stages(plan, k, _slot(problem, fine, shape.block_rows, depth, shape.unit))
+        plan = replace(shape, depth=depth)
+        stages = _stages(plan, k, _slot(problem, of_depth[depth], shape.block_rows, shape.unit))
         if stages.shared_bytes <= most and stages.slot // (shape.unit * 4) <= MAX_UNITS:
             return replace(plan, stages=min(plan.stages, max(2, plan.count(k))))
     return None

@@ -33,6 +33,10 @@ WORK = (32, 256)
 #: Of A's nonzeros in the strips' blocks, the share from which on there are such plans.
 LEAST_SHARE = 0.3
 
+#: Places of blocks, for each nonzero, that are numbered; and nonzeros of the rows that are looked at for a forecast.
+MAX_NUMBERED = 4
+SAMPLED_NONZEROS = 1 << 17
+
 #: Of a strip's nonzeros in dense blocks.
 STRIP_SHARE = 0.5
 
@@ -72,9 +76,7 @@ class Split:
 
 def split(matrix: SparseMatrix, side: int, fill: int) -> Split:
     wide, strips = ceil_div(matrix.k, side), ceil_div(matrix.m, side)
-    place = _places(matrix, side)
-    own, of_place = np.unique(place, return_inverse=True)
-    counts = np.bincount(of_place, minlength=len(own))
+    own, counts, of_place = _blocks(matrix, side)
     dense = counts * 100 >= fill * side * side
     held = np.bincount(own[dense] // wide, weights=counts[dense], minlength=strips)
     nonzeros = np.add.reduceat(matrix.row_nnz, np.arange(0, matrix.m, side))
@@ -83,41 +85,46 @@ def split(matrix: SparseMatrix, side: int, fill: int) -> Split:
     return Split(own[taken], of_strips, taken[of_place])
 
 
+def _blocks(matrix: SparseMatrix, side: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The places of blocks, ascending, with their nonzeros, and the number of its block of each nonzero. Of places that
+    are few all are numbered, the empty ones too: that is faster than sorting."""
+    place = _places(matrix, side)
+    every = ceil_div(matrix.m, side) * ceil_div(matrix.k, side)
+    if every <= MAX_NUMBERED * matrix.nnz:
+        return np.arange(every), np.bincount(place, minlength=every), place
+    own, of_place = np.unique(place, return_inverse=True)
+    return own, np.bincount(of_place, minlength=len(own)), of_place
+
+
 def _places(matrix: SparseMatrix, side: int) -> NDArray[np.int64]:
     return matrix.rows_of_nonzeros() // side * np.int64(ceil_div(matrix.k, side)) + matrix.indices // side
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of a split: blocks, nonzeros in them and beside them in their strips, strips, and those of a sample over all."""
+    """Of a split: blocks, nonzeros in them, strips; of all of A, by a sample of its rows."""
 
-    blocks: int
-    held: int
-    beside: int
-    strips: int
-    share: float
+    blocks: float
+    held: float
+    strips: float
 
 
 @lru_cache(maxsize=8)
 def counted(matrix: SparseMatrix, side: int, fill: int) -> Counts:
-    sample = strips_of(matrix)
-    found = split(sample, side, fill)
-    held = int(np.count_nonzero(found.in_blocks))
-    in_strips = np.repeat(found.of_strips, side)[: sample.m]
-    own = int(sample.row_nnz[in_strips].sum())
-    return Counts(
-        len(found.blocks), held, own - held, int(np.count_nonzero(found.of_strips)), sample.nnz / max(1, matrix.nnz)
-    )
+    sample = strips_of(matrix, SAMPLED_NONZEROS)
+    found, share = split(sample, side, fill), sample.nnz / max(1, matrix.nnz)
+    counts = len(found.blocks), np.count_nonzero(found.in_blocks), np.count_nonzero(found.of_strips)
+    return Counts(*(count / (share or 1.0) for count in counts))
 
 
 def plans(problem: Problem) -> list[Strips]:
     wide = lanes(problem)
     found = []
     for side in SIDES:
-        before = 0
+        before = 0.0
         for fill in FILLS:
             counts = counted(problem.matrix, side, fill)
-            if counts.held < LEAST_SHARE * counts.share * max(1, problem.matrix.nnz) or counts.blocks == before:
+            if counts.held < LEAST_SHARE * max(1, problem.matrix.nnz) or counts.blocks == before:
                 continue
             before = counts.blocks
             found += [
@@ -136,13 +143,12 @@ def forecast(problem: Problem, plans: Sequence[Strips]) -> NDArray[np.float64]:
     for plan in plans:
         counts, cols = counted(matrix, plan.side, plan.fill), plan.lane.cols
         columns = ceil_div(n, cols)
-        scale = 1 / counts.share
-        in_blocks = counts.blocks * scale * plan.side**2
-        entries = matrix.nnz - counts.held * scale
+        in_blocks = counts.blocks * plan.side**2
+        entries = matrix.nnz - counts.held
         reads = in_blocks / plan.side + entries
         of_a = in_blocks * size + entries * 4 * words
         sector = max(32, size * min(n, cols))
-        walks = counts.strips * scale + (matrix.m - counts.strips * scale * plan.side)
+        walks = counts.strips + matrix.m - counts.strips * plan.side
         converted = reads * (1.0 if size == 2 else 0.0)
         instructions = columns * cols * (in_blocks + entries + converted + (reads * 6 + in_blocks / 4) / plan.vector)
         traffic = Traffic(
