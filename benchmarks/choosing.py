@@ -4,7 +4,7 @@
 
 names and forecasts the plans of all families but the unrolled one, whose search is apart, for layers in float16, and
 cuBLAS beside them: what happens between a matrix that was read and what is built. The figure is the best of
-``REPEATS``, what the machine can do when nothing else runs on it, each on a matrix of its own, of which nothing is
+``REPEATS``, what one core can do, in seconds of its own time, each on a matrix of its own, of which nothing is
 known yet; the median is beside it. Writes ``choosing.jsonl``.
 """
 
@@ -51,9 +51,9 @@ def main() -> None:
             for _ in range(REPEATS):
                 own = SparseMatrix(matrix.m, matrix.k, matrix.indptr, matrix.indices, matrix.data * (1 + len(seconds)))
                 assert own.fingerprint  # a request has asked for it before
-                started = time.perf_counter()
+                started = time.process_time()
                 field = field_for(replace(first, matrix=own, n=n), names)
-                seconds.append(time.perf_counter() - started)
+                seconds.append(time.process_time() - started)
             best, median = 1e3 * min(seconds), 1e3 * statistics.median(seconds)
             name, plans = f"{side} x {side}, n {n}, {sparsity:.0%}", len(field.entrants)
             print(f"{name:28} {plans:6,} plans: {best:6.1f} ms, median {median:6.1f} ms")
