@@ -69,8 +69,19 @@ def likeness(some: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[
     return found
 
 
-def numbers_of(traits: Traits) -> NDArray[np.float64]:
-    """What a correction is a form of."""
+def numbers_of(family: str, traits: Traits) -> NDArray[np.float64]:
+    """What the correction of a family is a function of."""
+    return _of_dense(traits) if family == DENSE else _of_sparse(traits)
+
+
+def _of_dense(traits: Traits) -> NDArray[np.float64]:
+    """cuBLAS takes other kernels where rows of A or B do not begin at multiples of 16 bytes."""
+    sizes = map(math.log, (traits.m, traits.k, traits.n, traits.element_bytes))
+    aligned = (math.log2(math.gcd(size, 8)) for size in (traits.k, traits.n))
+    return np.array([*sizes, float(traits.is_exact), *aligned])
+
+
+def _of_sparse(traits: Traits) -> NDArray[np.float64]:
     nnz = max(traits.nnz, 1)
     density = nnz / (traits.m * traits.k)
     counts = (traits.m, traits.k, traits.n, nnz, density, traits.element_bytes)
@@ -91,8 +102,7 @@ def dense_micros(traits: Traits, device: DeviceSpec) -> float:
 
 def factors(traits: Traits, device: str) -> dict[str, float]:
     """What forecasts are multiplied by on a device, by its name: of each family that was learned of, and of DENSE."""
-    numbers = numbers_of(traits)
-    return {name: one.factor(numbers) for name, one in _corrections(device).items()}
+    return {name: one.factor(numbers_of(name, traits)) for name, one in _corrections(device).items()}
 
 
 @cache
