@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
-from lospmm.families import FAMILIES, block_group_coo, blocks, panels, partitions, tensor_core
+from lospmm.families import FAMILIES, block_group_coo, blocks, panels, partitions, strips, tensor_core
 from lospmm.families.blocks import fills, lengths_of_block_rows, strips_of
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
@@ -42,6 +42,7 @@ def test_nonzeros_are_looked_at_a_few_times(sparsity: float, monkeypatch: pytest
 
     monkeypatch.setattr(np, "bincount", watched)
     monkeypatch.setattr(blocks, "SAMPLED_NONZEROS", nnz // 8)
+    monkeypatch.setattr(strips, "SAMPLED_NONZEROS", nnz // 16)
     monkeypatch.setattr(SparseMatrix, "rows_of_nonzeros", of_a_strip)
     field = field_for(problem, contenders(tuple(FAMILIES), is_unrolled=False))
     assert len(field.entrants) > 500
