@@ -66,7 +66,8 @@ def replay(kept: Artifact, device: DeviceSpec) -> Replay:
     choice = _searched(problem, manifest, unrolled) if unrolled else None
     others = _contested(problem, manifest, [line for line in lines if line["family"] not in (UNROLLED, DENSE)], choice)
     timed = (0 if choice is None else len(choice.trials)) + len(others.timed)
-    winner = winner_of(problem, choice, others, _emitter(manifest, device))
+    emitter = _emitter(manifest, device)
+    winner = winner_of(for_emitter(problem, emitter), choice, others, emitter)
     is_dense = _is_dense(kept, problem, lines, others, winner)
     return Replay({**_named(winner), **({"dense": "chosen"} if is_dense else {})}, _built(manifest), timed)
 
@@ -79,12 +80,11 @@ def _is_dense(
     winner: Candidate | Entrant,
 ) -> bool:
     """Whether cuBLAS is faster than the winner, by the times of the log, or by forecast."""
-    summary, emitter = kept.manifest["search"], kept.manifest["emitter"]
+    summary, emitter = kept.manifest["search"], _emitter(kept.manifest, problem.device)
     if not any(family["name"] == DENSE for family in summary["families"]):
         return False
     if not summary["measured"]:
-        own = problem if isinstance(winner, Entrant) else for_emitter(problem, emitter)
-        return beside_dense(own, others.field, winner, None).is_chosen
+        return beside_dense(for_emitter(problem, emitter), others.field, winner, None).is_chosen
     for line in lines:
         if line["family"] == DENSE and line["failure"] is None:
             micros = line["estimated_micros"] if line["measured_micros"] is None else line["measured_micros"]

@@ -137,7 +137,7 @@ def _forecast_micros(problem: Problem, winner: Candidate | Entrant) -> float:
     if isinstance(winner, Entrant):
         return winner.forecast_micros
     factor = factors(traits_of(problem), problem.device.name).get(UNROLLED, 1.0)
-    return float(estimate_micros(problem, [winner])[0]) * factor
+    return float(estimate_micros(in_words(problem), [winner])[0]) * factor
 
 
 def field_for(problem: Problem, names: Sequence[str]) -> Field:
@@ -178,8 +178,8 @@ def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
 
 
 def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:
-    """The fastest of all families. Where nothing was timed, the unrolled one if it has a kernel: forecasts of different
-    families are not worth a comparison."""
+    """The fastest of all families. Where nothing was timed, of 16-bit types the one of the best forecast, and of others
+    the unrolled one if it has a kernel: there it was faster wherever both were timed. ``problem`` is the emitter's."""
     best = others.best
     if choice is None:
         if best is None:
@@ -187,6 +187,9 @@ def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter:
         return best
     if best is None:
         return choice.winner
+    if not (choice.trials or others.timed) and problem.dtype.is_16_bit:
+        is_best = best.forecast_micros < _forecast_micros(problem, choice.winner)
+        return best if is_best else choice.winner
     fastest = others.fastest
     return best if fastest is not None and fastest.settled_micros < choice.micros else choice.winner
 
