@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     out = parser.parse_args().out
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    names = contenders(tuple(FAMILIES), is_unrolled=False)
+    names = contenders(tuple(FAMILIES), DTYPES[DTYPE], is_unrolled=False)
     first = Problem(uniform(64, 64, 0.9, seed=0), 64, DEVICES[DEVICE], dtype=DTYPES[DTYPE])
     field_for(first, names)  # which reads the corrections
     lines = []

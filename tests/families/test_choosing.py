@@ -44,7 +44,7 @@ def test_nonzeros_are_looked_at_a_few_times(sparsity: float, monkeypatch: pytest
     monkeypatch.setattr(blocks, "SAMPLED_NONZEROS", nnz // 8)
     monkeypatch.setattr(strips, "SAMPLED_NONZEROS", nnz // 16)
     monkeypatch.setattr(SparseMatrix, "rows_of_nonzeros", of_a_strip)
-    field = field_for(problem, contenders(tuple(FAMILIES), is_unrolled=False))
+    field = field_for(problem, contenders(tuple(FAMILIES), DTYPES["float16"], is_unrolled=False))
     assert len(field.entrants) > 500
     assert sum(counted) < 3 * nnz
 
