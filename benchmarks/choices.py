@@ -37,6 +37,7 @@ from lospmm.model import Candidate, Problem, Tiling
 from lospmm.options import LOCKSTEPS, Options, splits_of
 from lospmm.proxy_trials import ProxyTrials, time_proxy
 from lospmm.ranker import Ranker
+from lospmm.rankers import RANKERS, with_ranker
 from lospmm.runtime.detect import detect_device
 from lospmm.search import Choice, Clock, Trials, choose_by_time, explore_problem, search_space
 from lospmm.settings import settings
@@ -44,7 +45,7 @@ from lospmm.space import Space
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.trials import BuildAndTime, Means
-from lospmm.tuning import RANKERS, TRIALS, with_ranker
+from lospmm.tuning import TRIALS
 from lospmm.workshop import Workshop
 
 #: Of the table, the fastest that are timed beside what was chosen; and how often each.

@@ -23,7 +23,7 @@ from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem
-from lospmm.tuning import contenders, field_for
+from lospmm.sought import contenders, field_for
 from lospmm_datasets.synthetic import uniform
 
 #: m and k; share of zeros; n.

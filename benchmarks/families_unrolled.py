@@ -14,11 +14,12 @@ from lospmm.errors import LospmmError
 from lospmm.estimate import estimate_micros
 from lospmm.model import Candidate, Compiled, Problem
 from lospmm.options import LOCKSTEPS, Options, splits_of
+from lospmm.rankers import RANKERS, with_ranker
 from lospmm.search import search
 from lospmm.settings import settings
+from lospmm.sought import unrolled_refusal
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.tuning import RANKERS, unrolled_refusal, with_ranker
 from lospmm.words import NARROW, PAIRS, in_words, words_of
 
 EMITTER = "sass"

@@ -34,10 +34,10 @@ from lospmm.gpu.messages import Measurement
 from lospmm.measure import Timing
 from lospmm.model import Candidate, Problem
 from lospmm.options import LOCKSTEPS, splits_of
+from lospmm.rankers import RANKERS
 from lospmm.search import POLICY, Choice, Clock, Policy, choose_by_time, explore_problem, search_space
 from lospmm.space import PREFETCHES, Space
 from lospmm.stages import Stages
-from lospmm.tuning import RANKERS
 
 EMITTER = "sass"
 

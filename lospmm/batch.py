@@ -7,11 +7,14 @@ stopped goes on where it was.
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from lospmm import artifact, jobs
 from lospmm.artifact import STALE_SECONDS, Artifact
@@ -32,8 +35,13 @@ if TYPE_CHECKING:
 #: How the name of a report that is being written begins.
 _SCRATCH = ".report-"
 
+Done = TypeVar("Done")
+
 #: The name of a layer, and its matrix.
 Layer = tuple[str, Found]
+
+#: Layers that are looked at before their turn: a large one takes longer to explore than a small one to be timed.
+AHEAD = 2
 
 #: Shows a layer's progress while it is tuned, by its name.
 Watch = Callable[[str], AbstractContextManager[Progress]]
@@ -115,34 +123,85 @@ class ModelFolder:
 def tune_here(
     folder: ModelFolder, model: Model, request_of: Callable[[MatrixFile], jobs.Request], *, store: Store, watch: Watch
 ) -> None:
-    """Tune the layers on this machine, one after the other. Raises ToolchainFault where no report can be written."""
-    failures: dict[str, LospmmError] = {}
-    with Workshop(settings().workers) as workshop:
-        for (name, found), coming in _with_next(model.read()):
-            with watch(name) as progress:
-                here = _Here(request_of, store, workshop, progress, failures)
-                if coming is not None:
-                    _look_ahead(folder, *coming, here)
-                _tune_layer(folder, name, found, here)
+    """Tune the layers on this machine, one after the other. Raises ToolchainFault where no report can be written.
+
+    While a layer has the GPU, the one before it is written down, and those after it are read and searched.
+    """
+    with ExitStack() as stack:
+        workshop = stack.enter_context(Workshop(settings().workers))
+        here = _Here(folder, request_of, store, workshop)
+        endings = stack.enter_context(_Endings())
+        reader = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="next layer"))
+        layers = iter(model.read())
+        coming = deque([reader.submit(_next_of, layers, here, is_first=True)])
+        while (layer := coming.popleft().result()) is not None:
+            coming.extend(reader.submit(_next_of, layers, here) for _ in range(AHEAD - len(coming)))
+            with watch(layer.name) as progress:
+                _tune_layer(layer, here, endings, progress)
 
 
-def _with_next(layers: Iterable[Layer]) -> Iterator[tuple[Layer, Layer | None]]:
-    """Each layer, and the one after it."""
-    rest = iter(layers)
-    now = next(rest, None)
-    while now is not None:
-        coming = next(rest, None)
-        yield now, coming
-        now = coming
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """What tuning a layer on this machine takes; ``failures`` are those of equal layers, by digest."""
+
+    folder: ModelFolder
+    request_of: Callable[[MatrixFile], jobs.Request]
+    store: Store
+    workshop: Workshop
+    failures: dict[str, LospmmError] = field(default_factory=dict)
 
 
-def _look_ahead(folder: ModelFolder, name: str, found: Found, here: "_Here") -> None:
-    """Begin with the layer that comes next. What is wrong with it is told in its turn."""
-    with suppress(LospmmError):
-        if not isinstance(found, BadMatrix):
-            request = here.request_of(found)
-            if folder.held(name, request.digest) is None:
-                jobs.search_ahead(request, store=here.store, workshop=here.workshop)
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A layer, and the request for its kernel or why there is none."""
+
+    name: str
+    request: jobs.Request | LospmmError
+
+
+def _next_of(layers: Iterator[Layer], here: _Here, *, is_first: bool = False) -> _Asked | None:
+    """Read the next layer and begin with it, but for the first, whose turn it is. None: there is no other."""
+    if (layer := next(layers, None)) is None:
+        return None
+    name, found = layer
+    try:
+        if isinstance(found, BadMatrix):
+            raise found
+        request = here.request_of(found)
+        if here.folder.held(name, request.digest) is None and not is_first:
+            jobs.search_ahead(request, store=here.store, workshop=here.workshop)
+    except LospmmError as error:
+        return _Asked(name, error)
+    return _Asked(name, request)
+
+
+class _Endings:
+    """What is left to do of layers that need the GPU no more: one after the other, while the next one has it."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ending")
+        self._last: Future[None] | None = None
+        self._digest: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def add(self, digest: str | None, ending: Callable[[], None]) -> None:
+        """Have ``ending`` done, of a layer of that digest. Raises what an earlier one has raised."""
+        self.wait()
+        self._last, self._digest = self._thread.submit(ending), digest
+
+    def wait(self, digest: str | None = None) -> None:
+        """Until all is done, or nothing is under way with this digest. Raises as ``add``."""
+        if self._last is not None and digest in (None, self._digest):
+            last, self._last = self._last, None
+            last.result()
 
 
 def take_results(folder: ModelFolder, results: Iterable["LayerResult"]) -> None:
@@ -162,41 +221,44 @@ def take_results(folder: ModelFolder, results: Iterable["LayerResult"]) -> None:
             folder.tell(failed(result.name, folder_of(result.name), error, result.digest))
 
 
-@dataclass(frozen=True, slots=True)
-class _Here:
-    """What tuning a layer on this machine takes; ``failures`` are those of equal layers, by digest."""
-
-    request_of: Callable[[MatrixFile], jobs.Request]
-    store: Store
-    workshop: Workshop
-    progress: Progress
-    failures: dict[str, LospmmError]
-
-    def tune(self, request: jobs.Request) -> Artifact:
-        if (failure := self.failures.get(request.digest)) is not None:
-            raise failure
-        try:
-            return jobs.tune(request, store=self.store, progress=self.progress, workshop=self.workshop)
-        except LospmmError as error:
-            self.failures[request.digest] = error
-            raise
-
-
-def _tune_layer(folder: ModelFolder, name: str, found: Found, here: _Here) -> None:
-    digest = None
+def _tune_layer(layer: _Asked, here: _Here, endings: _Endings, progress: Progress) -> None:
+    """Up to where the GPU is free again; ``endings`` has the rest, and the report."""
+    folder, name, request = here.folder, layer.name, layer.request
+    if isinstance(request, LospmmError):
+        endings.add(None, partial(folder.tell, failed(name, folder_of(name), request, None)))
+        return
+    digest = request.digest
+    endings.wait(digest)  # an equal layer, whose kernel is not in the store yet
     try:
-        if isinstance(found, BadMatrix):
-            raise found
-        request = here.request_of(found)
-        digest = request.digest
-        held = folder.held(name, digest)
-        if held is not None:
-            folder.tell(succeeded(name, folder_of(name), digest, held.manifest))
+        if (held := folder.held(name, digest)) is not None:
+            endings.add(digest, partial(folder.tell, succeeded(name, folder_of(name), digest, held.manifest)))
             return
         artifact.check_target(folder.path(name))
-        folder.keep(name, digest, here.tune(request))
+        if (failure := here.failures.get(digest)) is not None:
+            raise failure
+        finish = _remembered(
+            here, digest, lambda: jobs.chosen(request, store=here.store, progress=progress, workshop=here.workshop)
+        )
     except LospmmError as error:
-        folder.tell(failed(name, folder_of(name), error, digest))
+        endings.add(digest, partial(folder.tell, failed(name, folder_of(name), error, digest)))
+        return
+
+    def ending() -> None:
+        try:
+            folder.keep(name, digest, _remembered(here, digest, finish))
+        except LospmmError as error:
+            folder.tell(failed(name, folder_of(name), error, digest))
+
+    endings.add(digest, ending)
+
+
+def _remembered(here: _Here, digest: str, work: Callable[[], Done]) -> Done:
+    """What ``work`` gives; its failure is that of equal layers too."""
+    try:
+        return work()
+    except LospmmError as error:
+        here.failures[digest] = error
+        raise
 
 
 def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:

@@ -19,11 +19,11 @@ from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.messages import CacheState
-from lospmm.gpu.timing import Timing
+from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.manifest import Clocks as MeasuredClocks
 from lospmm.manifest import Measured
 from lospmm.measure import Bench
-from lospmm.model import Compiled, Launch, Problem
+from lospmm.model import Built, Compiled, Launch, Problem
 from lospmm.runtime.detect import own_gpu_id
 from lospmm.settings import settings
 from lospmm.stages import Progress, silent
@@ -113,8 +113,9 @@ class Comparison:
 
 def compare(
     bench: Bench,
-    kernel: Compiled,
+    kernel: Built,
     *,
+    effort: Effort = FULL,
     names: Sequence[str] = tuple(BASELINES),
     known: Mapping[str, BaselineTime] = MappingProxyType({}),
     sputnik: Path | None = None,
@@ -122,7 +123,8 @@ def compare(
 ) -> Comparison:
     """Time the kernel before, among and after the baselines of these names, in the worker of ``bench``.
 
-    What is ``known``, by name, is not timed again. Of the names, those count that take the type of the problem.
+    ``effort`` is that of each of its times and of the libraries'. What is ``known``, by name, is not timed again. Of
+    the names, those count that take the type of the problem.
 
     Each of its three times is that of a module loaded anew: where the driver puts the code is part of the noise. The
     median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A baseline
@@ -135,18 +137,19 @@ def compare(
     names = [name for name in names if name in taken]
     total = len(names) + 3
     progress("compare", 0, total)
-    timed = [_time(bench, kernel)]
+    timed = [_time(bench, kernel, effort)]
     baselines: dict[str, BaselineTime] = {}
     for done, name in enumerate(names, start=1):
         progress("compare", done, total)
         if done == len(names) // 2 + 1:
-            timed.append(_time(bench, kernel))
+            timed.append(_time(bench, kernel, effort))
+        task = BaselineTask(name, bench.cache, sputnik, effort)
         found = known.get(name)
-        baselines[name] = _time_baseline(bench, BaselineTask(name, bench.cache, sputnik)) if found is None else found
+        baselines[name] = _time_baseline(bench, task) if found is None else found
     if len(timed) == 1:
-        timed.append(_time(bench, kernel))
+        timed.append(_time(bench, kernel, effort))
     progress("compare", total - 1, total)
-    timed.append(_time(bench, kernel))
+    timed.append(_time(bench, kernel, effort))
     progress("compare", 1, 1)
     timings = sorted(timing for timing, _, _ in timed)
     ready = bench.start()
@@ -172,9 +175,9 @@ def _time_baseline(bench: Bench, task: BaselineTask) -> BaselineTime:
     return answer
 
 
-def _time(bench: Bench, kernel: Compiled) -> tuple[Timing, float, Clocks | None]:
+def _time(bench: Bench, kernel: Built, effort: Effort) -> tuple[Timing, float, Clocks | None]:
     """The time of a kernel that ran, its error and the clocks."""
-    measured = bench.measure(kernel.cubin, kernel.entry, kernel.launch)
+    measured = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=effort)
     if measured.timing is None:
         kind = GpuFault if measured.max_relative_error is None else VerificationFailed
         raise kind(f"{kernel.entry}: {measured.failure}")

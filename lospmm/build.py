@@ -5,9 +5,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from lospmm.codegen import emit
+from lospmm.codegen import emit, source_of
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.reserve import layer_registers, reserved_registers
+from lospmm.dtype import Dtype
 from lospmm.families import FAMILIES, Entrant
 from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
@@ -15,6 +16,7 @@ from lospmm.model import Candidate, Compiled, Launch, Problem
 from lospmm.packed import PackedKernel, emission_of
 from lospmm.store import Store
 from lospmm.toolchain.compile import Binary, compile_kernel
+from lospmm.words import Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,18 @@ class Build:
     program: KernelProgram
     emission: Emission
     binary: Binary
+
+    @property
+    def language(self) -> str:
+        return self.emission.language
+
+    @property
+    def dtype(self) -> Dtype:
+        return self.program.dtype
+
+    @property
+    def words(self) -> Words:
+        return self.program.words
 
     @property
     def launch(self) -> Launch:
@@ -33,6 +47,22 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """What is shipped of a ``Build``, without what it was made of."""
+
+    language: str
+    compiled: Compiled
+    binary: Binary
+    source: str  # beside the cubin
+    dtype: Dtype
+    words: Words
+
+    @property
+    def launch(self) -> Launch:
+        return self.compiled.launch
+
+
+@dataclass(frozen=True, slots=True)
 class PackedBuild:
     """The same of a family's plan."""
 
@@ -40,6 +70,10 @@ class PackedBuild:
     kernel: PackedKernel
     emission: Emission
     binary: Binary
+
+    @property
+    def language(self) -> str:
+        return self.emission.language
 
     @property
     def launch(self) -> Launch:
@@ -79,6 +113,13 @@ def build(
             emission, arch=arch, registers=registers, store=store, workers=workers, progress=progress, cancel=cancel
         )
     return Build(program, emission, binary)
+
+
+def written(problem: Problem, candidate: Candidate, emitter: str, store: Store) -> Written:
+    """``build`` with the text that is shipped beside the cubin. Raises as it does."""
+    made = build(problem, candidate, emitter, store=store, workers=1)
+    source = source_of(made.program, made.emission, problem.device.arch)
+    return Written(made.language, made.compiled, made.binary, source, made.dtype, made.words)
 
 
 def build_packed(

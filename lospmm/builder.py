@@ -16,12 +16,12 @@ from typing import BinaryIO
 from lospmm.build import build
 from lospmm.errors import LospmmError, ToolchainFault
 from lospmm.gpu.messages import Answer, packed, receive
-from lospmm.model import Candidate, Compiled, Launch, Problem
-from lospmm.search import explore_problem
-from lospmm.space import Space
-from lospmm.stages import Stages
+from lospmm.model import Candidate, Compiled, OnDisk, Problem
 from lospmm.store import Store
 from lospmm.toolchain.guard import VARIABLE
+
+#: Builders fill all cores: the process that times kernels, and the one that asks it to, go before them.
+NICENESS = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,26 +36,12 @@ class Order:
     folder: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OnDisk:
-    """As ``Compiled``, with its cubin in a file: megabytes that who asks for them does not look at."""
-
-    cubin: Path
-    entry: str
-    launch: Launch
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """Anything else that may be done beside: a function of a module, and what it is given."""
 
     function: Callable[..., object]
     arguments: tuple[object, ...]
-
-
-def explored(problem: Problem, splits: tuple[int, ...]) -> Space:
-    """``search.explore_problem``, of a layer whose turn comes next."""
-    return explore_problem(problem, Stages(), splits=splits)
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
@@ -92,6 +78,7 @@ def on_disk(built: Compiled, folder: Path) -> OnDisk:
 
 
 def main() -> None:
+    os.nice(NICENESS)
     # Its own compilers have a guard of its own, which outlives it: the one that ends this process must not end that.
     os.environ.pop(VARIABLE, None)
     answers = os.fdopen(os.dup(1), "wb")

@@ -78,7 +78,7 @@ def field_of(
         micros = family.forecast(problem, plans) * factors.get(name, 1.0)
         entrants += [Entrant(name, plan, float(one)) for plan, one in zip(plans, micros, strict=True)]
     in_order = tuple(sorted(entrants, key=lambda one: one.forecast_micros))
-    return Field(in_order, MappingProxyType(refusals), dense_micros)
+    return Field(in_order, refusals, dense_micros)  # no proxy: other processes send it
 
 
 def contest(field: Field, clock: Clock, *, limit_micros: float = float("inf")) -> Contest:

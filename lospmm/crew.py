@@ -16,12 +16,11 @@ from pathlib import Path
 from queue import Empty, LifoQueue
 from typing import Self
 
-from lospmm.builder import Call, OnDisk, Order, explored
+from lospmm.builder import Call, Order
 from lospmm.errors import GpuFault, ToolchainFault
 from lospmm.gpu.process import WorkerLost, WorkerProcess
-from lospmm.model import Candidate, Compiled, Problem
+from lospmm.model import Built, Candidate, Compiled, OnDisk, Problem
 from lospmm.settings import settings
-from lospmm.space import Space
 from lospmm.store import Store
 
 #: -P: the current directory is not searched for modules.
@@ -77,7 +76,7 @@ class Crew:
         cancel: threading.Event | None = None,
         *,
         folder: Path | None = None,
-    ) -> Compiled | OnDisk:
+    ) -> Built:
         """The kernel of ``candidate``, its cubin in a new file of ``folder`` if there is one. Raises ToolchainFault,
         also for what this emitter cannot write, and CancelledError; either may cost a builder, and another starts with
         a kernel to come."""
@@ -90,12 +89,6 @@ class Crew:
         built = self._ask(order, cancel)
         assert isinstance(built, Compiled | OnDisk)
         return built
-
-    def explore(self, problem: Problem, splits: tuple[int, ...], cancel: threading.Event | None = None) -> Space:
-        """``search.explore_problem``. Raises as ``build``."""
-        space = self.call(explored, problem, splits, cancel=cancel)
-        assert isinstance(space, Space)
-        return space
 
     def call(
         self, function: Callable[..., object], *arguments: object, cancel: threading.Event | None = None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lospmm.candidates import Candidates, Ints, ceil_divs
 from lospmm.constraints import mailbox_bytes_of_each
 from lospmm.device import DeviceSpec
-from lospmm.model import Candidate, Problem, Schedule, Tiling
+from lospmm.model import Candidate, Problem, Schedule
 from lospmm.occupancy import resident_blocks_of_each
 from lospmm.registers import forecast_of_each
 
@@ -105,8 +105,8 @@ def work_of(problem: Problem, candidates: Candidates) -> Work:
     )
     loads = candidates.by_tiling(lambda tiling: int(tiling.nnc.sum()))
     arithmetic = candidates.by_tiling(lambda tiling: int(tiling.nnz.sum()))
-    filled = candidates.by_tiling(_filled_rows)
-    stores = candidates.by_tiling(lambda tiling: _filled_rows(tiling) + len(tiling.empty_rows))
+    filled = candidates.by_tiling(lambda tiling: tiling.filled_rows)
+    stores = candidates.by_tiling(lambda tiling: tiling.filled_rows + len(tiling.empty_rows))
     exchanged = EXCHANGE_INSTRUCTIONS * (split - 1) * filled
     converted = loads if problem.dtype.is_16_bit else 0  # to float32, each element that is loaded
     return Work(
@@ -146,10 +146,6 @@ def _memory_bytes(problem: Problem, work: Work, rates: Rates) -> Ints:
     anew = (work.candidates.column_group == 0) & again
     read = np.where(anew, np.maximum(work.column_loads, matrix.k), matrix.k)
     return row_bytes * (read + matrix.m)
-
-
-def _filled_rows(tiling: Tiling) -> int:
-    return sum(len(tile.rows) for tile in tiling.tiles)
 
 
 def _busy_sms(device: DeviceSpec) -> Callable[[Schedule], int]:

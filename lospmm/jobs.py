@@ -7,7 +7,7 @@ process or the service finds it there.
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -28,10 +28,13 @@ from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem, layer_fields
 from lospmm.npz import write_npz
 from lospmm.options import UNROLLED, Options
+from lospmm.rankers import ranker_digest, with_ranker
 from lospmm.readers import Values
 from lospmm.record import files_of
 from lospmm.runtime.detect import own_gpu
 from lospmm.settings import settings
+from lospmm.sought import search_ahead as search_ahead_of
+from lospmm.sought import unrolled_refusal
 from lospmm.stages import Progress, Stages, silent
 from lospmm.store import Store
 from lospmm.toolchain.compilers import compiler_name
@@ -76,7 +79,12 @@ class Request:
 
     def _resolved(self, gpu: str | None) -> Options:
         device = self.problem.device
-        return tuning.with_ranker(self.options.resolved(device, gpu), device)
+        return with_ranker(self.options.resolved(device, gpu), device)
+
+    @cached_property
+    def searched(self) -> Problem:
+        """The problem with what the emitter needs of a thread's registers. Raises BadRequest as ``resolved`` does."""
+        return for_emitter(self.problem, self.resolved.emitter)
 
     @cached_property
     def digest(self) -> str:
@@ -93,7 +101,7 @@ class Request:
             "values": self.values,
             "seed": self.seed if self.values == "drawn" else None,
             "options": asdict(self.resolved),
-            "ranker": tuning.ranker_digest(self.resolved, self.problem.device),
+            "ranker": ranker_digest(self.resolved, self.problem.device),
             "forecasts": corrections_digest(self.problem.device.name),
             "compiler": compiler_name(self.resolved.emitter, self.problem.device.arch),
             **layer_fields(self.problem),
@@ -160,7 +168,7 @@ def _kept_matrix(fingerprint: str, store: Store) -> SparseMatrix | None:
 
 def _check_size(problem: Problem, options: Options) -> None:
     """An unrolled kernel has an instruction for each nonzero and each row, the empty ones too."""
-    if options.kernel_names == (UNROLLED,) and (why := tuning.unrolled_refusal(problem, options.emitter)) is not None:
+    if options.kernel_names == (UNROLLED,) and (why := unrolled_refusal(problem, options.emitter)) is not None:
         raise BadRequest(why)
 
 
@@ -191,11 +199,25 @@ def tune(
     Raises NothingFits, ToolchainFault, GpuFault, VerificationFailed, Unsupported, BadRequest, and CancelledError once
     ``cancel`` is set; nothing is kept then but compiled units, and what was measured.
     """
+    return chosen(request, store=store, progress=progress, cancel=cancel, workers=workers, workshop=workshop)()
+
+
+def chosen(
+    request: Request,
+    *,
+    store: Store,
+    progress: Progress = silent,
+    cancel: threading.Event | None = None,
+    workers: int | None = None,
+    workshop: Workshop | None = None,
+) -> Callable[[], Artifact]:
+    """``tune`` as far as it takes a GPU or the workshop. What is returned does the rest, once, in whatever thread it is
+    called, and raises ToolchainFault."""
     digest = request.digest
     if (kept := find(digest, store)) is not None:
-        return kept
+        return lambda: kept
     budget = Budget(request.resolved.budget_seconds)
-    options, problem = request.resolved, for_emitter(request.problem, request.resolved.emitter)
+    options, problem = request.resolved, request.searched
     _check_size(problem, request.resolved)
     check_arch(find_toolkit(), problem.device.arch)
     check_target(options.emitter, problem.device.arch)
@@ -203,19 +225,25 @@ def tune(
     with ExitStack() as stack:
         shop = stack.enter_context(Workshop(most)) if workshop is None else workshop
         job = Job(problem, options, store, Stages(progress, cancel), shop, budget)
+        found = tuning.tuned(job)
+        known = found() if workshop is None else None  # the processes of one that is its own end here
+
+    def finished() -> Artifact:
         seed = request.seed if request.values == "drawn" else None
-        outcome = replace(tuning.tuned(job), problem=request.problem, values=request.values, seed=seed)
-    finished = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
-    store.put(KERNELS, digest, finished.files)
-    # Another process may have been first: both then give the same artifact, its times included.
-    return find(digest, store) or finished
+        outcome = replace(known or found(), problem=request.problem, values=request.values, seed=seed)
+        made = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
+        store.put(KERNELS, digest, made.files)
+        # Another process may have been first: both then give the same artifact, its times included.
+        return find(digest, store) or made
+
+    return finished
 
 
 def search_ahead(request: Request, *, store: Store, workshop: Workshop) -> None:
     """Begin with a request while another has the GPU, as far as that is of use."""
     options = request.resolved
     if find(request.digest, store) is None:
-        tuning.search_ahead(for_emitter(request.problem, options.emitter), options, workshop)
+        search_ahead_of(request.searched, options, workshop)
 
 
 def tune_to_folder(

@@ -24,7 +24,7 @@ from lospmm.errors import BadMatrix, BadRequest
 from lospmm.gpu.driver import Driver
 from lospmm.gpu.launcher import Launcher
 from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
-from lospmm.model import Launch, Problem, columns_of
+from lospmm.model import Launch, Problem, ceil_div, columns_of
 from lospmm.options import Options
 from lospmm.packed import PackedKernel
 from lospmm.readers import Values
@@ -143,7 +143,7 @@ class Kernel:
             k=manifest["k"],
             n=manifest["n"] // words.columns,
             cols=tile["cols"],
-            block_rows=(tile["count"] + tile["zero_blocks"]) * tile["split_k"],
+            block_rows=(ceil_div(tile["count"], tile["tiles_per_block"]) + tile["zero_blocks"]) * tile["split_k"],
             grid=tuple(manifest["launch"]["grid"]),
             takes_n=False,
             convolution=self.artifact.convolution,

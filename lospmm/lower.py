@@ -1,38 +1,45 @@
 """From a candidate to the program of its kernel: one tile program per tile, and the blocks that write zeros."""
 
+from typing import Any
+
 import numpy as np
 
 from lospmm.convolution import order_of_rows
 from lospmm.dtype import FLOAT32
+from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
 from lospmm.model import ZERO_ROWS, Candidate, Problem
 from lospmm.registers import forecast_registers
-from lospmm.schedule import tile_programs, zero_program
+from lospmm.schedule import chain_program, tile_programs, zero_program
 from lospmm.words import words_of
 
 
 def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block, or a
     block for each part where tiles have several. Of 16-bit types its columns are those of words (``lospmm.words``). For
-    tf32 it is more exact than it has to be.
+    tf32 it is more exact than it has to be. Raises Unsupported for parts of several tiles.
     """
     words = words_of(problem)
     matrix, tiling = problem.matrix, candidate.tiling
     schedule = candidate.schedule
+    if schedule.tiles_per_block > 1 and schedule.split_k > 1:
+        raise Unsupported("several tiles to a block, and several blocks to a tile: take one of them")
     epilogue = problem.epilogue
     order = None if problem.convolution is None else order_of_rows(problem.convolution)
-    tiles = [
-        program
-        for tile in tiling.tiles
-        for program in tile_programs(matrix, tile.rows, schedule, epilogue=epilogue, order=order)
-    ]
+    added: dict[str, Any] = {"epilogue": epilogue, "order": order}
+    rows, together = [tile.rows for tile in tiling.tiles], schedule.tiles_per_block
+    if together > 1:
+        chains = (rows[first : first + together] for first in range(0, len(rows), together))
+        tiles = [chain_program(matrix, chain, schedule, **added) for chain in chains]
+    else:
+        tiles = [program for own in rows for program in tile_programs(matrix, own, schedule, **added)]
     cuts = range(ZERO_ROWS, len(tiling.empty_rows), ZERO_ROWS)
     if len(tiling.empty_rows):
         blocks = np.split(tiling.empty_rows, cuts)
         tiles += [
-            zero_program(rows, epilogue=epilogue, accumulators=candidate.tile.rows)
+            zero_program(part, epilogue=epilogue, accumulators=candidate.tile.rows)
             for block in blocks
-            for rows in np.array_split(block, schedule.split_k)
+            for part in np.array_split(block, schedule.split_k)
         ]
     return KernelProgram(
         name=kernel_name(problem),

@@ -29,10 +29,16 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.verify import exponent_of_b
 
-__all__ = ["AGAIN", "BRIEF", "FULL", "Bench", "Effort", "Measurement", "Timing"]
+__all__ = ["AGAIN", "BESIDE", "BRIEF", "CHECKED", "FULL", "Bench", "Effort", "Measurement", "Timing"]
 
 #: Of the fastest, right after others: the replays of a full measurement, without waiting for the clocks.
 AGAIN = Effort(replays=9, warm_micros=1_000.0, launches=8)
+
+#: To check a kernel that was timed enough.
+CHECKED = BRIEF._replace(rechecked=True)
+
+#: A winner beside the libraries, right after it was searched: the replays of a full measurement, the clocks being up.
+BESIDE = Effort(warm_micros=5_000.0, launches=8)
 
 #: A worker may fail to start once, just after another was killed on the same GPU.
 START_ATTEMPTS = 2
@@ -64,10 +70,12 @@ class Bench:
         self._prepare: Prepare | None = None
         self._worker: WorkerProcess | None = None
         self._told = False  # the worker holds this problem
+        self._begun: Measure | None = None  # by the worker, and not asked for yet
         self.kernel_seconds: float | None = None
 
     def turn_to(self, problem: Problem, cancel: threading.Event | None = None) -> None:
         """Take another problem; a worker that is running goes on with it, which is faster than a new one."""
+        self._drop_begun()
         self.problem, self._cancel = problem, cancel
         self._prepare, self._told = None, False
         self.kernel_seconds = None
@@ -81,6 +89,7 @@ class Bench:
     def close(self) -> None:
         """End the worker."""
         worker, self._worker = self._worker, None
+        self._begun = None
         if worker is not None:
             worker.end()
 
@@ -92,13 +101,25 @@ class Bench:
         Raises GpuFault where no worker can be started (no GPU, not enough memory), ToolchainFault where the gate
         cannot be compiled, and CancelledError.
         """
-        shape = Shape(launch.grid, launch.block, launch.shared_bytes)
         try:
-            value = self._ask("measure", Measure(cubin, entry, shape, takes_n, self.cache, effort))
+            value = self._ask("measure", self._task(cubin, entry, launch, takes_n, effort))
         except _Failed as failed:
             return Measurement(None, None, str(failed), is_lost=failed.is_lost)
         assert isinstance(value, Measurement)
         return value
+
+    def begin(self, cubin: Path, entry: str, launch: Launch, *, effort: Effort = FULL) -> None:
+        """Have the worker begin with what ``measure`` is asked for next, so that the GPU waits for nobody.
+
+        Nothing happens where no worker has this problem yet. What is asked for something else first begins anew.
+        """
+        worker = self._worker
+        if worker is not None and self._told and self._begun is None and not worker.has_ended():
+            self._begun = self._task(cubin, entry, launch, False, effort)
+            worker.send(("measure", self._begun), self._seconds)
+
+    def _task(self, cubin: bytes | Path, entry: str, launch: Launch, takes_n: bool, effort: Effort) -> Measure:
+        return Measure(cubin, entry, Shape(launch.grid, launch.block, launch.shared_bytes), takes_n, self.cache, effort)
 
     def noise(self, cubin: bytes, entry: str, launch: Launch, *, takes_n: bool = False) -> float:
         """How far two measurements of the same kernel are apart, relative to the shorter time.
@@ -128,10 +149,14 @@ class Bench:
 
     def _ask(self, command: str, task: object) -> object:
         """Raises _Failed where the worker answers with a fault, or not at all."""
-        worker = self._running()
+        if command != "measure" or task != self._begun:
+            self._drop_begun()
+        begun, self._begun = self._begun, None
+        worker = self._running() if begun is None or self._worker is None else self._worker
         try:
-            seconds = min(settings().measure_seconds, self.kernel_seconds or float("inf"))
-            answer = worker.ask((command, task), seconds, self._cancel)
+            if begun is None:
+                worker.send((command, task), self._seconds)
+            answer = worker.receive(self._cancel)
         except WorkerLost as lost:
             self._worker = None
             raise _Failed(str(lost), is_lost=True) from None
@@ -143,6 +168,23 @@ class Bench:
         if answer.fault is not None:
             raise _Failed(answer.fault)
         return answer.value
+
+    @property
+    def _seconds(self) -> float:
+        """The time limit of a request."""
+        return min(settings().measure_seconds, self.kernel_seconds or float("inf"))
+
+    def _drop_begun(self) -> None:
+        """Wait for what nobody has asked for."""
+        begun, self._begun = self._begun, None
+        if begun is not None and self._worker is not None:
+            try:
+                is_healthy = self._worker.receive(self._cancel).healthy
+            except WorkerLost:
+                self._worker = None
+            else:
+                if not is_healthy:
+                    self.close()
 
     def _running(self) -> WorkerProcess:
         if self._worker is not None and self._worker.has_ended():  # between two requests: no kernel's fault

@@ -5,6 +5,8 @@ the set of them, SA_tile, is a ``Tiling``; nnz counts nonzeros, nnc non-empty co
 """
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,6 +137,7 @@ class Schedule:
     B; 0 takes all column blocks. ``lockstep`` is the number of instructions between two barriers that keep the warps of
     a block together on their code; 0 sets none. ``split_k`` blocks share a tile, each with some of its columns, and add
     up what they have (split-K): more blocks where there are few tiles, or taller tiles for as many blocks.
+    ``tiles_per_block`` tiles are computed by one block, one after another: while it stores one, it loads for the next.
     """
 
     prefetch: int
@@ -142,6 +145,7 @@ class Schedule:
     column_group: int = 1
     lockstep: int = 0
     split_k: int = 1
+    tiles_per_block: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,7 +157,7 @@ class RowTile:
     nnc: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # no slots: what thousands of candidates ask of it is counted once
 class Tiling:
     """SA_tile: the non-empty rows of A in tiles of at most ``size_limit`` (M1) rows, and the empty rows apart."""
 
@@ -161,18 +165,46 @@ class Tiling:
     tiles: tuple[RowTile, ...]
     empty_rows: NDArray[np.int32]
 
-    @property
+    @cached_property
     def nnz(self) -> NDArray[np.int64]:
         return np.array([tile.nnz for tile in self.tiles], dtype=np.int64)
 
-    @property
+    @cached_property
     def nnc(self) -> NDArray[np.int64]:
         return np.array([tile.nnc for tile in self.tiles], dtype=np.int64)
+
+    @cached_property
+    def filled_rows(self) -> int:
+        """Rows of all tiles."""
+        return sum(len(tile.rows) for tile in self.tiles)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as a few arrays: of a space there are tens of thousands of tiles."""
+        rows = [tile.rows for tile in self.tiles]
+        sizes = np.array([len(part) for part in rows], dtype=np.int64)
+        together = np.concatenate(rows) if rows else np.empty(0, dtype=np.int32)
+        return _tiling_of, (self.size_limit, together, sizes, self.nnz, self.nnc, self.empty_rows)
 
     @property
     def block_rows(self) -> int:
         """Thread blocks along M: one per tile, and those that write the zeros of empty rows."""
         return len(self.tiles) + ceil_div(len(self.empty_rows), ZERO_ROWS)
+
+
+def _tiling_of(
+    size_limit: int,
+    rows: NDArray[np.int32],
+    sizes: NDArray[np.int64],
+    nnz: NDArray[np.int64],
+    nnc: NDArray[np.int64],
+    empty_rows: NDArray[np.int32],
+) -> Tiling:
+    """What ``Tiling.__reduce__`` has taken apart."""
+    rows.setflags(write=False)
+    ends = np.cumsum(sizes).tolist()
+    starts = [0, *ends[:-1]] if ends else []
+    figures = zip(starts, ends, nnz.tolist(), nnc.tolist(), strict=True)
+    return Tiling(size_limit, tuple(RowTile(rows[start:end], *both) for start, end, *both in figures), empty_rows)
 
 
 def block_rows(matrix: SparseMatrix, size_limit: int) -> int:
@@ -215,3 +247,16 @@ class Compiled:
     cubin: bytes
     entry: str
     launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """As ``Compiled``, with its cubin in a file: megabytes that who asks for them does not look at."""
+
+    cubin: Path
+    entry: str
+    launch: Launch
+
+
+#: A kernel, or a proxy of one, that can be run.
+Built = Compiled | OnDisk

@@ -63,7 +63,7 @@ class Options:
             object.__setattr__(self, "budget_seconds", _budget_seconds(self.budget_seconds))
 
     def resolved(self, device: DeviceSpec, own_gpu: str | None) -> "Options":
-        """With nothing left to decide but the ranker (``tuning.with_ranker``), for kernels of ``device`` on a machine
+        """With nothing left to decide but the ranker (``rankers.with_ranker``), for kernels of ``device`` on a machine
         whose GPU is ``own_gpu``, by its name.
 
         Raises BadRequest where a GPU is asked for that this machine does not have.

@@ -12,7 +12,7 @@ import numpy as np
 
 from lospmm import artifact
 from lospmm.accuracy import Accuracy, accuracy_of
-from lospmm.build import Build, PackedBuild, for_emitter
+from lospmm.build import Build, PackedBuild, Written, for_emitter
 from lospmm.contest import Contest
 from lospmm.dense_choice import DenseChoice, accuracy_of_dense
 from lospmm.estimate import estimate_micros
@@ -53,7 +53,7 @@ class Outcome:
     seed: int | None  # that drew the values
     choice: Choice | None  # of the unrolled family, where it took part
     others: Contest
-    build: Build | PackedBuild
+    build: Build | PackedBuild | Written
     source: str  # what is shipped beside the cubin
     verification: Verification | None
     measured: Measured | None
@@ -66,7 +66,7 @@ def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
     return {
         **({} if bias is None else {artifact.BIAS_FILE: _npy(bias)}),
         artifact.CUBIN_FILE: build.binary.cubin,
-        artifact.SOURCE_FILES[build.emission.language]: outcome.source.encode(),
+        artifact.SOURCE_FILES[build.language]: outcome.source.encode(),
         artifact.TUNING_FILE: tuning_lines(outcome).encode(),
         artifact.MATRIX_FILE: write_npz(outcome.problem.matrix),
         **({} if choice is None else {artifact.SPACE_FILE: tile_map(choice).to_json().encode()}),
@@ -179,7 +179,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         seed=outcome.seed,
         device=problem.device.name,
         arch=problem.device.arch,
-        emitter=build.emission.language,
+        emitter=build.language,
         toolchain=binary.toolchain,
         tile=None if outcome.choice is None or isinstance(build, PackedBuild) else _tile(outcome.choice.winner, build),
         launch=LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
@@ -213,25 +213,25 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
     )
 
 
-def _accuracy(problem: Problem, build: Build | PackedBuild) -> Accuracy:
+def _accuracy(problem: Problem, build: Build | PackedBuild | Written) -> Accuracy:
     """Of what was built, which may be more exact than it has to be."""
     if isinstance(build, PackedBuild):
         return accuracy_of(problem.dtype)
-    return accuracy_of(build.program.dtype, problem.rounded_sums if build.program.words == PAIRS else 0)
+    return accuracy_of(build.dtype, problem.rounded_sums if build.words == PAIRS else 0)
 
 
 def _plan(build: PackedBuild) -> Plan:
     return Plan(asdict(build.entrant.plan), build.kernel.cols, len(build.kernel.data))
 
 
-def _arguments(problem: Problem, build: Build | PackedBuild) -> tuple[Argument, ...]:
+def _arguments(problem: Problem, build: Build | PackedBuild | Written) -> tuple[Argument, ...]:
     """In the order in which a launch passes them. Templates load and store up to 16 bytes at a time."""
     matrix, convolution = problem.matrix, problem.convolution
     if convolution is None:
         b, c = f"row-major, {matrix.k} x {problem.n}", f"row-major, {matrix.m} x {problem.n}"
     else:
         b, c = (f"NCHW, {_shape(shape)}" for shape in (convolution.input_shape, convolution.output_shape(matrix.m)))
-    step = 16 if isinstance(build, PackedBuild) else build.program.words.stored_bytes
+    step = 16 if isinstance(build, PackedBuild) else build.words.stored_bytes
     kind, aligned = problem.dtype.c_type, f"{step}-byte aligned"
     residual = Argument("residual", f"const {kind} *", f"{c}, {aligned}")
     return (
@@ -245,7 +245,7 @@ def _shape(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _tile(winner: Candidate, build: Build) -> Tile:
+def _tile(winner: Candidate, build: Build | Written) -> Tile:
     tiling, schedule = winner.tiling, winner.schedule
     return Tile(
         rows=winner.tile.rows,
@@ -259,7 +259,8 @@ def _tile(winner: Candidate, build: Build) -> Tile:
         nnc_sum=int(tiling.nnc.sum()),
         nnc_max=int(tiling.nnc.max(initial=0)),
         split_k=schedule.split_k,
-        thread_columns=build.program.words.columns,
+        thread_columns=build.words.columns,
+        tiles_per_block=schedule.tiles_per_block,
     )
 
 

@@ -21,14 +21,16 @@ from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.model import Candidate, Problem
 from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, default_emitter, splits_of
+from lospmm.rankers import RANKERS
 from lospmm.record import axes_of
 from lospmm.search import Choice, Clock, choose_by_time, search
+from lospmm.sought import contenders, field_for
 from lospmm.stages import Stages
-from lospmm.tuning import RANKERS, TRIALS, beside_dense, contenders, field_for, winner_of
+from lospmm.tuning import TRIALS, beside_dense, winner_of
 from lospmm.words import in_words
 
 #: The names of a candidate's axes, in a line of the log and in the manifest's ``tile``.
-AXES = ("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k")
+AXES = ("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block")
 
 #: The other fields of a line: what was forecast and found of it.
 FOUND = (

@@ -7,10 +7,14 @@ arithmetic, this schedule waits for a free buffer: the register forecast then ho
 A bias is what its row's accumulator begins with; where there is a residual it is that, and the bias is added last: so
 nothing waits for it. Only whoever stores a row adds them.
 
+Tiles of one block follow one another (``Schedule.tiles_per_block``): their columns go round one ring of buffers, so
+that the next tile's first loads come before the stores of the last, and its accumulators are begun anew behind these.
+
 A tile that several blocks share (``Schedule.split_k``) is cut by its columns into parts of about the same work. Each
 part owns some of the rows: it is sent what the others have of them, adds it up in the order of the parts, and stores.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +41,40 @@ def tile_programs(
     """
     programs = parts_of_tile(*_nonzeros_by_column(matrix, rows, order), rows, schedule)
     return [_finished(program, epilogue, order) for program in programs]
+
+
+def chain_program(
+    matrix: SparseMatrix,
+    tiles: Sequence[NDArray[np.int32]],
+    schedule: Schedule,
+    *,
+    epilogue: Epilogue = PLAIN,
+    order: NDArray[np.int64] | None = None,
+) -> TileProgram:
+    """The program that computes the rows of several ``tiles``, one after another, for one column; else as
+    ``tile_programs``. They share accumulators.
+    """
+    nonzeros = [_nonzeros_by_column(matrix, rows, order) for rows in tiles]
+    accumulator, column, weight = (np.concatenate(each) for each in zip(*nonzeros, strict=True))
+    sizes = [len(own) for own, _, _ in nonzeros]
+    step = np.repeat(np.arange(len(tiles), dtype=np.int64) * matrix.k, sizes)
+    buffers = min(schedule.prefetch, len(np.unique(column + step)))
+    sums = _sums(Op.LOAD, accumulator, column + step, weight, _Ring(schedule, buffers))
+    loads = sums["op"] == Op.LOAD
+    sums["source"][loads] %= matrix.k
+    if order is not None:
+        sums["source"][loads] = order[sums["source"][loads]]
+    # The next tile begins with its first multiply-add: what it loads before goes on.
+    cuts = np.flatnonzero(sums["op"] == Op.FMA)[np.cumsum(sizes)[:-1]]
+    pieces: list[NDArray[np.void]] = []
+    for number, (rows, own) in enumerate(zip(tiles, np.split(sums, cuts), strict=True)):
+        held = np.arange(len(rows), dtype=np.int32)
+        before = _begun(rows, held, epilogue)
+        if number and not epilogue.residual:
+            before = [_filled(Op.BEGIN, held, np.zeros(len(rows)))]
+            before[0]["weight"] = bias_of(epilogue, rows)
+        pieces += [*before, own, *_ended(rows, held, epilogue), _filled(Op.STORE, rows, held)]
+    return TileProgram(np.concatenate(pieces), accumulators=max(map(len, tiles)), buffers=buffers)
 
 
 def parts_of_tile(

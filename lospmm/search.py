@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from lospmm.chains import chained
 from lospmm.errors import GpuFault, NothingFits
 from lospmm.gpu.messages import Measurement
 from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
@@ -36,6 +37,7 @@ class Policy:
     ahead: int = 2  # rounds that are built while another is timed; the shortlist is timed in one part more
     finalists: int = 4  # that are timed again,
     turns: int = 4  # so many times each
+    chained: int = 4  # of the fastest, those that are also timed with several tiles to a block (``chains``)
 
 
 POLICY = Policy()
@@ -152,6 +154,7 @@ def choose_by_time(
     *,
     locksteps: Sequence[int] = (0,),
     policy: Policy = POLICY,
+    pool: Pool | None = None,
 ) -> Choice:
     """``choice`` with the fastest of its shortlist, and of what promised most after it, as its winner. Its shortlist is
     as it was timed.
@@ -159,9 +162,9 @@ def choose_by_time(
     A round is chosen, and its kernels are built, before all of what was begun is timed, so that the GPU waits for the
     choice alone. It ends after all rounds, where nothing is left, or once time is up; one candidate that runs is always
     timed. Then the fastest are timed again in turns, so that what changes meanwhile changes for all of them. ``stages``
-    counts the choices, too. Raises GpuFault where none of them ran.
+    counts the choices, too. ``pool`` is what may be timed, where that is known. Raises GpuFault where none of them ran.
     """
-    rounds = _Rounds(problem, choice.space, ranker, locksteps, stages)
+    rounds = _Rounds(problem, choice.space, ranker, locksteps, stages, pool)
     spread = rounds.spread(choice.shortlist)
     timed: list[Trialled[Candidate]] = []
     with ExitStack() as stack:
@@ -180,16 +183,45 @@ def choose_by_time(
             ran = fastest_first(timed)
             if ran and clock.is_over():
                 break
+            if begun:
+                begun[0].start()
             if ran and rounds.done < policy.rounds:
                 begin(rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch))
     if not ran:
         raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
+    if not clock.is_over():
+        timed += _timed_chains(problem, ran, clock, policy.chained)
     timed = timed_again(timed, clock, finalists=policy.finalists, turns=policy.turns)
     finalists = [trial for trial in timed if trial.final_micros is not None]
     winner = min(finalists, key=_final) if finalists else fastest_first(timed)[0]
     if finalists and _final(winner) == float("inf"):
         raise GpuFault(f"none of the fastest {len(finalists)} kernels ran again: {_failure(finalists[0].finals)}")
     return replace(choice, winner=winner.candidate, shortlist=tuple(spread), trials=tuple(timed))
+
+
+def _timed_chains(
+    problem: Problem, ran: Sequence[Trialled[Candidate]], clock: Clock, count: int
+) -> Iterator[Trialled[Candidate]]:
+    """The first ``count`` of which that is of use with several tiles to a block, and their score."""
+    scores = {trial.candidate.tile: trial.score for trial in ran}
+    chains = chained(problem, [trial.candidate for trial in ran])[:count]
+    asked = [Scored(one, scores[one.tile]) for one in chains]
+    batch = _Batch(asked, iter(clock.trials([scored.candidate for scored in asked])))
+    try:
+        yield from batch.timed(clock.is_over, first=False)
+    finally:
+        batch.close()
+
+
+def spread_over(shortlist: Sequence[Scored[Candidate]], locksteps: Sequence[int]) -> list[Scored[Candidate]]:
+    """The shortlist with every lockstep in turn, which the estimate does not tell from each other."""
+    spread = []
+    for place, scored in enumerate(shortlist):
+        candidate, lockstep = scored.candidate, locksteps[place % len(locksteps)]
+        if candidate.schedule.lockstep != lockstep:
+            candidate = replace(candidate, schedule=replace(candidate.schedule, lockstep=lockstep))
+        spread.append(replace(scored, candidate=candidate))
+    return spread
 
 
 def _parts(items: Sequence[Scored[Candidate]], count: int) -> Iterator[Sequence[Scored[Candidate]]]:
@@ -212,10 +244,20 @@ class _Batch:
             if not first and is_over():
                 return
 
+    def start(self) -> None:
+        """Have the first timed while something else is done, where that can be."""
+        if isinstance(self.measurements, Startable):
+            self.measurements.start()
+
     def close(self) -> None:
         """Nothing more is built."""
         if isinstance(self.measurements, Closeable):
             self.measurements.close()
+
+
+@runtime_checkable
+class Startable(Protocol):
+    def start(self) -> None: ...
 
 
 @runtime_checkable
@@ -227,30 +269,32 @@ class _Rounds:
     """What is timed next."""
 
     def __init__(
-        self, problem: Problem, space: Space, ranker: Ranker, locksteps: Sequence[int], stages: Stages
+        self,
+        problem: Problem,
+        space: Space,
+        ranker: Ranker,
+        locksteps: Sequence[int],
+        stages: Stages,
+        pool: Pool | None = None,
     ) -> None:
         self.problem, self.space, self.ranker, self.locksteps = problem, space, ranker, locksteps
-        self.stages = stages
+        self.stages, self._pool = stages, pool
         self.done = 0
         self._surrogate: Surrogate | None = None
         self._taken: set[int] = set()
         self._asked: set[tuple[TileSize, Schedule]] = set()
 
     def spread(self, shortlist: Sequence[Scored[Candidate]]) -> list[Scored[Candidate]]:
-        """The shortlist with every lockstep in turn, which the estimate does not tell from each other."""
-        spread = []
-        for place, scored in enumerate(shortlist):
-            candidate, lockstep = scored.candidate, self.locksteps[place % len(self.locksteps)]
-            if candidate.schedule.lockstep != lockstep:
-                candidate = replace(candidate, schedule=replace(candidate.schedule, lockstep=lockstep))
-            spread.append(replace(scored, candidate=candidate))
-        self._asked |= {_key(scored.candidate) for scored in spread}
-        return spread
+        found = spread_over(shortlist, self.locksteps)
+        self._asked |= {_key(scored.candidate) for scored in found}
+        return found
 
     def prepare(self) -> None:
         """Have all candidates ready to choose from."""
         with self.stages.part("rank"):
-            pool = Pool.of(self.problem, self.space, self.ranker, self.locksteps)
+            pool = self._pool
+            if pool is None:
+                pool = Pool.of(self.problem, self.space, self.ranker, self.locksteps)
             self._surrogate = Surrogate(self.problem, pool)
         self._taken |= {at for key in self._asked if (at := pool.find(*key)) is not None}
 

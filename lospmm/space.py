@@ -35,7 +35,7 @@ Regroup = Callable[[Sequence[int]], Mapping[int, Tiling]]
 class Space:
     """The outcome of a search space: verdicts and survivors together are every tile size that was named."""
 
-    survivors: tuple[Candidate, ...]
+    survivors: Sequence[Candidate]
     verdicts: tuple[Verdict, ...]
     relaxed: tuple[str, ...]  # constraints whose limit no tile size met, and that were moved
     splits: tuple[int, ...] = (1,)  # what ``Schedule.split_k`` may be
@@ -100,7 +100,7 @@ def explore(
         limits[constraint.name] = bound.limit
         verdicts += _verdicts(constraint, bound, candidates)
         candidates = candidates.take(bound.holds)
-    return Space(tuple(candidates), tuple(verdicts), tuple(relaxed), splits, limits["idle_sms"])
+    return Space(candidates, tuple(verdicts), tuple(relaxed), splits, limits["idle_sms"])
 
 
 def _verdicts(constraint: Constraint, bound: Bound, candidates: Candidates) -> list[Verdict]:

@@ -64,9 +64,11 @@ class Pool:
     @staticmethod
     def of(problem: Problem, space: Space, ranker: Ranker, locksteps: Sequence[int]) -> "Pool":
         parts, forecasts = [], []
+        shared = widen(problem, space)
+        estimates = np.log(estimate_micros(problem, shared))  # which do not tell locksteps from each other
         for lockstep in locksteps:
-            every = widen(problem, space, lockstep)
-            forecast = _forecast(problem, every, ranker)
+            every = shared.with_axis("lockstep", lockstep)
+            forecast = _forecast(problem, every, ranker, estimates)
             chosen = _distinct(every, forecast)
             parts.append(every.take(chosen))
             forecasts.append(forecast[chosen])
@@ -212,9 +214,8 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-def _forecast(problem: Problem, candidates: Candidates, ranker: Ranker) -> Floats:
+def _forecast(problem: Problem, candidates: Candidates, ranker: Ranker, estimates: Floats) -> Floats:
     """Logarithms of the estimates, in the order of the ranker: its first has the least of them."""
-    estimates = np.log(estimate_micros(problem, candidates))
     if ranker is estimate_micros:
         return estimates
     forecast = np.empty_like(estimates)

@@ -47,6 +47,7 @@ class MappedCandidate:
     lockstep: int
     split_k: int
     score: float | None
+    tiles_per_block: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -212,8 +212,8 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _is_damaged(line: bytes) -> bool:
-    """A line that was torn by the end of its writer lacks its end, and is no damage."""
-    return line.endswith(b"}") and _read(line) is None
+    """A line that was torn by the end of its writer lacks its last brace, and is no damage."""
+    return line.endswith(b"}") and line.count(b"{") <= line.count(b"}") and _read(line) is None
 
 
 def _read(line: bytes) -> tuple[str, int, Measurement] | None:

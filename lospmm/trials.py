@@ -15,14 +15,14 @@ from typing import Any
 
 from lospmm.budget import Budget
 from lospmm.build import build, build_packed
-from lospmm.builder import OnDisk
 from lospmm.crew import Crew
 from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.families import Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.measure import FULL, Bench, Effort
-from lospmm.model import Candidate, Compiled, Problem
+from lospmm.model import Built, Candidate, OnDisk, Problem
 from lospmm.stages import Stages
+from lospmm.stock import Place, Stock
 from lospmm.store import Store
 from lospmm.timings import Timings
 
@@ -42,18 +42,7 @@ class Means:
     timings: Timings | None = None
     effort: Effort = FULL
     budget: Budget = field(default_factory=Budget)
-
-
-#: A kernel, or a proxy of one, that can be run.
-Built = Compiled | OnDisk
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where kernels are left that other processes build, and what ends the building of them."""
-
-    folder: Path
-    stop: threading.Event
+    stock: Stock | None = None  # kernels that are built already
 
 
 class BuildAndTime:
@@ -91,13 +80,16 @@ class BuildAndTime:
     def measurements(self, begun: "Running") -> Generator[Measurement]:
         """Raises GpuFault without a GPU, and CancelledError."""
         try:
-            for candidate, found, future in zip(begun.candidates, begun.known, begun.builds, strict=True):
+            for at, (candidate, found, future) in enumerate(
+                zip(begun.candidates, begun.known, begun.builds, strict=True), start=1
+            ):
                 self.stages.progress("measure_trials", self.timed, self.asked)
                 measurement = found if future is None else self._measure(candidate, future)
                 if measurement is None:
                     return
                 self._ran = self._ran or measurement.timing is not None
                 self.timed += 1
+                self.begin_timing(begun, at)
                 yield measurement
         finally:
             begun.end()
@@ -108,7 +100,11 @@ class BuildAndTime:
 
     def begin(self, candidates: Sequence[Any], pool: ThreadPoolExecutor, place: "Place") -> Sequence[Future[Built]]:
         """What is timed of each, being built by ``pool``: once, however often it is asked for."""
-        builds = {candidate: pool.submit(self.build, candidate, place) for candidate in dict.fromkeys(candidates)}
+        stock = self.means.stock
+        builds: dict[Any, Future[Built]] = {}
+        for candidate in dict.fromkeys(candidates):
+            held = None if stock is None else stock.take(candidate)
+            builds[candidate] = pool.submit(self.build, candidate, place) if held is None else held
         return [builds[candidate] for candidate in candidates]
 
     def build(self, candidate: Candidate | Entrant, place: "Place") -> Built:
@@ -118,6 +114,16 @@ class BuildAndTime:
         if crew is not None:
             return crew.build(self.problem, candidate, self.emitter, self.store, stop, folder=place.folder)
         return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=stop).compiled
+
+    def begin_timing(self, begun: "Running", at: int) -> None:
+        """Have the GPU go on with the candidate at this place while whoever asked looks at the one before, if it is
+        built."""
+        future = begun.builds[at] if at < len(begun.builds) else None
+        if future is None or not future.done() or future.exception() is not None:
+            return
+        built = future.result()
+        if isinstance(built, OnDisk) and not self.means.budget.is_over:
+            self.bench.begin(built.cubin, built.entry, built.launch, effort=self.means.effort)
 
     def time(self, _candidate: Any, built: Built) -> Measurement:
         return self.bench.measure(built.cubin, built.entry, built.launch, effort=self.means.effort)
@@ -140,6 +146,8 @@ class BuildAndTime:
             self.measured += 1
             if means.timings is not None:
                 means.timings.add(candidate, means.effort, measurement)
+            if means.stock is not None and measurement.timing is not None:
+                means.stock.keep(candidate, built, measurement.timing.micros)
         return measurement
 
 
@@ -158,6 +166,7 @@ class Running(Iterator[Measurement]):
 
     def __init__(self, trials: BuildAndTime, candidates: Sequence[Candidate | Entrant]) -> None:
         self.candidates = candidates
+        self._trials, self._is_begun = trials, False
         folder = Path(tempfile.mkdtemp(prefix="lospmm-kernels-"))
         self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # should nobody end it
         self._place = Place(folder, threading.Event())
@@ -170,7 +179,13 @@ class Running(Iterator[Measurement]):
         self._measurements = trials.measurements(self)
 
     def __next__(self) -> Measurement:
+        self._is_begun = True
         return next(self._measurements)
+
+    def start(self) -> None:
+        """Have the GPU begin with the first, which is asked for next."""
+        if not self._is_begun:
+            self._trials.begin_timing(self, 0)
 
     def close(self) -> None:
         """Time no more, and stop building."""

@@ -1,43 +1,46 @@
 """The steps of one tuning, from its problem to what is known in the end: search, choose, build, verify, compare."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
 from lospmm.baselines import BASELINES, DENSE_OF
 from lospmm.bench import Comparison, compare
 from lospmm.budget import Budget
-from lospmm.build import Build, PackedBuild, build, build_packed
-from lospmm.codegen import EMITTERS, source_of
-from lospmm.contest import Contest, Field, contest, field_of
+from lospmm.build import Build, PackedBuild, Written, build, build_packed, written
+from lospmm.codegen import source_of
+from lospmm.contest import Contest, Field, contest
+from lospmm.crew import Crew
 from lospmm.dense_choice import DenseChoice, dense_choice
-from lospmm.device import DeviceSpec
-from lospmm.dtype import FLOAT32, Dtype
-from lospmm.errors import GpuFault, NothingFits, VerificationFailed
+from lospmm.errors import GpuFault, NothingFits, ToolchainFault, VerificationFailed
 from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
 from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
-from lospmm.measure import AGAIN, BRIEF, Bench, Effort
-from lospmm.model import Candidate, Problem
-from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options, splits_of
-from lospmm.ranker import Ranker
+from lospmm.measure import AGAIN, BESIDE, BRIEF, CHECKED, Bench, Effort
+from lospmm.model import Built, Candidate, Problem
+from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options
+from lospmm.rankers import RANKERS
 from lospmm.record import Outcome
 from lospmm.runtime.detect import driver_version, own_gpu_id
-from lospmm.search import POLICY, Choice, Clock, Policy, Trials, choose_by_time, explore_problem, search_space
+from lospmm.search import POLICY, Choice, Clock, Policy, Trials, choose_by_time, spread_over
 from lospmm.settings import settings
+from lospmm.sought import Sought, sought, takes_unrolled, tuning_of, unrolled_refusal
 from lospmm.stages import Stages
+from lospmm.stock import Place, Stock
 from lospmm.store import Store
 from lospmm.timings import Timings, conditions_of
 from lospmm.toolchain.compilers import compiler_name
 from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
-from lospmm.words import PAIRS, SINGLE, in_words, words_of
+from lospmm.words import in_words
 from lospmm.workshop import Workshop
-from lospmm_rank.families import dense_micros, factors
+from lospmm_rank.families import factors
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
@@ -86,42 +89,43 @@ class Job:
         return (own,) if self.compare_seconds or own in self.workshop.known(self.problem) else ()
 
 
-def tuned(job: Job) -> Outcome:
-    """Raises NothingFits, ToolchainFault, GpuFault, VerificationFailed, Unsupported and CancelledError."""
+def tuned(job: Job) -> Callable[[], Outcome]:
+    """All of it that takes a GPU; what is returned waits for the text of the kernel, in whatever thread it is called.
+
+    Raises NothingFits, ToolchainFault, GpuFault, VerificationFailed, Unsupported and CancelledError.
+    """
     options, problem = job.options, job.problem
     job.budget.reserve_seconds, job.budget.measurements = reserve_seconds(job), MEASUREMENTS
-    is_timed, is_unrolled = options.measure == "gpu", takes_unrolled(job)
+    is_timed, is_unrolled = options.measure == "gpu", takes_unrolled(job.problem, options)
     if is_timed and is_unrolled:
         job.workshop.crew(options.emitter)  # which starts while this process searches
-    with job.stages.part("constraints"):
-        others = Contest(field_for(problem, contenders(options.kernel_names, problem.dtype, is_unrolled=is_unrolled)))
-    try:
-        choice = searched(job) if is_unrolled else None
-    except NothingFits:
-        if not others.field.entrants:
-            raise
-        choice = None
+    found = sought(problem, options, job.workshop, job.stages)
+    choice, others = found.choice, Contest(found.field)
     with ExitStack() as gpu:
-        bench = None
+        bench = stock = None
         if "gpu" in (options.measure, options.verify):
             with job.budget.paused():
                 gpu.enter_context(exclusive(settings().cache_dir, job.stages.cancel, gpu=own_gpu_id()))
             bench = job.workshop.bench(problem, job.stages.cancel)
         if is_timed:
             assert bench is not None
-            choice = None if choice is None else _choose(job, choice, bench)
+            stock = gpu.enter_context(job.workshop.stock(tuning_of(problem, options)))
+            choice = None if choice is None else _choose(job, replace(found, choice=choice), bench, stock)
+            _stock_ahead(job)
             others = _contest(job, others.field, choice, bench)
         winner = winner_of(problem, choice, others, options.emitter)
-        built = _build(job, winner)
-        verification = _verify(job, built, bench)
-        text = gpu.enter_context(ThreadPoolExecutor(1, thread_name_prefix="text"))
-        source = text.submit(_source, built, problem.device.arch)
-        found = _compare(job, built, bench)
-        with job.stages.stage("emit"):
-            written = source.result()
-    dense = beside_dense(problem, others.field, winner, found) if DENSE in options.family_names else None
-    measured = None if found is None else found.measured()
-    return Outcome(problem, options, "stored", None, choice, others, built, written, verification, measured, dense)
+        made = _made(job, winner, stock)
+        verification = _verify(job, made, bench)
+        compared = _compare(job, made, bench)
+    dense = beside_dense(problem, others.field, winner, compared) if DENSE in options.family_names else None
+    measured = None if compared is None else compared.measured()
+
+    def outcome() -> Outcome:
+        with job.stages.part("emit"):
+            build, source = made.shipped()
+        return Outcome(problem, options, "stored", None, choice, others, build, source, verification, measured, dense)
+
+    return outcome
 
 
 def beside_dense(problem: Problem, field: Field, winner: Candidate | Entrant, found: Comparison | None) -> DenseChoice:
@@ -138,43 +142,6 @@ def _forecast_micros(problem: Problem, winner: Candidate | Entrant) -> float:
         return winner.forecast_micros
     factor = factors(traits_of(problem), problem.device.name).get(UNROLLED, 1.0)
     return float(estimate_micros(in_words(problem), [winner])[0]) * factor
-
-
-def field_for(problem: Problem, names: Sequence[str]) -> Field:
-    """The plans of these families, their forecasts corrected by what was measured on such a device."""
-    traits, device = traits_of(problem), problem.device
-    learned = factors(traits, device.name)
-    of_dense = 1.0 if traits.is_exact else learned.get(DENSE, 1.0)  # it was not learned in float32
-    return field_of(problem, names, learned, dense_micros=dense_micros(traits, device) * of_dense)
-
-
-#: Families that are not looked at where the unrolled one takes part with float32 or TF32: on an H200 it was
-#: faster on all 82 problems that both took (benchmarks/results/families.jsonl), and their forecasts take long to make.
-SLOWER_THAN_UNROLLED = ("tensor_core",)
-
-
-def contenders(names: Sequence[str], dtype: Dtype, *, is_unrolled: bool) -> list[str]:
-    """Of the families that are asked for, those that the unrolled one is compared with, or that stand in for it."""
-    slower = SLOWER_THAN_UNROLLED if is_unrolled and not dtype.is_16_bit else ()
-    return [name for name in names if name != UNROLLED and name not in slower]
-
-
-def takes_unrolled(job: Job) -> bool:
-    """Whether the family with A in its instructions takes part."""
-    return UNROLLED in job.options.family_names and unrolled_refusal(job.problem, job.options.emitter) is None
-
-
-def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
-    """Why there is no unrolled kernel by ``emitter``, in a few words; None: there is."""
-    words = words_of(problem)
-    if words != SINGLE and not EMITTERS[emitter].writes(words, problem.device.arch):
-        sums = problem.dtype.name if words == PAIRS else FLOAT32.name
-        arch = problem.device.arch
-        return f"dtype {problem.dtype.name}, sums {sums}: {emitter} has no unrolled kernels of them for {arch}"
-    matrix, limit = problem.matrix, settings().max_nonzeros
-    if matrix.nnz + matrix.m > limit:
-        return f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of LOSPMM_MAX_NONZEROS"
-    return None
 
 
 def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:
@@ -210,41 +177,36 @@ def reserve_seconds(job: Job) -> float:
     return micros * 1e-6 * nonzeros + job.compare_seconds
 
 
-def searched(job: Job) -> Choice:
-    """Without a GPU: what the ranker puts first. Raises NothingFits."""
-    problem, options = in_words(job.problem), job.options
-    splits = splits_of(options.emitter, problem.device.arch)
-    with job.stages.part("constraints"):
-        space = job.workshop.explored(problem, splits)
-    return search_space(
-        problem,
-        explore_problem(problem, job.stages, splits=splits) if space is None else space,
-        RANKERS[options.ranker](problem.device),
-        options.shortlist_size,
-        job.stages,
-        lockstep=LOCKSTEPS[options.emitter][0],
-    )
+def _stock_ahead(job: Job) -> None:
+    """Have the first kernels of the next tuning built, now that the builders have no more to do for this one."""
+    for name, begun in islice(job.workshop.done_ahead(), 1):
+        found, (problem, options) = begun.found(), begun.arguments
+        assert isinstance(problem, Problem) and isinstance(options, Options)
+        crew = job.workshop.crew(options.emitter)
+        if isinstance(found, Sought) and found.choice is not None and options.trials == "full" and crew is not None:
+            first = [one.candidate for one in spread_over(found.choice.shortlist, LOCKSTEPS[options.emitter])]
+            built = partial(_built_ahead, crew, problem, options.emitter, job.store)
+            job.workshop.stock_ahead(name).begin(first, built, crew.size)
 
 
-def search_ahead(problem: Problem, options: Options, workshop: Workshop) -> None:
-    """Have the space of a tuning to come explored while another has the GPU, where that takes nothing from it."""
-    if options.measure == "gpu":
-        workshop.explore_ahead(in_words(problem), options.emitter, splits_of(options.emitter, problem.device.arch))
+def _built_ahead(crew: Crew, problem: Problem, emitter: str, store: Store, candidate: Candidate, at: Place) -> Built:
+    return crew.build(problem, candidate, emitter, store, at.stop, folder=at.folder)
 
 
-def _choose(job: Job, choice: Choice, bench: Bench) -> Choice:
+def _choose(job: Job, found: Sought, bench: Bench, stock: Stock) -> Choice:
     """The fastest of what is timed."""
     problem, options, stages = in_words(job.problem), job.options, job.stages
-    timings = _timings(job, options.emitter)
+    timings, choice, pool = _timings(job, options.emitter), found.choice, found.pool
+    assert choice is not None
     way = TRIALS[options.trials]
     clock = Clock(
-        trials=way.trials(job, bench, timings),
-        finals=_whole(job, bench, timings, effort=AGAIN),
+        trials=way.trials(job, bench, timings, stock),
+        finals=_whole(job, bench, timings, stock, effort=AGAIN),
         is_over=lambda: job.budget.is_over,
     )
     ranker = RANKERS[options.ranker](problem.device)
     locksteps = LOCKSTEPS[options.emitter]
-    chosen = choose_by_time(problem, choice, ranker, clock, stages, locksteps=locksteps, policy=way.policy)
+    chosen = choose_by_time(problem, choice, ranker, clock, stages, locksteps=locksteps, policy=way.policy, pool=pool)
     for name in ("compile_trials", "measure_trials"):
         stages.progress(name, 1, 1)
     return chosen
@@ -270,16 +232,53 @@ def _timings(job: Job, language: str) -> Timings:
     return Timings(job.store, conditions)
 
 
-def _whole(job: Job, bench: Bench, timings: Timings, *, effort: Effort = BRIEF) -> Trials:
+def _whole(job: Job, bench: Bench, timings: Timings, stock: Stock, *, effort: Effort = BRIEF) -> Trials:
     """The kernels themselves."""
     emitter = job.options.emitter
-    return _trials(BuildAndTime, job, bench, emitter, Means(job.workshop.crew(emitter), timings, effort, job.budget))
+    means = Means(job.workshop.crew(emitter), timings, effort, job.budget, stock)
+    return _trials(BuildAndTime, job, bench, emitter, means)
 
 
 def _trials(kind: type[BuildAndTime], job: Job, bench: Bench, language: str, means: Means) -> BuildAndTime:
     """Built by the crew where there is one, else by threads of this process."""
     workers = job.workshop.workers if means.crew is None else means.crew.size
     return kind(job.problem, language, bench, store=job.store, workers=workers, stages=job.stages, means=means)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """The winner. ``runs`` is what is checked and timed; ``shipped`` waits for what is shipped, and for its text."""
+
+    runs: Built
+    shipped: Callable[[], tuple[Build | PackedBuild | Written, str]]
+    build: Build | PackedBuild | None = None  # where this process has built it
+
+
+def _made(job: Job, winner: Candidate | Entrant, stock: Stock | None) -> Made:
+    """The winner, built again with all that is shipped, by another process where its code is in stock."""
+    runs = None if stock is None or isinstance(winner, Entrant) else stock.kept(winner)
+    crew = None if runs is None else job.workshop.crew(job.options.emitter)
+    with ExitStack() as stack:
+        threads = ThreadPoolExecutor(1, thread_name_prefix="text")
+        stack.callback(threads.shutdown, wait=False)
+        if runs is None or crew is None or isinstance(winner, Entrant) or job.options.verify == "cpu":
+            build = _build(job, winner)
+            text = threads.submit(_source, build, job.problem.device.arch)
+            return Made(build.compiled, lambda: (build, text.result()), build)
+        arguments = job.problem, winner, job.options.emitter, job.store
+        code = runs.cubin if isinstance(runs.cubin, bytes) else runs.cubin.read_bytes()
+        coming = threads.submit(crew.call, written, *arguments, cancel=job.stages.cancel)
+    for name in ("emit", "compile"):  # what is left of them nobody waits for
+        job.stages.progress(name, 1, 1)
+
+    def shipped() -> tuple[Written, str]:
+        made = coming.result()
+        assert isinstance(made, Written)
+        if made.binary.cubin != code:
+            raise ToolchainFault(f"{made.compiled.entry}: built twice, and its code differs; run it again")
+        return made, made.source
+
+    return Made(runs, shipped)
 
 
 def _build(job: Job, winner: Candidate | Entrant) -> Build | PackedBuild:
@@ -300,24 +299,26 @@ def _source(built: Build | PackedBuild, arch: str) -> str:
     return built.kernel.source if isinstance(built, PackedBuild) else source_of(built.program, built.emission, arch)
 
 
-def _verify(job: Job, built: Build | PackedBuild, bench: Bench | None) -> Verification | None:
+def _verify(job: Job, made: Made, bench: Bench | None) -> Verification | None:
     if job.options.verify == "none":
         return None
     with job.stages.stage("verify"):
         if job.options.verify == "cpu":
+            built = made.build
+            assert built is not None, "its text is at hand"
             if isinstance(built, PackedBuild):
                 return verify_packed_on_cpu(job.problem, built.kernel)
             return verify_on_cpu(job.problem, built.program, built.emission)
         assert bench is not None
         bench.kernel_seconds = None
-        kernel = built.compiled
-        measurement = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=BRIEF)
+        kernel = made.runs
+        measurement = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=CHECKED)
         if measurement.max_relative_error is None or measurement.failure is not None:
             raise VerificationFailed(f"on the GPU: {measurement.failure}")
         return Verification("gpu", measurement.max_relative_error, job.problem.n)
 
 
-def _compare(job: Job, built: Build | PackedBuild, bench: Bench | None) -> Comparison | None:
+def _compare(job: Job, made: Made, bench: Bench | None) -> Comparison | None:
     """The kernel beside the libraries, in the same run; by itself where the budget leaves no time for them."""
     if job.options.measure != "gpu":
         return None
@@ -327,7 +328,8 @@ def _compare(job: Job, built: Build | PackedBuild, bench: Bench | None) -> Compa
     with job.stages.stage("compare"):
         found = compare(
             bench,
-            built.compiled,
+            made.runs,
+            effort=BESIDE,
             names=job.compared,
             known=shop.known(job.problem),
             sputnik=settings().sputnik,
@@ -337,21 +339,7 @@ def _compare(job: Job, built: Build | PackedBuild, bench: Bench | None) -> Compa
     return found
 
 
-def _estimate(_device: DeviceSpec) -> Ranker:
-    return estimate_micros
-
-
-def _lambdamart(device: DeviceSpec) -> Ranker:
-    from lospmm_rank.lambdamart import ranker_for  # LightGBM takes a while to import
-
-    return ranker_for(device)
-
-
-#: By the name that the option takes: who orders candidates for a device.
-RANKERS: Mapping[str, Callable[[DeviceSpec], Ranker]] = MappingProxyType({"none": _estimate, "lambdamart": _lambdamart})
-
-
-def _proxies(job: Job, bench: Bench, _timings: Timings) -> Trials:
+def _proxies(job: Job, bench: Bench, _timings: Timings, _stock: Stock) -> Trials:
     """Section 5: what stands for them. Proxies of machine code are made in no time, and are not kept."""
     from lospmm.proxy_trials import ProxyTrials
 
@@ -359,38 +347,15 @@ def _proxies(job: Job, bench: Bench, _timings: Timings) -> Trials:
     return _trials(ProxyTrials, job, bench, emitter, Means(job.workshop.crew(emitter), None, BRIEF, job.budget))
 
 
-def with_ranker(options: Options, device: DeviceSpec) -> Options:
-    """``options`` with the ranker that "auto" stands for: the model of the GPU, for machine code, of which it learned;
-    none for what there is no model of. Raises Unsupported where a model is asked for and there is none."""
-    if options.ranker == "none":
-        return options
-    from lospmm_rank.lambdamart import find_model, model_path
-
-    if options.ranker == "auto":
-        is_known = options.emitter == "sass" and find_model(device) is not None
-        return replace(options, ranker="lambdamart" if is_known else "none")
-    model_path(device)
-    return options
-
-
-def ranker_digest(options: Options, device: DeviceSpec) -> str | None:
-    """What tells a ranker's model from others; None where it has none. Raises Unsupported as the ranker does."""
-    if options.ranker != "lambdamart":
-        return None
-    from lospmm_rank.lambdamart import model_digest
-
-    return model_digest(device)
-
-
 @dataclass(frozen=True, slots=True)
 class Way:
     """What is timed of a candidate, and how a search goes by it."""
 
-    trials: Callable[[Job, Bench, Timings], Trials]
+    trials: Callable[[Job, Bench, Timings, Stock], Trials]
     policy: Policy
 
 
 #: By the name that the option takes. Of proxies, more of the fastest are timed themselves.
 TRIALS: Mapping[str, Way] = MappingProxyType(
-    {"full": Way(_whole, POLICY), "proxy": Way(_proxies, replace(POLICY, finalists=12, turns=3))}
+    {"full": Way(_whole, POLICY), "proxy": Way(_proxies, replace(POLICY, finalists=12, turns=3, chained=0))}
 )

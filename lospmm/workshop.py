@@ -5,19 +5,38 @@ with Workshop(workers=16) as workshop:
         jobs.tune(request, store=store, workshop=workshop)
 """
 
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Self
 
 from lospmm.baselines import DENSE, BaselineTime
 from lospmm.crew import LEAST_BUILDERS, MOST_BUILDERS, Crew
-from lospmm.device import DeviceSpec
 from lospmm.errors import ToolchainFault
 from lospmm.measure import Bench
 from lospmm.model import Problem
-from lospmm.space import Space
+from lospmm.stock import Stock
+
+#: How long a thread that writes a kernel down may keep Python's lock from the one that times another on the GPU.
+SWITCH_SECONDS = 0.0005
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """A call that was begun for a tuning to come."""
+
+    arguments: tuple[object, ...]
+    future: Future[object]
+
+    def found(self) -> object | None:
+        """What it gives, in the end; None where it failed."""
+        try:
+            return self.future.result()
+        except ToolchainFault:
+            return None
 
 
 class Workshop:
@@ -32,9 +51,12 @@ class Workshop:
         self._dense: dict[Shape, Mapping[str, BaselineTime]] = {}
         self._stop = threading.Event()
         self._ahead: ThreadPoolExecutor | None = None
-        self._spaces: dict[Place, Future[Space]] = {}
+        self._begun: dict[Hashable, Begun] = {}
+        self._stocks: dict[Hashable, Stock] = {}
 
     def __enter__(self) -> Self:
+        self._stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,21 +77,33 @@ class Workshop:
             self._crew.start()
         return self._crew
 
-    def explore_ahead(self, problem: Problem, emitter: str, splits: tuple[int, ...]) -> None:
-        """Have one of the builders explore the space of a tuning to come; without builders that is left to it."""
-        place = _place(problem, splits)
-        if (crew := self.crew(emitter)) is not None and place not in self._spaces:
+    def begin_ahead(self, name: Hashable, emitter: str, function: Callable[..., object], *arguments: object) -> None:
+        """Have one of the builders call a function of a module for a tuning to come, which asks for it by ``name``;
+        without builders that is left to it."""
+        if (crew := self.crew(emitter)) is not None and name not in self._begun:
             if self._ahead is None:
-                self._ahead = self._stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="ahead"))
-            self._spaces[place] = self._ahead.submit(crew.explore, problem, splits, self._stop)
+                self._ahead = self._stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="ahead"))
+            future = self._ahead.submit(crew.call, function, *arguments, cancel=self._stop)
+            self._begun[name] = Begun(arguments, future)
 
-    def explored(self, problem: Problem, splits: tuple[int, ...]) -> Space | None:
-        """What ``explore_ahead`` was asked for, once. None for anything else, and where it failed."""
-        future = self._spaces.pop(_place(problem, splits), None)
-        try:
-            return None if future is None else future.result()
-        except ToolchainFault:
-            return None
+    def begun_ahead(self, name: Hashable) -> object | None:
+        """What ``begin_ahead`` was asked for, once. None for anything else, and where it failed."""
+        begun = self._begun.pop(name, None)
+        return None if begun is None else begun.found()
+
+    def done_ahead(self) -> Iterator[tuple[Hashable, Begun]]:
+        """What of ``begin_ahead`` is done, was not asked for yet and has nothing in stock, by name."""
+        begun = [(name, one) for name, one in self._begun.items() if one.future.done()]
+        yield from [(name, one) for name, one in begun if name not in self._stocks]
+
+    def stock(self, name: Hashable) -> Stock:
+        """Of a tuning: what it has in stock already, or an empty one. Whoever tunes closes it."""
+        return self._stocks.pop(name) if name in self._stocks else Stock()
+
+    def stock_ahead(self, name: Hashable) -> Stock:
+        """The same for a tuning to come."""
+        self._stocks[name] = self._stack.enter_context(Stock())
+        return self._stocks[name]
 
     def bench(self, problem: Problem, cancel: threading.Event | None) -> Bench:
         """The process that runs kernels, with this problem."""
@@ -86,14 +120,6 @@ class Workshop:
     def learn(self, problem: Problem, times: Mapping[str, BaselineTime]) -> None:
         found = {name: times[name] for name in DENSE if name in times and times[name].micros is not None}
         self._dense[_shape(problem)] = found
-
-
-#: What decides a space: the matrix, n, the device, and the splits.
-Place = tuple[str, int, DeviceSpec, tuple[int, ...]]
-
-
-def _place(problem: Problem, splits: tuple[int, ...]) -> Place:
-    return problem.matrix.fingerprint, problem.n, problem.device, splits
 
 
 #: What decides the time of a dense product: m, k, n and the type.

@@ -44,6 +44,8 @@ FIELDS = {
         "nnc_sum",
         "nnc_max",
         "split_k",
+        "thread_columns",
+        "tiles_per_block",
     },
     "launch": {"grid", "block", "shared_bytes"},
     "arguments": None,

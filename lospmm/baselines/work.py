@@ -12,7 +12,7 @@ from lospmm.baselines.library import Buffers, Place
 from lospmm.gpu.gate import Verdict, run_and_check
 from lospmm.gpu.messages import CacheState
 from lospmm.gpu.operands import fill
-from lospmm.gpu.timing import Timing, time_rotating
+from lospmm.gpu.timing import FULL, Effort, Timing, time_rotating
 from lospmm.matrix import SparseMatrix
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class BaselineTask:
     name: str
     cache: CacheState
     sputnik: Path | None = None
+    effort: Effort = FULL
 
 
 def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
@@ -51,7 +52,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
         return max(verdicts, key=lambda verdict: verdict.max_relative_error or 0.0)
 
     def time(enqueue: Enqueue) -> Timing:
-        return time_rotating(driver, enqueue, copies=operands.copies if task.cache == "cold" else 1)
+        return time_rotating(driver, enqueue, copies=operands.copies if task.cache == "cold" else 1, effort=task.effort)
 
     place = Place(driver, matrix, problem.n, copies, task.sputnik, problem.dtype)
     return time_baseline(task.name, place, check=check, time=time)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,9 @@ from lospmm.gpu.timing import copies_beyond_l2
 
 #: The numbers that B is made of, over and over where it is larger: a prime, so that no stride of B meets its period.
 DRAWN = (1 << 24) + 43
+
+#: Draws that are kept: the layers of a model share a few shapes, and a draw takes a tenth of a second.
+DRAWS = 2
 
 #: Left free on the GPU: code, local memory and what libraries allocate.
 RESERVE_BYTES = 512 << 20
@@ -68,9 +72,15 @@ class Operands:
 
 def draw(problem: Prepare) -> NDArray[Any]:
     """The numbers that B repeats, at most DRAWN of them, as they lie in memory."""
-    rng = np.random.default_rng(problem.seed)
-    numbers = rng.uniform(-1.0, 1.0, size=min(DRAWN, problem.b_elements))
-    return problem.dtype.to_storage(np.ldexp(numbers, problem.exponent).astype(np.float32))
+    return _drawn(problem.seed, min(DRAWN, problem.b_elements), problem.exponent, problem.dtype)
+
+
+@lru_cache(DRAWS)
+def _drawn(seed: int, count: int, exponent: int, dtype: Dtype) -> NDArray[Any]:
+    numbers = np.random.default_rng(seed).uniform(-1.0, 1.0, size=count)
+    drawn = dtype.to_storage(np.ldexp(numbers, exponent).astype(np.float32))
+    drawn.setflags(write=False)
+    return drawn
 
 
 def elements_of_b(operands: Operands, problem: Prepare, rows: NDArray[np.int32], column: int) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import IO
 
 from lospmm.errors import GpuFault
@@ -42,6 +43,15 @@ class WorkerLost(Exception):
     """A worker that gave no answer, and was ended. ``str(error)`` says why."""
 
 
+@dataclass(slots=True)
+class _Sent:
+    """A request that has no answer yet: what the pipe has not taken of it, and until when to wait."""
+
+    pending: memoryview
+    deadline: float
+    seconds: float
+
+
 class WorkerProcess:
     """One worker. Raises GpuFault where it cannot be started, ToolchainFault where its guard cannot."""
 
@@ -65,6 +75,7 @@ class WorkerProcess:
             with suppress(OSError):  # a user's pipes may be limited (/proc/sys/fs/pipe-user-pages-soft)
                 fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._log = bytearray()
+        self._sent: _Sent | None = None
 
     @property
     def pid(self) -> int:
@@ -81,8 +92,21 @@ class WorkerProcess:
 
         After either, or any other exception, the worker has been ended.
         """
+        self.send(request, seconds)
+        return self.receive(cancel)
+
+    def send(self, request: object, seconds: float) -> None:
+        """Have the worker begin with a request, which is ``receive``d before there is another. What of it does not fit
+        the pipe waits for that."""
+        self._sent = _Sent(memoryview(packed(request)), time.monotonic() + seconds, seconds)
+        self._sent.pending = self._write(self._sent.pending)
+
+    def receive(self, cancel: threading.Event | None = None) -> Answer:
+        """The answer to what was sent. Raises as ``ask``."""
+        sent, self._sent = self._sent, None
+        assert sent is not None, "there is a request"
         try:
-            return self._exchange(packed(request), time.monotonic() + seconds, seconds, cancel)
+            return self._exchange(sent.pending, sent.deadline, sent.seconds, cancel)
         except BaseException:
             self.end()
             raise
@@ -103,12 +127,12 @@ class WorkerProcess:
                 f"process {self.pid} was killed and has not ended in {END_SECONDS:g} s: its GPU must be reset"
             ) from None
 
-    def _exchange(self, unsent: bytes, deadline: float, seconds: float, cancel: threading.Event | None) -> Answer:
+    def _exchange(self, pending: memoryview, deadline: float, seconds: float, cancel: threading.Event | None) -> Answer:
         received = bytearray()
-        pending = memoryview(unsent)
         stdin, stdout, stderr = self._streams()
         with selectors.DefaultSelector() as selector:
-            selector.register(stdin, selectors.EVENT_WRITE)
+            if pending:
+                selector.register(stdin, selectors.EVENT_WRITE)
             selector.register(stdout, selectors.EVENT_READ)
             selector.register(stderr, selectors.EVENT_READ)
             while (answer := _whole(received)) is None:

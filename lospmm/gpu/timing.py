@@ -29,17 +29,19 @@ MAX_COPIES = 4096
 
 class Effort(NamedTuple):
     """How much of a GPU's time a measurement takes: ``replays``, 2 or more, of at least ``launches`` count after
-    ``warm_micros`` that do not."""
+    ``warm_micros`` that do not. ``rechecked``: all of C is checked after them as well as before."""
 
     replays: int = REPLAYS
     warm_micros: float = WARM_MICROS
     launches: int = LAUNCHES
+    rechecked: bool = True
 
 
 FULL = Effort()
 
 #: For one kernel right after another, when the clocks are up: a tenth of the time, with two to three times the noise.
-BRIEF = Effort(replays=5, warm_micros=1_000.0, launches=8)
+#: Whatever may be chosen in the end is timed again, and checked as well after that.
+BRIEF = Effort(replays=5, warm_micros=1_000.0, launches=8, rechecked=False)
 
 
 class Timing(NamedTuple):

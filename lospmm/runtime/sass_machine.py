@@ -10,7 +10,6 @@ What each instruction means is a function in ``OPERATIONS``. A tile that no bloc
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +20,16 @@ from lospmm.codegen.sass.form import PT, RZ, Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.dtype import DTYPES
 from lospmm.errors import ToolchainFault, VerificationFailed
 from lospmm.interpret import fused_multiply_add
 from lospmm.ir import FLOAT_BYTES
 from lospmm.runtime.cluster import cluster_of
 from lospmm.runtime.fault import Fault
 from lospmm.runtime.geometry import Geometry
-from lospmm.runtime.halves import bfloat_multiply_add, bits_of, half_multiply_add, values_of
+from lospmm.runtime.halves import bits_of, values_of
 from lospmm.runtime.hazards import Hazard, Hazards, Instruction, instructions
-from lospmm.runtime.warp import NOWHERE, WORD_BITS, WORD_MASK, Operand, Warp, at_entry
+from lospmm.runtime.sass_arithmetic import ARITHMETIC, target_of
+from lospmm.runtime.warp import WORD_MASK, Operand, Warp, at_entry
 
 #: A tile that issues more instructions than this many times its length does not end.
 LOOP_LIMIT = 16
@@ -153,36 +152,6 @@ def _step(warp: Warp, instruction: Instruction) -> int | None:
     return 0
 
 
-def _target(register: int) -> int:
-    return NOWHERE if register == RZ else register
-
-
-def _multiply_add_immediate(warp: Warp, at: Instruction) -> int:
-    floats = warp.floats
-    weight = np.uint32(at.immediate).view(np.float32)
-    floats[_target(at.rd)] = fused_multiply_add(weight, floats[at.ra], floats[at.rc])
-    return 0
-
-
-def _multiply_add(warp: Warp, at: Instruction) -> int:
-    floats = warp.floats
-    factor = cast(np.float32, floats[at.rb])  # one for each thread
-    floats[_target(at.rd)] = fused_multiply_add(factor, floats[at.ra], floats[at.rc])
-    return 0
-
-
-def _multiply_add_halves(warp: Warp, at: Instruction) -> int:
-    words = warp.words
-    words[_target(at.rd)] = half_multiply_add(at.immediate, words[at.ra], words[at.rc])
-    return 0
-
-
-def _multiply_add_bfloats(warp: Warp, at: Instruction) -> int:
-    words = warp.words
-    words[_target(at.rd)] = bfloat_multiply_add(at.immediate, words[at.ra], words[at.rc])
-    return 0
-
-
 def _load(warp: Warp, at: Instruction) -> int:
     operand = warp.read_from(warp.address(at.ra, at.offset))
     for word, rows in enumerate(_rows(warp, operand, at)):
@@ -203,7 +172,7 @@ def _multiply_add_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) ->
     floats = warp.floats
     weight = np.uint32(at.immediate).view(np.float32)
     lanes = np.flatnonzero(runs)
-    floats[_target(at.rd), lanes] = fused_multiply_add(weight, floats[at.ra, lanes], floats[at.rc, lanes])
+    floats[target_of(at.rd), lanes] = fused_multiply_add(weight, floats[at.ra, lanes], floats[at.rc, lanes])
 
 
 def _load_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
@@ -213,7 +182,7 @@ def _load_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
     if at.bytes != warp.geometry.words.stored_bytes:
         raise Fault("a load of several words that some threads leave out")
     elements = operand.elements[warp.own_rows(operand, address, lanes), lanes]
-    warp.floats[_target(at.rd), lanes] = _in_register(elements, warp)
+    warp.floats[target_of(at.rd), lanes] = _in_register(elements, warp)
 
 
 def _store(warp: Warp, at: Instruction) -> int:
@@ -264,7 +233,7 @@ def _send(warp: Warp, at: Instruction) -> int:
 def _collect(warp: Warp, at: Instruction) -> int:
     _check_shared(warp, at)
     address = (warp.words[at.ra].astype(np.uint64) + np.uint64(at.offset % 2**64)) & WORD_MASK
-    warp.floats[_target(at.rd)] = warp.block.collect(address)
+    warp.floats[target_of(at.rd)] = warp.block.collect(address)
     return 0
 
 
@@ -289,94 +258,6 @@ def _wait(warp: Warp, at: Instruction) -> int:
     return 0
 
 
-def _half_to_float(warp: Warp, at: Instruction) -> int:
-    halves = warp.words[at.rb] >> np.uint32(16 * at.immediate)
-    warp.floats[_target(at.rd)] = values_of(halves, DTYPES["float16"])
-    return 0
-
-
-def _shift_left(warp: Warp, at: Instruction) -> int:
-    if at.immediate >= WORD_BITS:
-        raise Fault(f"a word shifted by {at.immediate} bits")
-    warp.words[_target(at.rd)] = warp.words[at.ra] << np.uint32(at.immediate)
-    return 0
-
-
-def _permute(warp: Warp, at: Instruction) -> int:
-    digits = [at.immediate >> 4 * place & 0xF for place in range(4)]
-    if at.immediate >> 16 or max(digits) > 7:
-        raise Fault(f"bytes {at.immediate:#x} of a word and zero")
-    both = np.concatenate(
-        (warp.words[at.ra].view(np.uint8).reshape(-1, 4), np.zeros((len(warp.lanes), 4), np.uint8)), 1
-    )
-    warp.words[_target(at.rd)] = np.ascontiguousarray(both[:, digits]).view(np.uint32)[:, 0]
-    return 0
-
-
-def _round_to(number: str) -> Callable[[Warp, Instruction], int]:
-    def rounded(warp: Warp, at: Instruction) -> int:
-        upper, lower = (bits_of(warp.floats[register], DTYPES[number]) for register in (at.ra, at.rb))
-        warp.words[_target(at.rd)] = upper << np.uint32(16) | lower
-        return 0
-
-    return rounded
-
-
-def _move_immediate(warp: Warp, at: Instruction) -> int:
-    warp.words[_target(at.rd)] = at.immediate
-    return 0
-
-
-def _move(warp: Warp, at: Instruction) -> int:
-    warp.words[_target(at.rd)] = warp.words[at.rb]
-    return 0
-
-
-def _sum(warp: Warp, at: Instruction) -> NDArray[np.uint64]:
-    words = warp.words
-    return cast(NDArray[np.uint64], words[at.ra].astype(np.uint64) + words[at.rc] + np.uint64(at.immediate))
-
-
-def _add(warp: Warp, at: Instruction) -> int:
-    total = _sum(warp, at)
-    warp.words[_target(at.rd)] = total & WORD_MASK
-    if at.carry != PT:
-        carry = total >> WORD_BITS
-        if (carry > 1).any():
-            raise Fault("the sum of three words carries 2, which one predicate does not hold")
-        warp.predicates[at.carry] = carry
-    return 0
-
-
-def _add_with_carry(warp: Warp, at: Instruction) -> int:
-    warp.words[_target(at.rd)] = (_sum(warp, at) + warp.predicates[at.carry]) & WORD_MASK
-    return 0
-
-
-def _add_float(warp: Warp, at: Instruction) -> int:
-    warp.floats[_target(at.rd)] = warp.floats[at.ra] + np.uint32(at.immediate).view(np.float32)
-    return 0
-
-
-def _maximum(warp: Warp, at: Instruction) -> int:
-    warp.floats[_target(at.rd)] = np.maximum(warp.floats[at.rb], warp.floats[at.ra])
-    return 0
-
-
-def _test(warp: Warp, at: Instruction) -> int:
-    """The words are only looked at."""
-    if at.rd != RZ or at.rc != RZ:
-        raise Fault("a test of bits that writes a register, or reads a third")
-    warp.predicates[at.carry] = (warp.words[at.ra] & np.uint32(at.immediate)) != 0
-    return 0
-
-
-def _clear(warp: Warp, at: Instruction) -> int:
-    if at.rd != RZ:
-        warp.words[at.rd : at.rd + at.bytes // 4] = 0
-    return 0
-
-
 def _nothing(_warp: Warp, _at: Instruction) -> int:
     return 0
 
@@ -391,30 +272,12 @@ def _branch(_warp: Warp, at: Instruction) -> int:
 
 OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingProxyType(
     {
-        Opcode.FFMA_IMM: _multiply_add_immediate,
-        Opcode.FFMA: _multiply_add,
-        Opcode.HFMA2_IMM: _multiply_add_halves,
-        Opcode.HFMA2_MMA_IMM: _multiply_add_halves,
-        Opcode.HFMA2_BF16_IMM: _multiply_add_bfloats,
-        Opcode.HFMA2_MMA_BF16_IMM: _multiply_add_bfloats,
-        Opcode.HADD2_F32: _half_to_float,
-        Opcode.SHF_L: _shift_left,
-        Opcode.PRMT: _permute,
-        Opcode.F2FP_F16: _round_to("float16"),
-        Opcode.F2FP_BF16: _round_to("bfloat16"),
+        **ARITHMETIC,
         Opcode.LDG: _load,
         Opcode.STG: _store,
         Opcode.LDS: _collect,
         Opcode.STS: _not_a_slot,
         Opcode.LDS_UNIFORM: _not_a_slot,
-        Opcode.MOV_IMM: _move_immediate,
-        Opcode.MOV: _move,
-        Opcode.FADD_IMM: _add_float,
-        Opcode.FMNMX_NAN: _maximum,
-        Opcode.LOP3_TEST: _test,
-        Opcode.IADD3: _add,
-        Opcode.IADD3_X: _add_with_carry,
-        Opcode.CS2R: _clear,
         Opcode.EXIT: _leave,
         Opcode.NOP: _nothing,
         Opcode.BAR_SYNC: _nothing,

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from lospmm.model import Candidate, Problem
 from lospmm.ranker import Ranker
 from lospmm.settings import settings
 from lospmm_rank import TRAINED
-from lospmm_rank.library import lightgbm
+from lospmm_rank.booster import Booster, NotAModel
 
 WEIGHTS = Path(__file__).with_name("weights")
 
@@ -35,7 +34,7 @@ FRONT = 16_384
 class Cascade:
     """A ``Ranker``: the model's order of what the estimate puts in front, and the estimate's of the others behind."""
 
-    booster: Any
+    booster: Booster
 
     def __call__(self, problem: Problem, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
         subject = Subject.of(problem, candidates)
@@ -97,19 +96,18 @@ def _digest(path: Path) -> str:
         raise BadRequest(f"{path}: {error.strerror}") from None
 
 
-def load_booster(path: Path) -> Any:
+def load_booster(path: Path) -> Booster:
     """The model of a file, loaded once for every content of it. Raises as ``ranker_for``."""
     return _booster(path, _digest(path))
 
 
 @cache
-def _booster(path: Path, _digest: str) -> Any:
-    library = lightgbm()
+def _booster(path: Path, _digest: str) -> Booster:
     try:
-        booster = library.Booster(model_file=path)
-    except library.basic.LightGBMError as error:
+        booster = Booster(path)
+    except NotAModel as error:
         raise BadRequest(f"{path}: not a model of LightGBM ({error})") from None
-    if booster.feature_name() != list(FEATURES):
+    if booster.names != list(FEATURES):
         raise BadRequest(
             f"{path}: trained on other features than this version has; train it anew (lospmm train-ranker)"
         )

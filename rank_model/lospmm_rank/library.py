@@ -1,4 +1,7 @@
-"""LightGBM, imported only here and only when a model is trained or asked: that takes a good half of a second."""
+"""LightGBM's Python package, imported only here and only when a model is trained: that takes one to several seconds.
+
+A model that is only asked needs no more than ``booster.py``.
+"""
 
 from typing import Any
 
@@ -12,7 +15,12 @@ def lightgbm() -> Any:
     except ImportError as error:
         raise ToolchainFault(f"LightGBM is missing ({error}); pip install lightgbm, or use --ranker none") from None
     except OSError as error:  # the loader's, for a shared library
-        raise ToolchainFault(
-            f"LightGBM cannot be loaded ({error}): it needs libgomp1 (apt-get install libgomp1), or use --ranker none"
-        ) from None
+        raise failed_to_load(error) from None
     return lightgbm
+
+
+def failed_to_load(error: OSError) -> ToolchainFault:
+    """What is said of a shared library that the loader refuses."""
+    return ToolchainFault(
+        f"LightGBM cannot be loaded ({error}): it needs libgomp1 (apt-get install libgomp1), or use --ranker none"
+    )

@@ -31,6 +31,7 @@ _CANDIDATE = {
     "column group": "column_group",
     "lockstep": "lockstep",
     "split K": "split_k",
+    "tiles a block": "tiles_per_block",
 }
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -58,13 +59,13 @@ def tune_model(lospmm_command: Command, tmp_path: Path) -> Callable[..., Answer]
 def tunings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The fingerprints of what was really asked to be tuned."""
     asked: list[str] = []
-    tune = jobs.tune
+    chosen = jobs.chosen
 
-    def listed(request: jobs.Request, **options: Any) -> Artifact:
+    def listed(request: jobs.Request, **options: Any) -> Callable[[], Artifact]:
         asked.append(request.problem.matrix.fingerprint)
-        return tune(request, **options)
+        return chosen(request, **options)
 
-    monkeypatch.setattr(jobs, "tune", listed)
+    monkeypatch.setattr(jobs, "chosen", listed)
     return asked
 
 
@@ -143,20 +144,51 @@ def test_equal_layers_are_tuned_once_and_finished_ones_not_again(
     assert all(artifact.read(tmp_path / "out" / name).manifest["n"] == 33 for name in before)
 
 
+def test_a_layer_is_written_down_while_the_next_one_is_tuned(
+    tune_model: Callable[..., Answer], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for an equal one, which waits for it and is then found in the store."""
+    chosen = jobs.chosen
+    begun: list[str] = []
+    ended: list[str] = []
+    second = threading.Event()
+
+    def watched(request: jobs.Request, **options: Any) -> Callable[[], Artifact]:
+        digest = request.digest
+        assert begun.count(digest) == ended.count(digest), "an equal layer is under way"
+        begun.append(digest)
+        if len(begun) == 2:
+            second.set()
+        finish = chosen(request, **options)
+
+        def finished() -> Artifact:
+            assert second.wait(20), "the second layer was not begun"
+            kernel = finish()
+            ended.append(digest)
+            return kernel
+
+        return finished
+
+    monkeypatch.setattr(jobs, "chosen", watched)
+    assert tune_model(model, "--quiet").status == 0
+    assert len(set(begun)) == 3 and ended == begun
+    assert [layer["error"] for layer in report_in(tmp_path / "out")["layers"]] == [None] * 4
+
+
 def test_a_run_that_was_stopped_goes_on(
     tune_model: Callable[..., Answer], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed in its second layer, and once more before it has come to a layer that it had."""
-    tune, write = jobs.tune, artifact.write
+    chosen, write = jobs.chosen, artifact.write
     asked: list[int] = []
 
-    def stopped(request: jobs.Request, **options: Any) -> Artifact:
+    def stopped(request: jobs.Request, **options: Any) -> Callable[[], Artifact]:
         asked.append(request.problem.matrix.m)
         if len(asked) == 2:
             raise Killed
-        return tune(request, **options)
+        return chosen(request, **options)
 
-    monkeypatch.setattr(jobs, "tune", stopped)
+    monkeypatch.setattr(jobs, "chosen", stopped)
     with pytest.raises(Killed):
         tune_model(model, "--quiet")
     assert [layer["name"] for layer in report_in(tmp_path / "out")["layers"]] == ["conv"]
@@ -191,7 +223,7 @@ def test_bad_layers_fail_alone_and_the_worst_decides(
     assert not (tmp_path / "out" / "nan").exists()
 
     failures = [NothingFits("too tall"), VerificationFailed("other numbers")]
-    monkeypatch.setattr(jobs, "tune", lambda *_, **__: (_ for _ in ()).throw(failures.pop()))
+    monkeypatch.setattr(jobs, "chosen", lambda *_, **__: (_ for _ in ()).throw(failures.pop()))
     save_file({"a": WEIGHTS, "b": WEIGHTS, "c": WEIGHTS * 2}, tmp_path / "all.safetensors")
     answer = tune_model(tmp_path / "all.safetensors", "--quiet", "--json", out=tmp_path / "bad")
     assert answer.status == 5

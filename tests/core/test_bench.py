@@ -29,7 +29,7 @@ from lospmm.epilogue import Epilogue
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import Measurement, Ready
-from lospmm.gpu.timing import Timing
+from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.manifest import LaunchConfig
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.measure import Bench
@@ -100,15 +100,18 @@ class FakeBench:
         self.cache = cache
         self.kernel, self.baselines = kernel, baselines
         self.asked: list[object] = []
+        self.efforts: set[Effort] = set()
 
-    def measure(self, *kernel: object) -> Measurement:
+    def measure(self, *kernel: object, effort: Effort) -> Measurement:
         assert kernel == (KERNEL.cubin, KERNEL.entry, KERNEL.launch)
+        self.efforts.add(effort)
         self.asked.append(KERNEL.entry)
         return self.kernel.pop(0)
 
     def request(self, command: str, task: object) -> object:
         assert command == "baseline"
         assert isinstance(task, BaselineTask)
+        self.efforts.add(task.effort)
         self.asked.append(task)
         answer = self.baselines[task.name]
         if isinstance(answer, str):
@@ -170,6 +173,7 @@ def test_the_bound_counts_what_is_read_and_written() -> None:
 def test_a_warm_comparison_says_so() -> None:
     found, fake = compared(cache="warm", cusparse=90.0)
     assert fake.asked[2] == BaselineTask("cusparse", "warm", None)
+    assert fake.efforts == {FULL}, "all of a comparison is timed alike"
     assert found.copies == 1
     assert not found.measured().cold
 

@@ -8,21 +8,22 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from lospmm import crew
-from lospmm.build import build
+from lospmm.build import Written, build, written
+from lospmm.codegen import source_of
 from lospmm.crew import LEAST_BUILDERS, Crew
 from lospmm.device import DEVICES
 from lospmm.errors import ToolchainFault
-from lospmm.model import SPLITS, Candidate, Problem, Schedule, TileSize
+from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.options import Options
 from lospmm.reorder import natural_order
-from lospmm.search import explore_problem
-from lospmm.stages import Stages
+from lospmm.sought import Sought, sought_wholly
 from lospmm.store import Store
 from lospmm.timings import named
 from lospmm.workshop import Workshop
@@ -65,6 +66,17 @@ def test_they_build_what_this_process_builds(two: Crew, store: Store, tmp_path: 
     assert len(builders()) == 2
 
 
+def test_what_is_shipped_is_what_was_built(two: Crew, store: Store, tmp_path: Path) -> None:
+    problem, candidate = PROBLEMS[0], candidates(PROBLEMS[0])[0]
+    found, own = two.call(written, problem, candidate, "sass", store), Store(tmp_path / "own")
+    here = build(problem, candidate, "sass", store=own, workers=1)
+    text = source_of(here.program, here.emission, problem.device.arch)
+    assert isinstance(found, Written)
+    assert (found.compiled, found.language) == (here.compiled, here.language)
+    assert found.binary.cubin == here.binary.cubin and found.binary.registers == here.binary.registers
+    assert found.source == text and found.launch == here.launch
+
+
 def test_what_cannot_be_built_costs_no_builder(two: Crew, store: Store) -> None:
     problem = PROBLEMS[0]
     shared = Candidate(TileSize(8, 32), Schedule(4, split_k=2), natural_order(problem.matrix, 8))
@@ -75,31 +87,45 @@ def test_what_cannot_be_built_costs_no_builder(two: Crew, store: Store) -> None:
     assert builders() == before
 
 
-def test_a_space_explored_elsewhere_is_the_same(two: Crew) -> None:
+OPTIONS = Options(emitter="sass", ranker="none", measure="gpu", verify="gpu")
+
+
+def test_what_is_searched_elsewhere_is_the_same(two: Crew) -> None:
     for problem in PROBLEMS:
-        here, there = explore_problem(problem, Stages(), splits=SPLITS), two.explore(problem, SPLITS)
-        assert there.verdicts == here.verdicts and there.least_blocks == here.least_blocks
-        assert [named(one) for one in there.survivors] == [named(one) for one in here.survivors]
-        assert len({id(one.tiling) for one in there.survivors}) == len({id(one.tiling) for one in here.survivors})
+        here, there = sought_wholly(problem, OPTIONS), two.call(sought_wholly, problem, OPTIONS)
+        assert isinstance(there, Sought)
+        assert here.choice is not None and there.choice is not None and here.pool is not None
+        space, other = here.choice.space, there.choice.space
+        assert other.verdicts == space.verdicts and other.least_blocks == space.least_blocks
+        assert [named(one) for one in other.survivors] == [named(one) for one in space.survivors]
+        assert len({id(one.tiling) for one in other.survivors}) == len({id(one.tiling) for one in space.survivors})
+        found = [(named(one.candidate), one.score) for one in there.choice.shortlist]
+        assert found == [(named(one.candidate), one.score) for one in here.choice.shortlist]
+        for name in ("places", "forecast", "kinds"):
+            np.testing.assert_array_equal(getattr(there.pool, name), getattr(here.pool, name))
+        last = len(here.pool.forecast) - 1
+        assert [named(there.pool[at]) for at in (0, last)] == [named(here.pool[at]) for at in (0, last)]
 
 
-def test_a_workshop_gives_what_was_explored_ahead_once() -> None:
+def test_a_workshop_gives_what_was_begun_ahead_once() -> None:
     problem = PROBLEMS[0]
     with Workshop(workers=LEAST_BUILDERS) as shop:
-        assert shop.explored(problem, SPLITS) is None
-        shop.explore_ahead(problem, "sass", SPLITS)
-        shop.explore_ahead(problem, "sass", SPLITS)
-        assert shop.explored(replace(problem, n=501), SPLITS) is None
-        space = shop.explored(problem, SPLITS)
-        assert space is not None and space.survivors
-        assert shop.explored(problem, SPLITS) is None
-        shop.explore_ahead(PROBLEMS[1], "sass", SPLITS)  # whose turn never comes
+        assert shop.begun_ahead("one") is None
+        shop.begin_ahead("one", "sass", sought_wholly, problem, OPTIONS)
+        shop.begin_ahead("one", "sass", sought_wholly, problem, OPTIONS)
+        assert shop.begun_ahead("another") is None
+        found = shop.begun_ahead("one")
+        assert isinstance(found, Sought) and found.choice is not None
+        assert shop.begun_ahead("one") is None
+        shop.begin_ahead("fails", "sass", sought_wholly, problem, None)
+        assert shop.begun_ahead("fails") is None
+        shop.begin_ahead("two", "sass", sought_wholly, PROBLEMS[1], OPTIONS)  # whose turn never comes
         assert len(builders()) == LEAST_BUILDERS
     assert builders() == []
     with Workshop(workers=LEAST_BUILDERS) as shop:
         assert shop.crew("ptx") is None
-        shop.explore_ahead(problem, "ptx", (1,))
-        assert shop.explored(problem, (1,)) is None
+        shop.begin_ahead("one", "ptx", sought_wholly, problem, OPTIONS)
+        assert shop.begun_ahead("one") is None
     assert builders() == []
 
 

@@ -76,7 +76,7 @@ def test_another_toolkit_makes_another_kernel(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_request_is_done_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     first = jobs.tune(request(), store=store)
-    monkeypatch.setattr(tuning, "searched", None)  # would fail
+    monkeypatch.setattr(tuning, "sought", None)  # would fail
     assert jobs.tune(request(), store=store) == first
     assert jobs.find(request().digest, store) == first
     assert kernels(store) == [request().digest]
@@ -155,14 +155,14 @@ def test_nothing_fits(store: Store) -> None:
 
 
 def test_an_old_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "searched", None)
+    monkeypatch.setattr(tuning, "sought", None)
     with pytest.raises(Unsupported, match=r"V100 .*needs a CUDA 12 toolkit"):
         jobs.tune(request(device="v100"), store=store)
 
 
 def test_too_many_nonzeros_are_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr(tuning, "settings", lambda: few)
+    monkeypatch.setattr("lospmm.sought.settings", lambda: few)
     with pytest.raises(BadRequest, match="3 nonzeros and 3 rows: together more than the 2 of LOSPMM_MAX_NONZEROS"):
         jobs.tune(request(families="unrolled"), store=store)
 

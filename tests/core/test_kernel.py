@@ -102,7 +102,7 @@ def test_machine_code_gives_every_bit_of_the_oracle(density: float, n: int) -> N
     weights = draw((40, 50), density=density)
     kernel = tune(weights, n=n, emitter="sass")
     tile, matrix = kernel.manifest["tile"], from_dense(weights)
-    axes = ("prefetch", "fmas_per_load", "column_group", "lockstep", "split_k")
+    axes = ("prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block")
     schedule = Schedule(*(tile[axis] for axis in axes))
     size = TileSize(tile["rows"], tile["cols"])
     candidate = Candidate(size, schedule, regroup(matrix, [size.rows])[size.rows])
@@ -267,7 +267,7 @@ def test_the_layout_of_b_does_not_matter(form: Any, kernel: lospmm.Kernel, b: ND
 def test_the_same_request_is_not_tuned_again(
     dense: NDArray[np.float32], kernel: lospmm.Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(tuning, "searched")
+    monkeypatch.delattr(tuning, "sought")
     assert tune(dense, n=np.int64(N)) == kernel
 
 

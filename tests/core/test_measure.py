@@ -20,7 +20,7 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.gate import gate_source
 from lospmm.gpu.process import WorkerProcess
 from lospmm.matrix import from_dense
-from lospmm.measure import Bench, Measurement
+from lospmm.measure import AGAIN, BESIDE, BRIEF, CHECKED, FULL, Bench, Measurement
 from lospmm.model import Launch, Problem
 from lospmm.settings import settings
 from lospmm.store import Store
@@ -119,6 +119,67 @@ def test_a_bad_kernel_costs_itself_alone(bench: Bench, kind: str) -> None:
     after = run(bench, "good")
     assert before.failure is after.failure is None
     assert (workers() == [worker]) is survives
+
+
+@pytest.mark.parametrize("kind", ["zeros", "unwritten", "nonzero in empty rows", "scribbles", "racy"])
+def test_a_brief_timing_refuses_it_too(bench: Bench, kind: str) -> None:
+    image = fake_gpu.kernel(kind, weights(), N)
+    measured = bench.measure(image, "kernel", LAUNCH, effort=BRIEF)
+    assert measured.timing is None and FAILURES[kind][0] in str(measured.failure)
+    good = bench.measure(fake_gpu.kernel("good", weights(), N), "kernel", LAUNCH, effort=BRIEF)
+    assert good.failure is None and good.max_relative_error is not None and good.max_relative_error < 1e-6
+
+
+def test_what_is_wrong_later_is_found_before_it_is_chosen(bench: Bench) -> None:
+    image = fake_gpu.kernel("wrong later", weights(), N)
+    for effort in (AGAIN, BESIDE, CHECKED, FULL):
+        assert FAILURES["wrong later"][0] in str(bench.measure(image, "kernel", LAUNCH, effort=effort).failure)
+
+
+def in_file(folder: Path, kind: str) -> Path:
+    path = folder / kind
+    path.write_bytes(fake_gpu.kernel(kind, weights(), N))
+    return path
+
+
+def test_what_was_begun_is_asked_once(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    send = WorkerProcess.send
+
+    def counted(worker: WorkerProcess, request: tuple[str, object], seconds: float) -> None:
+        sent.append(request[0])
+        send(worker, request, seconds)
+
+    monkeypatch.setattr(WorkerProcess, "send", counted)
+    good, zeros = in_file(tmp_path, "good"), in_file(tmp_path, "zeros")
+    bench.begin(good, "kernel", LAUNCH)
+    assert sent == [], "no worker has this problem yet"
+    assert bench.measure(good, "kernel", LAUNCH).failure is None
+    sent.clear()
+    bench.begin(good, "kernel", LAUNCH)
+    bench.begin(zeros, "kernel", LAUNCH)  # one at a time
+    assert bench.measure(good, "kernel", LAUNCH).failure is None
+    assert sent == ["measure"]
+    bench.begin(zeros, "kernel", LAUNCH)
+    assert "relative error" in str(bench.measure(zeros, "kernel", LAUNCH).failure)
+    bench.begin(zeros, "kernel", LAUNCH)
+    assert bench.measure(good, "kernel", LAUNCH).failure is None, "what was begun for nobody is dropped"
+    assert sent == ["measure"] * 4
+    bench.begin(good, "kernel", LAUNCH)
+    bench.turn_to(Problem(from_dense(2 * weights()), N, DEVICES["h200"]))
+    assert "relative error" in str(bench.measure(good, "kernel", LAUNCH).failure), "it is the other problem's kernel"
+    assert sent == [*["measure"] * 5, "prepare", "measure"]
+
+
+@pytest.mark.parametrize("kind", ["zeros", "illegal", "crash", "leaves", "garbage"])
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_what_was_begun_fails_as_what_is_asked(bench: Bench, tmp_path: Path, kind: str, is_asked_for: bool) -> None:
+    assert run(bench, "good").failure is None
+    path = in_file(tmp_path, kind)
+    bench.begin(path, "kernel", LAUNCH)
+    if is_asked_for:
+        assert FAILURES[kind][0] in str(bench.measure(path, "kernel", LAUNCH).failure)
+    assert run(bench, "good").failure is None
 
 
 def test_what_is_no_image_is_a_failure(bench: Bench) -> None:

@@ -37,7 +37,8 @@ POOL = Pool.of(PROBLEM, CHOICE.space, estimate_micros, LOCKSTEPS)
 
 def key(candidate: Candidate) -> tuple[int, ...]:
     schedule = candidate.schedule
-    return (*candidate.tile, schedule.prefetch, schedule.column_group, schedule.lockstep, schedule.split_k)
+    axes = schedule.prefetch, schedule.column_group, schedule.lockstep, schedule.split_k, schedule.tiles_per_block
+    return (*candidate.tile, *axes)
 
 
 class Landscape:
@@ -114,6 +115,25 @@ def test_it_finds_a_valley_that_the_estimate_does_not_lead_to() -> None:
     assert micros([found.winner])[0] <= np.quantile(everything, 0.002)
 
 
+def test_the_fastest_are_timed_with_a_tile_of_each_wave_to_a_block() -> None:
+    problem = Problem(random_matrix(3000, 40, 0.2, 0), 4096, DEVICES["h200"])
+    choice = search(problem, estimate_micros, 3, Stages())
+
+    def micros(candidate: Candidate) -> float:
+        factor = 0.9 if candidate.schedule.tiles_per_block > 1 else 1.0
+        return factor * float(estimate_micros(problem, [candidate])[0])
+
+    clock = Landscape(micros)
+    found = choose_by_time(problem, choice, estimate_micros, Clock(clock), Stages())
+    assert found.winner.schedule.tiles_per_block > 1
+    asked = [candidate for candidate in clock.asked if candidate.schedule.tiles_per_block > 1]
+    assert 0 < len(asked) <= POLICY.chained and clock.asked[-len(asked) :] == asked
+    without = choose_by_time(
+        problem, choice, estimate_micros, Clock(Landscape(micros)), Stages(), policy=replace(POLICY, chained=0)
+    )
+    assert without.winner.schedule.tiles_per_block == 1
+
+
 @settings(deadline=None, max_examples=8)
 @given(seed=st.integers(0, 10_000))
 def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -> None:
@@ -132,7 +152,7 @@ def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -
     assert micros(found.winner) == min(one for one in times if one is not None)
     assert [trial.candidate for trial in found.trials] == clock.asked
     assert len({key(candidate) for candidate in clock.asked}) == len(clock.asked)
-    assert len(clock.asked) <= len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch
+    assert len(clock.asked) <= len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch + POLICY.chained
     tilings = {survivor.tile: survivor.tiling for survivor in CHOICE.space.survivors}
     for candidate in clock.asked:
         assert candidate.tiling is tilings[candidate.tile]

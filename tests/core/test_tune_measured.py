@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm import commands, jobs, measure, timings, trials, tuning, workshop
+from lospmm import commands, jobs, measure, sought, timings, trials, tuning, workshop
 from lospmm.artifact import Artifact
 from lospmm.budget import Budget
 from lospmm.cli import run
@@ -165,7 +165,7 @@ def test_a_budget_is_for_all_of_it(store: Store, monkeypatch: pytest.MonkeyPatch
         return slowly
 
     monkeypatch.setattr(jobs, "Budget", lambda seconds: Budget(seconds, clock=lambda: now[0]))
-    monkeypatch.setattr(tuning, "explore_problem", taking(0.5, tuning.explore_problem))
+    monkeypatch.setattr(sought, "search", taking(0.5, sought.search))
     monkeypatch.setattr(trials, "build", taking(0.05, trials.build))
     monkeypatch.setattr(tuning, "build", taking(0.2, tuning.build))
     monkeypatch.setattr(Bench, "measure", taking(0.2, Bench.measure))
@@ -279,7 +279,7 @@ def test_where_none_runs_nothing_is_kept(store: Store, on_the_machine: Callable[
 
 def test_another_machines_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "own_gpu", lambda: "a100")
-    monkeypatch.setattr(tuning, "searched", None)
+    monkeypatch.setattr(tuning, "sought", None)
     with pytest.raises(BadRequest, match="measure gpu: h200 is needed, and this machine has a100"):
         tuned(store, measure="gpu")
 

@@ -45,6 +45,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0010-blocks-share-a-tile.md": {"splits": splits.fastest_by_split},
     DOCS / "decisions" / "0013-pairs-of-columns.md": placement.PAIRS,
     DOCS / "decisions" / "0022-elements-of-16-bits.md": placement.NARROW,
+    DOCS / "decisions" / "0025-tiles-one-after-another.md": placement.CHAINS,
     DOCS / "measuring.md": placement.MEASURING,
     DOCS / "decisions" / "0015-small-rounds.md": {
         "search cost": searches.cost,

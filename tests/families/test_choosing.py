@@ -15,7 +15,7 @@ from lospmm.families import FAMILIES, block_group_coo, blocks, panels, partition
 from lospmm.families.blocks import fills, lengths_of_block_rows, strips_of
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
-from lospmm.tuning import contenders, field_for
+from lospmm.sought import contenders, field_for
 from lospmm_datasets.synthetic import uniform
 
 H200 = DEVICES["h200"]

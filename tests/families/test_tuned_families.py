@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import artifact, jobs, tuning
+from lospmm import artifact, jobs, sought
 from lospmm.accuracy import SUM_ROUNDING
 from lospmm.artifact import Artifact
 from lospmm.cli import run
@@ -27,6 +27,7 @@ from lospmm.record import contest_log
 from lospmm.replay import replay
 from lospmm.search import Clock
 from lospmm.settings import settings
+from lospmm.sought import field_for
 from lospmm.store import Store
 
 M, K, N = 40, 30, 50
@@ -82,7 +83,7 @@ def timed(made: Kernel, micros: Callable[[Entrant], float]) -> tuple[Artifact, C
     def trials(entrants: Sequence[Entrant]) -> Iterator[Measurement]:
         return (Measurement(Timing(micros(one), 0.01, 5), 1e-7, None) for one in entrants)
 
-    others = contest(tuning.field_for(request().problem, ["csr"]), Clock(trials, trials))
+    others = contest(field_for(request().problem, ["csr"]), Clock(trials, trials))
     best = others.best
     assert best is not None
     manifest = dict(made.manifest)
@@ -122,14 +123,14 @@ def test_a_template_is_compiled_once_for_all_matrices(tmp_path: Path) -> None:
 
 def test_a_matrix_too_large_to_unroll_has_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr(tuning, "settings", lambda: few)
+    monkeypatch.setattr(sought, "settings", lambda: few)
     made = jobs.tune(request(families="all", verify="none"), store=Store(tmp_path))
     assert made.manifest["family"] in FAMILY_NAMES[1:]
 
 
 def test_nobody_has_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr(tuning, "settings", lambda: few)
+    monkeypatch.setattr(sought, "settings", lambda: few)
     monkeypatch.setattr("lospmm.families.csr.WARPS", ())
     with pytest.raises(NothingFits, match=r"no family has a kernel for this: unrolled: .* LOSPMM_MAX_NONZEROS; csr: "):
         jobs.tune(request(families="unrolled,csr"), store=Store(tmp_path))

@@ -131,6 +131,17 @@ SHAPES: dict[str, tuple[int, int, float, int, int, int, dict[str, Any]]] = {
     "8 blocks to a tile": (96, 900, 0.1, 784, 48, 416, {"split_k": 8, "prefetch": 24, "column_group": 0}),
     "8 blocks to a tile of fewer rows": (20, 300, 0.02, 300, 3, 64, {"split_k": 8}),
     "2 blocks to a tile of many rows": (190, 300, 0.05, 256, 190, 64, {"split_k": 2, "prefetch": 48}),
+    "2 tiles to a block": (64, 200, 0.3, 1003, 16, 256, {"tiles_per_block": 2, "lockstep": 64}),
+    "3 tiles to a block of many rows, the last one alone": (
+        280,
+        300,
+        0.05,
+        640,
+        70,
+        128,
+        {"tiles_per_block": 3, "prefetch": 48, "column_group": 2},
+    ),
+    "4 tiles to a block, windows": (16, 60, 0.4, 3_000_001, 4, 128, {"tiles_per_block": 4}),
     "4 blocks to a tile, windows": (9, 60, 0.4, 3_000_001, 4, 128, {"split_k": 4, "lockstep": 32}),
 }
 

@@ -164,6 +164,15 @@ def test_a_gpu_without_a_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 real = __import__
 
 
+def test_the_library_says_what_its_package_says() -> None:
+    path = lambdamart.WEIGHTS / "h200.txt"
+    booster, package = lambdamart.load_booster(path), library.lightgbm().Booster(model_file=path)
+    rows = np.random.default_rng(0).uniform(0, 500, size=(300, len(FEATURES))).astype(np.float32)
+    np.testing.assert_array_equal(booster.predict(rows, num_threads=1), package.predict(rows, num_threads=1))
+    assert booster.trees == package.num_trees() and booster.names == package.feature_name()
+    assert len(booster.predict(rows[:0], num_threads=1)) == 0
+
+
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "h200.txt"
     with pytest.raises(BadRequest, match="No such file"):

@@ -62,7 +62,7 @@ def test_the_features_are_what_this_code_makes_of_the_matrices(dataset: Dataset)
 
 def test_the_model_does_what_its_card_says(device: str, dataset: Dataset, card: dict[str, Any]) -> None:
     booster = lambdamart.load_booster(lambdamart.WEIGHTS / f"{device}.txt")
-    assert booster.num_trees() == card["training"]["trees"]
+    assert booster.trees == card["training"]["trees"]
     for result in card["results"]:
         found = evaluate(dataset, booster, result["split"])
         assert (found["problems"], found["points"]) == (result["problems"], result["points"])

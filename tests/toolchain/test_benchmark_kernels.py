@@ -13,7 +13,8 @@ from lospmm.build import for_emitter
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.device import find_device
-from lospmm.model import Problem, Schedule, TileSize
+from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.reorder import regroup
 from lospmm.runtime.geometry import Geometry
 from lospmm.runtime.hazards import Hazards, instructions
 from lospmm.runtime.sass_machine import execute
@@ -161,7 +162,8 @@ def test_four_columns_on_tensor_cores(m: int, rows: int, tmp_path: Path, monkeyp
 def test_two_tiles_to_a_block(lockstep: int, tmp_path: Path) -> None:
     matrix = uniform(48, 64, 0.7, seed=0)
     problem = for_emitter(Problem(matrix, 64, H200), "sass")
-    kernel = chains.build(problem, TileSize(8, 32), Schedule(8, None, 2, lockstep), Store(tmp_path), chain=True)
+    schedule = Schedule(8, None, 2, lockstep, tiles_per_block=2)
+    kernel = chains.build(problem, Candidate(TileSize(8, 32), schedule, regroup(matrix, [8])[8]), Store(tmp_path))
     code = machine_code(kernel.cubin, kernel.entry, "sm_90")
     assert len(code.starts) == 3 and kernel.launch.grid == (2, 3, 1)
     b = np.random.default_rng(0).uniform(-1, 1, (64, 64)).astype(np.float32)

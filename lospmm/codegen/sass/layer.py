@@ -30,6 +30,13 @@ _PREDICATES = {Op.LOAD: (1, 2), Op.FMA: (3, 4)}
 Piece = tuple[int, NDArray[np.void]]
 
 
+def inserted(form: NDArray[np.void], pieces: list[Piece]) -> NDArray[np.void]:
+    """``form`` with each piece before the row that is named."""
+    pieces.sort(key=lambda piece: piece[0])
+    at = np.concatenate([np.full(len(rows), place) for place, rows in pieces])
+    return np.insert(form, at, np.concatenate([rows for _, rows in pieces]))
+
+
 def guard(form: NDArray[np.void], code: NDArray[np.void], guards: NDArray[np.int64], padded: int) -> list[Piece]:
     """Sets the predicates of what ``guards`` says may be left out; the tests that set them, and before which rows."""
     pieces: list[Piece] = []

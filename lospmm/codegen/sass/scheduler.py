@@ -83,7 +83,7 @@ def allocate(accumulators: int, buffers: int, entry: Entry, *, windows: bool) ->
 
 
 def _window_pairs(entry: Entry) -> tuple[int, int]:
-    """The pairs of registers that windows take in turn."""
+    """The pairs of registers of windows: of loads, which go on behind the stores of a tile, and of all else."""
     first, second = [pair for pair in range(8, 16, 2) if pair not in entry.taken][:2]
     return first, second
 
@@ -105,6 +105,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     distance = _distances(code, program)
     windows = (distance + WINDOW_BYTES // 2) // WINDOW_BYTES
     far, entry = bool(windows.any()), entry_of(program)
+    begun_anew = len(layer.overwritten_stores(code)[0]) > 0
     registers = allocate(tile.accumulators, tile.buffers, entry, windows=far)
     guards = program.guards(code)
 
@@ -112,7 +113,8 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     _set_memory(form, code, distance - windows * WINDOW_BYTES, registers, entry, program.words.stored_bytes)
     unset = _set_arithmetic(form, code, fmas, registers, guards)
     waiting = narrow.waiting(code) if is_narrow else fmas
-    _set_scoreboards(form, code, filled, waiting, tile.buffers, SCOREBOARDS - (far or program.epilogue.residual))
+    own = SCOREBOARDS - (far or begun_anew or program.epilogue.residual)
+    _set_scoreboards(form, code, filled, waiting, tile.buffers, own)
     _set_stalls(form, code, fmas)
     if is_narrow:
         narrow.set_numbers(form, code, fmas, registers.buffers, program.dtype)
@@ -126,7 +128,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
         pieces += _windows(form, code, windows, entry)
     if entry.padded is not None:
         pieces += layer.cleared(unset) + layer.guard(form, code, guards, entry.padded)
-    if not program.epilogue.is_plain:
+    if begun_anew or not program.epilogue.is_plain:
         pieces += _epilogue(form, code, registers, program)
     if is_narrow:
         pieces += narrow.rounded(form, code, registers.accumulators, program.dtype)
@@ -136,7 +138,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     pieces.append((len(form), _leave()))
     before = np.array([at for at, _ in pieces if at]) - 1
     form["reuse"][before.astype(np.intp)] = 0  # what is kept there is for the very next instruction
-    return _insert(form, pieces), registers.count
+    return layer.inserted(form, pieces), registers.count
 
 
 def _distances(code: NDArray[np.void], program: KernelProgram) -> NDArray[np.int64]:
@@ -203,7 +205,7 @@ def _set_arithmetic(
 def _epilogue(
     form: NDArray[np.void], code: NDArray[np.void], registers: Registers, program: KernelProgram
 ) -> list[layer.Piece]:
-    """Sets what is added to sums, and when it is there; ReLU, and before which stores."""
+    """Sets what sums begin with and what is added to them, and when it is there; ReLU, and before which stores."""
     layer.set_bias(form, code, registers.accumulators)
     for run in layer.runs_of(np.flatnonzero(code["op"] == Op.RESIDUAL)):
         _pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
@@ -212,6 +214,8 @@ def _epilogue(
     pieces = narrow.widened_residuals(form, code, registers.accumulators, program.dtype) if is_narrow else []
     stores, behind = layer.overwritten_stores(code)
     form["read_barrier"][stores] = ADDRESS_SCOREBOARD
+    for run in layer.runs_of(stores):
+        _pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
     _pause(form, behind)
     return pieces + (layer.rectified(form, code, registers.accumulators) if program.epilogue.relu else [])
 
@@ -248,7 +252,8 @@ def _set_stalls(form: NDArray[np.void], code: NDArray[np.void], fmas: NDArray[np
     np.maximum.at(form["stall"], later[short] - 1, (1 + missing[short]).astype(np.uint8))
     # What follows the last one are the stores of the sums, or what is sent of them.
     met = np.flatnonzero(code["op"] == Op.EXCHANGE)
-    for end in (len(code), *met):
+    stores = [run[0] for run in layer.runs_of(np.flatnonzero(code["op"] == Op.STORE))]
+    for end in (len(code), *met, *stores):
         for last in fmas[fmas < end][-1:]:
             form["stall"][last] = max(int(form["stall"][last]), FMA_LATENCY + 2)
 
@@ -332,20 +337,18 @@ def _windows(
 ) -> list[tuple[int, NDArray[np.void]]]:
     """Sets the address registers of far loads and stores; the instructions that fill them, and before which."""
     pieces: list[tuple[int, NDArray[np.void]]] = []
-    turn = 0
-    for op, base in ((Op.LOAD, entry.b), (Op.STORE, entry.c), (Op.RESIDUAL, entry.residual)):
-        places = np.flatnonzero(code["op"] == op)
-        if base is None:
-            continue
-        changes = np.flatnonzero(np.diff(windows[places], prepend=0))
+    bases = {Op.LOAD: entry.b, Op.STORE: entry.c, Op.RESIDUAL: entry.residual}
+    for pair, ops in zip(_window_pairs(entry), ((Op.LOAD,), (Op.STORE, Op.RESIDUAL)), strict=True):
+        places = np.flatnonzero(np.isin(code["op"], ops))
+        is_other = np.diff(windows[places], prepend=0) | np.diff(code["op"][places], prepend=code["op"][places[:1]])
+        changes = np.flatnonzero(is_other)
         for first, last in zip(changes, np.append(changes[1:], len(places))[: len(changes)], strict=True):
             users, window = places[first:last], int(windows[places[first]])
-            if window == 0:
+            base = bases[Op(code["op"][users[0]])]
+            if window == 0 or base is None:
                 continue
-            pair = _window_pairs(entry)[turn % 2]
-            turn += 1
             form["ra"][users] = pair
-            if op != Op.RESIDUAL:  # which says on the same scoreboard that it is done
+            if code["op"][users[0]] != Op.RESIDUAL:  # which says on the same scoreboard that it is done
                 form["read_barrier"][users] = ADDRESS_SCOREBOARD
             _pause(form, users[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
             _raise_before(form, users[:1])
@@ -386,13 +389,6 @@ def _leave() -> NDArray[np.void]:
     form = blank(1)
     form["op"], form["stall"] = Opcode.EXIT, EXIT_STALL
     return form
-
-
-def _insert(form: NDArray[np.void], pieces: list[tuple[int, NDArray[np.void]]]) -> NDArray[np.void]:
-    """``form`` with each piece before the row that is named."""
-    pieces.sort(key=lambda piece: piece[0])
-    at = np.concatenate([np.full(len(rows), place) for place, rows in pieces])
-    return np.insert(form, at, np.concatenate([rows for _, rows in pieces]))
 
 
 def padding(length: int) -> NDArray[np.void]:

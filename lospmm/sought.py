@@ -1,0 +1,113 @@
+"""What is known of a problem before anything is timed: by this process, or by another while a tuning has the GPU."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from lospmm.codegen import EMITTERS
+from lospmm.contest import Field, field_of
+from lospmm.dtype import FLOAT32, Dtype
+from lospmm.errors import NothingFits
+from lospmm.families.traits import traits_of
+from lospmm.model import Problem
+from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options, splits_of
+from lospmm.rankers import RANKERS
+from lospmm.search import Choice, search
+from lospmm.settings import settings
+from lospmm.stages import Stages
+from lospmm.surrogate import Pool
+from lospmm.words import PAIRS, SINGLE, in_words, words_of
+from lospmm.workshop import Workshop
+from lospmm_rank.families import dense_micros, factors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sought:
+    """All that is known before anything is timed. ``choice`` is None where the unrolled family has no kernel, ``pool``
+    also where nothing was looked for that may be timed."""
+
+    field: Field
+    choice: Choice | None
+    pool: Pool | None
+
+
+def sought(problem: Problem, options: Options, workshop: Workshop, stages: Stages) -> Sought:
+    """By options that are resolved: here, or what ``search_ahead`` has begun. Raises NothingFits."""
+    with stages.part("constraints"):
+        ahead = workshop.begun_ahead(tuning_of(problem, options))
+    return ahead if isinstance(ahead, Sought) else sought_here(problem, options, stages)
+
+
+def sought_here(problem: Problem, options: Options, stages: Stages) -> Sought:
+    """The same by this process, without what may be timed: that is looked for while the first kernels are built."""
+    is_unrolled = takes_unrolled(problem, options)
+    with stages.part("constraints"):
+        field = field_for(problem, contenders(options.family_names, problem.dtype, is_unrolled=is_unrolled))
+    if not is_unrolled:
+        return Sought(field, None, None)
+    ranker, splits = RANKERS[options.ranker], splits_of(options.emitter, problem.device.arch)
+    size, lockstep = options.shortlist_size, LOCKSTEPS[options.emitter][0]
+    try:
+        choice = search(in_words(problem), ranker(problem.device), size, stages, lockstep=lockstep, splits=splits)
+    except NothingFits:
+        if not field.entrants:
+            raise
+        choice = None
+    return Sought(field, choice, None)
+
+
+def sought_wholly(problem: Problem, options: Options) -> Sought:
+    """The same with what may be timed, for a tuning whose turn comes later."""
+    found = sought_here(problem, options, Stages())
+    if found.choice is None:
+        return found
+    ranker, locksteps = RANKERS[options.ranker](problem.device), LOCKSTEPS[options.emitter]
+    return replace(found, pool=Pool.of(in_words(problem), found.choice.space, ranker, locksteps))
+
+
+def search_ahead(problem: Problem, options: Options, workshop: Workshop) -> None:
+    """Have a tuning to come searched while another has the GPU, where that takes nothing from it."""
+    if options.measure == "gpu" and takes_unrolled(problem, options):
+        workshop.begin_ahead(tuning_of(problem, options), options.emitter, sought_wholly, problem, options)
+
+
+def tuning_of(problem: Problem, options: Options) -> Hashable:
+    """What tells a tuning from others of this process."""
+    layer = problem.convolution, problem.epilogue, problem.dtype, problem.sums
+    return problem.matrix.fingerprint, problem.n, problem.device, layer, options
+
+
+def field_for(problem: Problem, names: Sequence[str]) -> Field:
+    """The plans of these families, their forecasts corrected by what was measured on such a device."""
+    traits, device = traits_of(problem), problem.device
+    learned = factors(traits, device.name)
+    of_dense = 1.0 if traits.is_exact else learned.get(DENSE, 1.0)  # it was not learned in float32
+    return field_of(problem, names, learned, dense_micros=dense_micros(traits, device) * of_dense)
+
+
+#: Families that are not looked at where the unrolled one takes part with float32 or TF32: on an H200 it was
+#: faster on all 82 problems that both took (benchmarks/results/families.jsonl), and their forecasts take long to make.
+SLOWER_THAN_UNROLLED = ("tensor_core",)
+
+
+def contenders(names: Sequence[str], dtype: Dtype, *, is_unrolled: bool) -> list[str]:
+    """Of the families that are asked for, those that the unrolled one is compared with, or that stand in for it."""
+    slower = SLOWER_THAN_UNROLLED if is_unrolled and not dtype.is_16_bit else ()
+    return [name for name in names if name not in (UNROLLED, DENSE, *slower)]
+
+
+def takes_unrolled(problem: Problem, options: Options) -> bool:
+    """Whether the family with A in its instructions takes part."""
+    return UNROLLED in options.family_names and unrolled_refusal(problem, options.emitter) is None
+
+
+def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
+    """Why there is no unrolled kernel by ``emitter``, in a few words; None: there is."""
+    words = words_of(problem)
+    if words != SINGLE and not EMITTERS[emitter].writes(words, problem.device.arch):
+        sums = problem.dtype.name if words == PAIRS else FLOAT32.name
+        arch = problem.device.arch
+        return f"dtype {problem.dtype.name}, sums {sums}: {emitter} has no unrolled kernels of them for {arch}"
+    matrix, limit = problem.matrix, settings().max_nonzeros
+    if matrix.nnz + matrix.m > limit:
+        return f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of LOSPMM_MAX_NONZEROS"
+    return None
