@@ -2,39 +2,41 @@
 
     python -m benchmarks.families [--set shapes|llm|graphs|real|map]... [--layers DIR] [--plans COUNT] [--out DIR]
                                   [--dtype TYPE]... [--far FACTOR] [--resume] [--compile-only]
-                                  [--stop-after SECONDS] [--only TEXT]
+                                  [--stop-after SECONDS] [--only TEXT] [--family NAME]...
 
 Of each problem and each row of FAMILIES the ``--plans`` plans that the forecast puts first are built, checked by the
 gate, every element of C, and timed, cold, in the process that runs kernels; the best of the two fastest families are
 timed again with full effort, beside cuSPARSE and the dense multiplication of the same type. A family that is forecast
-to be ``--far`` times as slow as another is left out, but for real layers, of which every family computes every one.
-``unrolled`` is the paper's kernel as the search without measurements chooses it; of 16-bit types the best of the first
-candidates (``families_unrolled``), and once more with sums of 16 bits, as a row apart. A problem is a line of
-``families.jsonl``; a kernel that fails is told in it and counts as a fault, not as a plan that lost. Builders on all
-cores work ahead of the GPU; ``--compile-only`` fills their cache and needs no GPU. ``--resume`` leaves out what the
-file has. A summary is printed last.
+to be ``--far`` times as slow as another, or as cuBLAS, is left out, but the nearest, and but for real layers, of which
+every family computes every one. ``unrolled`` is the paper's kernel as the search without measurements chooses it; of
+16-bit types the best of the first candidates (``families_unrolled``), and again with sums of 16 bits, a row apart. A
+problem is a line of ``families.jsonl``; a kernel that fails is told in it and counts as a fault, not as a plan that
+lost. Builders on all cores work ahead of the GPU; ``--compile-only`` fills their cache and needs no GPU. ``--resume``
+leaves out what the file has; ``--family`` times some families alone and puts their times into the lines that the file
+has. A summary is printed last.
+
+The layers of language models are timed with A from memory too (``streamed``), as a model is that no cache holds: at few
+columns to read A is all that their time is.
 """
 
 import argparse
 import os
 import platform
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from benchmarks import families_unrolled
-from benchmarks.families_cases import SETS, Case, problem_of
-from benchmarks.families_table import ROUNDED, Record, key, read_results, summary, write_results
+from benchmarks.families_build import FAR, PLANS, UNROLLED, Built, Prepared, Shortlist, built_ahead, compile_all
+from benchmarks.families_cases import SETS, Case
+from benchmarks.families_table import ROUNDED, Record, key, read_results, summary, torch_times, write_results
 from benchmarks.kernels import ROOT, commit_of, versions
-from lospmm import jobs
 from lospmm.baselines import BaselineTime
 from lospmm.baselines.work import COMMAND, BaselineTask
 from lospmm.bench import bound
@@ -44,21 +46,15 @@ from lospmm.errors import BadRequest, GpuFault, LospmmError
 from lospmm.families import FAMILIES
 from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
+from lospmm.gpu.messages import CacheState
+from lospmm.gpu.timing import MAX_COPIES
 from lospmm.measure import BRIEF, FULL, Bench
-from lospmm.model import Compiled, Launch, Problem
-from lospmm.options import Options
-from lospmm.packed import emission_of
+from lospmm.model import Problem
 from lospmm.runtime.detect import detect_device, own_gpu_id
 from lospmm.settings import settings
-from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
 
 RESULTS_NAME = "families.jsonl"
-PLANS = 12
-
-#: The paper's kernel has 16 bytes of code per nonzero; larger ones are not built here.
-UNROLLED = "unrolled"
-MAX_UNROLLED_NONZEROS = 120_000
+TORCH_RESULTS_NAME = "families_torch.jsonl"
 
 #: The dense multiplication of each type, by its name among the baselines.
 DENSE_OF = {"float32": "cublas_fp32", "tf32": "cublas_tf32", "float16": "cublas_fp16", "bfloat16": "cublas_bf16"}
@@ -66,14 +62,8 @@ DENSE_OF = {"float32": "cublas_fp32", "tf32": "cublas_tf32", "float16": "cublas_
 #: A dense A beyond this many bytes is no choice that anyone has.
 MAX_DENSE_BYTES = 1 << 30
 
-#: A family is left out whose best forecast is so many times that of another.
-FAR = 4.0
-
 #: Families whose fastest kernel is timed again.
 FINALISTS = 2
-
-#: Problems that are built ahead of the one that is timed.
-AHEAD = 24
 
 #: What takes longer is timed briefly: so many replays of it take seconds, and differ little.
 LONG_MICROS = 1_000.0
@@ -81,84 +71,13 @@ LONG_MICROS = 1_000.0
 #: A kernel that takes longer has failed.
 KERNEL_SECONDS = 20.0
 
+#: Where A comes from memory at every launch; elsewhere only B does, as in a search.
+STREAMED = ("llm",)
 
-class Shortlist(NamedTuple):
-    """What of each family's plans is built, and of which families."""
-
-    plans: int = PLANS
-    far: float = FAR
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """One plan: a kernel, or why there is none."""
-
-    family: str
-    plan: str
-    forecast: float | None
-    kernel: Compiled | None
-    failure: str | None = None
-
-
-class Prepared(NamedTuple):
-    problem: Problem
-    built: list[Built]
-    refused: dict[str, str]  # why a family has no plan, by its name
-    seconds: float
-
-
-def prepare(case: Case, shortlist: Shortlist) -> Prepared:
-    """The kernels of a problem; in a builder."""
-    started = time.monotonic()
-    problem = problem_of(case)
-    chosen: dict[str, list[tuple[Any, float]]] = {}
-    refused = {}
-    for name, family in FAMILIES.items():
-        why = family.refusal(problem)
-        plans = [] if why else list(family.plans(problem))
-        if not plans:
-            refused[name] = why or "no plan"
-            continue
-        micros = family.forecast(problem, plans)
-        chosen[name] = [(plans[at], float(micros[at])) for at in np.argsort(micros, kind="stable")[: shortlist.plans]]
-    limit = shortlist.far * min((found[0][1] for found in chosen.values()), default=0.0)
-    built = []
-    for name, found in chosen.items():
-        if found[0][1] > limit and case.set != "real":
-            refused[name] = f"a forecast of {found[0][1]:.1f} us"
-        else:
-            built += [_build(problem, name, plan, forecast) for plan, forecast in found]
-    if 0 < problem.matrix.nnz <= MAX_UNROLLED_NONZEROS:
-        own = families_unrolled.kernels(problem) if problem.dtype.is_16_bit else ()
-        built += [Built(*one) for one in own] or [_unrolled(problem)]
-    return Prepared(problem, built, refused, time.monotonic() - started)
-
-
-def _build(problem: Problem, name: str, plan: Any, forecast: float) -> Built:
-    try:
-        packed = FAMILIES[name].pack(problem, plan)
-        store = Store(settings().cache_dir)
-        binary = compile_kernel(
-            emission_of(packed), arch=problem.device.arch, registers=packed.registers, store=store, workers=1
-        )
-    except Exception as error:  # a fault of one plan is told in its line
-        return Built(name, str(plan), forecast, None, " ".join(f"{type(error).__name__}: {error}".split()))
-    return Built(name, str(plan), forecast, Compiled(binary.cubin, packed.entry, packed.launch))
-
-
-def _unrolled(problem: Problem) -> Built:
-    """In a store of its own for the kernel; its compiled units are found again where ``--compile-only`` left them."""
-    try:
-        options = Options(measure="none", verify="none", families=UNROLLED)
-        request = jobs.Request(Problem(problem.matrix, problem.n, problem.device), options)
-        kept = jobs.tune(request, store=Store(settings().cache_dir / "families"))
-        config = kept.manifest["launch"]
-        x, y, z = config["grid"]
-        launch = Launch((x, y, z), config["block"], config["shared_bytes"])
-    except LospmmError as error:
-        return Built(UNROLLED, "", None, None, " ".join(f"{type(error).__name__}: {error}".split()))
-    estimated = kept.manifest["search"]["estimated_micros"]
-    return Built(UNROLLED, str(kept.manifest["tile"]), estimated, Compiled(kept.cubin, kept.manifest["name"], launch))
+#: The map has hundreds of cells. One family is timed again, beside dense alone, and fewer copies of B and C take turns:
+#: with few columns a part of them stays in the cache.
+QUICK = ("map",)
+QUICK_COPIES = 512
 
 
 def timed_family(bench: Bench, built: Sequence[Built]) -> Record:
@@ -181,10 +100,10 @@ def timed_family(bench: Bench, built: Sequence[Built]) -> Record:
     return found
 
 
-def time_again(bench: Bench, built: Sequence[Built], by_family: dict[str, Record]) -> None:
+def time_again(bench: Bench, built: Sequence[Built], by_family: dict[str, Record], finalists: int = FINALISTS) -> None:
     """The best of the fastest families, with full effort."""
     ran = [name for name, found in by_family.items() if "micros" in found]
-    for name in sorted(ran, key=lambda name: by_family[name]["micros"])[:FINALISTS]:
+    for name in sorted(ran, key=lambda name: by_family[name]["micros"])[:finalists]:
         found = by_family[name]
         best = next(one for one in built if (one.family, one.plan) == (name, found["plan"]))
         assert best.kernel is not None
@@ -195,6 +114,10 @@ def time_again(bench: Bench, built: Sequence[Built], by_family: dict[str, Record
             del found["micros"]
         else:
             found["micros"] = again.timing.micros
+
+
+def cache_of(case: Case) -> CacheState:
+    return "streamed" if case.set in STREAMED else "cold"
 
 
 def baselines_for(problem: Problem) -> tuple[str, ...]:
@@ -218,15 +141,23 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
     matrix = problem.matrix
     bench.turn_to(problem)
     bench.kernel_seconds = KERNEL_SECONDS
+    bench.cache = cache_of(case)
+    is_quick = case.set in QUICK
+    bench.most_copies = QUICK_COPIES if is_quick else MAX_COPIES
     names = dict.fromkeys(one.family for one in prepared.built if one.family != ROUNDED)
     by_family = {name: timed_family(bench, [one for one in prepared.built if one.family == name]) for name in names}
-    time_again(bench, prepared.built, by_family)
-    baselines = {name: timed_baseline(bench, name) for name in baselines_for(problem)}
+    time_again(bench, prepared.built, by_family, 1 if is_quick else FINALISTS)
+    baselines = {
+        name: timed_baseline(bench, name) for name in baselines_for(problem) if not is_quick or name != "cusparse"
+    }
     if rounded := [one for one in prepared.built if one.family == ROUNDED]:  # these are held to other limits
         bench.turn_to(replace(problem, sums=problem.dtype))
         own = {ROUNDED: timed_family(bench, rounded)}
         time_again(bench, rounded, own)
         by_family |= own
+    for one in prepared.built:
+        if one.kernel is not None:
+            one.kernel.cubin.unlink(missing_ok=True)
     least = bound(problem)
     return {
         **{name: value for name, value in asdict(case).items() if name not in ("source", "device")},
@@ -239,34 +170,13 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
         "traits": asdict(traits_of(problem)),
         "families": by_family,
         "refused": prepared.refused,
+        "cache": bench.cache,
+        "most_copies": bench.most_copies,
         "baselines": baselines,
         "bound_micros": least.micros,
         "bound_by": least.by,
         "seconds": {"build": round(prepared.seconds, 2), "measure": round(time.monotonic() - started, 2)},
     }
-
-
-def built_ahead(
-    pool: ProcessPoolExecutor, cases: Sequence[Case], shortlist: Shortlist
-) -> Iterator[tuple[Case, Prepared]]:
-    """The cases in their order, those that come next being built meanwhile. A case that cannot be drawn is told."""
-    waiting: list[tuple[Case, Future[Prepared]]] = []
-    left = iter(cases)
-    for case in left:
-        waiting.append((case, pool.submit(prepare, case, shortlist)))
-        if len(waiting) >= AHEAD:
-            break
-    while waiting:
-        case, future = waiting.pop(0)
-        try:
-            prepared = future.result()
-        except Exception as error:
-            print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
-        else:
-            yield case, prepared
-        following = next(left, None)
-        if following is not None:
-            waiting.append((following, pool.submit(prepare, following, shortlist)))
 
 
 def context_of(device: DeviceSpec, commit: str) -> Record:
@@ -281,16 +191,12 @@ def progress(number: int, count: int, record: Record) -> str:
     return f"{number} of {count}: {record['problem']}: {shown}{f'; {wrong} FAILED' if wrong else ''}"
 
 
-def compile_all(cases: Sequence[Case], shortlist: Shortlist, workers: int) -> int:
-    """Fill the cache. Gives the exit code: 1 where a plan does not build."""
-    failures: set[str] = set()
-    started = time.monotonic()
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for case, prepared in built_ahead(pool, cases, shortlist):
-            failures |= {f"{case.problem}: {one.family} {one.failure}" for one in prepared.built if one.kernel is None}
-    print(*sorted(failures), sep="\n")
-    print(f"{len(cases)} problems built in {time.monotonic() - started:.0f} s, {len(failures)} kernels failed")
-    return int(bool(failures))
+def joined(before: Record, record: Record) -> Record:
+    """The line that there was, with the families of ``record`` and the commit that each of those is of."""
+    families = {name: found | {"commit": record["commit"]} for name, found in record["families"].items()}
+    refused = {name: why for name, why in before["refused"].items() if name not in families}
+    refused |= {name: why for name, why in record["refused"].items() if name not in before["families"]}
+    return before | {"families": before["families"] | families, "refused": refused}
 
 
 def measure(
@@ -306,21 +212,22 @@ def measure(
     """Time the cases, each line in the file at once. Returns how many were done in ``stop_after`` seconds."""
     started, done = time.monotonic(), 0
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        ahead = built_ahead(pool, cases, shortlist)
-        stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
+        ahead = built_ahead(pool, cases, shortlist, folder)
         bench: Bench | None = None
         for case, prepared in ahead:
-            if bench is None:
+            if bench is None:  # builders are at work while another has the GPU
+                stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
                 bench = stack.enter_context(Bench(prepared.problem))
             try:
                 record = line_of(case, context, prepared, bench)
             except LospmmError as error:
                 print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
             else:
-                results.pop(key(record), None)
-                results[key(record)] = record
+                before = results.pop(key(record), None)
+                results[key(record)] = joined(before, record) if shortlist.families and before else record
                 write_results(path, results)
                 print(progress(done + 1, len(cases), record), flush=True)
             done += 1
@@ -343,6 +250,7 @@ def main() -> None:
     parser.add_argument("--layers", type=Path, help="a folder of pruned layers")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--plans", type=int, default=PLANS, metavar="COUNT", help="of each family")
+    parser.add_argument("--family", action="append", default=[], choices=(*FAMILIES, UNROLLED), help="only these")
     parser.add_argument("--far", type=float, default=FAR, metavar="FACTOR", help="inf times every family")
     parser.add_argument("--resume", action="store_true", help="leave out what has been measured")
     parser.add_argument("--compile-only", action="store_true", help="fill the cache of compiled templates")
@@ -353,7 +261,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), metavar="COUNT")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     arguments = parser.parse_args()
-    path, shortlist = arguments.out / RESULTS_NAME, Shortlist(arguments.plans, arguments.far)
+    path, shortlist = arguments.out / RESULTS_NAME, Shortlist(arguments.plans, arguments.far, tuple(arguments.family))
     try:
         if arguments.compile_only:
             device = arguments.device or detect_device().name
@@ -376,7 +284,7 @@ def main() -> None:
         )
     except (BadRequest, GpuFault, OSError) as error:
         sys.exit(f"benchmarks.families: {error}")
-    print(summary(list(results.values())))
+    print(summary(list(results.values()), torch_times(arguments.out / TORCH_RESULTS_NAME)))
     if done < len(cases):
         print(f"{len(cases) - done} problems were not begun: the same command with --resume goes on", file=sys.stderr)
 

@@ -1,13 +1,15 @@
 """What ``benchmarks.families`` is run on: problems by name, small enough to be sent to a builder and drawn there."""
 
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.kernels import SEED, SHAPES_FILE
-from benchmarks.problems import spread
 from benchmarks.real_weights import columns_of, read_pixels
 from lospmm import readers
 from lospmm.device import DEVICES
@@ -15,20 +17,24 @@ from lospmm.dtype import DTYPES
 from lospmm.errors import BadRequest
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem
+from lospmm.settings import settings
 from lospmm_datasets import graphs
 from lospmm_datasets.shapes import read_shapes
 from lospmm_datasets.synthetic import uniform
 
 #: Axes of the map: square layers, as large as language models have them, and N from one token to a batch of sequences.
-MAP_SIDES = (512, 1024, 2048, 4096)
-MAP_SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
-MAP_COLUMNS = (1, 16, 128, 1024, 4096)
-MAP_DTYPES = ("float32", "float16")
+MAP_SIDES = (512, 1024, 4096)
+MAP_SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98)
+MAP_COLUMNS = (4096, 16, 128, 1, 1024)
+MAP_DTYPES = ("float32", "tf32", "float16")
 
 SHAPE_SPARSITIES = (0.95, 0.98)
 LLM_SHAPES = ((4096, 4096), (4096, 11008))
-LLM_SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9)
-LLM_COLUMNS = (16, 512, 4096)
+LLM_SPARSITIES = (0.5, 0.7, 0.8, 0.9)
+LLM_COLUMNS = (1, 8, 16, 512, 4096)
+
+#: Elements of a drawn matrix that is kept.
+WORTH_KEEPING = 1 << 22
 
 GRAPH_COLUMNS = (1, 32, 128)
 GRAPHS: Mapping[str, Callable[[], SparseMatrix]] = {
@@ -59,11 +65,33 @@ class Case:
 
 @lru_cache(maxsize=4)
 def matrix_of(source: str | tuple[int, int, float]) -> SparseMatrix:
-    """Raises BadRequest for a file that cannot be read."""
+    """What takes seconds to draw is kept in the cache. Raises BadRequest for a file that cannot be read."""
     if isinstance(source, tuple):
-        m, k, sparsity = source
-        return uniform(m, k, sparsity, SEED + zlib.crc32(repr(source).encode()) % 1000)
+        return _drawn_matrix(*source)
     return GRAPHS[source]() if source in GRAPHS else readers.read(Path(source)).matrix
+
+
+def _drawn_matrix(m: int, k: int, sparsity: float) -> SparseMatrix:
+    seed = SEED + zlib.crc32(repr((m, k, sparsity)).encode()) % 1000
+    if m * k < WORTH_KEEPING:
+        return uniform(m, k, sparsity, seed)
+    folder = settings().cache_dir / "drawn"
+    path = folder / f"{m}-{k}-{sparsity}-{seed}.npz"
+    if path.exists():
+        with np.load(path) as kept:
+            return SparseMatrix(m, k, kept["indptr"], kept["indices"], kept["data"])
+    matrix = uniform(m, k, sparsity, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{os.getpid()}-{path.name}")
+    np.savez(scratch, indptr=matrix.indptr, indices=matrix.indices, data=matrix.data)
+    scratch.replace(path)
+    return matrix
+
+
+def draw(source: str | tuple[int, int, float]) -> None:
+    """Leave a matrix in the cache that is kept there."""
+    if isinstance(source, tuple):
+        _drawn_matrix(*source)
 
 
 def problem_of(case: Case) -> Problem:
@@ -98,15 +126,14 @@ def llm(device: str, _layers: Path | None) -> list[Case]:
 
 
 def drawn_map(device: str, _layers: Path | None) -> list[Case]:
-    """Every cell of the map; a run that is stopped has cells from everywhere."""
-    cells = [
+    """Every cell of the map; a run that is stopped lacks whole columns of it."""
+    return [
         _drawn("map", (side, side, n), sparsity, dtype, device)
-        for dtype in MAP_DTYPES
-        for side in MAP_SIDES
         for n in MAP_COLUMNS
+        for dtype in MAP_DTYPES
         for sparsity in MAP_SPARSITIES
+        for side in MAP_SIDES
     ]
-    return spread(cells)
 
 
 def graph_like(device: str, _layers: Path | None) -> list[Case]:
@@ -114,7 +141,7 @@ def graph_like(device: str, _layers: Path | None) -> list[Case]:
 
 
 def real(device: str, layers: Path | None) -> list[Case]:
-    """Every layer of a folder, in fp32 and fp16. Raises BadRequest where the folder holds none."""
+    """Every layer of a folder, in every type but TF32. Raises BadRequest where the folder holds none."""
     if layers is None:
         raise BadRequest("--set real: --layers DIR must name the folder of pruned layers")
     paths = sorted(path for path in layers.rglob("*") if path.suffix in (".smtx", ".npz"))
@@ -123,7 +150,7 @@ def real(device: str, layers: Path | None) -> list[Case]:
     pixels = read_pixels(layers)
     return [
         Case("real", path.relative_to(layers).as_posix(), str(path), columns_of(path, pixels), dtype, device)
-        for dtype in ("float16", "float32")
+        for dtype in ("float16", "float32", "bfloat16")
         for path in paths
     ]
 

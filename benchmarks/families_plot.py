@@ -11,7 +11,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch, Rectangle
 
-from benchmarks.families_table import Record, dense_micros, read_results, winner
+from benchmarks.families_cases import MAP_COLUMNS, MAP_SIDES, MAP_SPARSITIES
+from benchmarks.families_table import Record, best_sparse, dense_micros, read_results, winner
 from benchmarks.kernels import ROOT
 
 #: A colour for each that may win; what is not here is drawn in grey.
@@ -28,8 +29,9 @@ OTHER = "#888888"
 
 
 def plot_map(records: Sequence[Record], path: Path) -> None:
-    """A panel for each size and type; a cell is coloured by what won and says how many times as fast as dense it is."""
-    own = [record for record in records if record["set"] == "map"]
+    """A panel for each size and type; a cell is coloured by what won, and says how many times as fast as dense the
+    fastest sparse kernel is. What was not measured is white."""
+    own = [record for record in records if record["set"] == "map" and _is_cell(record)]
     sides = sorted({record["m"] for record in own})
     dtypes = list(dict.fromkeys(record["dtype"] for record in own))
     columns, sparsities = sorted({record["n"] for record in own}), sorted({_sparsity(record) for record in own})
@@ -42,7 +44,7 @@ def plot_map(records: Sequence[Record], path: Path) -> None:
             if (record["dtype"], record["m"]) == (dtype, side) and (won := winner(record)) is not None:
                 at = columns.index(record["n"]), sparsities.index(_sparsity(record))
                 seen[won[0]] = COLOURS.get(won[0], OTHER)
-                _cell(panel, at, seen[won[0]], dense_micros(record), won[1])
+                _cell(panel, at, seen[won[0]], record)
         panel.set_xlim(0, len(columns))
         panel.set_ylim(0, len(sparsities))
         panel.set_xticks([at + 0.5 for at in range(len(columns))], [str(n) for n in columns])
@@ -57,19 +59,28 @@ def plot_map(records: Sequence[Record], path: Path) -> None:
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) or 1)
     devices = " and ".join(sorted({record["machine"]["title"] for record in own}))
-    figure.suptitle(f"The fastest kernel, and its speed-up over dense of the same type, on {devices}")
+    figure.suptitle(
+        f"The fastest kernel (colour; white: not measured) on {devices},\n"
+        "and the speed-up of the fastest sparse one over cuBLAS of the same type"
+    )
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _is_cell(record: Record) -> bool:
+    """Whether a measurement lies on the axes that the map has now."""
+    return record["m"] in MAP_SIDES and record["n"] in MAP_COLUMNS and _sparsity(record) in MAP_SPARSITIES
 
 
 def _sparsity(record: Record) -> float:
     return round(record["sparsity"], 2)
 
 
-def _cell(panel: Any, at: tuple[int, int], colour: str, dense: float | None, micros: float) -> None:
+def _cell(panel: Any, at: tuple[int, int], colour: str, record: Record) -> None:
     panel.add_patch(Rectangle(at, 1, 1, facecolor=colour, edgecolor="white"))
-    if dense is not None:
-        panel.text(at[0] + 0.5, at[1] + 0.5, f"{dense / micros:.1f}", ha="center", va="center", fontsize=7)
+    dense, best = dense_micros(record), best_sparse(record)
+    if dense is not None and best is not None:
+        panel.text(at[0] + 0.5, at[1] + 0.5, f"{dense / best[1]:.1f}", ha="center", va="center", fontsize=7)
 
 
 def main() -> None:

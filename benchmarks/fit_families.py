@@ -25,7 +25,8 @@ from lospmm_rank.families import DENSE, SUFFIX, WEIGHTS, Correction, likeness, n
 from lospmm_rank.families import dense_micros as dense_forecast
 
 #: The variance of what no trait tells, where that of the sum of kernels is 1; and that of the linear form. These and
-#: ``LENGTH`` are not sharp: half or twice of any changes the good choices by less than a hundredth.
+#: ``LENGTH`` are not sharp: half or twice of any changed the good choices of 217
+#: problems by less than a hundredth.
 NOISE, LINEAR = 0.02, 0.02
 
 #: A correction of fewer problems is none.

@@ -34,7 +34,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.inference.ahead import Way, gpu_alone, options_of, sparsify
 from benchmarks.inference.bert import Bert, Size
-from benchmarks.inference.timing import timed, timed_as_graph
+from benchmarks.inference.timing import as_graph, timed
 from benchmarks.inference.variants import errors, products
 from benchmarks.inference.wordpiece import SPECIAL, Vocabulary, batch, tokens
 from benchmarks.kernels import ROOT, commit_of, context_of
@@ -188,8 +188,8 @@ def measured(
 def _micros(call: Callable[[], Tensor], where: torch.device) -> dict[str, float] | None:
     if where.type != "cuda":
         return None
-    graph = timed_as_graph(call, where)
-    return {"called": timed(call, where).micros, "graph": graph.micros if graph is not None else 0.0}
+    graph = as_graph(call, where)
+    return {"called": timed(call, where).micros, "graph": 0.0 if graph is None else timed(graph, where).micros}
 
 
 def report(line: Mapping[str, Any]) -> str:

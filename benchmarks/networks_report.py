@@ -8,6 +8,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from lospmm.nn.turns import Turns
+
 Record = dict[str, Any]
 
 #: A network with kernels may take so much longer than the dense one, which is noise.
@@ -62,12 +64,26 @@ def _row(line: Record) -> tuple[str, ...]:
     )
 
 
-def speedup(lines: Sequence[Record], case: str, *, compiled: bool, tf32: bool) -> float | None:
-    """The dense network's time over that with kernels, as they are called; None where one is missing."""
-    way = ", ".join(("compiled" if compiled else "eager", *(["TF32"] if tf32 else [])))
-    found = {line["variant"]: line["micros"] for line in measured_of(lines) if line["case"] == case}
-    dense, sparse = found.get(f"dense, {way}"), found.get(f"lospmm, {way}")
-    return None if dense is None or sparse is None else dense / sparse
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """How many times as fast as the dense network, and about the standard error of that."""
+
+    times: float
+    error: float
+
+    def reaches(self, aim: float) -> bool:
+        """As far as that can be told: networks that are the same differ by the error."""
+        return self.times + self.error >= aim
+
+
+def speedup(lines: Sequence[Record], case: str, *, compiled: bool, tf32: bool) -> Speedup | None:
+    """Of a network with kernels and the dense one called the same way, timed in turn; None where that was not done."""
+    variant = ", ".join(("lospmm", "compiled" if compiled else "eager", *(["TF32"] if tf32 else [])))
+    line = next((one for one in measured_of(lines) if (one["case"], one["variant"]) == (case, variant)), None)
+    if line is None or "beside" not in line:
+        return None
+    turns = Turns(**line["beside"]["called"])
+    return Speedup(1 / turns.ratio, turns.error / turns.ratio**2)
 
 
 def promises(lines: Sequence[Record]) -> str:
@@ -77,20 +93,23 @@ def promises(lines: Sequence[Record]) -> str:
     for promise in PROMISES:
         found = speedup(lines, promise.case, compiled=True, tf32=promise.tf32)
         if found is not None:
-            kept = "kept" if found >= promise.times else "NOT KEPT"
-            text.append(
-                f"{promise.case}, TF32 {_switch(promise.tf32)}: {found:.2f} x dense, promised {promise.times}: {kept}"
-            )
+            kept = "kept" if found.reaches(promise.times) else "NOT KEPT"
+            how = f"{promise.case}, TF32 {_switch(promise.tf32)}"
+            text.append(f"{how}: {_times(found)}, promised {promise.times}: {kept}")
     for case in cases:
         for compiled in (False, True):
             for tf32 in (False, True):
                 found = speedup(lines, case, compiled=compiled, tf32=tf32)
                 if found is not None:
                     how = f"{'compiled' if compiled else 'eager'}, TF32 {_switch(tf32)}"
-                    kept = "never slower: kept" if found >= 1 / (1 + NOISE) else "never slower: NOT KEPT"
-                    text.append(f"{case}, {how}: {found:.2f} x dense; {kept}")
+                    kept = "never slower: kept" if found.reaches(1 / (1 + NOISE)) else "never slower: NOT KEPT"
+                    text.append(f"{case}, {how}: {_times(found)}; {kept}")
     text += [line for line in map(parts, measured_of(lines)) if line]
     return "\n".join(text)
+
+
+def _times(found: Speedup) -> str:
+    return f"{found.times:.2f} x dense (+- {found.error:.3f})"
 
 
 def _switch(on: bool) -> str:

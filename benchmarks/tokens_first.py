@@ -26,7 +26,7 @@ from lospmm.gpu.timing import copies_beyond_l2, time_rotating
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch
 from lospmm.nn.transpose import _BLOCKS as BLOCKS
-from lospmm.nn.transpose import ENTRY, compiled
+from lospmm.nn.transpose import ENTRIES, compiled
 from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
 from lospmm_datasets.synthetic import uniform
@@ -92,7 +92,7 @@ def rows(
     x = random.uniform(-1, 1, size=(TOKENS, matrix.k)).astype(np.float32)
     for place, _ in places:
         driver.upload(place, x)
-    turn, launch = driver.load(compiled("sm_90"), ENTRY), Launch((BLOCKS * 132, 1, 1), 256)
+    turn, launch = driver.load(compiled("sm_90"), ENTRIES[4]), Launch((BLOCKS * 132, 1, 1), 256)
     for which, columns in enumerate((matrix.k, matrix.m)):
         other = driver.allocate(sizes[which])
 

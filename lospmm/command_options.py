@@ -22,6 +22,9 @@ ConvolutionOption = Annotated[
 BiasOption = Annotated[
     Path | None, typer.Option("--bias", help="A .npy with a number for each row, which the kernel adds.")
 ]
+BiasesOption = Annotated[
+    bool, typer.Option("--biases", help="Each kernel adds the bias that lies beside its weight in a .safetensors.")
+]
 ReluOption = Annotated[bool, typer.Option("--relu", help="The kernel takes ReLU of what it stores.")]
 ResidualOption = Annotated[bool, typer.Option("--residual", help="The kernel adds its third argument, of C's shape.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="A GPU of the device table, a device file, or auto.")]

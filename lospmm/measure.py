@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -22,7 +23,7 @@ from lospmm.errors import GpuFault
 from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
 from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready, Shape
 from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
-from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
+from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES, Effort, Timing
 from lospmm.model import Launch, Problem
 from lospmm.settings import settings
 from lospmm.store import Store
@@ -49,7 +50,8 @@ class Bench:
 
     The worker is started by the first request and lives until it fails or the block ends; what it takes lies outside
     the time limit of a kernel. Not for several threads at a time. ``cache`` "warm" leaves B in the L2 cache if it fits.
-    ``kernel_seconds`` is the time limit of a kernel, where it is less than LOSPMM_MEASURE_SECONDS.
+    ``kernel_seconds`` is the time limit of a kernel, where it is less than LOSPMM_MEASURE_SECONDS. ``most_copies`` of B
+    and C take turns: fewer cost less time where they are small, and more of them stays in the cache.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Bench:
         self._told = False  # the worker holds this problem
         self._begun: Measure | None = None  # by the worker, and not asked for yet
         self.kernel_seconds: float | None = None
+        self.most_copies = MAX_COPIES
 
     def turn_to(self, problem: Problem, cancel: threading.Event | None = None) -> None:
         """Take another problem; a worker that is running goes on with it, which is faster than a new one."""
@@ -190,7 +193,7 @@ class Bench:
         if self._worker is not None and self._worker.has_ended():  # between two requests: no kernel's fault
             self.close()
         if self._prepare is None:
-            self._prepare = _prepare(self.problem, self._seed)
+            self._prepare = replace(_prepare(self.problem, self._seed), most_copies=self.most_copies)
         if self._worker is not None and not self._told:
             self._tell(self._worker, self._prepare)
         if self._worker is None:

@@ -11,6 +11,7 @@ import typer
 from lospmm import jobs
 from lospmm.batch import Batch, ModelFolder, take_results, tune_here
 from lospmm.command_options import (
+    BiasesOption,
     BudgetOption,
     ConvolutionOption,
     DeviceOption,
@@ -36,7 +37,8 @@ from lospmm.command_options import (
 )
 from lospmm.convolution import parse_convolution
 from lospmm.device import find_device
-from lospmm.epilogue import Epilogue
+from lospmm.epilogue import Epilogue, epilogue_of
+from lospmm.errors import BadRequest
 from lospmm.layers import open_model
 from lospmm.model import Problem, check_columns, columns_of
 from lospmm.model_report import LayerReport, table
@@ -59,6 +61,7 @@ def tune_model(
     out: Annotated[Path, typer.Option("--out", help="The folder to put a folder for each layer in.")],
     n: LayerColumnsOption = None,
     conv: ConvolutionOption = None,
+    biases: BiasesOption = False,
     relu: ReluOption = False,
     residual: ResidualOption = False,
     device: DeviceOption = "auto",
@@ -98,7 +101,9 @@ def tune_model(
     batch = Batch(opened, columns, device, convolution, epilogue)
     address = chosen_server(server)
     if address is None:
-        folder = _tuned_here(batch, options, out, seed=seed, quiet=quiet)
+        folder = _tuned_here(batch, options, out, biases=biases, seed=seed, quiet=quiet)
+    elif biases:
+        raise BadRequest("biases: a service takes none with a whole model; leave --server out, or tune layer by layer")
     else:
         folder = ModelFolder(out, batch, _say_failure)
         with open_client(address, key, quiet=quiet) as client:
@@ -127,13 +132,16 @@ def open_client(address: str, key: str | None, *, quiet: bool) -> "Client":
     return Client(address, key or settings().key, waits=say(quiet=quiet))
 
 
-def _tuned_here(batch: Batch, options: Options, out: Path, *, seed: int, quiet: bool) -> ModelFolder:
+def _tuned_here(batch: Batch, options: Options, out: Path, *, biases: bool, seed: int, quiet: bool) -> ModelFolder:
     gpu = detect_device() if batch.device == "auto" else find_device(batch.device)
     options.resolved(gpu, own_gpu())  # what no layer can have is said once
     folder = ModelFolder(out, replace(batch, device=gpu.name), _say_failure)
 
     def request_of(file: MatrixFile) -> jobs.Request:
-        problem = Problem(file.matrix, batch.n, gpu, batch.convolution, batch.epilogue)
+        epilogue = batch.epilogue
+        if biases and file.bias is not None:
+            epilogue = epilogue_of(file.bias, relu=epilogue.relu, residual=epilogue.residual)
+        problem = Problem(file.matrix, batch.n, gpu, batch.convolution, epilogue)
         return jobs.Request(problem, options, file.values, seed)
 
     @contextmanager

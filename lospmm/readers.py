@@ -36,6 +36,7 @@ class MatrixFile:
     matrix: SparseMatrix
     values: Values
     name: str  # the file's base name
+    bias: NDArray[np.floating] | None = None  # what lies beside a weight of a model, by its name
 
 
 def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
@@ -104,13 +105,17 @@ def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: 
 def read_model(content: Content, name: str) -> Iterator[tuple[str, MatrixFile | BadMatrix]]:
     """Each weight of a ``.safetensors`` by its name, layer 2 before layer 10; or what is wrong with that one alone.
 
-    Raises BadMatrix where the file cannot be read, or holds no weight.
+    With a weight goes its bias: ``fc.bias`` of ``fc.weight``, ``in_proj_bias`` of ``in_proj_weight``. Raises BadMatrix
+    where the file cannot be read, or holds no weight.
     """
     name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "model"
-    weights = _weights(content, name)
+    weights, tensors = _weights(content, name), _tensors(content)
     for tensor in sorted(weights, key=natural):  # the library gives them in any order
         try:
-            yield tensor, MatrixFile(_of_weight(weights.pop(tensor), content), "stored", name)
+            yield (
+                tensor,
+                MatrixFile(_of_weight(weights.pop(tensor), content), "stored", name, _bias_of(tensor, tensors)),
+            )
         except BadMatrix as error:
             yield tensor, BadMatrix(f"{name}: {printable(str(error))}")
 
@@ -185,6 +190,17 @@ def _of_weight(weight: dict[str, Any], content: Content) -> SparseMatrix:
     shape = check_shape((rows, math.prod(rest)))
     flat = np.frombuffer(weight["data"], _FLOATS[weight["dtype"]])
     return _pruned(flat.reshape(shape), content, _from_bf16 if weight["dtype"] == "BF16" else as_it_is)
+
+
+def _bias_of(weight: str, tensors: dict[str, dict[str, Any]]) -> NDArray[np.floating] | None:
+    """The bias of the weight of this name, as many numbers as there are; None where there is none."""
+    stem, found = weight.removesuffix("weight"), None
+    if stem != weight:
+        found = tensors.get(f"{stem}bias")
+    if found is None or found["dtype"] not in _FLOATS or len(found["shape"]) != 1:
+        return None
+    numbers = np.frombuffer(found["data"], _FLOATS[found["dtype"]])
+    return _from_bf16(numbers) if found["dtype"] == "BF16" else numbers
 
 
 def _from_bf16(halves: NDArray[Any]) -> NDArray[Any]:

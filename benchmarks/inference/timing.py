@@ -1,6 +1,5 @@
 """How long a call takes, as it is called and as the replay of a CUDA graph, and how much memory."""
 
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -10,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from lospmm.nn.turns import Block, Turns, in_turn, uncollected
+from lospmm.nn.whole import captured
+
 Call = Callable[[], Any]
 
 #: A block of calls is timed as a whole, so that the events' own cost does not count.
@@ -17,7 +19,7 @@ BLOCKS = {"cuda": 11, "cpu": 2}
 LEAST_BLOCK_MICROS = 20_000.0
 MOST_CALLS = 200
 
-#: Before anything is timed: compiling, choosing algorithms, allocating. As a CUDA graph's capture needs it, too.
+#: Before anything is timed: compiling, choosing algorithms, allocating.
 WARM_UP_CALLS = {"cuda": 3, "cpu": 1}
 
 
@@ -27,41 +29,41 @@ class Timed:
 
     micros: float
     noise: float
-    calls: int
 
 
 def timed(call: Call, device: torch.device) -> Timed:
     """Calls one after the other, as fast as they can be made."""
+    block = block_of(call, device)
+    with uncollected():
+        micros = [block() for _ in range(BLOCKS[device.type])]
+    low, middle, high = statistics.quantiles(micros, n=4, method="inclusive")
+    return Timed(middle, (high - low) / middle)
+
+
+def timed_in_turn(first: Call, second: Call, device: torch.device) -> Turns:
+    """Blocks of the one and of the other, so that what disturbs the machine disturbs both."""
+    blocks = block_of(first, device), block_of(second, device)
+    with uncollected():
+        return in_turn(*blocks, BLOCKS[device.type])
+
+
+def block_of(call: Call, device: torch.device) -> Block:
+    """So many calls that a block takes long enough; each block begins with one that is not timed."""
     for _ in range(WARM_UP_CALLS[device.type]):
         call()
     once = _block_micros(call, 1, device)
     calls = max(1, min(MOST_CALLS, round(LEAST_BLOCK_MICROS / max(once, 1.0))))
-    gc.collect()
-    gc.disable()  # what PyTorch's compiler leaves behind takes long to look through
-    try:
-        micros = [_block_micros(call, calls, device) / calls for _ in range(BLOCKS[device.type])]
-    finally:
-        gc.enable()
-    low, middle, high = statistics.quantiles(micros, n=4, method="inclusive")
-    return Timed(middle, (high - low) / middle, calls)
 
-
-def timed_as_graph(call: Call, device: torch.device) -> Timed | None:
-    """The same without what calling costs; None where there is no GPU. Raises what the capture raises."""
-    if device.type != "cuda":
-        return None
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_CALLS[device.type]):
-            call()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    def block() -> float:
         call()
-    found = timed(graph.replay, device)
-    del graph
-    return found
+        return _block_micros(call, calls, device) / calls
+
+    return block
+
+
+def as_graph(call: Call, device: torch.device) -> Call | None:
+    """The same without what calling costs; None where there is no GPU. Raises what the capture raises."""
+    return captured(call, device) if device.type == "cuda" else None
 
 
 def peak_bytes(call: Call, device: torch.device) -> int | None:

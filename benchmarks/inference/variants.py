@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from benchmarks.inference import cusparse
 from benchmarks.inference.pruned import Pruned
-from benchmarks.inference.timing import Call, peak_bytes, timed, timed_as_graph, weight_bytes
+from benchmarks.inference.timing import Call, Timed, as_graph, peak_bytes, timed, timed_in_turn, weight_bytes
 from lospmm.nn import fused
 from lospmm.nn.calling import Called
 from lospmm.nn.layer import Sparse
+from lospmm.nn.turns import Turns
+from lospmm.nn.whole import apart
 
 Record = dict[str, Any]
 
@@ -74,18 +76,22 @@ class Bench:
             self.expected = double(doubled(self.example)).cpu()
 
     def measure(self, variant: Variant) -> Record:
-        """The line of a variant: times, memory and error. Raises what the variant raises."""
+        """The line of a variant: times, memory and error. Raises what the variant raises.
+
+        One with kernels is timed in turn with the dense network that is called the same way: ``beside`` in its line.
+        """
         with products(tf32=variant.tf32), torch.no_grad():
             model, rest = self._model(variant)
             call = self._call(model, variant)
             found = call()  # and compile it
+            dense = self._call(self.pruned.model, variant) if variant.layers == "lospmm" else None
+            if dense is not None:
+                dense()
             with self.alone():
-                times = timed(call, self.device)
-                graph, peak = _graph(call, self.device), peak_bytes(call, self.device)
+                times = _times(call, dense, self.device)
+                peak = peak_bytes(call, self.device)
             return {
-                "micros": times.micros,
-                "noise": times.noise,
-                **graph,
+                **times,
                 **errors(found, self.expected),
                 "peak_bytes": peak,
                 "weight_bytes": weight_bytes(model),
@@ -98,8 +104,7 @@ class Bench:
     def _call(self, model: nn.Module, variant: Variant) -> Call:
         if not variant.compiled:
             return lambda: model(self.example)
-        torch.compiler.reset()  # each variant's graphs for themselves: no guards of others are checked
-        compiled = torch.compile(model, fullgraph=True, dynamic=False)
+        compiled = apart(model, fullgraph=True)
         return lambda: compiled(self.example)
 
 
@@ -184,15 +189,28 @@ def errors(found: Tensor, expected: Tensor) -> Record:
     }
 
 
-def _graph(call: Call, device: torch.device) -> Record:
-    """Without what calls cost; a network that cannot be captured has the reason in its line."""
+def _times(call: Call, dense: Call | None, device: torch.device) -> Record:
+    """As called, and as graphs; a network that cannot be captured has the reason in its line."""
+    found, beside = _timed(call, dense, device)
+    record: Record = {"micros": found.micros, "noise": found.noise, "graph_micros": None, "graph_noise": None}
+    if beside is not None:
+        record["beside"] = {"called": asdict(beside), "graph": None}
     try:
-        found = timed_as_graph(call, device)
+        graph, dense_graph = (None if one is None else as_graph(one, device) for one in (call, dense))
     except RuntimeError as error:
         with suppress(RuntimeError):
             torch.cuda.synchronize(device)
-        return {"graph_micros": None, "graph_failure": " ".join(str(error).split())[:200]}
-    return {
-        "graph_micros": None if found is None else found.micros,
-        "graph_noise": None if found is None else found.noise,
-    }
+        return record | {"graph_failure": " ".join(str(error).split())[:200]}
+    if graph is not None:
+        found, beside = _timed(graph, dense_graph, device)
+        record |= {"graph_micros": found.micros, "graph_noise": found.noise}
+        if beside is not None:
+            record["beside"]["graph"] = asdict(beside)
+    return record
+
+
+def _timed(call: Call, dense: Call | None, device: torch.device) -> tuple[Timed, Turns | None]:
+    if dense is None:
+        return timed(call, device), None
+    turns = timed_in_turn(dense, call, device)
+    return Timed(turns.second_micros, turns.noise / turns.ratio), turns

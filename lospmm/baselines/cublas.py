@@ -5,7 +5,7 @@ leading dimension of it and of C, and k as that of A. Constants and types: cubla
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -109,30 +109,31 @@ def _multiply(
     library: Library,
     place: Place,
     handle: Pointer,
-    a: int,
+    a: Sequence[int],  # the address of each copy
     compute: int,
     one: ctypes.c_float,
     zero: ctypes.c_float,
     copy: int,
 ) -> None:
     m, k, n, real = place.matrix.m, place.matrix.k, place.n, REAL[place.dtype.storage]
-    left, right, product = (place.copies[copy].b, real, n), (a, real, k), (place.copies[copy].c, real, n)
+    left, right, product = (place.copies[copy].b, real, n), (a[copy % len(a)], real, k), (place.copies[copy].c, real, n)
     scales = ctypes.byref(one), ctypes.byref(zero)
     operands = (scales[0], *left, *right, scales[1], *product)
     library.call("cublasGemmEx", handle, OP_N, OP_N, n, m, k, *operands, compute, GEMM_DEFAULT)
 
 
-def _place_dense(stack: ExitStack, place: Place) -> int:
-    """The device address of A (m, k), row-major, its zeros written out."""
+def _place_dense(stack: ExitStack, place: Place) -> list[int]:
+    """The device address of each copy of A (m, k), row-major, its zeros written out."""
     matrix, k, dtype = place.matrix, place.matrix.k, place.dtype
     row_bytes = dtype.element_bytes * k
-    address = reserve(stack, place.driver, row_bytes * matrix.m)
+    addresses = [reserve(stack, place.driver, row_bytes * matrix.m) for _ in range(place.copies_of_a)]
     step = max(1, PIECE_BYTES // row_bytes)
     sparse = matrix.to_scipy()
     for start in range(0, matrix.m, step):
         piece = dtype.to_storage(sparse[start : start + step].toarray().astype(np.float32))
-        place.driver.upload(address + row_bytes * start, piece)
-    return address
+        for address in addresses:
+            place.driver.upload(address + row_bytes * start, piece)
+    return addresses
 
 
 def _version(library: Library, handle: Pointer) -> str:

@@ -112,7 +112,7 @@ class _Call:
 
     library: Library
     handle: Pointer
-    a: Pointer
+    a: tuple[Pointer, ...]  # the descriptor of each copy
     dense: tuple[tuple[Pointer, Pointer], ...]  # the descriptors of B and C of each copy
     algorithm: int
     one: ctypes.c_float
@@ -121,7 +121,7 @@ class _Call:
     def __call__(self, name: str, copy: int, last: object) -> None:
         b, c = self.dense[copy]
         one, zero = ctypes.byref(self.one), ctypes.byref(self.zero)
-        operands = (one, self.a, b, zero, c, COMPUTE_32F, self.algorithm)
+        operands = (one, self.a[copy % len(self.a)], b, zero, c, COMPUTE_32F, self.algorithm)
         self.library.call(name, self.handle, NON_TRANSPOSE, NON_TRANSPOSE, *operands, last)
 
 
@@ -132,12 +132,12 @@ def prepare(place: Place, open_library: Callable[[], Library] = open_library) ->
     with ExitStack() as stack:
         handle = create(stack, library, "cusparseCreate", "cusparseDestroy")
         library.call("cusparseSetStream", handle, place.driver.stream)
-        csr = _place_csr(stack, place)
+        copies_of_a = [_place_csr(stack, place) for _ in range(place.copies_of_a)]
         dense = tuple(_describe_dense(stack, library, place, copy) for copy in place.copies)
         variants: dict[str, Callable[[int], None]] = {}
         for name, algorithm in ALGORITHMS.items():
             # Preprocessing makes a descriptor of A the property of its buffer: one of each for every algorithm.
-            a = _describe_csr(stack, library, csr)
+            a = tuple(_describe_csr(stack, library, csr) for csr in copies_of_a)
             call = _Call(library, handle, a, dense, algorithm, ctypes.c_float(1.0), ctypes.c_float(0.0))
             try:
                 variants[name] = _ready(stack, place, call)
@@ -150,12 +150,13 @@ def prepare(place: Place, open_library: Callable[[], Library] = open_library) ->
 
 
 def _ready(stack: ExitStack, place: Place, call: _Call) -> Callable[[int], None]:
-    """Give an algorithm its buffer and preprocess A for it, with the first copy of B and C."""
+    """Give an algorithm its buffers and preprocess each copy of A for it."""
     size = ctypes.c_size_t()
     call("cusparseSpMM_bufferSize", 0, ctypes.byref(size))
-    buffer = reserve(stack, place.driver, size.value)
-    call("cusparseSpMM_preprocess", 0, buffer)
-    return partial(call, "cusparseSpMM", last=buffer)
+    buffers = [reserve(stack, place.driver, size.value) for _ in call.a]
+    for copy, buffer in enumerate(buffers):
+        call("cusparseSpMM_preprocess", copy, buffer)
+    return lambda copy: call("cusparseSpMM", copy, buffers[copy % len(buffers)])
 
 
 def _refuse(fault: LibraryFault, _copy: int) -> None:

@@ -54,6 +54,7 @@ class Place:
     copies: Sequence[Buffers]
     sputnik: Path | None = None  # the shared library that a user has named
     dtype: Dtype = FLOAT32  # of A, B and C
+    copies_of_a: int = 1  # copy i of B is multiplied by number i modulo this
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,14 +55,14 @@ def prepare(place: Place, open_library: Callable[[Path | None], Library] = open_
     with ExitStack() as stack:
         upload = partial(place_array, stack, place.driver)
         matrix = place.matrix
-        order, values = upload(row_order(matrix)), upload(matrix.data)
-        offsets, indices = upload(matrix.indptr.astype(np.int32)), upload(matrix.indices)
+        parts = (row_order(matrix), matrix.data, matrix.indptr.astype(np.int32), matrix.indices)
+        a = [tuple(map(upload, parts)) for _ in range(place.copies_of_a)]
         place.driver.synchronize()
         stack.callback(place.driver.synchronize)
 
         def enqueue(copy: int) -> None:
             sizes, (b, c) = (matrix.m, matrix.k, place.n, matrix.nnz), place.copies[copy]
-            library.call(ENTRY, *sizes, order, values, offsets, indices, b, c, place.driver.stream)
+            library.call(ENTRY, *sizes, *a[copy % len(a)], b, c, place.driver.stream)
 
         yield Variants(f"Sputnik ({file_name(library.path)})", {"CudaSpmm": enqueue})
 

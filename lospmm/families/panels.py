@@ -67,6 +67,7 @@ def depth_of(columns: int, slabs: int) -> int:
     return ceil_div(max(1, ceil_div(columns, slabs)), QUAD) * QUAD + QUAD
 
 
+@lru_cache(maxsize=16)
 def numbered_rows(matrix: SparseMatrix) -> tuple[int, bool]:
     """The rows of B that are staged, and whether they are listed: all, unless A has many empty columns."""
     first = _filled_columns(matrix.indices[: COLUMNS_SEEN * matrix.k])

@@ -17,7 +17,7 @@ from lospmm.convolution import Convolution
 from lospmm.dtype import FLOAT32, Dtype
 from lospmm.errors import GpuFault
 from lospmm.gpu.clocks import Clocks
-from lospmm.gpu.timing import FULL, Effort, Timing
+from lospmm.gpu.timing import FULL, MAX_COPIES, Effort, Timing
 
 #: Before every message: a mark, which stray output lacks, and the length in bytes.
 HEADER = struct.Struct("<8sQ")
@@ -26,8 +26,9 @@ MARK = b"lospmm-1"
 #: No message is longer: the largest matrix takes some 64 MiB, the largest cubin some hundred.
 MAX_MESSAGE_BYTES = 1 << 31
 
-#: Whether B comes from memory at every launch, or lies in the L2 cache if it fits.
-CacheState = Literal["cold", "warm"]
+#: What comes from memory at every launch: B ("cold"), A and B ("streamed", as in a model of many layers), or neither of
+#: what fits the L2 cache ("warm").
+CacheState = Literal["cold", "warm", "streamed"]
 
 
 class Shape(NamedTuple):
@@ -59,6 +60,7 @@ class Prepare:
     bias: NDArray[np.float32] | None = None  # (m,)
     relu: bool = False
     residual: bool = False  # one for each copy, of C's shape
+    most_copies: int = MAX_COPIES  # of B and C
 
     @property
     def b_elements(self) -> int:

@@ -14,7 +14,7 @@ from lospmm.convolution import Convolution, column_elements, guard_bits, output_
 from lospmm.dtype import Dtype
 from lospmm.errors import GpuFault
 from lospmm.gpu.driver import ALIGNMENT_BYTES, Driver
-from lospmm.gpu.messages import Prepare
+from lospmm.gpu.messages import CacheState, Prepare
 from lospmm.gpu.timing import copies_beyond_l2
 
 #: The numbers that B is made of, over and over where it is larger: a prime, so that no stride of B meets its period.
@@ -60,6 +60,12 @@ class Operands:
     @property
     def copies(self) -> int:
         return len(self.b)
+
+    def rotated(self, cache: CacheState, a_bytes: int, l2_bytes: int) -> int:
+        """Copies that the launches of a measurement rotate through, of B and C, and of A's ``a_bytes`` if streamed."""
+        if cache == "streamed":
+            return min(self.copies, copies_beyond_l2(a_bytes + self.b_bytes + self.c_bytes, l2_bytes))
+        return self.copies if cache == "cold" else 1
 
     @property
     def b_bytes(self) -> int:
@@ -125,7 +131,7 @@ def allocate(driver: Driver, problem: Prepare) -> Operands:
     per_copy = b_bytes + c_bytes * (1 + problem.residual)
     fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 20 * problem.m
     free = driver.memory_bytes()[0] - fixed - RESERVE_BYTES
-    least = copies_beyond_l2(per_copy, driver.l2_bytes())
+    least = min(copies_beyond_l2(per_copy, driver.l2_bytes()), problem.most_copies)
     if least * per_copy > free:
         raise GpuFault(
             f"B and C of {problem.k} x {problem.n} and {problem.m} x {problem.n}, {least} of each, take "

@@ -27,6 +27,6 @@ def run(bench: "Workbench", task: Measure) -> Measurement:
     def enqueue(copy: int) -> None:
         driver.launch(function, task.shape, (np.uint64(operands.b[copy]), np.uint64(operands.c[copy]), *size))
 
-    copies = operands.copies if task.cache == "cold" else 1
+    copies = 1 if task.cache == "warm" else operands.copies
     timing = time_rotating(driver, enqueue, copies=copies, effort=task.effort)
     return Measurement(timing, None, None, read_clocks(driver.bus_id()))

@@ -6,7 +6,8 @@ lospmm.nn.load_(model, "tuned")                  # in another process, without t
 
 ``operator`` is what a kernel is to PyTorch, ``bound`` finds it by its weight, ``layer`` and ``attention`` are the
 modules that call it, ``site``, ``layout``, ``tuning``, ``timing`` and ``choice`` are the steps of ``sparsify``,
-``calling`` is how the model will be called; ``fusion`` makes one module of a layer and what follows it.
+``calling`` is how the model will be called, ``whole`` and ``turns`` time it so; ``fusion`` makes one module of a layer
+and what follows it.
 """
 
 try:

@@ -50,11 +50,15 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensors:
-    """What a layer's A and bias are made of: A is ``weight``, flattened to two dimensions, times ``mask``."""
+    """What a layer's A and bias are made of: A is ``weight``, flattened to two dimensions, times ``mask``.
+
+    Of a convolution in ``groups`` the rows of a group have only its channels: A is zero at the others.
+    """
 
     weight: Tensor
     mask: Tensor | None = None
     bias: Tensor | None = None
+    groups: int = 1
 
     @property
     def address(self) -> Address:
@@ -64,7 +68,14 @@ class Tensors:
         """A (m, k) as it is now, of float32, on the CPU."""
         weight = self.weight.detach()
         a = weight if self.mask is None else weight * self.mask.detach()
-        return a.flatten(1).float().cpu().numpy()
+        own = a.flatten(1).float().cpu().numpy()
+        if self.groups == 1:
+            return own
+        m, k = own.shape
+        spread = np.zeros((self.groups, m // self.groups, self.groups, k), np.float32)
+        each = np.arange(self.groups)
+        spread[each, :, each] = own.reshape(self.groups, -1, k)
+        return spread.reshape(m, -1)
 
     def bias_values(self) -> np.ndarray | None:
         """The bias (m,) as it is now, on the CPU."""
@@ -72,7 +83,8 @@ class Tensors:
 
     def detached(self) -> "Tensors":
         """The same memory and the same version counters, without the parameters themselves."""
-        return Tensors(*(None if one is None else one.detach() for one in (self.weight, self.mask, self.bias)))
+        mask, bias = (None if one is None else one.detach() for one in (self.mask, self.bias))
+        return Tensors(self.weight.detach(), mask, bias, self.groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,15 +41,15 @@ def calling_of(called: str) -> Calling:
     return CALLINGS[called]
 
 
-def settled(count: int, dense_micros: float, measure: Callable[[int], float]) -> tuple[int, float]:
+def settled(count: int, dense: float, measure: Callable[[int], float]) -> tuple[int, float]:
     """Of ``count`` layers in the order of what they gain, how many are to run on kernels, and the model's time then.
 
-    ``measure`` gives the microseconds of the whole model with so many of them, 1 to ``count``. Never more time than
-    ``dense_micros``: with none it is that. Half as many are tried as long as that is faster, or nothing is; then the
-    numbers between the best and those tried beside it. A trial may compile the model, so these are few: two more than
-    ``count`` has bits, at most.
+    ``measure`` gives the time of the whole model with so many of them, 1 to ``count``, in the unit of ``dense``, which
+    is its time with none: never more than that. Half as many are tried as long as that is faster, or nothing is; then
+    the numbers between the best and those tried beside it. A trial may compile the model, so these are few: two more
+    than ``count`` has bits, at most.
     """
-    times = {0: dense_micros}
+    times = {0: dense}
     best = 0
 
     def tried(keep: int) -> bool:

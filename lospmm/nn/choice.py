@@ -4,7 +4,9 @@ A layer that becomes dense may cost its neighbours a transpose, so these are tim
 faster. Of these the model gets as many as it is fastest with, as it will be called, in the order of what each gains.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -17,6 +19,7 @@ from lospmm.nn.calling import settled
 from lospmm.nn.layer import Sparse, Tuned
 from lospmm.nn.layout import Layout
 from lospmm.nn.site import Site
+from lospmm.nn.turns import Block, Turns, in_turn, uncollected
 
 #: By how much a kernel must be faster than the dense layer: times of the same work differ by as much.
 MARGIN = 0.02
@@ -27,8 +30,8 @@ _STEPS = 8
 #: The shape of what a site is given.
 Shape = tuple[int, ...]
 
-#: Microseconds of the model as it is now.
-Clock = Callable[[], float]
+#: Rounds of dense model and choice, of a trial and of what was chosen.
+TRIAL_ROUNDS, LAST_ROUNDS = 7, 15
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +51,12 @@ class Work:
 
 
 def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Work]:
-    """Swap the layers that are faster with their kernels, and give them. ``compiled`` is how they are timed."""
+    """Swap the layers that are faster with their kernels, and give them. ``compiled`` is how products are timed.
+
+    Convolutions are timed as they are. Compiled between two operations, as products are, a kernel is charged two passes
+    through memory that a network of kernels does not have, and a dense layer one: with TF32 that refused layers with
+    which a compiled ResNet-50 is faster. What layouts cost in a network is for ``settle`` to find out.
+    """
     swapped = {work.site.name: work for work in works if work.buckets}
     known: dict[Hashable, float] = {}
     contexts: timing.Contexts | None = {} if compiled else None
@@ -61,7 +69,7 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
         for shape in work.buckets:
             key = timing.signature(work.site, shape)
             if key not in known:
-                known[key] = timing.dense_micros(work.site, shape, contexts)
+                known[key] = timing.dense_micros(work.site, shape, _contexts_for(work.site, contexts))
             work.dense[shape] = known[key]
     while swapped:
         first = swap(swapped.values(), layout)
@@ -69,7 +77,7 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
             fed, sharing = layout.is_fed_first(name, first), len(layout.sharing(name, swapped))
             for shape in work.buckets:
                 work.sparse[shape] = timing.sparse_micros(
-                    work.site, shape, fed_first=fed, sharing=sharing, contexts=contexts
+                    work.site, shape, fed_first=fed, sharing=sharing, contexts=_contexts_for(work.site, contexts)
                 )
         slower = [name for name, work in swapped.items() if not any(_is_faster(work, shape) for shape in work.buckets)]
         if not slower:
@@ -86,33 +94,66 @@ def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Wor
     return list(swapped.values())
 
 
-def settle(model: nn.Module, chosen: Sequence[Work], layout: Layout, clock: Clock) -> tuple[float, float]:
-    """Give back as many of the ``chosen`` layers as the model is faster without; its microseconds dense, and then.
+def _contexts_for(site: Site, contexts: timing.Contexts | None) -> timing.Contexts | None:
+    return None if site.is_convolution else contexts
 
-    The dense model is timed before and after the trials, and what was chosen once more: the time of what waits for
-    Python is another from minute to minute. Of two times the shorter counts.
+
+@dataclass(slots=True, eq=False)
+class _Trials:
+    """A model with the first so many layers of ``order`` on kernels, in turn with itself dense."""
+
+    model: nn.Module
+    order: Sequence[Work]
+    layout: Layout
+    ready: Callable[[], Block]
+    dense: Block = field(init=False)
+    block: Block = field(init=False)
+    now: int = 0
+    dense_micros: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.turn_to(0)
+        self.dense = self.block = self.ready()
+
+    def turn_to(self, keep: int) -> None:
+        unswap(self.model)
+        swap(self.order[:keep], self.layout)
+        call_parts(self.model)
+        self.now = keep
+
+    def measure(self, keep: int, rounds: int = TRIAL_ROUNDS) -> Turns:
+        if keep != self.now:
+            self.turn_to(keep)
+            self.block = self.ready()
+        with uncollected():
+            found = in_turn(self._asleep, self.block, rounds)
+        self.dense_micros.append(found.first_micros)
+        return found
+
+    def _asleep(self) -> float:
+        with asleep(self.model):
+            return self.dense()
+
+
+def settle(model: nn.Module, chosen: Sequence[Work], layout: Layout, ready: Callable[[], Block]) -> Turns:
+    """Give back as many of the ``chosen`` layers as the model is faster without; the times of the dense model and this.
+
+    ``ready`` gives a block of calls of the model in its present state. Every number of layers is timed in turn with the
+    dense model, and what is fastest once more, for longer: the best of several times was likely lucky. If it is not
+    faster then by more than these times differ, the model is dense, and its time stands in both places.
     """
     order = sorted(chosen, key=lambda work: -work.gain)
-
-    def turn_to(keep: int) -> None:
-        unswap(model)
-        swap(order[:keep], layout)
-        call_parts(model)
-
-    def measure(keep: int) -> float:
-        turn_to(keep)
-        return clock()
-
-    dense_micros = measure(0)
-    best, micros = settled(len(order), dense_micros, measure)
-    if best:
-        dense_micros = min(dense_micros, measure(0))
-        micros = min(micros, measure(best))
-        best, micros = (best, micros) if micros < dense_micros else (0, dense_micros)
-    turn_to(best)
+    trials = _Trials(model, order, layout, ready)
+    best, _ = settled(len(order), 1.0, lambda keep: trials.measure(keep).ratio)
+    found = trials.measure(best, LAST_ROUNDS) if best else None
+    if found is None or not found.is_faster:
+        best = 0
+        trials.turn_to(0)
+        micros = statistics.median(trials.dense_micros)
+        found = Turns(micros, micros, 1.0, 0.0, LAST_ROUNDS)
     for work in order[best:]:
         work.given_back = True
-    return dense_micros, micros
+    return found
 
 
 def swap(works: Iterable[Work], layout: Layout) -> frozenset[str]:
@@ -140,6 +181,24 @@ def unswap(model: nn.Module) -> None:
         if isinstance(module, Sparse):
             layer.unswap(module)
     open_short_cuts(model)
+
+
+@contextmanager
+def asleep(model: nn.Module) -> Iterator[None]:
+    """The dense model for a while. Kernels stay bound, so that it takes no time to fall asleep and to wake."""
+    sparse = [(module, type(module), module.lospmm_state) for module in model.modules() if isinstance(module, Sparse)]
+    for module, _, state in sparse:
+        module.__class__ = state.original
+        module._forward_pre_hooks.update(state.hooks)
+    open_short_cuts(model)
+    try:
+        yield
+    finally:
+        for module, kind, state in sparse:
+            module.__class__ = kind
+            for number in state.hooks:
+                del module._forward_pre_hooks[number]
+        close_short_cuts(model)
 
 
 def call_parts(model: nn.Module) -> None:

@@ -218,11 +218,11 @@ class _Convolution(Sparse):
 
 
 class SparseConv2d(_Convolution, nn.Conv2d):
-    """nn.Conv2d without groups, for inputs of exactly the shapes that it has kernels for."""
+    """nn.Conv2d, for inputs of exactly the shapes that it has kernels for."""
 
 
 class SparseConv1d(_Convolution, nn.Conv1d):
-    """nn.Conv1d without groups, as a convolution of images of one row."""
+    """nn.Conv1d, as a convolution of images of one row."""
 
 
 class SparseFusedConv2d(_Convolution, FusedConv2d):

@@ -147,8 +147,9 @@ def dense_convolution(
     relu: bool,
     way: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
 ) -> Tensor:
-    """What ``conv2d`` computes, by PyTorch."""
-    c = functional.conv2d(input, weight if mask is None else weight * mask, bias, *way)
+    """What ``conv2d`` computes, by PyTorch. There are as many groups as the input has channels for the weight's."""
+    groups = input.shape[1] // weight.shape[1] or 1
+    c = functional.conv2d(input, weight if mask is None else weight * mask, bias, *way, groups)
     c = c if residual is None else c + residual
     return (c.relu() if relu else c).contiguous()
 

@@ -34,6 +34,7 @@ def tensors_of(module: nn.Module, place: Place) -> Tensors:
         _at(module, place.weight),
         _at(module, place.mask) if place.mask else None,
         _at(module, place.bias) if place.bias else None,
+        module.groups if isinstance(module, nn.Conv1d | nn.Conv2d) else 1,
     )
 
 

@@ -31,6 +31,8 @@ class ModelTimes:
     called: str  # eager, graph, compiled or compiled_graph
     dense_micros: float
     chosen_micros: float
+    ratio: float  # of the second to the first, the median of rounds in which both took turns
+    noise: float  # interquartile range of these ratios; 0 of a model that stayed dense
     given_back: int  # layers that were faster alone, and are dense because the model is faster so
 
 
@@ -74,6 +76,7 @@ class Report:
         times = self.model
         called = times.called.replace("_", " ")
         line = f"the model, {called}: {times.chosen_micros:.1f} us of {times.dense_micros:.1f} us dense"
+        line += f", {times.ratio:.3f} of it (noise {times.noise:.1%})" if times.ratio != 1.0 else ""
         return [f"{line}; {times.given_back} layers are dense for its sake" if times.given_back else line]
 
 

@@ -36,6 +36,7 @@ class Site:
     sparse: type[Sparse]
     place: Place
     matrix: SparseMatrix
+    sparsity: float  # the share of zeros in the weight; A has more where the weight has groups
 
     @property
     def tensors(self) -> Tensors:
@@ -61,7 +62,7 @@ class Site:
         matrix = self.matrix
         shape, kind = (matrix.m, matrix.k), self.sparse.__name__.removeprefix("Sparse")
         usual = {"n": None, "advice": "dense"}
-        return Row(layer=self.name, kind=kind, shape=shape, sparsity=matrix.sparsity, reason=reason, **(usual | rest))
+        return Row(layer=self.name, kind=kind, shape=shape, sparsity=self.sparsity, reason=reason, **(usual | rest))
 
 
 def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[Row]]:
@@ -86,19 +87,20 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
         except LospmmError as error:
             rows.append(Row(shape=shape, sparsity=0.0, reason=str(error), **base))
             continue
-        if matrix.sparsity >= min_sparsity:
-            sites.append(Site(full, module, weight, sparse, place, matrix))
+        sparsity = 1.0 - matrix.nnz / tensors_of(module, place).weight.numel()
+        if sparsity >= min_sparsity:
+            sites.append(Site(full, module, weight, sparse, place, matrix, sparsity))
             continue
         few = f"fewer zeros than the {100 * min_sparsity:.0f}% of min_sparsity"
-        rows.append(Row(shape=(matrix.m, matrix.k), sparsity=matrix.sparsity, reason=few, **base))
+        rows.append(Row(shape=(matrix.m, matrix.k), sparsity=sparsity, reason=few, **base))
     return sites, rows
 
 
 def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[Place, SparseMatrix]:
     """Raises Unsupported and BadMatrix."""
     if isinstance(module, nn.Conv1d | nn.Conv2d):
-        if module.groups != 1:
-            raise Unsupported(f"it has {module.groups} groups, and kernels are for one")
+        if module.groups == module.in_channels > 1:
+            raise Unsupported("it is depthwise: a sum for each channel, which has nothing to leave out")
         if module.padding_mode != "zeros":
             raise Unsupported(f"its padding is {module.padding_mode!r}, and kernels pad with zeros")
         if way_of(module) is None:

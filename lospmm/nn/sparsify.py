@@ -14,7 +14,7 @@ from lospmm.dense_choice import left_to_cublas
 from lospmm.errors import BadRequest, LospmmError
 from lospmm.job_events import LayerProgress
 from lospmm.kernel import whole_number
-from lospmm.nn import layer, timing
+from lospmm.nn import layer, whole
 from lospmm.nn.attention import open_short_cuts
 from lospmm.nn.calling import Called, calling_of
 from lospmm.nn.choice import MARGIN, Shape, Work, call_parts, choose, settle, swap
@@ -169,9 +169,16 @@ def _choose(model: nn.Module, works: Sequence[Work], layout: Layout, example: An
     chosen = choose(works, layout, compiled=calling.compiled)
     if example is None or not chosen:
         return None
-    dense, found = settle(model, chosen, layout, lambda: timing.model_micros(model, example, calling))
-    given_back = sum(work.given_back for work in chosen)
-    return ModelTimes(called=called, dense_micros=dense, chosen_micros=found, given_back=given_back)
+    with whole.timed_whole(model, calling):
+        found = settle(model, chosen, layout, lambda: whole.block_of(model, example, calling))
+    return ModelTimes(
+        called=called,
+        dense_micros=found.first_micros,
+        chosen_micros=found.second_micros,
+        ratio=found.ratio,
+        noise=found.noise,
+        given_back=sum(work.given_back for work in chosen),
+    )
 
 
 def _finish(model: nn.Module, works: Sequence[Work]) -> None:

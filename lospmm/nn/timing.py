@@ -1,34 +1,26 @@
 """The time of a layer on its GPU, dense and with kernels, each as the other: its launches replayed by a graph.
 
 For a model that will be compiled a layer is timed compiled too, between two elementwise operations: a transpose, or a
-change of layout, is then written with these. ``model_micros`` is the time of a whole model, as it will be called.
+change of layout, is then written with these. ``whole`` has the time of a whole model.
 """
 
-import gc
 import statistics
-import time
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from lospmm.errors import Unsupported
 from lospmm.nn import operator
 from lospmm.nn.bound import Tensors
-from lospmm.nn.calling import Calling
 from lospmm.nn.layer import Tuned, as_images, product, way_of
-from lospmm.nn.site import Site, call_with, convolution_of, evaluated
+from lospmm.nn.site import Site, convolution_of
 
 #: Calls that a graph holds: many enough that its start does not count.
 _CALLS = 20
 
 #: Replays, of which the median is taken.
 _REPLAYS = 15
-
-#: A whole model is called for so long, so many times, of which the median is taken; and before that.
-_BLOCK_SECONDS, _BLOCKS, _WARM_CALLS = 0.03, 9, 3
 
 Forward = Callable[..., Tensor]
 
@@ -162,56 +154,3 @@ def _compiled_between(forward: Forward) -> Forward:
     between.__code__ = between.__code__.replace(co_name=f"between_{id(forward)}")
     compiled: Forward = torch.compile(between, dynamic=False)
     return compiled
-
-
-def model_micros(model: nn.Module, example: Any, calling: Calling) -> float:
-    """Of one call of a whole model, from Python or as a graph's replay.
-
-    Raises Unsupported where it cannot be compiled or captured.
-    """
-    device = next(model.parameters()).device
-    call: Callable[..., Any] = model
-    with torch.no_grad(), evaluated(model):
-        try:
-            if calling.compiled:
-                torch.compiler.reset()
-                call = torch.compile(model, dynamic=False)
-            if calling.captured:
-                return micros_of(lambda: call_with(call, example), device, calls=1)
-            return _micros_called(lambda: call_with(call, example), device)
-        except Exception as error:  # of PyTorch, its compiler and the model's own code
-            how = "captured" if calling.captured else "compiled" if calling.compiled else "called"
-            why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
-            raise Unsupported(f"the model cannot be {how}: {why}; give called another value") from error
-        finally:
-            if calling.compiled:
-                torch.compiler.reset()
-
-
-def _micros_called(call: Callable[[], object], device: torch.device) -> float:
-    """Of calls one after the other, as fast as they can be made, while Python collects no garbage."""
-    for _ in range(_WARM_CALLS):
-        call()
-    calls = max(1, int(_BLOCK_SECONDS / max(_seconds(call, 1, device), 1e-6)))
-    collects = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        return 1e6 * statistics.median(_seconds(call, calls, device) for _ in range(_BLOCKS)) / calls
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    _wait(device)
-    started = time.perf_counter()
-    for _ in range(calls):
-        call()
-    _wait(device)
-    return time.perf_counter() - started
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -6,12 +6,14 @@ in each (5.1.3), ``launch.py`` the run-time arguments with which one program sta
 
 from collections.abc import Callable, Sequence
 
+from lospmm.dtype import FLOAT32
 from lospmm.ir import KernelProgram
 from lospmm.lower import kernel_name
 from lospmm.model import ZERO_ROWS, Candidate, Launch, Problem, Schedule, Tiling, ceil_div
 from lospmm.registers import forecast_registers
 from lospmm.schedule import zero_program
 from lospmm.trial import Trial
+from lospmm.words import words_of
 from lospmm_proxies.blocks import cluster_limit, cluster_tiles, dispatch
 from lospmm_proxies.launch import proxy_launch
 from lospmm_proxies.loops import proxy_block
@@ -46,7 +48,7 @@ def proxies(
 
 def _program(problem: Problem, sharers: Sequence[Candidate], cols: int | None) -> KernelProgram:
     """The proxy of kernels that differ in N1 alone, which it takes from the launch unless ``cols`` is given."""
-    tiling, schedule = sharers[0].tiling, sharers[0].schedule
+    tiling, schedule, words = sharers[0].tiling, sharers[0].schedule, words_of(problem)
     clusters = cluster_tiles(tiling, cluster_limit(problem, sharers))
     blocks = [part for cluster in clusters for part in proxy_block(problem.matrix, tiling, cluster, schedule)]
     if len(tiling.empty_rows):
@@ -56,7 +58,7 @@ def _program(problem: Problem, sharers: Sequence[Candidate], cols: int | None) -
         name=f"{kernel_name(problem)}_proxy_{tiling.size_limit}",
         m=problem.matrix.m,
         k=problem.matrix.k,
-        n=problem.n,
+        n=problem.n // words.columns,
         cols=cols,
         tiles=tuple(blocks),
         dispatch=dispatch(tiling, clusters, schedule.split_k),
@@ -64,4 +66,6 @@ def _program(problem: Problem, sharers: Sequence[Candidate], cols: int | None) -
         column_group=schedule.column_group,
         lockstep=schedule.lockstep,
         split_k=schedule.split_k,
+        words=words,
+        dtype=problem.dtype if problem.dtype.is_16_bit else FLOAT32,
     )

@@ -9,6 +9,7 @@ from lospmm.ir import grid
 from lospmm.model import Candidate, Launch, Problem
 from lospmm.occupancy import active_blocks, resident_blocks, shared_bytes_for
 from lospmm.registers import forecast_registers
+from lospmm.words import words_of
 
 
 def proxy_launch(problem: Problem, candidate: Candidate) -> Launch:
@@ -47,7 +48,7 @@ def active_kernel_blocks(problem: Problem, candidate: Candidate) -> int:
 def _grid(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
     schedule = candidate.schedule
     block_rows = candidate.tiling.block_rows * schedule.split_k
-    return grid(block_rows, problem.n, candidate.tile.cols, schedule.column_group)
+    return grid(block_rows, problem.n // words_of(problem).columns, candidate.tile.cols, schedule.column_group)
 
 
 def _mailbox_bytes(candidate: Candidate) -> int:

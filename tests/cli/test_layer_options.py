@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import lospmm
 from lospmm.convolution import Convolution, unfold
@@ -58,6 +59,39 @@ def test_layers_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
     assert "the weights have 20 columns" in layers["other"]["error"]["message"]
     manifest = lospmm.load(out / "one").manifest
     assert manifest["n"] == WINDOW.n and manifest["epilogue"]["relu"]
+
+
+def test_biases_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
+    tensors = {
+        "fc.weight": WEIGHTS,
+        "fc.bias": BIAS,
+        "attention.in_proj_weight": WEIGHTS,
+        "attention.in_proj_bias": BIAS.astype(np.float16),
+        "plain.weight": WEIGHTS,
+        "table": WEIGHTS,
+        "short.weight": WEIGHTS,
+        "short.bias": BIAS[:3],
+    }
+    save_file(tensors, tmp_path / "net.safetensors")
+    out = tmp_path / "out"
+    words = ("tune-model", tmp_path / "net.safetensors", "--n", 8, *H200, "--out", out, "--biases", "--json")
+    answer = lospmm_command(*words)
+    assert answer.status == 2
+    layers = {layer["name"]: layer for layer in json.loads(answer.out)["layers"]}
+    assert layers["short.weight"]["error"]["message"] == "the bias has 3 numbers, and the weights 16 rows"
+    b = np.random.default_rng(0).standard_normal((24, 8)).astype(np.float32)
+    for name, bias in (
+        ("fc.weight", BIAS),
+        ("attention.in_proj_weight", BIAS.astype(np.float16).astype(np.float32)),
+        ("plain.weight", None),
+        ("table", None),
+    ):
+        kernel = lospmm.load(out / layers[name]["folder"])
+        assert kernel.manifest["epilogue"] == {"bias": bias is not None, "relu": False, "residual": False}
+        wanted = WEIGHTS @ b + (0 if bias is None else bias[:, np.newaxis])
+        assert np.allclose(kernel.run_on_cpu(b), wanted, atol=1e-4)
+    answer = lospmm_command(*words, "--server", "http://localhost:1")
+    assert answer.status == 2 and "biases: a service takes none with a whole model" in answer.error
 
 
 @pytest.mark.parametrize(

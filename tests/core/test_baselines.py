@@ -108,14 +108,20 @@ class Problem:
     """Copies of B with different values, C poisoned, and what the gate and the clock of a worker do."""
 
     def __init__(
-        self, matrix: SparseMatrix, n: int, copies: int = 2, sputnik: Path | None = None, dtype: Dtype = FLOAT32
+        self,
+        matrix: SparseMatrix,
+        n: int,
+        copies: int = 2,
+        sputnik: Path | None = None,
+        dtype: Dtype = FLOAT32,
+        copies_of_a: int = 1,
     ) -> None:
         self.driver = HostDriver()
         rng = np.random.default_rng(1)
         self.b = dtype.to_storage(rng.uniform(-1, 1, size=(copies, matrix.k, n)).astype(np.float32))
         self.c = dtype.to_storage(np.full((copies, matrix.m, n), np.nan, dtype=np.float32))
         places = [Buffers(b.ctypes.data, c.ctypes.data) for b, c in zip(self.b, self.c, strict=True)]
-        self.place = Place(self.driver, matrix, n, places, sputnik, dtype)
+        self.place = Place(self.driver, matrix, n, places, sputnik, dtype, copies_of_a)
         self.timed = 0
 
     def check(self, enqueue: Callable[[int], None], limit: float | None) -> Verdict:
@@ -142,6 +148,25 @@ class Problem:
 
     def run(self, name: str) -> BaselineTime:
         return time_baseline(name, self.place, check=self.check, time=self.time)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", ["cusparse", "cublas_fp32", "sputnik"])
+def test_launches_take_turns_at_copies_of_a(fake: str, name: str) -> None:
+    """Three copies of A and five of B: each product is right, and no less is held than the three."""
+    matrix = drawn(17, 9, 0.3)
+    alone, streamed = (Problem(matrix, 6, copies=5, sputnik=Path(fake), copies_of_a=count) for count in (1, 3))
+    held = {}
+    for count, problem in ((1, alone), (3, streamed)):
+
+        def time(enqueue: Callable[[int], None], problem: Problem = problem, count: int = count) -> Timing:
+            held[count] = sum(map(len, problem.driver.blocks.values()))
+            return problem.time(enqueue)
+
+        found = time_baseline(name, problem.place, check=problem.check, time=time)
+        assert found.failure is None
+        assert not problem.driver.blocks
+    assert held[3] - held[1] >= 2 * 4 * matrix.nnz
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
-from benchmarks import families, families_cases, families_plot, families_table
-from benchmarks.families import Shortlist
+from benchmarks import families, families_build, families_cases, families_plot, families_table
+from benchmarks.families_build import Shortlist
 from benchmarks.families_cases import SETS, Case, problem_of
 from benchmarks.families_table import ROUNDED, Record, key, read_results, summary, winner, write_results
 from benchmarks.families_unrolled import CANDIDATES
+from lospmm.device import DEVICES
 from lospmm.errors import BadRequest
 from lospmm.families import FAMILIES
+from lospmm.gpu.timing import MAX_COPIES
 from lospmm.measure import Bench
 
 CASE = Case("map", "64 x 64, 90% zeros", (64, 64, 0.9), 32, "float16", "h200")
@@ -58,56 +60,112 @@ def test_every_case_is_a_problem_of_its_own() -> None:
         assert len({key(asdict(case) | CONTEXT) for case in cases}) == len(cases)
         assert {case.set for case in cases} == {name}
     assert len(SETS["shapes"]("h200", None)) == 41 * 2 * 4
-    assert len(SETS["llm"]("h200", None)) == 2 * 3 * 5
+    assert len(SETS["llm"]("h200", None)) == 2 * 5 * 4
 
 
 def test_real_layers_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.smtx").write_text("2, 3, 2\n0 1 2\n0 2\n")
     cases = families_cases.real("h200", tmp_path)
-    assert [(case.name, case.dtype) for case in cases] == [("a.smtx", "float16"), ("a.smtx", "float32")]
+    assert [(case.name, case.dtype) for case in cases] == [
+        ("a.smtx", dtype) for dtype in ("float16", "float32", "bfloat16")
+    ]
     assert problem_of(cases[0]).matrix.nnz == 2
 
 
-def test_a_problem_is_built_and_timed() -> None:
-    """All families, in the process of ``benchmarks.dry_gpu``."""
-    prepared = families.prepare(CASE, Shortlist(2, far=float("inf")))
+def test_a_problem_is_built_and_timed(tmp_path: Path) -> None:
+    """All families, in the process of ``benchmarks.dry_gpu``; no kernel is left in the folder."""
+    case = replace(CASE, set="shapes")
+    prepared = families_build.prepare(case, Shortlist(2, far=float("inf")), tmp_path)
     assert not [one.failure for one in prepared.built if one.kernel is None]
     assert {one.family for one in prepared.built} | set(prepared.refused) == {*FAMILIES, "unrolled", ROUNDED}
     with Bench(prepared.problem, command=(sys.executable, "-P", "-m", "benchmarks.dry_gpu")) as bench:
-        line = families.line_of(CASE, CONTEXT, prepared, bench)
+        line = families.line_of(case, CONTEXT, prepared, bench)
     for name, found in line["families"].items():
         assert found["micros"] > 0 and not found["failures"], name
         assert 1 <= len(found["brief"]) <= (2 if name in FAMILIES else CANDIDATES)
-    assert key(line) == key(asdict(CASE) | CONTEXT)
+    assert key(line) == key(asdict(case) | CONTEXT)
     assert line["baselines"]["cusparse"] == {"micros": 100.0}
     assert winner(line) is not None
+    assert line["cache"] == "cold"
+    assert not list(tmp_path.iterdir())
 
 
-def test_what_is_far_behind_is_left_out() -> None:
+def test_a_cell_of_the_map_takes_less(tmp_path: Path) -> None:
+    """No kernel whose sums have 16 bits, no cuSPARSE, and fewer copies of B and C."""
+    prepared = families_build.prepare(CASE, Shortlist(1, far=float("inf")), tmp_path)
+    with Bench(prepared.problem, command=(sys.executable, "-P", "-m", "benchmarks.dry_gpu")) as bench:
+        line = families.line_of(CASE, CONTEXT, prepared, bench)
+    assert "unrolled" in line["families"] and ROUNDED not in line["families"]
+    assert line["baselines"] == {"cublas_fp16": {"micros": 100.0}}
+    assert line["most_copies"] == families.QUICK_COPIES < MAX_COPIES
+
+
+def test_what_is_far_behind_is_left_out(tmp_path: Path) -> None:
     """But for real layers."""
-    drawn, real = (families.prepare(replace(CASE, set=name), Shortlist(1, far=0.0)) for name in ("map", "real"))
-    assert {one.family for one in drawn.built} <= {"unrolled", ROUNDED}
-    assert any("a forecast of" in why for why in drawn.refused.values())
+    drawn, real = (
+        families_build.prepare(replace(CASE, set=name), Shortlist(1, far=0.0), tmp_path) for name in ("map", "real")
+    )
+    assert len({one.family for one in drawn.built} - {"unrolled", ROUNDED}) == 1  # the nearest
+    assert sum("a forecast of" in why for why in drawn.refused.values()) >= 2
     assert {one.family for one in real.built} >= {"csr", "hyb"}
 
 
-def test_unrolled_takes_part_in_float32() -> None:
+def test_some_families_alone_join_the_line_that_there_is(tmp_path: Path) -> None:
+    prepared = families_build.prepare(CASE, Shortlist(1, far=float("inf"), families=("csr",)), tmp_path)
+    assert {one.family for one in prepared.built} == {"csr"}
+    before = record(refused={"csr": "a forecast of 90.0 us", "tensor_core": "no plan"}, families={"hyb": {"plans": 1}})
+    after = families.joined(before, record(families={"csr": {"plans": 1}}, commit="4567def"))
+    assert after["families"] == {"hyb": {"plans": 1}, "csr": {"plans": 1, "commit": "4567def"}}
+    assert after["refused"] == {"tensor_core": "no plan"}
+    assert after["commit"] == before["commit"]
+
+
+def test_a_large_matrix_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families_cases, "WORTH_KEEPING", 1)
+    source = (96, 64, 0.75)
+    families_cases.draw(source)
+    drawn = families_cases.matrix_of(source)
+    monkeypatch.setattr(families_cases, "uniform", None)  # not drawn again
+    families_cases.matrix_of.cache_clear()
+    assert families_cases.matrix_of(source) == drawn
+    assert drawn.nnz == 96 * 64 // 4
+
+
+def test_layers_of_language_models_are_timed_with_a_from_memory() -> None:
+    assert [families.cache_of(replace(CASE, set=name)) for name in ("llm", "map")] == ["streamed", "cold"]
+
+
+def test_unrolled_takes_part_in_float32(tmp_path: Path) -> None:
     case = Case("map", "64 x 64, 90% zeros", (64, 64, 0.9), 32, "float32", "h200")
-    last = families.prepare(case, Shortlist(1)).built[-1]
+    last = families_build.prepare(case, Shortlist(1), tmp_path).built[-1]
     assert (last.family, last.failure) == ("unrolled", None)
     assert last.kernel is not None
 
 
-def test_a_plan_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no such\nplan")
 
-    monkeypatch.setattr(families, "compile_kernel", broken)
-    built = families.prepare(CASE, Shortlist(1)).built
-    failures = {one.failure for one in built if one.family in FAMILIES}
-    assert failures == {"RuntimeError: no such plan"}
+    monkeypatch.setattr(families_build, "compile_kernel", broken)
+    built = families_build.prepare(CASE, Shortlist(1), tmp_path).built
+    assert {one.failure for one in built if one.family in FAMILIES} == {"RuntimeError: no such plan"}
     found = families.timed_family(None, built[:1])  # type: ignore[arg-type]
     assert found["failures"] and "micros" not in found
+
+
+def test_layers_of_language_models_beside_other_programs(tmp_path: Path) -> None:
+    """The bound counts A's weights where A is streamed; other programs have a column each, by problem."""
+    path = tmp_path / "families_torch.jsonl"
+    assert families_table.torch_times(path) == {}
+    path.write_text('{"problem": "layer", "micros": {"torch.sparse": 77.5, "triton": null}}\n')
+    one = record(set="llm", problem="layer", n=1, nnz=1 << 20, bound_micros=0.1, cache="streamed")
+    bandwidth = DEVICES["h200"].memory_bandwidth
+    assert families_table.least_micros(one) == pytest.approx(2e6 * ((1 << 20) + 1024) / bandwidth)
+    assert families_table.least_micros(one | {"cache": "cold"}) == 0.1
+    text = summary([one], families_table.torch_times(path))
+    (row,) = [line for line in text.splitlines() if line.startswith("layer ")]
+    assert row.split()[1:] == ["20.0", "10.0", "40.0", "15.0", "77.5", "-", "0.4"]
+    assert [line.split() for line in text.splitlines() if line.startswith("  n 1 ")] == [["n", "1", "1.50"]]
 
 
 def test_results_are_kept_by_problem(tmp_path: Path) -> None:

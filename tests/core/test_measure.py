@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,10 @@ import pytest
 from lospmm import measure
 from lospmm.device import DEVICES
 from lospmm.errors import GpuFault
+from lospmm.gpu import worker
+from lospmm.gpu.driver import Function
 from lospmm.gpu.gate import gate_source
+from lospmm.gpu.messages import CacheState, Measure, Shape
 from lospmm.gpu.process import WorkerProcess
 from lospmm.matrix import from_dense
 from lospmm.measure import AGAIN, BESIDE, BRIEF, CHECKED, FULL, Bench, Measurement
@@ -26,6 +30,7 @@ from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.gxx import compile_shared_library
 from tests.core import fake_gpu
+from tests.core.fake_gpu import FakeDriver
 
 N = 33
 LAUNCH = Launch((2, 1, 1), 32)
@@ -87,6 +92,45 @@ def test_a_good_kernel_is_timed_and_its_worker_kept(bench: Bench) -> None:
         assert measured.max_relative_error is not None and measured.max_relative_error < 1e-6
     assert bench.ready is not None
     assert bench.ready.device == "a fake GPU"
+
+
+@pytest.mark.parametrize("cache", ["cold", "warm", "streamed"])
+def test_a_streamed_kernel_takes_turns_at_modules(
+    gate_library: Path, monkeypatch: pytest.MonkeyPatch, cache: CacheState
+) -> None:
+    """A is in each of them; together with B and C they are more than twice the L2 cache."""
+    modules: list[Function] = []
+    launched: list[tuple[int, int]] = []  # the module, and the address of B
+
+    class Watched(FakeDriver):
+        def load(self, image: bytes, entry: str) -> Function:
+            function = super().load(image, entry)
+            if entry == "kernel":
+                modules.append(function)
+            return function
+
+        def launch(self, function: Function, shape: Shape, arguments: Sequence[np.generic]) -> None:
+            launched.extend((at, int(arguments[0])) for at, one in enumerate(modules) if one is function)
+            super().launch(function, shape, arguments)
+
+    monkeypatch.setattr(measure, "compile_gate", lambda _: b"gate")
+    driver, image = Watched(gate_library, l2_bytes=10_000), fake_gpu.kernel("good", weights(), N)
+    bench, _ = worker.prepare(measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0), driver)
+    measured = worker.measure(bench, Measure(image, "kernel", Shape((1, 1, 1), 32, 0), False, cache))
+    assert measured.failure is None
+    copy_bytes = 4 * N * (9 + 14)
+    assert len(modules) == (20_000 // (copy_bytes + len(image)) + 1 if cache == "streamed" else 1)
+    addresses = {address for _, address in launched[1:-1]}  # the first and the last are the gate's
+    assert len(addresses) == {"cold": 20_000 // copy_bytes + 1, "warm": 1, "streamed": len(modules)}[cache]
+    assert len(set(launched[1:-1])) == len(addresses)
+
+
+def test_no_more_copies_than_asked_for(gate_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "compile_gate", lambda _: b"gate")
+    prepared = measure._prepare(Problem(from_dense(weights()), N, DEVICES["h200"]), 0)
+    for most, copies in ((prepared.most_copies, 20_000 // (4 * N * (9 + 14)) + 1), (3, 3), (1, 2)):  # two to compare
+        driver = FakeDriver(gate_library, l2_bytes=10_000)
+        assert worker.prepare(replace(prepared, most_copies=most), driver)[1].copies == copies
 
 
 #: Each kind, what the failure must say, and whether the worker survives it.

@@ -15,8 +15,11 @@ from lospmm import measure
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
 from lospmm.errors import Unsupported
 from lospmm.interpret import interpret
+from lospmm.ir import launch
+from lospmm.lower import lower
 from lospmm.measure import Bench
 from lospmm.model import Candidate, Compiled, Problem, Schedule, TileSize
 from lospmm.proxy_trials import ProxyTrials, compile_proxy, proxies_of, time_proxy
@@ -26,8 +29,10 @@ from lospmm.runtime.geometry import geometry_of
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.cubin import machine_code
+from lospmm.verify import draw_b
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
+from lospmm_proxies.launch import kernel_launch
 from lospmm_proxies.loops import kept_share
 from tests.core import machine_gpu
 from tests.core.test_measure import gate_library
@@ -70,6 +75,23 @@ def test_a_proxy_is_machine_code_too(rows: int, cols: int, split: int, lockstep:
     geometry = geometry_of(program, n=100, cols=cols)
     c = execute(emit(program, "sass", "sm_90"), geometry, np.arange(100), b)
     assert np.array_equal(c, interpret(program, b), equal_nan=True)
+
+
+@pytest.mark.parametrize("sums", ["float32", "float16"])
+def test_a_proxy_of_16_bits_has_the_words_and_the_launch_of_its_kernel(sums: str) -> None:
+    """So it reads no further than its kernel does."""
+    matrix = uniform(14, 60, 0.7, seed=0)
+    asked = Problem(matrix, 100, DEVICES["h200"], dtype=DTYPES["float16"], sums=DTYPES[sums])
+    problem = for_emitter(asked, "sass")
+    (candidate,) = candidates_of(problem, (5, 32, Schedule(4, lockstep=16)))
+    (trial,) = proxies(problem, [candidate], kernel_launch)
+    kernel = lower(problem, candidate)
+    assert (trial.program.n, trial.program.words, trial.program.dtype) == (kernel.n, kernel.words, kernel.dtype)
+    assert trial.launch.grid == launch(kernel).grid
+    words = np.arange(kernel.n or 0)
+    b = draw_b(matrix, 100, 0, problem.dtype)
+    c = execute(emit(trial.program, "sass", "sm_90"), geometry_of(trial.program, n=100, cols=32), words, b)
+    assert c.shape == (14, 100) and np.isfinite(c).any()
 
 
 def test_columns_of_a_block_are_not_known_only_where_nobody_shares_a_tile() -> None:

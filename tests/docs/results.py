@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from benchmarks.families_table import best_sparse, dense_micros, mean
 from benchmarks.fit_estimate import Timed, estimates, quality, timed_kernels
 from benchmarks.levels import IN_USE
 from lospmm.estimate import RATES
@@ -146,6 +147,29 @@ def _ablation(found: list[Record]) -> list[Row]:
     ]
 
 
+def _families(found: list[Record]) -> list[Row]:
+    """The fastest kernel with A in code or as data against cuBLAS of the same type."""
+    gains: dict[str, list[float]] = {}
+    for record in sorted(found, key=lambda record: (record["dtype"], record["n"], record["sparsity"])):
+        dense, best = dense_micros(record), best_sparse(record)
+        if dense is None or best is None:
+            continue
+        zeros, dtype = f"{record['sparsity']:.0%}", record["dtype"]
+        if record["set"] == "shapes":
+            gains.setdefault(f"41 shapes of networks, {dtype}, {zeros} zeros", []).append(dense / best[1])
+        elif record["set"] == "llm":
+            name = f"layers of language models, {dtype}, N {record['n']}, A from memory, 50% to 90% zeros"
+            gains.setdefault(name, []).append(dense / best[1])
+    return [
+        (f"{what}: fastest sparse kernel against cuBLAS, mean (least to most)", _mean_and_range(own))
+        for what, own in sorted(gains.items(), key=lambda item: "language" in item[0])
+    ]
+
+
+def _mean_and_range(values: Sequence[float]) -> str:
+    return f"{mean(values):.2f}x ({min(values):.2f} to {max(values):.2f})"
+
+
 def by_kernel(found: list[Record]) -> dict[tuple[str, str], dict[str, float]]:
     """Microseconds of every variant of the ablation's kernels, by problem and tile size, with B from memory."""
     kernels: dict[tuple[str, str], dict[str, float]] = {}
@@ -173,6 +197,7 @@ SOURCES: dict[str, Callable[[list[Record]], list[Row]]] = {
     "reordering": _reordering,
     "proxies": _proxies,
     "choosing": _choosing,
+    "families": _families,
 }
 
 

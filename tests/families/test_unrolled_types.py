@@ -58,9 +58,9 @@ def kernels(draw: st.DrawFn) -> tuple[Problem, KernelProgram]:
     problem = pairs(draw(st.sampled_from(HALVES)), matrix, 2 * half)
     rows, cols = draw(st.integers(1, matrix.m)), draw(st.sampled_from([1, 3, 32, 128]))
     tiling = regroup(matrix, [rows])[rows] if draw(st.booleans()) else natural_order(matrix, rows)
-    schedule = replace(
-        draw(schedules), lockstep=draw(st.sampled_from([0, 64])), split_k=draw(st.sampled_from([1, 1, 2, 4]))
-    )
+    drawn, lockstep = draw(schedules), draw(st.sampled_from([0, 64]))
+    split = draw(st.sampled_from([1, 1, 2, 4])) if drawn.tiles_per_block == 1 else 1
+    schedule = replace(drawn, lockstep=lockstep, split_k=split)
     return problem, lower(problem, Candidate(TileSize(rows, cols), schedule, tiling))
 
 

@@ -165,7 +165,14 @@ def test_a_kernel_follows_its_weights(perceptron: Model) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("make", [lambda: nn.Conv2d(32, 64, 3, padding=1, stride=2), lambda: nn.Conv2d(64, 32, 1)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Conv2d(32, 64, 3, padding=1, stride=2),
+        lambda: nn.Conv2d(64, 32, 1),
+        lambda: nn.Conv2d(64, 64, 3, padding=1, groups=4),
+    ],
+)
 def test_a_convolution(make: Callable[[], nn.Conv2d]) -> None:
     model = pruned(make())
     x = torch.randn(4, model[0].in_channels, 28, 28, device="cuda")
@@ -264,10 +271,11 @@ def test_a_shared_input_is_transposed_within_each_graph() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("shape", [(4096, 768), (33, 1), (1, 65), (100, 3071), (68, 132)])
-def test_a_matrix_is_turned_over(perceptron: Model, shape: tuple[int, int]) -> None:
-    assert perceptron and transpose._LAUNCHERS[0] is not None
-    x = torch.randn(shape, device="cuda")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_matrix_is_turned_over(perceptron: Model, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    assert perceptron and sorted(transpose._LAUNCHERS[0]) == [2, 4]
+    x = torch.randn(shape, device="cuda").to(dtype)
     assert torch.equal(transpose.transposed(x), x.t())
     assert torch.equal(transpose.transposed(x[:, ::2]), x[:, ::2].t())
-    shifted = torch.randn(x.numel() + 1, device="cuda")[1:].view(shape)  # not at a multiple of 16 bytes
+    shifted = torch.randn(x.numel() + 1, device="cuda").to(dtype)[1:].view(shape)  # not at a multiple of 16 bytes
     assert torch.equal(transpose.transposed(shifted), shifted.t())

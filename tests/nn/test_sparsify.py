@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits  # noqa: E402
-from lospmm.nn import choice, operator, timing  # noqa: E402
+from lospmm.nn import choice, operator, timing, whole  # noqa: E402
 from lospmm.nn import report as report_module  # noqa: E402
 from lospmm.nn.layer import Sparse, SparseLinear, pieces  # noqa: E402
 from lospmm.nn.tuning import Tuner  # noqa: E402
@@ -226,7 +226,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
             "full": nn.Linear(8, 8),
             "doubles": pruned(nn.Linear(8, 8)).to(torch.float64)[0],
             "own": Own(8, 8),
-            "groups": pruned(nn.Conv2d(8, 8, 3, groups=8))[0],
+            "depthwise": pruned(nn.Conv2d(8, 8, 3, groups=8))[0],
             "circular": pruned(nn.Conv2d(8, 8, 3, padding_mode="circular"))[0],
             "uneven": pruned(nn.Conv2d(8, 8, 2, padding="same"))[0],
             "zero": pruned(nn.Linear(8, 8), share=1.0)[0],
@@ -241,7 +241,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
     assert {name: next(word for word in WORDS if word in reason) for name, reason in reasons.items()} == {
         "full": "fewer zeros",
         "doubles": "float64",
-        "groups": "8 groups",
+        "depthwise": "depthwise",
         "circular": "circular",
         "uneven": "differs at both ends",
         "zero": "all its weights are zero",
@@ -253,7 +253,7 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
 
 
 WORDS = (
-    "fewer zeros", "float64", "8 groups", "circular", "differs at both ends", "all its weights are zero",
+    "fewer zeros", "float64", "depthwise", "circular", "differs at both ends", "all its weights are zero",
     "no example reached it", "more than a mask",
 )  # fmt: skip
 
@@ -341,7 +341,7 @@ def test_the_faster_are_chosen_and_their_neighbours_timed_again(monkeypatch: pyt
     monkeypatch.setattr(choice, "misfit", lambda *_, **__: None)
     monkeypatch.setattr(timing, "dense_micros", lambda *_, **__: 4.0)
     monkeypatch.setattr(timing, "sparse_micros", sparse_micros)
-    monkeypatch.setattr(timing, "model_micros", lambda model, *_: 9.0 if type(model[0]) is SparseLinear else 12.0)
+    monkeypatch.setattr(whole, "block_of", lambda model, *_: lambda: 9.0 if type(model[0]) is SparseLinear else 12.0)
     report = lospmm.nn.sparsify_(model, x, device="h200", verify="none")
     assert [(row.layer, row.advice, row.sparse_micros) for row in report.rows] == [
         ("0", "sparse", 2.0),
@@ -367,11 +367,11 @@ def test_masks_outlive_the_trials_of_a_model(
     monkeypatch.setattr(timing, "dense_micros", lambda *_, **__: 4.0)
     monkeypatch.setattr(timing, "sparse_micros", lambda site, *_, **__: 1.0 + int(site.name))
 
-    def model_micros(model: nn.Module, *_: object) -> float:
+    def micros() -> float:
         assert error(model(x), wanted) < MAX_ERROR
         return 1.0 + abs(fastest - sum(isinstance(one, Sparse) for one in model))
 
-    monkeypatch.setattr(timing, "model_micros", model_micros)
+    monkeypatch.setattr(whole, "block_of", lambda *_: micros)
     report = lospmm.nn.sparsify_(model, x, device="h200", verify="none")
     assert report.sparse == kept
     assert [row.reason for row in report.rows if row.advice == "dense"] == ["the whole model is faster so"] * (

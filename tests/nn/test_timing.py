@@ -1,5 +1,6 @@
 """What is timed is the layer as it will be called; the clock itself needs a GPU."""
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -12,16 +13,18 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 import lospmm  # noqa: E402
 import lospmm.nn  # noqa: E402
 from lospmm.errors import Unsupported  # noqa: E402
-from lospmm.nn import choice, timing  # noqa: E402
+from lospmm.nn import choice, timing, whole  # noqa: E402
 from lospmm.nn.calling import calling_of, settled  # noqa: E402
 from lospmm.nn.layer import Sparse  # noqa: E402
 from lospmm.nn.layout import UNKNOWN  # noqa: E402
 from lospmm.nn.report import from_json  # noqa: E402
-from tests.nn.models import drawn, pruned  # noqa: E402
+from lospmm.nn.turns import Block, Turns, in_turn  # noqa: E402
+from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 
 
 class Residual(nn.Module):
@@ -44,7 +47,7 @@ def test_layers_are_timed_on_their_kernels(called: Any, monkeypatch: pytest.Monk
     run = lospmm.Kernel.run_on_cpu
     monkeypatch.setattr(lospmm.Kernel, "run_on_cpu", lambda *given: ran.append(given[0]) or run(*given))
     seen: list[tuple[str, int]] = []
-    whole: list[int] = []
+    states: list[int] = []
 
     def micros_of(call: Callable[[], object], _device: torch.device) -> float:
         ran.clear()
@@ -52,13 +55,22 @@ def test_layers_are_timed_on_their_kernels(called: Any, monkeypatch: pytest.Monk
         seen.append(("sparse" if ran else "dense", len(ran)))
         return 1.0 if ran else 2.0
 
-    def model_micros(model: nn.Module, example: Any, calling: Any) -> float:
+    def on_kernels(model: nn.Module) -> int:
+        return sum(isinstance(one, Sparse) and bool(one.lospmm_state.tuned) for one in model.modules())
+
+    def block_of(model: nn.Module, example: Any, calling: Any) -> Block:
         assert example is not None and (calling.compiled, calling.captured) == (called != "eager",) * 2
-        whole.append(sum(isinstance(one, Sparse) and bool(one.lospmm_state.tuned) for one in model.modules()))
-        return {0: 3.0, 2: 2.0, 1: 1.0}[whole[-1]]
+        state = on_kernels(model)
+        states.append(state)
+
+        def block() -> float:
+            assert on_kernels(model) == state, "a block is run in the state that it was made ready in"
+            return {0: 3.0, 2: 2.0, 1: 1.0}[state]
+
+        return block
 
     monkeypatch.setattr(timing, "micros_of", micros_of)
-    monkeypatch.setattr(timing, "model_micros", model_micros)
+    monkeypatch.setattr(whole, "block_of", block_of)
     monkeypatch.setattr(choice, "misfit", lambda *_, **__: None)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     x = drawn(2, 4, 8)
@@ -69,25 +81,24 @@ def test_layers_are_timed_on_their_kernels(called: Any, monkeypatch: pytest.Monk
     ]
     for model, example, dense, layers in models:
         seen.clear()
-        whole.clear()
+        states.clear()
         report = lospmm.nn.sparsify_(model, example, device="h200", verify="none", called=called)
         assert seen == [("dense", 0)] * dense + [("sparse", 1)] * layers, str(report)
-        assert whole == [0, 2, 1, 0, 1], "dense, all, half; and the dense one and the best again"
+        assert states == [0, 2, 1], "dense, all, half"
         assert len(report.sparse) == 1, "the model is fastest with half of its layers"
         assert [row.reason for row in report.rows if row.advice == "dense"] == ["the whole model is faster so"]
         assert report.model is not None
         assert (report.model.dense_micros, report.model.chosen_micros, report.model.given_back) == (3.0, 1.0, 1)
-        assert "1.0 us of 3.0 us dense; 1 layers are dense for its sake" in str(report)
+        assert (report.model.ratio, report.model.noise) == (1 / 3, 0)
+        assert "1.0 us of 3.0 us dense, 0.333 of it (noise 0.0%); 1 layers are dense for its sake" in str(report)
         assert from_json(report.to_json()) == report
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("called", ["eager", "compiled"])
 def test_a_model_is_timed_as_it_is_called(called: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[nn.Module] = []
-    compile_ = partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr(torch, "compile", lambda model, **rest: compiled.append(model) or compile_(model, **rest))
-    monkeypatch.setattr(timing, "_BLOCK_SECONDS", 1e-3)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(whole, "_BLOCK_SECONDS", 1e-3)
+    ran: list[bool] = []
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -95,14 +106,84 @@ def test_a_model_is_timed_as_it_is_called(called: Any, monkeypatch: pytest.Monke
             self.inner = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor, *, scale: float) -> torch.Tensor:
+            ran.append(torch.compiler.is_compiling())
+            assert not self.training and not torch.is_grad_enabled()
             return self.inner(x) * scale
 
-    model = Scaled().train()
-    assert timing.model_micros(model, {"x": drawn(2, 4), "scale": 2.0}, calling_of(called)) > 0
-    assert model.training
-    assert compiled == ([model] if called == "compiled" else [])
-    with pytest.raises(Unsupported, match=r"the model cannot be (called|compiled): .*give called another value"):
-        timing.model_micros(model, {"y": drawn(2, 4)}, calling_of(called))
+    model, calling = Scaled().train(), calling_of(called)
+    with whole.timed_whole(model, calling):
+        assert whole.block_of(model, {"x": drawn(2, 4), "scale": 2.0}, calling)() > 0
+        with pytest.raises(Unsupported, match=r"the model cannot be (called|compiled): .*give called another value"):
+            whole.block_of(model, {"y": drawn(2, 4)}, calling)
+    assert model.training and torch.is_grad_enabled()
+    assert ran and set(ran) == {called == "compiled"}
+
+
+@torch.no_grad()
+def test_states_of_a_compiled_model_take_turns_without_compiling_again() -> None:
+    """Dense and on kernels, back and forth: each keeps what was compiled for it, and computes what it did."""
+    torch.manual_seed(0)
+    compiled: list[int] = []
+    first, last = nn.Linear(8, 8), nn.Linear(8, 8)
+    prune.l1_unstructured(first, "weight", 0.8)  # a hook computes the weight of the dense layer
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(first, pruned(encoder)[0], last).eval()
+    pruned(last)
+    for weight in (encoder.self_attn.in_proj_weight, encoder.self_attn.out_proj.weight):
+        weight.mul_(torch.rand_like(weight) < 0.2)
+    x = drawn(2, 5, 8)
+    wanted = exact(model, x)
+    report = lospmm.nn.sparsify_(model, x, **EMULATED)
+    assert len(report.sparse) == 6, str(report)
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        compiled.append(sum("spmm" in str(node.target) for node in graph.graph.nodes))
+        return graph.forward
+
+    def made() -> Callable[..., Any]:
+        with_backend = partial(torch.compile, backend=backend)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "compile", with_backend)
+            return whole.apart(model, fullgraph=True)
+
+    with whole.timed_whole(model, calling_of("compiled")):
+        kinds = [type(one) for one in model.modules()]
+        on_kernels = made()
+        assert error(on_kernels(x), wanted) < MAX_ERROR
+        with choice.asleep(model):
+            assert not any(isinstance(one, Sparse) for one in model.modules())
+            dense = made()
+            assert error(dense(x), wanted) < MAX_ERROR
+        for _ in range(3):
+            assert error(on_kernels(x), wanted) < MAX_ERROR
+            with choice.asleep(model):
+                assert error(dense(x), wanted) < MAX_ERROR
+        assert compiled == [6, 0]
+        assert [type(one) for one in model.modules()] == kinds
+
+
+@settings(max_examples=200)
+@given(
+    ratio=st.floats(0.5, 2.0),
+    drift=st.floats(-0.02, 0.02),
+    stalls=st.sets(st.integers(0, 29), max_size=4),
+    data=st.data(),
+)
+def test_a_machine_that_slows_down_slows_both(
+    ratio: float, drift: float, stalls: set[int], data: st.DataObject
+) -> None:
+    rounds = data.draw(st.integers(12, 15), label="rounds")
+    calls = iter(range(2 * rounds))
+
+    def block(micros: float) -> float:
+        number = next(calls)
+        return micros * (1.0 + drift) ** number * (5.0 if number in stalls else 1.0)
+
+    found = in_turn(lambda: block(100.0), lambda: block(100.0 * ratio), rounds)
+    assert found.ratio == pytest.approx(ratio, rel=1e-9 + abs(drift) * 1.03)
+    assert found.rounds == rounds and next(calls, None) is None
+    if ratio > 1.03:
+        assert not found.is_faster
 
 
 @settings(max_examples=300)
@@ -129,24 +210,44 @@ def test_layers_are_given_back_until_the_model_is_faster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "expected", "dense"),
+    ("ratios", "again", "kept"),
     [
-        # dense, both, one; dense and the best again
-        ([9.0, 6.0, 7.0, 9.5, 6.5], (9.0, 6.0), [False, False]),
-        ([9.0, 8.0, 7.0, 8.5, 7.5], (8.5, 7.0), [False, True]),
-        ([9.0, 8.0, 7.0, 6.5, 7.5], (6.5, 6.5), [True, True]),  # the dense model was slow for a while
-        ([9.0, 9.5, 10.0], (9.0, 9.0), [True, True]),
+        ({2: 0.7, 1: 0.8}, {}, 2),
+        ({2: 0.8, 1: 0.7}, {}, 1),
+        ({2: 1.2, 1: 1.1}, {}, 0),
+        ({2: 0.97, 1: 0.98}, {2: 1.01}, 0),  # it was lucky
+        ({2: 0.97, 1: 0.98}, {2: 0.99}, 2),
     ],
 )
-def test_the_choice_and_the_dense_model_are_timed_twice(
-    times: list[float], expected: tuple[float, float], dense: list[bool], monkeypatch: pytest.MonkeyPatch
+def test_what_was_chosen_has_to_be_faster_once_more(
+    ratios: dict[int, float], again: dict[int, float], kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: list[list[Any]] = []
-    monkeypatch.setattr(choice, "unswap", lambda _: None)
+    now: list[Any] = []
+    tried: list[int] = []
+    monkeypatch.setattr(choice, "unswap", lambda _: now.clear())
     monkeypatch.setattr(choice, "call_parts", lambda _: None)
-    monkeypatch.setattr(choice, "swap", lambda works, _: kept.append(works))
+    monkeypatch.setattr(choice, "swap", lambda works, _: now.extend(works))
     works: list[Any] = [SimpleNamespace(gain=gain, given_back=False) for gain in (5.0, 2.0)]
-    assert choice.settle(nn.Identity(), works[::-1], UNKNOWN, partial(next, iter(times))) == expected
-    assert [work.given_back for work in works] == dense
-    assert kept[-1] == [work for work in works if not work.given_back]
-    assert len(kept) == len(times) + 1
+
+    def ready() -> Block:
+        keep = len(now)
+        assert gc.isenabled(), "what is compiled may be collected"
+        micros = 100.0 if not keep else 100.0 * (again if keep in tried else ratios).get(keep, ratios[keep])
+        tried.append(keep)
+
+        def block() -> float:
+            assert not gc.isenabled()
+            return micros
+
+        return block
+
+    found = choice.settle(nn.Identity(), works[::-1], UNKNOWN, ready)
+    assert [work for work in works if not work.given_back] == works[:kept] == now
+    assert found.first_micros == 100.0
+    assert found.second_micros == pytest.approx(100.0 * again.get(kept, ratios[kept]) if kept else 100.0)
+    assert found.ratio <= 1.0
+
+
+@pytest.mark.parametrize(("ratio", "noise", "expected"), [(0.99, 0.001, True), (0.99, 0.08, False), (1.0, 0.0, False)])
+def test_faster_is_faster_by_more_than_the_times_differ(ratio: float, noise: float, expected: bool) -> None:
+    assert Turns(1.0, ratio, ratio, noise, 16).is_faster is expected

@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +22,17 @@ SHIM = """
 #include <vector>
 struct Index { unsigned x, y, z; };
 struct float4 { float x, y, z, w; };
+struct ushort4 { unsigned short x, y, z, w; };
 static thread_local Index threadIdx;
 static Index blockIdx, gridDim;
 static std::barrier<> *meeting;
 #define __global__
+#define __device__
 #define __shared__ static
 #define __syncthreads() meeting->arrive_and_wait()
 #include "transpose.cu"
-extern "C" void run(const float *from, float *to, unsigned long long shape, unsigned blocks) {
+template <typename Kernel, typename Element>
+static void launch(Kernel kernel, const Element *from, Element *to, unsigned long long shape, unsigned blocks) {
   gridDim = {blocks, 1, 1};
   for (unsigned block = 0; block < blocks; ++block) {
     blockIdx = {block, 0, 0};
@@ -36,9 +40,15 @@ extern "C" void run(const float *from, float *to, unsigned long long shape, unsi
     meeting = &one;
     std::vector<std::thread> threads;
     for (unsigned x = 0; x < 256; ++x)
-      threads.emplace_back([=] { threadIdx = {x, 0, 0}; lospmm_transpose(from, to, shape); });
+      threads.emplace_back([=] { threadIdx = {x, 0, 0}; kernel(from, to, shape); });
     for (auto &thread : threads) thread.join();
   }
+}
+extern "C" void run4(const float *from, float *to, unsigned long long shape, unsigned blocks) {
+  launch(lospmm_transpose, from, to, shape, blocks);
+}
+extern "C" void run2(const unsigned short *from, unsigned short *to, unsigned long long shape, unsigned blocks) {
+  launch(lospmm_transpose_16, from, to, shape, blocks);
 }
 """
 
@@ -59,18 +69,21 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.mark.parametrize("shape", [(1, 1), (32, 32), (33, 31), (5, 100), (64, 65), (4, 8), (68, 132), (128, 4)])
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_the_text_of_the_kernel(emulated: ctypes.CDLL, shape: tuple[int, int], blocks: int) -> None:
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_the_text_of_the_kernel(emulated: ctypes.CDLL, shape: tuple[int, int], blocks: int, dtype: Any) -> None:
     rows, columns = shape
-    numbers = np.arange(rows * columns, dtype=np.float32)
-    found = np.full(rows * columns + 1, np.nan, np.float32)
+    numbers = (np.arange(rows * columns) % 2048).astype(dtype)  # float16 has whole numbers to 2048
+    found = np.full(rows * columns + 1, np.nan, dtype)
     pointers = (one.ctypes.data_as(ctypes.c_void_p) for one in (numbers, found))
-    emulated.run(*pointers, ctypes.c_ulonglong(rows | columns << 32), ctypes.c_uint(blocks))
+    run = emulated.run2 if dtype is np.float16 else emulated.run4
+    run(*pointers, ctypes.c_ulonglong(rows | columns << 32), ctypes.c_uint(blocks))
     assert np.array_equal(found[:-1].reshape(columns, rows), numbers.reshape(rows, columns).T)
     assert np.isnan(found[-1])
 
 
 def test_it_compiles() -> None:
-    assert transpose.ENTRY.encode() in transpose.compiled("sm_90")
+    cubin = transpose.compiled("sm_90")
+    assert all(entry.encode() in cubin for entry in transpose.ENTRIES.values())
 
 
 @torch.no_grad()

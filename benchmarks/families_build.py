@@ -1,0 +1,201 @@
+"""The kernels of ``benchmarks.families``: built on all cores, ahead of the GPU, and left in files."""
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import families_unrolled
+from benchmarks.families_cases import Case, draw, problem_of
+from lospmm import jobs
+from lospmm.errors import LospmmError
+from lospmm.families import FAMILIES
+from lospmm.families.traits import traits_of
+from lospmm.model import Launch, Problem
+from lospmm.options import Options
+from lospmm.packed import emission_of
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+from lospmm_rank.families import DENSE, dense_micros, factors
+
+PLANS = 12
+
+#: A family is left out whose best forecast is so many times that of another, or of the dense multiplication.
+FAR = 4.0
+
+#: The paper's kernel has 16 bytes of code per nonzero; larger ones are not built here.
+UNROLLED = "unrolled"
+MAX_UNROLLED_NONZEROS = 900_000
+LEAST_UNROLLED_COLUMNS = 16  # with fewer most of a warp's threads have nothing to do
+
+#: Problems that are built ahead of the one that is timed.
+AHEAD = 60
+
+
+class Shortlist(NamedTuple):
+    """What of each family's plans is built, and of which families; () are all."""
+
+    plans: int = PLANS
+    far: float = FAR
+    families: tuple[str, ...] = ()
+
+    def takes(self, family: str) -> bool:
+        return not self.families or family in self.families
+
+
+class Kernel(NamedTuple):
+    """A file, for A may be in it with tens of megabytes."""
+
+    cubin: Path
+    entry: str
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One plan: a kernel, or why there is none."""
+
+    family: str
+    plan: str
+    forecast: float | None
+    kernel: Kernel | None
+    failure: str | None = None
+
+
+class Prepared(NamedTuple):
+    problem: Problem
+    built: list[Built]
+    refused: dict[str, str]  # why a family has no plan, by its name
+    seconds: float
+
+
+def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
+    """The kernels of a problem, in files of ``folder``; in a builder."""
+    started = time.monotonic()
+    problem = problem_of(case)
+    chosen: dict[str, list[tuple[Any, float]]] = {}
+    refused = {}
+    for name, family in FAMILIES.items():
+        why = family.refusal(problem)
+        plans = [] if why else list(family.plans(problem))
+        if not plans:
+            refused[name] = why or "no plan"
+            continue
+        micros = family.forecast(problem, plans)
+        chosen[name] = [(plans[at], float(micros[at])) for at in np.argsort(micros, kind="stable")[: shortlist.plans]]
+    expected = _corrected(problem, {name: found[0][1] for name, found in chosen.items()})
+    nearest = min(chosen, key=lambda name: expected[name], default=None)
+    limit = shortlist.far * min(expected.values())
+    built = []
+    for name, found in chosen.items():
+        if expected[name] > limit and name != nearest and case.set != "real":
+            refused[name] = f"a forecast of {expected[name]:.1f} us"
+        elif shortlist.takes(name):
+            built += [_build(problem, name, plan, forecast, folder) for plan, forecast in found]
+    takes_unrolled = 0 < problem.matrix.nnz <= MAX_UNROLLED_NONZEROS and problem.n >= LEAST_UNROLLED_COLUMNS
+    if takes_unrolled and shortlist.takes(UNROLLED):
+        if problem.dtype.is_16_bit:  # those with sums in float32 come first
+            own = islice(families_unrolled.kernels(problem), shortlist.plans if case.set == "map" else None)
+            built += [_in_file(one, folder) for one in own]
+        else:
+            built.append(_unrolled(problem, folder))
+    return Prepared(problem, built, refused, time.monotonic() - started)
+
+
+def _corrected(problem: Problem, forecasts: Mapping[str, float]) -> dict[str, float]:
+    """Microseconds of each family's first plan, and of the dense multiplication, as far as times have taught them."""
+    traits = traits_of(problem)
+    learned = factors(traits, problem.device.name)
+    expected = {name: micros * learned.get(name, 1.0) for name, micros in forecasts.items()}
+    return expected | {DENSE: dense_micros(traits, problem.device) * learned.get(DENSE, 1.0)}
+
+
+def _build(problem: Problem, name: str, plan: Any, forecast: float, folder: Path) -> Built:
+    try:
+        packed = FAMILIES[name].pack(problem, plan)
+        store = Store(settings().cache_dir)
+        binary = compile_kernel(
+            emission_of(packed), arch=problem.device.arch, registers=packed.registers, store=store, workers=1
+        )
+    except Exception as error:  # a fault of one plan is told in its line
+        return Built(name, str(plan), forecast, None, " ".join(f"{type(error).__name__}: {error}".split()))
+    return Built(name, str(plan), forecast, Kernel(_kept(binary.cubin, folder), packed.entry, packed.launch))
+
+
+def _kept(cubin: bytes, folder: Path) -> Path:
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".cubin", delete=False) as file:
+        file.write(cubin)
+    return Path(file.name)
+
+
+def _in_file(one: families_unrolled.Unrolled, folder: Path) -> Built:
+    kernel = one.kernel and Kernel(_kept(one.kernel.cubin, folder), one.kernel.entry, one.kernel.launch)
+    return Built(one.family, one.plan, one.forecast, kernel, one.failure)
+
+
+def _unrolled(problem: Problem, folder: Path) -> Built:
+    """In a store of its own for the kernel; its compiled units are found again where ``--compile-only`` left them."""
+    try:
+        options = Options(measure="none", verify="none", families=UNROLLED)
+        request = jobs.Request(Problem(problem.matrix, problem.n, problem.device), options)
+        kept = jobs.tune(request, store=Store(settings().cache_dir / "families"))
+        config = kept.manifest["launch"]
+        x, y, z = config["grid"]
+        launch = Launch((x, y, z), config["block"], config["shared_bytes"])
+    except LospmmError as error:
+        return Built(UNROLLED, "", None, None, " ".join(f"{type(error).__name__}: {error}".split()))
+    estimated, tile = kept.manifest["search"]["estimated_micros"], str(kept.manifest["tile"])
+    return Built(UNROLLED, tile, estimated, Kernel(_kept(kept.cubin, folder), kept.manifest["name"], launch))
+
+
+def built_ahead(
+    pool: ProcessPoolExecutor, cases: Sequence[Case], shortlist: Shortlist, folder: Path
+) -> Iterator[tuple[Case, Prepared]]:
+    """The cases as they are ready, about in their order, the next being built meanwhile. A case that cannot be drawn
+    is told."""
+    drawn = [pool.submit(draw, source) for source in dict.fromkeys(case.source for case in cases)]
+    wait(drawn)  # once each, and not by several builders at a time; what fails does so again below
+    waiting: dict[Future[Prepared], Case] = {}
+    left = iter(cases)
+    for case in left:
+        waiting[pool.submit(prepare, case, shortlist, folder)] = case
+        if len(waiting) >= AHEAD:
+            break
+    while waiting:
+        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+            case = waiting.pop(future)
+            following = next(left, None)
+            if following is not None:
+                waiting[pool.submit(prepare, following, shortlist, folder)] = following
+            try:
+                prepared = future.result()
+            except Exception as error:
+                print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
+            else:
+                yield case, prepared
+
+
+def compile_all(cases: Sequence[Case], shortlist: Shortlist, workers: int) -> int:
+    """Fill the cache. Gives the exit code: 1 where a plan does not build."""
+    failures: set[str] = set()
+    started = time.monotonic()
+    with ExitStack() as stack:
+        pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for case, prepared in built_ahead(pool, cases, shortlist, folder):
+            failures |= {f"{case.problem}: {one.family} {one.failure}" for one in prepared.built if one.kernel is None}
+            for one in prepared.built:
+                if one.kernel is not None:
+                    one.kernel.cubin.unlink()
+    print(*sorted(failures), sep="\n")
+    print(f"{len(cases)} problems built in {time.monotonic() - started:.0f} s, {len(failures)} kernels failed")
+    return int(bool(failures))

@@ -1,0 +1,113 @@
+"""The time of a whole model as it will be called, in the state that it is in: some layers dense, some on kernels.
+
+What is made ready in one state (compiled, captured) is kept while the model is in others, so that two states can be
+timed in turn (``turns``).
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from lospmm.errors import Unsupported
+from lospmm.nn.calling import Calling
+from lospmm.nn.site import call_with, evaluated
+from lospmm.nn.turns import Block
+
+#: A block of calls takes so long, or one call.
+_BLOCK_SECONDS = 0.03
+
+#: Before anything is timed: compiling, choosing algorithms, allocating.
+_WARM_CALLS = 3
+
+#: How often PyTorch may compile one piece of code: once for each state, and there are few.
+_RECOMPILES = 64
+
+_NUMBERS = itertools.count()
+
+
+@contextmanager
+def timed_whole(model: nn.Module, calling: Calling) -> Iterator[None]:
+    """Around ``block_of`` and its blocks: the model as it is for inference.
+
+    Where it is compiled, PyTorch forgets what it has compiled, before and after.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(evaluated(model))
+        if calling.compiled:
+            torch.compiler.reset()
+            stack.callback(torch.compiler.reset)
+            stack.enter_context(torch._dynamo.config.patch(cache_size_limit=_RECOMPILES))
+        yield
+
+
+def block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
+    """Calls of a model in its present state, as fast as they can be made, or replays of a graph of one.
+
+    The model has to be in that state again whenever the block is run. Raises Unsupported where it cannot be compiled or
+    captured.
+    """
+    device = next(model.parameters()).device
+    try:
+        call = apart(model) if calling.compiled else model
+        run: Callable[[], Any] = lambda: call_with(call, example)  # noqa: E731
+        if calling.captured:
+            run = captured(run, device)
+        for _ in range(_WARM_CALLS):
+            run()
+        calls = max(1, int(_BLOCK_SECONDS / max(_seconds(run, 1, device), 1e-6)))
+    except Exception as error:  # of PyTorch, its compiler and the model's own code
+        how = "captured" if calling.captured else "compiled" if calling.compiled else "called"
+        why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
+        raise Unsupported(f"the model cannot be {how}: {why}; give called another value") from error
+
+    def block() -> float:
+        run()  # what the other way left in caches, and guards that look at other compiled code first
+        return 1e6 * _seconds(run, calls, device) / calls
+
+    return block
+
+
+def apart(call: Callable[..., Any], *, fullgraph: bool = False) -> Callable[..., Any]:
+    """``call`` compiled for itself: PyTorch keeps compiled code by the function, and looks through all that it has."""
+
+    def run(*given: Any, **named: Any) -> Any:
+        return call(*given, **named)
+
+    run.__code__ = run.__code__.replace(co_name=f"run_{next(_NUMBERS)}")
+    compiled: Callable[..., Any] = torch.compile(run, dynamic=False, fullgraph=fullgraph)
+    return compiled
+
+
+def captured(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    """A CUDA graph of one call, as what replays it."""
+    with torch.cuda.device(device):
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_CALLS):  # libraries choose their algorithms
+                call()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+    return graph.replay
+
+
+def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    _wait(device)
+    started = time.perf_counter()
+    for _ in range(calls):
+        call()
+    _wait(device)
+    return time.perf_counter() - started
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
