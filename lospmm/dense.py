@@ -1,8 +1,9 @@
 """The vendor's dense multiplication as one more kernel: what is chosen where no sparse one is faster.
 
 It is called as a ``gpu.launcher.Launcher`` is, with a stream and the addresses of B and C, in the context of a driver
-that holds A with its zeros written out. It is no artifact: nothing of it is compiled or kept, and ``lospmm.nn`` leaves
-such a layer to torch, whose linear layer calls the same library.
+that holds A with its zeros written out. Nothing of it is compiled: an artifact that was left to it (``dense_choice``)
+has A, and a kernel that stands in for it. ``lospmm.nn`` leaves such a layer to torch, whose linear layer calls the same
+library.
 """
 
 import ctypes
@@ -24,8 +25,10 @@ from lospmm.baselines.cublas import (
 )
 from lospmm.baselines.cublas import open_library as open_cublas
 from lospmm.baselines.library import REAL, Library, LibraryFault, create, reserve
-from lospmm.errors import GpuFault, Unsupported
+from lospmm.dtype import Dtype
+from lospmm.errors import GpuFault
 from lospmm.gpu.driver import Driver
+from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem
 
 
@@ -42,14 +45,20 @@ def refusal(problem: Problem) -> str | None:
 
 
 class Dense:
-    """C (m, n) = A x B by cuBLAS. Raises Unsupported where ``refusal`` says why, GpuFault without cuBLAS or memory."""
+    """C (m, n) = A x B by cuBLAS in a type. Raises GpuFault without cuBLAS or memory."""
 
-    def __init__(self, problem: Problem, driver: Driver, *, open_library: Callable[[], Library] = open_cublas) -> None:
-        if why := refusal(problem):
-            raise Unsupported(f"dense: {why}")
-        self._shape = problem.matrix.m, problem.matrix.k, problem.n
-        self._real = REAL[problem.dtype.storage]
-        self._compute = COMPUTE_32F_FAST_TF32 if problem.dtype.name == "tf32" else COMPUTE_32F
+    def __init__(
+        self,
+        matrix: SparseMatrix,
+        n: int,
+        dtype: Dtype,
+        driver: Driver,
+        *,
+        open_library: Callable[[], Library] = open_cublas,
+    ) -> None:
+        self._shape = matrix.m, matrix.k, n
+        self._real = REAL[dtype.storage]
+        self._compute = COMPUTE_32F_FAST_TF32 if dtype.name == "tf32" else COMPUTE_32F
         self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self._lock = threading.Lock()  # a handle has one stream at a time
         self._stream: int | None = None
@@ -61,7 +70,7 @@ class Dense:
             except LibraryFault as fault:
                 raise GpuFault(str(fault)) from None
             self._workspace = reserve(stack, driver, WORKSPACE_BYTES)
-            self._a = _place(stack, driver, problem)
+            self._a = _place(stack, driver, matrix, dtype)
             self._held = stack.pop_all()
 
     def __call__(self, stream: int, b: int, c: int, residual: int = 0) -> bool:
@@ -88,9 +97,8 @@ class Dense:
         self._held.close()
 
 
-def _place(stack: ExitStack, driver: Driver, problem: Problem) -> int:
+def _place(stack: ExitStack, driver: Driver, matrix: SparseMatrix, dtype: Dtype) -> int:
     """The device address of A (m, k), row-major, written out and sent piece by piece."""
-    matrix, dtype = problem.matrix, problem.dtype
     row_bytes = dtype.element_bytes * matrix.k
     address = reserve(stack, driver, row_bytes * matrix.m)
     step, sparse = max(1, PIECE_BYTES // row_bytes), matrix.to_scipy()

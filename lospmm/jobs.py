@@ -41,6 +41,7 @@ from lospmm.toolchain.compilers import compiler_name
 from lospmm.toolchain.discover import check_arch, find_toolkit
 from lospmm.tuning import Job
 from lospmm.workshop import Workshop
+from lospmm_rank.families import corrections_digest
 
 #: What of a request's artifact lies in the store, by this name.
 KERNELS = "kernel"
@@ -49,7 +50,7 @@ KERNELS = "kernel"
 MATRICES = "matrix"
 
 #: Part of every request's digest: raise it when a request gives another artifact than before.
-ARTIFACT_FORMAT = 5
+ARTIFACT_FORMAT = 6
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Request:
             "seed": self.seed if self.values == "drawn" else None,
             "options": asdict(self.resolved),
             "ranker": ranker_digest(self.resolved, self.problem.device),
+            "forecasts": corrections_digest(self.problem.device.name),
             "compiler": compiler_name(self.resolved.emitter, self.problem.device.arch),
             **layer_fields(self.problem),
         }
@@ -166,7 +168,7 @@ def _kept_matrix(fingerprint: str, store: Store) -> SparseMatrix | None:
 
 def _check_size(problem: Problem, options: Options) -> None:
     """An unrolled kernel has an instruction for each nonzero and each row, the empty ones too."""
-    if options.family_names == (UNROLLED,) and (why := unrolled_refusal(problem, options.emitter)) is not None:
+    if options.kernel_names == (UNROLLED,) and (why := unrolled_refusal(problem, options.emitter)) is not None:
         raise BadRequest(why)
 
 

@@ -16,10 +16,13 @@ from lospmm import artifact, jobs, readers
 from lospmm.artifact import Artifact
 from lospmm.codegen.emission import Emission
 from lospmm.convolution import Convolution, unfold
+from lospmm.dense import Dense
 from lospmm.device import find_device
 from lospmm.dtype import dtype_named
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadMatrix, BadRequest
+from lospmm.gpu.driver import Driver
+from lospmm.gpu.launcher import Launcher
 from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
 from lospmm.model import Launch, Problem, ceil_div, columns_of
 from lospmm.options import Options
@@ -74,11 +77,28 @@ class Kernel:
         """
         artifact.write(self.artifact, Path(directory))
 
+    def launcher(self, driver: Driver) -> Launcher | Dense:
+        """What puts it on a stream, again and again: ``launch(stream, b, c, residual=0)``, all of them addresses.
+
+        That is cuBLAS where the family is "dense", and else the cubin. ``driver`` (``gpu.driver.open_driver``) is the
+        GPU, in whose context it is used, such as torch's; it holds what stays there until ``unload``.
+
+        Raises GpuFault, also where there is no cuBLAS and one is needed.
+        """
+        manifest = self.artifact.manifest
+        if manifest["dense"] is not None:
+            return Dense(self.artifact.matrix(), manifest["n"], dtype_named(manifest["dtype"]), driver)
+        shape = manifest["launch"]
+        launch = Launch(tuple(shape["grid"]), shape["block"], shape["shared_bytes"])
+        return Launcher(self.cubin, manifest["name"], launch)
+
     def run_on_cpu(self, b: NDArray[np.floating], residual: NDArray[np.floating] | None = None) -> NDArray[np.float32]:
         """C (m, n) of ``b`` (k, n), rounded to float32, by running the shipped text on the CPU; no GPU is needed.
 
         Of a convolution, ``b`` is the input (batch, channels, height, width), and the result is (batch, m, out_height,
         out_width). ``residual`` has the shape of the result, where the kernel takes one.
+
+        Of the family "dense" that is the kernel in the cubin, which computes the same.
 
         It shows what the kernel computes, not how fast. Raises BadRequest for arrays of other shapes or not of real
         numbers, VerificationFailed where the text cannot be run, ToolchainFault where CUDA C++ finds no g++.

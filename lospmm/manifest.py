@@ -54,6 +54,16 @@ class FamilySummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Dense:
+    """Of the family "dense": what cuBLAS of this type took, where it was timed, and how exact it was."""
+
+    library: str | None  # its name, version and file
+    micros: float | None
+    max_relative_error: float | None
+    forecast_micros: float
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchConfig:
     grid: tuple[int, int, int]
     block: int
@@ -182,6 +192,8 @@ class Manifest:
     plan: Plan | None = None  # null of an unrolled kernel
     accuracy: Accuracy = ACCURACY["float32"]
     sums: str = "float32"  # what sums may be rounded to; ``accuracy`` says what this kernel rounds
+    cubin_family: str = "unrolled"  # that of the kernel in the cubin: another than ``family`` where that is "dense"
+    dense: Dense | None = None  # null of any other family
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -204,6 +216,8 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         check_sums(dtype_named(manifest["dtype"]).name, manifest.get("sums", "float32"))
         if (manifest["tile"] is None) == (manifest.get("plan") is None):
             raise BadRequest("tile, plan: one of them is null")
+        if (manifest.get("family") == "dense") != (manifest.get("dense") is not None):
+            raise BadRequest("dense: it is there in the family dense alone")
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -219,6 +233,8 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     manifest.setdefault("epilogue", {"bias": False, "relu": False, "residual": False})
     manifest.setdefault("family", "unrolled")  # ... and other families
     manifest.setdefault("plan", None)
+    manifest.setdefault("cubin_family", manifest["family"])  # ... and dense
+    manifest.setdefault("dense", None)
     manifest["search"].setdefault("families", [])
     manifest["search"].setdefault("dense_forecast_micros", None)
     manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types

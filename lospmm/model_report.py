@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from lospmm.baselines import DENSE_OF
 from lospmm.errors import BadRequest, LospmmError
 from lospmm.manifest import LaunchConfig
 from lospmm.terminal import printable
@@ -45,8 +46,9 @@ class LayerReport:
     sparsity: float | None = None  # the share of zeros, 0 to 1
     estimated_micros: float | None = None
     micros: float | None = None
-    dense_micros: float | None = None  # of cuBLAS in float32
+    dense_micros: float | None = None  # of cuBLAS in the same type
     advice: str | None = None
+    family: str | None = None  # of the choice: dense where cuBLAS is to be called
     error: LayerError | None = None
 
 
@@ -82,14 +84,7 @@ def parse(content: bytes, where: str) -> ModelReport:
 
 
 #: The field of ``measured`` with the time of cuBLAS, by the type.
-DENSE_MICROS: Mapping[str, str] = MappingProxyType(
-    {
-        "float32": "cublas_fp32_micros",
-        "tf32": "cublas_tf32_micros",
-        "float16": "cublas_fp16_micros",
-        "bfloat16": "cublas_bf16_micros",
-    }
-)
+DENSE_MICROS: Mapping[str, str] = MappingProxyType({dtype: f"{name}_micros" for dtype, name in DENSE_OF.items()})
 
 
 def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) -> LayerReport:
@@ -110,6 +105,7 @@ def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) 
         micros=measured.get("micros"),
         dense_micros=measured.get(DENSE_MICROS[manifest["dtype"]]),
         advice=measured.get("advice"),
+        family=manifest["family"],
     )
 
 

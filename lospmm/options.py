@@ -19,7 +19,9 @@ LOCKSTEPS: Mapping[str, tuple[int, ...]] = MappingProxyType({"sass": (128, 0), "
 
 #: The family with A in its instructions, and all that there are.
 UNROLLED = "unrolled"
-FAMILY_NAMES = (UNROLLED, *FAMILIES)
+#: The vendor's dense multiplication (``lospmm.dense_choice``); a kernel of another family stands in for it.
+DENSE = "dense"
+FAMILY_NAMES = (UNROLLED, *FAMILIES, DENSE)
 
 #: What each option may be.
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -84,6 +86,11 @@ class Options:
         """Those that take part, in the order of FAMILY_NAMES."""
         return FAMILY_NAMES if self.families == "all" else tuple(self.families.split(","))
 
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        """Of these, those that have kernels of ours."""
+        return tuple(name for name in self.family_names if name != DENSE)
+
 
 def _shortlist_size(value: object) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -100,6 +107,8 @@ def _families(value: object) -> str:
     for name in names:
         if name not in ("all", *FAMILY_NAMES):
             raise BadRequest(f"families: {name!r:.80}: choose some of {', '.join(FAMILY_NAMES)}, or all")
+    if set(names) == {DENSE}:
+        raise BadRequest(f"families: {DENSE} alone has no kernel to put into a cubin: name another beside it, or all")
     return "all" if "all" in names else ",".join(name for name in FAMILY_NAMES if name in names)
 
 

@@ -14,6 +14,7 @@ from lospmm import artifact
 from lospmm.accuracy import Accuracy, accuracy_of
 from lospmm.build import Build, PackedBuild, Written, for_emitter
 from lospmm.contest import Contest
+from lospmm.dense_choice import DenseChoice, accuracy_of_dense
 from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
 from lospmm.manifest import (
@@ -31,7 +32,7 @@ from lospmm.manifest import (
 )
 from lospmm.model import Candidate, Problem
 from lospmm.npz import write_npz
-from lospmm.options import UNROLLED, Options
+from lospmm.options import DENSE, UNROLLED, Options
 from lospmm.readers import Values
 from lospmm.search import Choice, Scored, Trialled
 from lospmm.tile_map import TileMap, map_of
@@ -56,6 +57,7 @@ class Outcome:
     source: str  # what is shipped beside the cubin
     verification: Verification | None
     measured: Measured | None
+    dense: DenseChoice | None = None  # None: it was not asked for
 
 
 def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
@@ -88,6 +90,8 @@ def tuning_lines(outcome: Outcome) -> str:
     lines = [] if choice is None else tuning_log(searched_problem(outcome), choice)
     if choice is None or outcome.others.timed:
         lines += contest_log(outcome.others, first=len(lines) + 1)
+    if outcome.dense is not None and outcome.measured is not None:
+        lines.append(outcome.dense.log_line(len(lines) + 1))
     return "".join(f"{json.dumps(line)}\n" for line in lines)
 
 
@@ -158,9 +162,11 @@ def axes_of(candidate: Candidate) -> dict[str, int | None]:
 
 
 def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
-    problem, options, matrix = outcome.problem, outcome.options, outcome.problem.matrix
+    problem, matrix = outcome.problem, outcome.problem.matrix
     build, verification = outcome.build, outcome.verification
     binary, shape = build.binary, build.launch
+    family = build.entrant.family if isinstance(build, PackedBuild) else UNROLLED
+    dense = None if outcome.dense is None else outcome.dense.in_manifest()
     return Manifest(
         name=build.compiled.entry,
         m=matrix.m,
@@ -182,7 +188,13 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         spill_bytes=binary.spill_bytes,
         code_bytes=binary.code_bytes,
         cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
-        search=_summary(outcome.choice, outcome.others, options, estimated_micros=_estimated_micros(outcome)),
+        search=_summary(
+            outcome.choice,
+            outcome.others,
+            outcome.options,
+            estimated_micros=_estimated_micros(outcome),
+            dense=outcome.dense,
+        ),
         seconds=Seconds(**seconds),
         verified=None
         if verification is None
@@ -192,10 +204,12 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         epilogue=Added(
             bias=problem.epilogue.bias is not None, relu=problem.epilogue.relu, residual=problem.epilogue.residual
         ),
-        family=build.entrant.family if isinstance(build, PackedBuild) else UNROLLED,
+        family=family if dense is None else DENSE,
         plan=_plan(build) if isinstance(build, PackedBuild) else None,
-        accuracy=_accuracy(problem, build),
+        accuracy=_accuracy(problem, build) if dense is None else accuracy_of_dense(problem.dtype),
         sums=problem.sums.name,
+        cubin_family=family,
+        dense=dense,
     )
 
 
@@ -250,7 +264,14 @@ def _tile(winner: Candidate, build: Build | Written) -> Tile:
     )
 
 
-def _summary(choice: Choice | None, others: Contest, options: Options, *, estimated_micros: float) -> SearchSummary:
+def _summary(
+    choice: Choice | None,
+    others: Contest,
+    options: Options,
+    *,
+    estimated_micros: float,
+    dense: DenseChoice | None = None,
+) -> SearchSummary:
     """``estimated_micros`` is of what was built."""
     trials = () if choice is None else choice.trials
     is_timed = bool(trials or others.timed)
@@ -271,7 +292,7 @@ def _summary(choice: Choice | None, others: Contest, options: Options, *, estima
         if choice is None
         else CHOSEN_BY.get(options.ranker, "model"),
         estimated_micros=estimated_micros,
-        families=_families(others, options),
+        families=(*_families(others, options), *_of_dense(dense)),
         dense_forecast_micros=others.field.dense_micros,
     )
 
@@ -288,7 +309,7 @@ def _families(others: Contest, options: Options) -> tuple[FamilySummary, ...]:
     """Those that were asked for, the unrolled one apart: the rest of the summary is about it."""
     field, timed = others.field, others.timed
     found = []
-    for name in options.family_names:
+    for name in options.kernel_names:
         if name == UNROLLED:
             continue
         entrants = field.of(name)
@@ -305,3 +326,10 @@ def _families(others: Contest, options: Options) -> tuple[FamilySummary, ...]:
             )
         )
     return tuple(found)
+
+
+def _of_dense(dense: DenseChoice | None) -> tuple[FamilySummary, ...]:
+    if dense is None:
+        return ()
+    plans, timed = int(dense.why_not is None), int(dense.micros is not None)
+    return (FamilySummary(DENSE, plans, timed, dense.micros, dense.forecast_micros, dense.why_not),)

@@ -20,13 +20,13 @@ from lospmm.families import Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.model import Candidate, Problem
-from lospmm.options import LOCKSTEPS, UNROLLED, default_emitter, splits_of
+from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, default_emitter, splits_of
 from lospmm.rankers import RANKERS
 from lospmm.record import axes_of
 from lospmm.search import Choice, Clock, choose_by_time, search
 from lospmm.sought import contenders, field_for
 from lospmm.stages import Stages
-from lospmm.tuning import TRIALS, winner_of
+from lospmm.tuning import TRIALS, beside_dense, winner_of
 from lospmm.words import in_words
 
 #: The names of a candidate's axes, in a line of the log and in the manifest's ``tile``.
@@ -44,7 +44,8 @@ Named = Mapping[str, int | str | None]
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """``winner`` is what the log leads to, ``built`` what the manifest names: a family, and the axes of its kernel."""
+    """``winner`` is what the log leads to, ``built`` what the manifest names: a family, and the axes of its kernel, of
+    the family dense those of the kernel in the cubin."""
 
     winner: Named
     built: Named
@@ -65,15 +66,39 @@ def replay(kept: Artifact, device: DeviceSpec) -> Replay:
     problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype, sums)
     unrolled = [line for line in lines if line["family"] == UNROLLED]
     choice = _searched(problem, manifest, unrolled) if unrolled else None
-    others = _contested(problem, manifest, [line for line in lines if line["family"] != UNROLLED], choice)
+    others = _contested(problem, manifest, [line for line in lines if line["family"] not in (UNROLLED, DENSE)], choice)
     timed = (0 if choice is None else len(choice.trials)) + len(others.timed)
-    return Replay(_named(winner_of(problem, choice, others, _emitter(manifest, device))), _built(manifest), timed)
+    emitter = _emitter(manifest, device)
+    winner = winner_of(for_emitter(problem, emitter), choice, others, emitter)
+    is_dense = _is_dense(kept, problem, lines, others, winner)
+    return Replay({**_named(winner), **({"dense": "chosen"} if is_dense else {})}, _built(manifest), timed)
+
+
+def _is_dense(
+    kept: Artifact,
+    problem: Problem,
+    lines: Sequence[Mapping[str, Any]],
+    others: Contest,
+    winner: Candidate | Entrant,
+) -> bool:
+    """Whether cuBLAS is faster than the winner, by the times of the log, or by forecast."""
+    summary, emitter = kept.manifest["search"], _emitter(kept.manifest, problem.device)
+    if not any(family["name"] == DENSE for family in summary["families"]):
+        return False
+    if not summary["measured"]:
+        return beside_dense(for_emitter(problem, emitter), others.field, winner, None).is_chosen
+    for line in lines:
+        if line["family"] == DENSE and line["failure"] is None:
+            micros = line["estimated_micros"] if line["measured_micros"] is None else line["measured_micros"]
+            return bool(micros < line["kernel_micros"])
+    return False
 
 
 def _built(manifest: Mapping[str, Any]) -> Named:
     plan, tile = manifest["plan"], manifest["tile"]
     axes = {axis: tile[axis] for axis in AXES} if plan is None else plan["axes"]
-    return {"family": manifest["family"], **axes}
+    dense = {"dense": "chosen"} if manifest["dense"] is not None else {}
+    return {"family": manifest["cubin_family"], **axes, **dense}
 
 
 def _named(candidate: Candidate | Entrant) -> Named:
@@ -86,7 +111,7 @@ def _named(candidate: Candidate | Entrant) -> Named:
 def _contested(
     problem: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], choice: Choice | None
 ) -> Contest:
-    names = [family["name"] for family in manifest["search"]["families"]]
+    names = [family["name"] for family in manifest["search"]["families"] if family["name"] != DENSE]
     field = field_for(problem, contenders(names, problem.dtype, is_unrolled=choice is not None))
     if not lines or not manifest["search"]["measured"]:
         return Contest(field)

@@ -50,7 +50,7 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
 
 def _kind(manifest: Mapping[str, Any]) -> dict[str, str]:
     """The family, and its tiles or its plan."""
-    family, tile, plan = manifest["family"], manifest["tile"], manifest["plan"]
+    family, tile, plan = family_in_words(manifest), manifest["tile"], manifest["plan"]
     if plan is not None:
         axes = ", ".join(f"{name} {value}" for name, value in plan["axes"].items())
         return {"family": f"{family}, {plan['data_bytes']:,} bytes of A", "plan": axes}
@@ -67,6 +67,15 @@ def columns_of_tile(tile: Mapping[str, Any]) -> str:
     """Of C, that a thread block computes."""
     per_thread = tile["thread_columns"]
     return f"{tile['cols'] * per_thread} columns{f' ({per_thread} a thread)' if per_thread > 1 else ''}"
+
+
+def family_in_words(manifest: Mapping[str, Any]) -> str:
+    """The family; of dense, what cuBLAS takes, and the family of the kernel in the cubin."""
+    dense = manifest["dense"]
+    if dense is None:
+        return str(manifest["family"])
+    micros = f"~{dense['forecast_micros']:.2f}" if dense["micros"] is None else f"{dense['micros']:.2f}"
+    return f"dense, {micros} us by cuBLAS; in the cubin {manifest['cubin_family']}"
 
 
 def _search(search: Mapping[str, Any]) -> dict[str, str]:
@@ -91,6 +100,8 @@ def other_families(families: Sequence[Mapping[str, Any]]) -> str:
 def _of_family(family: Mapping[str, Any]) -> str:
     if family["refusal"] is not None:
         return f"refused ({family['refusal']})"
+    if family["forecast_micros"] is None:
+        return "not looked at"
     if family["micros"] is None:
         return f"not timed ({family['forecast_micros']:.1f} us by forecast)"
     return f"{family['micros']:.2f} us ({family['timed']} of {family['plans']} plans)"

@@ -9,7 +9,7 @@ from lospmm.dtype import FLOAT32, Dtype
 from lospmm.errors import NothingFits
 from lospmm.families.traits import traits_of
 from lospmm.model import Problem
-from lospmm.options import LOCKSTEPS, UNROLLED, Options, splits_of
+from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options, splits_of
 from lospmm.rankers import RANKERS
 from lospmm.search import Choice, search
 from lospmm.settings import settings
@@ -17,7 +17,7 @@ from lospmm.stages import Stages
 from lospmm.surrogate import Pool
 from lospmm.words import PAIRS, SINGLE, in_words, words_of
 from lospmm.workshop import Workshop
-from lospmm_rank.families import DENSE, dense_micros, factors
+from lospmm_rank.families import dense_micros, factors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +92,7 @@ SLOWER_THAN_UNROLLED = ("tensor_core",)
 def contenders(names: Sequence[str], dtype: Dtype, *, is_unrolled: bool) -> list[str]:
     """Of the families that are asked for, those that the unrolled one is compared with, or that stand in for it."""
     slower = SLOWER_THAN_UNROLLED if is_unrolled and not dtype.is_16_bit else ()
-    return [name for name in names if name != UNROLLED and name not in slower]
+    return [name for name in names if name not in (UNROLLED, DENSE, *slower)]
 
 
 def takes_unrolled(problem: Problem, options: Options) -> bool:

@@ -9,20 +9,22 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from lospmm.baselines import BASELINES
-from lospmm.bench import compare
+from lospmm.baselines import BASELINES, DENSE_OF
+from lospmm.bench import Comparison, compare
 from lospmm.budget import Budget
 from lospmm.build import Build, PackedBuild, Written, build, build_packed, written
 from lospmm.codegen import source_of
 from lospmm.contest import Contest, Field, contest
 from lospmm.crew import Crew
+from lospmm.dense_choice import DenseChoice, dense_choice
 from lospmm.errors import GpuFault, NothingFits, ToolchainFault, VerificationFailed
+from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
+from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
-from lospmm.manifest import Measured
 from lospmm.measure import AGAIN, BESIDE, BRIEF, CHECKED, Bench, Effort
 from lospmm.model import Built, Candidate, Problem
-from lospmm.options import LOCKSTEPS, UNROLLED, Options
+from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options
 from lospmm.rankers import RANKERS
 from lospmm.record import Outcome
 from lospmm.runtime.detect import driver_version, own_gpu_id
@@ -38,6 +40,7 @@ from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.words import in_words
 from lospmm.workshop import Workshop
+from lospmm_rank.families import factors
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
@@ -50,6 +53,7 @@ TEMPLATE = "template"
 #: Measurements of the winner after a search: to check it, and beside the libraries, which have to be loaded first.
 MEASUREMENTS = 4
 COMPARE_SECONDS = 2.5
+DENSE_SECONDS = 1.0  # beside cuBLAS of the same type alone
 
 #: A budget has to be so many times as long as the comparison for there to be one.
 COMPARED_FROM = 2.0
@@ -67,10 +71,22 @@ class Job:
     budget: Budget
 
     @property
-    def is_compared(self) -> bool:
-        """Whether the budget leaves time for the libraries."""
-        seconds = self.options.budget_seconds
-        return self.options.measure == "gpu" and (seconds is None or seconds >= COMPARED_FROM * COMPARE_SECONDS)
+    def compare_seconds(self) -> float:
+        """For the libraries: all of them, the dense one of the type alone, or none, as the budget leaves time."""
+        seconds, takes_dense = self.options.budget_seconds, DENSE in self.options.family_names
+        if self.options.measure != "gpu":
+            return 0.0
+        if seconds is None or seconds >= COMPARED_FROM * COMPARE_SECONDS:
+            return COMPARE_SECONDS
+        return DENSE_SECONDS if takes_dense and seconds >= COMPARED_FROM * DENSE_SECONDS else 0.0
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The names of those libraries; of the dense one too where its time is known."""
+        own = DENSE_OF[self.problem.dtype.name]
+        if self.compare_seconds >= COMPARE_SECONDS:
+            return tuple(BASELINES)
+        return (own,) if self.compare_seconds or own in self.workshop.known(self.problem) else ()
 
 
 def tuned(job: Job) -> Callable[[], Outcome]:
@@ -100,19 +116,37 @@ def tuned(job: Job) -> Callable[[], Outcome]:
         winner = winner_of(problem, choice, others, options.emitter)
         made = _made(job, winner, stock)
         verification = _verify(job, made, bench)
-        measured = _compare(job, made, bench)
+        compared = _compare(job, made, bench)
+    dense = beside_dense(problem, others.field, winner, compared) if DENSE in options.family_names else None
+    measured = None if compared is None else compared.measured()
 
     def outcome() -> Outcome:
         with job.stages.part("emit"):
             build, source = made.shipped()
-        return Outcome(problem, options, "stored", None, choice, others, build, source, verification, measured)
+        return Outcome(problem, options, "stored", None, choice, others, build, source, verification, measured, dense)
 
     return outcome
 
 
+def beside_dense(problem: Problem, field: Field, winner: Candidate | Entrant, found: Comparison | None) -> DenseChoice:
+    """Whether cuBLAS is faster than the winner: both in one run, or, without a clock, by forecast."""
+    assert field.dense_micros is not None, "it was forecast"
+    if found is not None:
+        return dense_choice(problem, field.dense_micros, found.baselines, kernel_micros=found.micros)
+    return dense_choice(problem, field.dense_micros, {}, kernel_micros=_forecast_micros(problem, winner))
+
+
+def _forecast_micros(problem: Problem, winner: Candidate | Entrant) -> float:
+    """As it was corrected by what was measured on such a device."""
+    if isinstance(winner, Entrant):
+        return winner.forecast_micros
+    factor = factors(traits_of(problem), problem.device.name).get(UNROLLED, 1.0)
+    return float(estimate_micros(in_words(problem), [winner])[0]) * factor
+
+
 def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:
-    """The fastest of all families. Where nothing was timed, the unrolled one if it has a kernel: forecasts of different
-    families are not worth a comparison."""
+    """The fastest of all families. Where nothing was timed, of 16-bit types the one of the best forecast, and of others
+    the unrolled one if it has a kernel: there it was faster wherever both were timed. ``problem`` is the emitter's."""
     best = others.best
     if choice is None:
         if best is None:
@@ -120,6 +154,9 @@ def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter:
         return best
     if best is None:
         return choice.winner
+    if not (choice.trials or others.timed) and problem.dtype.is_16_bit:
+        is_best = best.forecast_micros < _forecast_micros(problem, choice.winner)
+        return best if is_best else choice.winner
     fastest = others.fastest
     return best if fastest is not None and fastest.settled_micros < choice.micros else choice.winner
 
@@ -137,7 +174,7 @@ def reserve_seconds(job: Job) -> float:
     """What comes after the search takes, by forecast, beside MEASUREMENTS."""
     nonzeros, options = job.problem.matrix.nnz, job.options
     micros = END_MICROS[options.emitter] + (VERIFY_MICROS if options.verify == "cpu" else 0.0)
-    return micros * 1e-6 * nonzeros + (COMPARE_SECONDS if job.is_compared else 0.0)
+    return micros * 1e-6 * nonzeros + job.compare_seconds
 
 
 def _stock_ahead(job: Job) -> None:
@@ -281,7 +318,7 @@ def _verify(job: Job, made: Made, bench: Bench | None) -> Verification | None:
         return Verification("gpu", measurement.max_relative_error, job.problem.n)
 
 
-def _compare(job: Job, made: Made, bench: Bench | None) -> Measured | None:
+def _compare(job: Job, made: Made, bench: Bench | None) -> Comparison | None:
     """The kernel beside the libraries, in the same run; by itself where the budget leaves no time for them."""
     if job.options.measure != "gpu":
         return None
@@ -293,13 +330,13 @@ def _compare(job: Job, made: Made, bench: Bench | None) -> Measured | None:
             bench,
             made.runs,
             effort=BESIDE,
-            names=tuple(BASELINES) if job.is_compared else (),
+            names=job.compared,
             known=shop.known(job.problem),
             sputnik=settings().sputnik,
             progress=job.stages.progress,
         )
     shop.learn(job.problem, found.baselines)
-    return found.measured()
+    return found
 
 
 def _proxies(job: Job, bench: Bench, _timings: Timings, _stock: Stock) -> Trials:

@@ -59,6 +59,11 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
 #: Those that multiply by A's zeros too.
 DENSE = ("cublas_fp32", "cublas_tf32", "cublas_fp16", "cublas_bf16")
 
+#: Of these the one that computes in a type, by its name.
+DENSE_OF: Mapping[str, str] = MappingProxyType(
+    dict(zip(("float32", "tf32", "float16", "bfloat16"), DENSE, strict=True))
+)
+
 
 def baselines_of(dtype: Dtype) -> tuple[str, ...]:
     """The names of those that compute in this type, or take its B and C as they are."""

@@ -5,18 +5,20 @@ element of B makes a NaN there. In float32 every number is two of TF32, and thre
 what is left out is below 2^-21 of a product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES, Dtype
-from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills, lengths_of_block_rows
+from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills, lengths_of_block_rows, strips_of
 from lospmm.families.groups import make_groups
 from lospmm.families.lists import grid_of
 from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, Traffic, micros_of
+from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
@@ -61,12 +63,29 @@ class Plan:
         return self.warps // self.splits * _GROUPS_OF_LANES * self.columns
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted:
+    """Blocks with a nonzero, by their (rows, cols): how many each block row has, of ``share`` of all rows, and the
+    share of their elements that is nonzero."""
+
+    lengths: Mapping[tuple[int, int], NDArray[np.int64]]
+    fills: Mapping[tuple[int, int], float]
+    share: float
+
+
+@lru_cache(maxsize=4)
+def _counted(matrix: SparseMatrix) -> Counted:
+    strips = strips_of(matrix)
+    lengths = lengths_of_block_rows(strips)
+    return Counted(lengths, fills(strips, lengths), strips.m / matrix.m)
+
+
 def refusal(problem: Problem) -> str | None:
     if problem.convolution is not None:
         return "a convolution"
     if not has_tensor_cores(problem.device):
         return f"{problem.device.arch} has no tensor cores for {problem.dtype.name}"
-    fill = max(fills(problem.matrix, lengths_of_block_rows(problem.matrix)).values())
+    fill = max(_counted(problem.matrix).fills.values())
     if fill < MIN_FILL:
         return f"no blocks: where 8 x 8 to 64 x 64 hold a nonzero, at most {fill:.1%} is nonzero, not {MIN_FILL:.0%}"
     return None
@@ -82,11 +101,11 @@ def plans(problem: Problem) -> list[Plan]:
     size = problem.dtype.element_bytes
     found = []
     widest = [columns for columns in COLUMNS if _GROUPS_OF_LANES * columns < 2 * problem.n] or [COLUMNS[0]]
-    every = lengths_of_block_rows(problem.matrix)
-    for (rows, depth), fill in fills(problem.matrix, every).items():
+    counted = _counted(problem.matrix)
+    for (rows, depth), fill in counted.fills.items():
         if fill < MIN_FILL:
             continue
-        lengths = every[rows, depth]
+        lengths = counted.lengths[rows, depth]
         for group in GROUPS:
             padded = int((-(-lengths // group)).sum()) * group
             least = max(1, _inner(size) // depth)
@@ -115,8 +134,12 @@ def _shared_bytes(rows: int, columns: int, warps: int, splits: int) -> int:
 
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
     """Every block reads its rows of B, and every block of columns reads A."""
-    lengths = lengths_of_block_rows(problem.matrix)
-    return np.array([_micros(problem, plan, lengths[plan.rows, plan.depth]) for plan in plans])
+    counted = _counted(problem.matrix)
+    grouped = {
+        (rows, depth, group): int((-(-counted.lengths[rows, depth] // group)).sum()) * group / counted.share
+        for rows, depth, group in {(plan.rows, plan.depth, plan.group) for plan in plans}
+    }
+    return np.array([_micros(problem, plan, grouped[plan.rows, plan.depth, plan.group]) for plan in plans])
 
 
 #: Of the traffic's bytes a cycle and SM, those that rows of B reach which no neighbour reads too; and the cycles from a
@@ -125,11 +148,11 @@ SHARE_OF_TRAFFIC = 0.5
 LOAD_CYCLES = 1000.0
 
 
-def _micros(problem: Problem, plan: Plan, lengths: NDArray[np.int64]) -> float:
-    """Bytes of B and A from the L2 cache; where few warps fit an SM, only as many as they have under way."""
+def _micros(problem: Problem, plan: Plan, blocks: float) -> float:
+    """Bytes of B and A from the L2 cache; where few warps fit an SM, only as many as they have under way. ``blocks``
+    are those of A, in whole groups."""
     dtype, device = problem.dtype, problem.device
     size, is_split = dtype.element_bytes, dtype.name == "float32"
-    blocks = int((-(-lengths // plan.group)).sum()) * plan.group
     column_blocks = ceil_div(problem.n, plan.cols)
     columns = column_blocks * plan.cols
     inner = blocks * plan.depth
@@ -144,7 +167,7 @@ def _micros(problem: Problem, plan: Plan, lengths: NDArray[np.int64]) -> float:
         Traffic(
             l2_bytes=read * L2_BYTES_PER_CYCLE_AND_SM / rate,
             instructions=inner * columns * (0.5 if size == 2 else 3.0 if is_split else 1.0),
-            threads=len(lengths) * column_blocks * threads,
+            threads=ceil_div(problem.matrix.m, plan.rows) * column_blocks * threads,
             tensor_flops=2.0 * inner * plan.rows * columns * (3 if is_split else 1),
             tensor_flops_per_cycle_and_sm=TENSOR_FLOPS[size],
         ),

@@ -12,6 +12,10 @@ from lospmm.model import ceil_div
 #: Sides of blocks. The least is the tensor cores' (rows of A of an instruction).
 SIDES = (8, 16, 32, 64)
 
+#: Of a large matrix blocks are counted in strips of its rows that hold about so many nonzeros, and in so many at least.
+SAMPLED_NONZEROS = 1 << 19
+LEAST_STRIPS = 4
+
 #: Blocks, with a nonzero or without, that are marked one by one.
 MAX_MARKS = 1 << 26
 
@@ -23,6 +27,23 @@ class Blocks:
     indptr: NDArray[np.int64]  # (block rows + 1,)
     columns: NDArray[np.int64]  # (blocks,), block columns
     keys: NDArray[np.int64]  # (blocks,): block row x block columns + block column, ascending
+
+
+def strips_of(matrix: SparseMatrix, nonzeros: int | None = None) -> SparseMatrix:
+    """Strips of the rows of a large matrix that hold about so many ``nonzeros`` (SAMPLED_NONZEROS), drawn with a seed,
+    the same for the same matrix; a smaller one as it is."""
+    strips = ceil_div(matrix.m, SIDES[-1])
+    sampled = SAMPLED_NONZEROS if nonzeros is None else nonzeros
+    count = max(LEAST_STRIPS, strips * sampled // max(1, matrix.nnz))
+    if count >= strips:
+        return matrix
+    drawn = np.sort(np.random.default_rng(0).choice(strips, count, replace=False)) * SIDES[-1]
+    rows = [slice(int(first), min(int(first) + SIDES[-1], matrix.m)) for first in drawn]
+    held = [slice(int(matrix.indptr[own.start]), int(matrix.indptr[own.stop])) for own in rows]
+    lengths = np.concatenate([matrix.row_nnz[own] for own in rows])
+    indptr = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    indices, data = (np.concatenate([array[own] for own in held]) for array in (matrix.indices, matrix.data))
+    return SparseMatrix(len(lengths), matrix.k, indptr, indices, data)
 
 
 def lengths_of_block_rows(matrix: SparseMatrix) -> dict[tuple[int, int], NDArray[np.int64]]:

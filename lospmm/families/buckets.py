@@ -7,12 +7,14 @@ the warps of a block, which add up what they have in a fixed order. All buckets 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families.lists import WARP, Lane, common_settings, entry_words, grid_of, lanes, pack_lists
 from lospmm.families.traffic import gather_micros
+from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
@@ -27,6 +29,9 @@ LEAST = 4
 PART_NUMBERS = 8
 
 REGISTERS = 128
+
+#: Files that the template needs.
+PARTS = ("gather.cuh", "ell.cuh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +86,23 @@ def plans(problem: Problem) -> list[Buckets]:
 
 def buckets_of(problem: Problem, plan: Buckets) -> list[Bucket]:
     """The widest first; together they have every row once."""
-    lengths = problem.matrix.row_nnz
-    power = np.ceil(np.log2(np.maximum(lengths, LEAST))).astype(np.int64)
-    power[lengths == 0] = -1
     found = []
-    for one in sorted(set(power.tolist()), reverse=True):
-        rows = np.flatnonzero(power == one)
-        width = int(lengths[rows].max())
+    for rows, width in _by_width(problem.matrix):
         slices = 1
         while slices < plan.teams and slices * plan.work < width:
             slices *= 2
         found.append(Bucket(rows, ceil_div(width, plan.group), slices))
     return found
+
+
+@lru_cache(maxsize=4)
+def _by_width(matrix: SparseMatrix) -> tuple[tuple[NDArray[np.int64], int], ...]:
+    """The rows of each bucket, and the entries of the longest: the same for all plans."""
+    lengths = matrix.row_nnz
+    power = np.ceil(np.log2(np.maximum(lengths, LEAST))).astype(np.int64)
+    power[lengths == 0] = -1
+    every = [np.flatnonzero(power == one) for one in sorted(set(power.tolist()), reverse=True)]
+    return tuple((rows, int(lengths[rows].max())) for rows in every)
 
 
 def forecast(problem: Problem, plans: Sequence[Buckets]) -> NDArray[np.float64]:
@@ -137,7 +147,9 @@ def pack_plan(problem: Problem, plan: Buckets) -> PackedKernel:
     settings = {**common_settings(problem, plan.lane, plan.group), "WARPS": plan.warps}
     return PackedKernel(
         entry="lospmm_hyb_buckets",
-        source=source_of_template("hyb_buckets", settings, dtype=dtype, epilogue=epilogue, parts=("gather.cuh",)),
+        source=source_of_template(
+            "hyb_buckets", settings, dtype=dtype, epilogue=epilogue, parts=("gather.cuh", "ell.cuh")
+        ),
         data=pack((problem.n,), (rows.astype(np.int32), table, numbers, entries), epilogue=epilogue),
         launch=Launch(grid, WARP * plan.warps, 4 * plan.warps * plan.lane.cols),
         registers=REGISTERS,

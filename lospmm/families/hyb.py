@@ -1,8 +1,9 @@
 """hyb (SparseTIR, section 4.1): A decomposed into column partitions, or into buckets of rows of about the same length.
 
-With one partition B is read from where it lies, and rows are padded to the width of their bucket (``buckets``); with
-several, or one that shared memory holds, the rows of B that a partition takes are copied there (``partitions``). Which,
-how many and how wide is this family's space.
+With one partition B is read from where it lies, and rows are padded to the width of their bucket (``buckets``); where
+blocks are dense, they are parts beside the buckets (``strips``); with several partitions, or one that shared memory
+holds, the rows of B that a partition takes are copied there (``partitions``). Which, how many and how wide is this
+family's space.
 """
 
 from collections.abc import Sequence
@@ -10,13 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families import buckets, partitions
+from lospmm.families import buckets, partitions, strips
 from lospmm.families.buckets import Buckets
 from lospmm.families.partitions import Partitions
+from lospmm.families.strips import Strips
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
 
-Plan = Buckets | Partitions
+Plan = Buckets | Partitions | Strips
 
 
 def refusal(problem: Problem) -> str | None:
@@ -24,18 +26,29 @@ def refusal(problem: Problem) -> str | None:
 
 
 def plans(problem: Problem) -> list[Plan]:
-    return [*buckets.plans(problem), *partitions.plans(problem)]
+    return [*buckets.plans(problem), *strips.plans(problem), *partitions.plans(problem)]
 
 
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
-    found = np.empty(len(plans))
-    for at, plan in enumerate(plans):
-        if isinstance(plan, Buckets):
-            found[at] = buckets.forecast(problem, [plan])[0]
-        else:
-            found[at] = partitions.forecast(problem, [plan])[0]
-    return found
+    return np.array([_micros(problem, plan) for plan in plans])
+
+
+def _micros(problem: Problem, plan: Plan) -> float:
+    match plan:
+        case Buckets():
+            found = buckets.forecast(problem, [plan])
+        case Strips():
+            found = strips.forecast(problem, [plan])
+        case Partitions():
+            found = partitions.forecast(problem, [plan])
+    return float(found[0])
 
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
-    return buckets.pack_plan(problem, plan) if isinstance(plan, Buckets) else partitions.pack_plan(problem, plan)
+    match plan:
+        case Buckets():
+            return buckets.pack_plan(problem, plan)
+        case Strips():
+            return strips.pack_plan(problem, plan)
+        case Partitions():
+            return partitions.pack_plan(problem, plan)

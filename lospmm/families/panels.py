@@ -25,6 +25,9 @@ FULL = 0.95
 #: From this share of non-empty columns on, all rows of B are staged as they come: a list takes longer to follow.
 WORTH_LISTING = 0.75
 
+#: Nonzeros for each column that are looked at before all of them.
+COLUMNS_SEEN = 8
+
 #: Rows that are regrouped at most: it takes a time that grows with their square.
 MAX_REGROUPED = 16_384
 
@@ -67,8 +70,15 @@ def depth_of(columns: int, slabs: int) -> int:
 @lru_cache(maxsize=16)
 def numbered_rows(matrix: SparseMatrix) -> tuple[int, bool]:
     """The rows of B that are staged, and whether they are listed: all, unless A has many empty columns."""
-    filled = int(np.count_nonzero(np.bincount(matrix.indices, minlength=1)))
+    first = _filled_columns(matrix.indices[: COLUMNS_SEEN * matrix.k])
+    if first >= WORTH_LISTING * matrix.k:  # the other nonzeros cannot make it fewer
+        return matrix.k, False
+    filled = _filled_columns(matrix.indices)
     return (filled, True) if filled < WORTH_LISTING * matrix.k else (matrix.k, False)
+
+
+def _filled_columns(indices: NDArray[np.int32]) -> int:
+    return int(np.count_nonzero(np.bincount(indices, minlength=1)))
 
 
 @lru_cache(maxsize=16)

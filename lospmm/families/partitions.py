@@ -46,6 +46,9 @@ MAX_UNITS = (1 << 16) - 1
 #: More nonzeros than this are not walked in partitions: every stripe of C reads all of A.
 MAX_NONZEROS = 1 << 22
 
+#: Counts of rows by DEPTH_UNIT columns, for each nonzero, that may be held at a time.
+MAX_UNITS_OF_NONZEROS = 4
+
 #: Entries of a block in a column of A, on average, below which most of what it copies of B would be for nothing.
 LEAST_REUSE = 0.5
 
@@ -155,22 +158,49 @@ def dealt(problem: Problem, block_rows: int, warps: int) -> NDArray[np.int64]:
     return rounds.reshape(rows, warps, blocks).transpose(2, 1, 0).copy()
 
 
-def _fine_counts(problem: Problem, block_rows: int, warps: int) -> NDArray[np.int64]:
+def _units_of_rows(problem: Problem) -> NDArray[np.uint8] | None:
+    """Nonzeros of each row in each DEPTH_UNIT columns, (m + 1, units), and a last row of zeros: with them all nonzeros
+    are looked at once for all plans. None where that is much larger than A."""
+    matrix, units = problem.matrix, ceil_div(problem.matrix.k, DEPTH_UNIT)
+    if (matrix.m + 1) * units > MAX_UNITS_OF_NONZEROS * matrix.nnz:
+        return None
+    place = np.repeat(np.arange(matrix.m, dtype=np.int32) * np.int32(units), matrix.row_nnz)
+    place += matrix.indices // np.int32(DEPTH_UNIT)
+    return np.bincount(place, minlength=(matrix.m + 1) * units).astype(np.uint8).reshape(-1, units)
+
+
+def _fine_counts(
+    problem: Problem, of_rows: NDArray[np.uint8] | None, block_rows: int, warps: int
+) -> NDArray[np.integer]:
     """Nonzeros of each block in each DEPTH_UNIT columns, (blocks, units of columns)."""
     matrix = problem.matrix
-    rows = dealt(problem, block_rows, warps)
+    rows = dealt(problem, block_rows, warps).reshape(-1, block_rows)  # -1 is the last row, of zeros
+    if of_rows is not None:
+        found: NDArray[np.int32] = of_rows[rows].sum(axis=1, dtype=np.int32)
+        return found
     block_of = np.zeros(matrix.m, dtype=np.int64)
     there = rows >= 0
-    block_of[rows[there]] = np.broadcast_to(np.arange(len(rows))[:, None, None], rows.shape)[there]
+    block_of[rows[there]] = np.nonzero(there)[0]
     units = ceil_div(matrix.k, DEPTH_UNIT)
     place = block_of[matrix.rows_of_nonzeros()] * units + matrix.indices // DEPTH_UNIT
     return np.bincount(place, minlength=len(rows) * units).reshape(len(rows), units)
 
 
-def _slot(problem: Problem, fine: NDArray[np.int64], block_rows: int, depth: int, unit: int) -> int:
-    """Bytes that the lists of no block and partition exceed: every row of a block may pad its own."""
-    starts = np.arange(0, fine.shape[1], depth // DEPTH_UNIT)
-    most = int(np.add.reduceat(fine, starts, axis=1).max(initial=0))
+class _Most(dict[int, int]):
+    """Of partitions of a depth, the most nonzeros that a block has in one; each depth is looked at once."""
+
+    def __init__(self, fine: NDArray[np.integer]) -> None:
+        self._fine = fine
+
+    def __missing__(self, depth: int) -> int:
+        starts = np.arange(0, self._fine.shape[1], depth // DEPTH_UNIT)
+        self[depth] = most = int(np.add.reduceat(self._fine, starts, axis=1).max(initial=0))
+        return most
+
+
+def _slot(problem: Problem, most: int, block_rows: int, unit: int) -> int:
+    """Bytes that the lists of no block and partition exceed, of which none has more than ``most`` nonzeros: every row
+    of a block may pad its own."""
     words, per_unit = _words(problem), unit // _words(problem)
     entries = most + min(most, block_rows) * (per_unit - 1)
     return _header_bytes(block_rows) + entries * words * 4 + (UNITS_AHEAD + 1) * UNIT_BYTES
@@ -186,13 +216,14 @@ def plans(problem: Problem) -> list[Partitions]:
     if not 0 < matrix.nnz <= MAX_NONZEROS:
         return []
     found: dict[Partitions, None] = {}
+    of_rows = _units_of_rows(problem)
     for rows, warps in product(ROWS, WARPS):
         shapes = [lane_bytes for lane_bytes in LANE_BYTES if _is_worthwhile(problem, lane_bytes, rows, warps)]
         if not shapes:
             continue
-        fine = _fine_counts(problem, rows * warps, warps)
+        most = _Most(_fine_counts(problem, of_rows, rows * warps, warps))
         for lane_bytes, stages, unit, resident in product(shapes, STAGES, UNITS, RESIDENT):
-            plan = _deepest(problem, fine, Partitions(lane_bytes, rows, warps, 0, stages, unit, 0), resident)
+            plan = _deepest(problem, most, Partitions(lane_bytes, rows, warps, 0, stages, unit, 0), resident)
             if plan is not None:
                 for bulk in range(2 if _takes_bulk(problem) else 1):
                     found[replace(plan, bulk=bulk)] = None
@@ -213,16 +244,17 @@ def _is_worthwhile(problem: Problem, lane_bytes: int, rows: int, warps: int) -> 
     )
 
 
-def _deepest(problem: Problem, fine: NDArray[np.int64], shape: Partitions, resident: int) -> Partitions | None:
+def _deepest(problem: Problem, of_depth: _Most, shape: Partitions, resident: int) -> Partitions | None:
     """``shape`` with its depth, so that an SM holds ``resident`` blocks."""
     device, k = problem.device, problem.matrix.k
     most = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // resident - device.reserved_shared_bytes)
     whole = ceil_div(k, DEPTH_UNIT) * DEPTH_UNIT
+    row_bytes = WARP * shape.lane_bytes
     for depth in sorted({whole, *(depth for depth in DEPTHS if depth < whole)}, reverse=True):
-        plan = replace(shape, depth=depth)
-        if _stages(plan, k, 0).shared_bytes > most:
+        if min(shape.stages, ceil_div(k, depth)) * depth * row_bytes > most:  # of B's rows alone
             continue
-        stages = _stages(plan, k, _slot(problem, fine, shape.block_rows, depth, shape.unit))
+        plan = replace(shape, depth=depth)
+        stages = _stages(plan, k, _slot(problem, of_depth[depth], shape.block_rows, shape.unit))
         if stages.shared_bytes <= most and stages.slot // (shape.unit * 4) <= MAX_UNITS:
             return replace(plan, stages=min(plan.stages, max(2, plan.count(k))))
     return None

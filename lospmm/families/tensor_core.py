@@ -74,13 +74,18 @@ def plans(problem: Problem) -> list[Plan]:
         and (warps == min(WARPS) or eights * parts > subgroups * warps * 3 // 4)
         and (parts == 1 or eights * problem.n < subgroups * (warps // parts) * cols * 2 * problem.device.sms)
         for slabs, stages in _stagings(columns, cols * problem.dtype.element_bytes, room)
-        if fits(plan := Plan(subgroups, warps, parts, cols, slabs, stages, ahead), problem)
+        if _fits(plan := Plan(subgroups, warps, parts, cols, slabs, stages, ahead), problem, columns)
     ]
 
 
 def fits(plan: Plan, problem: Problem) -> bool:
+    return _fits(plan, problem, numbered_rows(problem.matrix)[0])
+
+
+def _fits(plan: Plan, problem: Problem, columns: int) -> bool:
+    """``columns``: the rows of B that are staged."""
     return (
-        shared_bytes(plan, numbered_rows(problem.matrix)[0], problem.dtype) <= problem.device.shared_bytes_per_block
+        shared_bytes(plan, columns, problem.dtype) <= problem.device.shared_bytes_per_block
         and registers_needed(plan, problem.dtype) <= registers_allowed(plan)
         and ceil_div(ceil_div(problem.matrix.m, 8), plan.subgroups * plan.warps // plan.parts) <= MAX_GRID_SIDE
     )

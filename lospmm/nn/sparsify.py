@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from lospmm.dense_choice import left_to_cublas
 from lospmm.errors import BadRequest, LospmmError
 from lospmm.job_events import LayerProgress
 from lospmm.kernel import whole_number
@@ -76,7 +77,7 @@ def sparsify_(
             shapes = _shapes(model, sites, example, columns)
             layout = UNKNOWN if example is None else watch_layout(model, sites, example)
             for work in works:
-                _tune(work, shapes[work.site.name], tuner)
+                _tune(work, shapes[work.site.name], tuner, choice)
             times = None
             if choice == "sparse":
                 swap([work for work in works if work.buckets], layout)
@@ -146,12 +147,17 @@ def _shapes(model: nn.Module, sites: Sequence[Site], example: Any, columns: Sequ
     return learned
 
 
-def _tune(work: Work, shapes: Sequence[Shape], tuner: Tuner) -> None:
+def _tune(work: Work, shapes: Sequence[Shape], tuner: Tuner, choice: Choice) -> None:
     for shape in shapes:
         try:
-            work.buckets[shape] = tuner.bucket(work.site, shape)
+            bucket = tuner.bucket(work.site, shape)
         except LospmmError as error:
             work.failed[shape] = str(error)
+            continue
+        if choice == "measured" and (why := left_to_cublas(bucket.kernel.artifact.manifest)) is not None:
+            work.failed[shape] = why
+        else:
+            work.buckets[shape] = bucket
 
 
 def _choose(model: nn.Module, works: Sequence[Work], layout: Layout, example: Any, called: Called) -> ModelTimes | None:

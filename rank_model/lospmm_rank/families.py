@@ -1,17 +1,19 @@
 """What the forecasts of kernel families are worth on a GPU: a correction of each, learned from times.
 
 A family's forecast counts what limits it, and is off by a factor that depends on what the product is like. The factor's
-logarithm is a quadratic form of the logarithms of the ``Traits`` (ridge regression; ``benchmarks.fit_families`` fits
-it, and says what it is worth on problems that it has not seen). Traits beyond those that were measured count as the
-nearest that were. The choice takes no library and well under a millisecond.
+logarithm is that of the problems that were measured and are like this one, by the logarithms of their ``Traits``: a
+linear form and a sum of Matérn kernels around each of them (kernel ridge regression; Rasmussen and Williams, Gaussian
+Processes for Machine Learning, section 4.2.1). ``benchmarks.fit_families`` fits it, and says what it is worth on
+problems that it has not seen. Traits beyond those that were measured count as the nearest that were. The choice takes
+no library and well under a millisecond.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +35,58 @@ DENSE = "dense"
 DENSE_SHARE, LAUNCH_MICROS = 0.75, 2.5
 
 
+#: How far problems are alike, in standard deviations of the traits.
+LENGTH = 2.0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """Of one family. ``low`` and ``high`` are the traits that were measured; ``coefficients`` those of ``terms``."""
+    """Of one family, as a function of ``numbers_of`` traits, (traits,).
+
+    ``low`` and ``high`` are the numbers that were measured, which are shifted by ``mean`` and divided by ``scale``.
+    Of these the logarithm of the factor is ``offset`` + ``slope`` x + the sum of ``weights`` times ``likeness`` to the
+    ``points``.
+    """
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
-    coefficients: NDArray[np.float64]
+    offset: NDArray[np.float64]  # ()
+    slope: NDArray[np.float64]
+    points: NDArray[np.float64]  # (problems, traits)
+    weights: NDArray[np.float64]  # (problems,)
 
-    def factor(self, traits: NDArray[np.float64]) -> float:
-        inside = np.clip(traits, self.low, self.high)
-        return math.exp(float(terms((inside - self.mean) / self.scale) @ self.coefficients))
+    def factor(self, numbers: NDArray[np.float64]) -> float:
+        at = (np.clip(numbers, self.low, self.high) - self.mean) / self.scale
+        return math.exp(float(self.offset + self.slope @ at + likeness(at[np.newaxis], self.points)[0] @ self.weights))
 
 
-def numbers_of(traits: Traits) -> NDArray[np.float64]:
-    """What a correction is a form of."""
+def likeness(some: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Matérn's kernel of degree 3/2, (some, others): 1 for the same, falling with the distance over LENGTH."""
+    apart = np.sqrt(3.0) / LENGTH * np.linalg.norm(some[:, np.newaxis] - others[np.newaxis], axis=2)
+    found: NDArray[np.float64] = (1.0 + apart) * np.exp(-apart)
+    return found
+
+
+def numbers_of(family: str, traits: Traits) -> NDArray[np.float64]:
+    """What the correction of a family is a function of."""
+    return _of_dense(traits) if family == DENSE else _of_sparse(traits)
+
+
+def _of_dense(traits: Traits) -> NDArray[np.float64]:
+    """cuBLAS takes other kernels where rows of A or B do not begin at multiples of 16 bytes."""
+    sizes = map(math.log, (traits.m, traits.k, traits.n, traits.element_bytes))
+    aligned = (math.log2(math.gcd(size, 8)) for size in (traits.k, traits.n))
+    return np.array([*sizes, float(traits.is_exact), *aligned])
+
+
+def _of_sparse(traits: Traits) -> NDArray[np.float64]:
     nnz = max(traits.nnz, 1)
     density = nnz / (traits.m * traits.k)
     counts = (traits.m, traits.k, traits.n, nnz, density, traits.element_bytes)
     shape = (max(traits.longest_row, 1.0), traits.block_fill / density + 1e-3)
     return np.array([*map(math.log, counts), *map(math.log, shape), traits.filled_rows, float(traits.is_exact)])
-
-
-def terms(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1, the numbers, and the products of any two."""
-    pairs = [numbers[one] * numbers[other] for one, other in combinations_with_replacement(range(len(numbers)), 2)]
-    return np.array([1.0, *numbers, *pairs])
 
 
 def dense_micros(traits: Traits, device: DeviceSpec) -> float:
@@ -76,17 +102,27 @@ def dense_micros(traits: Traits, device: DeviceSpec) -> float:
 
 def factors(traits: Traits, device: str) -> dict[str, float]:
     """What forecasts are multiplied by on a device, by its name: of each family that was learned of, and of DENSE."""
-    numbers = numbers_of(traits)
-    return {name: one.factor(numbers) for name, one in _corrections(device).items()}
+    return {name: one.factor(numbers_of(name, traits)) for name, one in _corrections(device).items()}
+
+
+@cache
+def corrections_digest(device: str) -> str | None:
+    """What tells the corrections for a device from others: sha256 over their file; None where there are none."""
+    path = _file(device)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _file(device: str) -> Path:
+    return WEIGHTS / f"{device}{SUFFIX}"
 
 
 @cache
 def _corrections(device: str) -> Mapping[str, Correction]:
-    path = WEIGHTS / f"{device}{SUFFIX}"
+    path = _file(device)
     if not path.is_file():
         return {}
     families: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())["families"]
     return {
-        name: Correction(**{field: np.array(values) for field, values in fields.items() if field != "problems"})
+        name: Correction(**{field: np.array(values) for field, values in fields.items()})
         for name, fields in families.items()
     }

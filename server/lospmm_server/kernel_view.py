@@ -8,7 +8,7 @@ from lospmm import tile_map
 from lospmm.artifact import SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
 from lospmm.errors import BadRequest
 from lospmm.options import is_experimental
-from lospmm.report import columns_of_tile, other_families
+from lospmm.report import columns_of_tile, family_in_words, other_families
 from lospmm.stages import STAGES
 from lospmm_server.observations import candidate_lines
 from lospmm_server.space_drawing import Drawing, draw
@@ -119,7 +119,7 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def _kind(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The family, and the tile size or the plan."""
-    family, tile, plan = manifest["family"], manifest["tile"], manifest["plan"]
+    family, tile, plan = family_in_words(manifest), manifest["tile"], manifest["plan"]
     if plan is not None:
         axes = ", ".join(f"{name} {value}" for name, value in plan["axes"].items())
         return ("Family", family), ("Plan", f"{axes}; {plan['data_bytes']:,} bytes of A")

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import TypeAdapter
 from safetensors.numpy import save as save_tensors
@@ -16,7 +17,7 @@ from lospmm.store import Store
 from lospmm_server import shelf
 from lospmm_server.schemas import Kernel
 from lospmm_server.service import Service
-from tests.core.files import smtx
+from tests.core.files import saved, smtx
 from tests.server.conftest import client_of, new_service, npy_file, weights
 
 POST = "/v1/kernels?n=128&device=h200&wait=60"
@@ -55,6 +56,19 @@ def test_the_cubin_itself(client: TestClient) -> None:
     assert hashlib.sha256(answer.content).hexdigest() == kernel["cubin_sha256"]
     assert answer.headers["etag"] == f'"{kernel["cubin_sha256"]}"'
     assert answer.headers["content-disposition"] == f'attachment; filename="{kernel["name"]}.cubin"'
+
+
+def test_a_product_that_is_left_to_cublas_has_a_cubin_too(client: TestClient) -> None:
+    """By forecast here: few zeros, and 16 bits."""
+    few_zeros = saved(np.save, (np.random.default_rng(0).random((256, 192)) < 0.8).astype(np.float32))
+    url = "/v1/kernels?n=512&device=h200&wait=60&dtype=float16&families=csr,dense&verify=none"
+    kernel = client.post(url, content=few_zeros).json()
+    TypeAdapter(Kernel).validate_python(kernel)
+    assert (kernel["family"], kernel["cubin_family"]) == ("dense", "csr")
+    assert kernel["dense"]["forecast_micros"] < kernel["search"]["estimated_micros"]
+    assert client.get(kernel["links"]["cubin"]).content.startswith(b"\x7fELF")
+    assert client.get(kernel["links"]["matrix"]).status_code == 200  # which cuBLAS is given
+    assert "in the cubin csr" in client.get(f"/kernels/{kernel['digest']}").text
 
 
 def test_the_files_of_a_kernel(client: TestClient) -> None:

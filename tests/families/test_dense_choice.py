@@ -1,0 +1,202 @@
+"""cuBLAS as a choice: who is chosen, what the artifact says of it, and that a kernel of ours stands in for it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lospmm import artifact, jobs, tuning
+from lospmm.accuracy import ACCURACY
+from lospmm.artifact import Artifact
+from lospmm.baselines import DENSE_OF, BaselineTime, VariantTime, cublas
+from lospmm.baselines.library import Library, load, named_by
+from lospmm.bench import Comparison, bound
+from lospmm.dense import Dense
+from lospmm.dense_choice import accuracy_of_dense, dense_choice, left_to_cublas
+from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
+from lospmm.epilogue import Epilogue
+from lospmm.errors import BadRequest
+from lospmm.gpu.timing import Timing
+from lospmm.kernel import Kernel
+from lospmm.matrix import from_dense
+from lospmm.model import Problem
+from lospmm.options import Options
+from lospmm.replay import replay
+from lospmm.report import family_in_words, show_manifest, show_replay
+from lospmm.store import Store
+from lospmm_rank import families as learned
+from tests.core.test_baselines import HostDriver, fake  # noqa: F401 (a fixture)
+
+M, K, N = 256, 192, 512
+RNG = np.random.default_rng(8)
+WEIGHTS = np.where(RNG.random((M, K)) < 0.8, RNG.normal(size=(M, K)), 0).astype(np.float32)
+
+
+def request(dtype: str = "float16", families: str = "csr,dense", **options: str) -> jobs.Request:
+    problem = Problem(from_dense(WEIGHTS), N, DEVICES["h200"])
+    return jobs.Request(problem, Options(dtype=dtype, families=families, verify="none", **options))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    return Kernel(jobs.tune(request(), store=Store(tmp_path_factory.mktemp("store"))))
+
+
+def time_of(dtype: str, micros: float | None, failure: str | None = None) -> BaselineTime:
+    name = DENSE_OF[dtype]
+    timing = None if micros is None else Timing(micros, 0.01, 15)
+    return BaselineTime(name, "cuBLAS 13.1", (VariantTime("way", timing, 2e-4, failure),), failure)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("forecast", "timed", "kernel", "chosen"),
+    [(9.0, None, 10.0, True), (11.0, None, 10.0, False), (99.0, 9.9, 10.0, True), (1.0, 10.0, 10.0, False)],
+)
+def test_the_faster_one_is_chosen(
+    dtype: str, forecast: float, timed: float | None, kernel: float, chosen: bool
+) -> None:
+    """By the time of the same type alone, where there is one."""
+    problem = replace(request().problem, dtype=DTYPES[dtype])
+    times = {name: time_of(other, 1e-3) for other, name in DENSE_OF.items() if other != dtype}
+    times |= {} if timed is None else {DENSE_OF[dtype]: time_of(dtype, timed)}
+    found = dense_choice(problem, forecast, times, kernel_micros=kernel)
+    assert found.is_chosen == chosen and found.micros == timed
+    assert (found.in_manifest() is not None) == chosen
+
+
+def test_what_it_cannot_compute_it_is_not_chosen_for() -> None:
+    problem = request().problem
+    with_relu = replace(problem, epilogue=Epilogue(relu=True))
+    refused = dense_choice(with_relu, 1.0, {}, kernel_micros=10.0)
+    assert not refused.is_chosen and refused.why_not == "an epilogue"
+    failed = dense_choice(
+        problem, 1.0, {"cublas_fp16": time_of("float16", None, "is not installed")}, kernel_micros=10.0
+    )
+    assert not failed.is_chosen and failed.why_not == "is not installed"
+
+
+def test_a_kernel_stands_in_for_it(made: Kernel, tmp_path: Path) -> None:
+    manifest = made.manifest
+    assert (manifest["family"], manifest["cubin_family"], manifest["emitter"]) == ("dense", "csr", "template")
+    assert manifest["dense"]["micros"] is None and manifest["plan"]["axes"]["warps"] > 0
+    csr, dense = manifest["search"]["families"]
+    assert (dense["name"], dense["plans"], dense["timed"], dense["micros"]) == ("dense", 1, 0, None)
+    assert dense["forecast_micros"] == manifest["dense"]["forecast_micros"] < csr["forecast_micros"]
+    assert manifest["accuracy"]["sum_rounding"] == 4 * ACCURACY["float16"].unit_roundoff
+    made.save(tmp_path / "kernel")
+    kept = artifact.read(tmp_path / "kernel")
+    assert kept.manifest == made.artifact.manifest
+    b = RNG.normal(size=(K, N)).astype(np.float16).astype(np.float32)
+    expected = WEIGHTS.astype(np.float16).astype(float) @ b
+    assert np.max(abs(Kernel(kept).run_on_cpu(b) - expected)) < 0.05
+    assert family_in_words(manifest).endswith("us by cuBLAS; in the cubin csr")
+
+
+def test_its_choice_is_made_again(made: Kernel, capsys: pytest.CaptureFixture[str]) -> None:
+    found = replay(made.artifact, DEVICES["h200"])
+    assert found.agrees and found.winner["family"] == "csr" and found.winner["dense"] == "chosen"
+    show_replay(found)
+    show_manifest(made.manifest, Path("kernel"), as_json=False)
+    assert "by cuBLAS; in the cubin csr" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dense_micros", [1.0, 1e6])
+def test_a_choice_by_time_is_made_again(dense_micros: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The GPU of this tuning is made up from the comparison on."""
+
+    def compared(job: tuning.Job, _built: object, _bench: object) -> Comparison:
+        times = {DENSE_OF["float16"]: time_of("float16", dense_micros)}
+        limit = bound(job.problem)
+        return Comparison("a GPU", "cold", 2, Timing(20.0, 0.01, 15), 1e-4, 0.0, limit, times, None)
+
+    monkeypatch.setattr(tuning, "_compare", compared)
+    done = jobs.tune(request(), store=Store(tmp_path))
+    manifest, chosen = done.manifest, dense_micros < 20.0
+    assert manifest["family"] == ("dense" if chosen else "csr") and manifest["measured"]["micros"] == 20.0
+    lines = [json.loads(line) for line in done.files[artifact.TUNING_FILE].splitlines()]
+    dense = next(line for line in lines if line["family"] == "dense")
+    assert (dense["measured_micros"], dense["kernel_micros"]) == (dense_micros, 20.0)
+    assert manifest["search"]["families"][-1]["micros"] == dense_micros
+    if chosen:
+        assert manifest["dense"]["micros"] == 1.0 and manifest["dense"]["max_relative_error"] == 2e-4
+        assert family_in_words(manifest).startswith("dense, 1.00 us")
+
+    # The times of the log decide, as if the plans had been timed too.
+    csr = {**lines[0], "measured_micros": 20.0, "spread": 0.0, "max_relative_error": 0.0, "failure": None}
+    log = "".join(f"{json.dumps(line)}\n" for line in ({**csr, "final_micros": []}, dense)).encode()
+    timed = {**manifest, "search": {**manifest["search"], "measured": 1}}
+    found = replay(Artifact(timed, {**done.files, artifact.TUNING_FILE: log}), DEVICES["h200"])
+    assert found.agrees and found.timed == 1 and ("dense" in found.winner) == chosen
+
+
+def test_it_is_left_out_where_it_was_not_asked_for(tmp_path: Path) -> None:
+    done = jobs.tune(request(families="csr"), store=Store(tmp_path))
+    assert (done.manifest["family"], done.manifest["dense"]) == ("csr", None)
+    with pytest.raises(BadRequest, match="families: dense alone has no kernel"):
+        Options(families="dense")
+    assert Options(families="all").family_names[-1] == "dense"
+    assert "dense" not in Options(families="all").kernel_names
+
+
+def test_float32_is_not_left_to_it(tmp_path: Path) -> None:
+    """By forecast: cuBLAS in full float32 takes longer than kernels of a matrix with so many zeros."""
+    weights = np.where(RNG.random((M, K)) < 0.05, 1.0, 0).astype(np.float32)
+    few = replace(request("float32").problem, matrix=from_dense(weights), n=4096)
+    done = jobs.tune(replace(request("float32", "unrolled,dense"), problem=few), store=Store(tmp_path))
+    assert (done.manifest["family"], done.manifest["cubin_family"]) == ("unrolled", "unrolled")
+    assert replay(done, DEVICES["h200"]).agrees
+
+
+def test_a_manifest_says_both_or_neither(made: Kernel) -> None:
+    damaged = json.dumps({**made.manifest, "dense": None}).encode()
+    with pytest.raises(BadRequest, match="dense: it is there in the family dense alone"):
+        artifact.from_files({**made.artifact.files, artifact.MANIFEST_FILE: damaged}, "here")
+    earlier = {name: value for name, value in made.manifest.items() if name not in ("dense", "cubin_family")}
+    read = artifact.from_files(
+        {**made.artifact.files, artifact.MANIFEST_FILE: json.dumps({**earlier, "family": "csr"}).encode()}, "here"
+    )
+    assert (read.manifest["cubin_family"], read.manifest["dense"]) == ("csr", None)
+
+
+def test_it_is_launched_through_cublas(made: Kernel, fake: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def opened() -> Library:
+        return load(fake, cublas.TYPES, named_by("cublasGetStatusName"))
+
+    monkeypatch.setitem(Dense.__init__.__kwdefaults__, "open_library", opened)
+    driver = HostDriver()
+    launch = made.launcher(driver)
+    assert isinstance(launch, Dense)
+    b, c = RNG.uniform(-1, 1, size=(K, N)).astype(np.float16), np.zeros((M, N), dtype=np.float16)
+    assert launch(driver.stream, b.ctypes.data, c.ctypes.data)
+    exact = WEIGHTS.astype(np.float16).astype(float) @ b.astype(float)
+    assert np.max(abs(c - exact)) < 0.1
+    launch.unload()
+    assert not driver.blocks
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_its_accuracy_is_what_the_library_is_held_to(dtype: str) -> None:
+    own, dense = ACCURACY[dtype], accuracy_of_dense(DTYPES[dtype])
+    assert dense.sum_rounding >= own.sum_rounding and replace(dense, sum_rounding=own.sum_rounding) == own
+    assert (dense == own) == (dtype == "float32")
+
+
+def test_a_layer_is_left_to_pytorch(made: Kernel) -> None:
+    assert left_to_cublas(made.manifest) is None  # a forecast is no reason
+    timed = {**made.manifest, "dense": {**made.manifest["dense"], "micros": 9.0}, "measured": {"micros": 12.0}}
+    assert left_to_cublas(timed) == "cuBLAS is faster than its kernel: 9.0 of 12.0 us"
+
+
+def test_other_corrections_are_another_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = request().digest
+    learned.corrections_digest.cache_clear()  # as in a process of another version
+    monkeypatch.setattr(learned, "WEIGHTS", tmp_path)
+    assert request().digest != before
+    learned.corrections_digest.cache_clear()
+    (tmp_path / "h200.json").write_text("{}")
+    assert len({before, request().digest}) == 2
+    learned.corrections_digest.cache_clear()
