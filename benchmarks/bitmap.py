@@ -42,8 +42,9 @@ COLUMNS = (1, 8, 16)
 #: What copies must exceed together: twice the L2 cache of an H200.
 COLD_BYTES = 120_000_000
 
-#: Plans at random, of those that are timed beside the ones that the forecast puts first.
-AT_RANDOM = 0.4
+#: The share of plans at random, beside those that the forecast puts first, and how many times the first one's time they
+#: are forecast to take at most.
+AT_RANDOM, FAR = 0.6, 1.4
 
 
 def matrix_of(shape: str, sparsity: float) -> SparseMatrix:
@@ -58,7 +59,8 @@ def chosen(problem: Problem, family: str, count: int) -> list[Any]:
     plans = FAMILIES[family].plans(problem)
     order = np.argsort(FAMILIES[family].forecast(problem, plans), kind="stable").tolist()
     first = [plans[at] for at in order[: max(1, round(count * (1 - AT_RANDOM)))]]
-    others = [plans[at] for at in order[len(first) :]]
+    micros = FAMILIES[family].forecast(problem, plans)
+    others = [plans[at] for at in order[len(first) :] if micros[at] < FAR * micros[order[0]]]
     return first + random.Random(0).sample(others, min(count - len(first), len(others)))
 
 

@@ -313,6 +313,7 @@ static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned chosen)
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline int min(int x, int y) { return x < y ? x : y; }
 static inline int max(int x, int y) { return x > y ? x : y; }
+static inline long long min(long long x, long long y) { return x < y ? x : y; }
 static inline unsigned min(unsigned x, unsigned y) { return x < y ? x : y; }
 static inline unsigned max(unsigned x, unsigned y) { return x > y ? x : y; }
 
@@ -435,17 +436,11 @@ static inline unsigned lospmm_sum_until(unsigned value) {
   for (unsigned lane = 0; lane <= threadIdx.x % lospmm::WARP; ++lane) sum += static_cast<unsigned>(lanes[lane][0]);
   return sum;
 }
-static inline void lospmm_expand(unsigned &low, unsigned &high, unsigned address, unsigned bits) {
-  unsigned found[4] = {};
-  for (int at = 0; at < 4; ++at)
-    if (bits >> at & 1) {
-      lospmm_u16 value;
-      std::memcpy(&value, lospmm_shared + address, 2);
-      found[at] = value;
-      address += 2;
-    }
-  low = found[0] | found[1] << 16;
-  high = found[2] | found[3] << 16;
+static inline void lospmm_expand(unsigned (&words)[4], unsigned address, unsigned bits) {
+  for (int at = 0; at < 4; ++at) {
+    words[at] = 0;
+    if (bits >> at & 1) std::memcpy(&words[at], lospmm_shared + address, 4), address += 4;
+  }
 }
 
 template <int bytes>

@@ -1,57 +1,71 @@
 
-// A as bits and values on tensor cores: a bit for each element, and the 16-bit values of those that are not 0.
+// A as bits and values on tensor cores: a bit for two elements beside each other, and the values of those two of which one
+// is not 0.
 //
-// A warp has TILES x 16 rows of A and COLS columns of C, and walks every so-many-th piece of its rows, 64 columns of A
-// wide: their bits, one word of 32 for each lane and each 16 rows, and their values in the order of the bits. It copies
-// pieces, and the rows of B that belong to them, to a ring of its own, STAGES of them, so that it waits for nobody. The
-// fragment of a lane is two runs of 4 bits; where the values of a run begin is a count of the bits before it.
-// PARTS warps of each of the LOSPMM_CLUSTER blocks that share rows add up what they have, in a fixed order.
+// A warp has TILES x 16 rows of A and COLS columns of C, and walks every so-many-th piece of its rows, DEPTH columns of A
+// wide: their bits, and their values in the order of the bits. It copies pieces, and the rows of B that belong to them,
+// to a ring of its own, STAGES of them, so that it waits for nobody. The fragment of a lane is a run of 4 bits; where
+// the values of a run begin is a count of the bits before it. PARTS warps of each of the LOSPMM_CLUSTER blocks that
+// share rows add up what they have, in a fixed order.
 //
 // Numbers: m, n, k, pieces of a row of tiles. Arrays: where each piece begins, in 16 bytes; the pieces.
 
 constexpr int THREADS = 32 * ROWS * PARTS;
-constexpr int DEPTH = 64;
+constexpr int UNITS = TILES * DEPTH / 64;  // of 16 rows x 64 columns, of a piece
+constexpr int WORDS = UNITS * 16;          // of bits, of a piece: those of eight lanes each
 constexpr int CHUNKS = COLS / 8;  // 16 bytes of a row of B
 constexpr bool STAGED = VECTOR > 1;
 constexpr int B_BYTES = STAGED ? DEPTH * COLS * 2 : 0;
 constexpr int SLOT_BYTES = PIECE_BYTES + B_BYTES;
-constexpr int PLACE_BYTES = TILES * 32 * 8;
-constexpr int WARP_BYTES = STAGES * SLOT_BYTES + PLACE_BYTES;
+constexpr int WARP_BYTES = STAGES * SLOT_BYTES + WORDS * 8;
 constexpr int BLOCK_ROWS = ROWS * TILES * 16;
+constexpr int SUMS_BYTES = PARTS * BLOCK_ROWS * COLS * 4;
+constexpr int BARRIERS_AT = ROWS * PARTS * WARP_BYTES > SUMS_BYTES ? ROWS * PARTS * WARP_BYTES : SUMS_BYTES;
+constexpr int APART = PARTS * LOSPMM_CLUSTER;  // pieces from one of a warp to its next
+constexpr bool PIECEMEAL = STAGED && !WHOLE;   // rows of B are copied by all lanes
 
-// What lies in which piece of 16 bytes, so that eight rows of B below each other lie in different banks.
+// What lies in which 16 bytes of a row of B, so that eight rows below each other lie in different banks.
 LOSPMM_INLINE int swizzled(int row, int chunk) {
-  return chunk ^ (row * CHUNKS / 8 % CHUNKS);
+  return WHOLE ? chunk : chunk ^ (row * CHUNKS / 8 % CHUNKS);
 }
 
 // What a lane copies of B: LINES rows at a time, VECTOR elements of one of them.
-constexpr int ACROSS = COLS / VECTOR, LINES = 32 / ACROSS;
-static_assert(!STAGED || 32 % ACROSS == 0);
+constexpr int ACROSS = PIECEMEAL ? COLS / VECTOR : 1, LINES = 32 / ACROSS;
+static_assert(32 % ACROSS == 0);
 
 struct Walk {
   const unsigned *starts;  // of the next piece that is copied
   const unsigned char *pieces;
   unsigned start, end;
-  int tile, tiles;  // of the next
-  const Element *b;  // of the next, this lane's
-  long long step, line;  // elements to what this lane copies in the piece after that, and LINES rows below
-  int left;  // rows from this lane's of the next piece to the end of B; none where its columns are beyond it
+  int tile, tiles;       // of the next
+  const Element *b;      // of the next: this lane's, or, WHOLE, all
+  long long step, line;  // elements to those of the piece after that, and LINES rows below
+  int left;              // rows from there to the end of B; none where this lane's columns are beyond it
 };
 
-// The pieces of this warp are PARTS x LOSPMM_CLUSTER apart; bounds are read a piece ahead of their use.
+// Bounds are read a piece ahead of their use.
 LOSPMM_INLINE void bounds(Walk &walk) {
   if (walk.tile < walk.tiles) walk.start = __ldg(walk.starts), walk.end = __ldg(walk.starts + 1);
 }
 
-LOSPMM_INLINE void fetch(Walk &walk, unsigned char *slot) {
+LOSPMM_INLINE void fetch(Walk &walk, unsigned char *slot, unsigned long long *barrier) {
   const int lane = threadIdx.x % 32;
   if (walk.tile < walk.tiles) {
-    const int bytes = static_cast<int>(walk.end - walk.start) * 16 - lane * 16;
-    const unsigned char *from = walk.pieces + static_cast<long long>(walk.start) * 16 + lane * 16;
+    const unsigned char *from = walk.pieces + static_cast<long long>(walk.start) * 16;
+    const int bytes = static_cast<int>(walk.end - walk.start) * 16;
+#if LOSPMM_BULK
+    if (lane == 0) {
+      const int of_b = WHOLE ? min(walk.left, DEPTH) * COLS * 2 : 0;
+      lospmm_bulk_expect(barrier, bytes + of_b);
+      lospmm_bulk_copy(slot, from, bytes, barrier);
+      if (WHOLE) lospmm_bulk_copy(slot + PIECE_BYTES, walk.b, of_b, barrier);
+    }
+#else
 #pragma unroll
     for (int at = 0; at < PIECE_BYTES; at += 512)
-      if (at < bytes) lospmm_copy<16>(slot + lane * 16 + at, from + at, true);
-    if constexpr (STAGED) {
+      if (at + lane * 16 < bytes) lospmm_copy<16>(slot + at + lane * 16, from + at + lane * 16, true);
+#endif
+    if constexpr (PIECEMEAL) {
       const int chunk = lane % ACROSS * VECTOR / 8, within = lane % ACROSS * VECTOR % 8 * 2;
       const Element *row = walk.b;
 #pragma unroll
@@ -63,12 +77,24 @@ LOSPMM_INLINE void fetch(Walk &walk, unsigned char *slot) {
       }
     }
   }
-  lospmm_commit();
-  walk.tile += PARTS * LOSPMM_CLUSTER;
-  walk.starts += PARTS * LOSPMM_CLUSTER;
+  if (PIECEMEAL || !LOSPMM_BULK) lospmm_commit();
+  walk.tile += APART;
+  walk.starts += APART;
   walk.b += walk.step;
-  walk.left -= PARTS * LOSPMM_CLUSTER * DEPTH;
+  walk.left -= APART * DEPTH;
   bounds(walk);
+}
+
+// Until the piece in ``slot`` is there, all of it; ``rows`` of B are left from it on.
+LOSPMM_INLINE void arrive(unsigned char *slot, unsigned long long *barrier, unsigned parity, int rows) {
+#if LOSPMM_BULK
+  lospmm_bulk_wait(barrier, parity);
+#endif
+  if (PIECEMEAL || !LOSPMM_BULK) lospmm_wait<STAGES - 2>();
+  if (WHOLE && rows < DEPTH)
+    for (int at = rows * COLS + threadIdx.x % 32; at < DEPTH * COLS; at += 32)
+      reinterpret_cast<Element *>(slot + PIECE_BYTES)[at] = 0;
+  __syncwarp();
 }
 
 // B for 16 columns of A, as the short side of products.
@@ -76,29 +102,33 @@ struct Short {
   unsigned of[CHUNKS][2];
 };
 
-// Straight from where it lies: two elements below each other are no register's worth of any row.
-LOSPMM_INLINE void gather(Short &found, const Element *b, long long row, long long k, long long first, long long n) {
-  const int lane = threadIdx.x % 32;
+// Straight from where it lies, where two elements below each other are no register's worth of any row; ``b`` is this
+// lane's first, of which ``rows`` are left.
+LOSPMM_INLINE void gather(Short (&found)[4], const Element *b, int rows, long long n, int columns) {
 #pragma unroll
-  for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-    const long long column = first + chunk * 8 + lane / 4;
+  for (int step = 0; step < 4; ++step)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const long long at = row + half * 8 + lane % 4 * 2;
-      unsigned low = 0, high = 0;
-      if (column < n && at < k) low = __ldg(b + at * n + column);
-      if (column < n && at + 1 < k) high = __ldg(b + (at + 1) * n + column);
-      found.of[chunk][half] = low | high << 16;
-    }
-  }
+    for (int chunk = 0; chunk < CHUNKS; ++chunk)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = step * 16 + half * 8;
+        unsigned pair = 0;
+        if (LONE && at + 1 < rows) {
+          if (columns > 0) pair = __ldg(reinterpret_cast<const unsigned *>(b + at));
+        } else {
+          if (chunk * 8 < columns && at < rows) pair = __ldg(b + at * n + chunk * 8);
+          if (chunk * 8 < columns && at + 1 < rows) pair |= __ldg(b + (at + 1) * n + chunk * 8) << 16;
+        }
+        found[step].of[chunk][half] = pair;
+      }
 }
 
 // From the ring.
-LOSPMM_INLINE void gather(Short (&found)[DEPTH / 16], const unsigned char *rows) {
+LOSPMM_INLINE void gather(Short (&found)[4], const unsigned char *rows) {
   const int lane = threadIdx.x % 32;
   if constexpr (CHUNKS == 1) {
 #pragma unroll
-    for (int two = 0; two < DEPTH / 32; ++two) {
+    for (int two = 0; two < 2; ++two) {
       unsigned r[4];
       lospmm_ldmatrix_transposed(r, rows + (two * 32 + lane) * 16);
       found[2 * two].of[0][0] = r[0], found[2 * two].of[0][1] = r[1];
@@ -122,26 +152,23 @@ LOSPMM_INLINE void gather(Short &found, const unsigned char *rows, int step) {
 
 // Each word of bits, and where its values begin: (word, address), for every word of a piece.
 LOSPMM_INLINE void count(uint2 *places, const unsigned char *slot) {
+  static_assert(WORDS % 32 == 0);
   const int lane = threadIdx.x % 32;
-  const unsigned *bits = reinterpret_cast<const unsigned *>(slot);
-  unsigned begin = lospmm_address(slot) + TILES * 128;
+  const unsigned *bits = reinterpret_cast<const unsigned *>(slot) + lane;
+  unsigned begin = lospmm_address(slot) + WORDS * 4;
 #pragma unroll
-  for (int tile = 0; tile < TILES; tile += 2) {
-    const unsigned word = bits[tile * 32 + lane], next = tile + 1 < TILES ? bits[tile * 32 + 32 + lane] : 0;
+  for (int at = 0; at < WORDS; at += 64) {
+    const unsigned word = bits[at], next = at + 32 < WORDS ? bits[at + 32] : 0;
     const unsigned held = __popc(word) | __popc(next) << 16;  // both counts at once
-    const unsigned until = lospmm_sum_until(held), all = __shfl_sync(~0u, until, 31), before = until - held;
-    places[tile * 32 + lane] = make_uint2(word, begin + 2 * (before & 0xFFFF));
-    begin += 2 * (all & 0xFFFF);
-    if (tile + 1 < TILES) places[tile * 32 + 32 + lane] = make_uint2(next, begin + 2 * (before >> 16));
-    begin += 2 * (all >> 16);
+    const unsigned until = lospmm_sum_until(held), before = until - held;
+    places[at + lane] = make_uint2(word, begin + 4 * (before & 0xFFFF));
+    if (at + 32 < WORDS) {
+      const unsigned all = __shfl_sync(~0u, until, 31);
+      begin += 4 * (all & 0xFFFF);
+      places[at + 32 + lane] = make_uint2(next, begin + 4 * (before >> 16));
+      begin += 4 * (all >> 16);
+    }
   }
-}
-
-// Four elements of a lane: two of the upper row, two of the lower.
-LOSPMM_INLINE void expand(unsigned &upper, unsigned &lower, uint2 place) {
-  const int shift = threadIdx.x % 8 * 4;
-  const unsigned before = __popc(place.x & ((1u << shift) - 1));
-  lospmm_expand(upper, lower, place.y + 2 * before, place.x >> shift);
 }
 
 LOSPMM_KERNEL(lospmm_bitmap) {
@@ -150,58 +177,75 @@ LOSPMM_KERNEL(lospmm_bitmap) {
 #endif
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int part = warp % PARTS, line = warp / PARTS;
-  const long long m = lospmm_number(0), block = blockIdx.z, tiles = lospmm_number(3);
-  const long long n = lospmm_number(1), k = lospmm_number(2), first = static_cast<long long>(blockIdx.x) * COLS;
+  const long long m = lospmm_number(0), n = lospmm_number(1), k = lospmm_number(2), tiles = lospmm_number(3);
+  const long long block = blockIdx.z, first = static_cast<long long>(blockIdx.x) * COLS;
   const int mine = blockIdx.y * PARTS + part;
   Walk walk;
   walk.tile = mine;
   walk.tiles = static_cast<int>(tiles);
   walk.starts = lospmm_array<unsigned>(0) + (block * ROWS + line) * tiles + mine;
   walk.pieces = lospmm_array<unsigned char>(1);
-  const long long row = static_cast<long long>(mine) * DEPTH + lane / ACROSS, column = first + lane % ACROSS * VECTOR;
-  walk.left = column < n ? static_cast<int>(k - row) : 0;
-  walk.b = b + row * n + column;
-  walk.step = n * (PARTS * LOSPMM_CLUSTER * DEPTH);
+  const int below = STAGED ? PIECEMEAL ? lane / ACROSS : 0 : lane % 4 * 2;
+  const int beside = STAGED ? PIECEMEAL ? lane % ACROSS * VECTOR : 0 : lane / 4;
+  const long long row = static_cast<long long>(mine) * DEPTH + below;
+  walk.left = PIECEMEAL && first + beside >= n ? 0 : static_cast<int>(k - row);
+  walk.b = b + row * n + first + beside;
+  walk.step = n * (APART * DEPTH);
   walk.line = n * LINES;
 
   unsigned char *ring = lospmm_shared + warp * WARP_BYTES;
   uint2 *places = reinterpret_cast<uint2 *>(ring + STAGES * SLOT_BYTES);
+  unsigned long long *barriers = reinterpret_cast<unsigned long long *>(lospmm_shared + BARRIERS_AT) + warp * STAGES;
+#if LOSPMM_BULK
+  if (lane == 0)
+    for (int stage = 0; stage < STAGES; ++stage) lospmm_bulk_make(barriers + stage);
+  __syncwarp();
+#endif
+  const int shift = lane % 8 * 4;
   float sums[TILES][CHUNKS][4] = {};
+  const Element *direct = walk.b;
+  int left = walk.left;  // of the piece that is multiplied
+  const int columns = static_cast<int>(min(n - first - lane / 4, 1ll * COLS));  // of B, from this lane's first
   bounds(walk);
 #pragma unroll 1
-  for (int stage = 0; stage < STAGES - 1; ++stage) fetch(walk, ring + stage * SLOT_BYTES);
-  int slot_at = 0, fetch_at = (STAGES - 1) * SLOT_BYTES;
+  for (int stage = 0; stage < STAGES - 1; ++stage) fetch(walk, ring + stage * SLOT_BYTES, barriers + stage);
+  int at = 0, next = STAGES - 1;
+  unsigned parity = 0;
 #pragma unroll 1
-  for (int tile = mine; tile < walk.tiles; tile += PARTS * LOSPMM_CLUSTER) {
-    Short right[DEPTH / 16];
-    if constexpr (!STAGED)
-#pragma unroll
-      for (int step = 0; step < DEPTH / 16; ++step)
-        gather(right[step], b, static_cast<long long>(tile) * DEPTH + step * 16, k, first, n);
-    lospmm_wait<STAGES - 2>();
-    __syncwarp();
-    fetch(walk, ring + fetch_at);
-    const unsigned char *slot = ring + slot_at;
-    fetch_at = slot_at;
-    slot_at = slot_at == (STAGES - 1) * SLOT_BYTES ? 0 : slot_at + SLOT_BYTES;
+  for (int tile = mine; tile < walk.tiles; tile += APART) {
+    arrive(ring + at * SLOT_BYTES, barriers + at, parity, left);
+    fetch(walk, ring + next * SLOT_BYTES, barriers + next);
+    const unsigned char *slot = ring + at * SLOT_BYTES;
+    next = at;
+    at = at == STAGES - 1 ? 0 : at + 1;
+    parity ^= at == 0;
     count(places, slot);
     __syncwarp();
-    if constexpr (STAGED) gather(right, slot + PIECE_BYTES);
+#pragma unroll 1
+    for (int unit = 0; unit < UNITS; unit += TILES) {
+      Short right[4];
+      if constexpr (STAGED)
+        gather(right, slot + PIECE_BYTES + unit / TILES * 64 * COLS * 2);
+      else
+        gather(right, direct + unit / TILES * 64 * n, left - unit / TILES * 64, n, columns);
 #pragma unroll
-    for (int step = 0; step < DEPTH / 16; ++step) {
-      if constexpr (STAGED) gather(right[step], slot + PIECE_BYTES, step);
+      for (int step = 0; step < 4; ++step) {
+        if constexpr (STAGED) gather(right[step], slot + PIECE_BYTES, unit / TILES * 4 + step);
 #pragma unroll
-      for (int of = 0; of < TILES; ++of) {
-        unsigned left[4];
-        const uint2 *place = places + of * 32 + step * 8 + lane / 8;
-        expand(left[0], left[1], place[0]);
-        expand(left[2], left[3], place[4]);
+        for (int of = 0; of < TILES; ++of) {
+          const uint2 place = places[(unit + of) * 16 + step * 4 + lane / 8];
+          const unsigned before = __popc(place.x & ((1u << shift) - 1));
+          unsigned fragment[4];
+          lospmm_expand(fragment, place.y + 4 * before, place.x >> shift);
 #pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; ++chunk) lospmm_mma(sums[of][chunk], left, right[step].of[chunk]);
+          for (int chunk = 0; chunk < CHUNKS; ++chunk) lospmm_mma(sums[of][chunk], fragment, right[step].of[chunk]);
+        }
       }
     }
+    direct += walk.step;
+    left -= APART * DEPTH;
   }
-  lospmm_wait<0>();
+  if (PIECEMEAL || !LOSPMM_BULK) lospmm_wait<0>();
   __syncthreads();
 
   float *all = reinterpret_cast<float *>(lospmm_shared);  // (PARTS, BLOCK_ROWS, COLS)
@@ -217,25 +261,23 @@ LOSPMM_KERNEL(lospmm_bitmap) {
       }
   __syncthreads();
 #if LOSPMM_CLUSTER > 1
-  for (int at = threadIdx.x; at < BLOCK_ROWS * COLS; at += THREADS) {
-    float sum = all[at];
-    for (int other = 1; other < PARTS; ++other) sum += all[other * BLOCK_ROWS * COLS + at];
-    all[at] = sum;
+  for (int place = threadIdx.x; place < BLOCK_ROWS * COLS; place += THREADS) {
+    float sum = all[place];
+    for (int other = 1; other < PARTS; ++other) sum += all[other * BLOCK_ROWS * COLS + place];
+    all[place] = sum;
   }
   lospmm_cluster_wait();
 #endif
-  for (int at = blockIdx.y * THREADS + threadIdx.x; at < BLOCK_ROWS * COLS; at += LOSPMM_CLUSTER * THREADS) {
+  for (int place = blockIdx.y * THREADS + threadIdx.x; place < BLOCK_ROWS * COLS; place += LOSPMM_CLUSTER * THREADS) {
     float sum = 0;
 #if LOSPMM_CLUSTER > 1
-    for (int other = 0; other < LOSPMM_CLUSTER; ++other) sum += lospmm_cluster_float(all + at, other);
+    for (int other = 0; other < LOSPMM_CLUSTER; ++other) sum += lospmm_cluster_float(all + place, other);
 #else
-    for (int other = 0; other < PARTS; ++other) sum += all[other * BLOCK_ROWS * COLS + at];
+    for (int other = 0; other < PARTS; ++other) sum += all[other * BLOCK_ROWS * COLS + place];
 #endif
-    const long long row = block * BLOCK_ROWS + at / COLS, column = first + at % COLS;
-    if (row < m && column < n) {
-      const long long place = row * n + column;
-      c[place] = lospmm_finished(sum, static_cast<int>(row), place, residual);
-    }
+    const long long of_row = block * BLOCK_ROWS + place / COLS, column = first + place % COLS;
+    if (of_row < m && column < n)
+      c[of_row * n + column] = lospmm_finished(sum, static_cast<int>(of_row), of_row * n + column, residual);
   }
 #if LOSPMM_CLUSTER > 1
   lospmm_cluster_wait();  // nobody goes while others read its sums

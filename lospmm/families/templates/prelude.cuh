@@ -95,37 +95,35 @@ LOSPMM_INLINE unsigned lospmm_sum_until(unsigned value) {
   return value;
 }
 
-// Four 16-bit elements from the bits that say which are not 0: bit i of ``bits`` is that of element i, and the values of
-// those whose bit is set lie in shared memory from ``address`` on, one after another. Two elements to a register.
-LOSPMM_INLINE void lospmm_expand(unsigned &low, unsigned &high, unsigned address, unsigned bits) {
+// Four words from the bits that say which are not 0: bit i of ``bits`` is that of word i, and those whose bit is set lie in
+// shared memory from ``address`` on, one after another.
+LOSPMM_INLINE void lospmm_expand(unsigned (&words)[4], unsigned address, unsigned bits) {
   asm volatile(
       "{\n"
       ".reg .pred p<4>;\n"
-      ".reg .b32 bit<4>, value<4>, at;\n"
-      "and.b32 bit0, %3, 1;\n"
-      "and.b32 bit1, %3, 2;\n"
-      "and.b32 bit2, %3, 4;\n"
-      "and.b32 bit3, %3, 8;\n"
+      ".reg .b32 bit<4>, at;\n"
+      "and.b32 bit0, %5, 1;\n"
+      "and.b32 bit1, %5, 2;\n"
+      "and.b32 bit2, %5, 4;\n"
+      "and.b32 bit3, %5, 8;\n"
       "setp.ne.u32 p0, bit0, 0;\n"
       "setp.ne.u32 p1, bit1, 0;\n"
       "setp.ne.u32 p2, bit2, 0;\n"
       "setp.ne.u32 p3, bit3, 0;\n"
-      "mov.b32 at, %2;\n"
-      "mov.b32 value0, 0;\n"
-      "mov.b32 value1, 0;\n"
-      "mov.b32 value2, 0;\n"
-      "mov.b32 value3, 0;\n"
-      "@p0 ld.shared.u16 value0, [at];\n"
-      "@p0 add.u32 at, at, 2;\n"
-      "@p1 ld.shared.u16 value1, [at];\n"
-      "@p1 add.u32 at, at, 2;\n"
-      "@p2 ld.shared.u16 value2, [at];\n"
-      "@p2 add.u32 at, at, 2;\n"
-      "@p3 ld.shared.u16 value3, [at];\n"
-      "prmt.b32 %0, value0, value1, 0x5410;\n"
-      "prmt.b32 %1, value2, value3, 0x5410;\n"
+      "mov.b32 at, %4;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@p0 ld.shared.u32 %0, [at];\n"
+      "@p0 add.u32 at, at, 4;\n"
+      "@p1 ld.shared.u32 %1, [at];\n"
+      "@p1 add.u32 at, at, 4;\n"
+      "@p2 ld.shared.u32 %2, [at];\n"
+      "@p2 add.u32 at, at, 4;\n"
+      "@p3 ld.shared.u32 %3, [at];\n"
       "}"
-      : "=r"(low), "=r"(high)
+      : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])
       : "r"(address), "r"(bits)
       : "memory");
 }
