@@ -2,6 +2,7 @@
 
     python -m benchmarks.bitmap --out FILE [--plans 12] [--families bitmap csr] [--shapes 4096x11008 ...]
                                 [--sparsities 0.5 ...] [--columns 16 ...] [--dtype float16] [--seconds 120]
+                                [--at-random SHARE]
 
 A line of JSON for each plan. A, B and C come from memory, as they do where other layers ran before: launches go round
 so many copies of all three that they are together larger than twice the L2 cache; a kernel has its A in its module,
@@ -42,9 +43,8 @@ COLUMNS = (1, 8, 16)
 #: What copies must exceed together: twice the L2 cache of an H200.
 COLD_BYTES = 120_000_000
 
-#: The share of plans at random, beside those that the forecast puts first, and how many times the first one's time they
-#: are forecast to take at most.
-AT_RANDOM, FAR = 0.6, 1.4
+#: No plan at random is forecast to take longer than so many times the first.
+FAR = 1.4
 
 
 def matrix_of(shape: str, sparsity: float) -> SparseMatrix:
@@ -55,10 +55,10 @@ def matrix_of(shape: str, sparsity: float) -> SparseMatrix:
     return from_dense(weights)
 
 
-def chosen(problem: Problem, family: str, count: int) -> list[Any]:
+def chosen(problem: Problem, family: str, count: int, at_random: float) -> list[Any]:
     plans = FAMILIES[family].plans(problem)
     order = np.argsort(FAMILIES[family].forecast(problem, plans), kind="stable").tolist()
-    first = [plans[at] for at in order[: max(1, round(count * (1 - AT_RANDOM)))]]
+    first = [plans[at] for at in order[: max(1, round(count * (1 - at_random)))]]
     micros = FAMILIES[family].forecast(problem, plans)
     others = [plans[at] for at in order[len(first) :] if micros[at] < FAR * micros[order[0]]]
     return first + random.Random(0).sample(others, min(count - len(first), len(others)))
@@ -88,13 +88,11 @@ def build(problem: Problem, family: str, plan: Any) -> dict[str, Any]:
 class Gpu:
     """Operands of one problem on the GPU, and times of what works on them."""
 
-    def __init__(self, problem: Problem) -> None:
-        import torch
-
+    def __init__(self, problem: Problem, a: Any, torch: Any) -> None:
         self.torch = torch
         matrix, n = problem.matrix, problem.n
         self.kind = getattr(torch, problem.dtype.name)
-        self.a = torch.from_numpy(matrix.to_scipy().toarray()).cuda().to(self.kind)
+        self.a = a.cuda().to(self.kind)
         self.of_bc = (matrix.k + matrix.m) * n * 2
         self.copies = COLD_BYTES // self.of_bc + 1
         generator = torch.Generator("cuda").manual_seed(0)
@@ -182,16 +180,19 @@ class Gpu:
 
 def measure_problem(given: argparse.Namespace) -> None:
     """What a child does, of one problem: a line of JSON for each plan."""
+    import torch
+
     shape, sparsity, n = given.shapes[0], given.sparsities[0], given.columns[0]
     problem = Problem(matrix_of(shape, sparsity), n, DEVICES["h200"], dtype=DTYPES[given.dtype])
     built = []
     for family in given.families:
         if FAMILIES[family].refusal(problem) is None:
-            count = given.plans if family == "bitmap" else max(1, given.plans // 4)
-            built += [build(problem, family, plan) for plan in chosen(problem, family, count)]
+            count = given.plans if family == "bitmap" else max(1, given.plans // 2)
+            built += [build(problem, family, plan) for plan in chosen(problem, family, count, given.at_random)]
+    dense_a = torch.from_numpy(problem.matrix.to_scipy().toarray()).to(getattr(torch, given.dtype))
     with given.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        gpu = Gpu(problem)
+        gpu = Gpu(problem, dense_a, torch)
         dense = gpu.dense_micros()
         bare = {"shape": shape, "sparsity": sparsity, "n": n, "dtype": given.dtype, "dense_micros": dense}
         print(json.dumps(bare | {"family": "dense", "micros": dense}), flush=True)
@@ -210,6 +211,7 @@ def main() -> None:
     parser.add_argument("--columns", nargs="+", type=int, default=COLUMNS)
     parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--at-random", type=float, default=0.0, metavar="SHARE", help="of the plans")
     parser.add_argument("--lock", type=Path, help="of a child")
     given = parser.parse_args()
     if given.lock:
@@ -240,7 +242,16 @@ def main() -> None:
 def start(given: argparse.Namespace, shape: str, sparsity: float, n: int) -> tuple[str, "subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "benchmarks.bitmap", "--out", str(given.out), "--shapes", shape]
     command += ["--sparsities", str(sparsity), "--columns", str(n), "--plans", str(given.plans)]
-    command += ["--families", *given.families, "--dtype", given.dtype, "--lock", f"{given.out}.lock"]
+    command += [
+        "--at-random",
+        str(given.at_random),
+        "--families",
+        *given.families,
+        "--dtype",
+        given.dtype,
+        "--lock",
+        f"{given.out}.lock",
+    ]
     return f"{shape} {sparsity} {n}", subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -47,8 +47,8 @@ CELLS_AT_ONCE = 2**24
 #: A piece's place in shared memory is a multiple of so many bytes, so that few templates are compiled.
 PIECE_UNIT_BYTES = 256
 
-#: Warps of an SM that registers are left for.
-RESIDENT_WARPS = 16
+#: Warps of an SM that registers are left for; and what a plan may be forecast to need, so that it spills nothing.
+RESIDENT_WARPS, MOST_REGISTERS = 16, 224
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ def plans(problem: Problem) -> list[Plan]:
     tall = ceil_div(matrix.m, TILE_ROWS)
     cols = next((cols for cols in COLS if cols >= problem.n), COLS[-1])
     shapes = [(tiles, depth) for tiles, depth in product(TILES, DEPTHS) if tiles * depth >= 2 * UNIT]
-    largest = {shape: piece_bytes(matrix, *shape) for shape in shapes}
+    held = counts(matrix)
+    largest = {shape: piece_bytes(held, *shape) for shape in shapes}
     return [
         plan
         for (tiles, depth), rows, parts, cluster, stages in product(shapes, ROWS, PARTS, clusters, STAGES)
@@ -108,7 +109,7 @@ def fits(plan: Plan, problem: Problem, largest_piece: int) -> bool:
     return (
         shared_bytes(plan, problem, largest_piece) <= problem.device.shared_bytes_per_block
         and _grid(plan, problem)[2] <= MAX_GRID_SIDE
-        and registers_needed(plan, problem) <= registers_allowed(plan)
+        and registers_needed(plan, problem) <= min(MOST_REGISTERS, registers_allowed(plan, problem))
     )
 
 
@@ -138,14 +139,16 @@ def shared_bytes(plan: Plan, problem: Problem, largest_piece: int) -> int:
     return max(plan.warps * ring, plan.parts * plan.block_rows * plan.cols * 4) + barriers
 
 
-def registers_allowed(plan: Plan) -> int:
-    return min(255, 65_536 // (WARP * max(plan.warps, RESIDENT_WARPS)) // 8 * 8)
+def registers_allowed(plan: Plan, problem: Problem) -> int:
+    """Of a thread: as many as leave room for RESIDENT_WARPS on an SM, or for half of them where one needs more."""
+    many = 65_536 // (WARP * RESIDENT_WARPS)
+    return many if registers_needed(plan, problem) <= many else min(255, 65_536 // (WARP * plan.warps) // 8 * 8)
 
 
 def registers_needed(plan: Plan, problem: Problem) -> int:
     """A forecast: sums, B of a piece, and what a piece takes beside them (measured with ptxas 13.0)."""
     of_b = plan.cols // 8 * 2 * (UNIT // STEP if vector(problem) == 1 or plan.cols == COLS[0] else 1)
-    return plan.tiles * plan.cols // 2 + of_b + 48
+    return plan.tiles * plan.cols // 2 + of_b + (64 if has_bulk_copies(problem) else 84)
 
 
 @lru_cache(maxsize=4)
@@ -162,9 +165,9 @@ def counts(matrix: SparseMatrix) -> NDArray[np.int32]:
     return found
 
 
-def piece_bytes(matrix: SparseMatrix, tiles: int, depth: int) -> int:
+def piece_bytes(counts: NDArray[np.int32], tiles: int, depth: int) -> int:
     """Of the largest piece of ``tiles`` x 16 rows and ``depth`` columns."""
-    held = _padded(_padded(counts(matrix), tiles).T, depth // UNIT)  # (units, tiles)
+    held = _padded(_padded(counts, tiles).T, depth // UNIT)  # (units, tiles)
     of_pieces = held.reshape(len(held) * UNIT // depth, depth // UNIT, -1, tiles).sum(axis=(1, 3))
     largest = tiles * TILE_ROWS * depth // 16 + 4 * int(of_pieces.max())
     return ceil_div(largest, PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
@@ -177,18 +180,18 @@ def _padded(array: NDArray[Any], multiple: int) -> NDArray[Any]:
 
 #: Cycles of a sub-partition for an element of each lane, to make fragments, and for a piece of a warp beside them; and
 #: warps that keep it busy.
-CYCLES_PER_ELEMENT, CYCLES_PER_PIECE = 4.0, 250.0
+CYCLES_PER_ELEMENT, CYCLES_PER_PIECE = 2.6, 160.0
 BUSY_WARPS = 16.0
 
 #: Microseconds between the first load and the first product, and after the last one; of the memory's bandwidth, what is
 #: reached; and seconds that a byte is on its way.
-START_MICROS, SHARE_OF_BANDWIDTH, LATENCY_SECONDS = 2.0, 0.8, 1.2e-6
+START_MICROS, SHARE_OF_BANDWIDTH, LATENCY_SECONDS = 1.5, 0.85, 1.2e-6
 
 #: Microseconds for blocks of a cluster to wait for each other and add up, for each of them.
 CLUSTER_MICROS = 0.5
 
 #: Bytes from the L2 cache in a cycle and SM.
-L2_BYTES_PER_CYCLE = 26.0
+L2_BYTES_PER_CYCLE = 32.0
 
 #: Of what takes less long than the longest, the share that is not hidden behind it.
 NOT_HIDDEN = 0.2
@@ -197,8 +200,9 @@ NOT_HIDDEN = 0.2
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
     """The SM with the most blocks: reading A, B again for all rows of a warp, and making fragments."""
     shapes = {(plan.tiles, plan.depth) for plan in plans}
-    largest = {shape: piece_bytes(problem.matrix, *shape) for shape in shapes}
-    pairs = int(counts(problem.matrix).sum())
+    held = counts(problem.matrix)
+    largest = {shape: piece_bytes(held, *shape) for shape in shapes}
+    pairs = int(held.sum())
     return np.array([_micros(problem, plan, largest[plan.tiles, plan.depth], pairs) for plan in plans])
 
 
@@ -211,7 +215,8 @@ def _micros(problem: Problem, plan: Plan, largest_piece: int, pairs: int) -> flo
     a_bytes = pairs * 4 + cells / 16
     b_bytes = tall * plan.rows * pieces * plan.depth * min(n, plan.cols) * 2
     shared = shared_bytes(plan, problem, largest_piece) + device.reserved_shared_bytes
-    resident = max(1, min(device.shared_bytes_per_sm // shared, RESIDENT_WARPS // plan.warps))
+    registers = registers_allowed(plan, problem) * WARP * plan.warps
+    resident = max(1, min(device.shared_bytes_per_sm // shared, device.registers_per_sm // registers))
     each = min(resident, ceil_div(blocks, device.sms))  # blocks of an SM at a time
     waves = ceil_div(blocks, each * device.sms)
     parts = plan.parts * plan.cluster
@@ -233,7 +238,7 @@ def _micros(problem: Problem, plan: Plan, largest_piece: int, pairs: int) -> flo
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    largest = piece_bytes(matrix, plan.tiles, plan.depth)
+    largest = piece_bytes(counts(matrix), plan.tiles, plan.depth)
     starts, pieces = pack_pieces(problem, plan)
     settings = {
         "TILES": plan.tiles,
@@ -254,7 +259,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
         source=source_of_template("bitmap", settings, dtype=dtype, epilogue=epilogue),
         data=pack((matrix.m, problem.n, matrix.k, ceil_div(matrix.k, plan.depth)), (starts, pieces), epilogue=epilogue),
         launch=Launch(_grid(plan, problem), WARP * plan.warps, shared_bytes(plan, problem, largest)),
-        registers=registers_allowed(plan),
+        registers=registers_allowed(plan, problem),
         cols=plan.cols,
         dtype=dtype,
         takes_residual=epilogue.residual,

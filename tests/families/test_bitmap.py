@@ -15,7 +15,7 @@ from lospmm.dtype import DTYPES
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import VerificationFailed
 from lospmm.families import bitmap
-from lospmm.families.bitmap import Plan, fits, forecast, pack_pieces, pack_plan, piece_bytes, plans, refusal
+from lospmm.families.bitmap import Plan, counts, fits, forecast, pack_pieces, pack_plan, piece_bytes, plans, refusal
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
 from lospmm.packed import emission_of
@@ -31,16 +31,17 @@ H200 = DEVICES["h200"]
 A100 = DEVICES["a100"]
 HALF = DTYPES["float16"]
 
-BASE = Plan(tiles=2, rows=2, parts=2, cluster=1, stages=3, cols=16)
+BASE = Plan(tiles=2, depth=64, rows=2, parts=2, cluster=1, stages=3, cols=16)
 
 #: Each axis away from the others' usual value.
 AXES = [
-    *(replace(BASE, tiles=tiles) for tiles in bitmap.TILES),
+    *(replace(BASE, tiles=tiles, depth=128) for tiles in bitmap.TILES),
+    replace(BASE, tiles=4),
     *(replace(BASE, rows=rows) for rows in bitmap.ROWS),
     *(replace(BASE, parts=parts) for parts in bitmap.PARTS),
     *(replace(BASE, cluster=cluster) for cluster in bitmap.CLUSTERS),
     *(replace(BASE, stages=stages) for stages in bitmap.STAGES),
-    *(replace(BASE, cols=cols, tiles=1) for cols in bitmap.COLS),
+    *(replace(BASE, cols=cols) for cols in bitmap.COLS),
     replace(BASE, cluster=2, parts=4, stages=2),
 ]
 
@@ -58,7 +59,7 @@ def test_every_axis(plan: Plan) -> None:
 def test_every_type_and_any_n(dtype: str, n: int) -> None:
     problem = plain(pruned(40, 200, 0.5, seed=2, dense_row=True), n, DTYPES[dtype])
     cols = next((cols for cols in bitmap.COLS if cols >= n), 64)
-    assert error_of(problem, pack_plan(problem, replace(BASE, tiles=1, cols=cols))) < 1
+    assert error_of(problem, pack_plan(problem, replace(BASE, cols=cols))) < 1
 
 
 @pytest.mark.parametrize("n", [1, 8, 12])
@@ -79,7 +80,7 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool, cluster: int) ->
     assert error_of(problem, pack_plan(problem, replace(BASE, cluster=cluster))) < 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     matrices(max_m=70, max_k=200),
     st.sampled_from([1, 8, 12]),
@@ -87,40 +88,40 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool, cluster: int) ->
 )
 def test_any_matrix(matrix: SparseMatrix, n: int, dtype: str) -> None:
     problem = plain(matrix, n, DTYPES[dtype])
-    plan = Plan(tiles=2, rows=1, parts=2, cluster=2, stages=2, cols=8 if n <= 8 else 16)
+    plan = Plan(tiles=2, depth=64, rows=1, parts=2, cluster=2, stages=2, cols=8 if n <= 8 else 16)
     assert error_of(problem, pack_plan(problem, plan)) < 1
 
 
 @settings(max_examples=30)
-@given(matrices(max_m=90, max_k=300), st.sampled_from(bitmap.TILES))
-def test_the_pieces_hold_the_matrix(matrix: SparseMatrix, tiles: int) -> None:
+@given(matrices(max_m=90, max_k=300), st.sampled_from([(1, 128), (2, 64), (4, 128)]))
+def test_the_pieces_hold_the_matrix(matrix: SparseMatrix, shape: tuple[int, int]) -> None:
     """Bits and values, read one by one, are A again; no piece is larger than its place in shared memory."""
-    problem = plain(matrix, 8, HALF)
-    plan = replace(BASE, tiles=tiles)
-    starts, data = pack_pieces(problem, plan)
-    across = -(-matrix.k // 64)
-    assert len(starts) == -(-matrix.m // plan.block_rows) * plan.rows * across + 1 and starts[-1] * 16 == len(data)
-    assert (np.diff(starts.astype(np.int64)) * 16).max() <= piece_bytes(matrix, tiles)
-    found = np.zeros((plan.block_rows * -(-matrix.m // plan.block_rows), across * 64), dtype=np.float32)
+    tiles, depth = shape
+    plan = replace(BASE, tiles=tiles, depth=depth)
+    starts, data = pack_pieces(plain(matrix, 8, HALF), plan)
+    across, height, words = -(-matrix.k // depth), tiles * 16, tiles * depth // 4
+    tall = -(-matrix.m // plan.block_rows) * plan.block_rows
+    assert len(starts) == tall // height * across + 1 and starts[-1] * 4 == len(data)
+    assert (np.diff(starts.astype(np.int64)) * 16).max() <= piece_bytes(counts(matrix), tiles, depth)
+    found = np.zeros((tall, across * depth), dtype=np.float32)
     for piece, (start, end) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
-        held = data[start * 16 : end * 16]
-        bits = np.unpackbits(held[: tiles * 128], bitorder="little").astype(bool)
-        (places,) = np.nonzero(bits)
-        values = held[tiles * 128 :].view(np.float16)[: len(places)].astype(np.float32)
-        tile, rest = np.divmod(places, 1024)
-        step, half, row, quad, lower, odd = np.unravel_index(rest, (4, 2, 8, 4, 2, 2))
-        at_row = (piece // across) * tiles * 16 + tile * 16 + lower * 8 + row
-        found[at_row, piece % across * 64 + step * 16 + half * 8 + quad * 2 + odd] = values
+        held = data[start * 4 : end * 4]
+        (places,) = np.nonzero(np.unpackbits(held[:words].view(np.uint8), bitorder="little"))
+        values = held[words:][: len(places)].view(np.float16).astype(np.float32).reshape(-1, 2)
+        unit, tile, step, row, quad, half, lower = np.unravel_index(places, (depth // 64, tiles, 4, 8, 4, 2, 2))
+        at_row = piece // across * height + tile * 16 + lower * 8 + row
+        at_column = piece % across * depth + unit * 64 + step * 16 + half * 8 + quad * 2
+        found[at_row, at_column], found[at_row, at_column + 1] = values.T
     assert np.array_equal(found[: matrix.m, : matrix.k], HALF.rounded(matrix.to_scipy().toarray()))
     assert not found[matrix.m :].any() and not found[:, matrix.k :].any()
 
 
 def test_weights_that_round_to_zero_take_no_value() -> None:
-    weights = np.full((16, 64), 1e-9, dtype=np.float32)
+    weights = np.full((32, 64), 1e-9, dtype=np.float32)
     weights[3, 5], weights[4, 7] = 2.0, -1e-9
-    problem = plain(from_dense(weights), 8, HALF)
-    starts, _ = pack_pieces(problem, replace(BASE, tiles=1, rows=1))
+    starts, data = pack_pieces(plain(from_dense(weights), 8, HALF), replace(BASE, rows=1))
     assert starts.tolist() == [0, (128 + 16) // 16]
+    assert np.count_nonzero(data[:32]) == 1 and data[32:].tolist() == [0x4000 << 16, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("m", "k", "density"), [(1, 1, 1.0), (1, 600, 0.1), (600, 1, 0.5), (9, 5, 0.0), (64, 64, 1.0)])
@@ -141,13 +142,13 @@ def test_what_is_not_a_number_stays_in_its_column() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("n", [1, 16, 40, 4096])
-@pytest.mark.parametrize(("m", "k"), [(1024, 2048), (64, 576), (1, 1), (8, 5000)])
+@pytest.mark.parametrize("n", [1, 40, 4096])
+@pytest.mark.parametrize(("m", "k"), [(512, 1024), (1, 1), (8, 5000)])
 def test_plans_fit(dtype: str, n: int, m: int, k: int) -> None:
     problem = plain(pruned(m, k, 0.5, seed=7), n, DTYPES[dtype])
     found = plans(problem)
     assert found and len(set(found)) == len(found)
-    assert all(fits(plan, problem, piece_bytes(problem.matrix, plan.tiles)) for plan in found)
+    assert all(fits(plan, problem, piece_bytes(counts(problem.matrix), plan.tiles, plan.depth)) for plan in found)
     micros = forecast(problem, found)
     assert micros.shape == (len(found),) and (micros > 0).all() and np.isfinite(micros).all()
 
@@ -167,11 +168,10 @@ def test_what_it_has_no_kernel_for() -> None:
 
 
 @pytest.mark.parametrize("device", ["a100", "h200"])
-@pytest.mark.parametrize("n", [1, 8, 12, 16, 32, 64])
+@pytest.mark.parametrize("n", [1, 12, 16, 32, 33, 64])
 def test_the_tightest_plans_do_not_spill(device: str, n: int) -> None:
     problem = Problem(pruned(1024, 1024, 0.5, seed=10), n, DEVICES[device], dtype=HALF)
-    widest = max(plan.tiles for plan in plans(problem))
-    kernel = pack_plan(problem, next(plan for plan in plans(problem) if plan.tiles == widest))
+    kernel = pack_plan(problem, max(plans(problem), key=lambda plan: bitmap.registers_needed(plan, problem)))
     binary = compile_kernel(
         emission_of(kernel),
         arch=problem.device.arch,
@@ -185,14 +185,11 @@ def test_the_tightest_plans_do_not_spill(device: str, n: int) -> None:
 def test_a_block_that_has_ended_is_not_read() -> None:
     """What the GPU would not forgive: a block of a cluster that goes while others still read its sums."""
     problem = plain(pruned(16, 300, 0.5, seed=11), 8, HALF)
-    kernel = pack_plan(problem, Plan(tiles=1, rows=1, parts=2, cluster=2, stages=2, cols=8))
-    text, found = kernel.source, kernel.source.rfind("lospmm_cluster_wait();")
-    early = replace(kernel, source=text[:found] + text[found + len("lospmm_cluster_wait();") :])
-    never = replace(kernel, source=text.replace("lospmm_cluster_wait();", ";"))
+    kernel = pack_plan(problem, Plan(tiles=2, depth=64, rows=1, parts=2, cluster=2, stages=2, cols=8))
+    never = replace(kernel, source=kernel.source.replace("lospmm_cluster_wait();", ";"))
     assert error_of(problem, kernel) < 1
     with pytest.raises(VerificationFailed, match="shared memory of a block that has ended"):
         execute_packed(never, np.arange(8), np.ones((300, 8), np.float32), m=16)
-    assert early.source != kernel.source
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="no pruned layers beside the repository, in ../shared/data")
