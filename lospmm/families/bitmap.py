@@ -38,6 +38,9 @@ MAX_WHOLE_COLS = 16
 #: Of a block.
 MIN_WARPS, MAX_WARPS = 4, 16
 
+#: Columns of B: with more, the time is no longer that of reading A.
+MAX_COLUMNS = COLS[-1]
+
 #: Rows x columns of A that have a bit.
 MAX_CELLS = 2**30
 
@@ -77,6 +80,8 @@ def refusal(problem: Problem) -> str | None:
         return f"{problem.dtype.name}: its values have 16 bits"
     if _generation(problem) < 80:
         return f"{problem.device.arch} has no such tensor cores"
+    if problem.n > MAX_COLUMNS:
+        return f"more than {MAX_COLUMNS} columns of B"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
         return f"more than {MAX_CELLS} cells"
     return None
@@ -91,7 +96,7 @@ def plans(problem: Problem) -> list[Plan]:
     matrix = problem.matrix
     clusters = CLUSTERS if has_bulk_copies(problem) else CLUSTERS[:1]
     tall = ceil_div(matrix.m, TILE_ROWS)
-    cols = next((cols for cols in COLS if cols >= problem.n), COLS[-1])
+    cols = next(cols for cols in COLS if cols >= problem.n)
     shapes = [(tiles, depth) for tiles, depth in product(TILES, DEPTHS) if tiles * depth >= 2 * UNIT]
     held = counts(matrix)
     largest = {shape: piece_bytes(held, *shape) for shape in shapes}

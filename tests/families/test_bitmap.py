@@ -142,7 +142,7 @@ def test_what_is_not_a_number_stays_in_its_column() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("n", [1, 40, 4096])
+@pytest.mark.parametrize("n", [1, 40])
 @pytest.mark.parametrize(("m", "k"), [(512, 1024), (1, 1), (8, 5000)])
 def test_plans_fit(dtype: str, n: int, m: int, k: int) -> None:
     problem = plain(pruned(m, k, 0.5, seed=7), n, DTYPES[dtype])
@@ -164,7 +164,8 @@ def test_what_it_has_no_kernel_for() -> None:
     assert refusal(Problem(matrix, convolution.n, H200, convolution)) == "a convolution"
     assert refusal(plain(matrix, 8)) == "float32: its values have 16 bits"
     assert "sm_75" in str(refusal(Problem(matrix, 8, DEVICES["rtx2080ti"], dtype=HALF)))
-    assert refusal(Problem(matrix, 8, A100, dtype=HALF)) is None
+    assert refusal(Problem(matrix, 65, A100, dtype=HALF)) == "more than 64 columns of B"
+    assert refusal(Problem(matrix, 64, A100, dtype=HALF)) is None
 
 
 @pytest.mark.parametrize("device", ["a100", "h200"])
