@@ -195,6 +195,7 @@ def measure_problem(given: argparse.Namespace) -> None:
         gpu = Gpu(problem, dense_a, torch)
         dense = gpu.dense_micros()
         bare = {"shape": shape, "sparsity": sparsity, "n": n, "dtype": given.dtype, "dense_micros": dense}
+        bare |= {"machine": torch.cuda.get_device_name(), "commit": given.commit}
         print(json.dumps(bare | {"family": "dense", "micros": dense}), flush=True)
         for one in built:
             line = bare | gpu.time(one) | {key: one[key] for key in one if key not in ("kernel", "cubin")}
@@ -212,6 +213,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float16", choices=("float16", "bfloat16"))
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--at-random", type=float, default=0.0, metavar="SHARE", help="of the plans")
+    parser.add_argument("--commit", default="", help="what is measured")
     parser.add_argument("--lock", type=Path, help="of a child")
     given = parser.parse_args()
     if given.lock:
@@ -242,16 +244,8 @@ def main() -> None:
 def start(given: argparse.Namespace, shape: str, sparsity: float, n: int) -> tuple[str, "subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "benchmarks.bitmap", "--out", str(given.out), "--shapes", shape]
     command += ["--sparsities", str(sparsity), "--columns", str(n), "--plans", str(given.plans)]
-    command += [
-        "--at-random",
-        str(given.at_random),
-        "--families",
-        *given.families,
-        "--dtype",
-        given.dtype,
-        "--lock",
-        f"{given.out}.lock",
-    ]
+    command += ["--at-random", str(given.at_random), "--families", *given.families, "--dtype", given.dtype]
+    command += ["--commit", given.commit, "--lock", f"{given.out}.lock"]
     return f"{shape} {sparsity} {n}", subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
