@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families import block_group_coo, csr, group_coo, hyb, tensor_core
+from lospmm.families import bitmap, block_group_coo, csr, group_coo, hyb, tensor_core
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
 
@@ -50,6 +50,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             block_group_coo.refusal, block_group_coo.plans, block_group_coo.forecast, block_group_coo.pack_plan
         ),
         "hyb": Family(hyb.refusal, hyb.plans, hyb.forecast, hyb.pack_plan),
+        "bitmap": Family(bitmap.refusal, bitmap.plans, bitmap.forecast, bitmap.pack_plan),
         "tensor_core": Family(tensor_core.refusal, tensor_core.plans, tensor_core.forecast, tensor_core.pack_plan),
     }
 )

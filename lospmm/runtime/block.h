@@ -1,4 +1,5 @@
-// Makes the text of a packed kernel, as it is, a library that a CPU runs one thread block at a time (block_process.py).
+// Makes the text of a packed kernel, as it is, a library that a CPU runs one thread block, or one cluster of them, at a
+// time (block_process.py).
 //
 // The threads of a block are fibers: each runs until it waits for others, at a barrier or for its warp, and then the next
 // one goes on. B, C and the residual are real memory that ends at a page which nobody may touch. Shared memory is full of
@@ -66,7 +67,7 @@ struct Copy {
 };
 
 struct Fiber {
-  unsigned thread = 0;
+  unsigned thread = 0, block = 0;  // of its block, and which of those that run together
   bool ended = false, started = false;
   jmp_buf at;
   ucontext_t first;
@@ -89,11 +90,25 @@ struct Bulk {
   std::vector<Copy> copies;
 };
 
+// Threads that wait for each other.
+struct Barrier {
+  std::uint64_t step = 0;
+  unsigned arrived = 0, alive = 0;
+};
+
+// One of those that run together: a cluster, along y, or just one.
+struct Block {
+  uint3 index;
+  unsigned char *shared;
+  Barrier barrier;
+};
+
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
+static std::vector<Block> blocks;
 static std::map<const void *, Bulk> bulks;
-static std::uint64_t barrier_step;
-static unsigned barrier_arrived, alive, running;
+static Barrier everybody;  // of the blocks that run together
+static unsigned cluster_blocks = 1, warps_of_block, running;
 static std::uint64_t progress, last_progress;
 static unsigned idle_turns;
 static jmp_buf scheduler;
@@ -118,19 +133,34 @@ static void perform(const std::vector<Copy> &copies) {
   }
 }
 
-static void open_barrier_if_all_came() {
-  if (alive && barrier_arrived == alive) {
-    barrier_arrived = 0;
-    ++barrier_step;
+static bool run_together(unsigned count) {
+  cluster_blocks = count;
+  return true;
+}
+
+static void open_if_all_came(Barrier &barrier) {
+  if (barrier.alive && barrier.arrived == barrier.alive) {
+    barrier.arrived = 0;
+    ++barrier.step;
     ++progress;
   }
 }
 
-static void barrier() {
-  const std::uint64_t mine = barrier_step;
-  ++barrier_arrived;
-  open_barrier_if_all_came();
-  while (barrier_step == mine) yield();
+static void wait_at(Barrier &barrier) {
+  const std::uint64_t mine = barrier.step;
+  ++barrier.arrived;
+  open_if_all_came(barrier);
+  while (barrier.step == mine) yield();
+}
+
+static Block &own_block() { return blocks[fibers[running].block]; }
+static Warp &own_warp() { return warps[fibers[running].block * warps_of_block + threadIdx.x / WARP]; }
+
+// What block ``rank`` of the cluster has where ``mine`` is in this thread's.
+static const void *of_block(const void *mine, unsigned rank) {
+  if (rank >= blocks.size()) fault("shared memory of a block that the cluster does not have");
+  if (!blocks[rank].barrier.alive) fault("shared memory of a block that has ended");
+  return blocks[rank].shared + (static_cast<const unsigned char *>(mine) - own_block().shared);
 }
 
 static void step_if_all_came(Warp &warp) {
@@ -145,7 +175,7 @@ static void step_if_all_came(Warp &warp) {
 template <typename... Values>
 static const std::uint64_t (*exchange(Values... values))[SLOTS] {
   static_assert(sizeof...(values) <= SLOTS);
-  Warp &warp = warps[threadIdx.x / WARP];
+  Warp &warp = own_warp();
   const std::uint64_t mine = warp.step;
   unsigned at = 0;
   ((warp.slots[mine % 2][threadIdx.x % WARP][at++] = static_cast<std::uint64_t>(values)), ...);
@@ -159,11 +189,13 @@ static void end_of_thread() {
   Fiber &mine = fibers[running];
   mine.ended = true;
   ++progress;
-  --alive;
-  Warp &warp = warps[threadIdx.x / WARP];
+  Warp &warp = own_warp();
   --warp.alive;
   step_if_all_came(warp);
-  open_barrier_if_all_came();
+  for (Barrier *barrier : {&own_block().barrier, &everybody}) {
+    --barrier->alive;
+    open_if_all_came(*barrier);
+  }
 }
 
 static void body() {
@@ -172,10 +204,12 @@ static void body() {
   _longjmp(scheduler, 1);
 }
 
-static void resume(unsigned thread) {
-  running = thread;
-  threadIdx = {thread, 0, 0};
-  Fiber &fiber = fibers[thread];
+static void resume(unsigned at) {
+  running = at;
+  Fiber &fiber = fibers[at];
+  threadIdx = {fiber.thread, 0, 0};
+  blockIdx = own_block().index;
+  lospmm_shared = own_block().shared;
   if (_setjmp(scheduler) != 0) return;
   if (fiber.started) _longjmp(fiber.at, 1);
   fiber.started = true;
@@ -187,14 +221,23 @@ static void resume(unsigned thread) {
   setcontext(&fiber.first);
 }
 
-static void run_block(unsigned threads, std::size_t shared_bytes) {
-  std::memset(lospmm_shared, 0xFF, shared_bytes);
+// ``blocks`` of ``threads`` threads each, with their shared memory, from their first instruction to the end of all.
+static void run_blocks(unsigned threads, std::size_t shared_bytes) {
   bulks.clear();
-  fibers.resize(threads);
-  warps.assign((threads + WARP - 1) / WARP, Warp{});
-  for (unsigned thread = 0; thread < threads; ++thread) {
-    Fiber &fiber = fibers[thread];
-    fiber.thread = thread;
+  warps_of_block = (threads + WARP - 1) / WARP;
+  fibers.resize(threads * blocks.size());
+  warps.assign(warps_of_block * blocks.size(), Warp{});
+  everybody = {};
+  everybody.alive = static_cast<unsigned>(fibers.size());
+  for (Block &block : blocks) {
+    std::memset(block.shared, 0xFF, shared_bytes);
+    block.barrier = {};
+    block.barrier.alive = threads;
+  }
+  for (unsigned at = 0; at < fibers.size(); ++at) {
+    Fiber &fiber = fibers[at];
+    fiber.thread = at % threads;
+    fiber.block = at / threads;
     fiber.ended = fiber.started = false;
     fiber.open.clear();
     fiber.groups.clear();
@@ -203,15 +246,13 @@ static void run_block(unsigned threads, std::size_t shared_bytes) {
       if (stack == MAP_FAILED) fault("no memory for its stack");
       fiber.stack = static_cast<unsigned char *>(stack);
     }
-    ++warps[thread / WARP].alive;
+    ++warps[fiber.block * warps_of_block + fiber.thread / WARP].alive;
   }
-  alive = threads;
-  barrier_arrived = 0;
   last_progress = progress;
   idle_turns = 0;
-  while (alive) {
-    for (unsigned thread = 0; thread < threads; ++thread)
-      if (!fibers[thread].ended) resume(thread);
+  while (everybody.alive) {
+    for (unsigned at = 0; at < fibers.size(); ++at)
+      if (!fibers[at].ended) resume(at);
     idle_turns = progress == last_progress ? idle_turns + 1 : 0;
     last_progress = progress;
     if (idle_turns > 2) fault("waits for others that never come (a barrier or a warp's operation in some threads only)");
@@ -239,8 +280,9 @@ static std::uint32_t as_bits(float value) {
 #define __restrict__
 #define __align__(bytes) alignas(bytes)
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 
-static inline void __syncthreads() { lospmm::barrier(); }
+static inline void __syncthreads() { lospmm::wait_at(lospmm::own_block().barrier); }
 static inline void __syncwarp(unsigned = ~0u) { lospmm::exchange(0); }
 
 template <typename T>
@@ -268,8 +310,10 @@ static inline unsigned __byte_perm(unsigned low, unsigned high, unsigned chosen)
   for (unsigned at = 0; at < 4; ++at) result |= static_cast<unsigned>(bytes >> 8 * (chosen >> 4 * at & 7) & 0xFF) << 8 * at;
   return result;
 }
+static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline int min(int x, int y) { return x < y ? x : y; }
 static inline int max(int x, int y) { return x > y ? x : y; }
+static inline long long min(long long x, long long y) { return x < y ? x : y; }
 static inline unsigned min(unsigned x, unsigned y) { return x < y ? x : y; }
 static inline unsigned max(unsigned x, unsigned y) { return x > y ? x : y; }
 
@@ -382,6 +426,23 @@ static inline void lospmm_mma_bfloat16(float (&d)[4], const unsigned (&a)[4], co
 static inline void lospmm_ldmatrix(unsigned (&r)[4], const void *row) { lospmm::matrices(r, row, false); }
 static inline void lospmm_ldmatrix_transposed(unsigned (&r)[4], const void *row) { lospmm::matrices(r, row, true); }
 
+// Shared memory by its bytes.
+static inline unsigned lospmm_address(const void *shared) {
+  return static_cast<unsigned>(static_cast<const unsigned char *>(shared) - lospmm_shared);
+}
+static inline unsigned lospmm_sum_until(unsigned value) {
+  const auto lanes = lospmm::exchange(value);
+  unsigned sum = 0;
+  for (unsigned lane = 0; lane <= threadIdx.x % lospmm::WARP; ++lane) sum += static_cast<unsigned>(lanes[lane][0]);
+  return sum;
+}
+static inline void lospmm_expand(unsigned (&words)[4], unsigned address, unsigned bits) {
+  for (int at = 0; at < 4; ++at) {
+    words[at] = 0;
+    if (bits >> at & 1) std::memcpy(&words[at], lospmm_shared + address, 4), address += 4;
+  }
+}
+
 template <int bytes>
 static inline void lospmm_copy(void *shared, const void *global, bool is_there) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16);
@@ -398,6 +459,11 @@ template <int pending>
 static inline void lospmm_wait() {
   lospmm::Fiber &mine = lospmm::fibers[lospmm::running];
   for (; mine.groups.size() > pending; mine.groups.pop_front()) lospmm::perform(mine.groups.front());
+}
+
+static inline void lospmm_cluster_wait() { lospmm::wait_at(lospmm::everybody); }
+static inline float lospmm_cluster_float(const float *shared, unsigned rank) {
+  return *static_cast<const float *>(lospmm::of_block(shared, rank));
 }
 
 static inline void lospmm_bulk_make(unsigned long long *barrier) { lospmm::bulks[barrier] = {}; }
@@ -462,13 +528,17 @@ extern "C" void lospmm_run_blocks(void *entry, const std::uint64_t *shape, const
   lospmm::arguments[2] = residual;
   lospmm_data = data;
   const std::size_t shared_bytes = static_cast<std::size_t>(shape[4]);
-  lospmm_shared = static_cast<unsigned char *>(std::aligned_alloc(1024, (shared_bytes + 2047) / 1024 * 1024));
+  const unsigned together = lospmm::cluster_blocks;
+  lospmm::blocks.resize(together);
+  for (lospmm::Block &block : lospmm::blocks)
+    block.shared = static_cast<unsigned char *>(std::aligned_alloc(1024, (shared_bytes + 2047) / 1024 * 1024));
   gridDim = {static_cast<unsigned>(shape[0]), static_cast<unsigned>(shape[1]), static_cast<unsigned>(shape[2])};
   blockDim = {static_cast<unsigned>(shape[3]), 1, 1};
   for (unsigned z = 0; z < gridDim.z; ++z)
-    for (unsigned y = 0; y < gridDim.y; ++y)
+    for (unsigned y = 0; y < gridDim.y; y += together)
       for (std::uint64_t at = 0; at < count; ++at) {
-        blockIdx = {static_cast<unsigned>(columns[at]), y, z};
-        lospmm::run_block(static_cast<unsigned>(shape[3]), shared_bytes);
+        for (unsigned rank = 0; rank < together; ++rank)
+          lospmm::blocks[rank].index = {static_cast<unsigned>(columns[at]), y + rank, z};
+        lospmm::run_blocks(static_cast<unsigned>(shape[3]), shared_bytes);
       }
 }

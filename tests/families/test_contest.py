@@ -10,6 +10,7 @@ import pytest
 from lospmm.contest import FINALISTS, FIRST, PROMISING, PROMISING_UNTIMED, TURNS, Contest, Field, contest, field_of
 from lospmm.convolution import convolution_of
 from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES, Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
@@ -114,7 +115,8 @@ def test_a_family_says_why_it_has_no_kernel() -> None:
 def test_plans_are_named_by_their_fields(name: str) -> None:
     """Two plans of a family are never the same, and their fields are numbers that JSON takes."""
     dense = np.kron(np.eye(8), np.ones((16, 16))).astype(np.float32)
-    problem = Problem(from_dense(dense), 256, DEVICES["h200"])
+    n, dtype = (256, "float32") if name != "bitmap" else (16, "float16")
+    problem = Problem(from_dense(dense), n, DEVICES["h200"], dtype=DTYPES[dtype])
     plans = FAMILIES[name].plans(problem)
     assert len(plans) == len(set(plans)) > 0
     assert all(isinstance(value, int) for plan in plans for value in asdict(plan).values())

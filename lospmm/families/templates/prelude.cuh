@@ -74,6 +74,60 @@ LOSPMM_INLINE void lospmm_ldmatrix_transposed(unsigned (&r)[4], const void *row)
                : "memory");
 }
 
+// The sum of ``value`` over this lane and those before it.
+LOSPMM_INLINE unsigned lospmm_sum_until(unsigned value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred is_there;\n"
+      ".reg .b32 before;\n"
+      "shfl.sync.up.b32 before|is_there, %0, 1, 0, -1;\n"
+      "@is_there add.u32 %0, %0, before;\n"
+      "shfl.sync.up.b32 before|is_there, %0, 2, 0, -1;\n"
+      "@is_there add.u32 %0, %0, before;\n"
+      "shfl.sync.up.b32 before|is_there, %0, 4, 0, -1;\n"
+      "@is_there add.u32 %0, %0, before;\n"
+      "shfl.sync.up.b32 before|is_there, %0, 8, 0, -1;\n"
+      "@is_there add.u32 %0, %0, before;\n"
+      "shfl.sync.up.b32 before|is_there, %0, 16, 0, -1;\n"
+      "@is_there add.u32 %0, %0, before;\n"
+      "}"
+      : "+r"(value));
+  return value;
+}
+
+// Four words from the bits that say which are not 0: bit i of ``bits`` is that of word i, and those whose bit is set lie in
+// shared memory from ``address`` on, one after another.
+LOSPMM_INLINE void lospmm_expand(unsigned (&words)[4], unsigned address, unsigned bits) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p<4>;\n"
+      ".reg .b32 bit<4>, at;\n"
+      "and.b32 bit0, %5, 1;\n"
+      "and.b32 bit1, %5, 2;\n"
+      "and.b32 bit2, %5, 4;\n"
+      "and.b32 bit3, %5, 8;\n"
+      "setp.ne.u32 p0, bit0, 0;\n"
+      "setp.ne.u32 p1, bit1, 0;\n"
+      "setp.ne.u32 p2, bit2, 0;\n"
+      "setp.ne.u32 p3, bit3, 0;\n"
+      "mov.b32 at, %4;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@p0 ld.shared.u32 %0, [at];\n"
+      "@p0 add.u32 at, at, 4;\n"
+      "@p1 ld.shared.u32 %1, [at];\n"
+      "@p1 add.u32 at, at, 4;\n"
+      "@p2 ld.shared.u32 %2, [at];\n"
+      "@p2 add.u32 at, at, 4;\n"
+      "@p3 ld.shared.u32 %3, [at];\n"
+      "}"
+      : "=&r"(words[0]), "=&r"(words[1]), "=&r"(words[2]), "=&r"(words[3])
+      : "r"(address), "r"(bits)
+      : "memory");
+}
+
 // Bytes from global to shared memory while the thread goes on; zeros where ``is_there`` is false. They are there for the
 // thread itself once it has waited for their group, and for others after a barrier.
 template <int bytes>
@@ -93,6 +147,28 @@ template <int pending>
 LOSPMM_INLINE void lospmm_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+
+// A cluster, from sm_90 on: blocks along y that run together (LOSPMM_CLUSTER of them, all that there are along y), wait for
+// each other, and read each other's shared memory, which has to stay until all have read it.
+#if LOSPMM_CLUSTER > 1
+LOSPMM_INLINE void lospmm_cluster_wait() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// What block ``rank`` has where ``shared`` is here.
+LOSPMM_INLINE float lospmm_cluster_float(const float *shared, unsigned rank) {
+  float value;
+  asm volatile(
+      "{\n"
+      ".reg .u32 there;\n"
+      "mapa.shared::cluster.u32 there, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [there];\n"
+      "}"
+      : "=f"(value)
+      : "r"(lospmm_address(shared)), "r"(rank)
+      : "memory");
+  return value;
+}
+#endif
 
 // Bulk copies, from sm_90 on: threads start them, and the GPU tells a barrier in shared memory of the bytes that came.
 // One thread makes the barrier, before a barrier of the block, and says how many bytes a phase of it expects, be they
@@ -200,8 +276,17 @@ LOSPMM_INLINE Element lospmm_finished(float sum, int row, long long place, const
   return lospmm_element(sum);
 }
 
-#if RESIDUAL
-#define LOSPMM_KERNEL(entry) extern "C" __global__ void entry(const Element *b, Element *c, const Element *residual)
+#if LOSPMM_CLUSTER > 1
+#define LOSPMM_BLOCKS __cluster_dims__(1, LOSPMM_CLUSTER, 1)
+#ifdef LOSPMM_ON_CPU
+static const bool lospmm_is_clustered = lospmm::run_together(LOSPMM_CLUSTER);
+#endif
 #else
-#define LOSPMM_KERNEL(entry) extern "C" __global__ void entry(const Element *b, Element *c)
+#define LOSPMM_BLOCKS
+#endif
+#if RESIDUAL
+#define LOSPMM_KERNEL(entry) \
+  extern "C" __global__ void LOSPMM_BLOCKS entry(const Element *b, Element *c, const Element *residual)
+#else
+#define LOSPMM_KERNEL(entry) extern "C" __global__ void LOSPMM_BLOCKS entry(const Element *b, Element *c)
 #endif

@@ -1,0 +1,314 @@
+"""A as bits and values on tensor cores: for large layers of 16-bit types and a few columns of B.
+
+There the time is that of reading A. An element takes a bit, and one that is not 0 its 16 bits: 1.125 bytes at 50 %
+zeros, where csr takes 2, as the dense A does (Flash-LLM's "load as sparse, compute as dense"; bits and counts as in
+SpInfer, EuroSys 2025). A block has rows of A and all of K, or with others of its cluster parts of K;
+docs/decisions/0024 tells why A lies as it does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.families.lists import MAX_GRID_SIDE, WARP
+from lospmm.families.traffic import LAUNCH_MICROS
+from lospmm.matrix import SparseMatrix
+from lospmm.model import Launch, Problem, ceil_div
+from lospmm.packed import PackedKernel, pack, source_of_template
+
+#: Rows of the long side of a product; columns of A that a warp multiplies before it looks on; and of a product.
+TILE_ROWS, UNIT, STEP = 16, 64, 16
+
+TILES = (1, 2, 4)
+DEPTHS = (64, 128)
+ROWS = (1, 2, 4)
+PARTS = (2, 4, 8, 16)
+CLUSTERS = (1, 2, 4, 8)
+STAGES = (2, 3, 4)
+COLS = (8, 16, 32, 64)
+
+#: Columns of B, all of them, whose rows are copied as they lie.
+MAX_WHOLE_COLS = 16
+
+#: Of a block.
+MIN_WARPS, MAX_WARPS = 4, 16
+
+#: Columns of B: with more, the time is no longer that of reading A.
+MAX_COLUMNS = COLS[-1]
+
+#: Rows x columns of A that have a bit.
+MAX_CELLS = 2**30
+
+#: Cells that are packed at a time, which bounds the memory.
+CELLS_AT_ONCE = 2**24
+
+#: A piece's place in shared memory is a multiple of so many bytes, so that few templates are compiled.
+PIECE_UNIT_BYTES = 256
+
+#: Warps of an SM that registers are left for; and what a plan may be forecast to need, so that it spills nothing.
+RESIDENT_WARPS, MOST_REGISTERS = 16, 224
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    tiles: int  # of 16 rows, of a warp
+    depth: int  # columns of A of a piece
+    rows: int  # warps below each other
+    parts: int  # warps that share rows
+    cluster: int  # blocks that share rows
+    stages: int  # pieces of A in a warp's shared memory
+    cols: int
+
+    @property
+    def warps(self) -> int:
+        return self.rows * self.parts
+
+    @property
+    def block_rows(self) -> int:
+        return self.rows * self.tiles * TILE_ROWS
+
+
+def refusal(problem: Problem) -> str | None:
+    if problem.convolution is not None:
+        return "a convolution"
+    if not problem.dtype.is_16_bit:
+        return f"{problem.dtype.name}: its values have 16 bits"
+    if _generation(problem) < 80:
+        return f"{problem.device.arch} has no such tensor cores"
+    if problem.n > MAX_COLUMNS:
+        return f"more than {MAX_COLUMNS} columns of B"
+    if problem.matrix.m * problem.matrix.k > MAX_CELLS:
+        return f"more than {MAX_CELLS} cells"
+    return None
+
+
+def _generation(problem: Problem) -> int:
+    return int(problem.device.arch.removeprefix("sm_").rstrip("af"))
+
+
+def plans(problem: Problem) -> list[Plan]:
+    """Blocks no taller than A, and parts of it no more than it has pieces; clusters from sm_90 on."""
+    matrix = problem.matrix
+    clusters = CLUSTERS if has_bulk_copies(problem) else CLUSTERS[:1]
+    tall = ceil_div(matrix.m, TILE_ROWS)
+    cols = next(cols for cols in COLS if cols >= problem.n)
+    shapes = [(tiles, depth) for tiles, depth in product(TILES, DEPTHS) if tiles * depth >= 2 * UNIT]
+    held = counts(matrix)
+    largest = {shape: piece_bytes(held, *shape) for shape in shapes}
+    return [
+        plan
+        for (tiles, depth), rows, parts, cluster, stages in product(shapes, ROWS, PARTS, clusters, STAGES)
+        if (tiles * rows == 1 or tiles * rows < 2 * tall)
+        and (parts * cluster == MIN_WARPS or parts * cluster <= ceil_div(matrix.k, depth))
+        and MIN_WARPS <= rows * parts <= MAX_WARPS
+        and fits(plan := Plan(tiles, depth, rows, parts, cluster, stages, cols), problem, largest[tiles, depth])
+    ]
+
+
+def fits(plan: Plan, problem: Problem, largest_piece: int) -> bool:
+    return (
+        shared_bytes(plan, problem, largest_piece) <= problem.device.shared_bytes_per_block
+        and _grid(plan, problem)[2] <= MAX_GRID_SIDE
+        and registers_needed(plan, problem) <= min(MOST_REGISTERS, registers_allowed(plan, problem))
+    )
+
+
+def _grid(plan: Plan, problem: Problem) -> tuple[int, int, int]:
+    return ceil_div(problem.n, plan.cols), plan.cluster, ceil_div(problem.matrix.m, plan.block_rows)
+
+
+def vector(problem: Problem) -> int:
+    """Elements of a row of B that are copied at once; with 1 they go to registers from where they lie."""
+    return int(np.gcd(8, problem.n))
+
+
+def has_bulk_copies(problem: Problem) -> bool:
+    return _generation(problem) >= 90
+
+
+def is_whole(plan: Plan, problem: Problem) -> bool:
+    """Whether the rows of B of a piece are copied at once: few columns, or reading them meets bank conflicts."""
+    return has_bulk_copies(problem) and problem.n == plan.cols and plan.cols <= MAX_WHOLE_COLS
+
+
+def shared_bytes(plan: Plan, problem: Problem, largest_piece: int) -> int:
+    """Pieces of A and B and the places of values, of all warps; afterwards their sums."""
+    of_b = plan.depth * plan.cols * 2 if vector(problem) > 1 else 0
+    ring = plan.stages * (largest_piece + of_b) + plan.tiles * plan.depth * 2
+    barriers = plan.warps * plan.stages * 8
+    return max(plan.warps * ring, plan.parts * plan.block_rows * plan.cols * 4) + barriers
+
+
+def registers_allowed(plan: Plan, problem: Problem) -> int:
+    """Of a thread: as many as leave room for RESIDENT_WARPS on an SM, or for half of them where one needs more."""
+    many = 65_536 // (WARP * RESIDENT_WARPS)
+    return many if registers_needed(plan, problem) <= many else min(255, 65_536 // (WARP * plan.warps) // 8 * 8)
+
+
+def registers_needed(plan: Plan, problem: Problem) -> int:
+    """A forecast: sums, B of a piece, and what a piece takes beside them (measured with ptxas 13.0)."""
+    of_b = plan.cols // 8 * 2 * (UNIT // STEP if vector(problem) == 1 or plan.cols == COLS[0] else 1)
+    return plan.tiles * plan.cols // 2 + of_b + (64 if has_bulk_copies(problem) else 84)
+
+
+@lru_cache(maxsize=4)
+def counts(matrix: SparseMatrix) -> NDArray[np.int32]:
+    """Pairs of which one is not 0, of each 16 rows x 64 columns of A, (tiles, units)."""
+    tall, units = ceil_div(matrix.m, TILE_ROWS), ceil_div(matrix.k, UNIT)
+    found = np.zeros((tall, units), dtype=np.int32)
+    for tile in range(tall):
+        first, after = tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, matrix.m)
+        row = np.repeat(np.arange(after - first), matrix.row_nnz[first:after])
+        held = np.zeros((TILE_ROWS, units * UNIT // 2), dtype=bool)
+        held[row, matrix.indices[matrix.indptr[first] : matrix.indptr[after]] // 2] = True
+        found[tile] = held.reshape(TILE_ROWS, units, UNIT // 2).sum(axis=(0, 2))
+    return found
+
+
+def piece_bytes(counts: NDArray[np.int32], tiles: int, depth: int) -> int:
+    """Of the largest piece of ``tiles`` x 16 rows and ``depth`` columns."""
+    held = _padded(_padded(counts, tiles).T, depth // UNIT)  # (units, tiles)
+    of_pieces = held.reshape(len(held) * UNIT // depth, depth // UNIT, -1, tiles).sum(axis=(1, 3))
+    largest = tiles * TILE_ROWS * depth // 16 + 4 * int(of_pieces.max())
+    return ceil_div(largest, PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
+
+
+def _padded(array: NDArray[Any], multiple: int) -> NDArray[Any]:
+    missing = -len(array) % multiple
+    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)]) if missing else array
+
+
+#: Cycles of a sub-partition for an element of each lane, to make fragments, and for a piece of a warp beside them; and
+#: warps that keep it busy.
+CYCLES_PER_ELEMENT, CYCLES_PER_PIECE = 2.6, 160.0
+BUSY_WARPS = 16.0
+
+#: Microseconds between the first load and the first product, and after the last one; of the memory's bandwidth, what is
+#: reached; and seconds that a byte is on its way.
+START_MICROS, SHARE_OF_BANDWIDTH, LATENCY_SECONDS = 1.5, 0.85, 1.2e-6
+
+#: Microseconds for blocks of a cluster to wait for each other and add up, for each of them.
+CLUSTER_MICROS = 0.5
+
+#: Bytes from the L2 cache in a cycle and SM.
+L2_BYTES_PER_CYCLE = 32.0
+
+#: Of what takes less long than the longest, the share that is not hidden behind it.
+NOT_HIDDEN = 0.2
+
+
+def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
+    """The SM with the most blocks: reading A, B again for all rows of a warp, and making fragments."""
+    shapes = {(plan.tiles, plan.depth) for plan in plans}
+    held = counts(problem.matrix)
+    largest = {shape: piece_bytes(held, *shape) for shape in shapes}
+    pairs = int(held.sum())
+    return np.array([_micros(problem, plan, largest[plan.tiles, plan.depth], pairs) for plan in plans])
+
+
+def _micros(problem: Problem, plan: Plan, largest_piece: int, pairs: int) -> float:
+    device, matrix, n = problem.device, problem.matrix, problem.n
+    across, _, tall = _grid(plan, problem)
+    blocks = across * plan.cluster * tall
+    pieces = ceil_div(matrix.k, plan.depth)
+    cells = tall * plan.block_rows * pieces * plan.depth
+    a_bytes = pairs * 4 + cells / 16
+    b_bytes = tall * plan.rows * pieces * plan.depth * min(n, plan.cols) * 2
+    shared = shared_bytes(plan, problem, largest_piece) + device.reserved_shared_bytes
+    registers = registers_allowed(plan, problem) * WARP * plan.warps
+    resident = max(1, min(device.shared_bytes_per_sm // shared, device.registers_per_sm // registers))
+    each = min(resident, ceil_div(blocks, device.sms))  # blocks of an SM at a time
+    waves = ceil_div(blocks, each * device.sms)
+    parts = plan.parts * plan.cluster
+    walked = ceil_div(pieces, parts)  # by a warp of a block
+
+    piece_cells = plan.tiles * TILE_ROWS * plan.depth
+    of_piece = piece_cells / 32 * (CYCLES_PER_ELEMENT + plan.cols / 16) + CYCLES_PER_PIECE
+    busy = min(1.0, (each * plan.warps / BUSY_WARPS) ** 0.7)
+    making = waves * walked * each * plan.warps / 4 * of_piece / busy
+    piece_bytes = (a_bytes + b_bytes) / (tall * plan.rows * pieces)
+    flying = each * plan.warps * (plan.stages - 1) * piece_bytes / (LATENCY_SECONDS * device.clock_hz)
+    reading = waves * walked * each * plan.warps * piece_bytes / min(L2_BYTES_PER_CYCLE, flying)
+    memory = (a_bytes + n * (matrix.k + matrix.m) * 2) / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
+    limits = (making, reading, memory * device.clock_hz)
+    cycles = max(limits) + NOT_HIDDEN * (sum(limits) - max(limits))
+    apart = CLUSTER_MICROS * plan.cluster if plan.cluster > 1 else 0.0
+    return LAUNCH_MICROS + START_MICROS + apart + 1e6 * float(cycles) / device.clock_hz
+
+
+def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
+    matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
+    largest = piece_bytes(counts(matrix), plan.tiles, plan.depth)
+    starts, pieces = pack_pieces(problem, plan)
+    settings = {
+        "TILES": plan.tiles,
+        "DEPTH": plan.depth,
+        "ROWS": plan.rows,
+        "PARTS": plan.parts,
+        "COLS": plan.cols,
+        "STAGES": plan.stages,
+        "PIECE_BYTES": largest,
+        "VECTOR": vector(problem),
+        "WHOLE": int(is_whole(plan, problem)),
+        "LONE": int(problem.n == 1),
+        "LOSPMM_BULK": int(has_bulk_copies(problem)),
+        "LOSPMM_CLUSTER": plan.cluster,
+    }
+    return PackedKernel(
+        entry="lospmm_bitmap",
+        source=source_of_template("bitmap", settings, dtype=dtype, epilogue=epilogue),
+        data=pack((matrix.m, problem.n, matrix.k, ceil_div(matrix.k, plan.depth)), (starts, pieces), epilogue=epilogue),
+        launch=Launch(_grid(plan, problem), WARP * plan.warps, shared_bytes(plan, problem, largest)),
+        registers=registers_allowed(plan, problem),
+        cols=plan.cols,
+        dtype=dtype,
+        takes_residual=epilogue.residual,
+    )
+
+
+def pack_pieces(problem: Problem, plan: Plan) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Where each piece begins, in 16 bytes, and the pieces: the bits of ``tiles`` x 16 rows, then their values.
+
+    Pieces are in the order of rows and then columns. A bit is that of two columns; a word has four bits of eight lanes
+    each, a lane's part of a product: rows r and r + 8 of lane 4 r + t, columns 2 t and 2 t + 8, two of each.
+    """
+    matrix, pieces = problem.matrix, ceil_div(problem.matrix.k, plan.depth)
+    tall = ceil_div(matrix.m, plan.block_rows) * plan.block_rows
+    height = plan.tiles * TILE_ROWS
+    at_once = max(1, CELLS_AT_ONCE // (height * pieces * plan.depth)) * height
+    parts, sizes = [], []
+    for row in range(0, tall, at_once):
+        pairs = _in_order(problem, row, min(at_once, tall - row), plan)
+        held = pairs != 0
+        bits = np.packbits(held, axis=1, bitorder="little").view("<u4")
+        lengths = held.sum(axis=1)
+        words = -(-(bits.shape[1] + lengths) // 4) * 4
+        begins = np.cumsum(words) - words
+        found = np.zeros(int(words.sum()), dtype=np.uint32)
+        found[begins[:, np.newaxis] + np.arange(bits.shape[1])] = bits
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        found[np.repeat(begins + bits.shape[1], lengths) + within] = pairs[held]
+        parts.append(found)
+        sizes.append(words // 4)
+    starts = np.zeros(tall // height * pieces + 1, dtype=np.uint32)
+    np.cumsum(np.concatenate(sizes), out=starts[1:])
+    return starts, np.concatenate(parts)
+
+
+def _in_order(problem: Problem, row: int, rows: int, plan: Plan) -> NDArray[np.uint32]:
+    """Two values of ``rows`` rows from ``row`` on to a number, by their bits: a line is a piece."""
+    matrix, dtype, pieces = problem.matrix, problem.dtype, ceil_div(problem.matrix.k, plan.depth)
+    start, end = matrix.indptr[min(row, matrix.m)], matrix.indptr[min(row + rows, matrix.m)]
+    lengths = matrix.row_nnz[row : row + rows]
+    dense = np.zeros((rows, pieces * plan.depth), dtype="<u2")
+    values = dtype.to_storage(dtype.rounded(matrix.data[start:end])).view(np.uint16)
+    dense[np.repeat(np.arange(len(lengths)), lengths), matrix.indices[start:end]] = values * (values != 0x8000)
+    # (group, tile, half of the rows, row, piece, unit, step, half of the columns, lane of four)
+    sides = (-1, plan.tiles, 2, 8, pieces, plan.depth // UNIT, UNIT // STEP, 2, 4)
+    in_order = dense.view("<u4").reshape(sides).transpose(0, 4, 5, 1, 6, 3, 8, 7, 2)
+    return in_order.reshape(-1, plan.tiles * TILE_ROWS * plan.depth // 2)

@@ -1,0 +1,285 @@
+
+// A as bits and values on tensor cores: a bit for two elements beside each other, and the values of those two of which one
+// is not 0.
+//
+// A warp has TILES x 16 rows of A and COLS columns of C, and walks every so-many-th piece of its rows, DEPTH columns of A
+// wide: their bits, and their values in the order of the bits. It copies pieces, and the rows of B that belong to them,
+// to a ring of its own, STAGES of them, so that it waits for nobody. The fragment of a lane is a run of 4 bits; where
+// the values of a run begin is a count of the bits before it. PARTS warps of each of the LOSPMM_CLUSTER blocks that
+// share rows add up what they have, in a fixed order.
+//
+// Numbers: m, n, k, pieces of a row of tiles. Arrays: where each piece begins, in 16 bytes; the pieces.
+
+constexpr int THREADS = 32 * ROWS * PARTS;
+constexpr int UNITS = TILES * DEPTH / 64;  // of 16 rows x 64 columns, of a piece
+constexpr int WORDS = UNITS * 16;          // of bits, of a piece: those of eight lanes each
+constexpr int CHUNKS = COLS / 8;  // 16 bytes of a row of B
+constexpr bool STAGED = VECTOR > 1;
+constexpr int B_BYTES = STAGED ? DEPTH * COLS * 2 : 0;
+constexpr int SLOT_BYTES = PIECE_BYTES + B_BYTES;
+constexpr int WARP_BYTES = STAGES * SLOT_BYTES + WORDS * 8;
+constexpr int BLOCK_ROWS = ROWS * TILES * 16;
+constexpr int SUMS_BYTES = PARTS * BLOCK_ROWS * COLS * 4;
+constexpr int BARRIERS_AT = ROWS * PARTS * WARP_BYTES > SUMS_BYTES ? ROWS * PARTS * WARP_BYTES : SUMS_BYTES;
+constexpr int APART = PARTS * LOSPMM_CLUSTER;  // pieces from one of a warp to its next
+constexpr bool PIECEMEAL = STAGED && !WHOLE;   // rows of B are copied by all lanes
+
+// What lies in which 16 bytes of a row of B, so that eight rows below each other lie in different banks.
+LOSPMM_INLINE int swizzled(int row, int chunk) {
+  return WHOLE ? chunk : chunk ^ (row * CHUNKS / 8 % CHUNKS);
+}
+
+// What a lane copies of B: LINES rows at a time, VECTOR elements of one of them.
+constexpr int ACROSS = PIECEMEAL ? COLS / VECTOR : 1, LINES = 32 / ACROSS;
+static_assert(32 % ACROSS == 0);
+
+struct Walk {
+  const unsigned *starts;  // of the next piece that is copied
+  const unsigned char *pieces;
+  unsigned start, end;
+  int tile, tiles;       // of the next
+  const Element *b;      // of the next: this lane's, or, WHOLE, all
+  long long step, line;  // elements to those of the piece after that, and LINES rows below
+  int left;              // rows from there to the end of B; none where this lane's columns are beyond it
+};
+
+// Bounds are read a piece ahead of their use.
+LOSPMM_INLINE void bounds(Walk &walk) {
+  if (walk.tile < walk.tiles) walk.start = __ldg(walk.starts), walk.end = __ldg(walk.starts + 1);
+}
+
+LOSPMM_INLINE void fetch(Walk &walk, unsigned char *slot, unsigned long long *barrier) {
+  const int lane = threadIdx.x % 32;
+  if (walk.tile < walk.tiles) {
+    const unsigned char *from = walk.pieces + static_cast<long long>(walk.start) * 16;
+    const int bytes = static_cast<int>(walk.end - walk.start) * 16;
+#if LOSPMM_BULK
+    if (lane == 0) {
+      const int of_b = WHOLE ? min(walk.left, DEPTH) * COLS * 2 : 0;
+      lospmm_bulk_expect(barrier, bytes + of_b);
+      lospmm_bulk_copy(slot, from, bytes, barrier);
+      if (WHOLE) lospmm_bulk_copy(slot + PIECE_BYTES, walk.b, of_b, barrier);
+    }
+#else
+#pragma unroll
+    for (int at = 0; at < PIECE_BYTES; at += 512)
+      if (at + lane * 16 < bytes) lospmm_copy<16>(slot + at + lane * 16, from + at + lane * 16, true);
+#endif
+    if constexpr (PIECEMEAL) {
+      const int chunk = lane % ACROSS * VECTOR / 8, within = lane % ACROSS * VECTOR % 8 * 2;
+      const Element *row = walk.b;
+#pragma unroll
+      for (int at = 0; at < DEPTH; at += LINES) {
+        const int line = at + lane / ACROSS;
+        lospmm_copy<VECTOR * 2>(slot + PIECE_BYTES + line * COLS * 2 + swizzled(line, chunk) * 16 + within, row,
+                                at < walk.left);
+        if (at + LINES < DEPTH) row += walk.line;
+      }
+    }
+  }
+  if (PIECEMEAL || !LOSPMM_BULK) lospmm_commit();
+  walk.tile += APART;
+  walk.starts += APART;
+  walk.b += walk.step;
+  walk.left -= APART * DEPTH;
+  bounds(walk);
+}
+
+// Until the piece in ``slot`` is there, all of it; ``rows`` of B are left from it on.
+LOSPMM_INLINE void arrive(unsigned char *slot, unsigned long long *barrier, unsigned parity, int rows) {
+#if LOSPMM_BULK
+  lospmm_bulk_wait(barrier, parity);
+#endif
+  if (PIECEMEAL || !LOSPMM_BULK) lospmm_wait<STAGES - 2>();
+  if (WHOLE && rows < DEPTH)
+    for (int at = rows * COLS + threadIdx.x % 32; at < DEPTH * COLS; at += 32)
+      reinterpret_cast<Element *>(slot + PIECE_BYTES)[at] = 0;
+  __syncwarp();
+}
+
+// B for 16 columns of A, as the short side of products.
+struct Short {
+  unsigned of[CHUNKS][2];
+};
+
+// Straight from where it lies, where two elements below each other are no register's worth of any row; ``b`` is this
+// lane's first, of which ``rows`` are left.
+LOSPMM_INLINE void gather(Short (&found)[4], const Element *b, int rows, long long n, int columns) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step)
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = step * 16 + half * 8;
+        unsigned pair = 0;
+        if (LONE && at + 1 < rows) {
+          if (columns > 0) pair = __ldg(reinterpret_cast<const unsigned *>(b + at));
+        } else {
+          if (chunk * 8 < columns && at < rows) pair = __ldg(b + at * n + chunk * 8);
+          if (chunk * 8 < columns && at + 1 < rows) pair |= __ldg(b + (at + 1) * n + chunk * 8) << 16;
+        }
+        found[step].of[chunk][half] = pair;
+      }
+}
+
+// From the ring.
+LOSPMM_INLINE void gather(Short (&found)[4], const unsigned char *rows) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (CHUNKS == 1) {
+#pragma unroll
+    for (int two = 0; two < 2; ++two) {
+      unsigned r[4];
+      lospmm_ldmatrix_transposed(r, rows + (two * 32 + lane) * 16);
+      found[2 * two].of[0][0] = r[0], found[2 * two].of[0][1] = r[1];
+      found[2 * two + 1].of[0][0] = r[2], found[2 * two + 1].of[0][1] = r[3];
+    }
+  }
+}
+LOSPMM_INLINE void gather(Short &found, const unsigned char *rows, int step) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (CHUNKS > 1) {
+#pragma unroll
+    for (int two = 0; two < CHUNKS / 2; ++two) {
+      unsigned r[4];
+      const int row = step * 16 + lane % 16;
+      lospmm_ldmatrix_transposed(r, rows + row * COLS * 2 + swizzled(row, two * 2 + lane / 16) * 16);
+      found.of[2 * two][0] = r[0], found.of[2 * two][1] = r[1];
+      found.of[2 * two + 1][0] = r[2], found.of[2 * two + 1][1] = r[3];
+    }
+  }
+}
+
+// Each word of bits, and where its values begin: (word, address), for every word of a piece.
+LOSPMM_INLINE void count(uint2 *places, const unsigned char *slot) {
+  static_assert(WORDS % 32 == 0);
+  const int lane = threadIdx.x % 32;
+  const unsigned *bits = reinterpret_cast<const unsigned *>(slot) + lane;
+  unsigned begin = lospmm_address(slot) + WORDS * 4;
+#pragma unroll
+  for (int at = 0; at < WORDS; at += 64) {
+    const unsigned word = bits[at], next = at + 32 < WORDS ? bits[at + 32] : 0;
+    const unsigned held = __popc(word) | __popc(next) << 16;  // both counts at once
+    const unsigned until = lospmm_sum_until(held), before = until - held;
+    places[at + lane] = make_uint2(word, begin + 4 * (before & 0xFFFF));
+    if (at + 32 < WORDS) {
+      const unsigned all = __shfl_sync(~0u, until, 31);
+      begin += 4 * (all & 0xFFFF);
+      places[at + 32 + lane] = make_uint2(next, begin + 4 * (before >> 16));
+      begin += 4 * (all >> 16);
+    }
+  }
+}
+
+LOSPMM_KERNEL(lospmm_bitmap) {
+#if !RESIDUAL
+  const Element *residual = nullptr;
+#endif
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int part = warp % PARTS, line = warp / PARTS;
+  const long long m = lospmm_number(0), n = lospmm_number(1), k = lospmm_number(2), tiles = lospmm_number(3);
+  const long long block = blockIdx.z, first = static_cast<long long>(blockIdx.x) * COLS;
+  const int mine = blockIdx.y * PARTS + part;
+  Walk walk;
+  walk.tile = mine;
+  walk.tiles = static_cast<int>(tiles);
+  walk.starts = lospmm_array<unsigned>(0) + (block * ROWS + line) * tiles + mine;
+  walk.pieces = lospmm_array<unsigned char>(1);
+  const int below = STAGED ? PIECEMEAL ? lane / ACROSS : 0 : lane % 4 * 2;
+  const int beside = STAGED ? PIECEMEAL ? lane % ACROSS * VECTOR : 0 : lane / 4;
+  const long long row = static_cast<long long>(mine) * DEPTH + below;
+  walk.left = PIECEMEAL && first + beside >= n ? 0 : static_cast<int>(k - row);
+  walk.b = b + row * n + first + beside;
+  walk.step = n * (APART * DEPTH);
+  walk.line = n * LINES;
+
+  unsigned char *ring = lospmm_shared + warp * WARP_BYTES;
+  uint2 *places = reinterpret_cast<uint2 *>(ring + STAGES * SLOT_BYTES);
+  unsigned long long *barriers = reinterpret_cast<unsigned long long *>(lospmm_shared + BARRIERS_AT) + warp * STAGES;
+#if LOSPMM_BULK
+  if (lane == 0)
+    for (int stage = 0; stage < STAGES; ++stage) lospmm_bulk_make(barriers + stage);
+  __syncwarp();
+#endif
+  const int shift = lane % 8 * 4;
+  float sums[TILES][CHUNKS][4] = {};
+  const Element *direct = walk.b;
+  int left = walk.left;  // of the piece that is multiplied
+  const int columns = static_cast<int>(min(n - first - lane / 4, 1ll * COLS));  // of B, from this lane's first
+  bounds(walk);
+#pragma unroll 1
+  for (int stage = 0; stage < STAGES - 1; ++stage) fetch(walk, ring + stage * SLOT_BYTES, barriers + stage);
+  int at = 0, next = STAGES - 1;
+  unsigned parity = 0;
+#pragma unroll 1
+  for (int tile = mine; tile < walk.tiles; tile += APART) {
+    arrive(ring + at * SLOT_BYTES, barriers + at, parity, left);
+    fetch(walk, ring + next * SLOT_BYTES, barriers + next);
+    const unsigned char *slot = ring + at * SLOT_BYTES;
+    next = at;
+    at = at == STAGES - 1 ? 0 : at + 1;
+    parity ^= at == 0;
+    count(places, slot);
+    __syncwarp();
+#pragma unroll 1
+    for (int unit = 0; unit < UNITS; unit += TILES) {
+      Short right[4];
+      if constexpr (STAGED)
+        gather(right, slot + PIECE_BYTES + unit / TILES * 64 * COLS * 2);
+      else
+        gather(right, direct + unit / TILES * 64 * n, left - unit / TILES * 64, n, columns);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        if constexpr (STAGED) gather(right[step], slot + PIECE_BYTES, unit / TILES * 4 + step);
+#pragma unroll
+        for (int of = 0; of < TILES; ++of) {
+          const uint2 place = places[(unit + of) * 16 + step * 4 + lane / 8];
+          const unsigned before = __popc(place.x & ((1u << shift) - 1));
+          unsigned fragment[4];
+          lospmm_expand(fragment, place.y + 4 * before, place.x >> shift);
+#pragma unroll
+          for (int chunk = 0; chunk < CHUNKS; ++chunk) lospmm_mma(sums[of][chunk], fragment, right[step].of[chunk]);
+        }
+      }
+    }
+    direct += walk.step;
+    left -= APART * DEPTH;
+  }
+  if (PIECEMEAL || !LOSPMM_BULK) lospmm_wait<0>();
+  __syncthreads();
+
+  float *all = reinterpret_cast<float *>(lospmm_shared);  // (PARTS, BLOCK_ROWS, COLS)
+#pragma unroll
+  for (int of = 0; of < TILES; ++of)
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = (line * TILES + of) * 16 + half * 8 + lane / 4;
+        float *to = all + (part * BLOCK_ROWS + row) * COLS + chunk * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2 *>(to) = make_float2(sums[of][chunk][2 * half], sums[of][chunk][2 * half + 1]);
+      }
+  __syncthreads();
+#if LOSPMM_CLUSTER > 1
+  for (int place = threadIdx.x; place < BLOCK_ROWS * COLS; place += THREADS) {
+    float sum = all[place];
+    for (int other = 1; other < PARTS; ++other) sum += all[other * BLOCK_ROWS * COLS + place];
+    all[place] = sum;
+  }
+  lospmm_cluster_wait();
+#endif
+  for (int place = blockIdx.y * THREADS + threadIdx.x; place < BLOCK_ROWS * COLS; place += LOSPMM_CLUSTER * THREADS) {
+    float sum = 0;
+#if LOSPMM_CLUSTER > 1
+    for (int other = 0; other < LOSPMM_CLUSTER; ++other) sum += lospmm_cluster_float(all + place, other);
+#else
+    for (int other = 0; other < PARTS; ++other) sum += all[other * BLOCK_ROWS * COLS + place];
+#endif
+    const long long of_row = block * BLOCK_ROWS + place / COLS, column = first + place % COLS;
+    if (of_row < m && column < n)
+      c[of_row * n + column] = lospmm_finished(sum, static_cast<int>(of_row), of_row * n + column, residual);
+  }
+#if LOSPMM_CLUSTER > 1
+  lospmm_cluster_wait();  // nobody goes while others read its sums
+#endif
+}

@@ -1,0 +1,200 @@
+"""The bitmap family on the CPU, against float64: every axis of its plans, both types, every epilogue."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lospmm import readers
+from lospmm.convolution import Convolution
+from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
+from lospmm.epilogue import epilogue_of
+from lospmm.errors import VerificationFailed
+from lospmm.families import bitmap
+from lospmm.families.bitmap import Plan, counts, fits, forecast, pack_pieces, pack_plan, piece_bytes, plans, refusal
+from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.model import Problem
+from lospmm.packed import emission_of
+from lospmm.runtime.block import execute_packed
+from lospmm.settings import settings as lospmm_settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+from tests.families.matrices import matrices, pruned
+from tests.families.products import error_of, plain
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+H200 = DEVICES["h200"]
+A100 = DEVICES["a100"]
+HALF = DTYPES["float16"]
+
+BASE = Plan(tiles=2, depth=64, rows=2, parts=2, cluster=1, stages=3, cols=16)
+
+#: Each axis away from the others' usual value.
+AXES = [
+    *(replace(BASE, tiles=tiles, depth=128) for tiles in bitmap.TILES),
+    replace(BASE, tiles=4),
+    *(replace(BASE, rows=rows) for rows in bitmap.ROWS),
+    *(replace(BASE, parts=parts) for parts in bitmap.PARTS),
+    *(replace(BASE, cluster=cluster) for cluster in bitmap.CLUSTERS),
+    *(replace(BASE, stages=stages) for stages in bitmap.STAGES),
+    *(replace(BASE, cols=cols) for cols in bitmap.COLS),
+    replace(BASE, cluster=2, parts=4, stages=2),
+]
+
+
+@pytest.mark.parametrize("plan", AXES, ids=str)
+def test_every_axis(plan: Plan) -> None:
+    problem = plain(pruned(75, 300, 0.4, seed=1, empty_rows=0.1, dense_row=True), 16, HALF)
+    assert error_of(problem, pack_plan(problem, plan)) < 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n"),
+    [*(("float16", n) for n in (1, 2, 5, 8, 12, 30, 33, 64, 72)), *(("bfloat16", n) for n in (1, 16, 32))],
+)
+def test_every_type_and_any_n(dtype: str, n: int) -> None:
+    problem = plain(pruned(40, 200, 0.5, seed=2, dense_row=True), n, DTYPES[dtype])
+    cols = next((cols for cols in bitmap.COLS if cols >= n), 64)
+    assert error_of(problem, pack_plan(problem, replace(BASE, cols=cols))) < 1
+
+
+@pytest.mark.parametrize("n", [1, 8, 12])
+def test_generations_without_bulk_copies(n: int) -> None:
+    """Asynchronous copies by all lanes, from sm_80 on."""
+    problem = Problem(pruned(50, 300, 0.5, seed=3), n, A100, dtype=HALF)
+    assert {plan.cluster for plan in plans(problem)} == {1}
+    assert error_of(problem, pack_plan(problem, replace(BASE, cols=16 if n > 8 else 8))) < 1
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_every_epilogue(relu: bool, residual: bool, bias: bool, cluster: int) -> None:
+    epilogue = epilogue_of(np.linspace(-1, 1, 37) if bias else None, relu=relu, residual=residual)
+    problem = Problem(pruned(37, 130, 0.3, seed=4, empty_rows=0.3), 16, H200, epilogue=epilogue, dtype=HALF)
+    assert error_of(problem, pack_plan(problem, replace(BASE, cluster=cluster))) < 1
+
+
+@settings(max_examples=12)
+@given(
+    matrices(max_m=70, max_k=200),
+    st.sampled_from([1, 8, 12]),
+    st.sampled_from(["float16", "bfloat16"]),
+)
+def test_any_matrix(matrix: SparseMatrix, n: int, dtype: str) -> None:
+    problem = plain(matrix, n, DTYPES[dtype])
+    plan = Plan(tiles=2, depth=64, rows=1, parts=2, cluster=2, stages=2, cols=8 if n <= 8 else 16)
+    assert error_of(problem, pack_plan(problem, plan)) < 1
+
+
+@settings(max_examples=30)
+@given(matrices(max_m=90, max_k=300), st.sampled_from([(1, 128), (2, 64), (4, 128)]))
+def test_the_pieces_hold_the_matrix(matrix: SparseMatrix, shape: tuple[int, int]) -> None:
+    """Bits and values, read one by one, are A again; no piece is larger than its place in shared memory."""
+    tiles, depth = shape
+    plan = replace(BASE, tiles=tiles, depth=depth)
+    starts, data = pack_pieces(plain(matrix, 8, HALF), plan)
+    across, height, words = -(-matrix.k // depth), tiles * 16, tiles * depth // 4
+    tall = -(-matrix.m // plan.block_rows) * plan.block_rows
+    assert len(starts) == tall // height * across + 1 and starts[-1] * 4 == len(data)
+    assert (np.diff(starts.astype(np.int64)) * 16).max() <= piece_bytes(counts(matrix), tiles, depth)
+    found = np.zeros((tall, across * depth), dtype=np.float32)
+    for piece, (start, end) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
+        held = data[start * 4 : end * 4]
+        (places,) = np.nonzero(np.unpackbits(held[:words].view(np.uint8), bitorder="little"))
+        values = held[words:][: len(places)].view(np.float16).astype(np.float32).reshape(-1, 2)
+        unit, tile, step, row, quad, half, lower = np.unravel_index(places, (depth // 64, tiles, 4, 8, 4, 2, 2))
+        at_row = piece // across * height + tile * 16 + lower * 8 + row
+        at_column = piece % across * depth + unit * 64 + step * 16 + half * 8 + quad * 2
+        found[at_row, at_column], found[at_row, at_column + 1] = values.T
+    assert np.array_equal(found[: matrix.m, : matrix.k], HALF.rounded(matrix.to_scipy().toarray()))
+    assert not found[matrix.m :].any() and not found[:, matrix.k :].any()
+
+
+def test_weights_that_round_to_zero_take_no_value() -> None:
+    weights = np.full((32, 64), 1e-9, dtype=np.float32)
+    weights[3, 5], weights[4, 7] = 2.0, -1e-9
+    starts, data = pack_pieces(plain(from_dense(weights), 8, HALF), replace(BASE, rows=1))
+    assert starts.tolist() == [0, (128 + 16) // 16]
+    assert np.count_nonzero(data[:32]) == 1 and data[32:].tolist() == [0x4000 << 16, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("m", "k", "density"), [(1, 1, 1.0), (1, 600, 0.1), (600, 1, 0.5), (9, 5, 0.0), (64, 64, 1.0)])
+def test_small_and_odd_matrices(m: int, k: int, density: float) -> None:
+    problem = plain(pruned(m, k, density, seed=5), 16, HALF)
+    for plan in plans(problem)[:: max(1, len(plans(problem)) // 2)]:
+        assert error_of(problem, pack_plan(problem, plan)) < 1
+
+
+def test_what_is_not_a_number_stays_in_its_column() -> None:
+    """Zeros of a fragment are multiplied too, so a row of C may show what only another row of its tile takes."""
+    problem = plain(pruned(16, 100, 0.3, seed=6, dense_row=True), 16, HALF)
+    b = np.ones((100, 16), np.float32)
+    b[70, 5] = np.nan
+    c = execute_packed(pack_plan(problem, BASE), np.arange(16), b, m=16)
+    takes = problem.matrix.to_scipy().toarray()[:, 70] != 0
+    assert np.isnan(c[takes, 5]).all() and not np.isnan(np.delete(c, 5, axis=1)).any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("n", [1, 40])
+@pytest.mark.parametrize(("m", "k"), [(512, 1024), (1, 1), (8, 5000)])
+def test_plans_fit(dtype: str, n: int, m: int, k: int) -> None:
+    problem = plain(pruned(m, k, 0.5, seed=7), n, DTYPES[dtype])
+    found = plans(problem)
+    assert found and len(set(found)) == len(found)
+    assert all(fits(plan, problem, piece_bytes(counts(problem.matrix), plan.tiles, plan.depth)) for plan in found)
+    micros = forecast(problem, found)
+    assert micros.shape == (len(found),) and (micros > 0).all() and np.isfinite(micros).all()
+
+
+def test_a_denser_matrix_is_forecast_to_take_longer() -> None:
+    thin, dense = (plain(pruned(2048, 4096, density, seed=8), 8, HALF) for density in (0.1, 1.0))
+    assert forecast(thin, plans(thin)).min() < forecast(dense, plans(dense)).min()
+
+
+def test_what_it_has_no_kernel_for() -> None:
+    matrix = pruned(4, 9, 0.5, seed=9)
+    convolution = Convolution(batch=1, channels=1, height=4, width=4, kernel_height=3, kernel_width=3)
+    assert refusal(Problem(matrix, convolution.n, H200, convolution)) == "a convolution"
+    assert refusal(plain(matrix, 8)) == "float32: its values have 16 bits"
+    assert "sm_75" in str(refusal(Problem(matrix, 8, DEVICES["rtx2080ti"], dtype=HALF)))
+    assert refusal(Problem(matrix, 65, A100, dtype=HALF)) == "more than 64 columns of B"
+    assert refusal(Problem(matrix, 64, A100, dtype=HALF)) is None
+
+
+@pytest.mark.parametrize("device", ["a100", "h200"])
+@pytest.mark.parametrize("n", [1, 12, 16, 32, 33, 64])
+def test_the_tightest_plans_do_not_spill(device: str, n: int) -> None:
+    problem = Problem(pruned(1024, 1024, 0.5, seed=10), n, DEVICES[device], dtype=HALF)
+    kernel = pack_plan(problem, max(plans(problem), key=lambda plan: bitmap.registers_needed(plan, problem)))
+    binary = compile_kernel(
+        emission_of(kernel),
+        arch=problem.device.arch,
+        registers=kernel.registers,
+        store=Store(lospmm_settings().cache_dir),
+        workers=1,
+    )
+    assert (binary.spill_bytes, binary.stack_bytes) == (0, 0)
+
+
+def test_a_block_that_has_ended_is_not_read() -> None:
+    """What the GPU would not forgive: a block of a cluster that goes while others still read its sums."""
+    problem = plain(pruned(16, 300, 0.5, seed=11), 8, HALF)
+    kernel = pack_plan(problem, Plan(tiles=2, depth=64, rows=1, parts=2, cluster=2, stages=2, cols=8))
+    never = replace(kernel, source=kernel.source.replace("lospmm_cluster_wait();", ";"))
+    assert error_of(problem, kernel) < 1
+    with pytest.raises(VerificationFailed, match="shared memory of a block that has ended"):
+        execute_packed(never, np.arange(8), np.ones((300, 8), np.float32), m=16)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="no pruned layers beside the repository, in ../shared/data")
+def test_real_layers() -> None:
+    for path in sorted(REAL.rglob("*.npz"))[::4]:
+        problem = plain(readers.read(path).matrix, 16, HALF)
+        assert error_of(problem, pack_plan(problem, replace(BASE, parts=4))) < 1, path
