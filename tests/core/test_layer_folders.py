@@ -1,0 +1,58 @@
+"""The folders of a model's layers, and the table of their kernels, whatever the layers are called."""
+
+from pathlib import PurePosixPath
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lospmm.errors import BadRequest
+from lospmm.layers import KERNELS_FILE, REPORT_FILE, check_names, folder_of
+from lospmm.manifest import LaunchConfig
+from lospmm.model_report import LayerError, LayerReport, launch_table
+
+
+def test_a_line_for_each_kernel_whatever_its_name() -> None:
+    """Layers without a kernel, and those of a report of an earlier version, have none."""
+    launch = LaunchConfig((4, 2, 1), 128, 1024)
+    lines = launch_table(
+        (
+            LayerReport(name="a\tb\nc", folder="a-1", entry="f", launch=launch, m=3, k=5, n=7),
+            LayerReport(name="failed", folder="failed", error=LayerError("NothingFits", "none", 3)),
+            LayerReport(name="old", folder="old", m=1, k=1, digest="d"),
+        )
+    ).splitlines()
+    assert lines[1:] == ["f\t3\t5\t7\t4\t2\t1\t128\t1024\ta-1\ta\\tb\\nc"]
+
+
+@given(st.text(max_size=120))
+@example("..")
+@example("report.JSON")
+@example("kernels.tsv")
+@example("a\x00b")
+@example("\ud800")
+def test_a_folder_of_any_name(name: str) -> None:
+    folder = folder_of(name)
+    assert PurePosixPath(folder).parts == (folder,)
+    assert folder not in ("", ".", "..") and folder[0] not in ".-" and folder.lower() not in (REPORT_FILE, KERNELS_FILE)
+    assert len(folder.encode()) <= 100 and folder.isprintable() and folder.isascii() and "\\" not in folder
+    check_names([folder]) if folder != name else check_names([name])
+
+
+@given(st.lists(st.text(max_size=8), unique_by=str.lower, max_size=6))
+def test_different_names_have_different_folders(names: list[str]) -> None:
+    check_names(names)
+    assert len({folder_of(name).lower() for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["w", "w"], "two layers are called 'w'"),
+        (["W", "w"], "'W' and 'w' would have the same folder"),
+        (["a/b", folder_of("a/b")], "would have the same folder"),
+    ],
+)
+def test_layers_that_would_share_a_folder(names: list[str], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        check_names(names)
