@@ -140,7 +140,8 @@ def by_search(place: Place, trials: str | None = None) -> Found:
     """The whole search, as a user has it with ``--trials``; None: by default."""
     name = trials or Options().trials
     clock = Clock(trials=place.kernels(BRIEF) if name == "full" else place.proxies(), finals=place.kernels(AGAIN))
-    choice, ranker, policy = place.searched(), place.ranker(), TRIALS[name].policy
+    choice, ranker = place.searched(), place.ranker()
+    policy = replace(TRIALS[name].policy, chained=0)  # tables know nothing of several tiles to a block
     locksteps = LOCKSTEPS[EMITTER]
     found = choose_by_time(place.problem, choice, ranker, clock, Stages(), locksteps=locksteps, policy=policy)
     return Found(point_of(found.winner))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
-from lospmm.codegen.sass import scheduler
+from lospmm.codegen.sass import layer, scheduler
 from lospmm.codegen.sass.fields import encode
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.generations import generation_of
@@ -281,7 +281,7 @@ def _tile(tile: TileProgram, problem: Problem, ring: Ring, entry: _Entry) -> tup
     pieces.append((len(form), scheduler._leave()))
     before = np.array([at for at, _ in pieces if at]) - 1
     form["reuse"][before.astype(np.intp)] = 0
-    form = np.concatenate((_one(Opcode.MOV_IMM, rd=odd, immediate=1 << 31, stall=6), scheduler._insert(form, pieces)))
+    form = np.concatenate((_one(Opcode.MOV_IMM, rd=odd, immediate=1 << 31, stall=6), layer.inserted(form, pieces)))
     if ring.without == "multiply-adds":
         form = form[(form["op"] != Opcode.FFMA_IMM) | (form["wait"] != 0)]
         form["reuse"] = 0

@@ -56,11 +56,14 @@ class Way(NamedTuple):
     ranker: str
 
 
+#: Tables know nothing of several tiles to a block.
+SINGLE = replace(POLICY, chained=0)
+
 WAYS: Mapping[str, Way] = {
-    "default": Way(POLICY, "lambdamart"),
-    "default, `--ranker none`": Way(POLICY, "none"),
-    "18 rounds": Way(replace(POLICY, rounds=18), "lambdamart"),
-    "9 rounds of 8, 3 finals of 3": Way(replace(POLICY, rounds=9, batch=8, finalists=3, turns=3), "lambdamart"),
+    "default": Way(SINGLE, "lambdamart"),
+    "default, `--ranker none`": Way(SINGLE, "none"),
+    "18 rounds": Way(replace(SINGLE, rounds=18), "lambdamart"),
+    "9 rounds of 8, 3 finals of 3": Way(replace(SINGLE, rounds=9, batch=8, finalists=3, turns=3), "lambdamart"),
 }
 
 

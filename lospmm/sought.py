@@ -80,8 +80,8 @@ def field_for(problem: Problem, names: Sequence[str]) -> Field:
     """The plans of these families, their forecasts corrected by what was measured on such a device."""
     traits, device = traits_of(problem), problem.device
     learned = factors(traits, device.name)
-    of_dense = 1.0 if traits.is_exact else learned.get(DENSE, 1.0)  # it was not learned in float32
-    return field_of(problem, names, learned, dense_micros=dense_micros(traits, device) * of_dense)
+    of_dense = dense_micros(traits, device) * learned.get(DENSE, 1.0)
+    return field_of(problem, names, learned, dense_micros=of_dense)
 
 
 #: Families that are not looked at where the unrolled one takes part with float32 or TF32: on an H200 it was

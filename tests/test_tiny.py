@@ -77,6 +77,8 @@ FIELDS = {
     "plan": None,
     "accuracy": {"unit_roundoff", "a_rounding", "b_rounding", "sum_rounding", "c_rounding", "smallest_normal"},
     "sums": None,
+    "cubin_family": None,
+    "dense": None,
 }
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from benchmarks.search_replay import NOISE, ROUGH, Landscape, Way, replayed, roughness
+from benchmarks.search_replay import NOISE, ROUGH, SINGLE, Landscape, Way, replayed, roughness
 from benchmarks.tables import Table, point_of
 from lospmm.device import DEVICES
 from lospmm.estimate import estimate_micros
 from lospmm.model import Problem
-from lospmm.search import POLICY, explore_problem
+from lospmm.search import explore_problem
 from lospmm.space import widen
 from lospmm.stages import Stages
 from tests.core.test_space import random_matrix
@@ -16,7 +16,7 @@ from tests.core.test_space import random_matrix
 PROBLEM = Problem(random_matrix(64, 96, 0.2, seed=0), 20_000, DEVICES["h200"])
 SPACE = explore_problem(PROBLEM, Stages())
 EVERY = widen(PROBLEM, SPACE, 128)
-WAY = Way(POLICY, "none")
+WAY = Way(SINGLE, "none")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,6 @@ def test_what_was_timed_is_looked_up_and_the_rest_lies_between(landscape: Landsc
 def test_a_search_ends_near_the_best(landscape: Landscape) -> None:
     run = replayed(landscape, WAY, 0, 10)
     assert 0 <= run["seen"] <= run["loss"] <= 4 * NOISE["brief"]
-    assert 10 < run["timed"] <= 10 + POLICY.rounds * POLICY.batch
+    assert 10 < run["timed"] <= 10 + SINGLE.rounds * SINGLE.batch
     again = replayed(landscape, WAY, 0, 10)
     assert {name: again[name] for name in ("loss", "timed")} == {name: run[name] for name in ("loss", "timed")}

@@ -63,7 +63,7 @@ def test_a_pattern_is_posted_as_one(client: Client, tmp_path: Path) -> None:
 def test_options_of_the_service(client: Client) -> None:
     kernel = client.tune(weights(), 16, device="a100", emitter="ptx", verify="none", shortlist_size=10)
     assert (kernel.manifest["emitter"], kernel.manifest["verified"]) == ("ptx", None)
-    halves = client.tune(weights(), 16, device="h200", dtype="float16", sums="float16").manifest
+    halves = client.tune(weights(), 16, device="h200", dtype="float16", sums="float16", families="unrolled").manifest
     assert (halves["sums"], halves["tile"]["thread_columns"]) == ("float16", 2)
     with pytest.raises(Unsupported, match="shortlist_size 3: a service decides that itself"):
         client.tune(weights(), 16, shortlist_size=3)
