@@ -3,7 +3,8 @@
 space -> constraints -> schedules -> ranker -> shortlist -> trials -> finals -> choice
 
 Without a GPU the choice is the ranker's first. With one the shortlist is timed, and then what promises most after what
-was timed so far. The fastest few are timed again, in turns.
+was timed so far, and of the fastest those that several tiles to a block may make faster (``chains``). The fastest few
+are timed again, in turns.
 """
 
 import statistics
