@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lospmm.accuracy import ACCURACY, Accuracy
-from lospmm.baselines import BASELINES, DENSE_OF, BaselineTime
+from lospmm.baselines import BASELINES, DENSE_OF, BaselineTime, VariantTime
 from lospmm.dense import refusal
 from lospmm.dtype import Dtype
 from lospmm.manifest import Dense
@@ -29,6 +29,11 @@ class DenseChoice:
     why_not: str | None = None
 
     @property
+    def best(self) -> VariantTime | None:
+        """The library's fastest variant, where it was timed."""
+        return None if self.time is None else self.time.best
+
+    @property
     def micros(self) -> float | None:
         """As it was timed."""
         return None if self.time is None else self.time.micros
@@ -42,17 +47,16 @@ class DenseChoice:
         """None where it is not chosen."""
         if not self.is_chosen:
             return None
-        best = None if self.time is None else self.time.best
         return Dense(
             library=None if self.time is None else self.time.library,
             micros=self.micros,
-            max_relative_error=None if best is None else best.max_relative_error,
+            max_relative_error=None if self.best is None else self.best.max_relative_error,
             forecast_micros=self.forecast_micros,
         )
 
     def log_line(self, rank: int) -> dict[str, object]:
         """Its line of ``tuning.jsonl``: what a trial's line says, and the time that it had to beat."""
-        best = None if self.time is None else self.time.best
+        best = self.best
         timing = None if best is None else best.timing
         return {
             "rank": rank,

@@ -7,14 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from lospmm import measure
 from lospmm.codegen import EMITTERS, emit
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.convolution import Convolution, output_elements, unfold
 from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
-from lospmm.gpu import gate, operands
 from lospmm.gpu.driver import Driver
 from lospmm.interpret import interpret
 from lospmm.ir import KernelProgram, launch
@@ -26,6 +23,7 @@ from lospmm.runtime.detect import detect_device
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from tests.gpu.checked_run import run
 
 pytestmark = pytest.mark.gpu
 
@@ -120,34 +118,6 @@ def program_of(problem: Problem, case: Case) -> KernelProgram:
     return replace(program, registers=255)
 
 
-def run(driver: Driver, problem: Problem, program: KernelProgram, emitter: str) -> list[NDArray[np.float32]]:
-    """B or the input, C, and the residual if there is one, as they lie in memory, after a run that the gate passed."""
-    arch, store = problem.device.arch, Store(settings().cache_dir)
-    emission = emit(program, emitter, arch)
-    binary = compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=settings().workers)
-    task = measure._prepare(problem, seed=1)
-    place = operands.allocate(driver, task)
-    operands.fill(driver, place, task)
-    function = driver.load(binary.cubin, program.name)
-
-    def enqueue(copy: int) -> None:
-        addresses = (place.b[copy], place.c[copy], *place.residual[copy : copy + 1])
-        driver.launch(function, launch(program), tuple(map(np.uint64, addresses)))
-
-    verdict = gate.run_and_check(driver, gate.load_gate(driver, task.gate), place, task, enqueue, copy=0)
-    assert verdict.failure is None
-    assert verdict.max_relative_error < 1e-6
-    found = []
-    for address, count in (
-        (place.b[0], place.b_elements),
-        (place.c[0], place.m * place.n),
-        *((one, place.m * place.n) for one in place.residual[:1]),
-    ):
-        found.append(np.empty(count, np.float32))
-        driver.download(found[-1], address)
-    return found
-
-
 @pytest.mark.parametrize("emitter", EMITTERS)
 @pytest.mark.parametrize("name", CASES)
 def test_bit_for_bit_what_the_interpreter_says(driver: Driver, name: str, emitter: str) -> None:
@@ -158,7 +128,8 @@ def test_bit_for_bit_what_the_interpreter_says(driver: Driver, name: str, emitte
     if emitter != "sass" and "split_k" in case.schedule:
         case = case._replace(schedule={})
     program = program_of(problem, case)
-    b, c, *residual = run(driver, problem, program, emitter)
+    (b, c, *residual), verdict = run(driver, problem, program, emitter)
+    assert verdict.max_relative_error < 1e-6
     n, m, convolution = problem.n, problem.matrix.m, problem.convolution
     columns = np.unique(np.append(np.linspace(0, n - 1, 3000).astype(np.int64), [n - 1]))
     if convolution is None:

@@ -4,27 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from lospmm import measure
-from lospmm.codegen import emit
 from lospmm.codegen.sass.words import writes
 from lospmm.convolution import output_elements, unfold
 from lospmm.dtype import DTYPES
 from lospmm.epilogue import epilogue_of
-from lospmm.gpu import gate, operands
 from lospmm.gpu.driver import Driver
-from lospmm.ir import KernelProgram, launch
+from lospmm.ir import KernelProgram
 from lospmm.lower import lower
 from lospmm.matrix import from_dense
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import natural_order
 from lospmm.runtime.detect import detect_device
-from lospmm.settings import settings
-from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
 from lospmm.words import DOUBLE, FLOAT_SUMS
 from tests.emulated.rounded_oracle import rounded_oracle
+from tests.gpu.checked_run import run
 from tests.gpu.test_convolution_kernels import CASES, problem_of, program_of
 from tests.gpu.test_kernels import SHAPES, dense
 
@@ -38,7 +32,7 @@ def check(driver: Driver, problem: Problem, program: KernelProgram) -> None:
     if not writes(program.words, problem.device.arch):
         pytest.skip(f"no machine code of 16 bits for {problem.device.arch}")
     assert program.words in FLOAT_SUMS
-    b, c, *residual = run(driver, problem, program)
+    (b, c, *residual), _ = run(driver, problem, program, "sass")
     n, m, convolution = problem.n, problem.matrix.m, problem.convolution
     columns = np.unique(np.append(np.linspace(0, n - 1, 3000).astype(np.int64), [n - 1]))
     if convolution is None:
@@ -48,34 +42,6 @@ def check(driver: Driver, problem: Problem, program: KernelProgram) -> None:
         places = np.add.outer(np.arange(m) * convolution.pixels, output_elements(convolution, m, columns))
     expected = rounded_oracle(program, own_b, residual[0][places] if residual else None)
     np.testing.assert_array_equal(c[places].view(np.uint32), expected.view(np.uint32))
-
-
-def run(driver: Driver, problem: Problem, program: KernelProgram) -> list[NDArray[np.float32]]:
-    """B or the input, C, and the residual if there is one, after a run that the gate passed."""
-    arch, store, dtype = problem.device.arch, Store(settings().cache_dir), problem.dtype
-    binary = compile_kernel(emit(program, "sass", arch), arch=arch, registers=255, store=store, workers=1)
-    task = measure._prepare(problem, seed=1)
-    place = operands.allocate(driver, task)
-    operands.fill(driver, place, task)
-    function = driver.load(binary.cubin, program.name)
-
-    def enqueue(copy: int) -> None:
-        addresses = (place.b[copy], place.c[copy], *place.residual[copy : copy + 1])
-        driver.launch(function, launch(program), tuple(map(np.uint64, addresses)))
-
-    verdict = gate.run_and_check(driver, gate.load_gate(driver, task.gate), place, task, enqueue, copy=0)
-    assert verdict.failure is None
-    found = []
-    for address, count in (
-        (place.b[0], place.b_elements),
-        (place.c[0], place.m * place.n),
-        *((one, place.m * place.n) for one in place.residual[:1]),
-    ):
-        stored = np.empty(count, place.drawn.dtype)
-        driver.download(stored, address)
-        found.append(dtype.from_storage(stored))
-    operands.release(driver, place)
-    return found
 
 
 @numbers

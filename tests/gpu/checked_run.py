@@ -1,0 +1,46 @@
+"""A kernel run once on a GPU behind the gate, and what it left in memory."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm import measure
+from lospmm.codegen import emit
+from lospmm.gpu import gate, operands
+from lospmm.gpu.driver import Driver
+from lospmm.gpu.gate import Verdict
+from lospmm.ir import KernelProgram, launch
+from lospmm.model import Problem
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+
+
+def run(
+    driver: Driver, problem: Problem, program: KernelProgram, emitter: str
+) -> tuple[list[NDArray[np.float32]], Verdict]:
+    """B or the input, C, and the residual if there is one, as they lie in memory, after a run that the gate passed."""
+    arch, store = problem.device.arch, Store(settings().cache_dir)
+    emission = emit(program, emitter, arch)
+    binary = compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=settings().workers)
+    task = measure._prepare(problem, seed=1)
+    place = operands.allocate(driver, task)
+    operands.fill(driver, place, task)
+    function = driver.load(binary.cubin, program.name)
+
+    def enqueue(copy: int) -> None:
+        addresses = (place.b[copy], place.c[copy], *place.residual[copy : copy + 1])
+        driver.launch(function, launch(program), tuple(map(np.uint64, addresses)))
+
+    verdict = gate.run_and_check(driver, gate.load_gate(driver, task.gate), place, task, enqueue, copy=0)
+    assert verdict.failure is None
+    found = []
+    for address, count in (
+        (place.b[0], place.b_elements),
+        (place.c[0], place.m * place.n),
+        *((one, place.m * place.n) for one in place.residual[:1]),
+    ):
+        stored = np.empty(count, place.drawn.dtype)
+        driver.download(stored, address)
+        found.append(problem.dtype.from_storage(stored))
+    operands.release(driver, place)
+    return found, verdict
