@@ -32,14 +32,24 @@ from benchmarks.problems import problems
 from benchmarks.tables import AXES, Point, Table, parts_of, point_of, read_lines, read_tables
 from lospmm.device import DEVICES
 from lospmm.errors import LospmmError
-from lospmm.measure import AGAIN, BRIEF, Bench, Effort
+from lospmm.measure import AGAIN, BRIEF, Bench, Effort, Measurement, Timing
 from lospmm.model import Candidate, Problem, Tiling
 from lospmm.options import LOCKSTEPS, Options, splits_of
 from lospmm.proxy_trials import ProxyTrials, time_proxy
 from lospmm.ranker import Ranker
 from lospmm.rankers import RANKERS, with_ranker
 from lospmm.runtime.detect import detect_device
-from lospmm.search import Choice, Clock, Trials, choose_by_time, explore_problem, search_space
+from lospmm.search import (
+    Choice,
+    Clock,
+    Trialled,
+    Trials,
+    choose_by_time,
+    explore_problem,
+    search_space,
+    settled,
+    timed_again,
+)
 from lospmm.settings import settings
 from lospmm.space import Space
 from lospmm.stages import Stages
@@ -161,14 +171,13 @@ def by_proxies(place: Place) -> Found:
 def by_proxies_and_finals(place: Place) -> Found:
     """Of all kernels of the table, those of the fastest proxies timed themselves, in turns as in a search."""
     _, times = by_proxies(place)
-    policy = TRIALS["proxy"].policy
-    finalists = place.candidates(sorted(times, key=lambda point: times[point])[: policy.finalists])
-    found = [
-        float("inf") if one.timing is None else one.timing.micros
-        for one in place.kernels(AGAIN)(finalists * policy.turns)
+    timed = [
+        Trialled(candidate, 0.0, Measurement(Timing(times[point_of(candidate)], 0.0, 0), None, None))
+        for candidate in place.candidates(list(times))
     ]
-    medians = [statistics.median(found[at :: len(finalists)]) for at in range(len(finalists))]
-    return Found(point_of(finalists[medians.index(min(medians))]), times)
+    clock = Clock(trials=place.proxies(), finals=place.kernels(AGAIN))
+    winner = settled(timed_again(timed, clock, TRIALS["proxy"].policy.finals))
+    return Found(point_of(winner.candidate), times)
 
 
 def by_top_proxies(place: Place) -> Found:

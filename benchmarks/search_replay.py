@@ -63,7 +63,7 @@ WAYS: Mapping[str, Way] = {
     "default": Way(SINGLE, "lambdamart"),
     "default, `--ranker none`": Way(SINGLE, "none"),
     "18 rounds": Way(replace(SINGLE, rounds=18), "lambdamart"),
-    "9 rounds of 8, 3 finals of 3": Way(replace(SINGLE, rounds=9, batch=8, finalists=3, turns=3), "lambdamart"),
+    "9 rounds of 8, 3 finals of 3": Way(replace(SINGLE, rounds=9, batch=8, finals=(3, 3, 3)), "lambdamart"),
 }
 
 

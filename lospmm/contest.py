@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from lospmm.families import FAMILIES, Entrant
 from lospmm.model import Problem
-from lospmm.search import Clock, Closeable, Trialled, fastest_first, timed_again
+from lospmm.search import Clock, Closeable, Trialled, fastest_first, settled, timed_again
 
 #: A family is timed where its forecast is at most so many times the time of a kernel that it has to beat: of those that
 #: were measured on an H200, at most 7 % were forecast to take more than that times what they took. Where there is none
@@ -21,8 +21,8 @@ PROMISING, PROMISING_UNTIMED = 1.5, 3.0
 #: Of each family, what is timed before the neighbours of the fastest; and neighbours at most, of a round.
 FIRST, NEIGHBOURS = 4, 6
 
-#: Rounds of neighbours, and how many of the fastest are timed again, how often.
-ROUNDS, FINALISTS, TURNS = 3, 2, 3
+#: Rounds of neighbours, and how many of the fastest are timed again in each turn.
+ROUNDS, FINALS = 3, (2, 2, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,7 @@ class Contest:
 
     @property
     def fastest(self) -> Trialled[Entrant] | None:
-        ran = fastest_first(self.timed)
-        finals = [trial for trial in ran if trial.final_micros is not None]
-        return min(finals or ran, key=lambda trial: trial.settled_micros, default=None)
+        return settled(self.timed) if fastest_first(self.timed) else None
 
 
 def field_of(
@@ -96,7 +94,7 @@ def contest(field: Field, clock: Clock, *, limit_micros: float = float("inf")) -
         timed += _timed(clock, near, running=True)
         if fastest_first(timed)[0] is ran[0]:
             break
-    return Contest(field, tuple(timed_again(timed, clock, finalists=FINALISTS, turns=TURNS)))
+    return Contest(field, tuple(timed_again(timed, clock, FINALS)))
 
 
 def _first(field: Field, limit_micros: float) -> list[Entrant]:

@@ -31,13 +31,12 @@ from lospmm.surrogate import Pool, Surrogate
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How far a search by time goes. Times of one kernel differ by several percent, so that the fastest is not always
-    the one that stays the fastest."""
+    the one that stays the fastest: of some, every load takes another time (docs/measuring.md)."""
 
     rounds: int = 14  # how often what promises most is timed,
     batch: int = 6  # and how many candidates each time
     ahead: int = 2  # rounds that are built while another is timed; the shortlist is timed in one part more
-    finalists: int = 4  # that are timed again,
-    turns: int = 4  # so many times each
+    finals: tuple[int, ...] = (8, 6, 4, 3, 2)  # of the fastest, how many are timed again in each turn
     chained: int = 4  # of the fastest, those that are also timed with several tiles to a block (``chains``)
 
 
@@ -162,7 +161,7 @@ def choose_by_time(
 
     A round is chosen, and its kernels are built, before all of what was begun is timed, so that the GPU waits for the
     choice alone. It ends after all rounds, where nothing is left, or once time is up; one candidate that runs is always
-    timed. Then the fastest are timed again in turns, so that what changes meanwhile changes for all of them. ``stages``
+    timed. Then the fastest are timed again, in turns of fewer and fewer (``timed_again``). ``stages``
     counts the choices, too. ``pool`` is what may be timed, where that is known. Raises GpuFault where none of them ran.
     """
     rounds = _Rounds(problem, choice.space, ranker, locksteps, stages, pool)
@@ -192,10 +191,10 @@ def choose_by_time(
         raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
     if not clock.is_over():
         timed += _timed_chains(problem, ran, clock, policy.chained)
-    timed = timed_again(timed, clock, finalists=policy.finalists, turns=policy.turns)
-    finalists = [trial for trial in timed if trial.final_micros is not None]
-    winner = min(finalists, key=_final) if finalists else fastest_first(timed)[0]
-    if finalists and _final(winner) == float("inf"):
+    timed = timed_again(timed, clock, policy.finals)
+    winner = settled(timed)
+    if winner.settled_micros == float("inf"):
+        finalists = [trial for trial in timed if trial.finals]
         raise GpuFault(f"none of the fastest {len(finalists)} kernels ran again: {_failure(finalists[0].finals)}")
     return replace(choice, winner=winner.candidate, shortlist=tuple(spread), trials=tuple(timed))
 
@@ -314,30 +313,42 @@ class _Rounds:
         return [Scored(pool[index], float(np.exp(pool.forecast[index]))) for index in chosen]
 
 
-def timed_again(timed: Sequence[Trialled[Item]], clock: Clock, *, finalists: int, turns: int) -> list[Trialled[Item]]:
-    """``timed`` with the finals of the fastest. Time that is up in the middle of a turn leaves that turn out."""
-    fastest = fastest_first(timed)[:finalists]
-    if clock.finals is None or clock.is_over() or not fastest:
-        return list(timed)
-    asked = [trial.candidate for trial in fastest] * turns
-    found: list[Measurement] = []
-    for measurement in clock.finals(asked):
-        found.append(measurement)
-        if clock.is_over():
+def timed_again(timed: Sequence[Trialled[Item]], clock: Clock, finals: Sequence[int]) -> list[Trialled[Item]]:
+    """``timed`` with the finals of the fastest: in each turn ``finals`` many, those of the least median so far.
+
+    In turns, so that what changes meanwhile changes for all of them. What was fast by chance is found out by a few
+    loads, and the others are told apart by more of them (successive halving: Karnin, Koren and Somekh, Almost Optimal
+    Exploration in Multi-Armed Bandits, 2013). Time that is up in the middle of a turn leaves that turn out.
+    """
+    timed, places = list(timed), list(range(len(timed)))
+    places = [at for at in places if timed[at].measurement.timing is not None]
+    for count in finals:
+        if clock.finals is None or clock.is_over():
             break
-    whole = len(found) // len(fastest)
-    finals = {id(trial): tuple(found[at :: len(fastest)][:whole]) for at, trial in enumerate(fastest)}
-    return [replace(trial, finals=finals.get(id(trial), ())) for trial in timed]
+        places = sorted(places, key=lambda at: timed[at].settled_micros)[:count]
+        found: list[Measurement] = []
+        for measurement in clock.finals([timed[at].candidate for at in places]):
+            found.append(measurement)
+            if clock.is_over():
+                break
+        if len(found) < len(places):
+            break
+        for at, measurement in zip(places, found, strict=True):
+            timed[at] = replace(timed[at], finals=(*timed[at].finals, measurement))
+    return timed
+
+
+def settled(timed: Sequence[Trialled[Item]]) -> Trialled[Item]:
+    """The fastest of those that were timed again most often; of a failure only where all of them failed."""
+    finalists = [trial for trial in timed if trial.finals] or fastest_first(timed)
+    return min(
+        finalists, key=lambda trial: (trial.settled_micros == float("inf"), -len(trial.finals), trial.settled_micros)
+    )
 
 
 def fastest_first(timed: Sequence[Trialled[Item]]) -> list[Trialled[Item]]:
     """Those that ran."""
     return sorted((trial for trial in timed if trial.measurement.timing is not None), key=lambda trial: trial.micros)
-
-
-def _final(trial: Trialled[Candidate]) -> float:
-    assert trial.final_micros is not None
-    return trial.final_micros
 
 
 def _failure(finals: Sequence[Measurement]) -> str | None:

@@ -18,7 +18,7 @@ from typing import Self
 from lospmm.model import Built, OnDisk
 
 #: Kernels that are kept: those that are timed again, and some more.
-KEPT = 6
+KEPT = 10
 
 
 @dataclass(frozen=True, slots=True)

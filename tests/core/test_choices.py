@@ -93,7 +93,7 @@ def test_every_way_chooses_and_what_it_chose_is_timed_in_turns(
     assert set(proxies) == set(table.micros)
     fastest = sorted(proxies, key=lambda point: proxies[point])
     assert tuple(other["chosen"]["proxies"]) == fastest[0]
-    assert tuple(other["chosen"]["proxies and finals"]) in fastest[: TRIALS["proxy"].policy.finalists]
+    assert tuple(other["chosen"]["proxies and finals"]) in fastest[: TRIALS["proxy"].policy.finals[0]]
     best = min(statistics.median(times) for times in timed.values())
     lost = statistics.median(timed[tuple(line["chosen"]["default"])]) / best - 1
     assert f"default {100 * lost:.1f}%" in summary(line)
@@ -117,4 +117,4 @@ def _briefly(*arguments: Any, **named: Any) -> Any:
     """The search by time, with a few kernels: those of the shortlist once, and the fastest again."""
     from lospmm.search import choose_by_time
 
-    return choose_by_time(*arguments, **{**named, "policy": replace(named["policy"], rounds=0, turns=1)})
+    return choose_by_time(*arguments, **{**named, "policy": replace(named["policy"], rounds=0, finals=(4,))})

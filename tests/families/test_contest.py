@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from lospmm.contest import FINALISTS, FIRST, PROMISING, PROMISING_UNTIMED, TURNS, Contest, Field, contest, field_of
+from lospmm.contest import FINALS, FIRST, PROMISING, PROMISING_UNTIMED, Contest, Field, contest, field_of
 from lospmm.convolution import convolution_of
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
@@ -60,9 +60,9 @@ def test_neighbours_lead_to_the_fastest() -> None:
     asked: list[Entrant] = []
     found = contest(field(csr=10.0), clock(slope, asked))
     assert found.best is not None and found.best.plan == Plan(8, 2)
-    finals = asked[-FINALISTS * TURNS :]
-    assert len({id(one) for one in finals}) == FINALISTS and found.best in finals
-    trials = asked[: -FINALISTS * TURNS]
+    finals = asked[-sum(FINALS) :]
+    assert len({id(one) for one in finals}) == FINALS[0] and found.best in finals
+    trials = asked[: -sum(FINALS)]
     assert len(trials) == len(set(trials)) == len(found.timed)
 
 

@@ -12,7 +12,7 @@ from lospmm import artifact, jobs, sought
 from lospmm.accuracy import SUM_ROUNDING
 from lospmm.artifact import Artifact
 from lospmm.cli import run
-from lospmm.contest import TURNS, Contest, contest
+from lospmm.contest import FINALS, Contest, contest
 from lospmm.device import DEVICES
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest, NothingFits
@@ -102,7 +102,7 @@ def test_a_choice_by_time_is_made_again(made: Kernel) -> None:
     for line in lines:  # the finals are what decides
         if line["final_micros"]:
             won = all(line[name] == value for name, value in found.winner.items())
-            line["final_micros"] = [1e4 if won else 1e-3] * TURNS
+            line["final_micros"] = [1e4 if won else 1e-3] * len(FINALS)
     changed = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
     other = replay(Artifact(kept.manifest, {**kept.files, artifact.TUNING_FILE: changed}), DEVICES["h200"])
     assert other.timed == len(lines) and not other.agrees and other.winner != found.winner
