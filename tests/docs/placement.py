@@ -1,5 +1,5 @@
-"""Tables of docs/decisions/0008 and 0013 and of docs/measuring.md: code by GPC, tiles one after another, pairs of
-16-bit numbers, modules loaded again. They come from gpcs, chains, pairs and reloads.jsonl in benchmarks/results."""
+"""Tables of docs/decisions/0008, 0013 and 0015 and of docs/measuring.md: code by GPC, tiles one after another, pairs of
+16-bit numbers, modules loaded again. They come from the files of those names in benchmarks/results."""
 
 import statistics
 from collections.abc import Sequence
@@ -151,12 +151,10 @@ def walls() -> str:
 
 
 def slow_loads() -> str:
-    """Of each layout of the longest code: loads, and how many of them take 5 % longer than the median of all."""
-    longest = max(one["code_bytes"] for one in records("reloads"))
-    found: dict[str, dict[tuple[int, int], list[float]]] = {}
-    for record in (one for one in records("reloads") if one["varied"] == "layout" and one["code_bytes"] == longest):
-        loads = found.setdefault(record["layout"], {})
-        loads.setdefault((record["process"], record["number"]), []).append(record["micros"])
+    """Of each layout of the longest code: loads of a process, and how many take 5 % longer than the median of all."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for record in (one for one in records("layouts") if one["process"] == 0):
+        found.setdefault(record["layout"], {}).setdefault(record["number"], []).append(record["micros"])
     medians = {layout: [statistics.median(times) for times in loads.values()] for layout, loads in found.items()}
     usual = statistics.median(time for times in medians.values() for time in times)
     lines = [
@@ -169,6 +167,29 @@ def slow_loads() -> str:
         for layout, times in medians.items()
     ]
     return table(("layout", "loads", "slow", "us"), lines, right=3)
+
+
+def loads() -> str:
+    """Of kernels near the fastest: the least, the median and the most of their loads, by GPU."""
+    found: dict[tuple[int, int, int], dict[str, list[float]]] = {}
+    for record in records("loads"):
+        found.setdefault((record["rows"], record["cols"], record["tiles"]), {})[record["gpu"]] = record["micros"]
+    gpus = list(dict.fromkeys(gpu for by_gpu in found.values() for gpu in by_gpu))
+    least = min(min(times) for by_gpu in found.values() for times in by_gpu.values())
+    shown = [
+        key for key, by_gpu in found.items() if key[0] in SHOWN_ROWS and min(map(min, by_gpu.values())) < NEAR * least
+    ]
+    lines = [
+        (
+            f"{rows} x {cols}, {tiles} tiles",
+            *(
+                f"{min(times):.1f}, {statistics.median(times):.1f}, {max(times):.1f}"
+                for times in (found[rows, cols, tiles][gpu] for gpu in gpus)
+            ),
+        )
+        for rows, cols, tiles in shown
+    ]
+    return table(("M1 x N1", *(f"GPU {number}" for number, _ in enumerate(gpus))), lines, right=len(gpus))
 
 
 def reloads() -> str:
@@ -224,4 +245,7 @@ PAIRS = {"pairs": pairs, "errors": errors, "reuse": reuse}
 #: Errors are those of float32 sums, rounded once: in docs/accuracy.md.
 NARROW = {"narrow": lambda: pairs("narrow")}
 CHAINS = {"chains": chains}
+#: Of the kernels of ``benchmarks.loads``.
+SHOWN_ROWS, NEAR = (45, 48, 51), 1.2
+LOADS = {"loads": loads}
 MEASURING = {"reloads": reloads, "layouts": slow_loads}

@@ -50,6 +50,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0015-small-rounds.md": {
         "search cost": searches.cost,
         "search replay": searches.replayed,
+        **placement.LOADS,
     },
     DOCS / "decisions" / "0014-a-layer-in-its-model.md": tokens.REGIONS,
 }
