@@ -64,13 +64,13 @@ class Subject:
 def thread_registers(subject: Subject) -> Bound:
     """Section 3.2: more registers than a thread can address would be spilled to memory."""
     device = subject.problem.device
-    return Bound(forecast_of_each(subject.candidates, device), device.registers_per_thread)
+    return Bound(forecast_of_each(subject.problem, subject.candidates), device.registers_per_thread)
 
 
 def block_registers(subject: Subject) -> Bound:
     """Section 3.2: a block with more registers than the GPU gives one does not start."""
     candidates, device = subject.candidates, subject.problem.device
-    per_thread = forecast_of_each(candidates, device)
+    per_thread = forecast_of_each(subject.problem, candidates)
     return Bound(registers_of_block(candidates.cols, per_thread, device), device.registers_per_block)
 
 

@@ -100,7 +100,7 @@ def work_of(problem: Problem, candidates: Candidates) -> Work:
     resident = resident_blocks_of_each(
         device,
         threads=candidates.cols,
-        registers_per_thread=forecast_of_each(candidates, device),
+        registers_per_thread=forecast_of_each(problem, candidates),
         shared_bytes=mailbox_bytes_of_each(candidates),
     )
     loads = candidates.by_tiling(lambda tiling: int(tiling.nnc.sum()))

@@ -124,7 +124,7 @@ FEATURES: Mapping[str, Feature] = MappingProxyType(
         "nnc_over_mean": lambda s: s.nnc_max * s.tiles / np.maximum(s.nnc_sum, 1),
         "column_waste": lambda s: 1 - s.problem.n / (s.column_blocks * s.candidates.cols),
         # what an SM has to do, as the estimate counts it
-        "registers": lambda s: forecast_of_each(s.candidates, s.problem.device),
+        "registers": lambda s: forecast_of_each(s.problem, s.candidates),
         "blocks": lambda s: s.work.blocks,  # of the busiest SM
         "resident": lambda s: s.work.resident,  # of these at a time
         "resident_threads": lambda s: s.work.resident * s.candidates.cols,

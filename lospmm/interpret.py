@@ -13,6 +13,7 @@ from lospmm.ir import (
     Collect,
     Exchange,
     Fma,
+    Fold,
     KernelProgram,
     Load,
     Residual,
@@ -77,6 +78,9 @@ def _run(tile: TileProgram, columns: _Columns, program: KernelProgram) -> Iterat
                 accumulators[accumulator] = residual[row]
             case Add(accumulator, weight):
                 accumulators[accumulator] += weight
+            case Fold(accumulator, second):
+                accumulators[accumulator] += accumulators[second]
+                accumulators[second] = 0
             case _:
                 assert_never(instruction)
 

@@ -1,7 +1,7 @@
 """The one small language that a kernel is written in before it is CUDA C++, PTX or machine code.
 
-A thread computes one column of C for a few rows. It has accumulators (one per row of its tile, zero at the start) and
-buffers for elements of B, and does three things:
+A thread computes one column of C for a few rows. It has accumulators (one per row of its tile and a second
+one for each long row, zero at the start) and buffers for elements of B, and does three things:
 
     Load   buffer <- B[k, column]
     Fma    accumulator <- accumulator + weight * buffer
@@ -20,6 +20,10 @@ What a layer adds to its product goes through the accumulators too, and what it 
     Begin     accumulator <- weight
     Residual  accumulator <- residual[row, column]
     Add       accumulator <- accumulator + weight
+
+A long row is added up in parts (``lospmm.sums``), the first in its accumulator, each other one in a second:
+
+    Fold      accumulator <- accumulator + second, second <- 0
 
 A ``TileProgram`` is what one thread block runs, as a table with one row per instruction, so that emitters can work on
 whole columns of it; ``instructions`` reads the table as values to ``match`` on. A ``KernelProgram`` holds the distinct
@@ -56,12 +60,14 @@ class Op(IntEnum):
     BEGIN = 6
     RESIDUAL = 7
     ADD = 8
+    FOLD = 9
 
 
 #: One instruction. LOAD: target = buffer, source = k. FMA: target = accumulator, source = buffer, weight.
 #: STORE: target = row of C, source = accumulator, or ZERO for a row that no nonzero touches. SEND: target = slot,
 #: source = accumulator. EXCHANGE: once in every part. COLLECT: target = buffer, source = slot, one of the part's own.
 #: BEGIN and ADD: target = accumulator, weight. RESIDUAL: target = accumulator, source = row.
+#: FOLD: target = accumulator, source = the second one.
 INSTRUCTION = np.dtype([("op", "u1"), ("target", "<i4"), ("source", "<i4"), ("weight", "<f4")])
 
 #: The source of a Store that writes zero without an accumulator.
@@ -115,7 +121,12 @@ class Add(NamedTuple):
     weight: np.float32
 
 
-Instruction = Load | Fma | Store | Send | Exchange | Collect | Begin | Residual | Add
+class Fold(NamedTuple):
+    accumulator: int
+    second: int
+
+
+Instruction = Load | Fma | Store | Send | Exchange | Collect | Begin | Residual | Add | Fold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,6 +238,8 @@ def instructions(program: TileProgram) -> Iterator[Instruction]:
             yield Begin(target, weight)
         elif op == Op.RESIDUAL:
             yield Residual(target, source)
+        elif op == Op.FOLD:
+            yield Fold(target, source)
         else:
             yield Add(target, weight)
 

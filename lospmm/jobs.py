@@ -50,7 +50,7 @@ KERNELS = "kernel"
 MATRICES = "matrix"
 
 #: Part of every request's digest: raise it when a request gives another artifact than before.
-ARTIFACT_FORMAT = 6
+ARTIFACT_FORMAT = 7
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from lospmm.dtype import FLOAT32
 from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
 from lospmm.model import ZERO_ROWS, Candidate, Problem
-from lospmm.registers import forecast_registers
+from lospmm.registers import forecast_of_candidate
 from lospmm.schedule import chain_program, tile_programs, zero_program
+from lospmm.sums import chain_limits
 from lospmm.words import words_of
 
 
@@ -26,7 +27,8 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
         raise Unsupported("several tiles to a block, and several blocks to a tile: take one of them")
     epilogue = problem.epilogue
     order = None if problem.convolution is None else order_of_rows(problem.convolution)
-    added: dict[str, Any] = {"epilogue": epilogue, "order": order}
+    limits = chain_limits(matrix, problem.dtype, schedule.split_k)
+    added: dict[str, Any] = {"epilogue": epilogue, "order": order, "limits": limits}
     rows, together = [tile.rows for tile in tiling.tiles], schedule.tiles_per_block
     if together > 1:
         chains = (rows[first : first + together] for first in range(0, len(rows), together))
@@ -49,7 +51,7 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
         cols=candidate.tile.cols,
         tiles=tuple(tiles),
         dispatch=tuple(range(len(tiles))),
-        registers=forecast_registers(candidate.tile.rows, schedule, problem.device),
+        registers=forecast_of_candidate(problem, candidate),
         column_group=schedule.column_group,
         lockstep=schedule.lockstep,
         split_k=schedule.split_k,

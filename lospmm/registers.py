@@ -1,34 +1,85 @@
 """Section 3.2: the registers that a thread will use, known before anything is compiled.
 
-A thread holds an accumulator for each row of its tile and a buffer for each element of B in flight; addresses and the
-calling convention take ``DeviceSpec.reserved_registers`` more, and where blocks share a tile their mailboxes have
-addresses too. Registers are allocated in units, so the forecast is rounded up to one: the compiler may use what would
-be lost anyway. It is also the ``--maxrregcount`` that the kernel is compiled with.
+A thread holds an accumulator for each row of its tile and a buffer for each element of B in flight. Second accumulators
+of long rows (``lospmm.sums``) take the place of buffers, all but ``LEAST_BUFFERS``. Addresses and the calling
+convention take ``DeviceSpec.reserved_registers`` more, and where blocks share a tile their mailboxes have addresses
+too. Registers are allocated in units, so the forecast is rounded up to one: the compiler may use what would be lost
+anyway. It is also the ``--maxrregcount`` that the kernel is compiled with.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lospmm.candidates import Candidates, Ints
 from lospmm.device import DeviceSpec
-from lospmm.model import Schedule
+from lospmm.model import Candidate, Problem, Schedule, Tiling
 from lospmm.occupancy import allocated_registers
+from lospmm.sums import chain_limits
+
+#: Elements of B that a tile has in flight at least, or all of its schedule's: some loads while sums are waited for.
+LEAST_BUFFERS = 8
 
 #: The addresses of the mailboxes of a tile that blocks share: a pair for the others', one register for the own.
 CLUSTER_REGISTERS = 3
 
 
-def forecast_registers(rows: int, schedule: Schedule, device: DeviceSpec) -> int:
-    """Registers per thread for tiles of up to ``rows`` rows; above the device's limit when the tile cannot fit."""
-    return int(_forecast(np.array([rows + _beside_rows(schedule)]), device)[0])
+def forecast_registers(rows: int, schedule: Schedule, device: DeviceSpec, seconds: int = 0) -> int:
+    """Registers per thread for tiles of up to ``rows`` rows, ``seconds`` of them long (``lospmm.sums``); above the
+    device's limit when the tile cannot fit."""
+    return int(_forecast(np.array([rows + _beside_rows(schedule, seconds)]), device)[0])
 
 
-def forecast_of_each(candidates: Candidates, device: DeviceSpec) -> Ints:
-    """``forecast_registers`` of many candidates at once."""
-    return _forecast(candidates.rows + candidates.by_schedule(_beside_rows), device)
+def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
+    """``forecast_registers`` of a candidate's kernel."""
+    return int(forecast_of_each(problem, Candidates.of([candidate]))[0])
 
 
-def _beside_rows(schedule: Schedule) -> int:
-    return schedule.prefetch + CLUSTER_REGISTERS * (schedule.split_k > 1)
+def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
+    """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
+    seconds = _seconds_of_each(problem, candidates)
+    if seconds is None:
+        beside = candidates.by_schedule(_beside_rows)
+    else:
+        distinct, which = np.unique(np.stack((candidates.schedule, seconds)), axis=1, return_inverse=True)
+        each = [_beside_rows(candidates.schedules[at], int(count)) for at, count in distinct.T]
+        beside = np.array(each, np.int64)[which]
+    return _forecast(candidates.rows + beside, problem.device)
+
+
+def _seconds_of_each(problem: Problem, candidates: Candidates) -> Ints | None:
+    """The most long rows that one of its tiles has, of each candidate; None where no row is long."""
+    if not candidates.tilings:
+        return None
+    splits = candidates.split_k
+    found = np.zeros(len(candidates), np.int64)
+    for split in np.unique(splits).tolist():
+        is_long = np.isfinite(chain_limits(problem.matrix, problem.dtype, split))
+        if not is_long.any():
+            break  # and none of more parts
+        own = splits == split
+        most = np.zeros(len(candidates.tilings), np.int64)
+        for at in np.unique(candidates.tiling[own]).tolist():
+            most[at] = _most_of_a_tile(candidates.tilings[at], is_long)
+        found[own] = most[candidates.tiling[own]]
+    return found if found.any() else None
+
+
+def _most_of_a_tile(tiling: Tiling, is_long: NDArray[np.bool_]) -> int:
+    if not tiling.tiles:
+        return 0
+    sizes = [len(tile.rows) for tile in tiling.tiles]
+    counted = is_long[np.concatenate([tile.rows for tile in tiling.tiles])].astype(np.int64)
+    return int(np.add.reduceat(counted, np.cumsum([0, *sizes[:-1]])).max())
+
+
+def _beside_rows(schedule: Schedule, seconds: int = 0) -> int:
+    held = max(schedule.prefetch, seconds + least_buffers(schedule))
+    return held + CLUSTER_REGISTERS * (schedule.split_k > 1)
+
+
+def least_buffers(schedule: Schedule) -> int:
+    """Elements of B that are in flight at least, whatever second accumulators take of ``prefetch``."""
+    return min(schedule.prefetch, LEAST_BUFFERS)
 
 
 def _forecast(figures: Ints, device: DeviceSpec) -> Ints:

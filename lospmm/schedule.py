@@ -10,6 +10,11 @@ nothing waits for it. Only whoever stores a row adds them.
 Tiles of one block follow one another (``Schedule.tiles_per_block``): their columns go round one ring of buffers, so
 that the next tile's first loads come before the stores of the last, and its accumulators are begun anew behind these.
 
+A row of more products than a chain may have (``lospmm.sums``) is added up in parts. The first is in the row's own
+accumulator; the next ones are in a second one, that of the row, which is added to the first before the next part
+begins, and at the end. Second accumulators take the place of buffers: a tile with long rows has work enough for each
+load.
+
 A tile that several blocks share (``Schedule.split_k``) is cut by its columns into parts of about the same work. Each
 part owns some of the rows: it is sent what the others have of them, adds it up in the order of the parts, and stores.
 """
@@ -24,6 +29,7 @@ from lospmm.epilogue import PLAIN, Epilogue, bias_of
 from lospmm.ir import INSTRUCTION, ZERO, Op, TileProgram
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Schedule, ceil_div
+from lospmm.registers import least_buffers
 
 
 def tile_programs(
@@ -33,13 +39,16 @@ def tile_programs(
     *,
     epilogue: Epilogue = PLAIN,
     order: NDArray[np.int64] | None = None,
+    limits: NDArray[np.float64] | None = None,
 ) -> list[TileProgram]:
     """The programs, one per part, that compute ``rows`` (distinct, in the order of the stores) of C = A x B for one
     column.
 
-    ``order``, (k,), has the rows of B in the order in which they are loaded; None: as they are numbered.
+    ``order``, (k,), has the rows of B in the order in which they are loaded; None: as they are numbered. ``limits``,
+    (m,), are the products that a chain of each row of A may have; None: any number.
     """
-    programs = parts_of_tile(*_nonzeros_by_column(matrix, rows, order), rows, schedule)
+    own = None if limits is None else limits[rows]
+    programs = parts_of_tile(*_nonzeros_by_column(matrix, rows, order), rows, schedule, own)
     return [_finished(program, epilogue, order) for program in programs]
 
 
@@ -50,6 +59,7 @@ def chain_program(
     *,
     epilogue: Epilogue = PLAIN,
     order: NDArray[np.int64] | None = None,
+    limits: NDArray[np.float64] | None = None,
 ) -> TileProgram:
     """The program that computes the rows of several ``tiles``, one after another, for one column; else as
     ``tile_programs``. They share accumulators.
@@ -57,9 +67,14 @@ def chain_program(
     nonzeros = [_nonzeros_by_column(matrix, rows, order) for rows in tiles]
     accumulator, column, weight = (np.concatenate(each) for each in zip(*nonzeros, strict=True))
     sizes = [len(own) for own, _, _ in nonzeros]
-    step = np.repeat(np.arange(len(tiles), dtype=np.int64) * matrix.k, sizes)
-    buffers = min(schedule.prefetch, len(np.unique(column + step)))
-    sums = _sums(Op.LOAD, accumulator, column + step, weight, _Ring(schedule, buffers))
+    tile = np.repeat(np.arange(len(tiles), dtype=np.int64), sizes)
+    column, accumulators = column + tile * matrix.k, max(map(len, tiles))
+    of_rows = [np.full(accumulators, np.inf) for _ in tiles]
+    for own, rows in zip(of_rows, tiles, strict=True):
+        own[: len(rows)] = np.inf if limits is None else limits[rows]
+    broken = _broken(accumulator, tile, np.array(of_rows))
+    buffers = min(_in_flight(schedule, broken.seconds), len(np.unique(column)))
+    sums = _sums(Op.LOAD, broken.accumulator, column, weight, _Ring(schedule, buffers), broken)
     loads = sums["op"] == Op.LOAD
     sums["source"][loads] %= matrix.k
     if order is not None:
@@ -74,7 +89,7 @@ def chain_program(
             before = [_filled(Op.BEGIN, held, np.zeros(len(rows)))]
             before[0]["weight"] = bias_of(epilogue, rows)
         pieces += [*before, own, *_ended(rows, held, epilogue), _filled(Op.STORE, rows, held)]
-    return TileProgram(np.concatenate(pieces), accumulators=max(map(len, tiles)), buffers=buffers)
+    return TileProgram(np.concatenate(pieces), accumulators=accumulators + broken.seconds, buffers=buffers)
 
 
 def parts_of_tile(
@@ -83,16 +98,19 @@ def parts_of_tile(
     weight: NDArray[np.float32],
     rows: NDArray[np.int32],
     schedule: Schedule,
+    limits: NDArray[np.float64] | None = None,
 ) -> list[TileProgram]:
-    """The programs, one per part, of multiply-adds as ``interleave`` takes them."""
+    """The programs, one per part, of multiply-adds as ``interleave`` takes them. ``limits`` are those of ``rows``."""
+    limits = np.full(len(rows), np.inf) if limits is None else limits
     if schedule.split_k == 1:
-        return [interleave(accumulator, column, weight, rows, schedule)]
+        return [interleave(accumulator, column, weight, rows, schedule, limits)]
     part = _part_of_each(column, schedule.split_k)
     mail = _mail(part, accumulator, len(rows), schedule.split_k)
-    return [
-        _part(number, accumulator[part == number], column[part == number], weight[part == number], rows, schedule, mail)
-        for number in range(schedule.split_k)
-    ]
+    programs = []
+    for number in range(schedule.split_k):
+        own = part == number
+        programs.append(_part(number, accumulator[own], column[own], weight[own], rows, schedule, mail, limits))
+    return programs
 
 
 def interleave(
@@ -101,15 +119,18 @@ def interleave(
     weight: NDArray[np.float32],
     rows: NDArray[np.int32],
     schedule: Schedule,
+    limits: NDArray[np.float64],
 ) -> TileProgram:
     """Loads, multiply-adds and stores in the order of ``schedule``, with an accumulator for each of ``rows``.
 
-    Multiply-add i adds weight[i] * B[column[i]] to accumulator[i]; ``column`` ascends.
+    Multiply-add i adds weight[i] * B[column[i]] to accumulator[i]; ``column`` ascends. A chain of a row has up to as
+    many products as ``limits`` has for the row.
     """
-    buffers = min(schedule.prefetch, len(np.unique(column)))
-    sums = _sums(Op.LOAD, accumulator, column, weight, _Ring(schedule, buffers))
+    broken = _broken(accumulator, np.zeros(len(accumulator), np.int64), limits[np.newaxis])
+    buffers = min(_in_flight(schedule, broken.seconds), len(np.unique(column)))
+    sums = _sums(Op.LOAD, broken.accumulator, column, weight, _Ring(schedule, buffers), broken)
     stores = _filled(Op.STORE, rows, np.arange(len(rows)))
-    return TileProgram(np.concatenate((sums, stores)), accumulators=len(rows), buffers=buffers)
+    return TileProgram(np.concatenate((sums, stores)), accumulators=len(rows) + broken.seconds, buffers=buffers)
 
 
 def zero_program(rows: NDArray[np.int32], *, epilogue: Epilogue = PLAIN, accumulators: int = 1) -> TileProgram:
@@ -169,6 +190,44 @@ def _bias(op: Op, row: NDArray[np.int32], accumulator: NDArray[np.int32], epilog
     return added
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Broken:
+    """The accumulator of each multiply-add, with long rows in parts; what is folded, and before which multiply-adds."""
+
+    accumulator: NDArray[np.int64]
+    seconds: int  # accumulators behind those of the rows
+    place: NDArray[np.int64]
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
+
+
+def _broken(accumulator: NDArray[np.integer], tile: NDArray[np.int64], limits: NDArray[np.float64]) -> _Broken:
+    """Of multiply-adds of tiles one after another: ``limits``, (tiles, rows), are those of their rows' chains."""
+    tiles, rows = limits.shape
+    key = tile * rows + accumulator
+    count = np.bincount(key, minlength=tiles * rows)
+    parts = np.maximum(np.ceil(count / limits.ravel()), 1).astype(np.int64)
+    is_long = (parts > 1).reshape(tiles, rows)
+    second = (rows - 1 + np.cumsum(is_long, axis=1)).ravel()
+    order = np.argsort(key, kind="stable")
+    ordinal = np.arange(len(key)) - np.repeat(np.cumsum(count) - count, count)
+    part = ordinal * parts[key[order]] // np.maximum(count[key[order]], 1)
+    found = accumulator.astype(np.int64)
+    found[order[part > 0]] = second[key[order[part > 0]]]
+    # A part is added before the next one of its row begins; the last one behind all multiply-adds of its tile.
+    begins = np.flatnonzero((np.diff(part, prepend=0) > 0) & (part > 1))
+    last = np.flatnonzero(is_long)
+    ends = np.searchsorted(tile, np.arange(tiles), side="right")
+    folded = np.concatenate((key[order[begins]], last))
+    place = np.concatenate((order[begins], ends[last // rows]))
+    return _Broken(found, int(is_long.sum(axis=1).max(initial=0)), place, folded % rows, second[folded])
+
+
+def _in_flight(schedule: Schedule, seconds: int) -> int:
+    """Buffers of a tile with so many second accumulators."""
+    return max(schedule.prefetch - seconds, least_buffers(schedule))
+
+
 @dataclass(frozen=True, slots=True)
 class _Ring:
     """Buffers that are filled in turn, the next one being ``first``, at the pace of ``schedule``."""
@@ -212,23 +271,26 @@ def _part(
     rows: NDArray[np.int32],
     schedule: Schedule,
     mail: _Mail,
+    limits: NDArray[np.float64],
 ) -> TileProgram:
     sent, got = np.flatnonzero(mail.sender == number), np.flatnonzero(mail.owner == number)
     # To the next part first, round to the one before: not all to the same part at the same time.
     sent = sent[np.argsort((mail.owner[sent] - number) % schedule.split_k, kind="stable")]
+    broken = _broken(accumulator, np.zeros(len(accumulator), np.int64), limits[np.newaxis])
     loads = len(np.unique(column))
-    buffers = min(schedule.prefetch, max(loads, len(got)))
+    buffers = min(_in_flight(schedule, broken.seconds), max(loads, len(got)))
     own = np.flatnonzero(mail.owner_of_row == number)
     ring = _Ring(schedule, buffers)
     again = _Ring(Schedule(schedule.prefetch), buffers, first=loads)
     code = (
-        _sums(Op.LOAD, accumulator, column, weight, ring),
+        _sums(Op.LOAD, broken.accumulator, column, weight, ring, broken),
         _filled(Op.SEND, mail.slot[sent], mail.row[sent]),
         _filled(Op.EXCHANGE, np.zeros(1), np.zeros(1)),
         _sums(Op.COLLECT, mail.row[got], mail.slot[got], np.ones(len(got), np.float32), again),
         _filled(Op.STORE, rows[own], own),
     )
-    return TileProgram(np.concatenate(code), accumulators=len(rows), buffers=buffers, slots=mail.slots)
+    accumulators = len(rows) + broken.seconds
+    return TileProgram(np.concatenate(code), accumulators=accumulators, buffers=buffers, slots=mail.slots)
 
 
 def _sums(
@@ -237,16 +299,22 @@ def _sums(
     column: NDArray[np.integer],
     weight: NDArray[np.float32],
     ring: _Ring,
+    broken: _Broken | None = None,
 ) -> NDArray[np.void]:
-    """Multiply-adds in their order, and ahead of them what fills their buffers: ``op``, with each column once."""
+    """Multiply-adds in their order, and ahead of them what fills their buffers: ``op``, with each column once. The
+    folds of ``broken`` stand between them."""
     loaded, uses = np.unique(column, return_counts=True)
     issue = _fmas_before_loads(np.cumsum(uses), ring)
     turn = (ring.first + np.arange(len(loaded))) % max(ring.buffers, 1)
     fmas = _filled(Op.FMA, accumulator, np.repeat(turn, uses))
     fmas["weight"] = weight
-    # A load that waits for d multiply-adds stands before the one numbered d.
-    when = np.concatenate((2 * issue, 2 * np.arange(len(column)) + 1))
-    return np.concatenate((_filled(op, turn, loaded), fmas))[np.argsort(when, kind="stable")]
+    # A load that waits for d multiply-adds stands before the one numbered d, and a fold before that one too.
+    when = [2 * issue, 2 * np.arange(len(column)) + 1]
+    code = [_filled(op, turn, loaded), fmas]
+    if broken is not None and broken.seconds:
+        when.insert(1, 2 * broken.place)
+        code.insert(1, _filled(Op.FOLD, broken.first, broken.second))
+    return np.concatenate(code)[np.argsort(np.concatenate(when), kind="stable")]
 
 
 def _filled(op: Op, target: NDArray[np.number], source: NDArray[np.number]) -> NDArray[np.void]:

@@ -69,6 +69,9 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
             lines.append(f"  a{target} = __ldcs(residual + {_offset(source, program)});")
         elif op == Op.ADD:
             lines.append(f"  a{target} = __fadd_rn(a{target}, {_literal(weight)});")
+        elif op == Op.FOLD:
+            lines.append(f"  a{target} = __fadd_rn(a{target}, a{source});")
+            lines.append(f"  a{source} = 0.0f;")
         else:
             value = "0.0f" if source == ZERO else f"a{source}"
             if program.epilogue.relu and source != ZERO:

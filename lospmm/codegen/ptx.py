@@ -89,6 +89,9 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram, arch: str) -> s
             body.lines.append(f"mov.f32 %a{target}, 0f{weight:08X};")
         elif op == Op.ADD:
             body.lines.append(f"add.rn.f32 %a{target}, %a{target}, 0f{weight:08X};")
+        elif op == Op.FOLD:
+            body.lines.append(f"add.rn.f32 %a{target}, %a{target}, %a{source};")
+            body.lines.append(f"mov.f32 %a{source}, 0f00000000;")
         else:
             value = "0f00000000" if source == ZERO else body.stored(source)
             body.lines.append(f"st.global.L1::no_allocate.f32 {body.address('c', target)}, {value};")

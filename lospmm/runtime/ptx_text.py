@@ -42,7 +42,7 @@ SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ld.global.nc.L1::no_allocate.f32": ("f32=", "address"),
         "st.global.L1::no_allocate.f32": ("address", "f32?"),
         "fma.rn.f32": ("f32=", "f32", "f32#", "f32"),
-        "add.rn.f32": ("f32=", "f32", "f32#"),
+        "add.rn.f32": ("f32=", "f32", "f32?"),
         "max.NaN.f32": ("f32=", "f32", "f32#"),
         "brx.idx": ("b32", "name"),
         "call": ("name", "names"),

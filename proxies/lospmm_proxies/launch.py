@@ -8,7 +8,7 @@ from lospmm.errors import BadRequest
 from lospmm.ir import grid
 from lospmm.model import Candidate, Launch, Problem
 from lospmm.occupancy import active_blocks, resident_blocks, shared_bytes_for
-from lospmm.registers import forecast_registers
+from lospmm.registers import forecast_of_candidate
 from lospmm.words import words_of
 
 
@@ -32,9 +32,8 @@ def active_kernel_blocks(problem: Problem, candidate: Candidate) -> int:
 
     Equation 5 as printed knows neither the limits on threads and blocks of an SM nor the units of allocation.
     """
-    rows, threads = candidate.tile
-    device = problem.device
-    registers = forecast_registers(rows, candidate.schedule, device)
+    threads, device = candidate.tile.cols, problem.device
+    registers = forecast_of_candidate(problem, candidate)
     resident = resident_blocks(
         device, threads=threads, registers_per_thread=registers, shared_bytes=_mailbox_bytes(candidate)
     )

@@ -64,7 +64,7 @@ def test_every_tile_size_is_given_every_schedule(found: list[Candidate], wanted:
 def test_figures_are_those_of_each(found: list[Candidate], n: int) -> None:
     problem, columns = Problem(MATRIX, n, H200), Candidates.of(found)
     registers = [forecast_registers(c.tile.rows, c.schedule, H200) for c in found]
-    assert forecast_of_each(columns, H200).tolist() == registers
+    assert forecast_of_each(problem, columns).tolist() == registers
     blocks = [block_count(problem, c.tile) * c.schedule.split_k for c in found]
     assert block_counts(problem, columns).tolist() == blocks
     parts = [c.tiling.block_rows * c.schedule.split_k for c in found]

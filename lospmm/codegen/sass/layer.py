@@ -82,12 +82,14 @@ def _begins(code: NDArray[np.void]) -> NDArray[np.bool_]:
 
 def cleared(registers: NDArray[np.uint8]) -> list[Piece]:
     """Zero in each of ``registers`` before anything else."""
-    if not len(registers):
-        return []
+    return [(0, zeros(registers))] if len(registers) else []
+
+
+def zeros(registers: NDArray[np.uint8]) -> NDArray[np.void]:
     form = blank(len(registers))
     form["op"], form["rd"], form["immediate"] = Opcode.MOV_IMM, registers, 0
     form["stall"][-1] = SETTLED_STALL
-    return [(0, form)]
+    return form
 
 
 def set_bias(form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[np.uint8]) -> None:

@@ -15,7 +15,7 @@ find out for itself (control fields as in ``form``):
 - the warps of a block meet at a barrier every ``lockstep`` instructions. Code is walked once by every warp, and the
   cache that feeds them holds 2,048 instructions: warps that drift further apart fetch all code several times
   (docs/decisions/0008);
-- what a layer adds to its product is in ``layer``; elements of 16 bits are in ``narrow``.
+- what a layer adds to its product is in ``layer``; elements of 16 bits are in ``narrow``, rows in parts in ``folds``.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.sass import layer, narrow
+from lospmm.codegen.sass import folds, layer, narrow
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.machine import PEER_BYTES, Entry, entry_for
 from lospmm.codegen.sass.ring import filling, last_filled
@@ -115,12 +115,12 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
     waiting = narrow.waiting(code) if is_narrow else fmas
     own = SCOREBOARDS - (far or begun_anew or program.epilogue.residual)
     _set_scoreboards(form, code, filled, waiting, tile.buffers, own)
-    _set_stalls(form, code, fmas)
+    _set_stalls(form, code)
     if is_narrow:
         narrow.set_numbers(form, code, fmas, registers.buffers, program.dtype)
     met = np.flatnonzero(code["op"] == Op.EXCHANGE)
     alone = len(form) if len(met) == 0 else int(met[0])
-    pieces: list[tuple[int, NDArray[np.void]]] = []
+    pieces = folds.set_folds(form, code, registers.accumulators, guards)
     if program.lockstep:
         last = int(fmas[fmas < alone].max(initial=0))
         pieces += [(at, _barrier()) for at in range(program.lockstep, last, program.lockstep)]
@@ -196,8 +196,7 @@ def _set_arithmetic(
     is_begun = layer.begun(code, len(registers.accumulators))[used]
     is_guarded = guards[fmas[first]] != 0
     form["rc"][fmas[first[~is_begun & ~is_guarded]]] = RZ
-    again = (np.diff(fmas) == 1) & (np.diff(form["ra"][fmas].astype(np.int16)) == 0)
-    form["reuse"][fmas[:-1][again]] = 1
+    form["reuse"][fmas[:-1][(np.diff(fmas) == 1) & (np.diff(form["ra"][fmas].astype(np.int16)) == 0)]] = 1
     unset: NDArray[np.uint8] = registers.accumulators[used[~is_begun & is_guarded]]
     return unset
 
@@ -242,11 +241,14 @@ def _set_scoreboards(
     _raise_before(form, waiting)
 
 
-def _set_stalls(form: NDArray[np.void], code: NDArray[np.void], fmas: NDArray[np.intp]) -> None:
-    targets = code["target"][fmas]
-    order = np.argsort(targets, kind="stable")
-    same = np.flatnonzero(np.diff(targets[order]) == 0)
-    earlier, later = fmas[order[same]], fmas[order[same + 1]]
+def _set_stalls(form: NDArray[np.void], code: NDArray[np.void]) -> None:
+    sums = np.flatnonzero((code["op"] == Op.FMA) | (code["op"] == Op.FOLD))
+    folded = sums[code["op"][sums] == Op.FOLD]
+    places = np.concatenate((sums, folded))
+    used = np.concatenate((code["target"][sums], code["source"][folded]))
+    order = np.lexsort((places, used))
+    same = np.flatnonzero(np.diff(used[order]) == 0)
+    earlier, later = places[order[same]], places[order[same + 1]]
     missing = FMA_LATENCY - (later - earlier)
     short = missing > 0
     np.maximum.at(form["stall"], later[short] - 1, (1 + missing[short]).astype(np.uint8))
@@ -254,7 +256,7 @@ def _set_stalls(form: NDArray[np.void], code: NDArray[np.void], fmas: NDArray[np
     met = np.flatnonzero(code["op"] == Op.EXCHANGE)
     stores = [run[0] for run in layer.runs_of(np.flatnonzero(code["op"] == Op.STORE))]
     for end in (len(code), *met, *stores):
-        for last in fmas[fmas < end][-1:]:
+        for last in sums[sums < end][-1:]:
             form["stall"][last] = max(int(form["stall"][last]), FMA_LATENCY + 2)
 
 
