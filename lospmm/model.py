@@ -174,16 +174,21 @@ class Tiling:
         return np.array([tile.nnc for tile in self.tiles], dtype=np.int64)
 
     @cached_property
+    def together(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The rows of all tiles, one after another, and where each tile begins."""
+        rows = [tile.rows for tile in self.tiles]
+        sizes = np.array([len(part) for part in rows], dtype=np.int64)
+        return np.concatenate(rows) if rows else np.empty(0, dtype=np.int32), np.cumsum(sizes) - sizes
+
+    @cached_property
     def filled_rows(self) -> int:
         """Rows of all tiles."""
         return sum(len(tile.rows) for tile in self.tiles)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as a few arrays: of a space there are tens of thousands of tiles."""
-        rows = [tile.rows for tile in self.tiles]
-        sizes = np.array([len(part) for part in rows], dtype=np.int64)
-        together = np.concatenate(rows) if rows else np.empty(0, dtype=np.int32)
-        return _tiling_of, (self.size_limit, together, sizes, self.nnz, self.nnc, self.empty_rows)
+        sizes = np.array([len(tile.rows) for tile in self.tiles], dtype=np.int64)
+        return _tiling_of, (self.size_limit, self.together[0], sizes, self.nnz, self.nnc, self.empty_rows)
 
     @property
     def block_rows(self) -> int:

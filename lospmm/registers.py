@@ -26,7 +26,8 @@ CLUSTER_REGISTERS = 3
 def forecast_registers(rows: int, schedule: Schedule, device: DeviceSpec, seconds: int = 0) -> int:
     """Registers per thread for tiles of up to ``rows`` rows, ``seconds`` of them long (``lospmm.sums``); above the
     device's limit when the tile cannot fit."""
-    return int(_forecast(np.array([rows + _beside_rows(schedule, seconds)]), device)[0])
+    beside = _beside_rows(np.array([schedule.prefetch]), np.array([schedule.split_k]), np.array([seconds]))
+    return int(_forecast(rows + beside, device)[0])
 
 
 def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
@@ -36,45 +37,36 @@ def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
 
 def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
     """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
-    seconds = _seconds_of_each(problem, candidates)
-    if seconds is None:
-        beside = candidates.by_schedule(_beside_rows)
-    else:
-        distinct, which = np.unique(np.stack((candidates.schedule, seconds)), axis=1, return_inverse=True)
-        each = [_beside_rows(candidates.schedules[at], int(count)) for at, count in distinct.T]
-        beside = np.array(each, np.int64)[which]
+    prefetch = candidates.by_schedule(lambda schedule: schedule.prefetch)
+    beside = _beside_rows(prefetch, candidates.split_k, _seconds_of_each(problem, candidates))
     return _forecast(candidates.rows + beside, problem.device)
 
 
-def _seconds_of_each(problem: Problem, candidates: Candidates) -> Ints | None:
-    """The most long rows that one of its tiles has, of each candidate; None where no row is long."""
-    if not candidates.tilings:
-        return None
+def _seconds_of_each(problem: Problem, candidates: Candidates) -> Ints:
+    """The most long rows that one of its tiles has, of each candidate."""
     splits = candidates.split_k
     found = np.zeros(len(candidates), np.int64)
-    for split in np.unique(splits).tolist():
+    for split in np.unique(splits).tolist() if candidates.tilings else ():
         is_long = np.isfinite(chain_limits(problem.matrix, problem.dtype, split))
         if not is_long.any():
             break  # and none of more parts
         own = splits == split
         most = np.zeros(len(candidates.tilings), np.int64)
-        for at in np.unique(candidates.tiling[own]).tolist():
+        named = np.bincount(candidates.tiling[own], minlength=len(most))
+        for at in np.flatnonzero(named).tolist():
             most[at] = _most_of_a_tile(candidates.tilings[at], is_long)
         found[own] = most[candidates.tiling[own]]
-    return found if found.any() else None
+    return found
 
 
 def _most_of_a_tile(tiling: Tiling, is_long: NDArray[np.bool_]) -> int:
-    if not tiling.tiles:
-        return 0
-    sizes = [len(tile.rows) for tile in tiling.tiles]
-    counted = is_long[np.concatenate([tile.rows for tile in tiling.tiles])].astype(np.int64)
-    return int(np.add.reduceat(counted, np.cumsum([0, *sizes[:-1]])).max())
+    rows, starts = tiling.together
+    return int(np.add.reduceat(is_long[rows], starts, dtype=np.int64).max()) if len(rows) else 0
 
 
-def _beside_rows(schedule: Schedule, seconds: int = 0) -> int:
-    held = max(schedule.prefetch, seconds + least_buffers(schedule))
-    return held + CLUSTER_REGISTERS * (schedule.split_k > 1)
+def _beside_rows(prefetch: Ints, split_k: Ints, seconds: Ints) -> Ints:
+    held: Ints = np.maximum(prefetch, seconds + np.minimum(prefetch, LEAST_BUFFERS))
+    return held + CLUSTER_REGISTERS * (split_k > 1)
 
 
 def least_buffers(schedule: Schedule) -> int:

@@ -49,6 +49,7 @@ CASES = {
     "ragged": (dense(100, 147, 0.1), 1003),
     "one column": (dense(64, 64, 0.2), 1),
     "one row": (dense(1, 70, 0.9), 33),
+    "long rows": (dense(48, 4096, 0.6), 260),
     "mostly empty rows": (without_rows(dense(512, 128, 0.3), 11), 500),
     "no nonzero": (np.zeros((130, 20)), 77),
     "strides beyond 16 MiB": (dense(6, 40, 0.5), 5_000_000),
@@ -131,6 +132,10 @@ SHAPES: dict[str, tuple[int, int, float, int, int, int, dict[str, Any]]] = {
     "8 blocks to a tile": (96, 900, 0.1, 784, 48, 416, {"split_k": 8, "prefetch": 24, "column_group": 0}),
     "8 blocks to a tile of fewer rows": (20, 300, 0.02, 300, 3, 64, {"split_k": 8}),
     "2 blocks to a tile of many rows": (190, 300, 0.05, 256, 190, 64, {"split_k": 2, "prefetch": 48}),
+    "long rows": (24, 3000, 0.7, 300, 12, 128, {"lockstep": 128}),
+    "long rows, few buffers": (40, 2000, 0.9, 300, 40, 64, {"prefetch": 12}),
+    "long rows, 4 blocks to a tile": (24, 4000, 0.9, 300, 12, 128, {"split_k": 4}),
+    "long rows, 2 tiles to a block": (24, 3000, 0.7, 300, 6, 128, {"tiles_per_block": 2}),
     "2 tiles to a block": (64, 200, 0.3, 1003, 16, 256, {"tiles_per_block": 2, "lockstep": 64}),
     "3 tiles to a block of many rows, the last one alone": (
         280,
