@@ -23,7 +23,6 @@ from lospmm import artifact
 from lospmm.artifact import BIAS_FILE, CUBIN_FILE, MANIFEST_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
 from lospmm.connection import Connection, Gone
 from lospmm.convolution import Convolution, written
-from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest, LospmmError, ServiceFault, Unsupported
 from lospmm.job_events import Hear, LayerProgress, ignore, layer_stages, stages, tell
 from lospmm.kernel import Kernel, Weights, flattened, matrix_and_values, whole_number
@@ -31,7 +30,7 @@ from lospmm.model import columns_of
 from lospmm.options import Options
 from lospmm.remote import Job, Page, error_of, parsed
 from lospmm.stages import Progress, silent
-from lospmm.uploads import ModelWeights, Upload, read_uploads, upload_of, with_bias
+from lospmm.uploads import Biases, ModelWeights, Upload, read_uploads, upload_of, with_bias
 
 Result = TypeVar("Result")
 
@@ -124,7 +123,7 @@ class Client:
         query |= _layer_query(convolution, relu=relu, residual=residual)
         upload = upload_of("weights", *matrix_and_values(flattened(weights, convolution), tensor, seed))
         if bias is not None:
-            upload = with_bias(upload, epilogue_of(bias, relu=relu, residual=residual))
+            upload = with_bias(upload, bias)
         return self._tuned(upload, query, stages(progress), _deadline(timeout_seconds))
 
     def tune_model(
@@ -135,6 +134,7 @@ class Client:
         name: str | None = None,
         device: str = "auto",
         convolution: Convolution | None = None,
+        biases: Biases = False,
         relu: bool = False,
         residual: bool = False,
         seed: int = 0,
@@ -143,6 +143,8 @@ class Client:
         **options: Any,
     ) -> list[LayerResult]:
         """The kernels of a model: a ``.safetensors``, a folder of matrix files, or weights by name.
+
+        ``biases`` are those of layers by name, or True: each layer of a ``.safetensors`` has the one beside its weight.
 
         A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels. Raises
         BadMatrix where the model cannot be read at all, and the rest as ``tune``.
@@ -154,6 +156,7 @@ class Client:
                 name=name,
                 device=device,
                 convolution=convolution,
+                biases=biases,
                 relu=relu,
                 residual=residual,
                 seed=seed,
@@ -171,6 +174,7 @@ class Client:
         name: str | None = None,
         device: str = "auto",
         convolution: Convolution | None = None,
+        biases: Biases = False,
         relu: bool = False,
         residual: bool = False,
         seed: int = 0,
@@ -185,7 +189,7 @@ class Client:
         """
         query = _query(columns_of(n, convolution), device, seed, options)
         query |= _layer_query(convolution, relu=relu, residual=residual)
-        posted = read_uploads(model, seed)
+        posted = read_uploads(model, seed, biases)
         uploads = {layer: found for layer, found in posted.layers.items() if isinstance(found, Upload)}
         params = {**query, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
         ended: dict[str, LayerResult] = {}
@@ -271,6 +275,7 @@ class Client:
     ) -> dict[str, LayerResult]:
         """Every layer once all have ended, without the kernels."""
         files = [("matrix", upload.file) for upload in uploads]
+        files += [("bias", upload.bias) for upload in uploads if upload.bias is not None]
         job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files))
         names = _layers_by_digest(job, uploads)
         if not job.is_ended:

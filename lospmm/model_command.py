@@ -38,7 +38,6 @@ from lospmm.command_options import (
 from lospmm.convolution import parse_convolution
 from lospmm.device import find_device
 from lospmm.epilogue import Epilogue, epilogue_of
-from lospmm.errors import BadRequest
 from lospmm.layers import open_model
 from lospmm.model import Problem, check_columns, columns_of
 from lospmm.model_report import LayerReport, table
@@ -102,8 +101,6 @@ def tune_model(
     address = chosen_server(server)
     if address is None:
         folder = _tuned_here(batch, options, out, biases=biases, seed=seed, quiet=quiet)
-    elif biases:
-        raise BadRequest("biases: a service takes none with a whole model; leave --server out, or tune layer by layer")
     else:
         folder = ModelFolder(out, batch, _say_failure)
         with open_client(address, key, quiet=quiet) as client:
@@ -112,6 +109,7 @@ def tune_model(
                 columns,
                 device=device,
                 convolution=convolution,
+                biases=biases,
                 relu=relu,
                 residual=residual,
                 seed=seed,

@@ -2,14 +2,15 @@
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lospmm.epilogue import Epilogue
+from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest
 from lospmm.kernel import Weights, matrix_and_values
 from lospmm.layers import Model, check_names, folder_of, open_model
@@ -19,6 +20,10 @@ from lospmm.readers import MatrixFile, Values
 
 #: A model: the path of a ``.safetensors`` or of a folder of matrix files, one that is open, or weights by their names.
 ModelWeights: TypeAlias = str | os.PathLike[str] | Model | Mapping[str, Weights]
+
+
+#: Biases of layers by name; True: those that lie beside the weights of a ``.safetensors``.
+Biases: TypeAlias = bool | Mapping[str, Sequence[float] | NDArray[np.floating]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +49,29 @@ def upload_of(layer: str, matrix: SparseMatrix, values: Values) -> Upload:
     return Upload(layer, (f"{folder_of(layer)}.{suffix}", content, "application/octet-stream"), matrix.fingerprint)
 
 
-def with_bias(upload: Upload, epilogue: Epilogue) -> Upload:
-    """The same with the epilogue's bias beside it, as a ``.npy``."""
+def with_bias(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upload:
+    """The same with the bias beside it, as a ``.npy``. Raises BadRequest for what is not a row of finite numbers."""
     file = io.BytesIO()
-    np.save(file, np.array(epilogue.bias, np.float32))
-    return replace(upload, bias=("bias.npy", file.getvalue(), "application/octet-stream"))
+    np.save(file, np.array(epilogue_of(bias, relu=False, residual=False).bias, np.float32))
+    # The service takes the layer from the name of the file.
+    name = f"{folder_of(upload.layer)}.npy"
+    return replace(upload, bias=(name, file.getvalue(), "application/octet-stream"))
 
 
-def read_uploads(model: ModelWeights, seed: int) -> Uploads:
+def read_uploads(model: ModelWeights, seed: int, biases: Biases = False) -> Uploads:
     """Raises BadMatrix where no layer can be read at all, BadRequest for names that are none."""
+    named = biases if isinstance(biases, Mapping) else {}
+    uploads = _read(model, seed, has_own=biases is True)
+    if others := named.keys() - uploads.layers.keys():
+        raise BadRequest(f"biases: the model has no layer {min(map(str, others))!r:.80}")
+    layers = dict(uploads.layers)
+    for name, bias in named.items():
+        found = layers[name]
+        layers[name] = found if isinstance(found, BadRequest) else _biased(found, bias)
+    return replace(uploads, layers=layers)
+
+
+def _read(model: ModelWeights, seed: int, *, has_own: bool) -> Uploads:
     if isinstance(model, Mapping):
         if not model:
             raise BadRequest("the model has no layers")
@@ -62,10 +81,22 @@ def read_uploads(model: ModelWeights, seed: int) -> Uploads:
         return Uploads("model", {name: _upload(name, weights) for name, weights in model.items()})
     opened = model if isinstance(model, Model) else open_model(Path(model), seed=seed)
     layers: dict[str, Upload | BadRequest] = {
-        name: upload_of(name, found.matrix, found.values) if isinstance(found, MatrixFile) else found
+        name: _of_file(name, found, has_own=has_own) if isinstance(found, MatrixFile) else found
         for name, found in opened.read()
     }
     return Uploads(opened.name, layers)
+
+
+def _of_file(name: str, file: MatrixFile, *, has_own: bool) -> Upload | BadRequest:
+    upload = upload_of(name, file.matrix, file.values)
+    return upload if file.bias is None or not has_own else _biased(upload, file.bias)
+
+
+def _biased(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upload | BadRequest:
+    try:
+        return with_bias(upload, bias)
+    except BadRequest as error:
+        return error
 
 
 def _upload(name: str, weights: Weights) -> Upload | BadRequest:

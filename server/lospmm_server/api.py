@@ -40,7 +40,7 @@ async def post_kernel(
     ```
     """
     async with received(request) as files:
-        order = await behind.take(lambda: behind.order(read_request(files.matrices[0], query, files.bias), key))
+        order = await behind.take(lambda: behind.order(read_request(files, query), key))
     behind.metrics.artifact_requested(hit=order.is_kept)
     if not order.is_kept:
         await behind.ask(queue.submit, behind.database, order, key)

@@ -12,7 +12,12 @@ from lospmm_server.routing import Behind, KeyName, body, problems_of
 from lospmm_server.schemas import JobView, ModelQuery
 from lospmm_server.uploads import MAX_LAYERS, received
 
-_BODY = body("A .safetensors, each 2-D or 4-D weight of which is a layer; or matrix files, one a layer.", several=True)
+_BODY = body(
+    "A .safetensors, each 2-D or 4-D weight of which is a layer; or matrix files, one a layer; biases: .npy files that "
+    "are called as their layers.",
+    several=True,
+    bias=True,
+)
 
 router = APIRouter(tags=["models"])
 
@@ -36,7 +41,7 @@ async def post_model(query: Annotated[ModelQuery, Query()], request: Request, be
     ```
     """
     async with received(request, files=MAX_LAYERS) as files:
-        model = await behind.take(lambda: read_model(files.matrices, query, lambda found: behind.order(found, key)))
+        model = await behind.take(lambda: read_model(files, query, lambda found: behind.order(found, key)))
     for layer in model.layers:
         if layer.order is not None:
             behind.metrics.artifact_requested(hit=layer.order.is_kept)

@@ -12,13 +12,14 @@ from starlette.datastructures import UploadFile
 
 from lospmm import jobs, readers
 from lospmm.content import Content, content_of
+from lospmm.epilogue import check_rows
 from lospmm.errors import BadMatrix, BadRequest
 from lospmm.readers import MatrixFile
 from lospmm.terminal import printable
 from lospmm_server.problems import describe
 from lospmm_server.queue import Layer, Model, Order
 from lospmm_server.schemas import ModelQuery
-from lospmm_server.uploads import FIELD, MAX_LAYERS, Wanted, wanted_of
+from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS, Received, Wanted, bias_of, wanted_of
 
 NAME_CHARACTERS = 200
 
@@ -26,22 +27,22 @@ NAME_CHARACTERS = 200
 Read = tuple[str, MatrixFile | BadMatrix]
 
 
-def read_model(uploads: Sequence[UploadFile], query: ModelQuery, order: Callable[[jobs.Request], Order]) -> Model:
+def read_model(files: Received, query: ModelQuery, order: Callable[[jobs.Request], Order]) -> Model:
     """The model with an ``order`` for each layer that can be read, one matrix in memory at a time.
 
     Raises BadMatrix where no layer can be read; BadRequest and Unsupported for the rest of the request.
     """
-    wanted = wanted_of(query)
+    wanted, biases = wanted_of(query), _by_layer(files)
     layers: list[Layer] = []
     first: BadRequest | None = None
-    for name, found in _read(uploads, query.seed):
+    for name, found in _read(files.matrices, query.seed):
         if len(layers) == MAX_LAYERS:
             raise BadRequest(f"more than {MAX_LAYERS} layers; post the model in parts")
         if isinstance(found, BadMatrix):
             first = first or found
             layers.append(Layer(name, None, describe(found)))
         else:
-            request = _request(found, wanted)
+            request = _request(found, wanted, biases.get(name), has_own=query.biases)
             if isinstance(request, BadRequest):
                 first = first or request
                 layers.append(Layer(name, None, describe(request)))
@@ -49,15 +50,40 @@ def read_model(uploads: Sequence[UploadFile], query: ModelQuery, order: Callable
                 layers.append(Layer(name, order(request)))
     if first is not None and all(layer.order is None for layer in layers):
         raise first
-    name = query.name or _stem(uploads[0].filename or "model")
+    name = query.name or _stem(files.matrices[0].filename or "model")
     return Model(_id(name, layers), printable(name), wanted.n, wanted.device.name, layers)
 
 
-def _request(found: MatrixFile, wanted: Wanted) -> jobs.Request | BadRequest:
-    """Or why the layer is not of the convolution that is asked for, or its weights too large for the type.
+def _by_layer(files: Received) -> dict[str, UploadFile]:
+    """The bias of each layer that has one. Raises BadRequest for one that is called as no file with a matrix."""
+    biases = {_stem(upload.filename or BIAS_FIELD): upload for upload in files.biases}
+    first = files.matrices[0]
+    is_one_file = len(files.matrices) == 1 and files.biases and readers.is_model(content_of(first.file))
+    names = set() if is_one_file else {_stem(upload.filename or FIELD) for upload in files.matrices}
+    if len(biases) < len(files.biases):
+        raise BadRequest("two biases are of one layer: a bias is called as its matrix file is, fc1.npy of fc1.npz")
+    if others := biases.keys() - names:
+        raise BadRequest(
+            f"bias {min(others)!r}: no matrix file is called so; a bias is called as its matrix file is, fc1.npy of "
+            "fc1.npz, and those of a .safetensors are taken with biases=true"
+        )
+    return biases
+
+
+def _request(found: MatrixFile, wanted: Wanted, bias: UploadFile | None, *, has_own: bool) -> jobs.Request | BadRequest:
+    """Or why the layer is not of the convolution that is asked for, or its weights too large for the type, or what is
+    wrong with its bias: ``bias``, or if it ``has_own`` that of its file.
 
     Raises BadRequest for what no layer can have.
     """
+    try:
+        if bias is not None:
+            wanted = wanted.with_bias(bias_of(bias))
+        elif has_own and found.bias is not None:
+            wanted = wanted.with_bias(found.bias)
+        check_rows(wanted.epilogue, found.matrix.m)
+    except BadRequest as error:
+        return error
     try:
         return wanted.request(found)
     except BadMatrix as error:

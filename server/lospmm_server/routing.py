@@ -18,9 +18,11 @@ FILE = {"type": "string", "format": "binary"}
 
 
 def body(description: str, *, several: bool = False, bias: bool = False) -> dict[str, Any]:
-    """OpenAPI of a body that is a file, or a form with one or several, or with a bias beside it."""
-    field = {"type": "array", "items": FILE, "minItems": 1, "maxItems": MAX_LAYERS} if several else FILE
-    fields = {FIELD: field, **({BIAS_FIELD: FILE} if bias else {})}
+    """OpenAPI of a body that is a file, or a form with one or several, or with a bias beside each."""
+    files = {"type": "array", "items": FILE, "maxItems": MAX_LAYERS}
+    fields = {FIELD: {**files, "minItems": 1} if several else FILE}
+    if bias:
+        fields[BIAS_FIELD] = files if several else FILE
     form = {"schema": {"type": "object", "properties": fields, "required": [FIELD]}}
     content = {"multipart/form-data": form, BINARY: {"schema": FILE}}
     return {"requestBody": {"required": True, "description": description, "content": content}}

@@ -130,6 +130,10 @@ class ModelQuery(TuningQuery):
         description="What the model is called; else as its file is.",
         examples=["resnet50"],
     )
+    biases: bool = Field(
+        default=False,
+        description="Each kernel adds the bias that lies beside its weight in the .safetensors: fc.bias of fc.weight.",
+    )
     wait: float = Field(
         default=0.0, ge=0, le=MAX_WAIT, description="Seconds to wait for all layers; 0 answers at once."
     )

@@ -10,7 +10,7 @@ from lospmm_server import queries, queue
 from lospmm_server.queries import Job, LayerState
 from lospmm_server.schemas import PAGE, KernelQuery
 from lospmm_server.service import Service
-from lospmm_server.uploads import read_request
+from lospmm_server.uploads import Received, read_request
 from lospmm_server.views import JobList, JobView, LayerView
 
 
@@ -30,7 +30,7 @@ class ServiceView:
 
     async def submit(self, request: Request, upload: UploadFile, query: KernelQuery) -> str:
         service, key = self._service, request.state.key
-        order = await service.take(lambda: service.order(read_request(upload, query), key))
+        order = await service.take(lambda: service.order(read_request(Received([upload]), query), key))
         service.metrics.artifact_requested(hit=order.is_kept)
         if not order.is_kept:
             await service.ask(queue.submit, service.database, order, key)

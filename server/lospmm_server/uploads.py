@@ -1,6 +1,6 @@
 """The body of a POST: matrix files, raw or as fields ``matrix`` of a form, within the limits of size and time.
 
-Beside a single matrix a form may have a bias, a ``.npy`` with a number for each row.
+Beside matrices a form may have biases, each a ``.npy`` with a number for each row of a matrix.
 
 FastAPI's own ``max_body_size`` is not used: where a Content-Length is given it puts plain text in the place of
 problem+json.
@@ -10,7 +10,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from fastapi import HTTPException, Request
@@ -46,25 +46,34 @@ class Received:
     """The files of a body."""
 
     matrices: Sequence[UploadFile]
-    bias: UploadFile | None = None
+    biases: Sequence[UploadFile] = ()
 
 
 def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager[Received]:
     """The files of the body, at most so many matrices, on disk unless they are small, until the block ends.
 
-    A bias may stand beside a single matrix. Entering raises HTTPException 413 for more than LOSPMM_MAX_UPLOAD_BYTES,
-    408 for longer than LOSPMM_UPLOAD_SECONDS, and 400 for a form without files or with anything else.
+    Biases may stand beside them, no more than matrices. Entering raises HTTPException 413 for more than
+    LOSPMM_MAX_UPLOAD_BYTES, 408 for longer than LOSPMM_UPLOAD_SECONDS, and 400 for a form without files or with
+    anything else.
     """
     limit = settings().max_upload_bytes
     is_form = request.headers.get("content-type", "").lower().startswith("multipart/form-data")
     return _from_form(request, limit, files) if is_form else _raw(request, limit)
 
 
-def read_request(upload: UploadFile, query: KernelQuery, bias: UploadFile | None = None) -> jobs.Request:
-    """What is to be tuned. Raises BadMatrix, BadRequest and Unsupported."""
-    wanted = wanted_of(query, None if bias is None else bias_in(content_of(bias.file), bias.filename or BIAS_FIELD))
+def read_request(files: Received, query: KernelQuery) -> jobs.Request:
+    """What is to be tuned, of a matrix. Raises BadMatrix, BadRequest and Unsupported."""
+    wanted = wanted_of(query)
+    if files.biases:
+        wanted = wanted.with_bias(bias_of(files.biases[0]))
+    upload = files.matrices[0]
     file = read_bytes(content_of(upload.file), upload.filename or FIELD, tensor=query.tensor, seed=query.seed)
     return wanted.request(file)
+
+
+def bias_of(upload: UploadFile) -> NDArray[np.floating]:
+    """Raises BadRequest for what is no ``.npy`` with a row of numbers."""
+    return bias_in(content_of(upload.file), upload.filename or BIAS_FIELD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +87,23 @@ class Wanted:
     options: Options
     seed: int
 
+    def with_bias(self, bias: NDArray[np.floating]) -> "Wanted":
+        """Raises BadRequest for what is not a row of finite numbers."""
+        return replace(self, epilogue=epilogue_of(bias, relu=self.epilogue.relu, residual=self.epilogue.residual))
+
     def request(self, file: MatrixFile) -> jobs.Request:
         """For the workers, with nothing left to decide. Raises BadRequest, also for a GPU that they lack."""
         problem = Problem(file.matrix, self.n, self.device, self.convolution, self.epilogue)
         return jobs.Request(problem, self.options, file.values, self.seed).settled(settings().worker_gpu)
 
 
-def wanted_of(query: TuningQuery, bias: NDArray[np.floating] | None = None) -> Wanted:
+def wanted_of(query: TuningQuery) -> Wanted:
     """Raises BadRequest and Unsupported."""
     convolution = None if query.conv is None else parse_convolution(query.conv)
     n = columns_of(query.n, convolution)
     if n > settings().max_n:
         raise BadRequest(f"n is {n}, more than the {settings().max_n} that LOSPMM_MAX_N allows")
-    epilogue = epilogue_of(bias, relu=query.relu, residual=query.residual)
+    epilogue = Epilogue(None, query.relu, query.residual)
     options = Options(
         emitter=query.emitter, verify=query.verify, dtype=query.dtype, sums=query.sums, families=query.families
     )
@@ -119,7 +132,7 @@ async def _raw(request: Request, limit: int) -> AsyncIterator[Received]:
 
 @asynccontextmanager
 async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[Received]:
-    most = files + (files == 1)  # a bias
+    most = 2 * files  # each with a bias
     body = body_within(request, limit + FORM_BYTES * most)
     try:
         form = await MultiPartParser(request.headers, body, max_files=most).parse()
@@ -131,15 +144,15 @@ async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[
             for field in (FIELD, BIAS_FIELD)
         )
         others = len(form.multi_items()) - len(uploads)
-        if not 1 <= len(uploads) <= files or others != len(biases) or others > (files == 1):
+        if not 1 <= len(uploads) <= files or others != len(biases) or others > len(uploads):
             count = "one file" if files == 1 else f"1 to {files} files"
-            beside = f", and perhaps one in {BIAS_FIELD!r}" if files == 1 else ""
+            beside = f", and perhaps {'one' if files == 1 else 'one for each'} in {BIAS_FIELD!r}"
             raise HTTPException(
                 400, f"expected {count}, in the field {FIELD!r}, as curl -F {FIELD}=@W.npz sends it{beside}"
             )
         if sum(upload.size or 0 for upload in (*uploads, *biases)) > limit:
             raise _too_large()
-        yield Received(uploads, biases[0] if biases else None)
+        yield Received(uploads, biases)
     finally:
         await form.close()
 

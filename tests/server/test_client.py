@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import lospmm
 from lospmm import connection, jobs, remote
@@ -119,6 +120,23 @@ def test_a_model_whose_bad_layers_fail_alone(client: Client) -> None:
     for wrong, says in (({}, "no layers"), ({1: weights()}, "is not the name of a layer")):
         with pytest.raises(BadRequest, match=says):
             client.tune_model(wrong, 64, device="h200")
+
+
+def test_biases_of_a_model(client: Client, tmp_path: Path) -> None:
+    bias = np.linspace(-1, 1, 16, dtype=np.float32)
+    layers = {"blocks/0/w": weights(1), "plain": weights(1), "short": weights(1), "bad": weights(1)}
+    given = {"blocks/0/w": bias, "short": bias[:3], "bad": np.full(16, np.nan)}
+    found = client.tune_model(layers, 64, device="h200", biases=given)
+    own = lospmm.tune(weights(1), n=64, bias=bias, device="h200")
+    assert found[0].kernel is not None and found[1].kernel is not None
+    assert found[0].kernel.manifest["cubin_sha256"] == own.manifest["cubin_sha256"]
+    assert not found[1].kernel.manifest["epilogue"]["bias"]
+    assert [type(layer.error) for layer in found[2:]] == [BadRequest, BadRequest]
+    save_file({"fc.weight": weights(1), "fc.bias": bias}, tmp_path / "net.safetensors")
+    (biased,) = client.tune_model(tmp_path / "net.safetensors", 64, device="h200", biases=True)
+    assert biased.digest == found[0].digest
+    with pytest.raises(BadRequest, match="biases: the model has no layer 'other'"):
+        client.tune_model(layers, 64, device="h200", biases={"other": bias})
 
 
 def test_a_layer_that_the_service_refuses_is_named(

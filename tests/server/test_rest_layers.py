@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save as save_tensors
 from starlette.testclient import TestClient
 
 import lospmm
@@ -68,9 +69,62 @@ def test_problems(client: TestClient, query: str, bias: bytes | None, status: in
 def test_a_bias_stands_beside_one_matrix(client: TestClient) -> None:
     files = [("matrix", ("W.npy", npy_file())), *[("bias", ("b.npy", saved(np.save, BIAS)))] * 2]
     answer = client.post("/v1/kernels?device=h200&n=8", files=files)
-    assert answer.status_code == 400
-    answer = client.post("/v1/models?device=h200&n=8", files=files[:2])
     assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
+    assert answer.json()["detail"] == "Too many files. Maximum number of files is 2."
+
+
+def post_model(client: TestClient, files: list[Any], query: str = "") -> Any:
+    return client.post(f"/v1/models?device=h200&n=8&wait=60{query}", files=files)
+
+
+def bias_file(name: str, bias: np.ndarray) -> tuple[str, tuple[str, bytes]]:
+    return "bias", (name, saved(np.save, bias))
+
+
+def test_biases_of_a_model_of_files(client: TestClient) -> None:
+    matrices = [("matrix", (f"{name}.npy", npy_file())) for name in ("fc1", "fc2", "fc3", "fc4")]
+    biases = [bias_file("fc2.npy", BIAS), bias_file("fc3.npy", BIAS[:2]), bias_file("fc4.npy", np.array(["x"]))]
+    job = post_model(client, matrices + biases).json()
+    layers = {layer["name"]: layer for layer in job["layers"]}
+    kernels = {name: client.get(layers[name]["kernel"]).json() for name in ("fc1", "fc2")}
+    assert [kernels[name]["epilogue"]["bias"] for name in ("fc1", "fc2")] == [False, True]
+    local = lospmm.tune(WEIGHTS, n=8, bias=BIAS, device="h200")
+    assert local.manifest["cubin_sha256"] == kernels["fc2"]["cubin_sha256"]
+    assert layers["fc3"]["error"]["detail"] == "the bias has 2 numbers, and the weights 16 rows"
+    assert "bias fc4.npy: of shape (1,) and type <U1" in layers["fc4"]["error"]["detail"]
+
+
+def test_biases_of_a_safetensors(client: TestClient) -> None:
+    tensors = {"a.weight": WEIGHTS, "a.bias": BIAS, "b.weight": WEIGHTS, "c.weight": WEIGHTS, "c.bias": BIAS[:3]}
+    files = [("matrix", ("net.safetensors", save_tensors(tensors)))]
+    layers = {layer["name"]: layer for layer in post_model(client, files, "&biases=true").json()["layers"]}
+    assert client.get(layers["a.weight"]["kernel"]).json()["epilogue"]["bias"]
+    assert not client.get(layers["b.weight"]["kernel"]).json()["epilogue"]["bias"]
+    assert layers["c.weight"]["error"]["detail"] == "the bias has 3 numbers, and the weights 16 rows"
+    plain = {layer["name"]: layer["kernel"] for layer in post_model(client, files).json()["layers"]}
+    assert plain == dict.fromkeys(plain, layers["b.weight"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([bias_file("fc2.npy", BIAS)], "bias 'fc2': no matrix file is called so"),
+        ([bias_file("fc1.npy", BIAS)] * 2, "and perhaps one for each in 'bias'"),
+    ],
+)
+def test_biases_of_no_layer(client: TestClient, files: list[Any], words: str) -> None:
+    answer = post_model(client, [("matrix", ("fc1.npy", npy_file())), *files])
+    assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
+    assert words in answer.json()["detail"]
+
+
+def test_biases_beside_a_safetensors_are_refused(client: TestClient) -> None:
+    files = [("matrix", ("net.safetensors", save_tensors({"net": WEIGHTS}))), bias_file("net.npy", BIAS)]
+    answer = post_model(client, files)
+    assert answer.status_code == 400 and "are taken with biases=true" in answer.json()["detail"]
+    files = [("matrix", (f"{name}.npy", npy_file())) for name in ("fc1", "fc2")] + [bias_file("fc1.npy", BIAS)] * 2
+    answer = post_model(client, files)
+    assert answer.status_code == 400 and "two biases are of one layer" in answer.json()["detail"]
 
 
 def test_the_layers_of_a_model(client: TestClient) -> None:
