@@ -28,7 +28,8 @@ class Kernel:
 class Operands:
     """B and C of a number, in copies that the L2 cache does not hold, and what some columns of C should be."""
 
-    def __init__(self, driver: Driver, matrix: SparseMatrix, n: int, dtype: Dtype) -> None:
+    def __init__(self, driver: Driver, matrix: SparseMatrix, n: int, dtype: Dtype, computed: int | None = None) -> None:
+        """``computed`` columns of C are looked at, the first ones; None: all ``n``."""
         self.driver, self.m, self.n, self.dtype = driver, matrix.m, n, dtype
         sizes = dtype.element_bytes * matrix.k * n, dtype.element_bytes * matrix.m * n
         count = copies_beyond_l2(sum(sizes), driver.l2_bytes())
@@ -37,7 +38,7 @@ class Operands:
         stored = dtype.to_storage(values)
         for b, _ in self.places:
             driver.upload(b, stored)
-        self.columns = np.linspace(0, n - 1, SAMPLED_COLUMNS).astype(int)
+        self.columns = np.linspace(0, (computed or n) - 1, SAMPLED_COLUMNS).astype(int)
         rows = np.repeat(np.arange(matrix.m), np.diff(matrix.indptr))
         dense = np.zeros((matrix.m, matrix.k))
         dense[rows, matrix.indices] = dtype.rounded(matrix.data)

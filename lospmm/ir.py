@@ -36,7 +36,7 @@ Load is zero: it and the multiply-adds that use it are left out, by a predicate 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -263,6 +263,13 @@ def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, in
     block_cols = ceil_div(n, cols)
     group = min(column_group or block_cols, block_cols)
     return group, block_rows, ceil_div(block_cols, group)
+
+
+def narrowed(whole: Launch, words: int) -> Launch:
+    """``whole`` with no more column blocks than the first ``words`` need: of a ``grid``, a thread a word."""
+    x, block_rows, _ = whole.grid
+    blocks = ceil_div(words, whole.block)
+    return replace(whole, grid=(min(x, blocks), block_rows, ceil_div(blocks, x)))
 
 
 def launch(program: KernelProgram) -> Launch:

@@ -20,9 +20,10 @@ from lospmm.dense import Dense
 from lospmm.device import find_device
 from lospmm.dtype import dtype_named
 from lospmm.epilogue import epilogue_of
-from lospmm.errors import BadMatrix, BadRequest
+from lospmm.errors import BadMatrix, BadRequest, Unsupported
 from lospmm.gpu.driver import Driver
 from lospmm.gpu.launcher import Launcher
+from lospmm.ir import narrowed
 from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
 from lospmm.model import Launch, Problem, ceil_div, columns_of
 from lospmm.options import Options
@@ -88,9 +89,27 @@ class Kernel:
         manifest = self.artifact.manifest
         if manifest["dense"] is not None:
             return Dense(self.artifact.matrix(), manifest["n"], dtype_named(manifest["dtype"]), driver)
-        shape = manifest["launch"]
-        launch = Launch(tuple(shape["grid"]), shape["block"], shape["shared_bytes"])
-        return Launcher(self.cubin, manifest["name"], launch)
+        return Launcher(self.cubin, manifest["name"], self.launch())
+
+    def launch(self, columns: int | None = None) -> Launch:
+        """How the cubin is started; with ``columns``, for so many of the first columns of C, 1 to n, alone.
+
+        So one kernel serves every number of columns up to its n, in as many blocks as these need. B, C and the residual
+        keep rows of n elements, and what lies behind the columns may be anything: of the last block's it is computed
+        with, and written. Of a convolution a column is a pixel of the output, all of an image before the next one's.
+
+        Raises BadRequest for a number that is none, Unsupported for a family whose blocks have no columns of their own.
+        """
+        manifest = self.artifact.manifest
+        shape, tile = manifest["launch"], manifest["tile"]
+        whole = Launch(tuple(shape["grid"]), shape["block"], shape["shared_bytes"])
+        if columns is None:
+            return whole
+        if tile is None:
+            raise Unsupported(f"family {manifest['family']}: some columns alone; launch it for all {manifest['n']}")
+        if not 1 <= (count := whole_number("columns", columns)) <= manifest["n"]:
+            raise BadRequest(f"columns is {count}: this kernel has 1 to {manifest['n']}")
+        return narrowed(whole, ceil_div(count, tile["thread_columns"]))
 
     def run_on_cpu(self, b: NDArray[np.floating], residual: NDArray[np.floating] | None = None) -> NDArray[np.float32]:
         """C (m, n) of ``b`` (k, n), rounded to float32, by running the shipped text on the CPU; no GPU is needed.

@@ -91,6 +91,13 @@ class Launcher:
             _check(status)
         return True
 
+    def shaped(self, shape: LaunchShape) -> "Launcher":
+        """The same code with another grid. It is unloaded with this one."""
+        other = object.__new__(Launcher)
+        other._module, other._function, other._call = self._module, self._function, self._call
+        other._shape, other._frames = shape, [_Frame(shape)]
+        return other
+
     def unload(self) -> None:
         """Free the code, once nothing launches it any more."""
         _library().cuModuleUnload(self._module)

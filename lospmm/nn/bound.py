@@ -12,7 +12,7 @@ is one of a tensor that was made in inference mode: call ``status`` after such a
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from lospmm.errors import BadMatrix, GpuFault
 from lospmm.gpu.launcher import Launcher
 from lospmm.kernel import Kernel
 from lospmm.matrix import from_dense
-from lospmm.model import Launch
 from lospmm.nn.dtypes import named, torch_dtype_of
 
 #: The shape of the operand, whether ReLU follows, whether there is a residual, and the way of a window.
@@ -96,6 +95,17 @@ class Ready:
     launcher: Launcher | None
     dtype: torch.dtype  # of B, C and the residual
     alignment_bytes: int  # that B must have; PyTorch's own tensors have it
+    narrower: dict[int, Launcher] = field(default_factory=dict)  # by their blocks along x and z
+
+    def for_columns(self, columns: int) -> "Ready":
+        """For the first ``columns`` alone where blocks have their own: what else is in C may be anything."""
+        if self.launcher is None or self.bucket.kernel.artifact.manifest["tile"] is None:
+            return self
+        shape = self.bucket.kernel.launch(columns)
+        blocks = shape.grid[0] * shape.grid[2]
+        if blocks not in self.narrower:
+            self.narrower[blocks] = self.launcher.shaped(shape)
+        return replace(self, launcher=self.narrower[blocks])
 
     def __call__(self, b: Tensor, residual: Tensor | None) -> Tensor:
         """C of a contiguous ``b`` of exactly the kernel's shape."""
@@ -260,8 +270,6 @@ def _ready(bucket: Bucket, device: torch.device) -> Ready:
         return Ready(bucket, device, None, dtype, 1)
     key = manifest["cubin_sha256"], device.index
     if key not in _LAUNCHERS:
-        shape = manifest["launch"]
         with torch.cuda.device(device):
-            launch = Launch(tuple(shape["grid"]), shape["block"], shape["shared_bytes"])
-            _LAUNCHERS[key] = Launcher(bucket.kernel.cubin, manifest["name"], launch)
+            _LAUNCHERS[key] = Launcher(bucket.kernel.cubin, manifest["name"], bucket.kernel.launch())
     return Ready(bucket, device, _LAUNCHERS[key], dtype, alignment_bytes)

@@ -4,7 +4,8 @@
 
 B is (k, n), C (m, n), both row-major: features first. Where ``weight`` has a kernel for B's shape it runs; elsewhere
 the dense product does, on CPU and GPU alike, so that a result never depends on whether there is a kernel. A B of fewer
-columns than a kernel's is copied into one of the kernel's size, in which what stands behind it does not matter.
+columns than a kernel's is copied into one of the kernel's size, in which what stands behind it does not matter, and the
+kernel is started for the blocks of these columns alone.
 
 They are written in Python below PyTorch's dispatcher, not as ``torch.library.custom_op``, which takes some ten
 microseconds more a call. Nothing is allocated but C, through PyTorch, and nothing waits for the GPU: a CUDA graph
@@ -116,7 +117,7 @@ def _run_padded(ready: Ready, b: Tensor, bias: Tensor | None, residual: Tensor |
         added[:, :n] = residual
     if wide.device.type == "cpu":
         wide[:, n:] = 0.0  # which is computed with; on a GPU it may be anything
-    return _run(ready, wide, bias, added, relu=relu)[:, :n].contiguous()
+    return _run(ready.for_columns(n), wide, bias, added, relu=relu)[:, :n].contiguous()
 
 
 def _finished(c: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:

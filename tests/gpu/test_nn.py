@@ -75,6 +75,23 @@ def test_a_model_on_kernels(perceptron: Model) -> None:
         assert error(model(y), double_dense(model, y)) < MAX_ERROR
 
 
+@torch.no_grad()
+def test_fewer_columns_take_fewer_blocks() -> None:
+    """Those that are computed are the same to the last bit."""
+    model = pruned(nn.Linear(256, 512))
+    lospmm.nn.sparsify_(model, n=[4096], **TUNED)
+    (ready,) = model[0].lospmm_state.bound["weight"].ready.values()
+    b = torch.randn(256, 4096, device="cuda")
+    whole = ready(b, None)
+    blocks = ready.bucket.kernel.launch().grid
+    for columns in (1, 33, 1000, 2500, 4095):
+        few = ready.for_columns(columns)
+        assert torch.equal(few(b, None)[:, :columns], whole[:, :columns])
+    assert ready.for_columns(1000).launcher._shape.grid[0] * ready.for_columns(1000).launcher._shape.grid[2] < (
+        blocks[0] * blocks[2]
+    )
+
+
 def double_dense(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     dense = copy.deepcopy(model)
     lospmm.nn.restore_(dense)
