@@ -129,11 +129,13 @@ def tune(
         with reported(quiet=quiet) as progress:
             done = jobs.tune_to_folder(request, out, store=jobs.open_store(), progress=progress)
     show_manifest(done.manifest, out, as_json=as_json)
-    if is_experimental(done.manifest["emitter"], arch := done.manifest["arch"]):
-        print(
-            f"note: machine code for {arch} is experimental, never run on a GPU: check what it computes",
-            file=sys.stderr,
-        )
+    _warn_of_experiments(done)
+
+
+def _warn_of_experiments(made: artifact.Artifact) -> None:
+    if is_experimental(made.manifest["emitter"], arch := made.manifest["arch"]):
+        note = f"note: machine code for {arch} is experimental, never run on a GPU: check what it computes"
+        print(note, file=sys.stderr)
 
 
 app.command("tune-model")(tune_model)

@@ -96,28 +96,12 @@ def tune_model(
     convolution, epilogue = None if conv is None else parse_convolution(conv), Epilogue(None, relu, residual)
     columns = columns_of(n, convolution)
     check_columns(columns)
-    opened = open_model(model, seed=seed)
-    batch = Batch(opened, columns, device, convolution, epilogue)
-    address = chosen_server(server)
-    if address is None:
+    batch = Batch(open_model(model, seed=seed), columns, device, convolution, epilogue)
+    if (address := chosen_server(server)) is None:
         folder = _tuned_here(batch, options, out, biases=biases, seed=seed, quiet=quiet)
     else:
-        folder = ModelFolder(out, batch, _say_failure)
         with open_client(address, key, quiet=quiet) as client:
-            results = client.each_layer(
-                opened,
-                columns,
-                device=device,
-                convolution=convolution,
-                biases=biases,
-                relu=relu,
-                residual=residual,
-                seed=seed,
-                progress=None if quiet else _say_layer,
-                has=lambda name, digest: folder.held(name, digest) is not None,
-                **asdict(options),
-            )
-            take_results(folder, results)
+            folder = _tuned_there(client, batch, options, out, biases=biases, seed=seed, quiet=quiet)
     _show(folder, as_json=as_json)
     if folder.report.exit_code:
         raise typer.Exit(folder.report.exit_code)
@@ -149,6 +133,27 @@ def _tuned_here(batch: Batch, options: Options, out: Path, *, biases: bool, seed
             yield progress
 
     tune_here(folder, batch.model, request_of, store=jobs.open_store(), watch=watch)
+    return folder
+
+
+def _tuned_there(
+    client: "Client", batch: Batch, options: Options, out: Path, *, biases: bool, seed: int, quiet: bool
+) -> ModelFolder:
+    folder = ModelFolder(out, batch, _say_failure)
+    results = client.each_layer(
+        batch.model,
+        batch.n,
+        device=batch.device,
+        convolution=batch.convolution,
+        biases=biases,
+        relu=batch.epilogue.relu,
+        residual=batch.epilogue.residual,
+        seed=seed,
+        progress=None if quiet else _say_layer,
+        has=lambda name, digest: folder.held(name, digest) is not None,
+        **asdict(options),
+    )
+    take_results(folder, results)
     return folder
 
 

@@ -74,15 +74,7 @@ def sparsify_(
         sites, rows = find_sites(model, min_sparsity)
         works = [Work(site) for site in sites]
         try:
-            shapes = _shapes(model, sites, example, columns)
-            layout = UNKNOWN if example is None else watch_layout(model, sites, example)
-            for work in works:
-                _tune(work, shapes[work.site.name], tuner, choice)
-            times = None
-            if choice == "sparse":
-                swap([work for work in works if work.buckets], layout)
-            else:
-                times = _choose(model, works, layout, example, called)
+            times = _swapped(model, works, tuner, example, columns, choice, called)
         except BaseException:
             restore_(model)
             for site in sites:
@@ -92,6 +84,27 @@ def sparsify_(
     order = {name: at for at, (name, _) in enumerate(model.named_modules())}
     rows += [row for work in works for row in _rows(work, choice)]
     return Report(tuple(sorted(rows, key=lambda row: order.get(_module_of(row.layer, order), 0))), times)
+
+
+def _swapped(
+    model: nn.Module,
+    works: Sequence[Work],
+    tuner: Tuner,
+    example: Any,
+    columns: Sequence[Shape],
+    choice: Choice,
+    called: Called,
+) -> ModelTimes | None:
+    """Tune the layers, and swap those that are chosen; the times of the whole model, where they chose."""
+    sites = [work.site for work in works]
+    shapes = _shapes(model, sites, example, columns)
+    layout = UNKNOWN if example is None else watch_layout(model, sites, example)
+    for work in works:
+        _tune(work, shapes[work.site.name], tuner, choice)
+    if choice == "sparse":
+        swap([work for work in works if work.buckets], layout)
+        return None
+    return _choose(model, works, layout, example, called)
 
 
 def restore_(model: nn.Module) -> None:

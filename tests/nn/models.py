@@ -38,3 +38,17 @@ def exact(model: nn.Module, *arguments: torch.Tensor) -> torch.Tensor:
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     assert found.shape == wanted.shape
     return float((found.double() - wanted).abs().max() / wanted.abs().max())
+
+
+def perceptron() -> nn.Sequential:
+    torch.manual_seed(0)
+    return pruned(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 16, bias=False))
+
+
+class Mask(nn.Module):
+    def __init__(self, mask: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * self.mask

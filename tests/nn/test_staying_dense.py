@@ -1,0 +1,127 @@
+"""What is not put on kernels, with a reason, and models that are as they were when something goes wrong."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+
+from torch import nn  # noqa: E402
+from torch.nn.utils import parametrize  # noqa: E402
+
+import lospmm.nn  # noqa: E402
+from lospmm.errors import BadRequest, NothingFits  # noqa: E402
+from lospmm.nn.layer import SparseLinear  # noqa: E402
+from lospmm.nn.tuning import Tuner  # noqa: E402
+from tests.nn.models import EMULATED, drawn, perceptron, pruned  # noqa: E402
+
+
+class Own(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+def test_every_layer_that_stays_dense_has_a_reason() -> None:
+    model = nn.ModuleDict(
+        {
+            "full": nn.Linear(8, 8),
+            "doubles": pruned(nn.Linear(8, 8)).to(torch.float64)[0],
+            "own": Own(8, 8),
+            "depthwise": pruned(nn.Conv2d(8, 8, 3, groups=8))[0],
+            "circular": pruned(nn.Conv2d(8, 8, 3, padding_mode="circular"))[0],
+            "uneven": pruned(nn.Conv2d(8, 8, 2, padding="same"))[0],
+            "zero": pruned(nn.Linear(8, 8), share=1.0)[0],
+            "unheard": pruned(nn.Conv2d(8, 8, 3))[0],
+            "doubled": nn.Linear(8, 8),
+        }
+    )
+    parametrize.register_parametrization(model["doubled"], "weight", Doubled())
+    before = {name: type(module) for name, module in model.items()}
+    report = lospmm.nn.sparsify_(model, n=8, **EMULATED)
+    reasons = {row.layer: row.reason for row in report.rows}
+    assert {name: next(word for word in WORDS if word in reason) for name, reason in reasons.items()} == {
+        "full": "fewer zeros",
+        "doubles": "float64",
+        "depthwise": "depthwise",
+        "circular": "circular",
+        "uneven": "differs at both ends",
+        "zero": "all its weights are zero",
+        "unheard": "no example reached it",
+        "doubled": "more than a mask",
+    }
+    assert {name: type(module) for name, module in model.items()} == before
+    assert report.sparse == ()
+
+
+WORDS = (
+    "fewer zeros", "float64", "depthwise", "circular", "differs at both ends", "all its weights are zero",
+    "no example reached it", "more than a mask",
+)  # fmt: skip
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+def test_a_layer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = perceptron(), drawn(10, 24)
+    tune = Tuner.bucket
+
+    def refusing(tuner: Tuner, site: Any, shape: Any) -> Any:
+        if site.name == "0":
+            raise NothingFits("no tile size fits")
+        return tune(tuner, site, shape)
+
+    monkeypatch.setattr(Tuner, "bucket", refusing)
+    report = lospmm.nn.sparsify_(model, x, **EMULATED)
+    assert [(row.layer, row.advice, row.reason) for row in report.rows] == [
+        ("0", "dense", "no tile size fits"),
+        ("2", "sparse", "asked for"),
+    ]
+    assert type(model[0]) is nn.Linear and type(model[2]) is SparseLinear
+
+
+@pytest.mark.parametrize(
+    ("request_", "error_", "words"),
+    [
+        ({}, BadRequest, "give an example"),
+        ({"n": 2.5}, BadRequest, "n is 2.5"),
+        ({"n": 4, "choice": "fast"}, BadRequest, "choice 'fast'"),
+        ({"n": 4, "called": "often"}, BadRequest, "called 'often': choose eager, graph, compiled, compiled_graph"),
+        ({"n": 4, "device": "abacus"}, BadRequest, "abacus"),
+        ({"n": 4, "dtype": "int8"}, BadRequest, "dtype .int8."),
+    ],
+)
+def test_a_wrong_request_leaves_the_model_as_it_was(request_: dict[str, Any], error_: Any, words: str) -> None:
+    model = perceptron()
+    with pytest.raises(error_, match=words):
+        lospmm.nn.sparsify_(model, **{"device": "h200", **request_})
+    assert type(model[0]) is nn.Linear
+
+
+def test_an_interruption_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = perceptron()
+    bucket, calls = Tuner.bucket, []
+
+    def interrupted(tuner: Tuner, site: Any, shape: Any) -> Any:
+        calls.append(site)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return bucket(tuner, site, shape)
+
+    monkeypatch.setattr(Tuner, "bucket", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lospmm.nn.sparsify_(model, n=8, **EMULATED)
+    assert [type(one) for one in model] == [nn.Linear, nn.GELU, nn.Linear]
+
+
+def test_what_cannot_be_timed_here_stays_dense() -> None:
+    model = perceptron()
+    told: list[tuple[str, str]] = []
+    report = lospmm.nn.sparsify_(
+        model, n=7, device="h200", verify="none", progress=lambda layer, stage, *_: told.append((layer, stage))
+    )
+    assert {row.reason.partition(":")[0] for row in report.rows} == {"it cannot be timed here"}
+    assert type(model[0]) is nn.Linear
+    assert {("0", "emit"), ("2", "compile")} <= set(told)
