@@ -1,10 +1,10 @@
 """Section 3.2: the registers that a thread will use, known before anything is compiled.
 
-A thread holds an accumulator for each row of its tile and a buffer for each element of B in flight. Second accumulators
-of long rows (``lospmm.sums``) take the place of buffers, all but ``LEAST_BUFFERS``. Addresses and the calling
-convention take ``DeviceSpec.reserved_registers`` more, and where blocks share a tile their mailboxes have addresses
-too. Registers are allocated in units, so the forecast is rounded up to one: the compiler may use what would be lost
-anyway. It is also the ``--maxrregcount`` that the kernel is compiled with.
+A thread holds an accumulator for each row of its tile, a second one for each long row (``lospmm.sums``), and a buffer
+for each element of B in flight. Addresses and the calling convention take ``DeviceSpec.reserved_registers`` more, and
+where blocks share a tile their mailboxes have addresses too. Registers are allocated in units, so the forecast is
+rounded up to one: the compiler may use what would be lost anyway. It is also the ``--maxrregcount`` that the kernel is
+compiled with.
 """
 
 import numpy as np
@@ -16,9 +16,6 @@ from lospmm.model import Candidate, Problem, Schedule, Tiling
 from lospmm.occupancy import allocated_registers
 from lospmm.sums import chain_limits
 
-#: Elements of B that a tile has in flight at least, or all of its schedule's: some loads while sums are waited for.
-LEAST_BUFFERS = 8
-
 #: The addresses of the mailboxes of a tile that blocks share: a pair for the others', one register for the own.
 CLUSTER_REGISTERS = 3
 
@@ -26,8 +23,7 @@ CLUSTER_REGISTERS = 3
 def forecast_registers(rows: int, schedule: Schedule, device: DeviceSpec, seconds: int = 0) -> int:
     """Registers per thread for tiles of up to ``rows`` rows, ``seconds`` of them long (``lospmm.sums``); above the
     device's limit when the tile cannot fit."""
-    beside = _beside_rows(np.array([schedule.prefetch]), np.array([schedule.split_k]), np.array([seconds]))
-    return int(_forecast(rows + beside, device)[0])
+    return int(_forecast(np.array([rows + seconds + _beside_rows(schedule)]), device)[0])
 
 
 def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
@@ -37,9 +33,8 @@ def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
 
 def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
     """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
-    prefetch = candidates.by_schedule(lambda schedule: schedule.prefetch)
-    beside = _beside_rows(prefetch, candidates.split_k, _seconds_of_each(problem, candidates))
-    return _forecast(candidates.rows + beside, problem.device)
+    sums = candidates.rows + _seconds_of_each(problem, candidates)
+    return _forecast(sums + candidates.by_schedule(_beside_rows), problem.device)
 
 
 def _seconds_of_each(problem: Problem, candidates: Candidates) -> Ints:
@@ -64,14 +59,8 @@ def _most_of_a_tile(tiling: Tiling, is_long: NDArray[np.bool_]) -> int:
     return int(np.add.reduceat(is_long[rows], starts, dtype=np.int64).max()) if len(rows) else 0
 
 
-def _beside_rows(prefetch: Ints, split_k: Ints, seconds: Ints) -> Ints:
-    held: Ints = np.maximum(prefetch, seconds + np.minimum(prefetch, LEAST_BUFFERS))
-    return held + CLUSTER_REGISTERS * (split_k > 1)
-
-
-def least_buffers(schedule: Schedule) -> int:
-    """Elements of B that are in flight at least, whatever second accumulators take of ``prefetch``."""
-    return min(schedule.prefetch, LEAST_BUFFERS)
+def _beside_rows(schedule: Schedule) -> int:
+    return schedule.prefetch + CLUSTER_REGISTERS * (schedule.split_k > 1)
 
 
 def _forecast(figures: Ints, device: DeviceSpec) -> Ints:

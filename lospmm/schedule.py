@@ -12,8 +12,7 @@ that the next tile's first loads come before the stores of the last, and its acc
 
 A row of more products than a chain may have (``lospmm.sums``) is added up in parts. The first is in the row's own
 accumulator; the next ones are in a second one, that of the row, which is added to the first before the next part
-begins, and at the end. Second accumulators take the place of buffers: a tile with long rows has work enough for each
-load.
+begins, and at the end.
 
 A tile that several blocks share (``Schedule.split_k``) is cut by its columns into parts of about the same work. Each
 part owns some of the rows: it is sent what the others have of them, adds it up in the order of the parts, and stores.
@@ -29,7 +28,6 @@ from lospmm.epilogue import PLAIN, Epilogue, bias_of
 from lospmm.ir import INSTRUCTION, ZERO, Op, TileProgram
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Schedule, ceil_div
-from lospmm.registers import least_buffers
 
 
 def tile_programs(
@@ -73,7 +71,7 @@ def chain_program(
     for own, rows in zip(of_rows, tiles, strict=True):
         own[: len(rows)] = np.inf if limits is None else limits[rows]
     broken = _broken(accumulator, tile, np.array(of_rows))
-    buffers = min(_in_flight(schedule, broken.seconds), len(np.unique(column)))
+    buffers = min(schedule.prefetch, len(np.unique(column)))
     sums = _sums(Op.LOAD, broken.accumulator, column, weight, _Ring(schedule, buffers), broken)
     loads = sums["op"] == Op.LOAD
     sums["source"][loads] %= matrix.k
@@ -127,7 +125,7 @@ def interleave(
     many products as ``limits`` has for the row.
     """
     broken = _broken(accumulator, np.zeros(len(accumulator), np.int64), limits[np.newaxis])
-    buffers = min(_in_flight(schedule, broken.seconds), len(np.unique(column)))
+    buffers = min(schedule.prefetch, len(np.unique(column)))
     sums = _sums(Op.LOAD, broken.accumulator, column, weight, _Ring(schedule, buffers), broken)
     stores = _filled(Op.STORE, rows, np.arange(len(rows)))
     return TileProgram(np.concatenate((sums, stores)), accumulators=len(rows) + broken.seconds, buffers=buffers)
@@ -223,11 +221,6 @@ def _broken(accumulator: NDArray[np.integer], tile: NDArray[np.int64], limits: N
     return _Broken(found, int(is_long.sum(axis=1).max(initial=0)), place, folded % rows, second[folded])
 
 
-def _in_flight(schedule: Schedule, seconds: int) -> int:
-    """Buffers of a tile with so many second accumulators."""
-    return max(schedule.prefetch - seconds, least_buffers(schedule))
-
-
 @dataclass(frozen=True, slots=True)
 class _Ring:
     """Buffers that are filled in turn, the next one being ``first``, at the pace of ``schedule``."""
@@ -278,7 +271,7 @@ def _part(
     sent = sent[np.argsort((mail.owner[sent] - number) % schedule.split_k, kind="stable")]
     broken = _broken(accumulator, np.zeros(len(accumulator), np.int64), limits[np.newaxis])
     loads = len(np.unique(column))
-    buffers = min(_in_flight(schedule, broken.seconds), max(loads, len(got)))
+    buffers = min(schedule.prefetch, max(loads, len(got)))
     own = np.flatnonzero(mail.owner_of_row == number)
     ring = _Ring(schedule, buffers)
     again = _Ring(Schedule(schedule.prefetch), buffers, first=loads)

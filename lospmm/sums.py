@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from lospmm.dtype import FLOAT32, Dtype
 from lospmm.matrix import SparseMatrix
 
-#: Products of a chain in the row of the greatest norm. The greatest error of three million elements is then 0.8e-6 of
-#: the greatest element in the mean, and beyond 1e-6 once in some hundred layers (docs/accuracy.md).
-PRODUCTS = 256
+#: Products of a chain in the row of the greatest norm. The greatest error of three million elements is then 0.6e-6 of
+#: the greatest element, and beyond 1e-6 less often than once in a hundred layers (docs/accuracy.md).
+PRODUCTS = 192
 
 
 def chain_limits(matrix: SparseMatrix, dtype: Dtype, split_k: int = 1) -> NDArray[np.float64]:

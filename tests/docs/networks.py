@@ -34,7 +34,7 @@ def times() -> str:
         found.append(
             (
                 line["case"],
-                line["variant"] + ("" if line["commit"] == lines[-1]["commit"] else " *"),
+                line["variant"] + ("" if line["commit"] == _commit(lines) else " *"),
                 f"{line['micros'] / 1e3:.2f}",
                 f"{line['noise']:.1%}",
                 _graph(line),
@@ -65,14 +65,20 @@ def _ratio(lines: Sequence[Record], line: Record) -> str:
 
 
 def _where(lines: Sequence[Record]) -> str:
-    newest = measured_of(lines)[-1]
-    others = dict.fromkeys(f"`{line['commit']}`" for line in lines if line["commit"] != lines[-1]["commit"])
+    newest, commit = measured_of(lines)[-1], _commit(lines)
+    others = dict.fromkeys(f"`{line['commit']}`" for line in lines if line["commit"] != commit)
     versions = newest["versions"]
-    earlier = f" Lines with a * are of an earlier run, {', '.join(others)}." if others else ""
+    earlier = f" Lines with a * are of other runs, {', '.join(others)}." if others else ""
     return (
         f"{newest['machine']['title']}, driver {versions.get('driver', 'unknown')}, PyTorch {versions['torch']}, "
-        f"batch {newest['batch']}, commit `{lines[-1]['commit']}`.{earlier}"
+        f"batch {newest['batch']}, commit `{commit}`.{earlier}"
     )
+
+
+def _commit(lines: Sequence[Record]) -> str:
+    """That of most lines."""
+    commits = [line["commit"] for line in lines]
+    return max(dict.fromkeys(commits), key=commits.count)
 
 
 def promised() -> str:

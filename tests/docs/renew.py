@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.docs import (
     code_traffic,
+    columns,
     einsums,
     embedding,
     families,
@@ -29,6 +30,8 @@ from tests.docs.pages import DOCS, ROOT, with_region
 
 REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"kernels": kernels.short, "results": results.results, "on a gpu": results.on_a_gpu},
+    DOCS / "accuracy.md": columns.REGIONS,
+    DOCS / "library.md": columns.LIBRARY,
     DOCS / "flow.md": worked_example.REGIONS,
     DOCS / "estimate.md": {"against the clock": results.against_the_clock},
     families.PAGE: families.REGIONS,

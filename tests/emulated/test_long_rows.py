@@ -103,7 +103,7 @@ def test_no_chain_is_longer_than_its_limit(axes: dict[str, int]) -> None:
 
 def test_short_rows_are_left_as_they_are() -> None:
     """Not a register more, not an instruction more; of other types no row is long."""
-    matrix = from_dense(np.random.default_rng(0).normal(size=(16, 250)))
+    matrix = from_dense(np.random.default_rng(0).normal(size=(16, 180)))
     _, program = lowered(matrix, 8)
     assert all(tile.accumulators == 8 and tile.count(Op.FOLD) == 0 for tile in program.tiles)
     long = from_dense(np.random.default_rng(0).normal(size=(4, 2000)))
@@ -116,9 +116,9 @@ def test_rows_of_a_small_norm_may_be_longer() -> None:
     weights = np.random.default_rng(0).normal(size=(3, 1024)).astype(np.float32)
     weights[1] /= 4
     weights[2] = 0
-    squares = (weights.astype(np.float64) ** 2).sum(axis=1)
+    assert np.square(weights).sum(axis=1).argmax() == 0
     limits = chain_limits(from_dense(weights), DTYPES["float32"])
-    assert limits[0] == sums.PRODUCTS * squares.max() / squares[0] and np.isinf(limits[1:]).all()
+    assert limits[0] == pytest.approx(sums.PRODUCTS) and np.isinf(limits[1:]).all()
     assert np.isinf(chain_limits(from_dense(weights), DTYPES["float32"], split_k=8)).all()
 
 
@@ -181,7 +181,8 @@ def test_registers_are_forecast_with_second_accumulators(rows: int, prefetch: in
     beside = H200.reserved_registers + 3 * (split > 1)
     most = max(tile.accumulators + tile.buffers for tile in program.tiles)
     assert most + beside <= forecast
-    seconds = max(tile.accumulators for tile in program.tiles) - rows
-    assert forecast == plain or prefetch < seconds + 8 or split > 1
+    if split == schedule.tiles_per_block == 1:
+        seconds = max(tile.accumulators - tile.count(Op.STORE) for tile in program.tiles)
+        assert forecast == forecast_registers(rows, schedule, H200, seconds)
     columns = Candidates.of([candidate, candidate])
     assert forecast_of_each(problem, columns).tolist() == [forecast] * 2
