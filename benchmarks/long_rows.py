@@ -3,9 +3,10 @@
     python -m benchmarks.long_rows [--out DIR]
 
 needs an H200 or H100. The layers of BERT-base of 768 x 3072 weights, as ``benchmarks.networks`` prunes them to 91 %
-zeros in the mean, for 4,096 columns. What the rank model chooses where rows are added up in parts, and what it chooses
-where each is one chain, are timed in both forms, twice in turns. Errors are those of every element for B drawn from
-normal numbers and GELU of it, relative to the greatest element. Writes ``long_rows.jsonl`` and prints a line for each.
+zeros in the mean, and two matrices of which every row is long, for 4,096 columns. What the rank model chooses where
+rows are added up in parts, and what it chooses where each is one chain, are timed in both forms, twice in turns, where
+a block has the registers. Errors are those of every element for B drawn from normal numbers and GELU of it, relative to
+the greatest element. Writes ``long_rows.jsonl`` and prints a line for each.
 """
 
 import math
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from benchmarks.checked import Kernel, Operands
 from benchmarks.recorded import Row, record
 from lospmm import sums
 from lospmm.build import for_emitter
+from lospmm.candidates import Candidates
+from lospmm.constraints import runs
 from lospmm.dtype import FLOAT32
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.matrix import SparseMatrix, from_dense
@@ -35,9 +39,10 @@ from lospmm.search import search
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm_datasets.networks import SPREADS, Wanted, depth_sparsities, drawn
+from lospmm_datasets.synthetic import uniform
 
 M, K, N, SPARSITY = 768, 3072, 4096, 0.9099
-LAYERS, PRUNED_OF_LAYER = 12, 6
+LAYERS_OF_BERT, PRUNED_OF_LAYER = 12, 6
 LOCKSTEP = 128
 TURNS = 2
 
@@ -60,18 +65,26 @@ def chains_of(form: str) -> Iterator[None]:
 
 def weights(layer: int) -> SparseMatrix:
     """As ``benchmarks.inference`` prunes the layer; its values are normal numbers here."""
-    sparsity = depth_sparsities(SPARSITY, LAYERS)[layer]
+    sparsity = depth_sparsities(SPARSITY, LAYERS_OF_BERT)[layer]
     seed = PRUNED_OF_LAYER * layer + PRUNED_OF_LAYER - 1
     mask = np.asarray(drawn(Wanted(M, K, sparsity, 1), SPREADS["learned"], seed).mask).reshape(M, K)
     return from_dense(np.where(mask, np.random.default_rng(seed).normal(size=(M, K)), 0))
+
+
+#: By name.
+LAYERS = {
+    **{f"BERT {layer}": partial(weights, layer) for layer in range(LAYERS_OF_BERT)},
+    "768 x 3072, 70%": partial(uniform, 768, 3072, 0.7, seed=0),
+    "4096 x 4096, 90%": partial(uniform, 4096, 4096, 0.9, seed=0),
+}
 
 
 def records() -> Iterator[dict[str, Any]]:
     driver, device = open_driver(), detect_device()
     ranker = RANKERS["lambdamart"](device)
     with tempfile.TemporaryDirectory() as directory:
-        for layer in range(LAYERS):
-            problem = for_emitter(Problem(weights(layer), N, device), "sass")
+        for layer, matrix in LAYERS.items():
+            problem = for_emitter(Problem(matrix(), N, device), "sass")
             chosen: dict[str, Candidate] = {}
             for form in FORMS:
                 with chains_of(form):
@@ -84,6 +97,8 @@ def records() -> Iterator[dict[str, Any]]:
                 for turn in range(TURNS):
                     for form in FORMS:
                         with chains_of(form):
+                            if not runs(problem, Candidates.of([candidate])).all():
+                                continue
                             kernel = build(problem, candidate, Store(Path(directory)))
                         errors = {} if turn else errors_of(driver, problem.matrix, kernel, exact)
                         yield {"device": device.name, "layer": layer, "nonzeros": problem.matrix.nnz,

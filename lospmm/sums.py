@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from lospmm.dtype import FLOAT32, Dtype
 from lospmm.matrix import SparseMatrix
 
-#: Products of a chain in the row of the greatest norm. The greatest error of three million elements is then 0.6e-6 of
-#: the greatest element, and beyond 1e-6 less often than once in a hundred layers (docs/accuracy.md).
-PRODUCTS = 192
+#: Products of a chain in the row of the greatest norm. The greatest error of three million elements is then 0.7e-6 of
+#: the greatest element, and beyond 1e-6 in a few layers of a hundred whose rows all have chains of that length
+#: (docs/accuracy.md). Fewer would be more exact, and take registers from layers that are exact enough.
+PRODUCTS = 256
 
 
 def chain_limits(matrix: SparseMatrix, dtype: Dtype, split_k: int = 1) -> NDArray[np.float64]:

@@ -6,28 +6,32 @@ NOTHING = "Not measured yet.\n"
 
 
 def long_rows() -> str:
-    """The greatest errors of both forms, of either B, and the fastest of their turns, by layer."""
-    layers: dict[int, list[Record]] = {}
+    """The greatest errors of both forms, of either B, and the fastest of their turns, each as chosen for its form."""
+    layers: dict[str, list[Record]] = {}
     for record in records("long_rows"):
-        if record["chosen_for"] == "in parts":
+        if record["chosen_for"] == record["form"]:
             layers.setdefault(record["layer"], []).append(record)
     lines = []
     for layer, found in layers.items():
         chain, parts = ([one for one in found if one["form"] == form] for form in ("one chain", "in parts"))
-        split = f", {parts[0]['split_k']} blocks to a tile" if parts[0]["split_k"] > 1 else ""
         lines.append(
             (
-                str(layer),
+                layer,
                 f"{parts[0]['longest_row']:,}",
-                f"{parts[0]['rows']} x {parts[0]['cols']}{split}",
+                *(_tile(one[0]) for one in (chain, parts)),
                 *(_error(one) for one in (chain, parts)),
                 *(_micros(one) for one in (chain, parts)),
             )
         )
     if not lines:
         return NOTHING
-    heads = ("layer", "longest row", "M1 x N1", "error, one chain", "in parts", "us, one chain", "in parts")
-    return table(heads, lines, right=5)
+    heads = ("layer", "longest row", "tile, one chain", "in parts", "error, one chain", "in parts", "us, one chain")
+    return table((*heads, "in parts"), lines, right=4)
+
+
+def _tile(record: Record) -> str:
+    """M1 x N1, and the blocks that share one."""
+    return f"{record['rows']} x {record['cols']}" + (f" / {record['split_k']}" if record["split_k"] > 1 else "")
 
 
 def _error(found: list[Record]) -> str:
