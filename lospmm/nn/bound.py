@@ -169,10 +169,27 @@ class Bound:
         ]
         return min(fitting, key=lambda ready: ready.bucket.call[0][1], default=None)
 
+    def fewer_images(self, shape: Sequence[int], rest: tuple[bool, bool, tuple[int, ...]]) -> Ready | None:
+        """The kernel for the fewest images that holds so many, of the same size, at least as full as it must be."""
+        fitting = [
+            ready
+            for call, ready in self.ready.items()
+            if call[1:] == rest and serves_images(call[0], ready.bucket.out_shape, ready.bucket.least, shape)
+        ]
+        return min(fitting, key=lambda ready: ready.bucket.call[0][0], default=None)
+
     def warn_once(self, reason: str) -> None:
         if reason not in self.warned:
             self.warned.add(reason)
             warnings.warn(f"lospmm: a layer is dense: {reason} (status of lospmm.nn lists which)", stacklevel=4)
+
+
+def serves_images(most: tuple[int, ...], out_shape: tuple[int, ...], least: int, shape: Sequence[int]) -> bool:
+    """Whether a convolution of inputs (batch, channels, height, width) ``most``, and no fewer than ``least`` pixels of
+    its output, is one of ``shape`` too: as many images, or fewer."""
+    if len(shape) != 4 or len(most) != 4 or tuple(shape[1:]) != most[1:]:
+        return False
+    return shape[0] == most[0] or (shape[0] < most[0] and shape[0] * out_shape[2] * out_shape[3] >= least)
 
 
 #: Every weight that has kernels.

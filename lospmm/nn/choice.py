@@ -221,7 +221,6 @@ def _is_faster(work: Work, shape: Shape) -> bool:
 
 def _least(work: Work, shape: Shape, bucket: Bucket) -> int:
     """Columns below which the dense layer, taken to be as fast for each column, is faster than the kernel for all."""
-    if work.site.is_convolution:
-        return bucket.least
     share = ceil_div(int(1000 * work.sparse[shape] / work.dense[shape]) * _STEPS, 1000) / _STEPS
-    return max(1, int(share * shape[0]))
+    n: int = bucket.kernel.artifact.manifest["n"]
+    return max(1, int(share * n))

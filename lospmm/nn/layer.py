@@ -14,7 +14,7 @@ of tokens becomes a B of a kernel's own width: the kernel is as fast as for its 
 """
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lospmm.nn import operator
-from lospmm.nn.bound import Bound, Bucket, Tensors, bind, release
+from lospmm.nn.bound import Bound, Bucket, Tensors, bind, release, serves_images
 from lospmm.nn.dtypes import torch_dtype_of
 from lospmm.nn.fusion import FusedConv2d, FusedLinear
 from lospmm.nn.place import Place, forget_mask, take_hooks, tensors_of
@@ -51,7 +51,9 @@ class Tuned:
     features_first: bool = False  # leave what is computed as the kernel wrote it
     shares: Shares = "no"  # what is done with the transposed input, which other layers are given too
     sizes: tuple[tuple[int, int], ...] = ()
-    inputs: tuple[tuple[int, ...], ...] = ()  # the shapes that a convolution has kernels for
+    inputs: tuple[
+        tuple[tuple[int, ...], tuple[int, ...], int], ...
+    ] = ()  # of a convolution, as ``serves_images`` has it
     dtype: torch.dtype = torch.float32  # of what the kernels take
 
 
@@ -208,7 +210,7 @@ class _Convolution(Sparse):
         weight, mask, bias = tensors.weight, tensors.mask, tensors.bias
         way = way_of(self)
         inner = as_images(x, weight.dim())
-        if way is not None and inner is not None and x.dtype is tuned.dtype and tuple(inner.shape) in tuned.inputs:
+        if way is not None and inner is not None and x.dtype is tuned.dtype and _has_kernel(tuned, inner.shape):
             images = [one if one is None else as_images(one, one.dim()) for one in (weight, mask)]
             c = operator.conv2d(inner, images[0], images[1], bias, residual, relu, *way)
             return c if weight.dim() == 4 else c.squeeze(2)
@@ -218,7 +220,7 @@ class _Convolution(Sparse):
 
 
 class SparseConv2d(_Convolution, nn.Conv2d):
-    """nn.Conv2d, for inputs of exactly the shapes that it has kernels for."""
+    """nn.Conv2d, for images of the sizes that it has kernels for, as many or fewer."""
 
 
 class SparseConv1d(_Convolution, nn.Conv1d):
@@ -230,6 +232,10 @@ class SparseFusedConv2d(_Convolution, FusedConv2d):
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         return self._convolved(input, residual, relu=self.relu)
+
+
+def _has_kernel(tuned: Tuned, shape: Sequence[int]) -> bool:
+    return any(serves_images(*one, shape) for one in tuned.inputs)
 
 
 def as_images(x: Tensor, dimensions: int) -> Tensor | None:
@@ -355,6 +361,6 @@ def _summed_up(tuned: Tuned) -> Tuned:
     """With what a compiled graph is decided by: plain numbers, the same for layers of the same shapes."""
     products = sorted((b for b in tuned.buckets if len(b.call[0]) == 2), key=lambda bucket: bucket.call[0][1])
     sizes = tuple((bucket.least, bucket.call[0][1]) for bucket in products)
-    inputs = tuple(b.call[0] for b in tuned.buckets if len(b.call[0]) == 4)
+    inputs = tuple((b.call[0], b.out_shape, b.least) for b in tuned.buckets if len(b.call[0]) == 4)
     dtype = torch_dtype_of(tuned.buckets[0].kernel.artifact.manifest)
     return replace(tuned, sizes=sizes, inputs=inputs, dtype=dtype)

@@ -77,6 +77,9 @@ def _conv2d(
         ready = bound.ready.get((input.shape, relu, residual is not None, (*stride, *padding, *dilation)))
         if ready is not None and _is_usable(bound, ready, input, residual):
             return _run(ready, input, bias, residual, relu=relu)
+        fewer = bound.fewer_images(input.shape, (relu, residual is not None, (*stride, *padding, *dilation)))
+        if fewer is not None and _is_usable(bound, fewer, input, None):
+            return _run_fewer_images(fewer, input, bias, residual, relu=relu)
         bound.warn_once(bound.refusal or _unserved(bound, input))
     way = tuple(stride), tuple(padding), tuple(dilation)
     return dense_convolution(input, weight, mask, bias, residual, relu=relu, way=way)
@@ -118,6 +121,24 @@ def _run_padded(ready: Ready, b: Tensor, bias: Tensor | None, residual: Tensor |
     if wide.device.type == "cpu":
         wide[:, n:] = 0.0  # which is computed with; on a GPU it may be anything
     return _run(ready.for_columns(n), wide, bias, added, relu=relu)[:, :n].contiguous()
+
+
+def _run_fewer_images(ready: Ready, x: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
+    """In an input of as many images as the kernel has, of which it computes the first."""
+    images, out_shape = x.shape[0], ready.bucket.out_shape
+    wide, added = _with_images(x, ready.bucket.call[0]), None
+    if residual is not None:
+        added = _with_images(residual, out_shape)
+    first = ready.for_columns(images * out_shape[2] * out_shape[3])
+    return _run(first, wide, bias, added, relu=relu)[:images]
+
+
+def _with_images(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    wide = x.new_empty(shape)
+    wide[: x.shape[0]] = x
+    if wide.device.type == "cpu":
+        wide[x.shape[0] :] = 0.0  # which is computed with; on a GPU it may be anything
+    return wide
 
 
 def _finished(c: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:

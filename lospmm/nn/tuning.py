@@ -14,7 +14,7 @@ from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.errors import BadRequest, Unsupported
 from lospmm.job_events import LayerProgress
 from lospmm.kernel import Kernel
-from lospmm.model import Problem
+from lospmm.model import Problem, ceil_div
 from lospmm.nn.bound import Bucket, bias_digest
 from lospmm.nn.dtypes import dtype_of, options_for
 from lospmm.nn.layer import way_of
@@ -72,7 +72,8 @@ class Tuner:
         way = way_of(site.module)
         assert way is not None
         flat = tuple(number for pair in way for number in pair)
-        return Bucket(kernel, (shape, site.relu, site.adds, flat), window.output_shape(matrix.m), window.n, fuses, bias)
+        least = ceil_div(shape[0], 2) * window.pixels
+        return Bucket(kernel, (shape, site.relu, site.adds, flat), window.output_shape(matrix.m), least, fuses, bias)
 
     @contextmanager
     def _told(self, layer: str) -> Iterator[Progress]:

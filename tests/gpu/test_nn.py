@@ -92,6 +92,20 @@ def test_fewer_columns_take_fewer_blocks() -> None:
     )
 
 
+@torch.no_grad()
+def test_fewer_images_than_a_kernel_has() -> None:
+    model = pruned(nn.Conv2d(16, 24, 3, padding=1))
+    x = torch.randn(8, 16, 14, 14, device="cuda")
+    wanted = double(model, x)
+    graph = lospmm.nn.fused(model)
+    assert lospmm.nn.sparsify_(graph, x, **TUNED).sparse
+    (layer,) = [one for one in graph.modules() if hasattr(one, "lospmm_state")]
+    for images in (8, 7, 5, 4):
+        assert error(graph(x[:images]), wanted[:images]) < MAX_ERROR
+    (ready,) = layer.lospmm_state.bound["weight"].ready.values()
+    assert ready.narrower  # it was started for fewer blocks
+
+
 def double_dense(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     dense = copy.deepcopy(model)
     lospmm.nn.restore_(dense)

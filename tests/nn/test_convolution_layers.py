@@ -83,6 +83,28 @@ def test_other_shapes_and_orders_of_memory() -> None:
 
 
 @torch.no_grad()
+def test_fewer_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an input of as many images as a kernel has, where they are half of these or more."""
+    torch.manual_seed(0)
+    model, x = pruned(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU()), drawn(5, 4, 6, 7)
+    graph, wanted = lospmm.nn.fused(model), exact(model, x)
+    lospmm.nn.sparsify_(graph, x, **EMULATED)
+    ran: list[tuple[int, ...]] = []
+    run = lospmm.Kernel.run_on_cpu
+    monkeypatch.setattr(
+        lospmm.Kernel, "run_on_cpu", lambda kernel, b, *rest: ran.append(b.shape) or run(kernel, b, *rest)
+    )
+    for images, kernels in ((5, 1), (4, 1), (3, 1), (2, 0), (1, 0)):
+        ran.clear()
+        found = graph(x[:images])
+        assert found.shape == (images, 8, 6, 7) and found.is_contiguous()
+        assert error(found, wanted[:images]) < MAX_ERROR
+        assert ran == [(5, 4, 6, 7)] * kernels
+    compiled = torch.compile(graph, backend="aot_eager", fullgraph=True)
+    assert error(compiled(x[:4]), wanted[:4]) < MAX_ERROR
+
+
+@torch.no_grad()
 def test_a_graph_of_convolutions() -> None:
     torch.manual_seed(0)
     model, x = pruned(nn.Conv2d(4, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 6, 1)), drawn(2, 4, 7, 7)
