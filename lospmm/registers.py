@@ -14,7 +14,7 @@ from lospmm.candidates import Candidates, Ints
 from lospmm.device import DeviceSpec
 from lospmm.model import Candidate, Problem, Schedule, Tiling
 from lospmm.occupancy import allocated_registers
-from lospmm.sums import chain_limits
+from lospmm.sums import allowed_products
 
 #: The addresses of the mailboxes of a tile that blocks share: a pair for the others', one register for the own.
 CLUSTER_REGISTERS = 3
@@ -39,10 +39,11 @@ def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
 
 def _seconds_of_each(problem: Problem, candidates: Candidates) -> Ints:
     """The most long rows that one of its tiles has, of each candidate."""
-    splits = candidates.split_k
+    splits, matrix = candidates.split_k, problem.matrix
     found = np.zeros(len(candidates), np.int64)
+    allowed = allowed_products(matrix, problem.dtype)
     for split in np.unique(splits).tolist() if candidates.tilings else ():
-        is_long = np.isfinite(chain_limits(problem.matrix, problem.dtype, split))
+        is_long = matrix.row_nnz > split * allowed
         if not is_long.any():
             break  # and none of more parts
         own = splits == split

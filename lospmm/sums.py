@@ -22,14 +22,21 @@ PRODUCTS = 256
 def chain_limits(matrix: SparseMatrix, dtype: Dtype, split_k: int = 1) -> NDArray[np.float64]:
     """Of each row of A, the products that a chain of it may have, (m,): infinite where it need not be cut.
 
-    A row of a smaller norm may have as many more as keep its error what it is in the row of the greatest norm. Where
-    ``split_k`` blocks share a tile, a row is in as many chains already. Of other types than float32 the factors are
-    rounded by far more than sums are.
+    Where ``split_k`` blocks share a tile, a row is in as many chains already.
     """
-    limits = np.full(matrix.m, np.inf)
-    if dtype.name != FLOAT32.name:
-        return limits
-    squares = np.bincount(matrix.rows_of_nonzeros(), matrix.data.astype(np.float64) ** 2, minlength=matrix.m)
-    np.divide(PRODUCTS * squares.max(), squares, out=limits, where=squares > 0)
-    limits[matrix.row_nnz <= split_k * limits] = np.inf
-    return limits
+    allowed = allowed_products(matrix, dtype)
+    allowed[matrix.row_nnz <= split_k * allowed] = np.inf
+    return allowed
+
+
+def allowed_products(matrix: SparseMatrix, dtype: Dtype) -> NDArray[np.float64]:
+    """The same whether a row has as many products or not.
+
+    A row of a smaller norm may have as many more as keep its error what it is in the row of the greatest norm. Of other
+    types than float32 the factors are rounded by far more than sums are.
+    """
+    allowed = np.full(matrix.m, np.inf)
+    if dtype.name == FLOAT32.name:
+        squares = np.bincount(matrix.rows_of_nonzeros(), matrix.data.astype(np.float64) ** 2, minlength=matrix.m)
+        np.divide(PRODUCTS * squares.max(), squares, out=allowed, where=squares > 0)
+    return allowed
