@@ -30,13 +30,13 @@ def chain_limits(matrix: SparseMatrix, dtype: Dtype, split_k: int = 1) -> NDArra
 
 
 def allowed_products(matrix: SparseMatrix, dtype: Dtype) -> NDArray[np.float64]:
-    """The same whether a row has as many products or not.
+    """The same whether a row has as many products or not; all infinite where none has.
 
     A row of a smaller norm may have as many more as keep its error what it is in the row of the greatest norm. Of other
     types than float32 the factors are rounded by far more than sums are.
     """
     allowed = np.full(matrix.m, np.inf)
-    if dtype.name == FLOAT32.name:
+    if dtype.name == FLOAT32.name and matrix.row_nnz.max() > PRODUCTS:  # none is allowed fewer
         squares = np.bincount(matrix.rows_of_nonzeros(), matrix.data.astype(np.float64) ** 2, minlength=matrix.m)
         np.divide(PRODUCTS * squares.max(), squares, out=allowed, where=squares > 0)
     return allowed
