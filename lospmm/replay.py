@@ -30,7 +30,10 @@ from lospmm.tuning import TRIALS, beside_dense, winner_of
 from lospmm.words import in_words
 
 #: The names of a candidate's axes, in a line of the log and in the manifest's ``tile``.
-AXES = ("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block")
+AXES = (
+    *("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block"),
+    "thread_words",
+)
 
 #: The other fields of a line: what was forecast and found of it.
 FOUND = (

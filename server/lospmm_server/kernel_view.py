@@ -32,6 +32,7 @@ _CANDIDATE = {
     "lockstep": "lockstep",
     "split K": "split_k",
     "tiles a block": "tiles_per_block",
+    "words a thread": "thread_words",
 }
 
 

@@ -60,12 +60,12 @@ def two_columns(code: MachineCode, dtype: Dtype) -> MachineCode:
             named[form[operand][form["op"] == op]] = True
     numbers = np.flatnonzero(named[:RZ])
     taken = {*code.entry.taken, *np.unique(form["ra"][np.isin(form["op"], (Opcode.LDG, Opcode.STG))]).tolist()}
-    first = 2 * (max(taken) // 2 + 1)
-    highest = first + 2 * len(numbers) - 1
+    pairs = [pair for pair in range(0, 2 * RZ, 2) if not taken & {pair, pair + 1}][: len(numbers)]
+    highest = max(*taken, *(pair + 1 for pair in pairs))
     if highest + HARDWARE_REGISTERS >= RZ:
         raise Unsupported(f"{highest + 1 + HARDWARE_REGISTERS} registers a thread: a smaller tile, or less prefetch")
     names = np.full(RZ + 1, RZ)
-    names[numbers] = first + 2 * np.arange(len(numbers))
+    names[numbers] = pairs
     tiles = [
         _twice(form[start:end], names) for start, end in zip(code.starts, [*code.starts[1:], len(form)], strict=True)
     ]
