@@ -1,8 +1,10 @@
 """Candidates of two words to a thread: which there are, what is known of them, and what a search makes of them."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +40,10 @@ from lospmm_datasets.synthetic import uniform
 
 H200 = DEVICES["h200"]
 FLOAT16 = DTYPES["float16"]
+
+#: What was timed on an H200, by ``benchmarks.pairs --name narrow``; and the words of a thread of each kind.
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "narrow.jsonl"
+COLUMNS = {"float16, float32 sums": 1, "float16, float32 sums, two columns": 2}
 
 #: Few nonzeros to a row: most of a tile is loads.
 SPARSE = uniform(512, 512, 0.98, seed=0)
@@ -215,3 +221,23 @@ def dense_of(matrix: SparseMatrix) -> np.ndarray:
     out = np.zeros((matrix.m, matrix.k), np.float32)
     out[matrix.rows_of_nonzeros(), matrix.indices] = matrix.data
     return out
+
+
+def test_the_estimate_is_near_what_one_and_two_columns_took() -> None:
+    """The kernels of benchmarks/results/narrow.jsonl, which no rate was fitted to but the cycles of a request."""
+    records = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for one in (one for one in records if one["kind"] in COLUMNS):
+        groups.setdefault(tuple(one[name] for name in ("m", "k", "n", "sparsity", "kind")), []).append(one)
+    errors: list[float] = []
+    for (m, k, n, sparsity, kind), own in groups.items():
+        asked = Problem(uniform(m, k, sparsity, seed=0), n, H200, dtype=FLOAT16)
+        problem = in_words(for_emitter(asked, "sass"))
+        axes = {"column_group": 2, "thread_words": COLUMNS[kind]}
+        found = [candidate_of(problem, one["rows"], one["cols"], prefetch=one["prefetch"], **axes) for one in own]
+        estimates, times = estimate_micros(problem, found), np.array([one["micros"] for one in own])
+        errors += np.log(estimates / times).tolist()
+        if COLUMNS[kind] == 2:
+            assert times[np.argmin(estimates)] < 1.1 * times.min()
+    assert len(groups) == 12 and len(errors) > 200
+    assert np.std(errors) < 0.09
