@@ -215,6 +215,7 @@ def _lines(kept: Artifact) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in kept.files[TUNING_FILE].splitlines()]
         for line in lines:
             if line.setdefault("family", UNROLLED) == UNROLLED:  # logs of before there were families name none
+                line.setdefault("thread_words", 1)  # ... nor words
                 [line[axis] for axis in AXES]
             if kept.manifest["search"]["measured"]:
                 line["final_micros"], line["measured_micros"], line["max_relative_error"], line["failure"]

@@ -154,6 +154,7 @@ def _candidates(artifact: Artifact) -> Candidates | None:
 
 
 def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:
+    line = {"thread_words": 1, **line}  # logs of before there were several name none
     micros = line["measured_micros"]
     failure = line.get("failure")
     measured = f"{micros:.2f}" if micros is not None else f"{failure}" if failure else "-"
