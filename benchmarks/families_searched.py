@@ -190,7 +190,7 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace, device: Device
     done, started = [], time.monotonic()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        searchers = max(2, arguments.workers // 2)
+        searchers = max(2, arguments.workers // 4)
         pool = ProcessPoolExecutor(searchers, mp_context=get_context("spawn"))
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         crew = stack.enter_context(Crew(max(2, arguments.workers - searchers)))

@@ -13,6 +13,10 @@ from lospmm.device import DeviceSpec
 from lospmm.model import Schedule
 from lospmm.occupancy import allocated_registers
 
+#: Elements of B at most that are taken apart and multiplied at a time, where a thread has several words: what is on its
+#: way takes one register (``codegen.sass.double``).
+TAKEN_APART = 7
+
 #: The addresses of the mailboxes of a tile that blocks share: a pair for the others', one register for the own.
 CLUSTER_REGISTERS = 3
 
@@ -28,7 +32,8 @@ def forecast_of_each(candidates: Candidates, device: DeviceSpec) -> Ints:
 
 
 def _beside_rows(schedule: Schedule) -> int:
-    return schedule.thread_words * schedule.prefetch + CLUSTER_REGISTERS * (schedule.split_k > 1)
+    apart = (schedule.thread_words - 1) * min(schedule.prefetch, TAKEN_APART)
+    return schedule.prefetch + apart + CLUSTER_REGISTERS * (schedule.split_k > 1)
 
 
 def _forecast(figures: Ints, device: DeviceSpec) -> Ints:

@@ -43,7 +43,7 @@ class Policy:
     finals: tuple[int, ...] = (8, 6, 4, 3, 2)  # of the fastest, how many are timed again in each turn
     chained: int = 4  # of the fastest, those that are also timed with several tiles to a block (``chains``)
     doubled: int = 9  # with two words to a thread (``doubles``), timed after the rounds,
-    doubled_rounds: int = 4  # and rounds of such, where the fastest is near the fastest of all
+    doubled_rounds: int = 8  # and rounds of such, where the fastest is near the fastest of all
 
 
 POLICY = Policy()

@@ -100,7 +100,7 @@ def test_two_columns_of_what_is_not_written() -> None:
     problem, program = problem_of("float16", 64, Schedule(8, split_k=2))
     with pytest.raises(Unsupported, match="two columns of float16 to a thread: of products, and tiles of one block"):
         emit(replace(program, n=32, words=DOUBLE), "sass", ARCH)
-    program = lower(problem, Candidate(TileSize(20, 32), Schedule(110), natural_order(problem.matrix, 20)))
+    program = lower(problem, Candidate(TileSize(20, 32), Schedule(210), natural_order(problem.matrix, 20)))
     with pytest.raises(Unsupported, match="registers a thread: a smaller tile, or less prefetch"):
         emit(replace(program, n=32, words=DOUBLE), "sass", ARCH)
 
