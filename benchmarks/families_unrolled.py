@@ -76,4 +76,4 @@ def _shortlist(problem: Problem, count: int) -> list[Candidate]:
         for listed in (singles, found.doubles[: count // 2])
         for place, one in enumerate(listed)
     ]
-    return [found.winner, *(one for one in others if axes_of(one) != axes_of(found.winner))]
+    return [found.winner, *(one for one in others if axes_of(one) != axes_of(found.winner))][:count]
