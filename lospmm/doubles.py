@@ -2,7 +2,7 @@
 
 One load brings both columns, so there are half as many, and it is loads that are short where B has 16 bits; but as much
 code for half the rows. So they are faster where most of a tile is loads, at 98 % zeros (docs/decisions/0022). They have
-tile sizes of their own: with twice the registers a tile is half as high. The rank model learned of one column to a
+tile sizes of their own: with two sums for a row a tile is about half as high. The rank model learned of one column to a
 thread, so the estimate puts them in order, and they are timed by rounds of their own.
 """
 
