@@ -1,7 +1,7 @@
 """The paper's kernels of 16-bit types for ``benchmarks.families``: with sums in float32, and with sums as B and C are.
 
-Of each the candidates that the rank model puts first are built, every other one without barriers, as a search times
-them first.
+Of each the candidates that a search would time first are built: what it chooses without a clock, then those that the
+rank model puts first and as many of two columns to a thread, every other one without barriers.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from lospmm.estimate import estimate_micros
 from lospmm.model import Candidate, Compiled, Problem
 from lospmm.options import LOCKSTEPS, Options, splits_of
 from lospmm.rankers import RANKERS, with_ranker
+from lospmm.record import axes_of
 from lospmm.search import search
 from lospmm.settings import settings
 from lospmm.sought import unrolled_refusal
@@ -69,7 +70,10 @@ def _shortlist(problem: Problem, count: int) -> list[Candidate]:
     options = with_ranker(Options(emitter=EMITTER), device)
     splits = splits_of(EMITTER, device.arch)
     found = search(words, RANKERS[options.ranker](device), count, Stages(), lockstep=locksteps[0], splits=splits)
-    return [
+    singles = found.shortlist[: count - len(found.doubles[: count // 2])]
+    others = [
         replace(one.candidate, schedule=replace(one.candidate.schedule, lockstep=locksteps[place % len(locksteps)]))
-        for place, one in enumerate(found.shortlist)
+        for listed in (singles, found.doubles[: count // 2])
+        for place, one in enumerate(listed)
     ]
+    return [found.winner, *(one for one in others if axes_of(one) != axes_of(found.winner))][:count]

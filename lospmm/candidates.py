@@ -108,6 +108,15 @@ class Candidates(Sequence[Candidate]):
     def column_group(self) -> Ints:
         return self.by_schedule(lambda schedule: schedule.column_group)
 
+    @property
+    def thread_words(self) -> Ints:
+        return self.by_schedule(lambda schedule: schedule.thread_words)
+
+    @property
+    def block_cols(self) -> Ints:
+        """Columns of words that a block computes, by threads of as many words as their schedule says."""
+        return self.cols * self.thread_words
+
 
 def _ints(figures: Iterable[int]) -> Ints:
     return np.array(list(figures), dtype=np.int64)

@@ -25,7 +25,8 @@ def chained(problem: Problem, candidates: Sequence[Candidate]) -> list[Candidate
     for candidate, count, resident in zip(candidates, waves, work.resident.tolist(), strict=True):
         tiling = candidate.tiling
         block_rows = ceil_div(len(tiling.tiles), count) + tiling.block_rows - len(tiling.tiles)
-        blocks = block_rows * ceil_div(problem.n, candidate.tile.cols)
+        block_cols = candidate.tile.cols * candidate.schedule.thread_words
+        blocks = block_rows * ceil_div(problem.n, block_cols)
         if count > 1 and candidate.schedule.split_k == 1 and blocks <= resident * problem.device.sms:
             schedule = replace(candidate.schedule, tiles_per_block=count)
             found.append(replace(candidate, schedule=schedule))

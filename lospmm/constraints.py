@@ -91,7 +91,7 @@ def block_threads(subject: Subject) -> Bound:
 def grid_height(subject: Subject) -> Bound:
     """The blocks along the longer of the grid's axes y and z (``ir.grid``), with the schedule's groups of columns."""
     problem, candidates = subject.problem, subject.candidates
-    block_cols, group = ceil_divs(problem.n, candidates.cols), candidates.column_group
+    block_cols, group = ceil_divs(problem.n, candidates.block_cols), candidates.column_group
     groups = ceil_divs(block_cols, np.where(group == 0, block_cols, np.minimum(group, block_cols)))
     return Bound(np.maximum(_parts(problem, candidates), groups), MAX_GRID_HEIGHT)
 
@@ -134,7 +134,7 @@ def _imbalance(tiling: Tiling) -> float:
 
 def wasted_columns(subject: Subject) -> Bound:
     """Section 3.4, WASTE_col: the share of padding in the columns of B."""
-    n, cols = subject.problem.n, subject.candidates.cols
+    n, cols = subject.problem.n, subject.candidates.block_cols
     padded = ceil_divs(n, cols) * cols
     return Bound((padded - n) / padded, MAX_WASTED_COLUMNS)
 
@@ -146,7 +146,7 @@ def block_count(problem: Problem, tile: TileSize) -> int:
 
 def block_counts(problem: Problem, candidates: Candidates) -> Ints:
     """``block_count`` of each, times the blocks that share a tile."""
-    return _parts(problem, candidates) * ceil_divs(problem.n, candidates.cols)
+    return _parts(problem, candidates) * ceil_divs(problem.n, candidates.block_cols)
 
 
 def _parts(problem: Problem, candidates: Candidates) -> Ints:

@@ -11,7 +11,8 @@ from types import MappingProxyType
 
 from lospmm.families import FAMILIES, Entrant
 from lospmm.model import Problem
-from lospmm.search import Clock, Closeable, Trialled, fastest_first, settled, timed_again
+from lospmm.search import Clock, settled, timed_again
+from lospmm.trialled import Closeable, Trialled, fastest_first
 
 #: A family is timed where its forecast is at most so many times the time of a kernel that it has to beat: of those that
 #: were measured on an H200, at most 7 % were forecast to take more than that times what they took. Where there is none

@@ -38,6 +38,7 @@ class Rates:
 
     load_latency_cycles: float = 640.0  # that a group of ``prefetch`` loads of B adds to a block
     l2_bytes_per_cycle: float = 45.0  # of B, from the L2 cache to one SM while all read
+    request_cycles: float = 2.7  # of a warp's load, however little it brings (benchmarks/pairs.py)
     fetch_bytes_per_cycle: float = 2.1  # of straight-line code, to an SM with one resident block
     fetch_sharing: float = 0.48  # resident blocks walk different code: r of them fetch r to this power times as fast
     fetch_grouped: float = 1.1  # of that rate, where neighbouring SMs walk the same code
@@ -96,7 +97,7 @@ def work_of(problem: Problem, candidates: Candidates) -> Work:
     """What each of ``candidates`` has to do."""
     device, split = problem.device, candidates.split_k
     parts = candidates.by_tiling(lambda tiling: tiling.block_rows) * split
-    blocks = ceil_divs(parts * ceil_divs(problem.n, candidates.cols), candidates.by_schedule(_busy_sms(device)))
+    blocks = ceil_divs(parts * ceil_divs(problem.n, candidates.block_cols), candidates.by_schedule(_busy_sms(device)))
     resident = resident_blocks_of_each(
         device,
         threads=candidates.cols,
@@ -108,13 +109,14 @@ def work_of(problem: Problem, candidates: Candidates) -> Work:
     filled = candidates.by_tiling(lambda tiling: tiling.filled_rows)
     stores = candidates.by_tiling(lambda tiling: tiling.filled_rows + len(tiling.empty_rows))
     exchanged = EXCHANGE_INSTRUCTIONS * (split - 1) * filled
-    converted = loads if problem.dtype.is_16_bit else 0  # to float32, each element that is loaded
+    words = candidates.thread_words
+    converted = words * loads if problem.dtype.is_16_bit else 0  # to float32, each element that is loaded
     return Work(
         candidates,
         blocks,
         np.minimum(np.maximum(resident, 1), blocks),
         loads / parts,
-        (loads + converted + arithmetic + stores + exchanged) / parts,
+        (loads + converted + words * arithmetic + stores + exchanged) / parts,
         loads,
     )
 
@@ -132,7 +134,9 @@ def costs_of(problem: Problem, work: Work, rates: Rates = RATES) -> Costs:
     exchange = np.where(candidates.split_k > 1, rates.exchange_cycles + mail, 0.0)
     waves = ceil_divs(blocks, work.resident)
     latency = waves * ((1 + work.loads / in_flight) * rates.load_latency_cycles + exchange)
-    traffic = blocks * work.loads * candidates.cols * problem.dtype.element_bytes / rates.l2_bytes_per_cycle
+    warp_bytes = device.warp_size * candidates.thread_words * problem.dtype.element_bytes
+    requested = np.maximum(warp_bytes / rates.l2_bytes_per_cycle, rates.request_cycles)
+    traffic = blocks * work.loads * (candidates.cols / device.warp_size) * requested
     memory = _memory_bytes(problem, work, rates) / device.memory_bandwidth * device.clock_hz
     return Costs(issue, fetch, latency, traffic, np.broadcast_to(memory, issue.shape))
 

@@ -156,7 +156,7 @@ class Kernel:
         """The launch that the manifest describes; a kernel that is shipped has its n in its code."""
         manifest = self.artifact.manifest
         tile, dtype = manifest["tile"], dtype_named(manifest["dtype"])
-        words = words_stored(dtype, tile["thread_columns"])
+        words = words_stored(dtype, tile["thread_columns"], tile["thread_words"])
         return Geometry(
             m=manifest["m"],
             k=manifest["k"],

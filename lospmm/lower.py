@@ -18,13 +18,14 @@ from lospmm.words import words_of
 def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block, or a
     block for each part where tiles have several. Of 16-bit types its columns are those of words (``lospmm.words``). For
-    tf32 it is more exact than it has to be. Raises Unsupported for parts of several tiles.
+    tf32 it is more exact than it has to be. Raises Unsupported for parts of several tiles, or of several words.
     """
-    words = words_of(problem)
-    matrix, tiling = problem.matrix, candidate.tiling
-    schedule = candidate.schedule
+    matrix, tiling, schedule = problem.matrix, candidate.tiling, candidate.schedule
+    words = words_of(problem, schedule.thread_words)
     if schedule.tiles_per_block > 1 and schedule.split_k > 1:
         raise Unsupported("several tiles to a block, and several blocks to a tile: take one of them")
+    if schedule.thread_words > 1 and schedule.split_k > 1:
+        raise Unsupported("several words to a thread, and several blocks to a tile: take one of them")
     epilogue = problem.epilogue
     order = None if problem.convolution is None else order_of_rows(problem.convolution)
     limits = chain_limits(matrix, problem.dtype, schedule.split_k)

@@ -120,7 +120,8 @@ def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -
 
 
 class TileSize(NamedTuple):
-    """(M1, N1), section 3.1: a thread block computes ``rows`` x ``cols`` elements of C, one column per thread."""
+    """(M1, N1), section 3.1: a thread block computes ``rows`` x ``cols`` elements of C, one column per thread; with
+    several words to a thread (``Schedule.thread_words``) ``cols`` are the threads."""
 
     rows: int
     cols: int
@@ -138,6 +139,7 @@ class Schedule:
     a block together on their code; 0 sets none. ``split_k`` blocks share a tile, each with some of its columns, and add
     up what they have (split-K): more blocks where there are few tiles, or taller tiles for as many blocks.
     ``tiles_per_block`` tiles are computed by one block, one after another: while it stores one, it loads for the next.
+    A thread computes ``thread_words`` words of C side by side (``lospmm.words``), by one load for them all.
     """
 
     prefetch: int
@@ -146,6 +148,7 @@ class Schedule:
     lockstep: int = 0
     split_k: int = 1
     tiles_per_block: int = 1
+    thread_words: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

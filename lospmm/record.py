@@ -34,8 +34,9 @@ from lospmm.model import Candidate, Problem
 from lospmm.npz import write_npz
 from lospmm.options import DENSE, UNROLLED, Options
 from lospmm.readers import Values
-from lospmm.search import Choice, Scored, Trialled
+from lospmm.search import Choice
 from lospmm.tile_map import TileMap, map_of
+from lospmm.trialled import Scored, Trialled
 from lospmm.verify import Verification
 from lospmm.words import PAIRS, in_words
 
@@ -97,7 +98,7 @@ def tuning_lines(outcome: Outcome) -> str:
 
 def tuning_log(problem: Problem, choice: Choice) -> list[dict[str, object]]:
     """One line per candidate: those that were timed, in that order, or else the shortlist, best first."""
-    entries: Sequence[Scored[Candidate] | Trialled[Candidate]] = choice.trials or choice.shortlist
+    entries: Sequence[Scored[Candidate] | Trialled[Candidate]] = choice.trials or choice.listed
     estimates = estimate_micros(problem, [entry.candidate for entry in entries])
     numbered = zip(entries, estimates.tolist(), strict=True)
     return [_line(rank, entry, micros) for rank, (entry, micros) in enumerate(numbered, start=1)]
@@ -261,6 +262,7 @@ def _tile(winner: Candidate, build: Build | Written) -> Tile:
         split_k=schedule.split_k,
         thread_columns=build.words.columns,
         tiles_per_block=schedule.tiles_per_block,
+        thread_words=schedule.thread_words,
     )
 
 

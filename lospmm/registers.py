@@ -1,10 +1,10 @@
 """Section 3.2: the registers that a thread will use, known before anything is compiled.
 
-A thread holds an accumulator for each row of its tile, a second one for each long row (``lospmm.sums``), and a buffer
-for each element of B in flight. Addresses and the calling convention take ``DeviceSpec.reserved_registers`` more, and
-where blocks share a tile their mailboxes have addresses too. Registers are allocated in units, so the forecast is
-rounded up to one: the compiler may use what would be lost anyway. It is also the ``--maxrregcount`` that the kernel is
-compiled with.
+A thread holds, for each of its words, an accumulator for each row of its tile, a second one for each long row
+(``lospmm.sums``), and a buffer for each element of B in flight. Addresses and the calling convention take
+``DeviceSpec.reserved_registers`` more, and where blocks share a tile their mailboxes have addresses too. Registers are
+allocated in units, so the forecast is rounded up to one: the compiler may use what would be lost anyway. It is also the
+``--maxrregcount`` that the kernel is compiled with.
 """
 
 import numpy as np
@@ -16,6 +16,10 @@ from lospmm.model import Candidate, Problem, Schedule, Tiling
 from lospmm.occupancy import allocated_registers
 from lospmm.sums import allowed_products
 
+#: Elements of B at most that are taken apart and multiplied at a time, where a thread has several words: what is on its
+#: way takes one register (``codegen.sass.double``).
+TAKEN_APART = 7
+
 #: The addresses of the mailboxes of a tile that blocks share: a pair for the others', one register for the own.
 CLUSTER_REGISTERS = 3
 
@@ -23,7 +27,8 @@ CLUSTER_REGISTERS = 3
 def forecast_registers(rows: int, schedule: Schedule, device: DeviceSpec, seconds: int = 0) -> int:
     """Registers per thread for tiles of up to ``rows`` rows, ``seconds`` of them long (``lospmm.sums``); above the
     device's limit when the tile cannot fit."""
-    return int(_forecast(np.array([rows + seconds + _beside_rows(schedule)]), device)[0])
+    sums = schedule.thread_words * (rows + seconds)
+    return int(_forecast(np.array([sums + _beside_rows(schedule)]), device)[0])
 
 
 def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
@@ -33,7 +38,7 @@ def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
 
 def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
     """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
-    sums = candidates.rows + _seconds_of_each(problem, candidates)
+    sums = candidates.thread_words * (candidates.rows + _seconds_of_each(problem, candidates))
     return _forecast(sums + candidates.by_schedule(_beside_rows), problem.device)
 
 
@@ -61,7 +66,8 @@ def _most_of_a_tile(tiling: Tiling, is_long: NDArray[np.bool_]) -> int:
 
 
 def _beside_rows(schedule: Schedule) -> int:
-    return schedule.prefetch + CLUSTER_REGISTERS * (schedule.split_k > 1)
+    apart = (schedule.thread_words - 1) * min(schedule.prefetch, TAKEN_APART)
+    return schedule.prefetch + apart + CLUSTER_REGISTERS * (schedule.split_k > 1)
 
 
 def _forecast(figures: Ints, device: DeviceSpec) -> Ints:

@@ -30,7 +30,10 @@ from lospmm.tuning import TRIALS, beside_dense, winner_of
 from lospmm.words import in_words
 
 #: The names of a candidate's axes, in a line of the log and in the manifest's ``tile``.
-AXES = ("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block")
+AXES = (
+    *("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block"),
+    "thread_words",
+)
 
 #: The other fields of a line: what was forecast and found of it.
 FOUND = (
@@ -212,6 +215,7 @@ def _lines(kept: Artifact) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in kept.files[TUNING_FILE].splitlines()]
         for line in lines:
             if line.setdefault("family", UNROLLED) == UNROLLED:  # logs of before there were families name none
+                line.setdefault("thread_words", 1)  # ... nor words
                 [line[axis] for axis in AXES]
             if kept.manifest["search"]["measured"]:
                 line["final_micros"], line["measured_micros"], line["max_relative_error"], line["failure"]

@@ -7,18 +7,21 @@ was timed so far, and of the fastest those that several tiles to a block may mak
 are timed again, in turns.
 """
 
-import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lospmm.candidates import Candidates
 from lospmm.chains import chained
+from lospmm.doubles import doubled
 from lospmm.errors import GpuFault, NothingFits
+from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
 from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
 from lospmm.ranker import Ranker, shortlist
@@ -26,6 +29,7 @@ from lospmm.reorder import regroup
 from lospmm.space import Space, explore, widen
 from lospmm.stages import Stages
 from lospmm.surrogate import Pool, Surrogate
+from lospmm.trialled import Batch, Item, Scored, Trialled, fastest_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,49 +42,16 @@ class Policy:
     ahead: int = 2  # rounds that are built while another is timed; the shortlist is timed in one part more
     finals: tuple[int, ...] = (8, 6, 4, 3, 2)  # of the fastest, how many are timed again in each turn
     chained: int = 4  # of the fastest, those that are also timed with several tiles to a block (``chains``)
+    doubled: int = 9  # with two words to a thread (``doubles``), timed after the rounds,
+    doubled_rounds: int = 8  # and rounds of such, where the fastest is near the fastest of all
 
 
 POLICY = Policy()
 
-#: What is timed: a candidate, or an entrant of another family.
-Item_co = TypeVar("Item_co", covariant=True)
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class Scored(Generic[Item_co]):
-    candidate: Item_co
-    score: float  # the lowest is best: the ranker's, or after the shortlist the forecast in microseconds
-
-
-@dataclass(frozen=True, slots=True)
-class Trialled(Generic[Item_co]):
-    """A candidate that was timed, or that failed."""
-
-    candidate: Item_co
-    score: float
-    measurement: Measurement
-    finals: tuple[Measurement, ...] = ()  # the times of it, if it was one of the fastest
-
-    @property
-    def micros(self) -> float:
-        """Infinite for one that failed."""
-        return _micros(self.measurement)
-
-    @property
-    def final_micros(self) -> float | None:
-        """The median of the finals, infinite where one of them failed; None without any."""
-        micros = [_micros(one) for one in self.finals]
-        return (statistics.median(micros) if max(micros) < float("inf") else float("inf")) if micros else None
-
-    @property
-    def settled_micros(self) -> float:
-        """The finals', where there are any."""
-        return self.micros if self.final_micros is None else self.final_micros
-
-
-def _micros(measurement: Measurement) -> float:
-    return float("inf") if measurement.timing is None else measurement.timing.micros
+#: Candidates of two words to a thread are not looked at whose best estimate is so many times that of the others; and no
+#: more of them are timed once the fastest of the first took so many times the fastest of the others.
+DOUBLES_WORTH = 1.5
+DOUBLES_NEAR = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +61,13 @@ class Choice:
     winner: Candidate
     space: Space
     shortlist: tuple[Scored[Candidate], ...]  # best first
+    doubles: tuple[Scored[Candidate], ...] = ()  # the same of two words to a thread, by the estimate
     trials: tuple[Trialled[Candidate], ...] = ()  # in the order in which they were timed
+
+    @property
+    def listed(self) -> Sequence[Scored[Candidate]]:
+        """The shortlist, behind a winner that is not of it."""
+        return (*(one for one in self.doubles if one.candidate is self.winner), *self.shortlist)
 
     @property
     def micros(self) -> float:
@@ -121,7 +98,8 @@ def search(
     lockstep: int = 0,
     splits: tuple[int, ...] = (1,),
 ) -> Choice:
-    """Choose without measuring: the candidate that ``ranker`` puts first. Raises NothingFits."""
+    """Choose without measuring: the candidate that ``ranker`` puts first, or one of two words to a thread that is
+    estimated to be faster. Raises NothingFits."""
     return search_space(
         problem, explore_problem(problem, stages, splits=splits), ranker, shortlist_size, stages, lockstep=lockstep
     )
@@ -137,12 +115,26 @@ def search_space(
         candidates = widen(problem, space, lockstep)
     with stages.stage("rank"):
         scores = ranker(problem, candidates)
-        # As many tiles of as many columns differ little in time, whatever the rows of a tile.
-        tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
-        kinds = np.stack((tiles, candidates.cols, candidates.split_k), axis=1)
-        chosen = shortlist(scores, shortlist_size, kinds, candidates.split_k)
-        best = [Scored(candidates[at], float(scores[at])) for at in chosen]
-    return Choice(best[0].candidate, space, tuple(best))
+        best = _listed(candidates, scores, shortlist_size)
+        wide = doubled(problem, space).with_axis("lockstep", lockstep)
+        found: list[Scored[Candidate]] = []
+        winner = best[0].candidate
+        if len(wide):
+            estimates = estimate_micros(problem, candidates)
+            found = _listed(wide, estimate_micros(problem, wide), shortlist_size)
+            if found[0].score > DOUBLES_WORTH * estimates.min():
+                found = []
+            elif found[0].score < estimate_micros(problem, [winner])[0]:
+                winner = found[0].candidate
+    return Choice(winner, space, tuple(best), tuple(found))
+
+
+def _listed(candidates: Candidates, scores: NDArray[np.float64], size: int) -> list[Scored[Candidate]]:
+    """Those of the lowest scores: as many tiles of as many columns differ little in time, whatever a tile's rows."""
+    tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
+    kinds = np.stack((tiles, candidates.cols, candidates.split_k), axis=1)
+    chosen = shortlist(scores, size, kinds, candidates.split_k)
+    return [Scored(candidates[at], float(scores[at])) for at in chosen]
 
 
 def choose_by_time(
@@ -164,18 +156,43 @@ def choose_by_time(
     timed. Then the fastest are timed again, in turns of fewer and fewer (``timed_again``). ``stages``
     counts the choices, too. ``pool`` is what may be timed, where that is known. Raises GpuFault where none of them ran.
     """
-    rounds = _Rounds(problem, choice.space, ranker, locksteps, stages, pool)
+    rounds = _Rounds(problem, lambda: pool or Pool.of(problem, choice.space, ranker, locksteps), locksteps, stages)
     spread = rounds.spread(choice.shortlist)
+    timed = _in_rounds(spread, rounds, clock, policy)
+    ran = fastest_first(timed)
+    if not ran:
+        raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
+    if choice.doubles and policy.doubled and not clock.is_over():
+        timed += _timed_doubles(problem, choice, ran[0].micros, clock, stages, locksteps, policy)
+    if not clock.is_over():
+        timed += _timed_chains(problem, fastest_first(timed), clock, policy.chained)
+    timed = timed_again(timed, clock, policy.finals)
+    winner = settled(timed)
+    if winner.settled_micros == float("inf"):
+        finalists = [trial for trial in timed if trial.finals]
+        raise GpuFault(f"none of the fastest {len(finalists)} kernels ran again: {_failure(finalists[0].finals)}")
+    return replace(choice, winner=winner.candidate, shortlist=tuple(spread), trials=tuple(timed))
+
+
+def _in_rounds(
+    first: Sequence[Scored[Candidate]],
+    rounds: "_Rounds",
+    clock: Clock,
+    policy: Policy,
+    *,
+    near_micros: float = float("inf"),
+) -> list[Trialled[Candidate]]:
+    """Times of the ``first``, and of the rounds after them while the fastest takes no more than ``near_micros``."""
     timed: list[Trialled[Candidate]] = []
     with ExitStack() as stack:
-        begun: deque[_Batch] = deque()
+        begun: deque[Batch] = deque()
 
         def begin(batch: Sequence[Scored[Candidate]]) -> None:
             if batch:
-                begun.append(_Batch(batch, iter(clock.trials([scored.candidate for scored in batch]))))
+                begun.append(Batch(batch, iter(clock.trials([scored.candidate for scored in batch]))))
                 stack.callback(begun[-1].close)
 
-        for part in _parts(spread, policy.ahead + 1):
+        for part in _parts(first, policy.ahead + 1):
             begin(part)
         rounds.prepare()  # while the first kernels are built
         while begun:
@@ -185,28 +202,39 @@ def choose_by_time(
                 break
             if begun:
                 begun[0].start()
-            if ran and rounds.done < policy.rounds:
+            if ran and ran[0].micros <= near_micros and rounds.done < policy.rounds:
                 begin(rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch))
-    if not ran:
-        raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
-    if not clock.is_over():
-        timed += _timed_chains(problem, ran, clock, policy.chained)
-    timed = timed_again(timed, clock, policy.finals)
-    winner = settled(timed)
-    if winner.settled_micros == float("inf"):
-        finalists = [trial for trial in timed if trial.finals]
-        raise GpuFault(f"none of the fastest {len(finalists)} kernels ran again: {_failure(finalists[0].finals)}")
-    return replace(choice, winner=winner.candidate, shortlist=tuple(spread), trials=tuple(timed))
+    return timed
+
+
+def _timed_doubles(
+    problem: Problem,
+    choice: Choice,
+    fastest_micros: float,
+    clock: Clock,
+    stages: Stages,
+    locksteps: Sequence[int],
+    policy: Policy,
+) -> list[Trialled[Candidate]]:
+    """Of two words to a thread, the first by the estimate, and more by rounds of their own where these are near."""
+
+    def pool() -> Pool:
+        return Pool.of_these(problem, doubled(problem, choice.space), estimate_micros, locksteps)
+
+    rounds = _Rounds(problem, pool, locksteps, stages)
+    own = replace(policy, rounds=policy.doubled_rounds)
+    near = DOUBLES_NEAR * fastest_micros
+    return _in_rounds(rounds.spread(choice.doubles[: policy.doubled]), rounds, clock, own, near_micros=near)
 
 
 def _timed_chains(
     problem: Problem, ran: Sequence[Trialled[Candidate]], clock: Clock, count: int
 ) -> Iterator[Trialled[Candidate]]:
     """The first ``count`` of which that is of use with several tiles to a block, and their score."""
-    scores = {trial.candidate.tile: trial.score for trial in ran}
+    scores = {_key(trial.candidate): trial.score for trial in ran}
     chains = chained(problem, [trial.candidate for trial in ran])[:count]
-    asked = [Scored(one, scores[one.tile]) for one in chains]
-    batch = _Batch(asked, iter(clock.trials([scored.candidate for scored in asked])))
+    asked = [Scored(one, scores[one.tile, replace(one.schedule, tiles_per_block=1)]) for one in chains]
+    batch = Batch(asked, iter(clock.trials([scored.candidate for scored in asked])))
     try:
         yield from batch.timed(clock.is_over, first=False)
     finally:
@@ -230,55 +258,18 @@ def _parts(items: Sequence[Scored[Candidate]], count: int) -> Iterator[Sequence[
     return (items[start:end] for start, end in pairwise(ends) if start < end)
 
 
-@dataclass(slots=True)
-class _Batch:
-    """Candidates that are built and timed, one after the other as they are asked for."""
-
-    asked: Sequence[Scored[Candidate]]
-    measurements: Iterator[Measurement]
-
-    def timed(self, is_over: Callable[[], bool], *, first: bool) -> Iterator[Trialled[Candidate]]:
-        for scored, measurement in zip(self.asked, self.measurements, strict=False):
-            yield Trialled(scored.candidate, scored.score, measurement)
-            first = first and measurement.timing is None
-            if not first and is_over():
-                return
-
-    def start(self) -> None:
-        """Have the first timed while something else is done, where that can be."""
-        if isinstance(self.measurements, Startable):
-            self.measurements.start()
-
-    def close(self) -> None:
-        """Nothing more is built."""
-        if isinstance(self.measurements, Closeable):
-            self.measurements.close()
-
-
-@runtime_checkable
-class Startable(Protocol):
-    def start(self) -> None: ...
-
-
-@runtime_checkable
-class Closeable(Protocol):
-    def close(self) -> None: ...
-
-
 class _Rounds:
     """What is timed next."""
 
     def __init__(
         self,
         problem: Problem,
-        space: Space,
-        ranker: Ranker,
+        pool: Callable[[], Pool],
         locksteps: Sequence[int],
         stages: Stages,
-        pool: Pool | None = None,
     ) -> None:
-        self.problem, self.space, self.ranker, self.locksteps = problem, space, ranker, locksteps
-        self.stages, self._pool = stages, pool
+        """``pool`` has what may be timed."""
+        self.problem, self.locksteps, self.stages, self._pool = problem, locksteps, stages, pool
         self.done = 0
         self._surrogate: Surrogate | None = None
         self._taken: set[int] = set()
@@ -292,9 +283,7 @@ class _Rounds:
     def prepare(self) -> None:
         """Have all candidates ready to choose from."""
         with self.stages.part("rank"):
-            pool = self._pool
-            if pool is None:
-                pool = Pool.of(self.problem, self.space, self.ranker, self.locksteps)
+            pool = self._pool()
             self._surrogate = Surrogate(self.problem, pool)
         self._taken |= {at for key in self._asked if (at := pool.find(*key)) is not None}
 
@@ -344,11 +333,6 @@ def settled(timed: Sequence[Trialled[Item]]) -> Trialled[Item]:
     return min(
         finalists, key=lambda trial: (trial.settled_micros == float("inf"), -len(trial.finals), trial.settled_micros)
     )
-
-
-def fastest_first(timed: Sequence[Trialled[Item]]) -> list[Trialled[Item]]:
-    """Those that ran."""
-    return sorted((trial for trial in timed if trial.measurement.timing is not None), key=lambda trial: trial.micros)
 
 
 def _failure(finals: Sequence[Measurement]) -> str | None:

@@ -122,14 +122,14 @@ def widen(problem: Problem, space: Space, lockstep: int = 0) -> Candidates:
         for split in space.splits
     ]
     every = Candidates.of(space.survivors).with_each(schedules)
-    differs = _differs(problem, every.cols, every.column_group)
-    return every.take(differs & _of_use(problem, space, every) & runs(problem, every))
+    another = differs(problem, every.block_cols, every.column_group)
+    return every.take(another & _of_use(problem, space, every) & runs(problem, every))
 
 
-def _differs(problem: Problem, cols: Ints | int, group: Ints | int) -> NDArray[np.bool_]:
+def differs(problem: Problem, cols: Ints | int, group: Ints | int) -> NDArray[np.bool_]:
     """Whether ``column_group`` makes another grid: fewer column blocks have fewer of them."""
-    differs: NDArray[np.bool_] = np.asarray(group) < np.maximum(ceil_divs(problem.n, cols), 2)
-    return differs
+    found: NDArray[np.bool_] = np.asarray(group) < np.maximum(ceil_divs(problem.n, cols), 2)
+    return found
 
 
 def _of_use(problem: Problem, space: Space, candidates: Candidates) -> NDArray[np.bool_]:

@@ -63,8 +63,13 @@ class Pool:
 
     @staticmethod
     def of(problem: Problem, space: Space, ranker: Ranker, locksteps: Sequence[int]) -> "Pool":
+        """What a space leaves, with every schedule."""
+        return Pool.of_these(problem, widen(problem, space), ranker, locksteps)
+
+    @staticmethod
+    def of_these(problem: Problem, shared: Candidates, ranker: Ranker, locksteps: Sequence[int]) -> "Pool":
+        """Of ``shared``, with each lockstep."""
         parts, forecasts = [], []
-        shared = widen(problem, space)
         estimates = np.log(estimate_micros(problem, shared))  # which do not tell locksteps from each other
         for lockstep in locksteps:
             every = shared.with_axis("lockstep", lockstep)

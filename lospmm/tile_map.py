@@ -48,6 +48,7 @@ class MappedCandidate:
     split_k: int
     score: float | None
     tiles_per_block: int = 1
+    thread_words: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from lospmm.dtype import FLOAT32, Dtype
-from lospmm.errors import BadRequest
+from lospmm.errors import BadRequest, Unsupported
 from lospmm.model import Problem
 
 
@@ -30,22 +30,41 @@ PAIRS = Words("pairs", 2, 4)  # sums are of the same type
 FLOAT_SUMS = (NARROW, DOUBLE)
 
 #: By name.
-WORDS: Mapping[str, Words] = MappingProxyType({one.name: one for one in (SINGLE, NARROW, PAIRS)})
+WORDS: Mapping[str, Words] = MappingProxyType({one.name: one for one in (SINGLE, NARROW, DOUBLE, PAIRS)})
 
 
-def words_of(problem: Problem) -> Words:
+def words_of(problem: Problem, thread_words: int = 1) -> Words:
     """Of its unrolled kernels: pairs where sums may have 16 bits, the columns are even and nothing is added to the
-    product; else an element each, with sums in float32, which are allowed wherever others are."""
+    product; else an element each, with sums in float32, which are allowed wherever others are. Two of these to a thread
+    (``Schedule.thread_words``) are a word of their own. Raises Unsupported where there is none."""
     if not problem.dtype.is_16_bit:
-        return SINGLE
-    is_product = problem.convolution is None and problem.epilogue.is_plain
-    return PAIRS if problem.sums.is_16_bit and is_product and problem.n % PAIRS.columns == 0 else NARROW
+        words = SINGLE
+    else:
+        is_product = problem.convolution is None and problem.epilogue.is_plain
+        is_even = problem.n % PAIRS.columns == 0
+        words = PAIRS if problem.sums.is_16_bit and is_product and is_even else NARROW
+    if thread_words == 1:
+        return words
+    if words != NARROW or thread_words != DOUBLE.columns or not takes_double(problem):
+        raise Unsupported(
+            f"{thread_words} words to a thread: of 16 bits with float32 sums, two of an even n, no windows"
+        )
+    return DOUBLE
 
 
-def words_stored(dtype: Dtype, columns: int) -> Words:
-    """Of a finished kernel, whose threads compute so many columns. Raises BadRequest for what there is not."""
+def takes_double(problem: Problem) -> bool:
+    """Whether a thread may have two words, of a problem of 16 bits whose words are narrow: neighbours in memory."""
+    return problem.dtype.is_16_bit and problem.convolution is None and problem.n % DOUBLE.columns == 0
+
+
+def words_stored(dtype: Dtype, columns: int, thread_words: int) -> Words:
+    """Of a finished kernel, whose threads compute so many columns, in so many words of a search. Raises BadRequest for
+    what there is not."""
+    if thread_words != 1 and (dtype.is_16_bit, columns, thread_words) == (True, DOUBLE.columns, DOUBLE.columns):
+        return DOUBLE
     stored_bytes = columns * dtype.element_bytes
-    found = [one for one in WORDS.values() if (one.columns, one.stored_bytes) == (columns, stored_bytes)]
+    kinds = [one for one in WORDS.values() if one != DOUBLE and thread_words == 1]
+    found = [one for one in kinds if (one.columns, one.stored_bytes) == (columns, stored_bytes)]
     if not found:
         raise BadRequest(f"threads of {columns} columns of {dtype.name}: not in this version")
     return found[0]

@@ -46,6 +46,7 @@ FIELDS = {
         "split_k",
         "thread_columns",
         "tiles_per_block",
+        "thread_words",
     },
     "launch": {"grid", "block", "shared_bytes"},
     "arguments": None,

@@ -32,6 +32,7 @@ _CANDIDATE = {
     "lockstep": "lockstep",
     "split K": "split_k",
     "tiles a block": "tiles_per_block",
+    "words a thread": "thread_words",
 }
 
 
@@ -153,6 +154,7 @@ def _candidates(artifact: Artifact) -> Candidates | None:
 
 
 def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:
+    line = {"thread_words": 1, **line}  # logs of before there were several name none
     micros = line["measured_micros"]
     failure = line.get("failure")
     measured = f"{micros:.2f}" if micros is not None else f"{failure}" if failure else "-"

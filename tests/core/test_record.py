@@ -13,8 +13,9 @@ from lospmm.gpu.timing import Timing
 from lospmm.model import Problem
 from lospmm.options import Options
 from lospmm.record import _summary, tuning_log
-from lospmm.search import Choice, Trialled, search
+from lospmm.search import Choice, search
 from lospmm.stages import Stages
+from lospmm.trialled import Trialled
 from tests.core.test_space import random_matrix
 
 PROBLEM = Problem(random_matrix(30, 40, 0.2, seed=4), 9000, DEVICES["h200"])

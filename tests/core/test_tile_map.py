@@ -16,9 +16,10 @@ from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.model import Problem, TileSize
 from lospmm.record import tile_map
-from lospmm.search import Choice, Trialled, search
+from lospmm.search import Choice, search
 from lospmm.stages import Stages
 from lospmm.tile_map import LEFT, parse
+from lospmm.trialled import Trialled
 from tests.core.test_space import random_matrix
 
 

@@ -84,11 +84,13 @@ def test_two_columns_to_a_thread_are_those_of_two_threads(layer: Layer, number: 
 def test_two_columns_of_longer_kernels(number: str, is_layer: bool, n: int) -> None:
     """With windows of addresses, and with as many loads for two columns as for one."""
     problem, program = problem_of(number, n, Schedule(24, lockstep=128), is_layer=is_layer)
-    emission = emit(replace(program, n=n // 2, words=DOUBLE), "sass", ARCH)
-    assert verify_on_cpu(problem, replace(program, n=n // 2, words=DOUBLE), emission).columns > 60
-    both = [emission.machine, emit(program, "sass", ARCH).machine]
+    both = problem_of(number, n, Schedule(24, lockstep=128, thread_words=2), is_layer=is_layer)[1]
+    assert (both.n, both.words) == (n // 2, DOUBLE)
+    emission = emit(both, "sass", ARCH)
+    assert verify_on_cpu(problem, both, emission).columns > 60
+    machines = [emission.machine, emit(program, "sass", ARCH).machine]
     loads, multiplied = (
-        [np.count_nonzero(code.form["op"] == op) for code in both if code is not None]
+        [np.count_nonzero(code.form["op"] == op) for code in machines if code is not None]
         for op in (Opcode.LDG, Opcode.FFMA_IMM)
     )
     assert loads[0] == loads[1] and multiplied[0] == 2 * multiplied[1]
@@ -98,7 +100,7 @@ def test_two_columns_of_what_is_not_written() -> None:
     problem, program = problem_of("float16", 64, Schedule(8, split_k=2))
     with pytest.raises(Unsupported, match="two columns of float16 to a thread: of products, and tiles of one block"):
         emit(replace(program, n=32, words=DOUBLE), "sass", ARCH)
-    program = lower(problem, Candidate(TileSize(20, 32), Schedule(110), natural_order(problem.matrix, 20)))
+    program = lower(problem, Candidate(TileSize(20, 32), Schedule(210), natural_order(problem.matrix, 20)))
     with pytest.raises(Unsupported, match="registers a thread: a smaller tile, or less prefetch"):
         emit(replace(program, n=32, words=DOUBLE), "sass", ARCH)
 

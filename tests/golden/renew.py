@@ -105,6 +105,10 @@ def programs() -> dict[str, KernelProgram]:
         "lockstep": example(schedule=Schedule(prefetch=2, lockstep=4)),
         "float16": example(n=97, epilogue=ALL, dtype="float16"),
         "bfloat16": example(n=97, dtype="bfloat16"),
+        "two_columns_of_float16": example(
+            epilogue=ALL, dtype="float16", schedule=Schedule(prefetch=2, column_group=2, thread_words=2)
+        ),
+        "two_columns_of_bfloat16": example(dtype="bfloat16", schedule=Schedule(prefetch=2, thread_words=2)),
         "pairs_of_float16": example(dtype="float16", sums="float16"),
         "pairs_of_bfloat16": example(dtype="bfloat16", sums="bfloat16"),
     }

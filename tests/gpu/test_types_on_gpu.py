@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import measure
+from lospmm import artifact, measure
 from lospmm.baselines import baselines_of
 from lospmm.build import build, build_packed, for_emitter
 from lospmm.cli import run
@@ -22,13 +22,14 @@ from lospmm.gpu.driver import Driver
 from lospmm.matrix import SparseMatrix
 from lospmm.measure import BRIEF, Bench
 from lospmm.model import Compiled, Problem
+from lospmm.replay import replay
 from lospmm.runtime.detect import detect_device
 from lospmm.search import search
 from lospmm.settings import settings
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.verify import compare
-from lospmm.words import in_words, words_of
+from lospmm.words import DOUBLE, in_words, words_of
 from tests.gpu.problems import matrix
 
 pytestmark = pytest.mark.gpu
@@ -150,9 +151,31 @@ def test_an_unrolled_kernel_is_tuned_and_compared(
     assert run([*asked, "--families", "unrolled", "--out", str(out), "--measure", "gpu", "--json", "--quiet"]) == 0
     manifest = json.loads(capsys.readouterr().out)
     assert (manifest["family"], manifest["sums"]) == ("unrolled", sums)
-    assert manifest["tile"]["thread_columns"] == (1 if sums == "float32" else 2)
+    tile = manifest["tile"]
+    assert tile["thread_columns"] == (tile["thread_words"] if sums == "float32" else 2)
     assert 0 < manifest["verified"]["max_relative_error"] < manifest["accuracy"]["sum_rounding"] + 0.01
     print(dtype, sums, manifest["tile"], manifest["measured"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_two_columns_to_a_thread_are_chosen_where_most_of_a_tile_is_loads(
+    tmp_path: Path, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the log replays to the same choice."""
+    if not writes(DOUBLE, detect_device().arch):
+        pytest.skip(f"no machine code of 16 bits for {detect_device().arch}")
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "w.npy", np.where(rng.random((768, 768)) < 0.02, rng.normal(size=(768, 768)), 0))
+    asked = ["tune", str(tmp_path / "w.npy"), "--n", "4096", "--dtype", dtype, "--families", "unrolled"]
+    out = tmp_path / "kernel"
+    assert run([*asked, "--out", str(out), "--measure", "gpu", "--json", "--quiet"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert (manifest["tile"]["thread_words"], manifest["tile"]["thread_columns"]) == (2, 2)
+    lines = [json.loads(line) for line in (out / "tuning.jsonl").read_text().splitlines()]
+    assert {line["thread_words"] for line in lines} == {1, 2}
+    assert {line["failure"] for line in lines} == {None}
+    assert replay(artifact.read(out), detect_device()).agrees
+    print(dtype, manifest["tile"], manifest["measured"])
 
 
 @dtypes

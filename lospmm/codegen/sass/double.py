@@ -1,14 +1,16 @@
 """Two columns of 16 bits to a thread, with sums in float32: machine code of one column (``narrow``) done twice.
 
 A load brings the elements of two neighbouring columns, the lower half of a register first, so there are half as many
-loads; the upper one becomes a float32 in the register behind. Every accumulator is two registers. What computes is
-there once for each column, multiply-adds of one element one after another, so that it stays in the reuse cache; one
-rounding packs two sums, and one store writes them.
+loads. The upper one becomes a float32 in a register that it has while it is multiplied, of a few that go round: what is
+on its way takes one. Every accumulator is two registers. What computes is there once for each column, multiply-adds of
+one element one after another, so that it stays in the reuse cache; one rounding packs two sums, and one store writes
+them.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,36 +56,76 @@ def two_columns(code: MachineCode, dtype: Dtype) -> MachineCode:
     if code.split_k > 1 or code.entry.padded is not None:
         raise Unsupported(f"two columns of {dtype.name} to a thread: of products, and tiles of one block")
     form = code.form
-    named = np.zeros(RZ + 1, np.bool_)
-    for op, operands in _NUMBERS.items():
-        for operand in operands:
-            named[form[operand][form["op"] == op]] = True
-    numbers = np.flatnonzero(named[:RZ])
-    taken = {*code.entry.taken, *np.unique(form["ra"][np.isin(form["op"], (Opcode.LDG, Opcode.STG))]).tolist()}
-    first = 2 * (max(taken) // 2 + 1)
-    highest = first + 2 * len(numbers) - 1
-    if highest + HARDWARE_REGISTERS >= RZ:
-        raise Unsupported(f"{highest + 1 + HARDWARE_REGISTERS} registers a thread: a smaller tile, or less prefetch")
-    names = np.full(RZ + 1, RZ)
-    names[numbers] = first + 2 * np.arange(len(numbers))
-    tiles = [
-        _twice(form[start:end], names) for start, end in zip(code.starts, [*code.starts[1:], len(form)], strict=True)
-    ]
-    tiles = [np.concatenate((tile, padding(len(tile)))) for tile in tiles]
+    pairs = np.unique(form["ra"][np.isin(form["op"], (Opcode.LDG, Opcode.STG))]).tolist()  # with addresses
+    taken = {*code.entry.taken, *pairs, *(pair + 1 for pair in pairs)}
+    free = np.array([register for register in range(4 * RZ) if register not in taken])  # pairs are left
+    tiles, highest = [], max(taken)
+    for start, end in zip(code.starts, [*code.starts[1:], len(form)], strict=True):
+        tile = form[start:end]
+        renamed = _renamed(tile[tile["op"] != Opcode.NOP], free)
+        highest = max(highest, renamed.highest)
+        if highest + HARDWARE_REGISTERS >= RZ:
+            count = highest + 1 + HARDWARE_REGISTERS
+            raise Unsupported(f"{count} registers a thread: a smaller tile, or less prefetch")
+        doubled = _twice(renamed.lower, renamed.upper)
+        tiles.append(np.concatenate((doubled, padding(len(doubled)))))
     starts = np.cumsum([0, *(len(tile) for tile in tiles[:-1])])
     registers = highest + 1 + HARDWARE_REGISTERS
     return replace(code, form=np.concatenate(tiles), starts=starts, registers=registers)
 
 
-def _twice(tile: NDArray[np.void], names: NDArray[np.int64]) -> NDArray[np.void]:
-    lower = tile[tile["op"] != Opcode.NOP].copy()
-    upper = lower.copy()
+class _Renamed(NamedTuple):
+    """A tile with the registers of its lower columns, and with those of its upper ones."""
+
+    lower: NDArray[np.void]
+    upper: NDArray[np.void]
+    highest: int
+
+
+def _renamed(tile: NDArray[np.void], free: NDArray[np.int64]) -> _Renamed:
+    """By ``free`` registers: two for each sum, then one for each buffer, then a ring of the elements' upper halves."""
+    named = np.zeros(RZ + 1, np.bool_)
     for op, operands in _NUMBERS.items():
-        where = lower["op"] == op
         for operand in operands:
-            register = names[lower[operand][where]]
-            lower[operand][where] = register
-            upper[operand][where] = np.where(register == RZ, RZ, register + 1)
+            named[tile[operand][tile["op"] == op]] = True
+    buffers = np.unique(tile["ra"][tile["op"] == Opcode.FFMA_IMM])
+    named[buffers], named[RZ] = False, False
+    sums = np.flatnonzero(named)
+    low, high = np.full((2, RZ + 1), RZ)
+    low[sums], high[sums] = free[: 2 * len(sums)].reshape(-1, 2).T
+    low[buffers] = high[buffers] = free[2 * len(sums) : 2 * len(sums) + len(buffers)]
+    used = 2 * len(sums) + len(buffers)
+    lower, upper = tile.copy(), tile.copy()
+    for op, operands in _NUMBERS.items():
+        where = tile["op"] == op
+        for operand in operands:
+            lower[operand][where], upper[operand][where] = low[tile[operand][where]], high[tile[operand][where]]
+    fmas = np.flatnonzero(tile["op"] == Opcode.FFMA_IMM)
+    if not len(fmas):
+        return _Renamed(lower, upper, int(free[used - 1]) if used else 0)
+    converted, element = _elements(tile, buffers, fmas)
+    last = np.zeros(len(converted), np.int64)
+    last[element] = fmas  # ascending: the last one stays
+    ring = int((np.searchsorted(converted, last) - np.arange(len(converted))).max())
+    halves = free[used : used + ring]
+    upper["rd"][converted] = halves[np.arange(len(converted)) % ring]
+    upper["ra"][fmas] = halves[element % ring]
+    return _Renamed(lower, upper, int(free[used + ring - 1]))
+
+
+def _elements(
+    tile: NDArray[np.void], buffers: NDArray[np.uint8], fmas: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """The conversions of what buffers hold, and of each multiply-add the number of the one that it uses."""
+    converted = np.flatnonzero(np.isin(tile["op"], list(_UPPER)) & np.isin(tile["rd"], buffers))
+    keys = tile["rd"][converted].astype(np.int64) * len(tile) + converted
+    order = np.argsort(keys)
+    found = np.searchsorted(keys[order], tile["ra"][fmas].astype(np.int64) * len(tile) + fmas) - 1
+    return converted, order[found]
+
+
+def _twice(lower: NDArray[np.void], upper: NDArray[np.void]) -> NDArray[np.void]:
+    """Both columns, in one order."""
     rounded = np.isin(lower["op"], _ROUNDINGS)
     lower["ra"][rounded] = upper["rb"][rounded]
     widened = np.isin(lower["op"], list(_UPPER))
