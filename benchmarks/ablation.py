@@ -22,6 +22,7 @@ from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import MachineCode
+from lospmm.codegen.sass.scheduler import ADDRESS_SCOREBOARD
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.timing import copies_beyond_l2, time_rotating
 from lospmm.ir import launch
@@ -61,16 +62,16 @@ class Variant(NamedTuple):
 def variants(schedule: Schedule) -> list[Variant]:
     return [
         Variant("whole", schedule),
-        Variant("without loads", schedule, lambda code: _blanked(code, Opcode.LDG)),
-        Variant("without stores", schedule, lambda code: _blanked(code, Opcode.STG)),
-        Variant("without multiply-adds", schedule, _without_fmas),
+        Variant("without loads", schedule, lambda code: blanked(code, Opcode.LDG)),
+        Variant("without stores", schedule, lambda code: blanked(code, Opcode.STG)),
+        Variant("without multiply-adds", schedule, without_fmas),
         *(Variant(f"loads and stores {name}", schedule, policy=bits) for name, bits in POLICIES.items()),
         *(Variant(f"column group {g or 'all'}", replace(schedule, column_group=g)) for g in (1, 2, 4, 8, 0)),
         *(Variant(f"barrier every {step}", replace(schedule, lockstep=step)) for step in (0, 32, 64, 128, 256, 512)),
     ]
 
 
-def _blanked(code: MachineCode, op: Opcode) -> MachineCode:
+def blanked(code: MachineCode, op: Opcode) -> MachineCode:
     """Every such instruction is a NOP of the same length in time; nobody waits for what is not loaded."""
     form = code.form.copy()
     where = form["op"] == op
@@ -78,11 +79,11 @@ def _blanked(code: MachineCode, op: Opcode) -> MachineCode:
     nothing["op"], nothing["stall"] = Opcode.NOP, form["stall"][where]
     form[where] = nothing
     if op == Opcode.LDG:
-        form["wait"] = 0
+        form["wait"] &= 1 << ADDRESS_SCOREBOARD  # addresses are moved once they were read
     return replace(code, form=form)
 
 
-def _without_fmas(code: MachineCode) -> MachineCode:
+def without_fmas(code: MachineCode) -> MachineCode:
     """Only those multiply-adds that wait for loads are left, and the code is shorter."""
     parts: list[Code] = []
     starts = [0]
@@ -97,7 +98,7 @@ def _without_fmas(code: MachineCode) -> MachineCode:
     return replace(code, form=np.concatenate(parts), starts=np.array(starts[:-1]))
 
 
-def _with_policy(cubin: bytes, kernel: str, policy: int) -> bytes:
+def with_policy(cubin: bytes, kernel: str, policy: int) -> bytes:
     name = f".text.{kernel}"
     text = next(section.content for section in elf.sections(cubin) if section.name == name)
     words = np.frombuffer(text, "<u8").reshape(-1, 2).copy()
@@ -114,7 +115,7 @@ def timed(driver: Driver, problem: Problem, tile: TileSize, variant: Variant, st
         assert emission.machine is not None
         emission = replace(emission, machine=variant.change(emission.machine))
     binary = compile_kernel(emission, arch=problem.device.arch, registers=program.registers, store=store, workers=1)
-    cubin = binary.cubin if variant.policy is None else _with_policy(binary.cubin, program.name, variant.policy)
+    cubin = binary.cubin if variant.policy is None else with_policy(binary.cubin, program.name, variant.policy)
     function, shape = driver.load(cubin, program.name), launch(program)
     sizes = 4 * problem.matrix.k * problem.n, 4 * problem.matrix.m * problem.n
     copies = copies_beyond_l2(sum(sizes), driver.l2_bytes())

@@ -42,7 +42,6 @@ from lospmm.runtime.detect import detect_device
 from lospmm.search import (
     Choice,
     Clock,
-    Trialled,
     Trials,
     choose_by_time,
     explore_problem,
@@ -54,6 +53,7 @@ from lospmm.settings import settings
 from lospmm.space import Space
 from lospmm.stages import Stages
 from lospmm.store import Store
+from lospmm.trialled import Trialled
 from lospmm.trials import BuildAndTime, Means
 from lospmm.tuning import TRIALS
 from lospmm.workshop import Workshop
@@ -151,7 +151,7 @@ def by_search(place: Place, trials: str | None = None) -> Found:
     name = trials or Options().trials
     clock = Clock(trials=place.kernels(BRIEF) if name == "full" else place.proxies(), finals=place.kernels(AGAIN))
     choice, ranker = place.searched(), place.ranker()
-    policy = replace(TRIALS[name].policy, chained=0)  # tables know nothing of several tiles to a block
+    policy = replace(TRIALS[name].policy, chained=0, deeper=0, early=0)  # tables know nothing of these
     locksteps = LOCKSTEPS[EMITTER]
     found = choose_by_time(place.problem, choice, ranker, clock, Stages(), locksteps=locksteps, policy=policy)
     return Found(point_of(found.winner))

@@ -8,8 +8,8 @@ Of each problem and each row of FAMILIES the ``--plans`` plans that the forecast
 gate, every element of C, and timed, cold, in the process that runs kernels; the best of the two fastest families are
 timed again with full effort, beside cuSPARSE and the dense multiplication of the same type. A family that is forecast
 to be ``--far`` times as slow as another, or as cuBLAS, is left out, but the nearest, and but for real layers, of which
-every family computes every one. ``unrolled`` is the paper's kernel as the search without measurements chooses it; of
-16-bit types the best of the first candidates (``families_unrolled``), and again with sums of 16 bits, a row apart. A
+every family computes every one. ``unrolled`` is the best of the paper's kernels that the rank model puts first
+(``families_unrolled``); of 16-bit types again with sums of 16 bits, a row apart. A
 problem is a line of ``families.jsonl``; a kernel that fails is told in it and counts as a fault, not as a plan that
 lost. Builders on all cores work ahead of the GPU; ``--compile-only`` fills their cache and needs no GPU. ``--resume``
 leaves out what the file has; ``--family`` times some families alone and puts their times into the lines that the file

@@ -15,12 +15,9 @@ import numpy as np
 
 from benchmarks import families_unrolled
 from benchmarks.families_cases import Case, draw, problem_of
-from lospmm import jobs
-from lospmm.errors import LospmmError
 from lospmm.families import FAMILIES
 from lospmm.families.traits import traits_of
 from lospmm.model import Launch, Problem
-from lospmm.options import Options
 from lospmm.packed import emission_of
 from lospmm.settings import settings
 from lospmm.store import Store
@@ -103,11 +100,8 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
             built += [_build(problem, name, plan, forecast, folder) for plan, forecast in found]
     takes_unrolled = 0 < problem.matrix.nnz <= MAX_UNROLLED_NONZEROS and problem.n >= LEAST_UNROLLED_COLUMNS
     if takes_unrolled and shortlist.takes(UNROLLED):
-        if problem.dtype.is_16_bit:  # those with sums in float32 come first
-            own = islice(families_unrolled.kernels(problem), shortlist.plans if case.set == "map" else None)
-            built += [_in_file(one, folder) for one in own]
-        else:
-            built.append(_unrolled(problem, folder))
+        own = islice(families_unrolled.kernels(problem), shortlist.plans if case.set == "map" else None)
+        built += [_in_file(one, folder) for one in own]  # those with sums in float32 come first
     return Prepared(problem, built, refused, time.monotonic() - started)
 
 
@@ -140,21 +134,6 @@ def _kept(cubin: bytes, folder: Path) -> Path:
 def _in_file(one: families_unrolled.Unrolled, folder: Path) -> Built:
     kernel = one.kernel and Kernel(_kept(one.kernel.cubin, folder), one.kernel.entry, one.kernel.launch)
     return Built(one.family, one.plan, one.forecast, kernel, one.failure)
-
-
-def _unrolled(problem: Problem, folder: Path) -> Built:
-    """In a store of its own for the kernel; its compiled units are found again where ``--compile-only`` left them."""
-    try:
-        options = Options(measure="none", verify="none", families=UNROLLED)
-        request = jobs.Request(Problem(problem.matrix, problem.n, problem.device), options)
-        kept = jobs.tune(request, store=Store(settings().cache_dir / "families"))
-        config = kept.manifest["launch"]
-        x, y, z = config["grid"]
-        launch = Launch((x, y, z), config["block"], config["shared_bytes"])
-    except LospmmError as error:
-        return Built(UNROLLED, "", None, None, " ".join(f"{type(error).__name__}: {error}".split()))
-    estimated, tile = kept.manifest["search"]["estimated_micros"], str(kept.manifest["tile"])
-    return Built(UNROLLED, tile, estimated, Kernel(_kept(kept.cubin, folder), kept.manifest["name"], launch))
 
 
 def built_ahead(

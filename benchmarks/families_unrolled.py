@@ -1,7 +1,8 @@
-"""The paper's kernels of 16-bit types for ``benchmarks.families``: with sums in float32, and with sums as B and C are.
+"""The paper's kernels for ``benchmarks.families``; of 16-bit types with sums in float32, and with sums as B and C are.
 
 Of each the candidates that a search would time first are built: what it chooses without a clock, then those that the
-rank model puts first and as many of two columns to a thread, every other one without barriers.
+rank model puts first and, of 16-bit types, as many of two columns to a thread, every other one without barriers. Of
+float32 and TF32 again with a tile of each wave to a block, with more loads in flight, and with rows stored early.
 """
 
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from typing import NamedTuple
 
 from benchmarks.families_table import ROUNDED
 from lospmm.build import build, for_emitter
+from lospmm.chains import chained
+from lospmm.deeper import deepened
+from lospmm.early import stored_early
 from lospmm.errors import LospmmError
 from lospmm.estimate import estimate_micros
 from lospmm.model import Candidate, Compiled, Problem
@@ -21,7 +25,7 @@ from lospmm.settings import settings
 from lospmm.sought import unrolled_refusal
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.words import NARROW, PAIRS, in_words, words_of
+from lospmm.words import NARROW, PAIRS, SINGLE, in_words, words_of
 
 EMITTER = "sass"
 
@@ -42,19 +46,24 @@ class Unrolled(NamedTuple):
 
 
 def kernels(problem: Problem, count: int = CANDIDATES) -> Iterator[Unrolled]:
-    """Of a problem of a 16-bit type, up to ``count`` of each kind that its device has."""
-    for name, words, sums in ((EXACT, NARROW, problem.sums), (ROUNDED, PAIRS, problem.dtype)):
-        asked = replace(problem, sums=sums)
+    """Up to ``count`` tilings of each kind that its device has."""
+    kinds = ((EXACT, NARROW), (ROUNDED, PAIRS)) if problem.dtype.is_16_bit else ((EXACT, SINGLE),)
+    for name, words in kinds:
+        asked = replace(problem, sums=problem.dtype) if name == ROUNDED else problem
         if words_of(asked) == words and unrolled_refusal(asked, EMITTER) is None:
             yield from _built(name, for_emitter(asked, EMITTER), count)
 
 
 def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
     try:
-        chosen = _shortlist(problem, count)
+        chosen = shortlist(problem, count)
     except LospmmError as error:
         yield Unrolled(name, "", None, None, f"{type(error).__name__}: {error}")
         return
+    if words_of(problem) == SINGLE:
+        chosen += chained(problem, chosen)
+        chosen += deepened(problem, chosen)
+        chosen += stored_early(problem, chosen)
     store = Store(settings().cache_dir / "families")
     for candidate, forecast in zip(chosen, estimate_micros(in_words(problem), chosen).tolist(), strict=True):
         plan, failure, kernel = f"{candidate.tile}, {candidate.schedule}", None, None
@@ -65,7 +74,8 @@ def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
         yield Unrolled(name, plan, forecast, kernel, failure)
 
 
-def _shortlist(problem: Problem, count: int) -> list[Candidate]:
+def shortlist(problem: Problem, count: int) -> list[Candidate]:
+    """What the rank model puts first, every other one without barriers."""
     words, device, locksteps = in_words(problem), problem.device, LOCKSTEPS[EMITTER]
     options = with_ranker(Options(emitter=EMITTER), device)
     splits = splits_of(EMITTER, device.arch)

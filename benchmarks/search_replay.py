@@ -57,7 +57,7 @@ class Way(NamedTuple):
 
 
 #: Tables know nothing of several tiles to a block.
-SINGLE = replace(POLICY, chained=0)
+SINGLE = replace(POLICY, chained=0, deeper=0, early=0)
 
 WAYS: Mapping[str, Way] = {
     "default": Way(SINGLE, "lambdamart"),

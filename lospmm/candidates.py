@@ -85,7 +85,8 @@ class Candidates(Sequence[Candidate]):
 
     def with_axis(self, name: str, value: int) -> "Candidates":
         """With ``value`` on the axis ``name`` of every schedule."""
-        return replace(self, schedules=tuple(replace(schedule, **{name: value}) for schedule in self.schedules))
+        change: dict[str, Any] = {name: value}
+        return replace(self, schedules=tuple(replace(schedule, **change) for schedule in self.schedules))
 
     def with_each(self, schedules: Sequence[Schedule]) -> "Candidates":
         """Every tile size with every one of ``schedules``, those of a tile size next to each other."""

@@ -3,9 +3,11 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lospmm.convolution import order_of_rows
 from lospmm.dtype import FLOAT32
+from lospmm.early import WINDOW_BYTES, may_store_early
 from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
 from lospmm.model import ZERO_ROWS, Candidate, Problem
@@ -18,7 +20,8 @@ from lospmm.words import words_of
 def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block, or a
     block for each part where tiles have several. Of 16-bit types its columns are those of words (``lospmm.words``). For
-    tf32 it is more exact than it has to be. Raises Unsupported for parts of several tiles, or of several words.
+    tf32 it is more exact than it has to be. Raises Unsupported for parts of several tiles, or of several words, and for
+    stores before the end where they may not be.
     """
     matrix, tiling, schedule = problem.matrix, candidate.tiling, candidate.schedule
     words = words_of(problem, schedule.thread_words)
@@ -27,11 +30,16 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     if schedule.thread_words > 1 and schedule.split_k > 1:
         raise Unsupported("several words to a thread, and several blocks to a tile: take one of them")
     epilogue = problem.epilogue
+    if schedule.stores_early and not may_store_early(problem, schedule):
+        raise Unsupported("rows stored early: without a residual, and of one block to a tile")
     order = None if problem.convolution is None else order_of_rows(problem.convolution)
     limits = chain_limits(matrix, problem.dtype, schedule.split_k)
     added: dict[str, Any] = {"epilogue": epilogue, "order": order, "limits": limits}
     rows, together = [tile.rows for tile in tiling.tiles], schedule.tiles_per_block
-    if together > 1:
+    if schedule.stores_early:
+        pixels = problem.n if problem.convolution is None else problem.convolution.pixels
+        added["window_of_c"] = _windows(matrix.m, pixels * words.stored_bytes // words.columns)
+    if together > 1 or schedule.stores_early:
         chains = (rows[first : first + together] for first in range(0, len(rows), together))
         tiles = [chain_program(matrix, chain, schedule, **added) for chain in chains]
     else:
@@ -61,6 +69,11 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
         words=words,
         dtype=problem.dtype if problem.dtype.is_16_bit else FLOAT32,
     )
+
+
+def _windows(rows: int, row_bytes: int) -> NDArray[np.int64]:
+    """The window of memory that each row of C lies in; the first reaches half as far."""
+    return (np.arange(rows) * row_bytes + WINDOW_BYTES // 2) // WINDOW_BYTES
 
 
 def kernel_name(problem: Problem) -> str:

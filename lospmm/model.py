@@ -140,6 +140,7 @@ class Schedule:
     up what they have (split-K): more blocks where there are few tiles, or taller tiles for as many blocks.
     ``tiles_per_block`` tiles are computed by one block, one after another: while it stores one, it loads for the next.
     A thread computes ``thread_words`` words of C side by side (``lospmm.words``), by one load for them all.
+    With ``stores_early`` each row is stored as soon as its sum is whole; else all are stored at the end.
     """
 
     prefetch: int
@@ -149,6 +150,7 @@ class Schedule:
     split_k: int = 1
     tiles_per_block: int = 1
     thread_words: int = 1
+    stores_early: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -263,6 +263,7 @@ def _tile(winner: Candidate, build: Build | Written) -> Tile:
         thread_columns=build.words.columns,
         tiles_per_block=schedule.tiles_per_block,
         thread_words=schedule.thread_words,
+        stores_early=schedule.stores_early,
     )
 
 

@@ -32,7 +32,7 @@ from lospmm.words import in_words
 #: The names of a candidate's axes, in a line of the log and in the manifest's ``tile``.
 AXES = (
     *("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block"),
-    "thread_words",
+    *("thread_words", "stores_early"),
 )
 
 #: The other fields of a line: what was forecast and found of it.

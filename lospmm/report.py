@@ -57,7 +57,8 @@ def _kind(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {
         "family": family,
         "tile": f"{tile['rows']} rows x {columns_of_tile(tile)}, {tile['prefetch']} loads ahead, "
-        f"{_group(tile['column_group'])}{_parts(tile['split_k'])}{_chain(tile['tiles_per_block'])}",
+        f"{_group(tile['column_group'])}{_parts(tile['split_k'])}{_chain(tile['tiles_per_block'])}"
+        f"{', rows stored early' if tile['stores_early'] else ''}",
         "tiles": f"{tile['count']:,} with nonzeros, {tile['zero_blocks']:,} of empty rows; "
         f"{tile['nnc_sum']:,} loads a column, {tile['nnc_max']:,} at most",
     }

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.early import store_places
 from lospmm.epilogue import PLAIN, Epilogue, bias_of
 from lospmm.ir import INSTRUCTION, ZERO, Op, TileProgram
 from lospmm.matrix import SparseMatrix
@@ -58,9 +59,12 @@ def chain_program(
     epilogue: Epilogue = PLAIN,
     order: NDArray[np.int64] | None = None,
     limits: NDArray[np.float64] | None = None,
+    window_of_c: NDArray[np.int64] | None = None,
 ) -> TileProgram:
     """The program that computes the rows of several ``tiles``, one after another, for one column; else as
     ``tile_programs``. They share accumulators.
+
+    With ``window_of_c``, (m,), the window of memory of each row of C, each is stored as soon as its sum is whole.
     """
     nonzeros = [_nonzeros_by_column(matrix, rows, order) for rows in tiles]
     accumulator, column, weight = (np.concatenate(each) for each in zip(*nonzeros, strict=True))
@@ -86,8 +90,19 @@ def chain_program(
         if number and not epilogue.residual:
             before = [_filled(Op.BEGIN, held, np.zeros(len(rows)))]
             before[0]["weight"] = bias_of(epilogue, rows)
-        pieces += [*before, own, *_ended(rows, held, epilogue), _filled(Op.STORE, rows, held)]
+        pieces += [*before, *_stored(own, rows, epilogue, window_of_c)]
     return TileProgram(np.concatenate(pieces), accumulators=accumulators + broken.seconds, buffers=buffers)
+
+
+def _stored(
+    sums: NDArray[np.void], rows: NDArray[np.int32], epilogue: Epilogue, window_of_c: NDArray[np.int64] | None
+) -> list[NDArray[np.void]]:
+    """``sums`` with the stores of all ``rows``."""
+    held = np.arange(len(rows), dtype=np.int32)
+    if window_of_c is None:
+        return [sums, *_ended(rows, held, epilogue), _filled(Op.STORE, rows, held)]
+    order, places = store_places(sums["target"], np.isin(sums["op"], (Op.FMA, Op.FOLD)), window_of_c[rows])
+    return [np.insert(sums, places, _filled(Op.STORE, rows[order], held[order]))]
 
 
 def parts_of_tile(

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from lospmm.candidates import Candidates
 from lospmm.chains import chained
+from lospmm.deeper import deepened
 from lospmm.doubles import doubled
+from lospmm.early import stored_early
 from lospmm.errors import GpuFault, NothingFits
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
@@ -41,7 +43,9 @@ class Policy:
     batch: int = 6  # and how many candidates each time
     ahead: int = 2  # rounds that are built while another is timed; the shortlist is timed in one part more
     finals: tuple[int, ...] = (8, 6, 4, 3, 2)  # of the fastest, how many are timed again in each turn
-    chained: int = 4  # of the fastest, those that are also timed with several tiles to a block (``chains``)
+    chained: int = 4  # of the fastest, those that are also timed with several tiles to a block (``chains``),
+    deeper: int = 4  # and then with more loads in flight (``deeper``),
+    early: int = 4  # and of all these, with rows that are stored early (``early``)
     doubled: int = 9  # with two words to a thread (``doubles``), timed after the rounds,
     doubled_rounds: int = 8  # and rounds of such, where the fastest is near the fastest of all
 
@@ -164,8 +168,9 @@ def choose_by_time(
         raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
     if choice.doubles and policy.doubled and not clock.is_over():
         timed += _timed_doubles(problem, choice, ran[0].micros, clock, stages, locksteps, policy)
-    if not clock.is_over():
-        timed += _timed_chains(problem, fastest_first(timed), clock, policy.chained)
+    for change, count in ((chained, policy.chained), (deepened, policy.deeper), (stored_early, policy.early)):
+        ran = fastest_first(timed)
+        timed += _timed_also(change(problem, [trial.candidate for trial in ran])[:count], ran, clock)
     timed = timed_again(timed, clock, policy.finals)
     winner = settled(timed)
     if winner.settled_micros == float("inf"):
@@ -227,13 +232,14 @@ def _timed_doubles(
     return _in_rounds(rounds.spread(choice.doubles[: policy.doubled]), rounds, clock, own, near_micros=near)
 
 
-def _timed_chains(
-    problem: Problem, ran: Sequence[Trialled[Candidate]], clock: Clock, count: int
+def _timed_also(
+    candidates: Sequence[Candidate], ran: Sequence[Trialled[Candidate]], clock: Clock
 ) -> Iterator[Trialled[Candidate]]:
-    """The first ``count`` of which that is of use with several tiles to a block, and their score."""
-    scores = {_key(trial.candidate): trial.score for trial in ran}
-    chains = chained(problem, [trial.candidate for trial in ran])[:count]
-    asked = [Scored(one, scores[one.tile, replace(one.schedule, tiles_per_block=1)]) for one in chains]
+    """``candidates``, which change the schedule of some that ``ran`` and have their score, if there is time."""
+    if clock.is_over():
+        return
+    scores = {_words(trial.candidate): trial.score for trial in reversed(ran)}
+    asked = [Scored(one, scores[_words(one)]) for one in candidates]
     batch = Batch(asked, iter(clock.trials([scored.candidate for scored in asked])))
     try:
         yield from batch.timed(clock.is_over, first=False)
@@ -337,6 +343,11 @@ def settled(timed: Sequence[Trialled[Item]]) -> Trialled[Item]:
 
 def _failure(finals: Sequence[Measurement]) -> str | None:
     return next((one.failure for one in finals if one.failure is not None), None)
+
+
+def _words(candidate: Candidate) -> tuple[TileSize, int]:
+    """What the axes that are timed last leave as it is."""
+    return candidate.tile, candidate.schedule.thread_words
 
 
 def _key(candidate: Candidate) -> tuple[TileSize, Schedule]:

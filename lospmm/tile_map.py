@@ -49,6 +49,7 @@ class MappedCandidate:
     score: float | None
     tiles_per_block: int = 1
     thread_words: int = 1
+    stores_early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -359,6 +359,6 @@ class Way:
 TRIALS: Mapping[str, Way] = MappingProxyType(
     {
         "full": Way(_whole, POLICY),
-        "proxy": Way(_proxies, replace(POLICY, finals=(12, 9, 6, 4, 3), chained=0, doubled=0)),
+        "proxy": Way(_proxies, replace(POLICY, finals=(12, 9, 6, 4, 3), chained=0, deeper=0, early=0, doubled=0)),
     }
 )

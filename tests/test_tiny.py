@@ -47,6 +47,7 @@ FIELDS = {
         "thread_columns",
         "tiles_per_block",
         "thread_words",
+        "stores_early",
     },
     "launch": {"grid", "block", "shared_bytes"},
     "arguments": None,

@@ -39,8 +39,8 @@ POOL = Pool.of(PROBLEM, CHOICE.space, estimate_micros, LOCKSTEPS)
 
 def key(candidate: Candidate) -> tuple[int, ...]:
     schedule = candidate.schedule
-    axes = schedule.prefetch, schedule.column_group, schedule.lockstep, schedule.split_k, schedule.tiles_per_block
-    return (*candidate.tile, *axes)
+    axes = schedule.prefetch, schedule.column_group, schedule.lockstep, schedule.split_k
+    return (*candidate.tile, *axes, schedule.tiles_per_block, schedule.stores_early)
 
 
 class Landscape:
@@ -129,11 +129,24 @@ def test_the_fastest_are_timed_with_a_tile_of_each_wave_to_a_block() -> None:
     found = choose_by_time(problem, choice, estimate_micros, Clock(clock), Stages())
     assert found.winner.schedule.tiles_per_block > 1
     asked = [candidate for candidate in clock.asked if candidate.schedule.tiles_per_block > 1]
-    assert 0 < len(asked) <= POLICY.chained and clock.asked[-len(asked) :] == asked
+    early = [candidate for candidate in clock.asked if candidate.schedule.stores_early]
+    asked = [candidate for candidate in asked if candidate not in early]
+    assert 0 < len(asked) <= POLICY.chained and clock.asked[-len(asked + early) :] == asked + early
     without = choose_by_time(
         problem, choice, estimate_micros, Clock(Landscape(micros)), Stages(), policy=replace(POLICY, chained=0)
     )
     assert without.winner.schedule.tiles_per_block == 1
+
+
+def test_the_fastest_are_timed_with_rows_that_are_stored_early() -> None:
+    def micros(candidate: Candidate) -> float:
+        return (0.9 if candidate.schedule.stores_early else 1.0) * float(estimate_micros(PROBLEM, [candidate])[0])
+
+    clock = Landscape(micros)
+    found = choose(clock)
+    early = [candidate for candidate in clock.asked if candidate.schedule.stores_early]
+    assert found.winner.schedule.stores_early and len(early) == POLICY.early == len(set(map(key, early)))
+    assert clock.asked[-len(early) :] == early and all(one.schedule.split_k == 1 for one in early)
 
 
 @settings(deadline=None, max_examples=8)
@@ -154,7 +167,8 @@ def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -
     assert micros(found.winner) == min(one for one in times if one is not None)
     assert [trial.candidate for trial in found.trials] == clock.asked
     assert len({key(candidate) for candidate in clock.asked}) == len(clock.asked)
-    assert len(clock.asked) <= len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch + POLICY.chained
+    at_last = POLICY.chained + POLICY.deeper + POLICY.early
+    assert len(clock.asked) <= len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch + at_last
     tilings = {survivor.tile: survivor.tiling for survivor in CHOICE.space.survivors}
     for candidate in clock.asked:
         assert candidate.tiling is tilings[candidate.tile]
@@ -175,7 +189,8 @@ def test_a_space_of_few_is_timed_whole() -> None:
     problem = Problem(random_matrix(2, 3, 0.9, seed=0), 32, H200)
     choice = search(problem, estimate_micros, 3, Stages(), lockstep=128)
     clock = Landscape(lambda _: 1.0)
-    choose_by_time(problem, choice, estimate_micros, Clock(clock), Stages(), locksteps=LOCKSTEPS)
+    policy = replace(POLICY, deeper=0, early=0)
+    choose_by_time(problem, choice, estimate_micros, Clock(clock), Stages(), locksteps=LOCKSTEPS, policy=policy)
     pool = Pool.of(problem, choice.space, estimate_micros, LOCKSTEPS)
     assert len(clock.asked) == min(len(pool.forecast), POLICY.rounds * POLICY.batch + 3)
 

@@ -22,6 +22,7 @@ from tests.docs import (
     results,
     searches,
     service,
+    short,
     splits,
     tokens,
     worked_example,
@@ -49,6 +50,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0013-pairs-of-columns.md": placement.PAIRS,
     DOCS / "decisions" / "0022-elements-of-16-bits.md": placement.NARROW,
     DOCS / "decisions" / "0025-tiles-one-after-another.md": placement.CHAINS,
+    DOCS / "decisions" / "0026-what-a-short-kernel-waits-for.md": short.REGIONS,
     DOCS / "measuring.md": placement.MEASURING,
     DOCS / "decisions" / "0015-small-rounds.md": {
         "search cost": searches.cost,

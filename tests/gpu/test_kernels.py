@@ -147,6 +147,18 @@ SHAPES: dict[str, tuple[int, int, float, int, int, int, dict[str, Any]]] = {
         {"tiles_per_block": 3, "prefetch": 48, "column_group": 2},
     ),
     "4 tiles to a block, windows": (16, 60, 0.4, 3_000_001, 4, 128, {"tiles_per_block": 4}),
+    "stores early": (120, 300, 0.05, 1003, 60, 128, {"prefetch": 48, "lockstep": 64, "stores_early": True}),
+    "stores early, two windows": (48, 60, 0.2, 90_001, 24, 256, {"prefetch": 24, "stores_early": True}),
+    "stores early, windows": (16, 60, 0.4, 3_000_001, 9, 128, {"stores_early": True}),
+    "stores early, 3 tiles to a block": (
+        280,
+        300,
+        0.02,
+        640,
+        70,
+        128,
+        {"tiles_per_block": 3, "prefetch": 48, "column_group": 2, "stores_early": True},
+    ),
     "4 blocks to a tile, windows": (9, 60, 0.4, 3_000_001, 4, 128, {"split_k": 4, "lockstep": 32}),
 }
 

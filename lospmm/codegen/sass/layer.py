@@ -131,8 +131,9 @@ def waits_for_residual(code: NDArray[np.void]) -> NDArray[np.intp]:
 
 
 def overwritten_stores(code: NDArray[np.void]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Stores whose accumulators are begun anew behind them, and the first row behind each run of them."""
+    """Stores whose accumulators are begun anew behind them, and the first rows that do so."""
     begins = np.flatnonzero(_begins(code))
     stores = np.flatnonzero(code["op"] == Op.STORE)
     read = stores[stores < begins[-1]] if len(begins) else stores[:0]
-    return read, np.array([run[-1] + 1 for run in runs_of(read)], np.intp)
+    behind: NDArray[np.intp] = np.unique(begins[np.searchsorted(begins, read)])
+    return read, behind

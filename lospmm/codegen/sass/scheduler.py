@@ -213,7 +213,7 @@ def _epilogue(
     pieces = narrow.widened_residuals(form, code, registers.accumulators, program.dtype) if is_narrow else []
     stores, behind = layer.overwritten_stores(code)
     form["read_barrier"][stores] = ADDRESS_SCOREBOARD
-    for run in layer.runs_of(stores):
+    for run in np.split(stores, np.searchsorted(stores, behind)):
         _pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
     _pause(form, behind)
     return pieces + (layer.rectified(form, code, registers.accumulators) if program.epilogue.relu else [])
@@ -254,10 +254,23 @@ def _set_stalls(form: NDArray[np.void], code: NDArray[np.void]) -> None:
     np.maximum.at(form["stall"], later[short] - 1, (1 + missing[short]).astype(np.uint8))
     # What follows the last one are the stores of the sums, or what is sent of them.
     met = np.flatnonzero(code["op"] == Op.EXCHANGE)
-    stores = [run[0] for run in layer.runs_of(np.flatnonzero(code["op"] == Op.STORE))]
-    for end in (len(code), *met, *stores):
+    for end in (len(code), *met, *_stores_at_once(code)):
         for last in sums[sums < end][-1:]:
             form["stall"][last] = max(int(form["stall"][last]), FMA_LATENCY + 2)
+
+
+def _stores_at_once(code: NDArray[np.void]) -> NDArray[np.intp]:
+    """Where stores begin that follow one another, of a sum that the last instructions added to."""
+    stores = np.flatnonzero(code["op"] == Op.STORE)
+    begins = np.diff(stores, prepend=-2) != 1
+    start = stores[begins][np.cumsum(begins) - 1]
+    fresh = np.zeros(len(stores), np.bool_)
+    for distance in range(1, FMA_LATENCY + 2):
+        before = np.maximum(start - distance, 0)
+        is_sum = np.isin(code["op"][before], (Op.FMA, Op.FOLD))
+        fresh |= is_sum & (code["target"][before] == code["source"][stores])
+        fresh |= code["op"][before] == Op.ADD  # behind the last multiply-add
+    return np.unique(start[fresh])
 
 
 def _exchange(
@@ -344,15 +357,22 @@ def _windows(
         places = np.flatnonzero(np.isin(code["op"], ops))
         is_other = np.diff(windows[places], prepend=0) | np.diff(code["op"][places], prepend=code["op"][places[:1]])
         changes = np.flatnonzero(is_other)
-        for first, last in zip(changes, np.append(changes[1:], len(places))[: len(changes)], strict=True):
-            users, window = places[first:last], int(windows[places[first]])
-            base = bases[Op(code["op"][users[0]])]
-            if window == 0 or base is None:
-                continue
+        runs = [
+            (places[first:last], int(windows[places[first]]), bases[Op(code["op"][places[first]])])
+            for first, last in zip(changes, np.append(changes[1:], len(places))[: len(changes)], strict=True)
+        ]
+        runs = [run for run in runs if run[1] and run[2] is not None]
+        moved = {run[1:] for run in runs}
+        stays = len(moved) == 1 and len(runs) > 1  # moved once, for all
+        for users, window, base in runs:
+            assert base is not None
             form["ra"][users] = pair
-            if code["op"][users[0]] != Op.RESIDUAL:  # which says on the same scoreboard that it is done
+            if stays and (window, base) not in moved:
+                continue
+            if code["op"][users[0]] != Op.RESIDUAL and not stays:  # which says on the same scoreboard that it is done
                 form["read_barrier"][users] = ADDRESS_SCOREBOARD
-            _pause(form, users[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
+                _pause(form, users[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
+            moved.discard((window, base))
             _raise_before(form, users[:1])
             pieces.append((int(users[0]), _move(pair, base, window * WINDOW_BYTES)))
     return pieces

@@ -1,0 +1,65 @@
+"""Tables of docs/decisions/0026, from ``early.jsonl``, ``ahead.jsonl`` and ``jumps.jsonl``: what was tried for kernels
+that take few microseconds."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from tests.docs.results import Record, records, table
+
+SPARSITY = 0.98
+PLAIN = "plain"
+
+#: A shape, and of each form the best of its turns, in microseconds.
+Times = dict[tuple[int, int, int], dict[str, float]]
+
+
+def _times(found: Iterable[Record]) -> Times:
+    times: Times = {}
+    for record in found:
+        if record["sparsity"] == SPARSITY:
+            forms = times.setdefault((record["m"], record["k"], record["n"]), {})
+            forms[record["form"]] = min(forms.get(record["form"], math.inf), record["micros"])
+    return times
+
+
+def _dissected() -> Times:
+    """Of the first tile of each shape that was timed in every form."""
+    tiles: dict[tuple[int, int, int], tuple[int, ...]] = {}
+    found = []
+    for record in records("early"):
+        shape = record["m"], record["k"], record["n"]
+        tile = tuple(record[axis] for axis in ("rows", "cols", "prefetch", "column_group", "lockstep", "split_k"))
+        if record["sparsity"] == SPARSITY and tiles.setdefault(shape, tile) == tile:
+            found.append(record)
+    return {shape: forms for shape, forms in _times(found).items() if len(forms) > 2}
+
+
+def worth(times: Callable[[], Times]) -> str:
+    """Of each form the geometric mean of what plain takes over what it takes, and how often it is faster or slower."""
+    forms = list(dict.fromkeys(form for by in times().values() for form in by if form != PLAIN))
+    lines = []
+    for form in forms:
+        ratios = [by[PLAIN] / by[form] for by in times().values() if form in by]
+        mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+        faster, slower = sum(ratio > 1.01 for ratio in ratios), sum(ratio < 0.99 for ratio in ratios)
+        lines.append((form, f"{len(ratios)}", f"{mean:.3f}", f"{faster}", f"{slower}"))
+    return table(("form", "shapes", "plain / form", "faster", "slower"), lines, right=4)
+
+
+def shapes(times: Callable[[], Times]) -> str:
+    """Microseconds of each form."""
+    forms = list(dict.fromkeys(form for by in times().values() for form in by))
+    lines = [
+        (f"{m} x {k}, n {n}", *(f"{by[form]:.2f}" if form in by else "-" for form in forms))
+        for (m, k, n), by in times().items()
+    ]
+    return table(("shape", *forms), lines, right=len(forms))
+
+
+EARLY: Mapping[str, Callable[[], str]] = {
+    "early": partial(worth, _dissected),
+    "early by shape": partial(shapes, _dissected),
+}
+REGIONS = dict(EARLY)
