@@ -1,5 +1,6 @@
 """From a candidate to the program of its kernel: one tile program per tile, and the blocks that write zeros."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from lospmm.early import WINDOW_BYTES, may_store_early
 from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
 from lospmm.model import ZERO_ROWS, Candidate, Problem
-from lospmm.registers import forecast_of_candidate
+from lospmm.registers import forecast_of_candidate, prefetch_of
 from lospmm.schedule import chain_program, tile_programs, zero_program
 from lospmm.sums import chain_limits
 from lospmm.words import words_of
@@ -23,7 +24,8 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     tf32 it is more exact than it has to be. Raises Unsupported for parts of several tiles, or of several words, and for
     stores before the end where they may not be.
     """
-    matrix, tiling, schedule = problem.matrix, candidate.tiling, candidate.schedule
+    matrix, tiling = problem.matrix, candidate.tiling
+    schedule = replace(candidate.schedule, prefetch=prefetch_of(problem, candidate))
     words = words_of(problem, schedule.thread_words)
     if schedule.tiles_per_block > 1 and schedule.split_k > 1:
         raise Unsupported("several tiles to a block, and several blocks to a tile: take one of them")

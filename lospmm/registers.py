@@ -1,10 +1,10 @@
 """Section 3.2: the registers that a thread will use, known before anything is compiled.
 
 A thread holds, for each of its words, an accumulator for each row of its tile, a second one for each long row
-(``lospmm.sums``), and a buffer for each element of B in flight. Addresses and the calling convention take
-``DeviceSpec.reserved_registers`` more, and where blocks share a tile their mailboxes have addresses too. Registers are
-allocated in units, so the forecast is rounded up to one: the compiler may use what would be lost anyway. It is also the
-``--maxrregcount`` that the kernel is compiled with.
+(``lospmm.sums``), and a buffer for each element of B in flight. Where a block has not as many registers, long rows take
+those of buffers. Addresses and the calling convention take ``DeviceSpec.reserved_registers`` more, and where blocks
+share a tile their mailboxes have addresses too. Registers are allocated in units, so the forecast is rounded up to one:
+the compiler may use what would be lost anyway. It is also the ``--maxrregcount`` that the kernel is compiled with.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lospmm.candidates import Candidates, Ints
 from lospmm.device import DeviceSpec
 from lospmm.model import Candidate, Problem, Schedule, Tiling
-from lospmm.occupancy import allocated_registers
+from lospmm.occupancy import allocated_registers, registers_of_block
 from lospmm.sums import allowed_products
 
 #: Elements of B at most that are taken apart and multiplied at a time, where a thread has several words: what is on its
@@ -22,6 +22,10 @@ TAKEN_APART = 7
 
 #: The addresses of the mailboxes of a tile that blocks share: a pair for the others', one register for the own.
 CLUSTER_REGISTERS = 3
+
+
+#: Elements of B in flight that long rows leave.
+LEAST_BUFFERS = 8
 
 
 def forecast_registers(rows: int, schedule: Schedule, device: DeviceSpec, seconds: int = 0) -> int:
@@ -38,8 +42,30 @@ def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
 
 def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
     """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
-    sums = candidates.thread_words * (candidates.rows + _seconds_of_each(problem, candidates))
-    return _forecast(sums + candidates.by_schedule(_beside_rows), problem.device)
+    seconds = candidates.thread_words * _seconds_of_each(problem, candidates)
+    needed = candidates.thread_words * candidates.rows + seconds + candidates.by_schedule(_beside_rows)
+    return _forecast(needed - _given_up(problem, candidates, needed, seconds), problem.device)
+
+
+def prefetch_of(problem: Problem, candidate: Candidate) -> int:
+    """The elements of B in flight that a candidate's kernel has: those of its schedule, but for the registers that long
+    rows need and its block does not have."""
+    one = Candidates.of([candidate])
+    seconds = one.thread_words * _seconds_of_each(problem, one)
+    needed = one.thread_words * one.rows + seconds + one.by_schedule(_beside_rows)
+    return candidate.schedule.prefetch - int(_given_up(problem, one, needed, seconds)[0])
+
+
+def _given_up(problem: Problem, candidates: Candidates, needed: Ints, seconds: Ints) -> Ints:
+    """Where a block has not as many registers as ``needed``: the buffers that ``seconds`` take, all but the least."""
+    device = problem.device
+    threads = registers_of_block(candidates.cols, np.ones_like(candidates.cols), device) // device.register_unit
+    most = device.registers_per_block // threads // device.register_unit * device.register_unit
+    prefetch = candidates.by_schedule(lambda schedule: schedule.prefetch)
+    spare = np.minimum(np.maximum(prefetch - LEAST_BUFFERS, 0), seconds)
+    missing = needed + device.reserved_registers - np.minimum(most, device.registers_per_thread)
+    given_up: Ints = np.clip(missing, 0, spare)
+    return given_up
 
 
 def _seconds_of_each(problem: Problem, candidates: Candidates) -> Ints:

@@ -16,7 +16,7 @@ from lospmm.ir import Fma, Fold, KernelProgram, Op, Store, instructions
 from lospmm.lower import lower
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.registers import forecast_of_candidate, forecast_of_each, forecast_registers
+from lospmm.registers import forecast_of_candidate, forecast_of_each, forecast_registers, prefetch_of
 from lospmm.reorder import natural_order, regroup
 from lospmm.runtime import execute
 from lospmm.runtime.geometry import geometry_of
@@ -183,6 +183,24 @@ def test_registers_are_forecast_with_second_accumulators(rows: int, prefetch: in
     assert most + beside <= forecast
     if split == schedule.tiles_per_block == 1:
         seconds = max(tile.accumulators - tile.count(Op.STORE) for tile in program.tiles)
-        assert forecast == forecast_registers(rows, schedule, H200, seconds)
+        whole = forecast_registers(rows, schedule, H200, seconds)
+        assert forecast == whole or prefetch_of(problem, candidate) < prefetch
     columns = Candidates.of([candidate, candidate])
     assert forecast_of_each(problem, columns).tolist() == [forecast] * 2
+
+
+def test_long_rows_take_the_registers_of_buffers_where_a_block_has_no_others() -> None:
+    """No more than they need, and no further than to the least buffers; a block of few threads has registers enough."""
+    matrix = uneven(200, 1200)
+    problem, tiling = Problem(matrix, 64, H200), natural_order(matrix, 90)
+    for prefetch, cols in ((16, 512), (20, 512), (72, 512), (72, 64), (4, 512)):
+        candidate = Candidate(TileSize(90, cols), Schedule(prefetch), tiling)
+        has, forecast = prefetch_of(problem, candidate), forecast_of_candidate(problem, candidate)
+        program = lower(problem, candidate)
+        seconds = max(tile.accumulators - tile.count(Op.STORE) for tile in program.tiles)
+        assert max(tile.buffers for tile in program.tiles) == has
+        assert seconds > 8 and has >= max(prefetch - seconds, min(prefetch, 8))
+        most = H200.registers_per_block // cols
+        assert forecast <= most or has == max(prefetch - seconds, min(prefetch, 8))
+        assert has == prefetch or forecast >= most
+    assert has == 4
