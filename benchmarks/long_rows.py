@@ -46,7 +46,8 @@ LAYERS_OF_BERT, PRUNED_OF_LAYER = 12, 6
 LOCKSTEP = 128
 TURNS = 2
 
-#: Products of a chain by the name of the form: so many that every row is one chain.
+#: Products of a chain by the name of the form: so many that every row is one chain. In parts are all that are longer,
+#: also where they are most of a matrix, of which a tuning makes one chain each.
 FORMS = {"in parts": sums.PRODUCTS, "one chain": 1 << 40}
 
 
@@ -56,11 +57,12 @@ Exact = dict[str, tuple[NDArray[np.float32], NDArray[np.float64]]]
 
 @contextmanager
 def chains_of(form: str) -> Iterator[None]:
-    sums.PRODUCTS = FORMS[form]
+    before = sums.PRODUCTS, sums.SHARE
+    sums.PRODUCTS, sums.SHARE = FORMS[form], 1.0
     try:
         yield
     finally:
-        sums.PRODUCTS = FORMS["in parts"]
+        sums.PRODUCTS, sums.SHARE = before
 
 
 def weights(layer: int) -> SparseMatrix:

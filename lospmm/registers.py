@@ -14,7 +14,7 @@ from lospmm.candidates import Candidates, Ints
 from lospmm.device import DeviceSpec
 from lospmm.model import Candidate, Problem, Schedule, Tiling
 from lospmm.occupancy import allocated_registers, registers_of_block
-from lospmm.sums import allowed_products
+from lospmm.sums import allowed_products, are_long
 
 #: Elements of B at most that are taken apart and multiplied at a time, where a thread has several words: what is on its
 #: way takes one register (``codegen.sass.double``).
@@ -74,9 +74,9 @@ def _seconds_of_each(problem: Problem, candidates: Candidates) -> Ints:
     found = np.zeros(len(candidates), np.int64)
     allowed = allowed_products(matrix, problem.dtype)
     for split in np.unique(splits).tolist() if candidates.tilings else ():
-        is_long = matrix.row_nnz > split * allowed
+        is_long = are_long(matrix, allowed, split)
         if not is_long.any():
-            break  # and none of more parts
+            continue
         own = splits == split
         most = np.zeros(len(candidates.tilings), np.int64)
         named = np.bincount(candidates.tiling[own], minlength=len(most))

@@ -30,6 +30,12 @@ H200 = DEVICES["h200"]
 FEW = 3
 
 
+@pytest.fixture(autouse=True)
+def _any_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices whose rows are long for the most part."""
+    monkeypatch.setattr(sums, "SHARE", 1.0)
+
+
 @pytest.fixture
 def _short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "PRODUCTS", FEW)
@@ -110,6 +116,21 @@ def test_short_rows_are_left_as_they_are() -> None:
     for name in ("tf32", "float16", "bfloat16"):
         assert np.isinf(chain_limits(long, DTYPES[name])).all()
     assert np.isfinite(chain_limits(long, DTYPES["float32"])).all()
+
+
+def test_where_many_rows_are_long_each_is_one_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second accumulator for each would halve the rows of a tile; a quarter of the rows may have one."""
+    monkeypatch.undo()
+    weights = np.random.default_rng(0).normal(size=(16, 400))
+    for long, is_cut in ((16, False), (5, False), (4, True), (1, True)):
+        few = weights.copy()
+        few[long:, 100:] = 0
+        matrix = from_dense(few)
+        limits = chain_limits(matrix, DTYPES["float32"])
+        assert np.isfinite(limits).tolist() == [is_cut and row < long for row in range(16)]
+        program = lowered(matrix, 16)[1]
+        assert program.tiles[0].accumulators == 16 + is_cut * long
+        assert program.registers == forecast_registers(16, Schedule(24), H200, is_cut * long)
 
 
 def test_rows_of_a_small_norm_may_be_longer() -> None:
