@@ -1,6 +1,7 @@
 """`lospmm tune --measure gpu` and `lospmm bench` on a real GPU, by the command line."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,13 @@ def test_a_layer_is_measured_verified_and_compared(
     assert len(log) == search["measured"]
     timed = [line for line in log if line["failure"] is None]
     assert timed and all(line["measured_micros"] > 0 and line["max_relative_error"] < 1e-6 for line in timed)
-    best = min(timed, key=lambda line: line["measured_micros"])
+    last = max(len(line["final_micros"]) for line in timed)
+    finalists = [line for line in timed if len(line["final_micros"]) == last]
+    best = min(finalists, key=lambda line: statistics.median(line["final_micros"]))
     assert {axis: best[axis] for axis in ("rows", "cols", "prefetch", "column_group", "lockstep")} == {
         axis: manifest["tile"][axis] for axis in ("rows", "cols", "prefetch", "column_group", "lockstep")
     }
-    assert measured["micros"] == pytest.approx(best["measured_micros"], rel=0.2)
+    assert measured["micros"] == pytest.approx(statistics.median(best["final_micros"]), rel=0.2)
 
     b = np.random.default_rng(1).normal(size=(K, N)).astype(np.float32)
     c = lospmm.load(tmp_path / "kernel").run_on_cpu(b)
