@@ -64,5 +64,5 @@ def test_the_weights_are_those_of_the_results() -> None:
         for field in ("points", "weights", "slope", "offset"):
             np.testing.assert_allclose(kept["families"][name][field], getattr(one, field), atol=2e-5)
     assert kept["report"] == report(records, H200)
-    assert kept["report"]["corrected"]["all"]["within_10_percent"] > 0.89
+    assert kept["report"]["corrected"]["all"]["within_10_percent"] > 0.83  # of 16-bit shapes held to a search by time
     assert kept["report"]["corrected"]["all"]["mean_loss"] < kept["report"]["forecasts alone"]["all"]["mean_loss"] / 10
