@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from benchmarks.recorded import Row, record
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
+from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.codegen.sass.scheduler import ADDRESS_SCOREBOARD
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.timing import copies_beyond_l2, time_rotating
 from lospmm.ir import launch

@@ -35,10 +35,10 @@ from lospmm.chains import chained
 from lospmm.codegen import emit
 from lospmm.device import DeviceSpec
 from lospmm.dtype import FLOAT32
-from lospmm.early import WINDOW_BYTES, may_store_early, store_places, stored_early
+from lospmm.early import may_store_early, store_places, stored_early
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.timing import Effort
-from lospmm.ir import KernelProgram, Op, TileProgram, launch
+from lospmm.ir import WINDOW_BYTES, KernelProgram, Op, TileProgram, launch
 from lospmm.lower import lower
 from lospmm.matrix import from_coo
 from lospmm.model import Candidate, Problem, Schedule, TileSize

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
-from lospmm.codegen.sass import layer, scheduler
+from lospmm.codegen.sass import addresses, layer, scheduler
 from lospmm.codegen.sass.fields import encode
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.machine import ENTRY, MachineCode
-from lospmm.ir import FLOAT_BYTES, Op, TileProgram, grid
+from lospmm.ir import FLOAT_BYTES, WINDOW_BYTES, Op, TileProgram, grid
 from lospmm.model import Launch, Problem, Schedule
 from lospmm.reorder import regroup
 from lospmm.schedule import tile_programs
@@ -310,19 +310,19 @@ def _stores(
 ) -> list[tuple[int, Form]]:
     """Sets the stores; what moves their address from window to window, and before which."""
     place = code["target"][stores].astype(np.int64) * row_bytes
-    window = (place + scheduler.WINDOW_BYTES // 2) // scheduler.WINDOW_BYTES
+    window = (place + WINDOW_BYTES // 2) // WINDOW_BYTES
     form["op"][stores], form["bytes"][stores] = Opcode.STG, FLOAT_BYTES
     form["ra"][stores], form["ur"][stores] = entry.c, entry.descriptor
-    form["offset"][stores] = place - window * scheduler.WINDOW_BYTES
+    form["offset"][stores] = place - window * WINDOW_BYTES
     form["rb"][stores] = registers.accumulators[code["source"][stores]]
     if not window.any():
         return []
     form["read_barrier"][stores] = _BARRIER_SCOREBOARD
-    scheduler._pause(form, stores[scheduler.ADDRESSES_OUTSTANDING :: scheduler.ADDRESSES_OUTSTANDING])
+    addresses.pause(form, stores[addresses.ADDRESSES_OUTSTANDING :: addresses.ADDRESSES_OUTSTANDING])
     steps = np.diff(window, prepend=0)
     scheduler._raise_before(form, stores[steps != 0])
     return [
-        (int(stores[at]), scheduler._move(entry.c, entry.c, int(steps[at]) * scheduler.WINDOW_BYTES))
+        (int(stores[at]), addresses.move(entry.c, entry.c, int(steps[at]) * WINDOW_BYTES))
         for at in np.flatnonzero(steps).tolist()
     ]
 

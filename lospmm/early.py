@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 
 from lospmm.model import Candidate, Problem, Schedule
 
-#: A load or store reaches 8 MiB either side of an address.
-WINDOW_BYTES = 1 << 24
-
 #: Of the windows of C, those that a thread reaches in any order.
 FREE_WINDOWS = 2
 

@@ -75,6 +75,9 @@ ZERO = -1
 
 FLOAT_BYTES = 4
 
+#: A load or store reaches 8 MiB either side of an address.
+WINDOW_BYTES = 1 << 24
+
 
 class Load(NamedTuple):
     buffer: int

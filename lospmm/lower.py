@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from lospmm.convolution import order_of_rows
 from lospmm.dtype import FLOAT32
-from lospmm.early import WINDOW_BYTES, may_store_early
+from lospmm.early import may_store_early
 from lospmm.errors import Unsupported
-from lospmm.ir import KernelProgram
+from lospmm.ir import WINDOW_BYTES, KernelProgram
 from lospmm.model import ZERO_ROWS, Candidate, Problem
 from lospmm.registers import forecast_of_candidate, prefetch_of
 from lospmm.schedule import chain_program, tile_programs, zero_program

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lospmm import errors, estimate, options
+from lospmm import errors, estimate, ir, options
 from lospmm.codegen import EMITTERS
-from lospmm.codegen.sass import scheduler
+from lospmm.codegen.sass import addresses, scheduler
 from lospmm.manifest import SCHEMA, Manifest
 from lospmm.runtime import hazards
 from lospmm.runtime.detect import detect_device, own_gpu
@@ -155,16 +155,18 @@ def test_constants_of_the_estimate() -> None:
 
 
 def test_constants_of_the_machine_code() -> None:
-    """Every constant that the page gives, by its module; those of the scheduler are all there."""
+    """Every constant that the page gives, by its module; those of the scheduler and of addresses are all there."""
     table = [cells for cells in rows(section(text_of("docs/machine_code.md"), "## Facts")) if len(cells) == 3][1:]
     described = {names(cells[0])[0]: cells[1].split()[0].replace(",", "") for cells in table if names(cells[0])}
-    modules = {"scheduler": scheduler, "hazards": hazards}
+    modules = {"scheduler": scheduler, "addresses": addresses, "ir": ir, "hazards": hazards}
     for name, value in described.items():
         module, constant = name.split(".")
         assert int(value) == getattr(modules[module], constant), name
-    constants = {name for name, value in vars(scheduler).items() if name.isupper() and type(value) is int}
+    values = {**vars(addresses), **vars(scheduler)}
+    constants = {name for name, value in values.items() if name.isupper() and type(value) is int}
     of_other_modules = {"RZ", "ZERO"}
-    assert {f"scheduler.{name}" for name in constants - of_other_modules if name[0] != "_"} <= described.keys()
+    own = {name for name in constants - of_other_modules if name[0] != "_"}
+    assert own <= {name.split(".")[1] for name in described}
 
 
 def test_targets_of_the_makefile() -> None:

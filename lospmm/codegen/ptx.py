@@ -19,7 +19,7 @@ from lospmm.codegen.emission import Emission
 from lospmm.codegen.units import describe_rows, group_tiles
 from lospmm.convolution import Convolution, column_bit, row_bit
 from lospmm.errors import Unsupported
-from lospmm.ir import ZERO, KernelProgram, Op, TileProgram
+from lospmm.ir import WINDOW_BYTES, ZERO, KernelProgram, Op, TileProgram
 
 #: The oldest PTX version that knows the architecture, and 7.4 at least (PTX ISA, release notes).
 PTX_VERSIONS = {
@@ -27,8 +27,6 @@ PTX_VERSIONS = {
     "sm_90a": "8.0", "sm_100": "8.6", "sm_100a": "8.6", "sm_103": "8.8", "sm_110": "9.0", "sm_120": "8.7",
     "sm_121": "8.8",
 }  # fmt: skip
-
-WINDOW_BYTES = 1 << 24
 
 #: The first architecture on which a maximum may keep NaN (PTX ISA, max).
 MAX_NAN_ARCH = 80

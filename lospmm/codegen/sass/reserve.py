@@ -1,6 +1,7 @@
 """The registers that a thread of machine code needs beside accumulators and buffers, known from the problem alone."""
 
-from lospmm.codegen.sass.scheduler import ADDRESS_REGISTERS, HARDWARE_REGISTERS, WINDOW_BYTES, WINDOW_REGISTERS
+from lospmm.codegen.sass.scheduler import ADDRESS_REGISTERS, HARDWARE_REGISTERS, WINDOW_REGISTERS
+from lospmm.ir import WINDOW_BYTES
 from lospmm.model import Problem
 from lospmm.words import in_words, words_of
 

@@ -8,8 +8,7 @@ find out for itself (control fields as in ``form``):
 - a multiply-add may read an accumulator ``FMA_LATENCY`` cycles after the one before it was issued; it reads its
   operands when it is issued, so a buffer may be loaded anew by the very next instruction;
 - the first multiply-add of an accumulator adds to R255, which is zero;
-- a load or store reaches 8 MiB either side of its address (24 bits with a sign), so memory is walked in windows of
-  16 MiB, each with a pair of registers for its address;
+- memory is walked in windows, since a load or store does not reach further (``addresses``);
 - the parts of a tile send each other sums through shared memory, to one part after another, once all have started;
   what is sent is seen once all have met again. What a part collects it loads and adds like an element of B;
 - the warps of a block meet at a barrier every ``lockstep`` instructions. Code is walked once by every warp, and the
@@ -25,27 +24,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass import folds, layer, narrow
+from lospmm.codegen.sass.addresses import (
+    ADDRESS_SCOREBOARD,
+    ADDRESSES_OUTSTANDING,
+    ALU_LATENCY,
+    pause,
+    raise_before,
+    set_windows,
+    window_pairs,
+)
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.machine import PEER_BYTES, Entry, entry_for
 from lospmm.codegen.sass.ring import filling, last_filled
-from lospmm.ir import FLOAT_BYTES, ZERO, KernelProgram, Op, TileProgram
+from lospmm.ir import FLOAT_BYTES, WINDOW_BYTES, ZERO, KernelProgram, Op, TileProgram
 from lospmm.words import FLOAT_SUMS
 
 FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
-ALU_LATENCY = 12  # cycles; more than any integer instruction takes, where it costs nothing
 BARRIER_STALL = 6  # as ptxas sets it
 ARRIVE_STALL = 11  # cycles; on an H200 a wait up to 5 cycles behind an arrival at the cluster's barrier does not wait
 EXIT_STALL = 5
 
 SCOREBOARDS = 6
-
-#: The scoreboard that tells when addresses were read: where memory is walked in windows, and of what is sent.
-ADDRESS_SCOREBOARD = 5
-
-#: Loads and stores on it between two waits.
-ADDRESSES_OUTSTANDING = 60
-
-WINDOW_BYTES = 1 << 24
 
 #: Registers beside accumulators and buffers: the two addresses, two that the hardware keeps, two pairs for windows.
 ADDRESS_REGISTERS = 4
@@ -54,8 +53,6 @@ WINDOW_REGISTERS = 4
 
 #: A tile starts where a line of the instruction caches does: 128 bytes.
 LINE_INSTRUCTIONS = 8
-
-_CARRY = 0  # the predicate between the two halves of an address
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +74,9 @@ def allocate(accumulators: int, buffers: int, entry: Entry, *, windows: bool) ->
     """Registers from the bottom up, all but those of addresses."""
     taken = set(entry.taken)
     if windows:
-        taken.update(pair + half for pair in _window_pairs(entry) for half in (0, 1))
+        taken.update(pair + half for pair in window_pairs(entry) for half in (0, 1))
     free = np.array([register for register in range(RZ) if register not in taken], np.uint8)
     return Registers(free[:accumulators], free[accumulators : accumulators + buffers], frozenset(taken))
-
-
-def _window_pairs(entry: Entry) -> tuple[int, int]:
-    """The pairs of registers of windows: of loads, which go on behind the stores of a tile, and of all else."""
-    first, second = [pair for pair in range(8, 16, 2) if pair not in entry.taken][:2]
-    return first, second
 
 
 def entry_of(program: KernelProgram) -> Entry:
@@ -125,7 +116,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
         last = int(fmas[fmas < alone].max(initial=0))
         pieces += [(at, _barrier()) for at in range(program.lockstep, last, program.lockstep)]
     if far:
-        pieces += _windows(form, code, windows, entry)
+        pieces += set_windows(form, code, windows, entry)
     if entry.padded is not None:
         pieces += layer.cleared(unset) + layer.guard(form, code, guards, entry.padded)
     if begun_anew or not program.epilogue.is_plain:
@@ -207,15 +198,15 @@ def _epilogue(
     """Sets what sums begin with and what is added to them, and when it is there; ReLU, and before which stores."""
     layer.set_bias(form, code, registers.accumulators)
     for run in layer.runs_of(np.flatnonzero(code["op"] == Op.RESIDUAL)):
-        _pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
-    _pause(form, layer.waits_for_residual(code))
+        pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
+    pause(form, layer.waits_for_residual(code))
     is_narrow = program.words in FLOAT_SUMS
     pieces = narrow.widened_residuals(form, code, registers.accumulators, program.dtype) if is_narrow else []
     stores, behind = layer.overwritten_stores(code)
     form["read_barrier"][stores] = ADDRESS_SCOREBOARD
     for run in np.split(stores, np.searchsorted(stores, behind)):
-        _pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
-    _pause(form, behind)
+        pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
+    pause(form, behind)
     return pieces + (layer.rectified(form, code, registers.accumulators) if program.epilogue.relu else [])
 
 
@@ -238,7 +229,7 @@ def _set_scoreboards(
     starts = np.flatnonzero(first | (held_back & (np.diff(used, prepend=-1) != 0)))
     form["wait"][fmas[starts]] = 1 << (used[starts] // columns % scoreboards)
     waiting = loads[form["wait"][np.minimum(loads + 1, len(form) - 1)] != 0] + 1
-    _raise_before(form, waiting)
+    raise_before(form, waiting)
 
 
 def _set_stalls(form: NDArray[np.void], code: NDArray[np.void]) -> None:
@@ -303,14 +294,14 @@ def _exchange(
     form["read_barrier"][sends] = ADDRESS_SCOREBOARD
     peers = code["target"][sends] // max(slots, 1)
     steps = np.diff(peers, prepend=0)
-    _raise_before(form, sends[np.flatnonzero(steps)])
+    raise_before(form, sends[np.flatnonzero(steps)])
     pieces += [
         (int(sends[first]), _step_to(entry.peers, int(steps[first]) * PEER_BYTES))
         for first in np.flatnonzero(steps).tolist()
     ]
     since = np.arange(len(sends)) - np.maximum.accumulate(np.where(steps != 0, np.arange(len(sends)), 0))
-    _pause(form, sends[since % ADDRESSES_OUTSTANDING == 0])  # at first for what loads have left on the scoreboard
-    _pause(form, met)  # what is collected may use it too
+    pause(form, sends[since % ADDRESSES_OUTSTANDING == 0])  # at first for what loads have left on the scoreboard
+    pause(form, met)  # what is collected may use it too
     return pieces
 
 
@@ -344,60 +335,6 @@ def _cluster(ops: Sequence[Opcode]) -> NDArray[np.void]:
     form["op"] = ops
     for field, values in zip(("stall", "yields"), zip(*(_CLUSTER_STALLS[op] for op in ops), strict=True), strict=True):
         form[field] = values
-    return form
-
-
-def _windows(
-    form: NDArray[np.void], code: NDArray[np.void], windows: NDArray[np.int64], entry: Entry
-) -> list[tuple[int, NDArray[np.void]]]:
-    """Sets the address registers of far loads and stores; the instructions that fill them, and before which."""
-    pieces: list[tuple[int, NDArray[np.void]]] = []
-    bases = {Op.LOAD: entry.b, Op.STORE: entry.c, Op.RESIDUAL: entry.residual}
-    for pair, ops in zip(_window_pairs(entry), ((Op.LOAD,), (Op.STORE, Op.RESIDUAL)), strict=True):
-        places = np.flatnonzero(np.isin(code["op"], ops))
-        is_other = np.diff(windows[places], prepend=0) | np.diff(code["op"][places], prepend=code["op"][places[:1]])
-        changes = np.flatnonzero(is_other)
-        runs = [
-            (places[first:last], int(windows[places[first]]), bases[Op(code["op"][places[first]])])
-            for first, last in zip(changes, np.append(changes[1:], len(places))[: len(changes)], strict=True)
-        ]
-        runs = [run for run in runs if run[1] and run[2] is not None]
-        moved = {run[1:] for run in runs}
-        stays = len(moved) == 1 and len(runs) > 1  # moved once, for all
-        for users, window, base in runs:
-            assert base is not None
-            form["ra"][users] = pair
-            if stays and (window, base) not in moved:
-                continue
-            if code["op"][users[0]] != Op.RESIDUAL and not stays:  # which says on the same scoreboard that it is done
-                form["read_barrier"][users] = ADDRESS_SCOREBOARD
-                _pause(form, users[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
-            moved.discard((window, base))
-            _raise_before(form, users[:1])
-            pieces.append((int(users[0]), _move(pair, base, window * WINDOW_BYTES)))
-    return pieces
-
-
-def _pause(form: NDArray[np.void], places: NDArray[np.intp]) -> None:
-    """Wait there for the addresses that were not read yet: a scoreboard counts no further than 63."""
-    form["wait"][places] |= 1 << ADDRESS_SCOREBOARD
-    _raise_before(form, places)
-
-
-def _raise_before(form: NDArray[np.void], places: NDArray[np.intp]) -> None:
-    """A scoreboard is up one cycle after an instruction was issued: too late for a wait right behind it."""
-    before = np.maximum(places - 1, 0)
-    form["stall"][before] = np.maximum(form["stall"][before], 2)
-
-
-def _move(pair: int, base: int, distance: int) -> NDArray[np.void]:
-    """pair = base + distance, in 64 bits, once the pair's last address was read."""
-    form = blank(2)
-    form["op"] = Opcode.IADD3, Opcode.IADD3_X
-    form["rd"], form["ra"] = (pair, pair + 1), (base, base + 1)
-    form["immediate"] = distance & 0xFFFFFFFF, distance >> 32 & 0xFFFFFFFF
-    form["carry"], form["stall"], form["yields"] = _CARRY, ALU_LATENCY, 1
-    form["wait"][0] = 1 << ADDRESS_SCOREBOARD
     return form
 
 
