@@ -60,7 +60,7 @@ def test_every_case_is_a_problem_of_its_own() -> None:
         assert len({key(asdict(case) | CONTEXT) for case in cases}) == len(cases)
         assert {case.set for case in cases} == {name}
     assert len(SETS["shapes"]("h200", None)) == 41 * 2 * 4
-    assert len(SETS["llm"]("h200", None)) == 2 * 5 * 4
+    assert len(SETS["llm"]("h200", None)) == (2 * 5 + 3 + 3 * 2) * 4
 
 
 def test_real_layers_are_found(tmp_path: Path) -> None:
@@ -118,6 +118,14 @@ def test_some_families_alone_join_the_line_that_there_is(tmp_path: Path) -> None
     assert after["families"] == {"hyb": {"plans": 1}, "csr": {"plans": 1, "commit": "4567def"}}
     assert after["refused"] == {"tensor_core": "no plan"}
     assert after["commit"] == before["commit"]
+
+
+def test_what_a_run_that_goes_on_leaves_out() -> None:
+    """With families, what has them, or why they are refused; and all that has no line yet."""
+    line = record(refused={"tensor_core": "no plan"})
+    assert [families.is_missing(before, []) for before in (None, line)] == [True, False]
+    assert [families.is_missing(line, [name]) for name in ("csr", "tensor_core", "bitmap")] == [False, False, True]
+    assert families.is_missing(line, ["csr", "bitmap"]) and not families.is_missing(None, ["bitmap"])
 
 
 def test_a_large_matrix_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
