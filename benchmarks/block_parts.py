@@ -139,9 +139,8 @@ def lines(count: int, commit: str) -> Iterator[dict[str, Any]]:
 
 def row(line: Mapping[str, Any]) -> str:
     """Microseconds of each kind, of the libraries, and what failed."""
-    times = {name: found.get("micros") for name, found in (line["kinds"] | line["libraries"]).items()}
     failed = sum(len(found["failures"]) for found in line["kinds"].values())
-    cells = "".join(f"{'-' if micros is None else f'{micros:.1f}':>9}" for micros in _in_order(times))
+    cells = "".join(f"{'-' if micros is None else f'{micros:.1f}':>9}" for micros in times_of(line))
     return f"{line['problem']:78}{cells}{f'  {failed} FAILED' if failed else ''}"
 
 
@@ -150,7 +149,9 @@ def head() -> str:
     return f"{'us':78}" + "".join(f"{title:>9}" for title in titles)
 
 
-def _in_order(times: Mapping[str, float | None]) -> list[float | None]:
+def times_of(line: Mapping[str, Any]) -> list[float | None]:
+    """Microseconds of KINDS, of cuSPARSE and of cuBLAS."""
+    times = {name: found.get("micros") for name, found in (line["kinds"] | line["libraries"]).items()}
     dense = next((micros for name, micros in times.items() if name.startswith("cublas")), None)
     return [*(times.get(kind) for kind in KINDS), times.get("cusparse"), dense]
 

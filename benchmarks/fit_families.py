@@ -10,6 +10,7 @@ to folds in several ways; a figure is the mean of them, and ``least`` that of th
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,16 +112,11 @@ def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -
 
 def report(records: Sequence[Record], device: DeviceSpec) -> dict[str, Any]:
     """What the choice is worth, over all problems and by set and type."""
-    found: dict[str, Any] = {"problems": len(records)}
+    kinds = [f"{record['set']}, {record['dtype']}" for record in records]
+    found: dict[str, Any] = {"problems": {"all": len(records), **dict(sorted(Counter(kinds).items()))}}
     for title, deals in (("forecasts alone", 0), ("corrected", DEALS)):
         lost = np.array([losses(records, device, learned=deals > 0, deal=deal) for deal in range(max(1, deals))])
-        kinds = sorted({(record["set"], record["dtype"]) for record in records})
-        found[title] = {"all": _figures(lost)} | {
-            f"{name}, {dtype}": _figures(
-                lost[:, [(record["set"], record["dtype"]) == (name, dtype) for record in records]]
-            )
-            for name, dtype in kinds
-        }
+        found[title] = {kind: _figures(lost[:, [kind in ("all", own) for own in kinds]]) for kind in found["problems"]}
     return found
 
 

@@ -173,7 +173,7 @@ def test_layers_of_language_models_beside_other_programs(tmp_path: Path) -> None
     text = summary([one], families_table.torch_times(path))
     (row,) = [line for line in text.splitlines() if line.startswith("layer ")]
     assert row.split()[1:] == ["20.0", "10.0", "40.0", "15.0", "77.5", "-", "0.4"]
-    assert [line.split() for line in text.splitlines() if line.startswith("  n 1 ")] == [["n", "1", "1.50"]]
+    assert [line.split() for line in text.splitlines() if line.startswith("  n 1 ")] == [["n", "1", "1.50", "hyb"]]
 
 
 def test_results_are_kept_by_problem(tmp_path: Path) -> None:
@@ -195,6 +195,7 @@ def test_the_summary_says_who_won() -> None:
     wrong = record(set="real", families={"csr": {"plans": 1, "failures": ["Plan(): rows not written"]}})
     text = summary([record(), *shapes, record(set="graphs"), wrong])
     assert "map         1 problems: hyb 1" in text
+    assert "the fastest of none: csr" in text
     assert "98% float16   2 shapes: 0.87x dense, least 0.50; with dense as a choice 1.22x, asked for 1.8" in text
     assert "fastest family against cuSPARSE: 4.00x to 4.00x, mean 4.00x" in text
     assert "csr: right on 0 of 1" in text and "rows not written" in text
