@@ -22,7 +22,7 @@ from lospmm.packed import emission_of
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
-from lospmm_rank.families import DENSE, dense_micros, factors
+from lospmm_rank.families import DENSE, dense_micros, factor
 
 PLANS = 12
 
@@ -108,9 +108,9 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
 def _corrected(problem: Problem, forecasts: Mapping[str, float]) -> dict[str, float]:
     """Microseconds of each family's first plan, and of the dense multiplication, as far as times have taught them."""
     traits = traits_of(problem)
-    learned = factors(traits, problem.device.name)
-    expected = {name: micros * learned.get(name, 1.0) for name, micros in forecasts.items()}
-    return expected | {DENSE: dense_micros(traits, problem.device) * learned.get(DENSE, 1.0)}
+    every = {**forecasts, DENSE: dense_micros(traits, problem.device)}
+    device = problem.device.name
+    return {name: micros * factor(name, micros, traits=traits, device=device) for name, micros in every.items()}
 
 
 def build_plan(problem: Problem, name: str, plan: Any, forecast: float, folder: Path) -> Built:

@@ -28,7 +28,7 @@ from lospmm_rank.families import dense_micros as dense_forecast
 #: The variance of what no trait tells, where that of the sum of kernels is 1; and that of the linear form. These and
 #: ``LENGTH`` are not sharp: half or twice of any changed the good choices of 217
 #: problems by less than a hundredth.
-NOISE, LINEAR = 0.02, 0.02
+NOISE, LINEAR = 0.03, 0.02
 
 #: A correction of fewer problems is none.
 LEAST_PROBLEMS = 30
@@ -75,7 +75,7 @@ def corrections(records: Sequence[Record], device: DeviceSpec) -> dict[str, Corr
         taken = [at for at, one in enumerate(plans) if name in one]
         if len(taken) >= LEAST_PROBLEMS:
             logs = np.log([plans[at][name][1] / plans[at][name][0] for at in taken])
-            numbers = np.array([numbers_of(name, Traits(**records[at]["traits"])) for at in taken])
+            numbers = np.array([numbers_of(name, Traits(**records[at]["traits"]), plans[at][name][0]) for at in taken])
             found[name] = fitted(numbers, logs)
     return found
 
@@ -101,7 +101,7 @@ def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -
     traits = Traits(**record["traits"])
     plans = first_plans(record, device)
     forecasts = {
-        name: forecast * (table[name].factor(numbers_of(name, traits)) if name in table else 1.0)
+        name: forecast * (table[name].factor(numbers_of(name, traits, forecast)) if name in table else 1.0)
         for name, (forecast, _) in plans.items()
     }
     chosen = plans[min(forecasts, key=forecasts.__getitem__)][1]
