@@ -156,7 +156,9 @@ def _families(found: list[Record]) -> list[Row]:
             continue
         zeros, dtype = f"{record['sparsity']:.0%}", record["dtype"]
         if record["set"] == "shapes":
-            gains.setdefault(f"41 shapes of networks, {dtype}, {zeros} zeros", []).append(dense / best[1])
+            is_searched = record["families"].get("unrolled", {}).get("by") == "search"
+            by = " (chosen by time, `benchmarks.families_searched`)" if is_searched else ""
+            gains.setdefault(f"41 shapes of networks, {dtype}, {zeros} zeros{by}", []).append(dense / best[1])
         elif record["set"] == "llm":
             name = f"layers of language models, {dtype}, N {record['n']}, A from memory, 50% to 90% zeros"
             gains.setdefault(name, []).append(dense / best[1])
