@@ -38,6 +38,7 @@ from lospmm.gpu.driver import open_driver
 from lospmm.ir import KernelProgram, Op, launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Problem
+from lospmm.occupancy import resident_blocks
 from lospmm.reorder import regroup
 from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
@@ -100,6 +101,9 @@ def build(case: Case, device: DeviceSpec, folder: str) -> list[tuple[str, Kernel
     for name, op in (("prefetched", Opcode.PREFETCH), ("loaded", Opcode.LDG)):
         machine = forms["plain"][1].machine
         assert machine is not None
+        needed = {"threads": tile.cols, "registers_per_thread": machine.registers + 1, "shared_bytes": 0}
+        if op == Opcode.LDG and not resident_blocks(device, **needed):
+            continue
         forms[name] = program, replace(forms["plain"][1], machine=asked_ahead(machine, program, op))
     found = []
     for name, (one, emission) in forms.items():

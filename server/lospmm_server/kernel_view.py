@@ -1,6 +1,6 @@
 """What the page of a kernel shows of its artifact, as lists that a template writes down."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ _CANDIDATE = {
     "split K": "split_k",
     "tiles a block": "tiles_per_block",
     "words a thread": "thread_words",
+    "stores early": "stores_early",
 }
 
 
@@ -154,20 +155,23 @@ def _candidates(artifact: Artifact) -> Candidates | None:
 
 
 def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:
-    line = {"thread_words": 1, **line}  # logs of before there were several name none
+    line = {"thread_words": 1, "stores_early": False, **line}  # logs of before there were such name none
     micros = line["measured_micros"]
     failure = line.get("failure")
     measured = f"{micros:.2f}" if micros is not None else f"{failure}" if failure else "-"
     return (
         str(line["rank"]),
-        *(_group(line[field]) if field == "column_group" else str(line[field]) for field in _CANDIDATE.values()),
+        *(_SHOWN.get(field, str)(line[field]) for field in _CANDIDATE.values()),
         f"{line['estimated_micros']:.2f}",
         measured,
     )
 
 
-def _group(column_group: int) -> str:
-    return "all" if column_group == 0 else str(column_group)
+#: How a field is written, but by itself.
+_SHOWN: Mapping[str, Callable[[Any], str]] = {
+    "column_group": lambda column_group: "all" if column_group == 0 else str(column_group),
+    "stores_early": lambda stores_early: "yes" if stores_early else "no",
+}
 
 
 def _stages(seconds: Mapping[str, float]) -> tuple[Bar, ...]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,7 @@ def test_machine_code_gives_every_bit_of_the_oracle(density: float, n: int) -> N
     weights = draw((40, 50), density=density)
     kernel = tune(weights, n=n, emitter="sass")
     tile, matrix = kernel.manifest["tile"], from_dense(weights)
-    axes = ("prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block", "stores_early")
-    schedule = Schedule(*(tile[axis] for axis in axes))
+    schedule = Schedule(**{axis.name: tile[axis.name] for axis in fields(Schedule)})
     size = TileSize(tile["rows"], tile["cols"])
     candidate = Candidate(size, schedule, regroup(matrix, [size.rows])[size.rows])
     program = lower(Problem(matrix, n, DEVICES["h200"]), candidate)

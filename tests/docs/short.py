@@ -36,16 +36,20 @@ def _dissected() -> Times:
     return {shape: forms for shape, forms in _times(found).items() if len(forms) > 2}
 
 
-def worth(times: Callable[[], Times]) -> str:
+def _all_of(name: str) -> Times:
+    return _times(records(name))
+
+
+def worth(times: Callable[[], Times], plain: str = PLAIN) -> str:
     """Of each form the geometric mean of what plain takes over what it takes, and how often it is faster or slower."""
-    forms = list(dict.fromkeys(form for by in times().values() for form in by if form != PLAIN))
+    forms = list(dict.fromkeys(form for by in times().values() for form in by if form != plain))
     lines = []
     for form in forms:
-        ratios = [by[PLAIN] / by[form] for by in times().values() if form in by]
+        ratios = [by[plain] / by[form] for by in times().values() if form in by]
         mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
         faster, slower = sum(ratio > 1.01 for ratio in ratios), sum(ratio < 0.99 for ratio in ratios)
         lines.append((form, f"{len(ratios)}", f"{mean:.3f}", f"{faster}", f"{slower}"))
-    return table(("form", "shapes", "plain / form", "faster", "slower"), lines, right=4)
+    return table(("form", "shapes", f"{plain} / form", "faster", "slower"), lines, right=4)
 
 
 def shapes(times: Callable[[], Times]) -> str:
@@ -58,8 +62,9 @@ def shapes(times: Callable[[], Times]) -> str:
     return table(("shape", *forms), lines, right=len(forms))
 
 
-EARLY: Mapping[str, Callable[[], str]] = {
+REGIONS: Mapping[str, Callable[[], str]] = {
     "early": partial(worth, _dissected),
     "early by shape": partial(shapes, _dissected),
+    "ahead": partial(worth, partial(_all_of, "ahead")),
+    "jumps": partial(shapes, partial(_all_of, "jumps")),
 }
-REGIONS = dict(EARLY)
