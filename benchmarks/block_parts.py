@@ -1,6 +1,6 @@
 """What dense blocks as parts of hyb are worth on this machine's GPU (docs/families.md).
 
-    python -m benchmarks.block_parts [--plans COUNT] [--out DIR]
+    python -m benchmarks.block_parts [--plans COUNT] [--out DIR] [--commit HASH]
 
 Matrices of dense blocks, whole or nearly, with single entries beside them or without. Of each kind of hyb (buckets,
 strips with blocks, partitions) and of the families beside it the ``--plans`` plans that the forecast puts first are
@@ -10,6 +10,7 @@ problem is a line of ``block_parts.jsonl``.
 
 import argparse
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -19,13 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.families import Built, _build, baselines_for, timed_family
+from benchmarks.families import baselines_for, timed_baseline, timed_family
+from benchmarks.families_build import Built, build_plan
 from benchmarks.kernels import ROOT, commit_of, versions, write_results
-from lospmm.baselines import BaselineTime
-from lospmm.baselines.work import COMMAND, BaselineTask
 from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES
-from lospmm.errors import GpuFault
 from lospmm.families import FAMILIES
 from lospmm.families.buckets import Buckets
 from lospmm.families.partitions import Partitions
@@ -86,16 +85,17 @@ def matrix_of(case: Case) -> SparseMatrix:
     whole = blocks(case.side, case.side, case.block, case.empty, seed=7)
     rng = np.random.default_rng(8)
     kept = rng.random(whole.nnz) < case.kept
-    rows, columns, values = whole.rows_of_nonzeros()[kept], whole.indices[kept], whole.data[kept]
-    places = np.unique(rng.integers(0, case.side**2, round(case.beside * case.side**2)))
-    places = np.setdiff1d(places, rows.astype(np.int64) * case.side + columns)
-    rows, columns = (np.concatenate(pair) for pair in ((rows, places // case.side), (columns, places % case.side)))
-    values = np.concatenate((values, np.ones(len(places), np.float32)))
-    return from_coo((case.side, case.side), rows, columns, values)
+    places = whole.rows_of_nonzeros()[kept].astype(np.int64) * case.side + whole.indices[kept]
+    others = np.unique(rng.integers(0, case.side**2, round(case.beside * case.side**2)))
+    others = np.setdiff1d(others, places)
+    rows, columns = np.divmod(np.concatenate((places, others)), case.side)
+    return from_coo(
+        (case.side, case.side), rows, columns, np.concatenate((whole.data[kept], np.ones(len(others), np.float32)))
+    )
 
 
-def prepared(case: Case, device: DeviceSpec, count: int) -> tuple[Case, Problem, dict[str, list[Built]]]:
-    """The kernels of a problem by kind; in a builder."""
+def prepared(case: Case, device: DeviceSpec, count: int, folder: Path) -> tuple[Case, Problem, dict[str, list[Built]]]:
+    """The kernels of a problem by kind, in files of ``folder``; in a builder."""
     problem = Problem(matrix_of(case), case.n, device, dtype=DTYPES[case.dtype])
     found: dict[str, list[Built]] = {}
     for kind, (name, of_type) in KINDS.items():
@@ -106,40 +106,41 @@ def prepared(case: Case, device: DeviceSpec, count: int) -> tuple[Case, Problem,
         if plans:
             micros = family.forecast(problem, plans)
             first = np.argsort(micros, kind="stable")[:count]
-            found[kind] = [_build(problem, name, plans[at], float(micros[at])) for at in first]
+            found[kind] = [build_plan(problem, name, plans[at], float(micros[at]), folder) for at in first]
     return case, problem, found
 
 
-def lines(count: int) -> Iterator[dict[str, Any]]:
+def line_of(case: Case, context: Mapping[str, Any], kinds: Mapping[str, list[Built]], bench: Bench) -> dict[str, Any]:
+    """Everything about a problem; its kernels' files are removed."""
+    problem = bench.problem
+    timed = {kind: timed_family(bench, built) for kind, built in kinds.items()}
+    libraries = {name: timed_baseline(bench, name) for name in baselines_for(problem)}
+    for kernel in (one.kernel for built in kinds.values() for one in built):
+        if kernel is not None:
+            kernel.cubin.unlink(missing_ok=True)
+    matrix = problem.matrix
+    shape = {"m": matrix.m, "k": matrix.k, "nnz": matrix.nnz, "n": problem.n, "dtype": case.dtype}
+    return {"problem": case.name, **context, **shape, "kinds": timed, "libraries": libraries}
+
+
+def lines(count: int, commit: str) -> Iterator[dict[str, Any]]:
     device = detect_device()
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as builders:
-        futures = [builders.submit(prepared, case, device, count) for case in CASES]
+    context = {"machine": {"device": device.name, "title": device.title}, "versions": versions(), "commit": commit}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as builders,
+    ):
+        futures = [builders.submit(prepared, case, device, count, Path(folder)) for case in CASES]
         for future in futures:
             case, problem, kinds = future.result()
             with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem) as bench:
-                timed = {kind: timed_family(bench, built) for kind, built in kinds.items()}
-                libraries = {name: _library(bench, name) for name in baselines_for(problem)}
-            matrix = problem.matrix
-            shape = {"m": matrix.m, "k": matrix.k, "nnz": matrix.nnz, "n": problem.n, "dtype": case.dtype}
-            machine = {"device": device.name, "title": device.title}
-            about = {"problem": case.name, "machine": machine, "versions": versions(), "commit": commit_of(ROOT)}
-            yield {**about, **shape, "kinds": timed, "libraries": libraries}
-
-
-def _library(bench: Bench, name: str) -> float | None:
-    try:
-        answer = bench.request(COMMAND, BaselineTask(name, bench.cache))
-    except GpuFault:
-        return None
-    assert isinstance(answer, BaselineTime)
-    return answer.micros
+                yield line_of(case, context, kinds, bench)
 
 
 def row(line: Mapping[str, Any]) -> str:
     """Microseconds of each kind, of the libraries, and what failed."""
-    times = {kind: found.get("micros") for kind, found in line["kinds"].items()} | line["libraries"]
     failed = sum(len(found["failures"]) for found in line["kinds"].values())
-    cells = "".join(f"{'-' if micros is None else f'{micros:.1f}':>9}" for micros in _in_order(times))
+    cells = "".join(f"{'-' if micros is None else f'{micros:.1f}':>9}" for micros in times_of(line))
     return f"{line['problem']:78}{cells}{f'  {failed} FAILED' if failed else ''}"
 
 
@@ -148,7 +149,9 @@ def head() -> str:
     return f"{'us':78}" + "".join(f"{title:>9}" for title in titles)
 
 
-def _in_order(times: Mapping[str, float | None]) -> list[float | None]:
+def times_of(line: Mapping[str, Any]) -> list[float | None]:
+    """Microseconds of KINDS, of cuSPARSE and of cuBLAS."""
+    times = {name: found.get("micros") for name, found in (line["kinds"] | line["libraries"]).items()}
     dense = next((micros for name, micros in times.items() if name.startswith("cublas")), None)
     return [*(times.get(kind) for kind in KINDS), times.get("cusparse"), dense]
 
@@ -157,10 +160,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
     arguments = parser.parse_args()
     print(head())
     found = {}
-    for line in lines(arguments.plans):
+    for line in lines(arguments.plans, arguments.commit or commit_of(ROOT)):
         found[line["problem"]] = line
         print(row(line), flush=True)
         write_results(arguments.out / "block_parts.jsonl", found)

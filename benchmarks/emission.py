@@ -96,6 +96,7 @@ def one(number: int) -> dict[str, Any]:
     for _ in range(REPEATS):
         timed(steps["listing"], lambda: source_of(program, emission, arch))
     peaks["listing"] = peak_bytes()
+    assert machine is not None
     return {
         "m": m,
         "k": k,

@@ -13,7 +13,7 @@ every family computes every one. ``unrolled`` is the best of the paper's kernels
 problem is a line of ``families.jsonl``; a kernel that fails is told in it and counts as a fault, not as a plan that
 lost. Builders on all cores work ahead of the GPU; ``--compile-only`` fills their cache and needs no GPU. ``--resume``
 leaves out what the file has; ``--family`` times some families alone and puts their times into the lines that the file
-has. A summary is printed last.
+has, and with ``--resume`` into those that lack one of them. A summary is printed last.
 
 The layers of language models are timed with A from memory too (``streamed``), as a model is that no cache holds: at few
 columns to read A is all that their time is.
@@ -135,8 +135,8 @@ def timed_baseline(bench: Bench, name: str) -> Record:
     return {"micros": answer.micros} if answer.micros is not None else {"failure": answer.failure}
 
 
-def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: Bench) -> Record:
-    """Everything about a problem."""
+def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: Bench, *, beside: bool = True) -> Record:
+    """Everything about a problem, with the libraries ``beside`` its kernels."""
     problem, started = prepared.problem, time.monotonic()
     matrix = problem.matrix
     bench.turn_to(problem)
@@ -147,9 +147,8 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
     names = dict.fromkeys(one.family for one in prepared.built if one.family != ROUNDED)
     by_family = {name: timed_family(bench, [one for one in prepared.built if one.family == name]) for name in names}
     time_again(bench, prepared.built, by_family, 1 if is_quick else FINALISTS)
-    baselines = {
-        name: timed_baseline(bench, name) for name in baselines_for(problem) if not is_quick or name != "cusparse"
-    }
+    libraries = [name for name in baselines_for(problem) if beside and not (is_quick and name == "cusparse")]
+    baselines = {name: timed_baseline(bench, name) for name in libraries}
     if rounded := [one for one in prepared.built if one.family == ROUNDED]:  # these are held to other limits
         bench.turn_to(replace(problem, sums=problem.dtype))
         own = {ROUNDED: timed_family(bench, rounded)}
@@ -199,6 +198,18 @@ def joined(before: Record, record: Record) -> Record:
     return before | {"families": before["families"] | families, "refused": refused}
 
 
+def key_of(case: Case, context: Mapping[str, Any]) -> str:
+    return key({**asdict(case), "machine": context["machine"]})
+
+
+def is_missing(before: Record | None, families: Sequence[str]) -> bool:
+    """Whether a run that goes on has a problem yet to do; of some ``families`` alone, where there is a line of it."""
+    if not families:
+        return before is None
+    told = {} if before is None else before["families"] | before["refused"]
+    return before is not None and any(name not in told for name in families)
+
+
 def measure(
     cases: Sequence[Case],
     context: Mapping[str, Any],
@@ -221,13 +232,14 @@ def measure(
             if bench is None:  # builders are at work while another has the GPU
                 stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
                 bench = stack.enter_context(Bench(prepared.problem))
+            before = results.get(key_of(case, context)) if shortlist.families else None
             try:
-                record = line_of(case, context, prepared, bench)
+                record = line_of(case, context, prepared, bench, beside=before is None)
             except LospmmError as error:
                 print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
             else:
-                before = results.pop(key(record), None)
-                results[key(record)] = joined(before, record) if shortlist.families and before else record
+                results.pop(key(record), None)
+                results[key(record)] = joined(before, record) if before else record
                 write_results(path, results)
                 print(progress(done + 1, len(cases), record), flush=True)
             done += 1
@@ -272,7 +284,7 @@ def main() -> None:
         context = context_of(device_spec, arguments.commit or commit_of(ROOT))
         results = read_results(path)
         if arguments.resume:
-            cases = [case for case in cases if key({**asdict(case), "machine": context["machine"]}) not in results]
+            cases = [case for case in cases if is_missing(results.get(key_of(case, context)), arguments.family)]
         done = measure(
             cases,
             context,

@@ -22,7 +22,7 @@ from lospmm.packed import emission_of
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
-from lospmm_rank.families import DENSE, dense_micros, factors
+from lospmm_rank.families import DENSE, dense_micros, factor
 
 PLANS = 12
 
@@ -97,7 +97,7 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
         if expected[name] > limit and name != nearest and case.set != "real":
             refused[name] = f"a forecast of {expected[name]:.1f} us"
         elif shortlist.takes(name):
-            built += [_build(problem, name, plan, forecast, folder) for plan, forecast in found]
+            built += [build_plan(problem, name, plan, forecast, folder) for plan, forecast in found]
     takes_unrolled = 0 < problem.matrix.nnz <= MAX_UNROLLED_NONZEROS and problem.n >= LEAST_UNROLLED_COLUMNS
     if takes_unrolled and shortlist.takes(UNROLLED):
         own = islice(families_unrolled.kernels(problem), shortlist.plans if case.set == "map" else None)
@@ -108,12 +108,13 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
 def _corrected(problem: Problem, forecasts: Mapping[str, float]) -> dict[str, float]:
     """Microseconds of each family's first plan, and of the dense multiplication, as far as times have taught them."""
     traits = traits_of(problem)
-    learned = factors(traits, problem.device.name)
-    expected = {name: micros * learned.get(name, 1.0) for name, micros in forecasts.items()}
-    return expected | {DENSE: dense_micros(traits, problem.device) * learned.get(DENSE, 1.0)}
+    every = {**forecasts, DENSE: dense_micros(traits, problem.device)}
+    device = problem.device.name
+    return {name: micros * factor(name, micros, traits=traits, device=device) for name, micros in every.items()}
 
 
-def _build(problem: Problem, name: str, plan: Any, forecast: float, folder: Path) -> Built:
+def build_plan(problem: Problem, name: str, plan: Any, forecast: float, folder: Path) -> Built:
+    """The kernel of a family's plan, its cubin in a file of ``folder``."""
     try:
         packed = FAMILIES[name].pack(problem, plan)
         store = Store(settings().cache_dir)
@@ -132,7 +133,8 @@ def _kept(cubin: bytes, folder: Path) -> Path:
 
 
 def _in_file(one: families_unrolled.Unrolled, folder: Path) -> Built:
-    kernel = one.kernel and Kernel(_kept(one.kernel.cubin, folder), one.kernel.entry, one.kernel.launch)
+    made = one.kernel
+    kernel = None if made is None else Kernel(_kept(made.cubin, folder), made.entry, made.launch)
     return Built(one.family, one.plan, one.forecast, kernel, one.failure)
 
 

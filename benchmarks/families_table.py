@@ -33,6 +33,9 @@ Record = dict[str, Any]
 #: The row of unrolled kernels whose sums have 16 bits: a user's choice, which takes no part in what else is told.
 ROUNDED = "unrolled, 16-bit sums"
 
+#: Of families whose name is longer than a column.
+TITLES = {"block_group_coo": "block_g_coo"}
+
 #: Over the 41 shapes against the dense multiplication of the same type: sparsity, type, the geometric mean asked for.
 TARGETS = {(0.95, "tf32"): 1.5, (0.95, "float16"): 1.2, (0.98, "tf32"): 2.5, (0.98, "float16"): 1.8}
 
@@ -133,6 +136,10 @@ def _wins(records: Sequence[Record]) -> str:
         for family, found in record["families"].items()
         for failure in found["failures"]
     ]
+    tried = {name for record in records for name in record["families"] if name != ROUNDED}
+    fastest = {first[0] for record in records if (first := winner(record)) is not None}
+    if idle := sorted(tried - fastest):
+        lines.append(f"the fastest of none: {', '.join(idle)}")
     timed = sum(found["plans"] for record in records for found in record["families"].values())
     lines.append(f"{timed} kernels, {len(failed)} of them failed{':' if failed else ''}")
     return "\n".join(lines + failed[:20])
@@ -162,25 +169,29 @@ def _shapes(records: Sequence[Record]) -> str:
 
 
 def _llm(records: Sequence[Record]) -> str:
-    """By columns and zeros: the fastest family against dense, over the shapes."""
-    groups: dict[tuple[int, float], list[float]] = {}
+    """By columns and zeros: the fastest family against dense, over the shapes, and which ones these are."""
+    groups: dict[tuple[int, float], list[tuple[str, float]]] = {}
     for record in records:
         dense, best = dense_micros(record), best_sparse(record)
         if record["set"] == "llm" and dense is not None and best is not None:
-            groups.setdefault((record["n"], round(record["sparsity"], 2)), []).append(dense / best[1])
+            groups.setdefault((record["n"], round(record["sparsity"], 2)), []).append((best[0], dense / best[1]))
     if not groups:
         return ""
     sparsities = sorted({sparsity for _, sparsity in groups})
     lines = ["layers of language models, A from memory: the fastest family against dense of the same type, means:"]
-    lines.append(f"{'':12}" + "".join(f"{sparsity:>8.0%}" for sparsity in sparsities))
+    lines.append((f"{'':12}" + "".join(f"{f'{sparsity:.0%}':24}" for sparsity in sparsities)).rstrip())
     for n in sorted({n for n, _ in groups}):
-        found = [groups.get((n, sparsity)) for sparsity in sparsities]
-        lines.append(f"  n {n:<8}" + "".join(f"{'-':>8}" if one is None else f"{mean(one):8.2f}" for one in found))
+        found = [groups.get((n, sparsity), []) for sparsity in sparsities]
+        lines.append((f"  n {n:<8}" + "".join(f"{_gain_of(one):24}" for one in found)).rstrip())
     return "\n".join(lines)
 
 
-#: Of families whose name is longer than a column.
-TITLES = {"block_group_coo": "block_g_coo"}
+def _gain_of(found: Sequence[tuple[str, float]]) -> str:
+    """The mean gain, and the families that have it, the most frequent first."""
+    if not found:
+        return "-"
+    names = [TITLES.get(name, name) for name, _ in Counter(name for name, _ in found).most_common(2)]
+    return f"{mean([gain for _, gain in found]):.2f} {', '.join(names)}"
 
 
 def _table(records: Sequence[Record], name: str, beside: Mapping[str, Record] = MappingProxyType({})) -> str:

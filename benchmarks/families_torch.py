@@ -1,6 +1,6 @@
 """What PyTorch and Triton take for the layers of language models of ``benchmarks.families`` (docs/families.md).
 
-    python -m benchmarks.families_torch [--out DIR] [--only TEXT] [--stop-after SECONDS]
+    python -m benchmarks.families_torch [--out DIR] [--only TEXT] [--resume] [--stop-after SECONDS]
 
 needs an NVIDIA GPU, torch and triton. For each problem of the set ``llm``, fp16: ``torch.mm`` of the dense A,
 ``torch.sparse`` (CSR), and a kernel in Triton in which a program has a row of A and a stripe of B, the best of a few
@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from benchmarks.families_cases import SETS, Case, problem_of
+from benchmarks.families_table import torch_times
 from benchmarks.kernels import ROOT, commit_of
 from lospmm.errors import LospmmError
 from lospmm.gpu.exclusive import exclusive
@@ -186,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--only", default="", metavar="TEXT", help="problems whose name has it")
+    parser.add_argument("--resume", action="store_true", help="leave out what the file has")
     parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     arguments = parser.parse_args()
@@ -202,19 +204,19 @@ def main() -> None:
         "commit": arguments.commit or commit_of(ROOT),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with (
-        exclusive(settings().cache_dir, gpu=own_gpu_id()),
-        (arguments.out / RESULTS_NAME).open("w") as file,
-    ):
-        for case in SETS["llm"](device.name, None):
-            if arguments.only in case.problem and time.monotonic() - started < arguments.stop_after:
-                line = line_of(case)
-                file.write(json.dumps(head | line) + "\n")
-                file.flush()
-                times = "  ".join(
-                    f"{name} {'-' if one is None else f'{one:.1f}'}" for name, one in line["micros"].items()
-                )
-                print(f"{case.problem:45} {times}", flush=True)
+    path = arguments.out / RESULTS_NAME
+    cases = [case for case in SETS["llm"](device.name, None) if arguments.only in case.problem]
+    if arguments.resume:
+        cases = [case for case in cases if case.problem not in torch_times(path)]
+    with exclusive(settings().cache_dir, gpu=own_gpu_id()), path.open("a" if arguments.resume else "w") as file:
+        for case in cases:
+            if time.monotonic() - started >= arguments.stop_after:
+                break
+            line = line_of(case)
+            file.write(json.dumps(head | line) + "\n")
+            file.flush()
+            times = "  ".join(f"{name} {'-' if one is None else f'{one:.1f}'}" for name, one in line["micros"].items())
+            print(f"{case.problem:45} {times}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ to folds in several ways; a figure is the mean of them, and ``least`` that of th
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from lospmm_rank.families import dense_micros as dense_forecast
 #: The variance of what no trait tells, where that of the sum of kernels is 1; and that of the linear form. These and
 #: ``LENGTH`` are not sharp: half or twice of any changed the good choices of 217
 #: problems by less than a hundredth.
-NOISE, LINEAR = 0.02, 0.02
+NOISE, LINEAR = 0.03, 0.02
 
 #: A correction of fewer problems is none.
 LEAST_PROBLEMS = 30
@@ -74,7 +75,7 @@ def corrections(records: Sequence[Record], device: DeviceSpec) -> dict[str, Corr
         taken = [at for at, one in enumerate(plans) if name in one]
         if len(taken) >= LEAST_PROBLEMS:
             logs = np.log([plans[at][name][1] / plans[at][name][0] for at in taken])
-            numbers = np.array([numbers_of(name, Traits(**records[at]["traits"])) for at in taken])
+            numbers = np.array([numbers_of(name, Traits(**records[at]["traits"]), plans[at][name][0]) for at in taken])
             found[name] = fitted(numbers, logs)
     return found
 
@@ -100,7 +101,7 @@ def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -
     traits = Traits(**record["traits"])
     plans = first_plans(record, device)
     forecasts = {
-        name: forecast * (table[name].factor(numbers_of(name, traits)) if name in table else 1.0)
+        name: forecast * (table[name].factor(numbers_of(name, traits, forecast)) if name in table else 1.0)
         for name, (forecast, _) in plans.items()
     }
     chosen = plans[min(forecasts, key=forecasts.__getitem__)][1]
@@ -111,16 +112,11 @@ def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -
 
 def report(records: Sequence[Record], device: DeviceSpec) -> dict[str, Any]:
     """What the choice is worth, over all problems and by set and type."""
-    found: dict[str, Any] = {"problems": len(records)}
+    kinds = [f"{record['set']}, {record['dtype']}" for record in records]
+    found: dict[str, Any] = {"problems": {"all": len(records), **dict(sorted(Counter(kinds).items()))}}
     for title, deals in (("forecasts alone", 0), ("corrected", DEALS)):
         lost = np.array([losses(records, device, learned=deals > 0, deal=deal) for deal in range(max(1, deals))])
-        kinds = sorted({(record["set"], record["dtype"]) for record in records})
-        found[title] = {"all": _figures(lost)} | {
-            f"{name}, {dtype}": _figures(
-                lost[:, [(record["set"], record["dtype"]) == (name, dtype) for record in records]]
-            )
-            for name, dtype in kinds
-        }
+        found[title] = {kind: _figures(lost[:, [kind in ("all", own) for own in kinds]]) for kind in found["problems"]}
     return found
 
 

@@ -42,6 +42,7 @@ from lospmm.device import DeviceSpec
 from lospmm.errors import BadRequest, LospmmError
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem
+from lospmm.options import Options
 from lospmm.readers import Values
 from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
@@ -213,7 +214,7 @@ def missing(cases: Sequence[Case], context: Mapping[str, Any], results: Mapping[
     return [case for case in cases if case_key(case, context) not in done]
 
 
-def context_of(device: DeviceSpec, options: jobs.Options, commit: str) -> Record:
+def context_of(device: DeviceSpec, options: Options, commit: str) -> Record:
     """What all lines of a run have in common."""
     return {
         "machine": {
@@ -253,7 +254,7 @@ def commit_of(folder: Path) -> str:
     return f"{commit}+dirty" if changes else commit
 
 
-def tune_with(device: DeviceSpec, options: jobs.Options) -> Tune:
+def tune_with(device: DeviceSpec, options: Options) -> Tune:
     def tune(matrix: SparseMatrix, values: Values, n: int) -> Mapping[str, Any]:
         with tempfile.TemporaryDirectory() as directory:
             request = jobs.Request(Problem(matrix, n, device), options, values)
@@ -327,7 +328,7 @@ def main() -> None:
     path = arguments.out / RESULTS_NAME
     try:
         cases = cases_of(arguments.set, arguments.layers)
-        options = jobs.Options(measure="gpu", **{name: value for name, value in tuning.items() if value is not None})
+        options = Options(measure="gpu", **{name: value for name, value in tuning.items() if value is not None})
         device = detect_device()
         context = context_of(device, options, arguments.commit or commit_of(ROOT))
         done = read_results(path) if arguments.resume else {}

@@ -178,6 +178,7 @@ def build(device: DeviceSpec, matrix: SparseMatrix, n: int, choice: Choice, kind
             emission, machine=packed(emission.machine, DTYPES[kind.number], kind.pipes, reuse=kind.reuse)
         )
     if kind == DOUBLE:
+        assert emission.machine is not None
         text = emission.units[0].replace("mul.wide.u32 %offset, %column, 4;", "mul.wide.u32 %offset, %column, 8;")
         text = text.replace(f"mov.u32 %n, {n};", f"mov.u32 %n, {n // 2};")
         emission = replace(emission, machine=doubled(emission.machine), units=(text,))
@@ -242,7 +243,11 @@ class Work:
     def __init__(self, device: DeviceSpec, known: Known, kinds: Sequence[Kind], store: Store, pool: Executor) -> None:
         self.device, self.store, self.n = device, store, known.n
         self.matrix = uniform(known.m, known.k, known.sparsity, seed=0)
-        self.about = {"device": device.name, **dict(zip("mkn", known[:3], strict=True)), "sparsity": known.sparsity}
+        self.about: dict[str, Any] = {
+            "device": device.name,
+            **dict(zip("mkn", known[:3], strict=True)),
+            "sparsity": known.sparsity,
+        }
         self.best: dict[str, tuple[float, Choice]] = {}
         self.built = [
             (kind, choice, pool.submit(build, device, self.matrix, self.n, choice, kind, store))

@@ -71,7 +71,7 @@ def make_dry() -> None:
     from lospmm import commands, measure, model_command
 
     workshop.Bench = bench  # type: ignore[attr-defined,misc,assignment]
-    measure.compile_gate = lambda _arch: b"gate"
+    measure.compile_gate = lambda arch: b"gate"  # noqa: ARG005
     for module in (jobs, model_command):
         module.own_gpu = lambda: DEVICE  # type: ignore[attr-defined]
     for module in (commands, model_command):

@@ -205,12 +205,12 @@ def records() -> Iterator[dict[str, Any]]:
                     )
                     yield row(one, "all the same", "in a loop", 30, (long - short) * 1e-6)
         for kib, warps in ((64, 16), (64, 24), (96, 16), (96, 24)):
-            one, five = ((walk, kernel(walk, TILES, store)) for walk in (Walk(kib, warps), Walk(kib, warps, loops=5)))
+            once, five = ((walk, kernel(walk, TILES, store)) for walk in (Walk(kib, warps), Walk(kib, warps, loops=5)))
             for place, table in tables.items():
-                short, long = (micros(driver, one[1], one[0], table, waves * device.sms) for waves in (4, 12))
-                yield row(one[0], place, "by a block each", 8, (long - short) * 1e-6)
-                once, often = (micros(driver, cubin, walk, table, device.sms) for walk, cubin in (one, five))
-                yield row(one[0], place, "in a loop", 4, (often - once) * 1e-6)
+                short, long = (micros(driver, once[1], once[0], table, waves * device.sms) for waves in (4, 12))
+                yield row(once[0], place, "by a block each", 8, (long - short) * 1e-6)
+                short, long = (micros(driver, cubin, walk, table, device.sms) for walk, cubin in (once, five))
+                yield row(once[0], place, "in a loop", 4, (long - short) * 1e-6)
     driver.close()
 
 

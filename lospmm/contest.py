@@ -5,9 +5,8 @@ to be far behind are timed, as equals; then the neighbours of the fastest, plans
 none of them is faster. Without a clock the forecast decides.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 
 from lospmm.families import FAMILIES, Entrant
 from lospmm.model import Problem
@@ -61,11 +60,12 @@ class Contest:
 def field_of(
     problem: Problem,
     names: Collection[str],
-    factors: Mapping[str, float] = MappingProxyType({}),
+    factor: Callable[[str, float], float] = lambda _family, _micros: 1.0,
     *,
     dense_micros: float | None = None,
 ) -> Field:
-    """All plans of the families ``names``, the best forecast first; ``factors`` correct forecasts, by family."""
+    """All plans of the families ``names``, the best forecast first. ``factor`` corrects a family's forecasts, of which
+    it is told the least."""
     entrants: list[Entrant] = []
     refusals: dict[str, str] = {}
     for name in names:
@@ -74,7 +74,8 @@ def field_of(
         if not plans:
             refusals[name] = why or "no plan fits"
             continue
-        micros = family.forecast(problem, plans) * factors.get(name, 1.0)
+        micros = family.forecast(problem, plans)
+        micros = micros * factor(name, float(micros.min()))
         entrants += [Entrant(name, plan, float(one)) for plan, one in zip(plans, micros, strict=True)]
     in_order = tuple(sorted(entrants, key=lambda one: one.forecast_micros))
     return Field(in_order, refusals, dense_micros)  # no proxy: other processes send it

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lospmm.codegen import EMITTERS
 from lospmm.contest import Field, field_of
@@ -17,7 +18,7 @@ from lospmm.stages import Stages
 from lospmm.surrogate import Pool
 from lospmm.words import PAIRS, SINGLE, in_words, words_of
 from lospmm.workshop import Workshop
-from lospmm_rank.families import dense_micros, factors
+from lospmm_rank.families import dense_micros, factor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,13 +80,14 @@ def tuning_of(problem: Problem, options: Options) -> Hashable:
 def field_for(problem: Problem, names: Sequence[str]) -> Field:
     """The plans of these families, their forecasts corrected by what was measured on such a device."""
     traits, device = traits_of(problem), problem.device
-    learned = factors(traits, device.name)
-    of_dense = dense_micros(traits, device) * learned.get(DENSE, 1.0)
-    return field_of(problem, names, learned, dense_micros=of_dense)
+    learned = partial(factor, traits=traits, device=device.name)
+    of_dense = dense_micros(traits, device)
+    return field_of(problem, names, learned, dense_micros=of_dense * learned(DENSE, of_dense))
 
 
 #: Families that are not looked at where the unrolled one takes part with float32 or TF32: on an H200 it was
-#: faster on all 82 problems that both took (benchmarks/results/families.jsonl), and their forecasts take long to make.
+#: faster on 267 of 269 problems that both took, and cuBLAS on the other two (benchmarks/results/families.jsonl); and
+#: their forecasts take long to make.
 SLOWER_THAN_UNROLLED = ("tensor_core",)
 
 

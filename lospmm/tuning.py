@@ -40,7 +40,7 @@ from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.words import in_words
 from lospmm.workshop import Workshop
-from lospmm_rank.families import factors
+from lospmm_rank.families import factor
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
@@ -140,8 +140,8 @@ def _forecast_micros(problem: Problem, winner: Candidate | Entrant) -> float:
     """As it was corrected by what was measured on such a device."""
     if isinstance(winner, Entrant):
         return winner.forecast_micros
-    factor = factors(traits_of(problem), problem.device.name).get(UNROLLED, 1.0)
-    return float(estimate_micros(in_words(problem), [winner])[0]) * factor
+    estimated = float(estimate_micros(in_words(problem), [winner])[0])
+    return estimated * factor(UNROLLED, estimated, traits=traits_of(problem), device=problem.device.name)
 
 
 def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:

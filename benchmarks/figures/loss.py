@@ -64,8 +64,8 @@ def by_matrix(choices: Sequence[Record]) -> list[tuple[str, str, str, str]]:
         if choice["set"] == "real" and "default" in choice["chosen"]:
             width, lost = len(AXES), losses(choice)
             best = min(statistics.median(one[width:]) for one in choice["micros"] if len(one) > width)
-            cells = (f"{lost[way]:.1%}" if way in lost else "-" for way in ("default", "estimate"))
-            found.append((f"`{choice['problem']}`", f"{best:.2f}", *cells))
+            default, estimate = (f"{lost[way]:.1%}" if way in lost else "-" for way in ("default", "estimate"))
+            found.append((f"`{choice['problem']}`", f"{best:.2f}", default, estimate))
     return found
 
 
@@ -87,9 +87,9 @@ def rows(choices: Sequence[Record], tables: Sequence[Table]) -> list[Row]:
     for name, title in SETS.items():
         mine = [one for one in choices if one["set"] == name and one["problem"] in known and "default" in one["chosen"]]
         if mine:
-            found = sum(is_beyond(one, known[one["problem"]]) for one in mine)
+            beyond = sum(is_beyond(one, known[one["problem"]]) for one in mine)
             what = f"problems, of {len(mine)} {title}, whose fastest kernel the thinned space lacks"
-            told.append(Row(what, "-", str(found)))
+            told.append(Row(what, "-", str(beyond)))
     return told + thinning(tables)
 
 

@@ -26,6 +26,7 @@ from lospmm.nn import Report, sparsify_
 from lospmm.nn.calling import Called
 from lospmm.nn.site import find_sites, learn_shapes
 from lospmm.nn.tuning import Tuner
+from lospmm.options import Options
 from lospmm.runtime.detect import own_gpu_id
 from lospmm.settings import settings
 from lospmm.stages import Progress
@@ -34,9 +35,9 @@ from lospmm.stages import Progress
 MIN_SPARSITY = 0.6
 
 
-def options_of(measure: str, budget_seconds: float | None) -> jobs.Options:
+def options_of(measure: str, budget_seconds: float | None) -> Options:
     verify = "none" if measure == "none" else "auto"
-    return jobs.Options(measure=measure, verify=verify, budget_seconds=budget_seconds)
+    return Options(measure=measure, verify=verify, budget_seconds=budget_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Way:
     """How models are tuned. ``alone`` is entered to have the GPU for oneself; None where there is none."""
 
     device: DeviceSpec
-    options: jobs.Options
+    options: Options
     alone: Callable[[], AbstractContextManager[None]] | None
 
 
@@ -66,7 +67,7 @@ def sparsify(model: nn.Module, example: Any, called: Called, *, way: Way) -> Rep
         return sparsify_(model, example, device=device.name, called=called, **given)
 
 
-def tune_ahead(model: nn.Module, example: Any, device: DeviceSpec, options: jobs.Options) -> dict[str, float]:
+def tune_ahead(model: nn.Module, example: Any, device: DeviceSpec, options: Options) -> dict[str, float]:
     """Seconds in all, and how many problems were tuned now and failed; ``sparsify_`` then says why."""
     started, failed, store = time.monotonic(), 0, jobs.open_store()
     asked = [jobs.Request(problem, options) for problem in problems(model, example, device)]

@@ -66,7 +66,7 @@ async def _posted(port: int, files: list[bytes]) -> list[tuple[int, float, bytes
     async with httpx2.AsyncClient(base_url=base, timeout=CLIENT_SECONDS, limits=limits) as client:
 
         async def post(file: bytes) -> tuple[int, float, bytes]:
-            query = {"n": COLUMNS, "device": DEVICE, "wait": MAX_WAIT}
+            query: dict[str, str | float] = {"n": COLUMNS, "device": DEVICE, "wait": MAX_WAIT}
             began = time.monotonic()
             accept = {"Accept": "application/octet-stream"}
             answer = await client.post("/v1/kernels", params=query, content=file, headers=accept)

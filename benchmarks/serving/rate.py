@@ -138,7 +138,7 @@ def prepared(port: int) -> tuple[list[Path], list[int]]:
     paths, sizes = [], []
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
         for m, k, sparsity in LAYERS:
-            query = {"n": COLUMNS, "device": DEVICE, "wait": 100}
+            query: dict[str, str | int] = {"n": COLUMNS, "device": DEVICE, "wait": 100}
             answer = client.post("/v1/kernels", params=query, content=write_npz(uniform(m, k, sparsity, seed=0)))
             assert answer.status_code == 201, answer.text
             paths.append(answer.json()["links"]["cubin"])

@@ -195,6 +195,12 @@ START_MICROS, SHARE_OF_BANDWIDTH, LATENCY_SECONDS = 1.5, 0.85, 1.2e-6
 #: Microseconds for blocks of a cluster to wait for each other and add up, for each of them.
 CLUSTER_MICROS = 0.5
 
+#: Microseconds between blocks that end and those that follow them on an SM: by themselves, and in clusters.
+WAVE_MICROS, WAVE_OF_CLUSTERS_MICROS = 2.0, 4.0
+
+#: Of the SMs, what clusters of more than two blocks find room on: those of a cluster are in one part of the GPU.
+SHARE_FOR_CLUSTERS, SMALL_CLUSTER = 0.95, 2
+
 #: Bytes from the L2 cache in a cycle and SM.
 L2_BYTES_PER_CYCLE = 32.0
 
@@ -223,7 +229,8 @@ def _micros(problem: Problem, plan: Plan, largest_piece: int, pairs: int) -> flo
     registers = registers_allowed(plan, problem) * WARP * plan.warps
     resident = max(1, min(device.shared_bytes_per_sm // shared, device.registers_per_sm // registers))
     each = min(resident, ceil_div(blocks, device.sms))  # blocks of an SM at a time
-    waves = ceil_div(blocks, each * device.sms)
+    share = SHARE_FOR_CLUSTERS if plan.cluster > SMALL_CLUSTER else 1.0
+    waves = ceil_div(blocks, int(each * device.sms * share))
     parts = plan.parts * plan.cluster
     walked = ceil_div(pieces, parts)  # by a warp of a block
 
@@ -237,7 +244,9 @@ def _micros(problem: Problem, plan: Plan, largest_piece: int, pairs: int) -> flo
     memory = (a_bytes + n * (matrix.k + matrix.m) * 2) / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
     limits = (making, reading, memory * device.clock_hz)
     cycles = max(limits) + NOT_HIDDEN * (sum(limits) - max(limits))
-    apart = CLUSTER_MICROS * plan.cluster if plan.cluster > 1 else 0.0
+    is_cluster = plan.cluster > 1
+    apart = CLUSTER_MICROS * plan.cluster * is_cluster
+    apart += (waves - 1) * (WAVE_OF_CLUSTERS_MICROS if is_cluster else WAVE_MICROS)
     return LAUNCH_MICROS + START_MICROS + apart + 1e6 * float(cycles) / device.clock_hz
 
 

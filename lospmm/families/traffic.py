@@ -11,6 +11,8 @@ LAUNCH_MICROS = 2.5
 #: Of the L2 cache's bytes a cycle and SM, what gathered rows of B reach: measured some 64 of 128 on an H200.
 L2_BYTES_PER_CYCLE_AND_SM = 40.0
 
+SECTOR_BYTES = 32
+
 #: Instructions of single threads that an SM issues in a cycle.
 INSTRUCTIONS_PER_CYCLE_AND_SM = 128.0
 
@@ -54,6 +56,19 @@ NOT_HIDDEN = 0.2
 WALK_REGISTERS = 40
 
 
+def _gathered_bytes(problem: Problem, row_bytes: int) -> float:
+    """From the L2 cache, which gives whole sectors, for one piece of a row of B to each nonzero. Short rows of B lie in
+    one sector, and nonzeros of a row of A that are near each other read it once: so many as there are where they stand
+    anywhere."""
+    matrix = problem.matrix
+    if row_bytes >= SECTOR_BYTES:
+        return float(matrix.nnz) * row_bytes
+    together = SECTOR_BYTES / row_bytes
+    cells = matrix.m * matrix.k
+    sectors = cells / together * (1.0 - (1.0 - matrix.nnz / max(1, cells)) ** together)
+    return float(SECTOR_BYTES * min(matrix.nnz, sectors))
+
+
 def gather_micros(
     problem: Problem,
     lane: Lane,
@@ -73,8 +88,7 @@ def gather_micros(
     """
     device, size, n = problem.device, problem.dtype.element_bytes, problem.n
     blocks = ceil_div(n, lane.cols)
-    sector = max(32, size * min(n, lane.cols))  # the L2 cache gives whole sectors
-    l2_bytes = blocks * (problem.matrix.nnz * sector + entries * 4 * entry_words)
+    l2_bytes = blocks * (_gathered_bytes(problem, size * min(n, lane.cols)) + entries * 4 * entry_words)
     memory_bytes = entries * 4 * entry_words + size * n * (problem.matrix.k + problem.matrix.m)
     registers = WALK_REGISTERS + group * (entry_words + lane.vector * size / 4)
     resident = device.sms * min(device.threads_per_sm, device.registers_per_sm / registers) / device.warp_size

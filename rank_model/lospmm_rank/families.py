@@ -1,11 +1,11 @@
 """What the forecasts of kernel families are worth on a GPU: a correction of each, learned from times.
 
 A family's forecast counts what limits it, and is off by a factor that depends on what the product is like. The factor's
-logarithm is that of the problems that were measured and are like this one, by the logarithms of their ``Traits``: a
-linear form and a sum of Matérn kernels around each of them (kernel ridge regression; Rasmussen and Williams, Gaussian
-Processes for Machine Learning, section 4.2.1). ``benchmarks.fit_families`` fits it, and says what it is worth on
-problems that it has not seen. Traits beyond those that were measured count as the nearest that were. The choice takes
-no library and well under a millisecond.
+logarithm is that of the problems that were measured and are like this one, by the logarithms of their ``Traits`` and of
+the forecast: a linear form and a sum of Matérn kernels around each of them (kernel ridge regression; Rasmussen and
+Williams, Gaussian Processes for Machine Learning, section 4.2.1). ``benchmarks.fit_families`` fits it, and says what it
+is worth on problems that it has not seen. Traits beyond those that were measured count as the nearest that were. The
+choice takes no library and well under a millisecond.
 """
 
 import hashlib
@@ -36,12 +36,12 @@ DENSE_SHARE, LAUNCH_MICROS = 0.75, 2.5
 
 
 #: How far problems are alike, in standard deviations of the traits.
-LENGTH = 2.0
+LENGTH = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """Of one family, as a function of ``numbers_of`` traits, (traits,).
+    """Of one family, as a function of ``numbers_of``, (traits,).
 
     ``low`` and ``high`` are the numbers that were measured, which are shifted by ``mean`` and divided by ``scale``.
     Of these the logarithm of the factor is ``offset`` + ``slope`` x + the sum of ``weights`` times ``likeness`` to the
@@ -69,9 +69,10 @@ def likeness(some: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[
     return found
 
 
-def numbers_of(family: str, traits: Traits) -> NDArray[np.float64]:
-    """What the correction of a family is a function of."""
-    return _of_dense(traits) if family == DENSE else _of_sparse(traits)
+def numbers_of(family: str, traits: Traits, forecast_micros: float) -> NDArray[np.float64]:
+    """What the correction of a family is a function of: the problem, and the forecast of its first plan."""
+    own = _of_dense(traits) if family == DENSE else _of_sparse(traits)
+    return np.append(own, math.log(forecast_micros))
 
 
 def _of_dense(traits: Traits) -> NDArray[np.float64]:
@@ -100,9 +101,11 @@ def dense_micros(traits: Traits, device: DeviceSpec) -> float:
     return seconds * 1e6 + LAUNCH_MICROS
 
 
-def factors(traits: Traits, device: str) -> dict[str, float]:
-    """What forecasts are multiplied by on a device, by its name: of each family that was learned of, and of DENSE."""
-    return {name: one.factor(numbers_of(name, traits)) for name, one in _corrections(device).items()}
+def factor(family: str, forecast_micros: float, *, traits: Traits, device: str) -> float:
+    """What a family's forecasts, or DENSE's, are multiplied by on a device, by its name; 1 where nothing was learned.
+    ``forecast_micros`` is that of its first plan."""
+    one = _corrections(device).get(family)
+    return 1.0 if one is None else one.factor(numbers_of(family, traits, forecast_micros))
 
 
 @cache

@@ -60,7 +60,7 @@ def test_every_case_is_a_problem_of_its_own() -> None:
         assert len({key(asdict(case) | CONTEXT) for case in cases}) == len(cases)
         assert {case.set for case in cases} == {name}
     assert len(SETS["shapes"]("h200", None)) == 41 * 2 * 4
-    assert len(SETS["llm"]("h200", None)) == 2 * 5 * 4
+    assert len(SETS["llm"]("h200", None)) == (2 * 5 + 3 + 3 * 2) * 4
 
 
 def test_real_layers_are_found(tmp_path: Path) -> None:
@@ -120,6 +120,14 @@ def test_some_families_alone_join_the_line_that_there_is(tmp_path: Path) -> None
     assert after["commit"] == before["commit"]
 
 
+def test_what_a_run_that_goes_on_leaves_out() -> None:
+    """With families, what has them, or why they are refused; and all that has no line yet."""
+    line = record(refused={"tensor_core": "no plan"})
+    assert [families.is_missing(before, []) for before in (None, line)] == [True, False]
+    assert [families.is_missing(line, [name]) for name in ("csr", "tensor_core", "bitmap")] == [False, False, True]
+    assert families.is_missing(line, ["csr", "bitmap"]) and not families.is_missing(None, ["bitmap"])
+
+
 def test_a_large_matrix_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families_cases, "WORTH_KEEPING", 1)
     source = (96, 64, 0.75)
@@ -165,7 +173,7 @@ def test_layers_of_language_models_beside_other_programs(tmp_path: Path) -> None
     text = summary([one], families_table.torch_times(path))
     (row,) = [line for line in text.splitlines() if line.startswith("layer ")]
     assert row.split()[1:] == ["20.0", "10.0", "40.0", "15.0", "77.5", "-", "0.4"]
-    assert [line.split() for line in text.splitlines() if line.startswith("  n 1 ")] == [["n", "1", "1.50"]]
+    assert [line.split() for line in text.splitlines() if line.startswith("  n 1 ")] == [["n", "1", "1.50", "hyb"]]
 
 
 def test_results_are_kept_by_problem(tmp_path: Path) -> None:
@@ -187,6 +195,7 @@ def test_the_summary_says_who_won() -> None:
     wrong = record(set="real", families={"csr": {"plans": 1, "failures": ["Plan(): rows not written"]}})
     text = summary([record(), *shapes, record(set="graphs"), wrong])
     assert "map         1 problems: hyb 1" in text
+    assert "the fastest of none: csr" in text
     assert "98% float16   2 shapes: 0.87x dense, least 0.50; with dense as a choice 1.22x, asked for 1.8" in text
     assert "fastest family against cuSPARSE: 4.00x to 4.00x, mean 4.00x" in text
     assert "csr: right on 0 of 1" in text and "rows not written" in text

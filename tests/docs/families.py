@@ -1,7 +1,14 @@
-"""The part of docs/families.md that follows from the results of ``benchmarks.families``."""
+"""The parts of docs/families.md and of docs/decisions/0024 that follow from results of the families."""
 
+import json
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import block_parts
 from benchmarks.families_table import read_results, summary, torch_times
+from lospmm_rank.families import SUFFIX, WEIGHTS
 from tests.docs.pages import DOCS, ROOT
+from tests.docs.results import records, table
 
 PAGE = DOCS / "families.md"
 RESULTS = ROOT / "benchmarks" / "results" / "families.jsonl"
@@ -11,12 +18,62 @@ MAP = ROOT / "benchmarks" / "results" / "families_map.png"
 
 def measured() -> str:
     """The summary as the benchmark prints it, and the map where it was drawn."""
-    records = list(read_results(RESULTS).values())
-    if not records:
+    found = list(read_results(RESULTS).values())
+    if not found:
         return "Not measured yet.\n"
-    devices = " and ".join(sorted({record["machine"]["title"] for record in records}))
+    devices = " and ".join(sorted({record["machine"]["title"] for record in found}))
     picture = f"\n![Which family wins](../{MAP.relative_to(ROOT).as_posix()})\n" if MAP.exists() else ""
-    return f"On {devices}:\n\n```\n{summary(records, torch_times(TORCH))}\n```\n{picture}"
+    return f"On {devices}:\n\n```\n{summary(found, torch_times(TORCH))}\n```\n{picture}"
 
 
-REGIONS = {"families": measured}
+def choices() -> str:
+    """What a choice without timing is worth, of the card of the corrections."""
+    report = json.loads((WEIGHTS / f"h200{SUFFIX}").read_text())["report"]
+    lines = [
+        (
+            "all" if kind == "all" else f"`{kind.split(', ')[0]}`, {kind.split(', ')[1]}",
+            str(count),
+            *(f"{report[way][kind]['within_10_percent']:.0%}" for way in ("corrected", "forecasts alone")),
+            *(f"{report[way][kind]['mean_loss']:.1%}" for way in ("corrected", "forecasts alone")),
+        )
+        for kind, count in report["problems"].items()
+    ]
+    heads = ("problems", "how many", "within 10 %", "forecasts alone", "slower in the mean", "forecasts alone")
+    return table(heads, lines, right=5)
+
+
+def parts() -> str:
+    """Kinds of hyb and families beside them on matrices of blocks; the fastest of a row is in bold."""
+    titles = ("nonzeros in blocks", *block_parts.KINDS, "cuSPARSE", "cuBLAS")
+    return table(titles, [_part(record) for record in records("block_parts")], right=len(titles) - 1)
+
+
+def _part(record: dict[str, Any]) -> tuple[str, ...]:
+    times = block_parts.times_of(record)
+    best = min(micros for micros in times if micros is not None)
+    shown = ("-" if micros is None else f"{micros:.1f}" for micros in times)
+    return record["problem"], *(f"**{one}**" if one == f"{best:.1f}" else one for one in shown)
+
+
+def bitmap() -> str:
+    """The fastest plans of bitmap and csr beside cuBLAS, of benchmarks/results/bitmap.jsonl."""
+    times: dict[tuple[str, int, float], dict[str, float]] = {}
+    for record in records("bitmap"):
+        own = times.setdefault((record["shape"], record["n"], record["sparsity"]), {"dense": record["dense_micros"]})
+        own[record["family"]] = min(record["micros"], own.get(record["family"], record["micros"]))
+    heads = ("A", "N", "zeros", "bitmap", "csr", "cuBLAS", "cuBLAS by the faster")
+    lines = [
+        (
+            shape.replace("x", " x "),
+            str(n),
+            f"{sparsity:.0%}",
+            *(f"{own[family]:.1f}" for family in ("bitmap", "csr", "dense")),
+            f"{own['dense'] / min(own['bitmap'], own['csr']):.2f}",
+        )
+        for (shape, n, sparsity), own in times.items()
+    ]
+    return table(heads, lines, right=6)
+
+
+REGIONS: dict[str, Callable[[], str]] = {"families": measured, "choices": choices, "block parts": parts}
+BITMAP = {"bitmap": bitmap}

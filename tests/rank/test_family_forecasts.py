@@ -11,7 +11,7 @@ from benchmarks.fit_families import corrections, fitted, report
 from benchmarks.kernels import ROOT
 from lospmm.device import DEVICES
 from lospmm.families.traits import Traits
-from lospmm_rank.families import DENSE, SUFFIX, WEIGHTS, dense_micros, factors, likeness
+from lospmm_rank.families import DENSE, SUFFIX, WEIGHTS, dense_micros, factor, likeness
 
 H200 = DEVICES["h200"]
 TRAITS = Traits(768, 768, 4096, 58_900, 2, False, 1.0, 1.3, 0.1)
@@ -39,13 +39,13 @@ def test_a_smooth_function_is_found_again() -> None:
 
 
 def test_beyond_what_was_measured_the_nearest_counts() -> None:
-    far = factors(replace(TRAITS, n=10**9), "h200")
-    further = factors(replace(TRAITS, n=2 * 10**9), "h200")
-    assert far == further and far.keys() >= {"csr", "hyb", "group_coo", "tensor_core", DENSE}
+    for family in ("csr", "hyb", "group_coo", "tensor_core", "bitmap", DENSE):
+        far, further = (factor(family, 1e6 * n, traits=replace(TRAITS, n=n * 10**9), device="h200") for n in (1, 2))
+        assert far == further != 1.0
 
 
 def test_another_device_has_none() -> None:
-    assert factors(TRAITS, "a100") == {}
+    assert factor("csr", 20.0, traits=TRAITS, device="a100") == 1.0
 
 
 def test_the_dense_forecast_follows_the_type() -> None:
