@@ -320,7 +320,7 @@ def _stores(
     form["read_barrier"][stores] = _BARRIER_SCOREBOARD
     addresses.pause(form, stores[addresses.ADDRESSES_OUTSTANDING :: addresses.ADDRESSES_OUTSTANDING])
     steps = np.diff(window, prepend=0)
-    scheduler._raise_before(form, stores[steps != 0])
+    addresses.raise_before(form, stores[steps != 0])
     return [
         (int(stores[at]), addresses.move(entry.c, entry.c, int(steps[at]) * WINDOW_BYTES))
         for at in np.flatnonzero(steps).tolist()

@@ -44,8 +44,8 @@ class Policy:
     ahead: int = 2  # rounds that are built while another is timed; the shortlist is timed in one part more
     finals: tuple[int, ...] = (8, 6, 4, 3, 2)  # of the fastest, how many are timed again in each turn
     chained: int = 4  # of the fastest, those that are also timed with several tiles to a block (``chains``),
-    deeper: int = 2  # and then with more loads in flight (``deeper``),
-    early: int = 4  # and of all these, with rows that are stored early (``early``)
+    deeper: int = 1  # and then with more loads in flight (``deeper``),
+    early: int = 2  # and of all these, with rows that are stored early (``early``)
     doubled: int = 9  # with two words to a thread (``doubles``), timed after the rounds,
     doubled_rounds: int = 8  # and rounds of such, where the fastest is near the fastest of all
 
