@@ -1,17 +1,25 @@
 """The model that comes with lospmm, its data and its card: they belong together, and to this code."""
 
 import json
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import lospmm_rank
+from lospmm.candidates import Candidates
+from lospmm.device import DEVICES
+from lospmm.estimate import RATES, costs_of, work_of
 from lospmm.features import FEATURES
+from lospmm.model import Problem
+from lospmm.search import explore_problem
+from lospmm.stages import Stages
 from lospmm_rank import lambdamart
 from lospmm_rank.card import as_text
-from lospmm_rank.dataset import POINT_AXES, Dataset, features_of_line, load, stale
+from lospmm_rank.dataset import POINT_AXES, WITHOUT_FEATURES, Dataset, features_of_line, load, stale
 from lospmm_rank.evaluate import evaluate
+from tests.core.test_space import random_matrix
 from tests.docs.pages import ROOT
 
 DATA = ROOT / "rank_model" / "data"
@@ -58,6 +66,19 @@ def test_the_features_are_what_this_code_makes_of_the_matrices(dataset: Dataset)
             line[name] = str(getattr(dataset, name)[problem])
         line |= {"problem": str(dataset.key[problem]), "n": int(dataset.size[problem, 2])}
         np.testing.assert_allclose(dataset.features[mine], features_of_line(line, None), rtol=1e-6)
+
+
+def test_rates_without_features_change_no_estimate_of_float32(dataset: Dataset) -> None:
+    """So that a model which was trained with other ones is still what its card says."""
+    assert set(WITHOUT_FEATURES) < set(asdict(RATES))
+    without = replace(RATES, **dict.fromkeys(WITHOUT_FEATURES, 0.0))
+    for name in set(dataset.device.tolist()):
+        problem = Problem(random_matrix(96, 128, 0.2, seed=0), 4096, DEVICES[name])
+        candidates = Candidates.of(explore_problem(problem, Stages()).survivors)
+        work = work_of(problem, candidates)
+        assert len(candidates) > 10
+        for mine, other in zip(costs_of(problem, work), costs_of(problem, work, without), strict=True):
+            np.testing.assert_array_equal(mine, other)
 
 
 def test_the_model_does_what_its_card_says(device: str, dataset: Dataset, card: dict[str, Any]) -> None:
