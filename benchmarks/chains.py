@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.checked import Kernel, Operands
-from benchmarks.recorded import Row, record
+from benchmarks.recorded import record
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.dtype import FLOAT32
@@ -69,11 +69,7 @@ def records() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    record("chains", records(), _shown, description=__doc__)
-
-
-def _shown(row: Row) -> str:
-    return " ".join(str(value) for name, value in row.items() if name != "device")
+    record("chains", records(), description=__doc__)
 
 
 if __name__ == "__main__":

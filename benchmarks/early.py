@@ -202,11 +202,7 @@ def records() -> Iterator[Row]:
 
 
 def main() -> None:
-    record("early", records(), _shown, description=__doc__)
-
-
-def _shown(row: Row) -> str:
-    return " ".join(str(value) for name, value in row.items() if name != "device")
+    record("early", records(), description=__doc__)
 
 
 if __name__ == "__main__":

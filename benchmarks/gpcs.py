@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks import walking
 from benchmarks.checked import Kernel, Operands
-from benchmarks.recorded import Row, record
+from benchmarks.recorded import record
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
@@ -337,11 +337,7 @@ def records() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     rows = ({"device": detect_device().name, **row} for row in records())
-    record("gpcs", rows, _shown, description=__doc__)
-
-
-def _shown(row: Row) -> str:
-    return " ".join(f"{value}" for name, value in row.items() if name != "device")
+    record("gpcs", rows, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -195,11 +195,7 @@ def _timed(*, is_lean: bool) -> Iterator[Row]:
 
 
 def main() -> None:
-    record("jumps", records(), _shown, description=__doc__)
-
-
-def _shown(row: Row) -> str:
-    return " ".join(str(value) for name, value in row.items() if name != "device")
+    record("jumps", records(), description=__doc__)
 
 
 if __name__ == "__main__":

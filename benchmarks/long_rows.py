@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.chains import build
 from benchmarks.checked import Kernel, Operands
-from benchmarks.recorded import Row, record
+from benchmarks.recorded import record
 from lospmm import sums
 from lospmm.build import for_emitter
 from lospmm.candidates import Candidates
@@ -141,11 +141,7 @@ def gelu(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def main() -> None:
-    record("long_rows", records(), _shown, description=__doc__)
-
-
-def _shown(row: Row) -> str:
-    return " ".join(str(value) for name, value in row.items() if name != "device")
+    record("long_rows", records(), description=__doc__)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,12 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def record(name: str, rows: Iterable[Row], shown: Callable[[Row], str], *, description: str | None) -> None:
+def values(row: Row) -> str:
+    """All of a line but the device."""
+    return " ".join(str(value) for name, value in row.items() if name != "device")
+
+
+def record(name: str, rows: Iterable[Row], shown: Callable[[Row], str] = values, *, description: str | None) -> None:
     """``python -m benchmarks.NAME [--out DIR]``: writes DIR/NAME.jsonl, a line as soon as it is known, and shows it."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))

@@ -1,7 +1,7 @@
 """The one small language that a kernel is written in before it is CUDA C++, PTX or machine code.
 
-A thread computes one column of C for a few rows. It has accumulators (one per row of its tile and a second
-one for each long row, zero at the start) and buffers for elements of B, and does three things:
+A thread computes one column of C for a few rows. It has accumulators (one per row of its tile and a second one for each
+long row, zero at the start) and buffers for elements of B, and does three things:
 
     Load   buffer <- B[k, column]
     Fma    accumulator <- accumulator + weight * buffer

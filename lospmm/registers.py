@@ -23,7 +23,6 @@ TAKEN_APART = 7
 #: The addresses of the mailboxes of a tile that blocks share: a pair for the others', one register for the own.
 CLUSTER_REGISTERS = 3
 
-
 #: Elements of B in flight that long rows leave.
 LEAST_BUFFERS = 8
 
@@ -42,30 +41,29 @@ def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
 
 def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
     """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
-    seconds = candidates.thread_words * _seconds_of_each(problem, candidates)
-    needed = candidates.thread_words * candidates.rows + seconds + candidates.by_schedule(_beside_rows)
-    return _forecast(needed - _given_up(problem, candidates, needed, seconds), problem.device)
+    needed, given_up = _needed(problem, candidates)
+    return _forecast(needed - given_up, problem.device)
 
 
 def prefetch_of(problem: Problem, candidate: Candidate) -> int:
     """The elements of B in flight that a candidate's kernel has: those of its schedule, but for the registers that long
     rows need and its block does not have."""
-    one = Candidates.of([candidate])
-    seconds = one.thread_words * _seconds_of_each(problem, one)
-    needed = one.thread_words * one.rows + seconds + one.by_schedule(_beside_rows)
-    return candidate.schedule.prefetch - int(_given_up(problem, one, needed, seconds)[0])
+    _, given_up = _needed(problem, Candidates.of([candidate]))
+    return candidate.schedule.prefetch - int(given_up[0])
 
 
-def _given_up(problem: Problem, candidates: Candidates, needed: Ints, seconds: Ints) -> Ints:
-    """Where a block has not as many registers as ``needed``: the buffers that ``seconds`` take, all but the least."""
+def _needed(problem: Problem, candidates: Candidates) -> tuple[Ints, Ints]:
+    """Sums and what stands beside them; and, where a block has not as many registers, the buffers that the second sums
+    take, all but the least."""
     device = problem.device
+    seconds = candidates.thread_words * _seconds_of_each(problem, candidates)
+    needed = candidates.thread_words * candidates.rows + seconds + candidates.by_schedule(_beside_rows)
     threads = registers_of_block(candidates.cols, np.ones_like(candidates.cols), device) // device.register_unit
     most = device.registers_per_block // threads // device.register_unit * device.register_unit
     prefetch = candidates.by_schedule(lambda schedule: schedule.prefetch)
     spare = np.minimum(np.maximum(prefetch - LEAST_BUFFERS, 0), seconds)
     missing = needed + device.reserved_registers - np.minimum(most, device.registers_per_thread)
-    given_up: Ints = np.clip(missing, 0, spare)
-    return given_up
+    return needed, np.clip(missing, 0, spare)
 
 
 def _seconds_of_each(problem: Problem, candidates: Candidates) -> Ints:

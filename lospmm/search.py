@@ -161,8 +161,8 @@ def choose_by_time(
 
     A round is chosen, and its kernels are built, before all of what was begun is timed, so that the GPU waits for the
     choice alone. It ends after all rounds, where nothing is left, or once time is up; one candidate that runs is always
-    timed. Then the fastest are timed again, in turns of fewer and fewer (``timed_again``). ``stages``
-    counts the choices, too. ``pool`` is what may be timed, where that is known. Raises GpuFault where none of them ran.
+    timed. Then the fastest are timed again, in turns of fewer and fewer (``timed_again``). ``stages`` counts the
+    choices, too. ``pool`` is what may be timed, where that is known. Raises GpuFault where none of them ran.
     """
     rounds = _Rounds(problem, lambda: pool or Pool.of(problem, choice.space, ranker, locksteps), locksteps, stages)
     spread = rounds.spread(choice.shortlist)
@@ -319,8 +319,8 @@ def timed_again(timed: Sequence[Trialled[Item]], clock: Clock, finals: Sequence[
     loads, and the others are told apart by more of them (successive halving: Karnin, Koren and Somekh, Almost Optimal
     Exploration in Multi-Armed Bandits, 2013). Time that is up in the middle of a turn leaves that turn out.
     """
-    timed, places = list(timed), list(range(len(timed)))
-    places = [at for at in places if timed[at].measurement.timing is not None]
+    timed = list(timed)
+    places = [at for at, trial in enumerate(timed) if trial.measurement.timing is not None]
     for count in finals:
         if clock.finals is None or clock.is_over():
             break
