@@ -10,21 +10,16 @@ or by loads into a register that nobody reads. Beside them, loads with other hin
 ``benchmarks.families`` chose. Writes ``ahead.jsonl`` and prints a line per kernel.
 """
 
-import os
-import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.ablation import with_policy
-from benchmarks.checked import Kernel, Operands
-from benchmarks.early import EFFORT, Case, cases, diagonal, turned
+from benchmarks.checked import Kernel
+from benchmarks.early import Built, Case, cases, diagonal, timed, turned
 from benchmarks.kernels import SEED
-from benchmarks.recorded import Row, record
+from benchmarks.recorded import record
 from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.sass.form import Opcode, blank
@@ -34,18 +29,14 @@ from lospmm.deeper import deepened
 from lospmm.device import DeviceSpec
 from lospmm.dtype import FLOAT32
 from lospmm.early import stored_early
-from lospmm.gpu.driver import open_driver
 from lospmm.ir import KernelProgram, Op, launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Problem
 from lospmm.occupancy import resident_blocks
 from lospmm.reorder import regroup
-from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.synthetic import uniform
-
-TURNS = 2
 
 #: Hints to the caches: of ``benchmarks.ablation``.
 HINTS = {"first to be evicted": 0, "normal": 1}
@@ -81,7 +72,7 @@ def asked_ahead(code: MachineCode, program: KernelProgram, op: Opcode) -> Machin
     return replace(code, form=np.concatenate(parts), starts=starts, registers=code.registers + (op == Opcode.LDG))
 
 
-def build(case: Case, device: DeviceSpec, folder: str) -> list[tuple[str, Kernel]]:
+def build(case: Case, device: DeviceSpec, folder: str) -> Built:
     (m, k, n), sparsity, tiles = case
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=SEED), n, device), "sass")
     tile, schedule = next(one for one in tiles if one[1].split_k == 1)
@@ -105,35 +96,18 @@ def build(case: Case, device: DeviceSpec, folder: str) -> list[tuple[str, Kernel
         if op == Opcode.LDG and not resident_blocks(device, **needed):
             continue
         forms[name] = program, replace(forms["plain"][1], machine=asked_ahead(machine, program, op))
-    found = []
+    found: Built = []
     for name, (one, emission) in forms.items():
         binary = compile_kernel(emission, arch=device.arch, registers=255, store=Store(Path(folder)), workers=1)
         kernel = Kernel(binary.cubin, one.name, launch(one), binary.code_bytes)
-        found.append((name, kernel))
+        found.append((name, {}, kernel))
         for hint, bits in HINTS.items() if name in HINTED else ():
-            found.append((f"{name}, {hint}", replace(kernel, cubin=with_policy(kernel.cubin, one.name, bits))))
+            found.append((f"{name}, {hint}", {}, replace(kernel, cubin=with_policy(kernel.cubin, one.name, bits))))
     return found
 
 
-def records() -> Iterator[Row]:
-    device, wanted = detect_device(), cases((0.98,))
-    workers = max(1, (os.cpu_count() or 2) - 2)
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        built = [pool.submit(build, case, device, folder) for case in wanted]
-        driver = open_driver()
-        for ((m, k, n), sparsity, _), kernels in zip(wanted, built, strict=True):
-            operands = Operands(driver, uniform(m, k, sparsity, seed=SEED), n, FLOAT32)
-            for turn in range(TURNS):
-                for name, kernel in kernels.result():
-                    timed = operands.time(kernel, effort=EFFORT)
-                    yield {"device": device.name, "m": m, "k": k, "n": n, "sparsity": sparsity, "form": name,
-                           "code_bytes": kernel.code_bytes, "turn": turn, **timed}  # fmt: skip
-            operands.close()
-        driver.close()
-
-
 def main() -> None:
-    record("ahead", records(), description=__doc__)
+    record("ahead", timed(cases((0.98,)), build), description=__doc__)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ import ast
 import json
 import math
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -70,14 +71,22 @@ def cases(sparsities: Sequence[float] = SPARSITIES) -> list[Case]:
     for line in (results / "families.jsonl").read_text().splitlines():
         row = json.loads(line)
         if row["set"] == "shapes" and row["dtype"] == "tf32":
-            tile = ast.literal_eval(row["families"]["unrolled"]["plan"])
-            _add(found, row, round(row["sparsity"], 2), tile)
+            _add(found, row, round(row["sparsity"], 2), axes_of(row["families"]["unrolled"]["plan"]))
     for line in (results / "kernels.jsonl").read_text().splitlines():
         row = json.loads(line)
         if row["set"] == "shapes" and "tile" in row:
             _add(found, row, row["drawn_sparsity"], row["tile"])
     gemms = [shape.gemm for network in read_shapes(SHAPES_FILE).networks for shape in network.shapes]
     return [(gemm, sparsity, tuple(found[gemm, sparsity])) for sparsity in sparsities for gemm in gemms]
+
+
+def axes_of(plan: str) -> Row:
+    """The axes of a plan of the unrolled family, as lines of families.jsonl have it: a manifest's tile, or a tile size
+    and a schedule."""
+    if plan.startswith("{"):
+        tile: Row = ast.literal_eval(plan)
+        return tile
+    return {name: ast.literal_eval(value) for name, value in re.findall(r"(\w+)=(\w+)", plan)}
 
 
 def _add(found: dict[Any, list[Any]], row: Row, sparsity: float, tile: Row) -> None:
@@ -182,8 +191,9 @@ def build(case: Case, device: DeviceSpec, folder: str) -> Built:
     return found
 
 
-def records() -> Iterator[Row]:
-    device, wanted = detect_device(), cases()
+def timed(wanted: Sequence[Case], build: Callable[[Case, DeviceSpec, str], Built]) -> Iterator[Row]:
+    """What each kernel takes in every turn; those that are labelled as not ``chosen`` in the first alone."""
+    device = detect_device()
     workers = max(1, (os.cpu_count() or 2) - 2)
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         built = [pool.submit(build, case, device, folder) for case in wanted]
@@ -192,17 +202,17 @@ def records() -> Iterator[Row]:
             operands = Operands(driver, uniform(m, k, sparsity, seed=SEED), n, FLOAT32)
             for turn in range(TURNS):
                 for name, labels, kernel in kernels.result():
-                    if turn and not labels["chosen"]:
+                    if turn and not labels.get("chosen", True):
                         continue
-                    timed = operands.time(kernel, effort=EFFORT)
                     yield {"device": device.name, "m": m, "k": k, "n": n, "sparsity": sparsity, "form": name, **labels,
-                           "code_bytes": kernel.code_bytes, "turn": turn, **timed}  # fmt: skip
+                           "code_bytes": kernel.code_bytes, "turn": turn,
+                           **operands.time(kernel, effort=EFFORT)}  # fmt: skip
             operands.close()
         driver.close()
 
 
 def main() -> None:
-    record("early", records(), description=__doc__)
+    record("early", timed(cases(), build), description=__doc__)
 
 
 if __name__ == "__main__":

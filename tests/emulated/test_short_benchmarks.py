@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ahead import asked_ahead
-from benchmarks.early import forms
+from benchmarks.early import axes_of, cases, forms
 from benchmarks.jumps import equally_long
 from lospmm.codegen import emit
 from lospmm.codegen.sass.form import Opcode
@@ -56,3 +56,14 @@ def test_machine_code_that_is_changed_computes_the_same(change: str) -> None:
         for each in (code, changed)
     )
     np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def test_tiles_of_earlier_searches_are_read_however_they_were_written() -> None:
+    """Every one of the 41 shapes has some; a plan is a manifest's tile, or a tile size and a schedule."""
+    found = cases()
+    assert len(found) == 2 * 41 and all(tiles for _, _, tiles in found)
+    tile, schedule = TileSize(12, 64), Schedule(24, None, 0, 128)
+    as_manifest = str({"rows": 12, "cols": 64, "fmas_per_load": None, "column_group": 0})
+    plain, structured = axes_of(as_manifest), axes_of(f"{tile}, {schedule}")
+    assert plain == {name: structured[name] for name in plain}
+    assert structured["prefetch"] == 24 and structured["lockstep"] == 128 and structured["stores_early"] is False
