@@ -9,7 +9,7 @@ from lospmm.gpu import gate, operands
 from lospmm.gpu.driver import Driver
 from lospmm.gpu.gate import Verdict
 from lospmm.ir import KernelProgram, launch
-from lospmm.model import Problem
+from lospmm.model import Launch, Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
@@ -18,18 +18,25 @@ from lospmm.toolchain.compile import compile_kernel
 def run(
     driver: Driver, problem: Problem, program: KernelProgram, emitter: str
 ) -> tuple[list[NDArray[np.float32]], Verdict]:
-    """B or the input, C, and the residual if there is one, as they lie in memory, after a run that the gate passed."""
+    """As ``run_cubin``, of a program that is compiled first."""
     arch, store = problem.device.arch, Store(settings().cache_dir)
     emission = emit(program, emitter, arch)
     binary = compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=settings().workers)
+    return run_cubin(driver, problem, binary.cubin, program.name, launch(program))
+
+
+def run_cubin(
+    driver: Driver, problem: Problem, cubin: bytes, entry: str, launched: Launch
+) -> tuple[list[NDArray[np.float32]], Verdict]:
+    """B or the input, C, and the residual if there is one, as they lie in memory, after a run that the gate passed."""
     task = measure._prepare(problem, seed=1)
     place = operands.allocate(driver, task)
     operands.fill(driver, place, task)
-    function = driver.load(binary.cubin, program.name)
+    function = driver.load(cubin, entry)
 
     def enqueue(copy: int) -> None:
         addresses = (place.b[copy], place.c[copy], *place.residual[copy : copy + 1])
-        driver.launch(function, launch(program), tuple(map(np.uint64, addresses)))
+        driver.launch(function, launched, tuple(map(np.uint64, addresses)))
 
     verdict = gate.run_and_check(driver, gate.load_gate(driver, task.gate), place, task, enqueue, copy=0)
     assert verdict.failure is None

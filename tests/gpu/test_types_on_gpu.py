@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import artifact, measure
+from lospmm import artifact
+from lospmm.accuracy import tolerance_of
 from lospmm.baselines import baselines_of
 from lospmm.build import build, build_packed, for_emitter
 from lospmm.cli import run
@@ -17,7 +18,6 @@ from lospmm.dtype import DTYPES, Dtype
 from lospmm.epilogue import epilogue_of
 from lospmm.estimate import estimate_micros
 from lospmm.families import FAMILIES, Entrant
-from lospmm.gpu import gate, operands
 from lospmm.gpu.driver import Driver
 from lospmm.matrix import SparseMatrix
 from lospmm.measure import BRIEF, Bench
@@ -30,6 +30,7 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.verify import compare
 from lospmm.words import DOUBLE, in_words, words_of
+from tests.gpu.checked_run import run_cubin
 from tests.gpu.problems import matrix
 
 pytestmark = pytest.mark.gpu
@@ -85,41 +86,23 @@ def test_the_gate_agrees_with_verify_of_unrolled_kernels(
 
 def check_gate(driver: Driver, problem: Problem, kernel: Compiled) -> None:
     """That it lets ``kernel`` pass, and that its errors are those of ``verify.compare``."""
-    (m, k), n, dtype, epilogue = (problem.matrix.m, problem.matrix.k), problem.n, problem.dtype, problem.epilogue
-    task = measure._prepare(problem, seed=1)
-    place = operands.allocate(driver, task)
-    operands.fill(driver, place, task)
-    function = driver.load(kernel.cubin, kernel.entry)
-
-    def enqueue(copy: int) -> None:
-        addresses = (place.b[copy], place.c[copy], *place.residual[copy : copy + 1])
-        driver.launch(function, kernel.launch, tuple(map(np.uint64, addresses)))
-
-    checks = gate.load_gate(driver, task.gate)
-    verdict = gate.run_and_check(driver, checks, place, task, enqueue, copy=0)
-    assert verdict.failure is None
-    kind = place.drawn.dtype
-    b, c, residual = np.empty((k, n), kind), np.empty((m, n), kind), np.zeros((m, n), kind)
-    driver.download(b, place.b[0])
-    driver.download(c, place.c[0])
-    if place.residual:
-        driver.download(residual, place.residual[0])
-    own_b, own_c, third = (dtype.from_storage(array) for array in (b, c, residual))
+    n, dtype = problem.n, problem.dtype
+    found, verdict = run_cubin(driver, problem, kernel.cubin, kernel.entry, kernel.launch)
+    b, c, *residual = (one.reshape(-1, n) for one in found)
     columns = np.unique(np.linspace(0, n - 1, 400).astype(np.int64))
     error = compare(
         problem.matrix,
         columns,
-        own_b[:, columns],
-        own_c[:, columns],
-        epilogue=epilogue,
-        residual=third[:, columns] if place.residual else None,
+        b[:, columns],
+        c[:, columns],
+        epilogue=problem.epilogue,
+        residual=residual[0][:, columns] if residual else None,
         dtype=dtype,
-        tolerance=task.tolerance,
+        tolerance=tolerance_of(dtype, problem.rounded_sums),
     )
     assert error <= verdict.max_relative_error * (1 + 1e-6)
     if n <= 400:
         assert verdict.max_relative_error == pytest.approx(error, rel=1e-6)
-    operands.release(driver, place)
 
 
 @unrolled_types
