@@ -31,6 +31,7 @@ from lospmm.build import for_emitter
 from lospmm.device import DEVICES
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
+from lospmm.last_axes import NO_LAST_AXES
 from lospmm.measure import Timing
 from lospmm.model import Candidate, Problem
 from lospmm.options import LOCKSTEPS, splits_of
@@ -57,7 +58,7 @@ class Way(NamedTuple):
 
 
 #: Tables know nothing of several tiles to a block.
-SINGLE = replace(POLICY, chained=0, deeper=0, early=0)
+SINGLE = replace(POLICY, last=NO_LAST_AXES)
 
 WAYS: Mapping[str, Way] = {
     "default": Way(SINGLE, "lambdamart"),

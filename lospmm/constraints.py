@@ -74,6 +74,13 @@ def block_registers(subject: Subject) -> Bound:
     return Bound(registers_of_block(candidates.cols, per_thread, device), device.registers_per_block)
 
 
+def long_row_registers(subject: Subject) -> Bound:
+    """Both limits once more, when the rows are regrouped: then the long rows of each tile, with two sums each, are
+    known (``sums``)."""
+    of_block = block_registers(subject)
+    return replace(of_block, value=np.where(thread_registers(subject).holds, of_block.value, math.inf))
+
+
 def mailbox_bytes(subject: Subject) -> Bound:
     """A block with more shared memory than the GPU gives one does not start."""
     return Bound(mailbox_bytes_of_each(subject.candidates), subject.problem.device.shared_bytes_per_block)
@@ -198,6 +205,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("utilization", least_grid_height),
     Constraint("utilization", dispatched_tiles, relaxed=1.25),
     Constraint("utilization", idle_sms, relaxed=0.5),
+    Constraint("balance", long_row_registers),
     Constraint("balance", row_imbalance, relaxed=1.25),
     Constraint("balance", wasted_columns, relaxed=1.25),
 )

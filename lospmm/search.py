@@ -3,8 +3,8 @@
 space -> constraints -> schedules -> ranker -> shortlist -> trials -> finals -> choice
 
 Without a GPU the choice is the ranker's first. With one the shortlist is timed, and then what promises most after what
-was timed so far, and of the fastest those that several tiles to a block may make faster (``chains``). The fastest few
-are timed again, in turns.
+was timed so far, and what axes beyond the space make of the fastest (``last_axes``). The fastest few are timed again,
+in turns.
 """
 
 from collections import Counter, deque
@@ -18,13 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.candidates import Candidates
-from lospmm.chains import chained
-from lospmm.deeper import deepened
 from lospmm.doubles import doubled
-from lospmm.early import stored_early
 from lospmm.errors import GpuFault, NothingFits
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
+from lospmm.last_axes import LAST_AXES, LastAxes, varied
 from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
 from lospmm.ranker import Ranker, shortlist
 from lospmm.reorder import regroup
@@ -43,9 +41,8 @@ class Policy:
     batch: int = 6  # and how many candidates each time
     ahead: int = 2  # rounds that are built while another is timed; the shortlist is timed in one part more
     finals: tuple[int, ...] = (8, 6, 4, 3, 2)  # of the fastest, how many are timed again in each turn
-    chained: int = 4  # of the fastest, those that are also timed with several tiles to a block (``chains``),
-    deeper: int = 1  # and then with more loads in flight (``deeper``),
-    early: int = 2  # and of all these, with rows that are stored early (``early``)
+    varied: int = 8  # of the fastest, those that ``last`` is made of
+    last: LastAxes = LAST_AXES
     doubled: int = 9  # with two words to a thread (``doubles``), timed after the rounds,
     doubled_rounds: int = 8  # and rounds of such, where the fastest is near the fastest of all
 
@@ -166,15 +163,14 @@ def choose_by_time(
     """
     rounds = _Rounds(problem, lambda: pool or Pool.of(problem, choice.space, ranker, locksteps), locksteps, stages)
     spread = rounds.spread(choice.shortlist)
-    timed = _in_rounds(spread, rounds, clock, policy)
+    doubles, last = bool(choice.doubles and policy.doubled), _Last(problem, policy)
+    timed = _in_rounds(spread, rounds, clock, policy, None if doubles else last)
     ran = fastest_first(timed)
     if not ran:
         raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
-    if choice.doubles and policy.doubled and not clock.is_over():
+    if doubles and not clock.is_over():
         timed += _timed_doubles(problem, choice, ran[0].micros, clock, stages, locksteps, policy)
-    for change, count in ((chained, policy.chained), (deepened, policy.deeper), (stored_early, policy.early)):
-        ran = fastest_first(timed)
-        timed += _timed_also(change(problem, [trial.candidate for trial in ran])[:count], ran, clock)
+    timed += _timed_also(last.next(fastest_first(timed)), clock)
     timed = timed_again(timed, clock, policy.finals)
     winner = settled(timed)
     if winner.settled_micros == float("inf"):
@@ -188,10 +184,12 @@ def _in_rounds(
     rounds: "_Rounds",
     clock: Clock,
     policy: Policy,
+    last: "_Last | None" = None,
     *,
     near_micros: float = float("inf"),
 ) -> list[Trialled[Candidate]]:
-    """Times of the ``first``, and of the rounds after them while the fastest takes no more than ``near_micros``."""
+    """Times of the ``first``, and of the rounds after them while the fastest takes no more than ``near_micros``; and of
+    what comes ``last``, which is built while the last rounds are timed."""
     timed: list[Trialled[Candidate]] = []
     with ExitStack() as stack:
         begun: deque[Batch] = deque()
@@ -213,6 +211,9 @@ def _in_rounds(
                 begun[0].start()
             if ran and ran[0].micros <= near_micros and rounds.done < policy.rounds:
                 begin(rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch))
+            elif ran and last is not None:
+                begin(last.next(ran))
+                last = None
     return timed
 
 
@@ -236,14 +237,10 @@ def _timed_doubles(
     return _in_rounds(rounds.spread(choice.doubles[: policy.doubled]), rounds, clock, own, near_micros=near)
 
 
-def _timed_also(
-    candidates: Sequence[Candidate], ran: Sequence[Trialled[Candidate]], clock: Clock
-) -> Iterator[Trialled[Candidate]]:
-    """``candidates``, which change the schedule of some that ``ran`` and have their score, if there is time."""
-    if clock.is_over():
+def _timed_also(asked: Sequence[Scored[Candidate]], clock: Clock) -> Iterator[Trialled[Candidate]]:
+    """Those that are ``asked`` for, if there is time."""
+    if not asked or clock.is_over():
         return
-    scores = {_words(trial.candidate): trial.score for trial in reversed(ran)}
-    asked = [Scored(one, scores[_words(one)]) for one in candidates]
     batch = Batch(asked, iter(clock.trials([scored.candidate for scored in asked])))
     try:
         yield from batch.timed(clock.is_over, first=False)
@@ -310,6 +307,28 @@ class _Rounds:
             chosen = self._surrogate.most_promising(micros, waiting, count, self._taken)
         self._taken |= set(chosen)
         return [Scored(pool[index], float(np.exp(pool.forecast[index]))) for index in chosen]
+
+
+class _Last:
+    """What is timed behind the rounds."""
+
+    def __init__(self, problem: Problem, policy: Policy) -> None:
+        self.problem, self.policy = problem, policy
+        self._made: set[tuple[TileSize, Schedule]] = set()
+        self._made_of: set[tuple[TileSize, Schedule]] = set()
+
+    def next(self, ran: Sequence[Trialled[Candidate]]) -> list[Scored[Candidate]]:
+        """What is made of the fastest of those that ``ran``, with their scores; nothing where the fastest is one that
+        something was made of before. None is given twice."""
+        fastest = [trial for trial in ran if _key(trial.candidate) not in self._made][: self.policy.varied]
+        if not fastest or _key(fastest[0].candidate) in self._made_of:
+            return []
+        scores = {_words(trial.candidate): trial.score for trial in reversed(fastest)}
+        made = varied(self.problem, [trial.candidate for trial in fastest], self.policy.last)
+        new = [one for one in made if _key(one) not in self._made]
+        self._made_of |= {_key(trial.candidate) for trial in fastest}
+        self._made |= {_key(one) for one in new}
+        return [Scored(one, scores[_words(one)]) for one in new]
 
 
 def timed_again(timed: Sequence[Trialled[Item]], clock: Clock, finals: Sequence[int]) -> list[Trialled[Item]]:

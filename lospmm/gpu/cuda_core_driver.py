@@ -83,6 +83,9 @@ class CudaCoreDriver:
     def fill(self, address: int, word: int, count: int) -> None:
         check(cu.cuMemsetD32Async(address, word, count, self.stream))
 
+    def copy(self, to: int, address: int, size: int) -> None:
+        check(cu.cuMemcpyDtoDAsync(to, address, size, self.stream))
+
     @faults_named()
     def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
         if shape.shared_bytes > SHARED_BYTES_UNASKED:

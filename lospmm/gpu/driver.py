@@ -105,6 +105,10 @@ class Driver(Protocol):
         """Set ``count`` 32-bit words, on the stream."""
         ...
 
+    def copy(self, to: int, address: int, size: int) -> None:
+        """Copy ``size`` bytes from one place on the GPU to another, on the stream."""
+        ...
+
     def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
         """Start a kernel on the stream. Each argument is passed with its own size: an address is ``np.uint64``."""
         ...

@@ -3,11 +3,14 @@
 A kernel runs on a C full of NaN and is held against float64, computed on the GPU from A in compressed rows
 (``gate.cu``); of a convolution from its input. How far an element may be off is the ``Tolerance`` of its type
 (``lospmm/accuracy.py``); errors are told relative to |A| |B|, what is added to it included.
+
+Kernels of one problem differ in how they move B and C, and most add up the same products in the same order: a C that is
+bit for bit one that passed is right without another check, which takes a third of a brief timing.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,10 +53,21 @@ def gate_source() -> str:
     return Path(__file__).with_name("gate.cu").read_text()
 
 
+class Passed(NamedTuple):
+    """A C that passed, where it is kept (``Operands.kept``), and the very problem that it was held against."""
+
+    address: int
+    problem: Prepare
+    max_relative_error: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Gate:
+    """``passed`` has as many as there is room for, the one that was seen last first."""
+
     check: Function
     differ: Function
+    passed: list[Passed] = field(default_factory=list)
 
 
 class Verdict(NamedTuple):
@@ -74,6 +88,38 @@ def run_and_check(
     poison(driver, operands, copy)
     enqueue(copy)
     driver.synchronize()  # a fault from here back is the kernel's, not the gate's
+    known = _passed_before(driver, gate, operands, problem, copy)
+    if known is not None:
+        return Verdict(known.max_relative_error, None)
+    verdict = _checked(driver, gate, operands, problem, copy)
+    if verdict.failure is None:
+        _keep(driver, gate, operands, Passed(operands.c[copy], problem, verdict.max_relative_error))
+    return verdict
+
+
+def _passed_before(driver: Driver, gate: Gate, operands: Operands, problem: Prepare, copy: int) -> Passed | None:
+    """What passed and is bit for bit this C. A library's product passes by itself: it has no epilogue."""
+    for one in gate.passed:
+        if one.problem is problem and not _different(driver, gate, operands, operands.c[copy], one.address):
+            gate.passed.remove(one)
+            gate.passed.insert(0, one)
+            return one
+    return None
+
+
+def _keep(driver: Driver, gate: Gate, operands: Operands, found: Passed) -> None:
+    """A copy of it, in place of the one that was seen longest ago."""
+    if not operands.kept:
+        return
+    if len(gate.passed) == len(operands.kept):
+        gate.passed.pop()
+    address = next(one for one in operands.kept if one not in {passed.address for passed in gate.passed})
+    driver.copy(address, found.address, operands.c_bytes)
+    gate.passed.insert(0, found._replace(address=address))
+
+
+def _checked(driver: Driver, gate: Gate, operands: Operands, problem: Prepare, copy: int) -> Verdict:
+    """All of a C that was written, against float64."""
     driver.fill(operands.worst, 0, 4 * operands.m)
     put_tolerance(driver, operands, problem.tolerance)
     grid = (-(-operands.n // THREADS), min(operands.m, MAX_GRID_Y), 1)
@@ -90,11 +136,15 @@ def run_and_check(
 
 def count_different(driver: Driver, gate: Gate, operands: Operands, copies: tuple[int, int]) -> int:
     """In how many elements two copies of C differ, bit by bit."""
+    one, other = (operands.c[copy] for copy in copies)
+    return _different(driver, gate, operands, one, other)
+
+
+def _different(driver: Driver, gate: Gate, operands: Operands, one: int, other: int) -> int:
     driver.fill(operands.worst, 0, 2)
     count = operands.m * operands.n
-    one, other = (np.uint64(operands.c[copy]) for copy in copies)
     size = np.uint32(operands.dtype.element_bytes)
-    arguments = (one, other, np.uint64(count), np.uint64(operands.worst), size)
+    arguments = (np.uint64(one), np.uint64(other), np.uint64(count), np.uint64(operands.worst), size)
     driver.launch(gate.differ, Shape((min(DIFFER_BLOCKS, -(-count // THREADS)), 1, 1), THREADS, 0), arguments)
     found = np.empty(1, dtype=np.uint64)
     driver.download(found, operands.worst)

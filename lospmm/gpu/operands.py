@@ -26,6 +26,10 @@ DRAWS = 2
 #: Left free on the GPU: code, local memory and what libraries allocate.
 RESERVE_BYTES = 512 << 20
 
+#: Results that the gate keeps (``gate.Passed``), where there is room: kernels whose blocks share tiles add up in other
+#: orders, and so do those of other families.
+KEPT = 3
+
 #: NaN in float32, and twice NaN in 16-bit types.
 NAN_WORD = 0xFFFFFFFF
 
@@ -49,6 +53,7 @@ class Operands:
     b: tuple[int, ...]  # (k, n), row-major; or a convolution's input, NCHW
     c: tuple[int, ...]  # (m, n), row-major; or a convolution's output, NCHW
     residual: tuple[int, ...]  # as C, where the kernel takes one
+    kept: tuple[int, ...]  # room for as many C
     bias: int  # float32, (m,), or 0
     window: int  # int32, (13,), of gate.cu, or 0
     tolerance: int  # of gate.cu
@@ -138,8 +143,10 @@ def allocate(driver: Driver, problem: Prepare) -> Operands:
             f"{least * per_copy / 2**30:.1f} GiB; {max(0, free) / 2**30:.1f} GiB are free on {driver.device_name()}"
         )
     copies = max(least, 2) if 2 * per_copy <= free else least  # a second C shows what differs from run to run
-    start = driver.allocate(copies * per_copy)
+    kept = min(KEPT, (free - copies * per_copy) // c_bytes)
+    start = driver.allocate(copies * per_copy + kept * c_bytes)
     starts = [start + per_copy * copy for copy in range(copies)]
+    behind = start + copies * per_copy
     return Operands(
         m=problem.m,
         k=problem.k,
@@ -150,6 +157,7 @@ def allocate(driver: Driver, problem: Prepare) -> Operands:
         b=tuple(starts),
         c=tuple(start + b_bytes for start in starts),
         residual=tuple(start + b_bytes + c_bytes for start in starts) if problem.residual else (),
+        kept=tuple(behind + c_bytes * number for number in range(kept)),
         bias=0 if problem.bias is None else driver.allocate(problem.bias.nbytes),
         window=0 if problem.convolution is None else driver.allocate(4 * WINDOW_SIZES),
         tolerance=driver.allocate(TOLERANCE_BYTES),

@@ -89,6 +89,10 @@ class PycudaDriver:
         cuda.memset_d32_async(address, word, count, self._stream)
 
     @faults_named()
+    def copy(self, to: int, address: int, size: int) -> None:
+        cuda.memcpy_dtod_async(to, address, size, self._stream)
+
+    @faults_named()
     def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
         kernel = function.handle
         if shape.shared_bytes > SHARED_BYTES_UNASKED:

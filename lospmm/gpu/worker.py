@@ -80,7 +80,9 @@ def measure(bench: Workbench, task: Measure) -> Measurement:
 
 
 def _refused(bench: Workbench, verdict: Verdict) -> Measurement:
-    """The failure of a kernel that writes wrong things, perhaps over A and B too: they are put there again."""
+    """The failure of a kernel that writes wrong things, perhaps over A, B and what passed too: A and B are put there
+    again."""
+    bench.gate.passed.clear()
     fill(bench.driver, bench.operands, bench.problem)
     return Measurement(None, verdict.max_relative_error, verdict.failure)
 

@@ -139,18 +139,25 @@ def settle(model: nn.Module, chosen: Sequence[Work], layout: Layout, ready: Call
     """Give back as many of the ``chosen`` layers as the model is faster without; the times of the dense model and this.
 
     ``ready`` gives a block of calls of the model in its present state. Every number of layers is timed in turn with the
-    dense model, and what is fastest once more, for longer: the best of several times was likely lucky. If it is not
-    faster then by more than these times differ, the model is dense, and its time stands in both places.
+    dense model, and what is fastest once more, for longer: the best of several times was likely lucky. So are all the
+    layers, which are kept unless the model is faster without some by more than these times differ. If what is left is
+    not faster than the dense model by as much, the model is dense, and its time stands in both places.
     """
     order = sorted(chosen, key=lambda work: -work.gain)
     trials = _Trials(model, order, layout, ready)
-    best, _ = settled(len(order), 1.0, lambda keep: trials.measure(keep).ratio)
+    every = len(order)
+    best, _ = settled(every, 1.0, lambda keep: trials.measure(keep).ratio)
     found = trials.measure(best, LAST_ROUNDS) if best else None
+    if found is not None and best < every:
+        whole = trials.measure(every, LAST_ROUNDS)
+        if whole.ratio - whole.error <= found.ratio + found.error:
+            best, found = every, whole
     if found is None or not found.is_faster:
         best = 0
-        trials.turn_to(0)
         micros = statistics.median(trials.dense_micros)
         found = Turns(micros, micros, 1.0, 0.0, LAST_ROUNDS)
+    if best != trials.now:
+        trials.turn_to(best)
     for work in order[best:]:
         work.given_back = True
     return found

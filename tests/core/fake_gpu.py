@@ -126,6 +126,10 @@ class FakeDriver:
         self.check()
         floats(address, (count,)).view(np.uint32)[:] = word
 
+    def copy(self, to: int, address: int, size: int) -> None:
+        self.check()
+        ctypes.memmove(to, address, size)
+
     def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
         self.check()
         if self.recorded is not None:

@@ -167,7 +167,7 @@ def test_a_search_by_time_goes_on_among_them_where_they_are_fast() -> None:
     found, asked = chosen(0.8)
     assert found.winner.schedule.thread_words == 2
     first = min(len(CHOICE.doubles), POLICY.doubled)
-    behind = POLICY.chained + POLICY.deeper + POLICY.early
+    behind = POLICY.last.chained + POLICY.last.deeper + POLICY.last.early
     assert first + POLICY.doubled_rounds * POLICY.batch + behind >= len(asked) > first
     assert len({(one.tile, one.schedule) for one in asked}) == len(asked)
     assert [trial.candidate for trial in found.trials if trial.candidate.schedule.thread_words > 1] == asked

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +174,59 @@ def test_nothing_is_left_of_the_last_result(library: Path) -> None:
     idle = gate.run_and_check(driver, loaded(driver), place, problem, lambda _: None, copy=0)
     assert idle.failure == "rows not written in every column: 0, 1, 2, 3, 4, 5"
     assert idle.max_relative_error == np.inf
+
+
+def test_a_result_that_passed_is_known_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, and of the same problem; what is not is checked."""
+    matrix = from_dense(sparse(6, 7, 0.5, 1))
+    problem, driver = prepared(matrix, 40), FakeDriver(library)
+    place, checks, checked = operands.allocate(driver, problem), loaded(driver), gate._checked
+    operands.fill(driver, place, problem)
+    count = 0
+
+    def counted(*given: Any) -> gate.Verdict:
+        nonlocal count
+        count += 1
+        return checked(*given)
+
+    monkeypatch.setattr(gate, "_checked", counted)
+    right = (matrix.to_scipy().astype(np.float64) @ floats(place.b[0], (7, 40))).astype(np.float32)
+
+    def verdict(result: np.ndarray, of: Prepare = problem, copy: int = 0) -> tuple[gate.Verdict, int]:
+        def enqueue(copy: int) -> None:
+            floats(place.c[copy], (6, 40))[:] = result
+
+        before = count
+        return gate.run_and_check(driver, checks, place, of, enqueue, copy=copy), count - before
+
+    first, checks_of_first = verdict(right)
+    assert (first.failure, checks_of_first) == (None, 1)
+    assert verdict(right) == (first, 0) == verdict(right, copy=place.copies - 1)
+    assert verdict(right, replace(problem, relu=True))[1] == 1
+    wrong = right.copy()
+    wrong[3, 5] += 1
+    assert verdict(wrong)[0].failure and verdict(wrong)[1] == 1, "what failed is not kept"
+    others = [right * np.float32(1 + 2.0**-23 * number) for number in range(1, operands.KEPT + 1)]
+    assert [verdict(other)[1] for other in (*others, *others)] == [1] * len(others) + [0] * len(others)
+    assert verdict(right) == (first, 1), "there is room for so many"
+    assert sorted(one.address for one in checks.passed) == sorted(place.kept)
+
+
+def test_results_are_kept_where_there_is_room(library: Path) -> None:
+    problem = prepared(from_dense(sparse(6, 7, 0.5, 1)), 40)
+    size = sum(-(-4 * rows * 40 // 256) * 256 for rows in (6, 7))
+    fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 20 * 6
+    driver = FakeDriver(library, l2_bytes=0, free_bytes=operands.RESERVE_BYTES + fixed + 2 * size)
+    place, checks = operands.allocate(driver, problem), loaded(driver)
+    assert (place.copies, place.kept) == (2, ())
+    operands.fill(driver, place, problem)
+    matrix = from_dense(sparse(6, 7, 0.5, 1)).to_scipy().astype(np.float64)
+
+    def enqueue(copy: int) -> None:
+        floats(place.c[copy], (6, 40))[:] = matrix @ floats(place.b[copy], (7, 40))
+
+    assert gate.run_and_check(driver, checks, place, problem, enqueue, copy=0).failure is None
+    assert checks.passed == []
 
 
 def test_the_gate_compiles_for_a_gpu() -> None:

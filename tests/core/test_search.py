@@ -18,6 +18,7 @@ from lospmm.errors import GpuFault
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
+from lospmm.last_axes import LAST_AXES, NO_LAST_AXES
 from lospmm.model import SPLITS, Candidate, Problem
 from lospmm.search import POLICY, Choice, Clock, Trials, choose_by_time, search
 from lospmm.stages import Stages
@@ -129,12 +130,11 @@ def test_the_fastest_are_timed_with_a_tile_of_each_wave_to_a_block() -> None:
     found = choose_by_time(problem, choice, estimate_micros, Clock(clock), Stages())
     assert found.winner.schedule.tiles_per_block > 1
     asked = [candidate for candidate in clock.asked if candidate.schedule.tiles_per_block > 1]
-    early = [candidate for candidate in clock.asked if candidate.schedule.stores_early]
-    asked = [candidate for candidate in asked if candidate not in early]
-    assert 0 < len(asked) <= POLICY.chained and clock.asked[-len(asked + early) :] == asked + early
-    without = choose_by_time(
-        problem, choice, estimate_micros, Clock(Landscape(micros)), Stages(), policy=replace(POLICY, chained=0)
-    )
+    early = [candidate for candidate in asked if candidate.schedule.stores_early]
+    assert 0 < len(asked) - len(early) <= POLICY.last.chained
+    assert [replace(one.schedule, stores_early=False) for one in early] == [asked[0].schedule]
+    policy = replace(POLICY, last=replace(LAST_AXES, chained=0))
+    without = choose_by_time(problem, choice, estimate_micros, Clock(Landscape(micros)), Stages(), policy=policy)
     assert without.winner.schedule.tiles_per_block == 1
 
 
@@ -145,8 +145,38 @@ def test_the_fastest_are_timed_with_rows_that_are_stored_early() -> None:
     clock = Landscape(micros)
     found = choose(clock)
     early = [candidate for candidate in clock.asked if candidate.schedule.stores_early]
-    assert found.winner.schedule.stores_early and len(early) == POLICY.early == len(set(map(key, early)))
+    assert found.winner.schedule.stores_early and len(early) == POLICY.last.early == len(set(map(key, early)))
     assert clock.asked[-len(early) :] == early and all(one.schedule.split_k == 1 for one in early)
+
+
+@pytest.mark.parametrize("is_found_late", [False, True])
+def test_what_comes_last_is_built_while_the_last_rounds_are_timed(is_found_late: bool) -> None:
+    """And where one of these is the fastest, what is made of it is timed behind it."""
+    timed: list[Candidate] = []
+    begun_after: list[int] = []
+    rounds = len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch
+
+    def trials(candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+        if any(one.schedule.stores_early for one in candidates):
+            begun_after.append(len(timed))
+        return running(candidates)
+
+    def running(candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+        for one in candidates:
+            timed.append(one)
+            micros = float(estimate_micros(PROBLEM, [one])[0])
+            if is_found_late and len(timed) == rounds:
+                micros /= 100
+            yield Measurement(Timing(micros, 0.01, 15), 1e-7, None)
+
+    found = choose(trials)
+    assert begun_after[0] == rounds - POLICY.ahead * POLICY.batch
+    assert len(begun_after) == 1 + is_found_late
+    assert len({key(one) for one in timed}) == len(timed)
+    last = timed[rounds - 1]
+    assert is_found_late == (found.winner is last)
+    early = replace(last, schedule=replace(last.schedule, stores_early=True))
+    assert is_found_late == (key(early) in {key(one) for one in timed[rounds:]})
 
 
 @settings(deadline=None, max_examples=8)
@@ -167,7 +197,7 @@ def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -
     assert micros(found.winner) == min(one for one in times if one is not None)
     assert [trial.candidate for trial in found.trials] == clock.asked
     assert len({key(candidate) for candidate in clock.asked}) == len(clock.asked)
-    at_last = POLICY.chained + POLICY.deeper + POLICY.early
+    at_last = 2 * (POLICY.last.chained + POLICY.last.deeper + POLICY.last.early)
     assert len(clock.asked) <= len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch + at_last
     tilings = {survivor.tile: survivor.tiling for survivor in CHOICE.space.survivors}
     for candidate in clock.asked:
@@ -189,7 +219,7 @@ def test_a_space_of_few_is_timed_whole() -> None:
     problem = Problem(random_matrix(2, 3, 0.9, seed=0), 32, H200)
     choice = search(problem, estimate_micros, 3, Stages(), lockstep=128)
     clock = Landscape(lambda _: 1.0)
-    policy = replace(POLICY, deeper=0, early=0)
+    policy = replace(POLICY, last=NO_LAST_AXES)
     choose_by_time(problem, choice, estimate_micros, Clock(clock), Stages(), locksteps=LOCKSTEPS, policy=policy)
     pool = Pool.of(problem, choice.space, estimate_micros, LOCKSTEPS)
     assert len(clock.asked) == min(len(pool.forecast), POLICY.rounds * POLICY.batch + 3)

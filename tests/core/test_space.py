@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.candidates import Candidates
-from lospmm.constraints import CONSTRAINTS, Constraint, Subject, block_count, dispatched_tiles
+from lospmm.constraints import CONSTRAINTS, Constraint, Subject, block_count, dispatched_tiles, runs
 from lospmm.device import DEVICES, DeviceSpec
 from lospmm.matrix import SparseMatrix, from_coo, from_dense
 from lospmm.model import SPLITS, Candidate, Problem, Schedule, TileSize
@@ -63,6 +63,18 @@ def holds(problem: Problem, constraint: Constraint, candidate: Candidate, splits
 def random_matrix(m: int, k: int, density: float, seed: int) -> SparseMatrix:
     rng = np.random.default_rng(seed)
     return from_dense(np.where(rng.random((m, k)) < density, rng.normal(size=(m, k)), 0))
+
+
+def test_no_survivor_lacks_the_registers_of_its_long_rows() -> None:
+    """Which rows of a tile are long is known once rows are regrouped."""
+    rng = np.random.default_rng(0)
+    density = np.where(np.arange(256) % 8 == 0, 0.9, 0.02)[:, None]
+    problem = Problem(from_dense(np.where(rng.random((256, 600)) < density, 1.0, 0)), 4096, H200)
+    space = explored(problem)
+    assert runs(problem, Candidates.of(space.survivors)).all()
+    refused = [verdict for verdict in space.verdicts if verdict.constraint == "long_row_registers"]
+    before = {verdict.tile for verdict in space.verdicts if verdict.constraint == "block_registers"}
+    assert refused and not {verdict.tile for verdict in refused} & before
 
 
 def test_figure_3() -> None:

@@ -39,6 +39,9 @@ def test_memory_is_what_was_put_there(driver: Driver) -> None:
     driver.download(received, address)
     assert np.isnan(received[10:13]).all()
     assert np.array_equal(np.delete(received, slice(10, 13)), np.delete(sent, slice(10, 13)))
+    driver.copy(address, address + 2000, 400)
+    driver.download(received, address)
+    assert np.array_equal(received[:100], sent[500:600]) and np.array_equal(received[100:], sent[100:])
     driver.free(address)
 
 
