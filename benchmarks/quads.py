@@ -54,6 +54,9 @@ COLUMNS = QUADS.columns
 #: Registers with weights in turn, how many multiply-adds ahead they are made, and from one to the next of a sum.
 TURNS, AHEAD, LATENCY = 8, 4, 18
 
+#: Cycles that one instruction can wait.
+MOST_STALL = 15
+
 SHOWN = (
     *("m", "n", "sparsity", "rows", "cols", "prefetch", "lockstep", "code_bytes"),
     *("micros", "max_relative_error", "rms_relative_error"),
@@ -141,12 +144,11 @@ def _tile(old: NDArray[np.void], names: NDArray[np.int64], mask: int, turns: int
     if len(ahead):
         ahead["stall"][-1] = made["stall"][-1] = 6
     out = np.insert(form, at, np.concatenate((made, rounded)))
-    _wait(out)
-    return out
+    return _waited(out)
 
 
-def _wait(tile: NDArray[np.void]) -> None:
-    """Stalls between multiply-adds of one sum."""
+def _waited(tile: NDArray[np.void]) -> NDArray[np.void]:
+    """With stalls between multiply-adds of one sum, and instructions that do nothing where one stall is too short."""
     issued = np.cumsum(np.maximum(tile["stall"], 1), dtype=np.int64) - np.maximum(tile["stall"], 1)
     uses = np.flatnonzero(tile["op"] == Opcode.FFMA)
     order = np.argsort(tile["rd"][uses], kind="stable")
@@ -168,13 +170,18 @@ def _wait(tile: NDArray[np.void]) -> None:
             shift += missing
             total[second] = shift
     stall = np.maximum(tile["stall"].astype(np.int64), 1) + added[:-1]
-    for row in np.flatnonzero(stall > 15)[::-1]:  # what one instruction cannot wait the one before it does
-        stall[row - 1] += stall[row] - 15
-        stall[row] = 15
-    assert stall.max() <= 15
-    tile["stall"] = stall
+    # Not before the instruction: it may be the very one whose sum is waited for.
+    idle = (stall - 1) // MOST_STALL
+    where = np.repeat(np.arange(len(tile)), idle)
+    idles = blank(len(where))
+    idles["op"], idles["stall"] = Opcode.NOP, MOST_STALL
+    first = np.flatnonzero(np.diff(where, prepend=-1))
+    idles["stall"][first] = (stall - MOST_STALL * idle)[where[first]]
+    tile["stall"] = np.minimum(stall, MOST_STALL)
+    tile = np.insert(tile, where + 1, idles)
     tile["yields"] = np.where((tile["stall"] > 11) | (tile["yields"] == 1), 1, 0)
     tile["reuse"][tile["yields"] == 1] = 0
+    return tile
 
 
 def patched(cubin: bytes) -> bytes:
