@@ -82,6 +82,8 @@ class Problem:
 
 def columns_of(n: int | None, convolution: Convolution | None) -> int:
     """Columns of B: as given, or a convolution's output pixels. Raises BadRequest where neither is known."""
+    if convolution is not None and not isinstance(convolution, Convolution):
+        raise BadRequest(f"convolution is of type {type(convolution).__name__}: give a lospmm.Convolution")
     if n is not None:
         return n
     if convolution is None:

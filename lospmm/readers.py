@@ -129,7 +129,9 @@ def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
     try:
         _reader(content, name, None)
         if not is_model(content):
-            raise BadMatrix("is not a .safetensors file; send matrices of other formats one file a layer")
+            raise BadMatrix(
+                "is not a .safetensors file; of another format a model is a file a layer, in one folder or request"
+            )
         weights = {tensor: weight for tensor, weight in _tensors(content).items() if _is_weight(weight)}
         if not weights:
             raise BadMatrix(f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D")
@@ -255,7 +257,7 @@ def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Conten
     if tensor is None:
         return READERS[found]
     if found != "safetensors":
-        raise BadMatrix(f"--tensor chooses from a .safetensors file, this is .{found}; leave it out")
+        raise BadMatrix(f"tensor chooses from a .safetensors file, this is .{found}; leave it out")
     return partial(_read_safetensors, tensor=tensor)
 
 

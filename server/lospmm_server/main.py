@@ -123,7 +123,7 @@ def _addresses(host: str, port: int) -> list[Address]:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise BadRequest(f"host {host!r}: {error}") from None
+        raise BadRequest(f"host {host!r}: {getattr(error, 'strerror', None) or error}") from None
     return [(family, address) for family, *_, address in found]
 
 
