@@ -1,6 +1,6 @@
 """Prototype: four 16-bit columns to a thread, multiplied on the tensor cores by a weight times the unit matrix.
 
-    python -m benchmarks.quads [--out DIR] [--problems NUMBER...]
+    python -m benchmarks.quads [--out DIR] [--problems NUMBER...] [--commit HASH]
 
 needs an H200 or H100. ``HMMA.1688.F32`` multiplies 16 x 8 elements by 8 x 8 and adds to 16 x 8 sums in float32; a
 thread holds 4 elements and the 4 sums of the same places. By the unit matrix times a weight, 8 of 64 places of which a
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.checked import Kernel, Operands
+from benchmarks.kernels import commit_of
 from benchmarks.kernels_table import KNOWN
 from benchmarks.pairs import EFFORT, MORE
 from lospmm.build import for_emitter
@@ -47,6 +48,8 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.words import Words
 from lospmm_datasets.synthetic import uniform
+
+ROOT = Path(__file__).parents[1]
 
 QUADS = Words("quads", 4, 8)
 COLUMNS = QUADS.columns
@@ -230,6 +233,7 @@ def tiles(m: int, n: int, sms: int) -> list[tuple[TileSize, Schedule]]:
 
 
 def records(problems: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """A line for each kernel: of each problem every tile, without barriers and with one every 128 instructions."""
     device, driver = detect_device(), open_driver()
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(settings().workers) as pool:
         store = Store(Path(directory))
@@ -253,10 +257,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--problems", type=int, nargs="*", default=[2, 7, 8, 1])
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
     options = parser.parse_args()
+    commit = options.commit or commit_of(ROOT)
     with (options.out / "quads.jsonl").open("w") as file:
         for row in records(options.problems):
-            print(json.dumps(row), file=file, flush=True)
+            print(json.dumps({**row, "commit": commit}), file=file, flush=True)
             print(*(row[name] for name in SHOWN), flush=True)
 
 
