@@ -100,6 +100,12 @@ def test_choices_of_tune() -> None:
         assert set(choices) == set(described[f"`--{option}`"]), option
 
 
+def test_options_of_the_library() -> None:
+    found = re.search(r"with the same defaults: (.*?)\. ", " ".join(text_of("docs/library.md").split()))
+    assert found
+    assert set(names(found[1])) == {"tensor", "seed", *(field.name for field in dataclasses.fields(options.Options))}
+
+
 @pytest.mark.parametrize(
     ("name", "words", "of_a_command"),
     [
