@@ -134,7 +134,7 @@ def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
             )
         weights = {tensor: weight for tensor, weight in _tensors(content).items() if _is_weight(weight)}
         if not weights:
-            raise BadMatrix(f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D")
+            raise BadMatrix(_NO_WEIGHT)
     except BadMatrix as error:
         raise BadMatrix(f"{name}: {printable(str(error))}") from None
     return weights
@@ -173,8 +173,10 @@ def _read_safetensors(content: Content, tensor: str | None = None) -> tuple[Spar
     weights = _tensors(content)
     eligible = sorted(name for name, weight in weights.items() if _is_weight(weight))
     if tensor is None:
+        if not eligible:
+            raise BadMatrix(_NO_WEIGHT)
         if len(eligible) != 1:
-            raise BadMatrix(f"holds {len(eligible)} weights; choose one with --tensor: {_listed(eligible)}")
+            raise BadMatrix(f"holds {len(eligible)} weights; choose one as tensor: {_listed(eligible)}")
         tensor = eligible[0]
     if tensor not in weights:
         raise BadMatrix(f"has no tensor {tensor[:80]!r}; its weights are: {_listed(eligible)}")
@@ -237,6 +239,7 @@ _BEGINNINGS = {
 
 #: The types of a tensor that are weights, as what their bytes are read as.
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+_NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D"
 
 
 def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Content], tuple[SparseMatrix, Values]]:

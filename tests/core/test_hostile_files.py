@@ -226,12 +226,12 @@ REFUSED = {
     ),
     "tensor outside": ("a.safetensors", safetensors({"w": tensor("F32", [1, 2], 8, 16)}, bytes(8)), "damaged"),
     "tensor no rows": ("a.safetensors", safetensors({"w": tensor("F32", [0, 2**62], 0, 0)}), "shape (0, 46116"),
-    "tensor 1-D": ("a.safetensors", save_tensors({"b": EYE[0]}), "holds 0 weights; choose one with --tensor: none"),
-    "tensor integers": ("a.safetensors", save_tensors({"w": EYE.astype(np.int8)}), "holds 0 weights"),
+    "tensor 1-D": ("a.safetensors", save_tensors({"b": EYE[0]}), "holds no weight: a weight is F16, BF16, F32, F64"),
+    "tensor integers": ("a.safetensors", save_tensors({"w": EYE.astype(np.int8)}), "holds no weight: a weight is"),
     "tensor several": (
         "a.safetensors",
         save_tensors({"v": EYE, "w": EYE}),
-        "holds 2 weights; choose one with --tensor: v, w",
+        "holds 2 weights; choose one as tensor: v, w",
     ),
     "tensor many": (
         "a.safetensors",
