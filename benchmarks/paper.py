@@ -111,15 +111,16 @@ def draw(name: str, results: Path = RESULTS) -> None:
 def pack(paths: Sequence[Path], out: Path, over: Sequence[Path] = ()) -> None:
     """The lines of all parts of ``benchmarks.exhaustive`` and ``benchmarks.choices``: of a problem and phase one.
 
-    ``over`` has choices of a later search: the ways of a set that they have are taken from nowhere else.
+    ``over`` has choices of a later search: the ways of a set that they have are taken from nowhere else, and lines that
+    have no other are left out.
     """
     newer = [line for path in over for line in read_lines(path)]
     replaced = {(line["set"], way) for line in newer for way in line["ways"]}
     for kind, name in (("exhaustive", TABLES), ("choices", CHOICES)):
         lines = [line for path in paths if kind in path.name for line in read_lines(path)]
         if kind == "choices" and over:
-            lines = [_without(line, {way for kind_of, way in replaced if kind_of == line["set"]}) for line in lines]
-            lines += newer
+            older = [_without(line, {way for kind_of, way in replaced if kind_of == line["set"]}) for line in lines]
+            lines = [line for line in older if line["ways"]] + newer
         found = {(line["problem"], *line.get("ways", ())): line for line in lines}
         if found:
             text = "".join(json.dumps(found[key]) + "\n" for key in sorted(found))

@@ -209,6 +209,8 @@ def test_choices_of_a_later_search_take_the_place_of_an_earlier_one_s(tmp_path: 
     found = paper.read_lines(tmp_path / paper.CHOICES)
     assert {tuple(line["chosen"]) for line in found} == {tuple(ways), tuple(list(before["chosen"])[1:])}
     assert all(list(line["chosen"]) == line["ways"] for line in found)
+    paper.pack([tmp_path / "choices-new.jsonl"], tmp_path, [tmp_path / "choices-old.jsonl"])
+    assert len(paper.read_lines(tmp_path / paper.CHOICES)) == 1, "nothing is left of the other"
     told = loss.verdicts(found)
     assert len(told) == sum(way in before["chosen"] for way in loss.GOALS)
     assert any(f"`{way}` m" in one for one in told for way in loss.GOALS if way in before["chosen"])
