@@ -1,6 +1,6 @@
 """Prototype: four 16-bit columns to a thread, multiplied on the tensor cores by a weight times the unit matrix.
 
-    python -m benchmarks.quads [--out DIR] [--problems NUMBER...]
+    python -m benchmarks.quads [--out DIR] [--problems NUMBER...] [--commit HASH]
 
 needs an H200 or H100. ``HMMA.1688.F32`` multiplies 16 x 8 elements by 8 x 8 and adds to 16 x 8 sums in float32; a
 thread holds 4 elements and the 4 sums of the same places. By the unit matrix times a weight, 8 of 64 places of which a
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.checked import Kernel, Operands
+from benchmarks.kernels import commit_of
 from benchmarks.kernels_table import KNOWN
 from benchmarks.pairs import EFFORT, MORE
 from lospmm.build import for_emitter
@@ -48,11 +49,16 @@ from lospmm.toolchain.compile import compile_kernel
 from lospmm.words import Words
 from lospmm_datasets.synthetic import uniform
 
+ROOT = Path(__file__).parents[1]
+
 QUADS = Words("quads", 4, 8)
 COLUMNS = QUADS.columns
 
 #: Registers with weights in turn, how many multiply-adds ahead they are made, and from one to the next of a sum.
 TURNS, AHEAD, LATENCY = 8, 4, 18
+
+#: Cycles that one instruction can wait.
+MOST_STALL = 15
 
 SHOWN = (
     *("m", "n", "sparsity", "rows", "cols", "prefetch", "lockstep", "code_bytes"),
@@ -141,12 +147,11 @@ def _tile(old: NDArray[np.void], names: NDArray[np.int64], mask: int, turns: int
     if len(ahead):
         ahead["stall"][-1] = made["stall"][-1] = 6
     out = np.insert(form, at, np.concatenate((made, rounded)))
-    _wait(out)
-    return out
+    return _waited(out)
 
 
-def _wait(tile: NDArray[np.void]) -> None:
-    """Stalls between multiply-adds of one sum."""
+def _waited(tile: NDArray[np.void]) -> NDArray[np.void]:
+    """With stalls between multiply-adds of one sum, and instructions that do nothing where one stall is too short."""
     issued = np.cumsum(np.maximum(tile["stall"], 1), dtype=np.int64) - np.maximum(tile["stall"], 1)
     uses = np.flatnonzero(tile["op"] == Opcode.FFMA)
     order = np.argsort(tile["rd"][uses], kind="stable")
@@ -168,13 +173,18 @@ def _wait(tile: NDArray[np.void]) -> None:
             shift += missing
             total[second] = shift
     stall = np.maximum(tile["stall"].astype(np.int64), 1) + added[:-1]
-    for row in np.flatnonzero(stall > 15)[::-1]:  # what one instruction cannot wait the one before it does
-        stall[row - 1] += stall[row] - 15
-        stall[row] = 15
-    assert stall.max() <= 15
-    tile["stall"] = stall
+    # Not before the instruction: it may be the very one whose sum is waited for.
+    idle = (stall - 1) // MOST_STALL
+    where = np.repeat(np.arange(len(tile)), idle)
+    idles = blank(len(where))
+    idles["op"], idles["stall"] = Opcode.NOP, MOST_STALL
+    first = np.flatnonzero(np.diff(where, prepend=-1))
+    idles["stall"][first] = (stall - MOST_STALL * idle)[where[first]]
+    tile["stall"] = np.minimum(stall, MOST_STALL)
+    tile = np.insert(tile, where + 1, idles)
     tile["yields"] = np.where((tile["stall"] > 11) | (tile["yields"] == 1), 1, 0)
     tile["reuse"][tile["yields"] == 1] = 0
+    return tile
 
 
 def patched(cubin: bytes) -> bytes:
@@ -223,6 +233,7 @@ def tiles(m: int, n: int, sms: int) -> list[tuple[TileSize, Schedule]]:
 
 
 def records(problems: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """A line for each kernel: of each problem every tile, without barriers and with one every 128 instructions."""
     device, driver = detect_device(), open_driver()
     with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(settings().workers) as pool:
         store = Store(Path(directory))
@@ -246,10 +257,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--problems", type=int, nargs="*", default=[2, 7, 8, 1])
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
     options = parser.parse_args()
+    commit = options.commit or commit_of(ROOT)
     with (options.out / "quads.jsonl").open("w") as file:
         for row in records(options.problems):
-            print(json.dumps(row), file=file, flush=True)
+            print(json.dumps({**row, "commit": commit}), file=file, flush=True)
             print(*(row[name] for name in SHOWN), flush=True)
 
 

@@ -9,6 +9,7 @@ A block whose columns reach behind the last one moves to the left: it computes s
 """
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,15 @@ class Ring:
     def threads(self) -> int:
         return self.cols + WARP
 
+    @property
+    def shared(self) -> bool:
+        return self.multicast > 1
+
+    @property
+    def empty(self) -> int:
+        """Where the barriers of stages that were read begin; behind them those by which the other block says so."""
+        return 8 * self.stages
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -123,25 +133,61 @@ def build(problem: Problem, ring: Ring, store: Store) -> Kernel:
 def prologue(problem: Problem, ring: Ring) -> str:
     """Before the tiles: the barriers, the loop of the warp that copies, and the jump of the others."""
     n, warps = problem.n, ring.cols // WARP
-    row_bytes, share = n * FLOAT_BYTES, ring.stage_rows // ring.multicast
-    empty, peers = 8 * ring.stages, 16 * ring.stages
-    shared = ring.multicast > 1
-    assert ring.multicast in (1, 2) and share % ROWS_AT_ONCE == 0, "of two blocks each knows the other"
-    barriers = [
-        line
-        for stage in range(ring.stages)
-        for line in (
-            f"@%one mbarrier.init.shared.b64 [%ring+{8 * stage}], 1;",
-            f"@%one mbarrier.init.shared.b64 [%ring+{empty + 8 * stage}], {warps};",
-            *([f"@%one mbarrier.init.shared.b64 [%ring+{peers + 8 * stage}], 1;"] if shared else []),
-        )
-    ]
     meet = ("barrier.cluster.arrive.release.aligned;", "barrier.cluster.wait.acquire.aligned;")
+    met = meet if ring.shared else ()
+    lines = [
+        ".version 8.6\n.target sm_90\n.address_size 64",
+        ".extern .shared .align 128 .b8 memory[];",
+        f".visible .entry {NAME} (.param .u64 b, .param .u64 c) .maxntid {ring.threads}",
+        *([f".reqnctapercluster 1, {ring.multicast}, 1"] if ring.shared else []),
+        "{",
+        ".reg .b64 %b, %c, %row, %policy, %offset; .reg .pred %p, %done, %one, %mine; .reg .f32 %value;",
+        ".reg .b32 %thread, %ring, %warp, %full, %stage, %lane, %odd, %even, %to, %end, %tile, %own, %group, %members;",
+        ".reg .b32 %member, %block, %column, %i, %rank, %other; .reg .b16 %both;",
+        "ld.param.u64 %b, [b]; ld.param.u64 %c, [c]; cvta.to.global.u64 %b, %b; cvta.to.global.u64 %c, %c;",
+        "mov.u32 %thread, %tid.x; mov.u32 %ring, memory;",
+        "shr.u32 %warp, %thread, 5; shfl.sync.idx.b32 %warp, %warp, 0, 31, 0xffffffff;",
+        "mov.u32 %tile, %ctaid.y; mov.u32 %group, %ctaid.z; mov.u32 %members, %nctaid.x; mov.u32 %member, %ctaid.x;",
+        "mad.lo.u32 %block, %group, %members, %member;",
+        f"mul.lo.u32 %column, %block, {ring.cols}; setp.ge.u32 %p, %column, {n}; @%p exit;",
+        f"min.u32 %column, %column, {n - ring.cols};",
+        f"setp.ne.u32 %p, %warp, {warps}; @%p bra STARTED; elect.sync _|%one, 0xffffffff;",
+        *_barriers(ring),
+        "@%one fence.mbarrier_init.release.cluster;",
+        "STARTED:",
+        *(met or ("bar.sync 0;",)),
+        f"setp.ne.u32 %p, %warp, {warps}; @%p bra READ; elect.sync _|%one, 0xffffffff;",
+        *(["exit;"] if ring.without == "copies" else []),
+        *_copying(problem, ring),
+        *met,
+        "exit;",
+        "READ:",
+        "add.u32 %column, %column, %thread; mul.wide.u32 %offset, %column, 4; add.u64 %c, %c, %offset;",
+        "mad.lo.u32 %own, %thread, 4, %ring; and.b32 %lane, %thread, 31; setp.eq.u32 %mine, %lane, 0;",
+        "targets: .branchtargets TARGET_0, TARGET_1;\nbrx.idx %tile, targets;",
+        *(line for index in range(2) for line in _target(index, ring.empty, met)),
+        "}\n",
+    ]
+    return "\n".join(lines)
+
+
+def _barriers(ring: Ring) -> Iterator[str]:
+    for stage in range(ring.stages):
+        yield f"@%one mbarrier.init.shared.b64 [%ring+{8 * stage}], 1;"
+        yield f"@%one mbarrier.init.shared.b64 [%ring+{ring.empty + 8 * stage}], {ring.cols // WARP};"
+        if ring.shared:
+            yield f"@%one mbarrier.init.shared.b64 [%ring+{2 * ring.empty + 8 * stage}], 1;"
+
+
+def _copying(problem: Problem, ring: Ring) -> list[str]:
+    """The loop of the warp that copies: a stage a turn, ``ROWS_AT_ONCE`` rows of it at a time."""
+    row_bytes, share = problem.n * FLOAT_BYTES, ring.stage_rows // ring.multicast
+    assert ring.multicast in (1, 2) and share % ROWS_AT_ONCE == 0, "of two blocks each knows the other"
     copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-    copy += (".multicast::cluster" if shared else "") + ".L2::cache_hint"
+    copy += (".multicast::cluster" if ring.shared else "") + ".L2::cache_hint"
     copies = [
         f"@%one {copy} [%to+{DATA + row * ring.cols * FLOAT_BYTES}], [%row+{row * row_bytes}], "
-        f"{ring.cols * FLOAT_BYTES}, [%full]{', %both' if shared else ''}, %policy;"
+        f"{ring.cols * FLOAT_BYTES}, [%full]{', %both' if ring.shared else ''}, %policy;"
         for row in range(ROWS_AT_ONCE)
     ]
     of_two = (
@@ -155,41 +201,19 @@ def prologue(problem: Problem, ring: Ring) -> str:
     agree = (  # the other block may be written too, once its warps have read the stage
         "sub.u32 %i, %full, %ring;",
         "add.u32 %i, %i, %other;",
-        f"@%one mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%i+{peers}];",
+        f"@%one mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%i+{2 * ring.empty}];",
         "AGREE:",
-        f"mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 %done, [%full+{peers}], %even;",
+        f"mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 %done, [%full+{2 * ring.empty}], %even;",
         "@!%done bra AGREE;",
     )
-    lines = [
-        ".version 8.6\n.target sm_90\n.address_size 64",
-        ".extern .shared .align 128 .b8 memory[];",
-        f".visible .entry {NAME} (.param .u64 b, .param .u64 c) .maxntid {ring.threads}",
-        *([f".reqnctapercluster 1, {ring.multicast}, 1"] if shared else []),
-        "{",
-        ".reg .b64 %b, %c, %row, %policy, %offset; .reg .pred %p, %done, %one, %mine; .reg .f32 %value;",
-        ".reg .b32 %thread, %ring, %warp, %full, %stage, %lane, %odd, %even, %to, %end, %tile, %own, %group, %members;",
-        ".reg .b32 %member, %block, %column, %i, %rank, %other; .reg .b16 %both;",
-        "ld.param.u64 %b, [b]; ld.param.u64 %c, [c]; cvta.to.global.u64 %b, %b; cvta.to.global.u64 %c, %c;",
-        "mov.u32 %thread, %tid.x; mov.u32 %ring, memory;",
-        "shr.u32 %warp, %thread, 5; shfl.sync.idx.b32 %warp, %warp, 0, 31, 0xffffffff;",
-        "mov.u32 %tile, %ctaid.y; mov.u32 %group, %ctaid.z; mov.u32 %members, %nctaid.x; mov.u32 %member, %ctaid.x;",
-        "mad.lo.u32 %block, %group, %members, %member;",
-        f"mul.lo.u32 %column, %block, {ring.cols}; setp.ge.u32 %p, %column, {n}; @%p exit;",
-        f"min.u32 %column, %column, {n - ring.cols};",
-        f"setp.ne.u32 %p, %warp, {warps}; @%p bra STARTED; elect.sync _|%one, 0xffffffff;",
-        *barriers,
-        "@%one fence.mbarrier_init.release.cluster;",
-        "STARTED:",
-        *(meet if shared else ("bar.sync 0;",)),
-        f"setp.ne.u32 %p, %warp, {warps}; @%p bra READ; elect.sync _|%one, 0xffffffff;",
-        *(["exit;"] if ring.without == "copies" else []),
+    return [
         f"mul.wide.u32 %offset, %column, 4; add.u64 %row, %b, %offset; mov.u64 %policy, {POLICY};",
         "mov.u32 %stage, 0; mov.u32 %to, %ring; mov.u32 %full, %ring; mov.u32 %odd, 1; mov.u32 %even, 0;",
-        *(of_two if shared else ()),
+        *(of_two if ring.shared else ()),
         "STAGE:",
-        f"mbarrier.try_wait.parity.shared.b64 %done, [%full+{empty}], %odd; @!%done bra STAGE;",
+        f"mbarrier.try_wait.parity.shared.b64 %done, [%full+{ring.empty}], %odd; @!%done bra STAGE;",
         f"@%one mbarrier.arrive.expect_tx.shared.b64 _, [%full], {ring.stage_bytes};",
-        *(agree if shared else ()),
+        *(agree if ring.shared else ()),
         "mov.u32 %i, 0;",
         "ROWS:",
         *copies,
@@ -197,20 +221,11 @@ def prologue(problem: Problem, ring: Ring) -> str:
         f"add.u32 %i, %i, {ROWS_AT_ONCE}; setp.lt.u32 %p, %i, {share}; @%p bra ROWS;",
         f"add.u64 %row, %row, {(ring.stage_rows - share) * row_bytes};",
         f"add.u32 %to, %to, {(ring.stage_rows - share) * ring.cols * FLOAT_BYTES};",
-        f"add.u32 %full, %full, 8; add.u32 %end, %ring, {empty}; setp.eq.u32 %p, %full, %end;",
+        f"add.u32 %full, %full, 8; add.u32 %end, %ring, {ring.empty}; setp.eq.u32 %p, %full, %end;",
         f"@%p mov.u32 %full, %ring; @%p sub.u32 %to, %to, {ring.stages * ring.stage_bytes};",
         "@%p xor.b32 %odd, %odd, 1; @%p xor.b32 %even, %even, 1;",
         f"add.u32 %stage, %stage, 1; setp.lt.u32 %p, %stage, {problem.matrix.k // ring.stage_rows}; @%p bra STAGE;",
-        *(meet if shared else ()),
-        "exit;",
-        "READ:",
-        "add.u32 %column, %column, %thread; mul.wide.u32 %offset, %column, 4; add.u64 %c, %c, %offset;",
-        "mad.lo.u32 %own, %thread, 4, %ring; and.b32 %lane, %thread, 31; setp.eq.u32 %mine, %lane, 0;",
-        "targets: .branchtargets TARGET_0, TARGET_1;\nbrx.idx %tile, targets;",
-        *(line for index in range(2) for line in _target(index, empty, meet if shared else ())),
-        "}\n",
     ]
-    return "\n".join(lines)
 
 
 def _target(index: int, empty: int, meet: tuple[str, ...]) -> list[str]:

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -66,7 +67,6 @@ def build(task: tuple[str, float, str, tensor_core.Plan]) -> dict[str, Any]:
 def time_problem(path: str) -> None:
     """What the child does: the kernels of one problem, and torch's product, as lines of JSON on stdout."""
     import torch
-    from cuda.bindings import driver as cu
 
     with Path(path).open("rb") as file:
         (shape, sparsity, dtype), built = pickle.load(file)
@@ -82,56 +82,66 @@ def time_problem(path: str) -> None:
     rounded = a.to(kind).double()
     truth = rounded @ b[0].double()
     bound = rounded.abs() @ b[0].double().abs()
-
-    def micros(launch: Any) -> float:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            launch(0)
-            graph = torch.cuda.CUDAGraph()
-            count = -(-20 // copies) * copies
-            with torch.cuda.graph(graph, stream=stream):
-                for number in range(count):
-                    launch(number % copies)
-            times = []
-            for number in range(12):
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                start.record(stream)
-                graph.replay()
-                end.record(stream)
-                end.synchronize()
-                if number >= 5:
-                    times.append(start.elapsed_time(end) / count * 1e3)
-        return statistics.median(times)
-
     torch.backends.cuda.matmul.allow_tf32 = dtype != "float32"
     weights = a.to(kind)
     for _ in range(20):
         torch.matmul(weights, b[0], out=c[0])
-    dense = micros(lambda number: torch.matmul(weights, b[number], out=c[number]))
-
+    dense = micros_of(lambda number: torch.matmul(weights, b[number], out=c[number]), copies)
     for one in built:
-        _, module = cu.cuModuleLoadData(one["cubin"])
-        _, function = cu.cuModuleGetFunction(module, one["entry"].encode())
-        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        cu.cuFuncSetAttribute(function, attribute, one["shared_bytes"])
-        pointers = [np.array([x.data_ptr(), y.data_ptr()], dtype=np.uint64) for x, y in zip(b, c, strict=True)]
-        packed = [np.array([p.ctypes.data, p.ctypes.data + 8], dtype=np.uint64) for p in pointers]
-
-        def launch(number: int, one: Any = one, function: Any = function, packed: Any = packed) -> None:
-            stream = torch.cuda.current_stream().cuda_stream
-            (error,) = cu.cuLaunchKernel(
-                function, *one["grid"], one["block"], 1, 1, one["shared_bytes"], stream, packed[number].ctypes.data, 0
-            )
-            assert error == cu.CUresult.CUDA_SUCCESS, error
-
+        launch = launcher(one, b, c)
         c[0].fill_(float("nan"))
         launch(0)
         torch.cuda.synchronize()
         worst = float(((c[0].double() - truth).abs() / (bound + 1e-30)).max().nan_to_num(float("inf")))
-        found = micros(launch)
+        found = micros_of(launch, copies)
         line = {"shape": shape, "sparsity": sparsity, "dtype": dtype, "dense_micros": dense, "micros": found}
         line |= {"error": worst} | {key: value for key, value in one.items() if key not in ("cubin", "entry")}
         print(json.dumps(line), flush=True)
+
+
+def launcher(one: dict[str, Any], b: list[Any], c: list[Any]) -> Callable[[int], None]:
+    """Starts a kernel of ``build`` on the operands of a number, on the current stream."""
+    import torch
+    from cuda.bindings import driver as cu
+
+    _, module = cu.cuModuleLoadData(one["cubin"])
+    _, function = cu.cuModuleGetFunction(module, one["entry"].encode())
+    attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    cu.cuFuncSetAttribute(function, attribute, one["shared_bytes"])
+    pointers = [np.array([x.data_ptr(), y.data_ptr()], dtype=np.uint64) for x, y in zip(b, c, strict=True)]
+    # Addresses of the arguments, which lie in ``pointers``.
+    packed = [np.array([p.ctypes.data, p.ctypes.data + 8], dtype=np.uint64) for p in pointers]
+
+    def launch(number: int, _kept: Any = pointers) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        (error,) = cu.cuLaunchKernel(
+            function, *one["grid"], one["block"], 1, 1, one["shared_bytes"], stream, packed[number].ctypes.data, 0
+        )
+        assert error == cu.CUresult.CUDA_SUCCESS, error
+
+    return launch
+
+
+def micros_of(launch: Callable[[int], object], copies: int) -> float:
+    """Of one launch: the median of replays of a graph of at least 20, over ``copies`` operands in turn."""
+    import torch
+
+    stream, count, times = torch.cuda.Stream(), -(-20 // copies) * copies, []
+    with torch.cuda.stream(stream):
+        launch(0)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for number in range(count):
+                launch(number % copies)
+        for number in range(12):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            if number >= 5:
+                times.append(start.elapsed_time(end) / count * 1e3)
+    return statistics.median(times)
 
 
 def main() -> None:

@@ -127,8 +127,10 @@ def _read_files(directory: Path) -> dict[str, bytes]:
     def files() -> dict[str, bytes]:
         found = {}
         for name in FILES:
+            if (path := directory / name).exists() and not path.is_file():
+                raise BadRequest(f"{path}: is not a file")
             with suppress(FileNotFoundError):
-                found[name] = (directory / name).read_bytes()
+                found[name] = path.read_bytes()
         return found
 
     return _of_one_folder(directory, files)

@@ -224,7 +224,7 @@ def bench(
 def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
-    workers: Annotated[int, typer.Option(min=0, help="Workers to run beside it; 0: they run elsewhere.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, max=256, help="Workers to run beside it; 0: they run elsewhere.")] = 1,
 ) -> None:
     """The REST service: POST a pruned matrix or a model, get cubins."""
     from lospmm_server import main  # only the commands of the service need a web framework

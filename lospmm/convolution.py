@@ -20,6 +20,9 @@ from lospmm.errors import BadRequest, Unsupported
 #: One image of the input or of the output has fewer elements, so that offsets within it fit 32 bits of bytes.
 MAX_IMAGE_ELEMENTS = 2**30
 
+#: Of a number in what ``parse_convolution`` reads.
+MAX_DIGITS = 9
+
 #: A window that reaches into the padding has at most so many rows and columns: a thread keeps a bit for each.
 MAX_PADDED_WINDOW = 16
 
@@ -175,8 +178,10 @@ _MISWRITTEN = (
 
 def _numbers(part: str, text: str) -> list[int]:
     words = part.split("x")
-    if not all(re.fullmatch(r"[0-9]{1,9}", word) for word in words):
+    if not all(re.fullmatch(r"-?[0-9]+", word) for word in words):
         raise BadRequest(_MISWRITTEN.format(text))
+    if long := next((word for word in words if len(word) > MAX_DIGITS), None):
+        raise BadRequest(f"conv {text!r:.80}: {long:.20} has more than {MAX_DIGITS} digits")
     return [int(word) for word in words]
 
 

@@ -43,6 +43,8 @@ def epilogue_of(bias: Sequence[float] | np.ndarray | None, *, relu: bool, residu
 
 
 def _rounded(bias: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+    if isinstance(bias, np.ma.MaskedArray):
+        raise BadRequest("bias is a masked array: fill what is masked first, as in bias.filled(0)")
     try:
         numbers = np.asarray(bias)
     except ValueError:

@@ -297,6 +297,8 @@ def _float32(name: str, array: NDArray[np.floating], shape: tuple[int, ...]) -> 
     """What a kernel is given, rounded to float32. Raises BadRequest."""
     if not isinstance(array, np.ndarray):
         raise BadRequest(f"{name} is of type {type(array).__name__}; give a NumPy array")
+    if isinstance(array, np.ma.MaskedArray):
+        raise BadRequest(f"{name} is a masked array; fill what is masked first, as in {name.lower()}.filled(0)")
     if array.shape != shape:
         raise BadRequest(f"{name} has the shape {array.shape}; this kernel takes {shape}")
     if array.dtype.kind not in "fiub":

@@ -82,6 +82,8 @@ class Problem:
 
 def columns_of(n: int | None, convolution: Convolution | None) -> int:
     """Columns of B: as given, or a convolution's output pixels. Raises BadRequest where neither is known."""
+    if convolution is not None and not isinstance(convolution, Convolution):
+        raise BadRequest(f"convolution is of type {type(convolution).__name__}: give a lospmm.Convolution")
     if n is not None:
         return n
     if convolution is None:
@@ -103,8 +105,13 @@ def layer_fields(problem: Problem) -> dict[str, Any]:
 def _check_range(dtype: Dtype, matrix: SparseMatrix) -> None:
     if dtype.is_16_bit and matrix.nnz:
         largest = np.abs(matrix.data).max()
-        if np.isinf(dtype.rounded(largest[np.newaxis])[0]):
+        rounded = dtype.rounded(largest[np.newaxis])[0]
+        if np.isinf(rounded):
             raise BadMatrix(f"dtype {dtype.name}: A holds {largest:g}, beyond its range; take another or scale A")
+        if rounded == 0 < largest:
+            raise BadMatrix(
+                f"dtype {dtype.name}: A holds {largest:g} at most, which is 0 in it; take another or scale A"
+            )
 
 
 def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -> None:

@@ -64,7 +64,10 @@ def parse(content: Buffer) -> Array:
     dtype, fortran_order, shape = _described(header)
     # A side of zero must not hide an absurd one beside it.
     if len(shape) > 4 or math.prod(max(side, 1) for side in shape) > 2**40:
-        raise BadMatrix(f"the header promises an array of shape {_shape_text(shape)}")
+        raise BadMatrix(
+            f"the header promises an array of shape {_shape_text(shape)}, and none is read "
+            "of more than 4 dimensions or 2**40 numbers; save the matrix again"
+        )
     promised = dtype.itemsize * math.prod(shape)
     present = len(content) - start
     if promised != present:
@@ -168,7 +171,7 @@ def _described(header: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
         raise BadMatrix(f"holds values of type {descr[0][:20]!r}; save it as float32")
     sides = [side.strip() for side in shape[0].split(",") if side.strip()]
     if any(not side.isdecimal() or len(side) > 18 for side in sides):
-        raise BadMatrix(f"the header promises an array of shape ({shape[0][:80]})")
+        raise BadMatrix(f"the header promises an array of shape ({shape[0][:80]}), which none has; save it again")
     return np.dtype(descr[0]), fortran[0] == "True", tuple(int(side) for side in sides)
 
 
@@ -258,7 +261,10 @@ def _text(array: Array) -> str:
 
 def _take(arrays: Arrays, name: str, *, dimensions: int) -> Array:
     if name not in arrays:
-        raise BadMatrix(f"the archive has no array {name!r} (it has: {', '.join(arrays) or 'none that are known'})")
+        raise BadMatrix(
+            f"the archive has no array {name!r} (it has: {', '.join(arrays) or 'none that are known'}); "
+            "save a sparse matrix with scipy.sparse.save_npz, a dense one with numpy.save"
+        )
     if arrays[name].ndim != dimensions:
         raise BadMatrix(f"array {name!r} has {arrays[name].ndim} dimensions, not {dimensions}")
     return arrays[name]

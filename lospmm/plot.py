@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from numpy.typing import NDArray
 
 from lospmm.constraints import CONSTRAINTS, Stage
-from lospmm.errors import BadRequest
+from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.model import Problem, TileSize
 from lospmm.space import Space
 
@@ -36,10 +36,15 @@ def check_format(path: Path) -> None:
         raise BadRequest(f"--plot {path}: there is no folder {path.parent}")
     if path.suffix.lower() not in FORMATS:
         raise BadRequest(f"--plot {path}: the suffix must be one of {', '.join(FORMATS)}")
+    if path.is_dir():
+        raise BadRequest(f"--plot {path}: is a folder; name a file")
 
 
 def plot_space(problem: Problem, space: Space, path: Path, winner: TileSize | None = None) -> None:
-    """Write a picture of the space; the suffix of ``path`` names the format. Raises BadRequest."""
+    """Write a picture of the space; the suffix of ``path`` names the format. Raises BadRequest, ToolchainFault.
+
+    The latter is a disk that is full, or a file that may not be written.
+    """
     check_format(path)
     tiles = [verdict.tile for verdict in space.verdicts] + [survivor.tile for survivor in space.survivors]
     heights, widths = sorted({tile.rows for tile in tiles}), sorted({tile.cols for tile in tiles})
@@ -60,7 +65,7 @@ def plot_space(problem: Problem, space: Space, path: Path, winner: TileSize | No
         try:
             figure.savefig(path, dpi=150)
         except OSError as error:
-            raise BadRequest(f"--plot {path}: cannot be written: {error.strerror}") from None
+            raise ToolchainFault(f"--plot {path}: cannot be written: {error.strerror}") from None
 
 
 def _stage_numbers(space: Space, heights: list[int], widths: list[int]) -> NDArray[np.int64]:

@@ -129,10 +129,12 @@ def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
     try:
         _reader(content, name, None)
         if not is_model(content):
-            raise BadMatrix("is not a .safetensors file; send matrices of other formats one file a layer")
+            raise BadMatrix(
+                "is not a .safetensors file; of another format a model is a file a layer, in one folder or request"
+            )
         weights = {tensor: weight for tensor, weight in _tensors(content).items() if _is_weight(weight)}
         if not weights:
-            raise BadMatrix(f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D")
+            raise BadMatrix(_NO_WEIGHT)
     except BadMatrix as error:
         raise BadMatrix(f"{name}: {printable(str(error))}") from None
     return weights
@@ -171,8 +173,10 @@ def _read_safetensors(content: Content, tensor: str | None = None) -> tuple[Spar
     weights = _tensors(content)
     eligible = sorted(name for name, weight in weights.items() if _is_weight(weight))
     if tensor is None:
+        if not eligible:
+            raise BadMatrix(_NO_WEIGHT)
         if len(eligible) != 1:
-            raise BadMatrix(f"holds {len(eligible)} weights; choose one with --tensor: {_listed(eligible)}")
+            raise BadMatrix(f"holds {len(eligible)} weights; choose one as tensor: {_listed(eligible)}")
         tensor = eligible[0]
     if tensor not in weights:
         raise BadMatrix(f"has no tensor {tensor[:80]!r}; its weights are: {_listed(eligible)}")
@@ -235,6 +239,7 @@ _BEGINNINGS = {
 
 #: The types of a tensor that are weights, as what their bytes are read as.
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+_NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D"
 
 
 def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Content], tuple[SparseMatrix, Values]]:
@@ -255,7 +260,7 @@ def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Conten
     if tensor is None:
         return READERS[found]
     if found != "safetensors":
-        raise BadMatrix(f"--tensor chooses from a .safetensors file, this is .{found}; leave it out")
+        raise BadMatrix(f"tensor chooses from a .safetensors file, this is .{found}; leave it out")
     return partial(_read_safetensors, tensor=tensor)
 
 

@@ -13,7 +13,7 @@ from lospmm.errors import BadSettings
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="LOSPMM_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="LOSPMM_", env_ignore_empty=True, frozen=True)
 
     cache_dir: Path = Field(
         default_factory=lambda: platformdirs.user_cache_path("lospmm"),

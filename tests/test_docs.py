@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lospmm import errors, estimate, ir, options
+from lospmm.client import SERVED_OPTIONS
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass import addresses, scheduler
 from lospmm.manifest import SCHEMA, Manifest
@@ -97,6 +98,27 @@ def test_choices_of_tune() -> None:
     described = {cells[0]: names(cells[2]) for cells in table_below("docs/cli.md", "## lospmm tune")}
     for option, choices in options.CHOICES.items():
         assert set(choices) == set(described[f"`--{option}`"]), option
+
+
+def test_options_of_the_library() -> None:
+    found = re.search(r"with the same defaults: (.*?)\. ", " ".join(text_of("docs/library.md").split()))
+    assert found
+    assert set(names(found[1])) == {"tensor", "seed", *(field.name for field in dataclasses.fields(options.Options))}
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "of_a_command"),
+    [
+        ("docs/cli.md", r"the service decides itself: (.*?) are refused", True),
+        ("docs/library.md", r"options of `lospmm.tune`, but (.*?), which the service decides itself", False),
+    ],
+)
+def test_what_a_service_decides_itself(name: str, words: str, of_a_command: bool) -> None:
+    shown = {"shortlist_size": "shortlist", "budget_seconds": "budget"}
+    own = [field.name for field in dataclasses.fields(options.Options) if field.name not in SERVED_OPTIONS]
+    found = re.search(words, " ".join(text_of(name).split()))
+    assert found
+    assert set(names(found[1])) == {f"--{shown.get(option, option)}" if of_a_command else option for option in own}
 
 
 def test_exit_codes() -> None:

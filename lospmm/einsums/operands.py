@@ -16,6 +16,8 @@ Shape = tuple[int, ...]
 MAX_SIZE = 2**31 - 1
 MAX_ELEMENTS = 2**40
 
+_MASKED = "a masked array: fill what is masked first, as in array.filled(0)"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operands:
@@ -73,7 +75,9 @@ def check(expression: Expression, given: Mapping[str, Any]) -> Operands:
 
 
 def float32_of(name: str, array: Any) -> NDArray[np.float32]:
-    """Raises BadRequest for what are not real numbers."""
+    """Raises BadRequest for what are not real numbers, all of them there."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise BadRequest(f"einsum: {name} is {_MASKED}")
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise BadRequest(f"einsum: {name} is of type {kind}: give a NumPy array of real numbers")
@@ -86,6 +90,8 @@ def _indices(expression: Expression, index: Index, given: Mapping[str, Any]) -> 
     if not isinstance(array, np.ndarray):
         what = "is not given" if array is None else f"is a {type(array).__name__}"
         raise fault(expression.text, index.at, f"{index.name} {what}: give a NumPy array of whole numbers")
+    if isinstance(array, np.ma.MaskedArray):
+        raise fault(expression.text, index.at, f"{index.name} is {_MASKED}")
     if array.dtype.kind not in "iu":
         raise fault(expression.text, index.at, f"{index.name} is of type {array.dtype}, not of whole numbers")
     if array.ndim != len(index.variables):

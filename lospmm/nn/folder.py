@@ -128,7 +128,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
         site = by_name.get(one.name)
         if site is None:
             reason = unfit.get(one.name, "the model has no such layer")
-            empty: dict[str, Any] = {"kind": "", "shape": (0, 0), "sparsity": 0.0, "n": None, "advice": "dense"}
+            empty: dict[str, Any] = {"kind": "", "shape": (0, 0), "sparsity": None, "n": None, "advice": "dense"}
             loaded.append(Row(layer=one.name, reason=reason, **empty))
             continue
         loaded += _swapped(site, one, kernels, emulate=emulate)

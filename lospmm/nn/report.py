@@ -15,7 +15,7 @@ class Row:
     layer: str
     kind: str  # as in "Linear"
     shape: tuple[int, int]  # of A: m, k
-    sparsity: float  # the share of zeros, 0 to 1
+    sparsity: float | None  # the share of zeros, 0 to 1; None where they were not counted
     n: int | None
     advice: Literal["sparse", "dense"]
     reason: str  # for it
@@ -83,7 +83,8 @@ class Report:
 def _cells(row: Row) -> tuple[str, ...]:
     micros = ("-" if one is None else f"{one:.1f}" for one in (row.dense_micros, row.sparse_micros))
     shape, n = f"{row.shape[0]} x {row.shape[1]}", "-" if row.n is None else str(row.n)
-    return (row.layer, shape, f"{100 * row.sparsity:.1f}%", n, *micros, row.advice, row.reason)
+    zeros = "-" if row.sparsity is None else f"{100 * row.sparsity:.1f}%"
+    return (row.layer, shape, zeros, n, *micros, row.advice, row.reason)
 
 
 def from_json(text: str) -> Report:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lospmm.convolution import Convolution
-from lospmm.errors import BadMatrix, LospmmError, Unsupported
+from lospmm.errors import LospmmError, Unsupported
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts
 from lospmm.nn.bound import Tensors
@@ -85,14 +85,15 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
         try:
             place, matrix = _pruned(module, weight, bias)
         except LospmmError as error:
-            rows.append(Row(shape=shape, sparsity=0.0, reason=str(error), **base))
+            rows.append(Row(shape=shape, sparsity=None, reason=str(error), **base))
             continue
         sparsity = 1.0 - matrix.nnz / tensors_of(module, place).weight.numel()
-        if sparsity >= min_sparsity:
+        if matrix.nnz and sparsity >= min_sparsity:
             sites.append(Site(full, module, weight, sparse, place, matrix, sparsity))
             continue
         few = f"fewer zeros than the {100 * min_sparsity:.0f}% of min_sparsity"
-        rows.append(Row(shape=(matrix.m, matrix.k), sparsity=sparsity, reason=few, **base))
+        reason = few if matrix.nnz else "all its weights are zero"
+        rows.append(Row(shape=(matrix.m, matrix.k), sparsity=sparsity, reason=reason, **base))
     return sites, rows
 
 
@@ -113,10 +114,7 @@ def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[Place, SparseMat
         raise Unsupported("its weights are on the device meta")
     if dtype_of(tensors.weight) is None:
         raise Unsupported(f"its weights are {named(tensors.weight.dtype)}, and kernels take float32 and 16-bit types")
-    matrix = from_dense(tensors.matrix())
-    if matrix.nnz == 0:
-        raise BadMatrix("all its weights are zero")
-    return place, matrix
+    return place, from_dense(tensors.matrix())
 
 
 def learn_shapes(model: nn.Module, sites: Sequence[Site], example: Any) -> dict[str, list[tuple[int, ...]]]:

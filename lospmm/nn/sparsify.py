@@ -14,6 +14,7 @@ from lospmm.dense_choice import left_to_cublas
 from lospmm.errors import BadRequest, LospmmError
 from lospmm.job_events import LayerProgress
 from lospmm.kernel import whole_number
+from lospmm.model import check_columns
 from lospmm.nn import layer, whole
 from lospmm.nn.attention import open_short_cuts
 from lospmm.nn.calling import Called, calling_of
@@ -62,6 +63,10 @@ def sparsify_(
     A layer that fails stays dense, with the reason in its row. Raises BadRequest and Unsupported for a request that no
     layer can have; the model is then as it was. A model that was swapped before is given its dense layers back first.
     """
+    if not isinstance(model, nn.Module):
+        raise BadRequest(f"the model is of type {type(model).__name__}: give a torch.nn.Module")
+    if not isinstance(min_sparsity, int | float) or not 0 <= min_sparsity <= 1:
+        raise BadRequest(f"min_sparsity is {min_sparsity!r:.80}: give a share of zeros, from 0 to 1")
     if choice not in ("measured", "sparse"):
         raise BadRequest(f"choice {choice!r:.80}: choose measured or sparse")
     calling_of(called)
@@ -148,7 +153,10 @@ def _tuner(
 
 def _columns(n: int | Iterable[int]) -> list[Shape]:
     """Raises BadRequest."""
-    return [(whole_number("n", one),) for one in (n if isinstance(n, Iterable) else [n])]
+    columns = [whole_number("n", one) for one in (n if isinstance(n, Iterable) else [n])]
+    for one in columns:
+        check_columns(one)
+    return [(one,) for one in columns]
 
 
 def _shapes(model: nn.Module, sites: Sequence[Site], example: Any, columns: Sequence[Shape]) -> dict[str, list[Shape]]:

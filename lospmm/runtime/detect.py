@@ -40,10 +40,10 @@ def detect_device() -> DeviceSpec:
     """The row of ``DEVICES`` for the first GPU. Raises BadRequest where there is none, or none that the table knows."""
     name = _first_gpu()
     if name is None:
-        raise BadRequest("--device auto: this machine has no NVIDIA GPU; name the one to tune for, as in --device h200")
+        raise BadRequest("device auto: this machine has no NVIDIA GPU; name the one to tune for, such as h200")
     known = DRIVER_NAMES.get(name.removeprefix("NVIDIA "))
     if known is None:
-        raise BadRequest(f"--device auto: {name} is not in the device table; describe it in a file (docs/devices.md)")
+        raise BadRequest(f"device auto: {name} is not in the device table; describe it in a file (docs/devices.md)")
     return DEVICES[known]
 
 

@@ -262,4 +262,5 @@ def load(path: Path) -> Dataset:
         with np.load(path, allow_pickle=False) as archive:
             return Dataset(**{field.name: np.ascontiguousarray(archive[field.name]) for field in fields(Dataset)})
     except (OSError, KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:  # an .npy is an array
-        raise BadRequest(f"{path}: not a data set of lospmm_rank ({error})") from None
+        fault = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise BadRequest(f"{path}: not a data set of lospmm_rank ({fault})") from None

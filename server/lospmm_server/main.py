@@ -13,13 +13,16 @@ from typing import Any, TypeAlias
 import uvicorn
 
 from lospmm import jobs
-from lospmm.errors import BadRequest
+from lospmm.device import DEVICES
+from lospmm.errors import BadRequest, BadSettings
 from lospmm.runtime.detect import own_gpu
+from lospmm.settings import settings
 from lospmm_server import logs, memory
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
 from lospmm_server.keys import Keyring
 from lospmm_server.service import Service
+from lospmm_server.uploads import NO_GPU
 from lospmm_server.worker import Worker, tune_here
 
 #: How long an orderly end waits for uploads and answers that are under way, in seconds.
@@ -50,9 +53,10 @@ class _Server(uvicorn.Server):
 def serve(host: str, port: int, workers: int) -> None:
     """Serve until SIGTERM or SIGINT, which end the process in seconds, its workers and their compilers with it.
 
-    Raises BadRequest for an address that cannot be listened on, or that other machines can reach without there being an
-    API key, and DatabaseFault.
+    Raises BadSettings for workers with an unknown GPU, BadRequest for an address that cannot be listened on, or that
+    other machines can reach without there being an API key, and DatabaseFault.
     """
+    _check_worker_gpu(settings().worker_gpu)
     addresses = _addresses(host, port)
     database = open_database()
     database.migrate()
@@ -116,6 +120,12 @@ def listen(host: str, port: int) -> list[socket.socket]:
         raise BadRequest(f"{host} port {port}: {reason}; choose another with --port") from None
 
 
+def _check_worker_gpu(name: str | None) -> None:
+    """Raises BadSettings."""
+    if name is not None and name not in (NO_GPU, *DEVICES):
+        raise BadSettings(f"LOSPMM_WORKER_GPU: {name!r:.80} is none of {', '.join(DEVICES)}, {NO_GPU}")
+
+
 def _addresses(host: str, port: int) -> list[Address]:
     """Raises BadRequest."""
     if not 0 <= port < 2**16:
@@ -123,7 +133,7 @@ def _addresses(host: str, port: int) -> list[Address]:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise BadRequest(f"host {host!r}: {error}") from None
+        raise BadRequest(f"host {host!r}: {getattr(error, 'strerror', None) or error}") from None
     return [(family, address) for family, *_, address in found]
 
 

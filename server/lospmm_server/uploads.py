@@ -31,6 +31,9 @@ from lospmm.runtime.detect import detect_device
 from lospmm.settings import settings
 from lospmm_server.schemas import KernelQuery, TuningQuery
 
+#: LOSPMM_WORKER_GPU of workers without one.
+NO_GPU = "none"
+
 FIELD = "matrix"
 BIAS_FIELD = "bias"
 
@@ -112,9 +115,12 @@ def wanted_of(query: TuningQuery) -> Wanted:
 
 def _device(name: str) -> DeviceSpec:
     """By the table alone: a client must not make the service open device files."""
-    chosen = settings().worker_gpu if name == "auto" else name
+    workers = settings().worker_gpu
+    chosen = workers if name == "auto" else name
     if chosen is None:
         return detect_device()
+    if name == "auto" and workers == NO_GPU:
+        raise BadRequest("device auto: this service's workers have no GPU; name the one to tune for, such as h200")
     if chosen not in DEVICES:
         raise BadRequest(f"unknown device {chosen!r}: expected auto or one of {', '.join(DEVICES)}")
     return DEVICES[chosen]

@@ -81,7 +81,7 @@ def test_usage(
         (["--trials", "all"], "trials 'all': choose one of full, proxy"),
         (["--budget", "-1"], "budget -1.0: a number of seconds, from 0 on"),
         (["--budget", "nan"], "budget nan: a number of seconds, from 0 on"),
-        (["--tensor", "fc"], "w.npy: --tensor chooses from a .safetensors file"),
+        (["--tensor", "fc"], "w.npy: tensor chooses from a .safetensors file"),
         (["--seed", "-1"], "w.npy: seed -1 is negative"),
     ],
 )
@@ -93,6 +93,22 @@ def test_options(lospmm_command: Command, tmp_path: Path, matrix: Path, options:
     assert (answer.status, answer.out) == (2, "")
     assert words in answer.error
     assert not (tmp_path / "out").exists()
+
+
+def test_settings(
+    lospmm_command: Command, tmp_path: Path, matrix: Path, set_environment: Callable[[str, object], None]
+) -> None:
+    """An empty variable is as if it were not set; a wrong one is named."""
+    ask = ("tune", matrix, "--n", 4, *H200, "--out", tmp_path / "out", "--quiet")
+    set_environment("XDG_CACHE_HOME", tmp_path / "user")
+    for name in ("CACHE_DIR", "WORKERS", "TOOLKIT", "SERVER"):
+        set_environment(f"LOSPMM_{name}", "")
+    assert lospmm_command(*ask).status == 0
+    assert (tmp_path / "user" / "lospmm" / "kernel").is_dir()
+    set_environment("LOSPMM_WORKERS", "some")
+    answer = lospmm_command(*ask)
+    assert answer.status == 2
+    assert answer.error.startswith("LOSPMM_WORKERS: Input should be a valid integer")
 
 
 def test_a_gpu_without_a_model(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:

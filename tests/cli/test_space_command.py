@@ -84,9 +84,18 @@ def test_the_space_is_that_of_the_emitter(lospmm_command: Command, tall_matrix: 
         ("space.bmp", "the suffix must be one of .png, .svg, .pdf"),
         ("space", "the suffix must be one of"),
         ("gone/space.png", "there is no folder"),
+        ("folder.png", "is a folder; name a file"),
     ],
 )
 def test_a_plot_that_cannot_be(lospmm_command: Command, tmp_path: Path, matrix: Path, name: str, words: str) -> None:
+    (tmp_path / "folder.png").mkdir()
     answer = lospmm_command("space", matrix, "--n", 4, *H200, "--plot", tmp_path / name, "--quiet")
     assert (answer.status, answer.out) == (2, "")
     assert words in answer.error
+
+
+def test_a_plot_on_a_full_disk(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:
+    (tmp_path / "full.svg").symlink_to("/dev/full")
+    answer = lospmm_command("space", matrix, "--n", 4, *H200, "--plot", tmp_path / "full.svg", "--quiet")
+    assert (answer.status, answer.out) == (4, "")
+    assert "full.svg: cannot be written: No space left on device" in answer.error

@@ -201,6 +201,16 @@ def test_a_weight_beyond_the_range_of_a_type_is_refused() -> None:
         Problem(matrix, 4, DEVICES["h200"], dtype=DTYPES["float16"])
 
 
+def test_weights_that_all_vanish_in_a_type_are_refused() -> None:
+    matrix = from_dense(np.array([[1e-9, -2e-8]]))
+    Problem(matrix, 4, DEVICES["h200"], dtype=DTYPES["bfloat16"])
+    Problem(from_dense(np.array([[1e-9, 1.0]])), 4, DEVICES["h200"], dtype=DTYPES["float16"])
+    with pytest.raises(
+        BadRequest, match="dtype float16: A holds 2e-08 at most, which is 0 in it; take another or scale"
+    ):
+        Problem(matrix, 4, DEVICES["h200"], dtype=DTYPES["float16"])
+
+
 @pytest.mark.parametrize("scale", [1e-3, 6e4])
 def test_no_element_of_a_drawn_product_overflows(scale: float) -> None:
     a = weights(3, 400, 1.0, 1, scale / 5)

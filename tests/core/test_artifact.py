@@ -233,6 +233,15 @@ def test_nothing_else_is_destroyed(tmp_path: Path, make: Callable[[Path], None],
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    artifact.write(made(), tmp_path / "kernel")
+    (tmp_path / "kernel" / "kernel.cubin").unlink()
+    make(tmp_path / "kernel" / "kernel.cubin")
+    with pytest.raises(BadRequest, match=r"kernel/kernel\.cubin: is not a file$"):
+        artifact.read(tmp_path / "kernel")
+
+
 def test_a_place_where_no_folder_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadRequest, match=f"{tmp_path}/file is a file"):

@@ -384,7 +384,7 @@ def test_the_command_without_a_gpu(
     artifact.write(kept(drawn(3, 3, 2), b""), tmp_path / "kernel")
 
     def none() -> Any:
-        raise BadRequest("--device auto: this machine has no NVIDIA GPU")
+        raise BadRequest("device auto: this machine has no NVIDIA GPU")
 
     monkeypatch.setattr(commands, "detect_device", none)
     assert run(["bench", str(tmp_path / "kernel")]) == 2

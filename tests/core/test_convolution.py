@@ -207,10 +207,17 @@ def test_how_a_convolution_is_written() -> None:
         "1x1x1x1",
         "1x1x1x1,",
         "1x1x1x1,1,",
-        "1x1x1x-1,1",
         "1x1x1x1,1,stride",
         "1x1x1x1,1,stride=",
-        "1" * 99,
+        "1" * 9,
     ):
         with pytest.raises(BadRequest, match="write batch x channels x height x width"):
+            parse_convolution(wrong)
+    for wrong, says in (
+        ("1x1x1x-1,1", "width is -1: at least 1"),
+        ("1x1x4x4,1,padding=-1", r"padding is \(-1, -1\): at least 0"),
+        ("1x1x9999999999x1,1", "9999999999 has more than 9 digits"),
+        ("1" * 5000, "1{20} has more than 9 digits"),
+    ):
+        with pytest.raises(BadRequest, match=says):
             parse_convolution(wrong)

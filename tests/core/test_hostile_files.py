@@ -80,6 +80,8 @@ REFUSED = {
     "npy too large": ("a.npy", saved(np.save, np.array([[0, 1e39]])), "1e+39 is not a finite float32"),
     # .npz
     "npz empty": ("a.npz", npz([]), "has no array 'shape'"),
+    "npz dense": ("a.npz", npz([("w.npy", saved(np.save, EYE))]), "with scipy.sparse.save_npz, a dense one with numpy"),
+    "npy many": ("a.npy", npy((2**20, 2**21)), "none is read of more than 4 dimensions or 2**40 numbers; save"),
     "npz cut": ("a.npz", csr()[:-30], "truncated or damaged archive"),
     "npz cut early": ("a.npz", csr()[:4], "truncated or damaged archive"),
     "npz bomb": ("a.npz", BOMB, f"{len(BOMB)} bytes would inflate to 67108"),
@@ -224,12 +226,12 @@ REFUSED = {
     ),
     "tensor outside": ("a.safetensors", safetensors({"w": tensor("F32", [1, 2], 8, 16)}, bytes(8)), "damaged"),
     "tensor no rows": ("a.safetensors", safetensors({"w": tensor("F32", [0, 2**62], 0, 0)}), "shape (0, 46116"),
-    "tensor 1-D": ("a.safetensors", save_tensors({"b": EYE[0]}), "holds 0 weights; choose one with --tensor: none"),
-    "tensor integers": ("a.safetensors", save_tensors({"w": EYE.astype(np.int8)}), "holds 0 weights"),
+    "tensor 1-D": ("a.safetensors", save_tensors({"b": EYE[0]}), "holds no weight: a weight is F16, BF16, F32, F64"),
+    "tensor integers": ("a.safetensors", save_tensors({"w": EYE.astype(np.int8)}), "holds no weight: a weight is"),
     "tensor several": (
         "a.safetensors",
         save_tensors({"v": EYE, "w": EYE}),
-        "holds 2 weights; choose one with --tensor: v, w",
+        "holds 2 weights; choose one as tensor: v, w",
     ),
     "tensor many": (
         "a.safetensors",
@@ -311,7 +313,7 @@ def test_refused_tensor(tensor_name, words):
 
 
 def test_tensor_is_only_for_safetensors():
-    with pytest.raises(BadMatrix, match=r"^a.npy: --tensor chooses from a .safetensors file, this is .npy"):
+    with pytest.raises(BadMatrix, match=r"^a.npy: tensor chooses from a .safetensors file, this is .npy"):
         read_bytes(saved(np.save, EYE), "a.npy", tensor="w")
 
 

@@ -320,6 +320,8 @@ def test_bad_weights_are_refused(weights: Any, reason: str) -> None:
         ({"tensor": "fc1.weight"}, BadRequest, "no file"),
         ({"n": 1.5}, BadRequest, "n is 1.5: give a whole number"),
         ({"n": True}, BadRequest, "n is True: give a whole number"),
+        ({"convolution": "1x48x8x8,1x1"}, BadRequest, "convolution is of type str: give a lospmm.Convolution"),
+        ({"bias": np.ma.array(np.ones(16), mask=np.arange(16) > 3)}, BadRequest, "bias is a masked array: fill what"),
         ({"device": None}, BadRequest, "unknown device 'None'"),
         ({"colour": "red"}, TypeError, "colour"),
     ],
@@ -342,7 +344,14 @@ def test_a_b_of_no_real_numbers_is_refused(kernel: lospmm.Kernel) -> None:
         kernel.run_on_cpu(np.zeros((18, N), dtype=np.complex64))
 
 
-@pytest.mark.parametrize(("b", "reason"), [([[1.0]], "type list"), (np.full((18, N), 1e300), "too large for float32")])
+@pytest.mark.parametrize(
+    ("b", "reason"),
+    [
+        ([[1.0]], "type list"),
+        (np.full((18, N), 1e300), "too large for float32"),
+        (np.ma.ones((18, N)), "B is a masked array; fill what"),
+    ],
+)
 def test_a_b_that_is_no_array_of_float32_is_refused(b: Any, reason: str, kernel: lospmm.Kernel) -> None:
     with pytest.raises(BadRequest, match=reason):
         kernel.run_on_cpu(b)

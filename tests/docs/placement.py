@@ -82,6 +82,20 @@ def pairs(*names: str) -> str:
     return table(("problem", *kinds), lines, right=len(kinds))
 
 
+def quads() -> str:
+    """Of four columns to a thread the fastest tile of each problem, and how far its results are from float64."""
+    problems: dict[str, list[Record]] = {}
+    for record in records("quads"):
+        problems.setdefault(_problem(record), []).append(record)
+    lines = []
+    for problem, found in problems.items():
+        best = min(found, key=lambda one: one["micros"])
+        worst = max(one["max_relative_error"] for one in found)
+        lines.append((problem, str(len(found)), _cell(best), f"{best['code_bytes'] / 1024:,.0f} KiB", f"{worst:.1e}"))
+    heads = ("problem", "kernels", "fastest", "its code", "greatest error of all")
+    return table(heads, lines, right=4)
+
+
 def reuse() -> str:
     """Elements that are wrong, by pipes and with what is kept in the reuse cache."""
     found: dict[tuple[str, str], list[Record]] = {}
@@ -243,7 +257,7 @@ REGIONS = {"gpcs": walks, "orders": orders, "clusters": clusters, "walls": walls
 PAIRS = {"pairs": pairs, "errors": errors, "reuse": reuse}
 
 #: Errors are those of float32 sums, rounded once: in docs/accuracy.md.
-NARROW = {"narrow": lambda: pairs("narrow")}
+NARROW = {"narrow": lambda: pairs("narrow"), "quads": quads}
 CHAINS = {"chains": chains}
 #: Of the kernels of ``benchmarks.loads``.
 SHOWN_ROWS, NEAR = (45, 48, 51), 1.2

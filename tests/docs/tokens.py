@@ -1,5 +1,7 @@
-"""The table of docs/decisions/0014: a linear layer from tokens to tokens, of benchmarks/results/tokens_first.jsonl."""
+"""Tables of docs/decisions/0014 and docs/pytorch.md: a linear layer from tokens to tokens, and its activations turned
+over alone. They come from tokens_first.jsonl and turning.jsonl of benchmarks/results."""
 
+from lospmm.dtype import DTYPES
 from tests.docs.results import Record, records, table
 
 
@@ -33,4 +35,25 @@ def _part(parts: dict[str, float], name: str) -> str:
     return f"{parts[name]:.1f}" if name in parts else "-"
 
 
+def turned_over() -> str:
+    """Of each type and width: the kernel of ``lospmm.nn``, PyTorch's copy, and what the kernel moves a second."""
+    lines = []
+    for record in records("turning"):
+        moved = 2 * record["tokens"] * record["features"] * DTYPES[record["dtype"]].element_bytes
+        ours, others = record["kernel_micros"], record["pytorch_micros"]
+        lines.append(
+            (
+                f"{record['tokens']} x {record['features']}",
+                record["dtype"],
+                f"{ours:.1f}",
+                f"{others:.1f}",
+                f"{others / ours:.1f}",
+                f"{moved / ours / 1e6:.1f} TB",
+            )
+        )
+    heads = ("tokens x features", "type", "kernel", "PyTorch", "PyTorch / kernel", "moved a second")
+    return table(heads, lines, right=4)
+
+
 REGIONS = {"tokens": from_tokens_to_tokens}
+TURNING = {"turning": turned_over}

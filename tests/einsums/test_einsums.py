@@ -303,6 +303,10 @@ def test_other_refusals() -> None:
         lospmm.einsum(text, r=r, A=a, B=b, C=(2, 4), D=a)
     with pytest.raises(BadRequest, match="r is of type float64, not of whole numbers"):
         lospmm.einsum(text, r=r.astype(float), A=a, B=b, C=(2, 4))
+    with pytest.raises(BadRequest, match="r is a masked array: fill what is masked first"):
+        lospmm.einsum(text, r=np.ma.array(r), A=a, B=b, C=(2, 4))
+    with pytest.raises(BadRequest, match="B is a masked array: fill what is masked first"):
+        lospmm.einsum(text, r=r, A=a, B=np.ma.array(b), C=(2, 4))
     with pytest.raises(BadRequest, match="r is a list: give a NumPy array"):
         lospmm.einsum(text, r=[0, 1], A=a, B=b, C=(2, 4))
     with pytest.raises(BadRequest, match="A is of type complex64"):

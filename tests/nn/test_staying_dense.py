@@ -49,6 +49,10 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
         "unheard": "no example reached it",
         "doubled": "more than a mask",
     }
+    zeros = {row.layer: row.sparsity for row in report.rows}
+    assert (zeros["full"], zeros["zero"], zeros["doubles"]) == (0.0, 1.0, None)
+    table = {line.split()[0]: line.split() for line in str(report).splitlines()}
+    assert (table["zero"][4], table["doubles"][4]) == ("100.0%", "-")
     assert {name: type(module) for name, module in model.items()} == before
     assert report.sparse == ()
 
@@ -87,6 +91,8 @@ def test_a_layer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({}, BadRequest, "give an example"),
         ({"n": 2.5}, BadRequest, "n is 2.5"),
+        ({"n": [4, 0]}, BadRequest, "n is 0: B must have from 1 to"),
+        ({"n": 4, "min_sparsity": 60}, BadRequest, "min_sparsity is 60: give a share of zeros, from 0 to 1"),
         ({"n": 4, "choice": "fast"}, BadRequest, "choice 'fast'"),
         ({"n": 4, "called": "often"}, BadRequest, "called 'often': choose eager, graph, compiled, compiled_graph"),
         ({"n": 4, "device": "abacus"}, BadRequest, "abacus"),
@@ -98,6 +104,11 @@ def test_a_wrong_request_leaves_the_model_as_it_was(request_: dict[str, Any], er
     with pytest.raises(error_, match=words):
         lospmm.nn.sparsify_(model, **{"device": "h200", **request_})
     assert type(model[0]) is nn.Linear
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(BadRequest, match=r"the model is of type list: give a torch\.nn\.Module"):
+        lospmm.nn.sparsify_([nn.Linear(8, 8)], n=8, device="h200")
 
 
 def test_an_interruption_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import lospmm
 from lospmm import artifact, jobs
 from lospmm.client import Client
 from lospmm.store import Store
@@ -118,6 +119,52 @@ def test_a_model_by_a_service(port: int, model: Path, tmp_path: Path) -> None:
     assert {layer["name"]: layer for layer in json.loads(second.out)["layers"]} == layers
     assert {path.name for path in before if path.stat().st_ino != before[path]} == {"a"}
     assert artifact.read(out / "a")
+
+
+def test_a_model_with_its_biases_by_a_service(port: int, tmp_path: Path) -> None:
+    bias = np.linspace(-1, 1, 16, dtype=np.float32)
+    tensors = {
+        "fc.weight": weights(1),
+        "fc.bias": bias,
+        "in_proj_weight": weights(2),
+        "in_proj_bias": bias.astype(np.float16),
+        "plain.weight": weights(1),
+        "short.weight": weights(3),
+        "short.bias": bias[:3],
+        "bad.weight": weights(4),
+        "bad.bias": np.full(16, np.nan, np.float32),
+    }
+    save_file(tensors, tmp_path / "net.safetensors")
+    address, out, cache = f"http://127.0.0.1:{port}", tmp_path / "out", tmp_path / "own"
+    command = ("tune-model", tmp_path / "net.safetensors", "--n", 16, "--biases", "--server", address, "--json")
+    done = tuned(*command, "--quiet", "--out", out, cache=cache)
+    assert done.status == 2
+    layers = {layer["name"]: layer for layer in json.loads(done.out)["layers"]}
+    refused = {name: layer["error"]["message"] for name, layer in layers.items() if layer["error"] is not None}
+    assert refused == {
+        "short.weight": f"{address}: the bias has 3 numbers, and the weights 16 rows",
+        "bad.weight": "bias: number 0 is nan, not a finite float32",
+    }
+    assert done.err == "".join(f"error: layer {name}: {text}\n" for name, text in sorted(refused.items()))
+    assert not cache.exists(), "nothing was done here"
+    b = np.random.default_rng(0).standard_normal((24, 16)).astype(np.float32)
+    for name, added in (("fc.weight", bias), ("in_proj_weight", tensors["in_proj_bias"]), ("plain.weight", None)):
+        kernel = lospmm.load(out / layers[name]["folder"])
+        assert kernel.manifest["epilogue"] == {"bias": added is not None, "relu": False, "residual": False}
+        wanted = tensors[name] @ b + (0 if added is None else added.astype(np.float32)[:, np.newaxis])
+        assert np.allclose(kernel.run_on_cpu(b), wanted, atol=1e-4)
+    assert layers["fc.weight"]["digest"] != layers["plain.weight"]["digest"]
+    here = tuned(*command[:-2], "", "--json", "--quiet", "--out", tmp_path / "here", cache=cache)
+    told = {one["name"]: one["error"]["message"] for one in json.loads(here.out)["layers"] if one["error"] is not None}
+    assert told == {name: text.removeprefix(f"{address}: ") for name, text in refused.items()}
+    for name in ("fc.weight", "in_proj_weight", "plain.weight"):
+        assert (tmp_path / "here" / name / "kernel.cubin").read_bytes() == (out / name / "kernel.cubin").read_bytes()
+    # Without biases the same folder's kernels are made anew where they had one.
+    plain = tuned(*(word for word in command if word != "--biases"), "--quiet", "--out", out, cache=cache)
+    again = {layer["name"]: layer for layer in json.loads(plain.out)["layers"]}
+    assert plain.status == 0
+    assert [again[name]["digest"] == layers[name]["digest"] for name in ("fc.weight", "plain.weight")] == [False, True]
+    assert not lospmm.load(out / again["fc.weight"]["folder"]).manifest["epilogue"]["bias"]
 
 
 def test_a_model_whose_service_is_killed_meanwhile(

@@ -86,8 +86,9 @@ def test_a_key_opens_until_it_is_revoked(guarded: TestClient, database: Database
     accepted = guarded.post("/v1/kernels?n=64&device=h200&wait=0", content=npy_file(), headers=bearer(key))
     assert accepted.status_code == 202
     assert guarded.get("/v1/jobs", headers={**bearer(key), "Host": "service.example"}).status_code == 200
-    foreign = {**basic, "Sec-Fetch-Site": "cross-site"}
-    assert guarded.get("/v1/jobs", headers=foreign).status_code == 403
+    for foreign in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example", "Host": "service.example"}):
+        answer = guarded.post("/v1/kernels?n=64&device=h200&wait=0", content=npy_file(2), headers={**basic, **foreign})
+        assert answer.status_code == 403
     keys.revoke(database, "team")
     assert guarded.get("/v1/jobs", headers=bearer(key)).status_code == 401
     assert [(found.name, found.is_valid) for found in keys.listed(database)] == [("team", False)]

@@ -239,6 +239,9 @@ def test_a_fault_of_the_service_tells_nothing(client: TestClient, monkeypatch: p
     "headers",
     [
         {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://localhost:8001", "Host": "localhost:8000"},
+        {"Origin": "null"},
         *(
             {"Host": host}
             for host in (
@@ -257,7 +260,13 @@ def test_a_fault_of_the_service_tells_nothing(client: TestClient, monkeypatch: p
 def test_pages_of_other_sites_are_refused(client: TestClient, headers: dict[str, str]) -> None:
     answer = client.post(POST, files=FORM, headers=headers)
     assert (answer.status_code, answer.json()["type"]) == (403, "/problems/forbidden")
-    assert client.get("/healthz", headers={"Sec-Fetch-Site": "same-origin", "Host": "[::1]:8000"}).status_code == 200
+    own = {"Sec-Fetch-Site": "same-origin", "Host": "[::1]:8000"}
+    for headers in (
+        own,
+        {"Origin": "http://LocalHost:8000", "Host": "localhost:8000"},
+        own | {"Origin": "https://tuner"},
+    ):
+        assert client.get("/v1/jobs", headers=headers).status_code == 200
 
 
 def test_a_wrong_setting_is_not_blamed_on_the_client(

@@ -16,7 +16,8 @@ import psutil
 import pytest
 import scipy.sparse
 
-from lospmm.errors import BadRequest
+from lospmm.errors import BadRequest, BadSettings
+from lospmm.settings import settings
 from lospmm_server.main import listen, serve
 from tests.server.conftest import SlowToolkit, npy_file, weights
 from tests.server.processes import SERVE, is_alive, serving, started, wait_until
@@ -152,6 +153,20 @@ def test_a_port_that_is_taken_or_impossible() -> None:
             listen(host, port)
     with pytest.raises(BadRequest, match="port 65536"):
         listen("127.0.0.1", 65536)
+
+
+def test_workers_with_a_gpu_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOSPMM_WORKER_GPU", "h20")
+    settings.cache_clear()
+    with pytest.raises(BadSettings, match=r"LOSPMM_WORKER_GPU: 'h20' is none of v100, .*, b200, none$"):
+        serve("127.0.0.1", 0, 0)
+
+
+def test_more_workers_than_a_machine_can_have() -> None:
+    command = [sys.executable, "-m", "lospmm.cli", "serve", "--port", "0", "--workers", "99999"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == "error: Invalid value for '--workers': Input should be less than or equal to 256\n"
 
 
 def test_the_command_line_says_so_in_one_line() -> None:
