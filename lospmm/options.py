@@ -103,7 +103,9 @@ def _shortlist_size(value: object) -> int:
 
 def _families(value: object) -> str:
     """Each once, in the order of FAMILY_NAMES."""
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else [value]
+    if not isinstance(value, str):
+        raise BadRequest(f"families is of type {type(value).__name__}: give a text, with commas between names")
+    names = [name.strip() for name in value.split(",")]
     for name in names:
         if name not in ("all", *FAMILY_NAMES):
             raise BadRequest(f"families: {name!r:.80}: choose some of {', '.join(FAMILY_NAMES)}, or all")

@@ -118,3 +118,8 @@ def test_every_architecture_has_a_default_that_is_not_an_experiment() -> None:
         assert default in EMITTERS
         assert default != "sass" or not GENERATIONS[device.arch].experimental
         assert default in CHOICES["emitter"]
+
+
+def test_families_are_named_in_one_text() -> None:
+    with pytest.raises(BadRequest, match="families is of type list: give a text, with commas"):
+        Options(families=["csr"])  # type: ignore[arg-type]
