@@ -97,6 +97,7 @@ def timed_family(bench: Bench, built: Sequence[Built]) -> Record:
         micros, error, best = min(timed, key=lambda entry: entry[0])
         found |= {"micros": micros, "max_relative_error": error, "plan": best.plan, "forecast": best.forecast}
         found["brief"] = [[one.forecast, round(taken, 3)] for taken, _, one in timed]
+        found["tried"] = [one.plan for _, _, one in timed]
     return found
 
 

@@ -22,7 +22,7 @@ from lospmm.packed import emission_of
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
-from lospmm_rank.families import DENSE, dense_micros, factor
+from lospmm_rank.families import DENSE, corrected, dense_micros, factor
 
 PLANS = 12
 
@@ -89,7 +89,7 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
             continue
         micros = family.forecast(problem, plans)
         chosen[name] = [(plans[at], float(micros[at])) for at in np.argsort(micros, kind="stable")[: shortlist.plans]]
-    expected = _corrected(problem, {name: found[0][1] for name, found in chosen.items()})
+    expected = _corrected(problem, chosen)
     nearest = min(chosen, key=lambda name: expected[name], default=None)
     limit = shortlist.far * min(expected.values())
     built = []
@@ -105,12 +105,15 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
     return Prepared(problem, built, refused, time.monotonic() - started)
 
 
-def _corrected(problem: Problem, forecasts: Mapping[str, float]) -> dict[str, float]:
-    """Microseconds of each family's first plan, and of the dense multiplication, as far as times have taught them."""
-    traits = traits_of(problem)
-    every = {**forecasts, DENSE: dense_micros(traits, problem.device)}
-    device = problem.device.name
-    return {name: micros * factor(name, micros, traits=traits, device=device) for name, micros in every.items()}
+def _corrected(problem: Problem, chosen: Mapping[str, Sequence[tuple[Any, float]]]) -> dict[str, float]:
+    """Microseconds of each family, and of the dense multiplication, as far as times have taught them."""
+    traits, device = traits_of(problem), problem.device.name
+    dense = dense_micros(traits, problem.device)
+    found = {DENSE: dense * factor(DENSE, dense, traits=traits, device=device)}
+    for name, plans in chosen.items():
+        forecasts = np.array([micros for _, micros in plans])
+        found[name] = float(corrected(name, [plan for plan, _ in plans], forecasts, traits=traits, device=device).min())
+    return found
 
 
 def build_plan(problem: Problem, name: str, plan: Any, forecast: float, folder: Path) -> Built:

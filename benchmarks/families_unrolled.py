@@ -61,9 +61,7 @@ def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
         yield Unrolled(name, "", None, None, f"{type(error).__name__}: {error}")
         return
     if words_of(problem) == SINGLE:
-        chosen += chained(problem, chosen)
-        chosen += deepened(problem, chosen)
-        chosen += stored_early(problem, chosen)
+        chosen = with_variants(problem, chosen)
     store = Store(settings().cache_dir / "families")
     for candidate, forecast in zip(chosen, estimate_micros(in_words(problem), chosen).tolist(), strict=True):
         plan, failure, kernel = f"{candidate.tile}, {candidate.schedule}", None, None
@@ -72,6 +70,13 @@ def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
         except LospmmError as error:
             failure = " ".join(f"{type(error).__name__}: {error}".split())
         yield Unrolled(name, plan, forecast, kernel, failure)
+
+
+def with_variants(problem: Problem, chosen: list[Candidate]) -> list[Candidate]:
+    """``chosen``, and behind them those with a tile of each wave to a block, more loads, rows stored early."""
+    chosen = [*chosen, *chained(problem, chosen)]
+    chosen += deepened(problem, chosen)
+    return [*chosen, *stored_early(problem, chosen)]
 
 
 def shortlist(problem: Problem, count: int) -> list[Candidate]:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.fit_families [FILE] [--device NAME]
 
-fits the corrections of ``lospmm_rank.families`` to the first plan of every family, and writes them into its weights.
+fits the corrections of ``lospmm_rank.families`` to the first plans of every family, and writes them into its weights.
 Printed, and written beside them: the choice that forecasts make with the corrections, each problem judged by
 corrections that have seen no problem of its shape, against the fastest of everything that was timed. Shapes are dealt
 to folds in several ways; a figure is the mean of them, and ``least`` that of the worst deal.
@@ -10,19 +10,23 @@ to folds in several ways; a figure is the mean of them, and ``least`` that of th
 
 import argparse
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.families_table import ROUNDED, Record, dense_micros, family_micros
+from benchmarks.families_build import UNROLLED
+from benchmarks.families_table import ROUNDED, Record, dense_micros, family_micros, key, read_results
 from benchmarks.kernels import ROOT
 from lospmm.device import DeviceSpec, find_device
+from lospmm.dtype import DTYPES
 from lospmm.families.traits import Traits
-from lospmm_rank.families import DENSE, SUFFIX, WEIGHTS, Correction, likeness, numbers_of
+from lospmm.sought import SLOWER_THAN_UNROLLED
+from lospmm_rank.families import ARRAYS, DENSE, LOOKED_AT, SUFFIX, SURE, WEIGHTS, Correction, likeness, numbers_of
 from lospmm_rank.families import dense_micros as dense_forecast
 
 #: The variance of what no trait tells, where that of the sum of kernels is 1; and that of the linear form. These and
@@ -30,33 +34,73 @@ from lospmm_rank.families import dense_micros as dense_forecast
 #: problems by less than a hundredth.
 NOISE, LINEAR = 0.03, 0.02
 
-#: A correction of fewer problems is none.
-LEAST_PROBLEMS = 30
+#: A correction of fewer plans is none.
+LEAST_PLANS = 30
 
 #: Parts that the shapes are dealt to, in so many ways.
 FOLDS = 10
 DEALS = 6
 
+#: Of unrolled kernels that are chosen where nothing is timed.
+UNTIMED = ROOT / "benchmarks" / "results" / "untimed.jsonl"
+UNTIMED_CARD = WEIGHTS.with_name("untimed") / "h200.json"
+
 #: A choice this much slower than the fastest is a good one.
 GOOD = 0.10
 
 
-def first_plans(record: Record, device: DeviceSpec) -> dict[str, tuple[float, float]]:
-    """Forecast and time, in microseconds, of each family's first plan, and of the dense multiplication."""
-    found = {}
-    for name, family in record["families"].items():
-        if name == ROUNDED:
+def chosen_untimed(records: Sequence[Record], deal: int | None) -> list[Record]:
+    """``records`` with the unrolled kernel that is chosen where nothing is timed (``benchmarks.fit_untimed``) as its
+    first, by models that have seen no problem of its shape in this ``deal``; None: as it was chosen before them. Its
+    time is that of the fastest that was timed, here or there."""
+    lines, card = read_results(UNTIMED), json.loads(UNTIMED_CARD.read_text())
+    found = []
+    for record in records:
+        line, places = lines.get(key(record)), card["held_out"].get(key(record))
+        if line is None or places is None:
+            found.append(record)
             continue
-        forecast, micros = family["brief"][0] if family.get("brief") else (None, None)
-        if forecast and micros:
-            found[name] = (forecast, micros)
-    if (dense := dense_micros(record)) is not None:
-        found[DENSE] = (dense_forecast(Traits(**record["traits"]), device), dense)
+        *_, forecast, micros = line["kernels"][0 if deal is None else places[deal]]
+        before = record["families"].get(UNROLLED, {})
+        fastest = min(line["micros"], before.get("micros", line["micros"]))
+        own = before | {"micros": fastest, "brief": [[forecast, micros]] if micros else []}
+        found.append(record | {"families": record["families"] | {UNROLLED: own}})
     return found
 
 
-def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64]) -> Correction:
-    """Kernel ridge regression of ``logs`` (problems,) on ``numbers`` (problems, traits)."""
+class Tried(NamedTuple):
+    """A plan that was timed, in microseconds; ``axes`` are None where it is one of another version."""
+
+    forecast: float
+    micros: float
+    axes: Mapping[str, float] | None
+
+
+def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
+    """What is looked at of each family, and the dense multiplication."""
+    found = {}
+    for name, family in record["families"].items():
+        if name == ROUNDED or not family.get("brief"):
+            continue
+        if "tried" in family:
+            plans = zip(family["brief"], map(axes_in, family["tried"]), strict=True)
+            found[name] = [Tried(forecast, micros, axes) for (forecast, micros), axes in plans][:LOOKED_AT]
+        elif family["brief"][0][0]:
+            forecast, micros = family["brief"][0]
+            found[name] = [Tried(forecast, micros, None)]
+    if (dense := dense_micros(record)) is not None:
+        found[DENSE] = [Tried(dense_forecast(Traits(**record["traits"]), device), dense, None)]
+    return found
+
+
+def axes_in(plan: str) -> dict[str, float]:
+    """``axes_of`` the plan that is written so."""
+    kind = plan.partition("(")[0]
+    return {f"{kind}.{name}": float(value) for name, value in re.findall(r"(\w+)=(-?[\d.]+)\b", plan)}
+
+
+def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64], axes: Sequence[str] = ()) -> Correction:
+    """Kernel ridge regression of ``logs`` (plans,) on ``numbers`` (plans, traits)."""
     mean, scale = numbers.mean(axis=0), numbers.std(axis=0)
     scale[scale < 1e-9] = 1.0
     points = (numbers - mean) / scale
@@ -64,29 +108,45 @@ def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64]) -> Correctio
     weights = np.linalg.solve(covariance, logs - logs.mean())
     offset = np.array(logs.mean() + LINEAR * weights.sum())
     slope = LINEAR * points.T @ weights
-    return Correction(numbers.min(axis=0), numbers.max(axis=0), mean, scale, offset, slope, points, weights)
+    return Correction(
+        tuple(axes), numbers.min(axis=0), numbers.max(axis=0), mean, scale, offset, slope, points, weights
+    )
 
 
 def corrections(records: Sequence[Record], device: DeviceSpec) -> dict[str, Correction]:
-    """Of each family that took part often enough."""
-    plans = [first_plans(record, device) for record in records]
+    """Of each family that took part often enough, of plans whose axes are known where some are."""
+    tried: dict[str, list[tuple[Traits, Tried]]] = {}
+    for record in records:
+        traits = Traits(**record["traits"])
+        for name, plans in first_plans(record, device).items():
+            tried.setdefault(name, []).extend((traits, plan) for plan in plans)
     found = {}
-    for name in sorted({name for one in plans for name in one}):
-        taken = [at for at, one in enumerate(plans) if name in one]
-        if len(taken) >= LEAST_PROBLEMS:
-            logs = np.log([plans[at][name][1] / plans[at][name][0] for at in taken])
-            numbers = np.array([numbers_of(name, Traits(**records[at]["traits"]), plans[at][name][0]) for at in taken])
-            found[name] = fitted(numbers, logs)
+    for name, every in sorted(tried.items()):
+        axes = sorted({axis for _, plan in every for axis in plan.axes or ()})
+        known = [(traits, plan) for traits, plan in every if plan.axes is not None or not axes]
+        if len(known) >= LEAST_PLANS:
+            numbers = np.array([_numbers(name, traits, plan, axes) for traits, plan in known])
+            logs = np.log([plan.micros / plan.forecast for _, plan in known])
+            found[name] = fitted(numbers, logs, axes)
     return found
+
+
+def _numbers(name: str, traits: Traits, plan: Tried, axes: Sequence[str]) -> NDArray[np.float64]:
+    return numbers_of(name, traits, plan.forecast, axes, plan.axes or {})
+
+
+def dealt(shapes: Sequence[tuple[int, int, int]], deal: int) -> dict[tuple[int, int, int], int]:
+    """The fold of each shape, (m, k, n)."""
+    order = np.random.default_rng(deal).permutation(len(shapes))
+    return {shape: int(fold) % FOLDS for shape, fold in zip(shapes, order, strict=True)}
 
 
 def losses(records: Sequence[Record], device: DeviceSpec, *, learned: bool, deal: int = 0) -> NDArray[np.float64]:
     """How much slower each problem's choice is than the fastest, (problems,); with or without corrections, of which
     none has seen a problem of the same m, k and n. ``deal`` draws the folds."""
-    shapes = sorted({(record["m"], record["k"], record["n"]) for record in records})
-    order = np.random.default_rng(deal).permutation(len(shapes))
-    fold_of = {shape: int(fold) % FOLDS for shape, fold in zip(shapes, order, strict=True)}
+    fold_of = dealt(sorted({(record["m"], record["k"], record["n"]) for record in records}), deal)
     folds = [fold_of[record["m"], record["k"], record["n"]] for record in records]
+    records = chosen_untimed(records, deal if learned else None)
     found = np.zeros(len(records))
     for fold in range(FOLDS):
         seen = [record for record, own in zip(records, folds, strict=True) if own != fold]
@@ -98,16 +158,37 @@ def losses(records: Sequence[Record], device: DeviceSpec, *, learned: bool, deal
 
 
 def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -> float:
-    traits = Traits(**record["traits"])
-    plans = first_plans(record, device)
-    forecasts = {
-        name: forecast * (table[name].factor(numbers_of(name, traits, forecast)) if name in table else 1.0)
-        for name, (forecast, _) in plans.items()
-    }
-    chosen = plans[min(forecasts, key=forecasts.__getitem__)][1]
+    tried = first_plans(record, device)
+    if UNROLLED in tried and not DTYPES[record["dtype"]].is_16_bit:  # as a tuning does (``sought``)
+        tried = {name: plans for name, plans in tried.items() if name not in SLOWER_THAN_UNROLLED}
+    forecasts = {name: _forecasts(name, record, plans, table.get(name)) for name, plans in tried.items()}
+    chosen = tried[(name := _choice(record, forecasts))][int(forecasts[name].argmin())].micros
     dense = dense_micros(record)
     fastest = min([*family_micros(record).values(), *([] if dense is None else [dense])])
     return chosen / fastest - 1
+
+
+def _choice(record: Record, forecasts: Mapping[str, NDArray[np.float64]]) -> str:
+    """The family, as a tuning chooses it (``tuning.winner_of``), or DENSE."""
+    least = {name: float(micros.min()) for name, micros in forecasts.items()}
+    others = [name for name in least if name not in (UNROLLED, DENSE)]
+    name = min(others, key=least.__getitem__, default=UNROLLED)
+    if UNROLLED in least:
+        sure = 1.0 if DTYPES[record["dtype"]].is_16_bit else SURE
+        name = name if least[name] < sure * least[UNROLLED] else UNROLLED
+    return DENSE if DENSE in least and (name not in least or least[DENSE] < least[name]) else name
+
+
+def _forecasts(name: str, record: Record, plans: Sequence[Tried], one: Correction | None) -> NDArray[np.float64]:
+    """Corrected microseconds; a plan of unknown axes counts as the mean of its family."""
+    micros = np.array([plan.forecast for plan in plans])
+    if one is None:
+        return micros
+    numbers = np.array([_numbers(name, Traits(**record["traits"]), plan, one.axes) for plan in plans])
+    unknown = [at for at, plan in enumerate(plans) if plan.axes is None]
+    if one.axes and unknown:
+        numbers[unknown, -len(one.axes) :] = one.mean[-len(one.axes) :]
+    return micros * one.factors(numbers)
 
 
 def report(records: Sequence[Record], device: DeviceSpec) -> dict[str, Any]:
@@ -116,11 +197,11 @@ def report(records: Sequence[Record], device: DeviceSpec) -> dict[str, Any]:
     found: dict[str, Any] = {"problems": {"all": len(records), **dict(sorted(Counter(kinds).items()))}}
     for title, deals in (("forecasts alone", 0), ("corrected", DEALS)):
         lost = np.array([losses(records, device, learned=deals > 0, deal=deal) for deal in range(max(1, deals))])
-        found[title] = {kind: _figures(lost[:, [kind in ("all", own) for own in kinds]]) for kind in found["problems"]}
+        found[title] = {kind: figures(lost[:, [kind in ("all", own) for own in kinds]]) for kind in found["problems"]}
     return found
 
 
-def _figures(lost: NDArray[np.float64]) -> dict[str, float]:
+def figures(lost: NDArray[np.float64]) -> dict[str, float]:
     """Of (deals, problems)."""
     good = (lost <= GOOD).mean(axis=1)
     return {
@@ -146,9 +227,9 @@ def main() -> None:
     device = find_device(arguments.device)
     lines = [json.loads(line) for line in arguments.file.read_text().splitlines()]
     records = [line for line in lines if line["machine"]["device"] == device.name and line.get("traits")]
-    found = corrections(records, device)
+    found = corrections(chosen_untimed(records, 0), device)
     families = {
-        name: {field: getattr(one, field).round(5).tolist() for field in Correction.__dataclass_fields__}
+        name: {"axes": one.axes, **{field: getattr(one, field).round(5).tolist() for field in ARRAYS}}
         for name, one in found.items()
     }
     figures = report(records, device)

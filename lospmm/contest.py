@@ -7,6 +7,10 @@ none of them is faster. Without a clock the forecast decides.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lospmm.families import FAMILIES, Entrant
 from lospmm.model import Problem
@@ -57,15 +61,18 @@ class Contest:
         return settled(self.timed) if fastest_first(self.timed) else None
 
 
+#: Corrects the forecasts, (plans,), of a family's plans.
+Correct = Callable[[str, Sequence[Any], NDArray[np.float64]], NDArray[np.float64]]
+
+
 def field_of(
     problem: Problem,
     names: Collection[str],
-    factor: Callable[[str, float], float] = lambda _family, _micros: 1.0,
+    correct: Correct = lambda _family, _plans, micros: micros,
     *,
     dense_micros: float | None = None,
 ) -> Field:
-    """All plans of the families ``names``, the best forecast first. ``factor`` corrects a family's forecasts, of which
-    it is told the least."""
+    """All plans of the families ``names``, the best forecast first."""
     entrants: list[Entrant] = []
     refusals: dict[str, str] = {}
     for name in names:
@@ -74,8 +81,7 @@ def field_of(
         if not plans:
             refusals[name] = why or "no plan fits"
             continue
-        micros = family.forecast(problem, plans)
-        micros = micros * factor(name, float(micros.min()))
+        micros = correct(name, plans, family.forecast(problem, plans))
         entrants += [Entrant(name, plan, float(one)) for plan, one in zip(plans, micros, strict=True)]
     in_order = tuple(sorted(entrants, key=lambda one: one.forecast_micros))
     return Field(in_order, refusals, dense_micros)  # no proxy: other processes send it

@@ -42,6 +42,7 @@ from lospmm.toolchain.discover import check_arch, find_toolkit
 from lospmm.tuning import Job
 from lospmm.workshop import Workshop
 from lospmm_rank.families import corrections_digest
+from lospmm_rank.untimed import model_digest
 
 #: What of a request's artifact lies in the store, by this name.
 KERNELS = "kernel"
@@ -106,6 +107,8 @@ class Request:
             "compiler": compiler_name(self.resolved.emitter, self.problem.device.arch),
             **layer_fields(self.problem),
         }
+        if (untimed := model_digest(self.problem, self.resolved)) is not None:
+            decisive["untimed"] = untimed
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:

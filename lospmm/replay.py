@@ -20,11 +20,11 @@ from lospmm.families import Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.model import Candidate, Problem
-from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, default_emitter, splits_of
+from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options, default_emitter, splits_of
 from lospmm.rankers import RANKERS
 from lospmm.record import axes_of
 from lospmm.search import Choice, Clock, choose_by_time, search
-from lospmm.sought import contenders, field_for
+from lospmm.sought import contenders, field_for, ranked
 from lospmm.stages import Stages
 from lospmm.tuning import TRIALS, beside_dense, winner_of
 from lospmm.words import in_words
@@ -125,7 +125,8 @@ def _contested(
 
 def _searched(whole: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Choice:
     emitter = _emitter(manifest, whole.device)
-    problem = in_words(for_emitter(whole, emitter))
+    own = for_emitter(whole, emitter)
+    problem = in_words(own)
     summary, locksteps = manifest["search"], LOCKSTEPS[emitter]
     for name, table in (("ranker", RANKERS), ("trials", {**TRIALS, "none": None})):
         if summary[name] not in table:
@@ -133,9 +134,10 @@ def _searched(whole: Problem, manifest: Mapping[str, Any], lines: Sequence[Mappi
     ranker = RANKERS[summary["ranker"]](problem.device)
     splits = splits_of(emitter, problem.device.arch)
     size = max(summary["shortlisted"], 1)
-    choice = search(problem, ranker, size, Stages(), lockstep=locksteps[0], splits=splits)
     if not summary["measured"]:
-        return choice
+        options = Options(emitter=emitter, ranker=summary["ranker"], measure="none", shortlist_size=size)
+        return ranked(own, options, Stages())
+    choice = search(problem, ranker, size, Stages(), lockstep=locksteps[0], splits=splits)
     log = _Log(lines)
     finals = log.finals if log.has_finals else None
     clock, policy = Clock(log.trials, finals, log.is_over), TRIALS[summary["trials"]].policy

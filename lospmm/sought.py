@@ -18,7 +18,8 @@ from lospmm.stages import Stages
 from lospmm.surrogate import Pool
 from lospmm.words import PAIRS, SINGLE, in_words, words_of
 from lospmm.workshop import Workshop
-from lospmm_rank.families import dense_micros, factor
+from lospmm_rank import untimed
+from lospmm_rank.families import corrected, dense_micros, factor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,15 +46,27 @@ def sought_here(problem: Problem, options: Options, stages: Stages) -> Sought:
         field = field_for(problem, contenders(options.family_names, problem.dtype, is_unrolled=is_unrolled))
     if not is_unrolled:
         return Sought(field, None, None)
-    ranker, splits = RANKERS[options.ranker], splits_of(options.emitter, problem.device.arch)
-    size, lockstep = options.shortlist_size, LOCKSTEPS[options.emitter][0]
     try:
-        choice = search(in_words(problem), ranker(problem.device), size, stages, lockstep=lockstep, splits=splits)
+        choice = ranked(problem, options, stages)
     except NothingFits:
         if not field.entrants:
             raise
         choice = None
     return Sought(field, choice, None)
+
+
+def ranked(problem: Problem, options: Options, stages: Stages) -> Choice:
+    """The unrolled kernels that the ranker puts first; where none will be timed and a model of such choices knows them,
+    those that it puts first. Raises NothingFits."""
+    words, ranker, size = in_words(problem), RANKERS[options.ranker](problem.device), options.shortlist_size
+    locksteps, splits = LOCKSTEPS[options.emitter], splits_of(options.emitter, problem.device.arch)
+    model = untimed.model_for(problem, options)
+    listed = size if model is None else max(size, untimed.LISTED)
+    choice = search(words, ranker, listed, stages, lockstep=locksteps[0], splits=splits)
+    if model is None:
+        return choice
+    with stages.part("rank"):
+        return untimed.chosen(words, choice, ranker, model, locksteps=locksteps, size=size)
 
 
 def sought_wholly(problem: Problem, options: Options) -> Sought:
@@ -80,9 +93,10 @@ def tuning_of(problem: Problem, options: Options) -> Hashable:
 def field_for(problem: Problem, names: Sequence[str]) -> Field:
     """The plans of these families, their forecasts corrected by what was measured on such a device."""
     traits, device = traits_of(problem), problem.device
-    learned = partial(factor, traits=traits, device=device.name)
     of_dense = dense_micros(traits, device)
-    return field_of(problem, names, learned, dense_micros=of_dense * learned(DENSE, of_dense))
+    of_dense *= factor(DENSE, of_dense, traits=traits, device=device.name)
+    learned = partial(corrected, traits=traits, device=device.name)
+    return field_of(problem, names, learned, dense_micros=of_dense)
 
 
 #: Families that are not looked at where the unrolled one takes part with float32 or TF32: on an H200 it was

@@ -41,7 +41,7 @@ from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.words import in_words
 from lospmm.workshop import Workshop
-from lospmm_rank.families import factor
+from lospmm_rank.families import SURE, corrections_digest, factor
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
@@ -146,8 +146,9 @@ def _forecast_micros(problem: Problem, winner: Candidate | Entrant) -> float:
 
 
 def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:
-    """The fastest of all families. Where nothing was timed, of 16-bit types the one of the best forecast, and of others
-    the unrolled one if it has a kernel: there it was faster wherever both were timed. ``problem`` is the emitter's."""
+    """The fastest of all families. Where nothing was timed, the one of the best forecast: of float32 and TF32 the
+    unrolled one, if it has a kernel, unless another is surely better, and on a GPU of which nothing was learned anyway.
+    ``problem`` is the emitter's."""
     best = others.best
     if choice is None:
         if best is None:
@@ -155,8 +156,9 @@ def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter:
         return best
     if best is None:
         return choice.winner
-    if not (choice.trials or others.timed) and problem.dtype.is_16_bit:
-        is_best = best.forecast_micros < _forecast_micros(problem, choice.winner)
+    if not (choice.trials or others.timed):
+        sure = 1.0 if problem.dtype.is_16_bit else SURE if corrections_digest(problem.device.name) else 0.0
+        is_best = best.forecast_micros < sure * _forecast_micros(problem, choice.winner)
         return best if is_best else choice.winner
     fastest = others.fastest
     return best if fastest is not None and fastest.settled_micros < choice.micros else choice.winner

@@ -1,20 +1,21 @@
 """What the forecasts of kernel families are worth on a GPU: a correction of each, learned from times.
 
-A family's forecast counts what limits it, and is off by a factor that depends on what the product is like. The factor's
-logarithm is that of the problems that were measured and are like this one, by the logarithms of their ``Traits`` and of
-the forecast: a linear form and a sum of Matérn kernels around each of them (kernel ridge regression; Rasmussen and
-Williams, Gaussian Processes for Machine Learning, section 4.2.1). ``benchmarks.fit_families`` fits it, and says what it
-is worth on problems that it has not seen. Traits beyond those that were measured count as the nearest that were. The
-choice takes no library and well under a millisecond.
+A family's forecast counts what limits it, and is off by a factor that depends on what the product is like, and on the
+plan. The factor's logarithm is that of the problems and plans that were measured and are like this one, by the
+logarithms of their ``Traits``, of the forecast and of the plan's axes: a linear form and a sum of Matérn kernels around
+each of them (kernel ridge regression; Rasmussen and Williams, Gaussian Processes for Machine Learning, section 4.2.1).
+``benchmarks.fit_families`` fits it, and says what it is worth on problems that it has not seen. Traits beyond those
+that were measured count as the nearest that were. The choice takes no library and about a millisecond.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,19 +36,28 @@ DENSE = "dense"
 DENSE_SHARE, LAUNCH_MICROS = 0.75, 2.5
 
 
+#: Plans of a family that are corrected each for itself: those that it forecasts to be the fastest. The others stay
+#: behind them.
+LOOKED_AT = 3
+
+#: Without a clock, in float32 and TF32 another family is chosen where it is forecast to take less than this share of
+#: the time of the unrolled kernel, which is the faster one of most such problems that both have a kernel for.
+SURE = 0.85
+
 #: How far problems are alike, in standard deviations of the traits.
 LENGTH = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """Of one family, as a function of ``numbers_of``, (traits,).
+    """Of one family, as a function of ``numbers_of``, (traits,); behind them are those of ``axes`` of a plan.
 
     ``low`` and ``high`` are the numbers that were measured, which are shifted by ``mean`` and divided by ``scale``.
     Of these the logarithm of the factor is ``offset`` + ``slope`` x + the sum of ``weights`` times ``likeness`` to the
     ``points``.
     """
 
+    axes: tuple[str, ...]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     mean: NDArray[np.float64]
@@ -57,22 +67,43 @@ class Correction:
     points: NDArray[np.float64]  # (problems, traits)
     weights: NDArray[np.float64]  # (problems,)
 
-    def factor(self, numbers: NDArray[np.float64]) -> float:
+    def factors(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of several, (plans, traits)."""
         at = (np.clip(numbers, self.low, self.high) - self.mean) / self.scale
-        return math.exp(float(self.offset + self.slope @ at + likeness(at[np.newaxis], self.points)[0] @ self.weights))
+        found: NDArray[np.float64] = np.exp(self.offset + at @ self.slope + likeness(at, self.points) @ self.weights)
+        return found
+
+
+#: The fields of a correction that are numbers.
+ARRAYS = tuple(name for name in Correction.__dataclass_fields__ if name != "axes")
 
 
 def likeness(some: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
     """Matérn's kernel of degree 3/2, (some, others): 1 for the same, falling with the distance over LENGTH."""
-    apart = np.sqrt(3.0) / LENGTH * np.linalg.norm(some[:, np.newaxis] - others[np.newaxis], axis=2)
+    squares = (some**2).sum(axis=1)[:, np.newaxis] + (others**2).sum(axis=1) - 2.0 * some @ others.T
+    apart = np.sqrt(3.0 * squares.clip(0.0)) / LENGTH
     found: NDArray[np.float64] = (1.0 + apart) * np.exp(-apart)
     return found
 
 
-def numbers_of(family: str, traits: Traits, forecast_micros: float) -> NDArray[np.float64]:
-    """What the correction of a family is a function of: the problem, and the forecast of its first plan."""
+def numbers_of(
+    family: str,
+    traits: Traits,
+    forecast_micros: float,
+    axes: Sequence[str] = (),
+    plan: Mapping[str, float] = MappingProxyType({}),
+) -> NDArray[np.float64]:
+    """What the correction of a family is a function of: the problem, the forecast of a plan, and of ``plan``, which is
+    as ``axes_of`` has it, the ``axes``."""
     own = _of_dense(traits) if family == DENSE else _of_sparse(traits)
-    return np.append(own, math.log(forecast_micros))
+    return np.array([*own, math.log(forecast_micros), *(math.log2(1.0 + plan.get(axis, 0.0)) for axis in axes)])
+
+
+def axes_of(plan: Any) -> dict[str, float]:
+    """The axes of a plan that are numbers, with the name of its kind before each: a family may have several kinds."""
+    kind = type(plan).__name__
+    values = ((name, getattr(plan, name)) for name in plan.__dataclass_fields__)
+    return {f"{kind}.{name}": float(value) for name, value in values if isinstance(value, int | float)}
 
 
 def _of_dense(traits: Traits) -> NDArray[np.float64]:
@@ -102,10 +133,26 @@ def dense_micros(traits: Traits, device: DeviceSpec) -> float:
 
 
 def factor(family: str, forecast_micros: float, *, traits: Traits, device: str) -> float:
-    """What a family's forecasts, or DENSE's, are multiplied by on a device, by its name; 1 where nothing was learned.
-    ``forecast_micros`` is that of its first plan."""
+    """What the forecast of a family without plans, or DENSE's, is multiplied by on a device, by its name; 1 where
+    nothing was learned."""
     one = _corrections(device).get(family)
-    return 1.0 if one is None else one.factor(numbers_of(family, traits, forecast_micros))
+    return 1.0 if one is None else float(one.factors(numbers_of(family, traits, forecast_micros)[np.newaxis])[0])
+
+
+def corrected(
+    family: str, plans: Sequence[Any], micros: NDArray[np.float64], *, traits: Traits, device: str
+) -> NDArray[np.float64]:
+    """The forecasts of a family's plans, (plans,), corrected: of LOOKED_AT that are the least each by itself, of the
+    others so that none comes before these. As they are where nothing was learned of the family on the device."""
+    one = _corrections(device).get(family)
+    if one is None or not len(micros):
+        return micros
+    looked_at = np.argsort(micros, kind="stable")[:LOOKED_AT]
+    rows = [numbers_of(family, traits, float(micros[at]), one.axes, axes_of(plans[at])) for at in looked_at]
+    factors = one.factors(np.array(rows))
+    found: NDArray[np.float64] = micros * factors.max()
+    found[looked_at] = micros[looked_at] * factors
+    return found
 
 
 @cache
@@ -126,6 +173,6 @@ def _corrections(device: str) -> Mapping[str, Correction]:
         return {}
     families: Mapping[str, Mapping[str, Any]] = json.loads(path.read_text())["families"]
     return {
-        name: Correction(**{field: np.array(values) for field, values in fields.items()})
+        name: Correction(tuple(fields["axes"]), *(np.array(fields[field]) for field in ARRAYS))
         for name, fields in families.items()
     }

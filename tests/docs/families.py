@@ -42,6 +42,22 @@ def choices() -> str:
     return table(heads, lines, right=5)
 
 
+def untimed() -> str:
+    """Of the card of the model that chooses an unrolled kernel where nothing is timed."""
+    report = json.loads((WEIGHTS.with_name("untimed") / "h200.json").read_text())["report"]
+    lines = [
+        (
+            "all" if kind == "all" else f"`{kind.split(', ')[0]}`, {kind.split(', ')[1]}",
+            str(count),
+            *(f"{report[way][kind]['within_10_percent']:.0%}" for way in ("model", "before")),
+            *(f"{report[way][kind]['mean_loss']:.1%}" for way in ("model", "before")),
+        )
+        for kind, count in report["problems"].items()
+    ]
+    heads = ("problems", "how many", "within 10 %", "before", "slower in the mean", "before")
+    return table(heads, lines, right=5)
+
+
 def parts() -> str:
     """Kinds of hyb and families beside them on matrices of blocks; the fastest of a row is in bold."""
     titles = ("nonzeros in blocks", *block_parts.KINDS, "cuSPARSE", "cuBLAS")
@@ -75,5 +91,10 @@ def bitmap() -> str:
     return table(heads, lines, right=6)
 
 
-REGIONS: dict[str, Callable[[], str]] = {"families": measured, "choices": choices, "block parts": parts}
+REGIONS: dict[str, Callable[[], str]] = {
+    "families": measured,
+    "choices": choices,
+    "untimed": untimed,
+    "block parts": parts,
+}
 BITMAP = {"bitmap": bitmap}

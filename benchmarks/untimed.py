@@ -1,0 +1,349 @@
+"""The unrolled kernels of which one is chosen where nothing is timed (``lospmm_rank.untimed``), each of them timed.
+
+    python -m benchmarks.untimed [--layers DIR] [--out DIR] [--set SET]... [--dtype TYPE]... [--resume]
+                                 [--stop-after SECONDS] [--workers COUNT] [--commit HASH] [--dry]
+
+needs an NVIDIA GPU of the device table. The problems are those of ``families.jsonl``, in TF32 and 16 bits, in the order
+of ``WORK``. Every element of each C is checked, each kernel is timed briefly, as a search does it, and the fastest of a
+problem again with full effort. A problem is a line of ``untimed.jsonl``: its kernels in the order of ``considered``,
+the first being the choice that there was before. Builders on all cores work ahead of the GPU. ``--dry`` builds, has
+times made up, and writes nothing.
+
+    python -m benchmarks.untimed --from-families
+
+takes the TF32 shapes from ``families.jsonl``, where every one of these kernels was timed, among others, and
+
+    python -m benchmarks.untimed --features [--layers DIR]
+
+writes what the model is told of all kernels into ``untimed.npz``; neither needs a GPU.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import families_unrolled
+from benchmarks.families import KERNEL_SECONDS, QUICK, QUICK_COPIES, RESULTS_NAME, cache_of, context_of
+from benchmarks.families_build import LEAST_UNROLLED_COLUMNS, MAX_UNROLLED_NONZEROS, UNROLLED, Kernel
+from benchmarks.families_cases import SETS, Case, problem_of
+from benchmarks.families_table import Record, key, read_results, write_results
+from benchmarks.kernels import ROOT, commit_of
+from lospmm.build import build, for_emitter
+from lospmm.device import find_device
+from lospmm.errors import BadRequest, GpuFault, LospmmError
+from lospmm.estimate import estimate_micros
+from lospmm.gpu.exclusive import exclusive
+from lospmm.gpu.process import WORKER
+from lospmm.gpu.timing import MAX_COPIES
+from lospmm.measure import BRIEF, FULL, Bench
+from lospmm.model import Candidate, Problem, Schedule
+from lospmm.options import LOCKSTEPS, Options, splits_of
+from lospmm.rankers import RANKERS, with_ranker
+from lospmm.runtime.detect import detect_device, own_gpu_id
+from lospmm.search import search
+from lospmm.settings import settings
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.words import in_words
+from lospmm_rank.untimed import LISTED, considered, features
+
+EMITTER = families_unrolled.EMITTER
+
+DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
+
+NAME = "untimed.jsonl"
+
+#: What the model is told of each kernel of each line.
+FEATURES_NAME = "untimed.npz"
+
+#: Sets and types, what a run that is stopped must have first.
+WORK = (
+    ("shapes", "float16"),
+    ("map", "tf32"),
+    ("map", "float16"),
+    ("real", "float16"),
+    ("shapes", "bfloat16"),
+    ("real", "bfloat16"),
+)
+
+#: Of a kernel in a line, before its estimate and its microseconds (null where it failed).
+AXES = (
+    *("rows", "cols", "prefetch", "column_group", "lockstep"),
+    *("split_k", "tiles_per_block", "thread_words", "stores_early"),
+)
+
+#: Between two times that the file is written.
+BETWEEN_SECONDS = 10.0
+
+#: Problems that are built ahead of the one that is timed.
+AHEAD = 45
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A candidate's kernel, or why there is none."""
+
+    axes: tuple[Any, ...]
+    estimate: float
+    kernel: Kernel | None
+    failure: str | None = None
+
+
+class Prepared(NamedTuple):
+    problem: Problem
+    made: list[Made]
+    seconds: float
+
+
+def axes_of(candidate: Candidate) -> tuple[Any, ...]:
+    values = candidate.tile._asdict() | asdict(candidate.schedule)
+    return tuple(values[name] for name in AXES)
+
+
+def schedule_of(axes: Sequence[Any]) -> Schedule:
+    return Schedule(**dict(zip(AXES[2:], axes[2 : len(AXES)], strict=True)))
+
+
+def considered_of(problem: Problem) -> tuple[list[Candidate], NDArray[np.float64]]:
+    """What is considered of a problem, first what a search chooses without a clock; and its features."""
+    words = in_words(problem)
+    options = with_ranker(Options(emitter=EMITTER), problem.device)
+    ranker = RANKERS[options.ranker](problem.device)
+    locksteps, splits = LOCKSTEPS[EMITTER], splits_of(EMITTER, problem.device.arch)
+    choice = search(words, ranker, LISTED, Stages(), lockstep=locksteps[0], splits=splits)
+    candidates = considered(words, choice, locksteps)
+    return candidates, features(words, candidates, ranker)
+
+
+def prepare(case: Case, folder: Path) -> Prepared:
+    """The kernels of a problem in files of ``folder``, and the seconds that they took; in a builder."""
+    started = time.monotonic()
+    problem = for_emitter(problem_of(case), EMITTER)
+    candidates, _ = considered_of(problem)
+    store = Store(settings().cache_dir / "families")
+    made = []
+    for candidate, estimate in zip(candidates, estimate_micros(in_words(problem), candidates).tolist(), strict=True):
+        try:
+            built = build(problem, candidate, EMITTER, store=store, workers=1).compiled
+        except LospmmError as error:
+            made.append(Made(axes_of(candidate), estimate, None, " ".join(f"{type(error).__name__}: {error}".split())))
+            continue
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".cubin", delete=False) as file:
+            file.write(built.cubin)
+        made.append(Made(axes_of(candidate), estimate, Kernel(Path(file.name), built.entry, built.launch)))
+    return Prepared(problem, made, time.monotonic() - started)
+
+
+def prepared_ahead(pool: ProcessPoolExecutor, cases: Sequence[Case], folder: Path) -> Iterator[tuple[Case, Prepared]]:
+    """As they are ready, about in their order."""
+    waiting: dict[Future[Prepared], Case] = {}
+    left = iter(cases)
+    while True:
+        for case in left:
+            waiting[pool.submit(prepare, case, folder)] = case
+            if len(waiting) >= AHEAD:
+                break
+        if not waiting:
+            return
+        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+            case = waiting.pop(future)
+            try:
+                found = future.result()
+            except Exception as error:  # of one problem; it is told
+                print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
+            else:
+                yield case, found
+
+
+def timed(bench: Bench, case: Case, problem: Problem, made: Sequence[Made]) -> Record:
+    """Every kernel briefly, and the fastest with full effort."""
+    bench.turn_to(problem)
+    bench.kernel_seconds, bench.cache = KERNEL_SECONDS, cache_of(case)
+    bench.most_copies = QUICK_COPIES if case.set in QUICK else MAX_COPIES
+    failures, kernels = [], []
+    for one in made:
+        micros = None
+        if one.kernel is None:
+            failures.append(f"{one.axes}: {one.failure}")
+        else:
+            found = bench.measure(one.kernel.cubin, one.kernel.entry, one.kernel.launch, effort=BRIEF)
+            if found.timing is None:
+                failures.append(f"{one.axes}: {found.failure}")
+            else:
+                micros = round(found.timing.micros, 3)
+        kernels.append([*one.axes, round(one.estimate, 4), micros])
+    line: Record = {"kernels": kernels, "failures": failures}
+    ran = [at for at, one in enumerate(kernels) if one[-1] is not None]
+    if ran:
+        best = min(ran, key=lambda at: float(kernels[at][-1]))
+        kernel = made[best].kernel
+        assert kernel is not None
+        again = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=FULL)
+        line["best"] = best
+        line["micros"] = kernels[best][-1] if again.timing is None else again.timing.micros
+    for one in made:
+        if one.kernel is not None:
+            one.kernel.cubin.unlink(missing_ok=True)
+    return line
+
+
+def about(case: Case, problem: Problem) -> Record:
+    case_fields = {name: value for name, value in asdict(case).items() if name not in ("source", "device")}
+    matrix = problem.matrix
+    return {**case_fields, "problem": case.problem, "m": matrix.m, "k": matrix.k, "nnz": matrix.nnz}
+
+
+def cases_of(device: str, layers: Path | None, names: Sequence[str] | None, dtypes: Sequence[str] | None) -> list[Case]:
+    """In the order of ``WORK``; of each what takes longest to build comes first."""
+    found: list[Case] = []
+    for name, dtype in WORK:
+        if (name == "real" and layers is None) or (names and name not in names) or (dtypes and dtype not in dtypes):
+            continue
+        own = [case for case in SETS[name](device, layers) if case.dtype == dtype and case.n >= LEAST_UNROLLED_COLUMNS]
+        found += own if name == "real" else sorted(own, key=_nonzeros, reverse=True)
+    return [case for case in found if isinstance(case.source, str) or _nonzeros(case) <= MAX_UNROLLED_NONZEROS]
+
+
+def _nonzeros(case: Case) -> float:
+    """Of a drawn matrix."""
+    assert isinstance(case.source, tuple)
+    m, k, sparsity = case.source
+    return m * k * (1 - sparsity)
+
+
+def read_features(out: Path) -> dict[str, NDArray[np.float64]]:
+    """What the model is told of the kernels of each line, by its key."""
+    with np.load(out / FEATURES_NAME) as kept:
+        ends = np.cumsum(kept["counts"])[:-1]
+        return dict(zip(kept["keys"].tolist(), np.split(kept["features"].astype(np.float64), ends), strict=True))
+
+
+def write_features(out: Path, layers: Path | None, workers: int) -> int:
+    """Make that anew; of how many lines. Raises BadRequest where other kernels than a line's are considered now."""
+    lines = read_results(out / NAME)
+    cases = {case.problem: case for name, _ in WORK if name != "real" or layers for case in SETS[name]("h200", layers)}
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        own = [cases[line["problem"]] for line in lines.values()]
+        found = list(pool.map(_features_of, own, [line["kernels"] for line in lines.values()]))
+    counts = [len(one) for one in found]
+    stacked = np.concatenate(found).astype(np.float32)
+    np.savez_compressed(out / FEATURES_NAME, keys=list(lines), counts=counts, features=stacked)
+    return len(found)
+
+
+def _features_of(case: Case, kernels: Sequence[Sequence[Any]]) -> NDArray[np.float64]:
+    candidates, found = considered_of(for_emitter(problem_of(case), EMITTER))
+    if [list(axes_of(one)) for one in candidates] != [list(one[: len(AXES)]) for one in kernels]:
+        raise BadRequest(f"{case.problem}: other kernels are considered now; time it anew")
+    return found
+
+
+def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
+    """Time the cases, a line in the file for each at once; how many."""
+    path, device = arguments.out / NAME, find_device("h200") if arguments.dry else detect_device()
+    context = context_of(device, arguments.commit or commit_of(ROOT))
+    results = read_results(path)
+    if arguments.resume:
+        cases = [case for case in cases if key({**asdict(case), "machine": context["machine"]}) not in results]
+    started, done, written = time.monotonic(), 0, time.monotonic()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        pool = ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn"))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        bench: Bench | None = None
+        for case, (problem, made, seconds) in prepared_ahead(pool, cases, folder):
+            if bench is None:  # builders are at work while another has the GPU
+                if not arguments.dry:
+                    stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
+                bench = stack.enter_context(Bench(problem, command=DRY if arguments.dry else WORKER))
+            try:
+                line = {**about(case, problem), **context, **timed(bench, case, problem, made)}
+            except LospmmError as error:
+                print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
+                continue
+            results[key(line)] = line
+            first, wrong = line["kernels"][0][-1], len(line["failures"])
+            print(
+                f"{case.problem}: {len(made)} kernels in {seconds:.1f} s, first {first} us, fastest "
+                f"{line.get('micros')}{f', {wrong} FAILED' if wrong else ''}",
+                flush=True,
+            )
+            if time.monotonic() - written > BETWEEN_SECONDS and not arguments.dry:
+                write_results(path, results)
+                written = time.monotonic()
+            done += 1
+            if time.monotonic() - started >= arguments.stop_after:
+                break
+        if not arguments.dry:
+            write_results(path, results)
+    return done
+
+
+def from_families(out: Path) -> int:
+    """The TF32 shapes of ``families.jsonl`` as lines of their own; how many. Raises BadRequest where a kernel's
+    estimate is not the one that stands there: another version has timed them."""
+    lines, results = read_results(out / RESULTS_NAME), read_results(out / NAME)
+    for line in lines.values():
+        if (line["set"], line["dtype"]) != ("shapes", "tf32") or line["families"][UNROLLED].get("by") == "search":
+            continue
+        case = next(one for one in SETS["shapes"](line["machine"]["device"], None) if one.problem == line["problem"])
+        problem, own = for_emitter(problem_of(case), EMITTER), line["families"][UNROLLED]
+        every = families_unrolled.with_variants(problem, families_unrolled.shortlist(problem, 12))
+        estimates = estimate_micros(in_words(problem), every)
+        if not np.allclose(estimates, [one[0] for one in own["brief"]], rtol=1e-6):
+            raise BadRequest(f"{out / RESULTS_NAME}: {case.problem}: timed by another version; time it anew")
+        micros = {axes_of(one): brief[1] for one, brief in zip(every, own["brief"], strict=True)}
+        kept, _ = considered_of(problem)
+        numbers = estimate_micros(in_words(problem), kept).tolist()
+        kernels = [[*axes_of(one), round(at, 4), micros[axes_of(one)]] for one, at in zip(kept, numbers, strict=True)]
+        best = min(range(len(kernels)), key=lambda at: float(kernels[at][-1]))
+        fields = {name: line[name] for name in ("machine", "versions")} | {"commit": own["commit"]}
+        rest = {"kernels": kernels, "failures": [], "best": best, "micros": own["micros"]}
+        found = {**about(case, problem), **fields, **rest}
+        results[key(found)] = found
+    write_results(out / NAME, results)
+    return len(results)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--layers", type=Path, help="a folder of pruned layers")
+    parser.add_argument("--set", action="append", choices=sorted({name for name, _ in WORK}))
+    parser.add_argument("--dtype", action="append", choices=sorted({dtype for _, dtype in WORK}))
+    parser.add_argument("--resume", action="store_true", help="leave out what has been timed")
+    parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
+    parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), metavar="COUNT")
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    parser.add_argument("--dry", action="store_true", help="with made up times")
+    parser.add_argument("--from-families", action="store_true", help="take the TF32 shapes from families.jsonl")
+    parser.add_argument("--features", action="store_true", help="write anew what the model is told of each kernel")
+    arguments = parser.parse_args()
+    try:
+        if arguments.features:
+            print(f"{write_features(arguments.out, arguments.layers, arguments.workers)} problems")
+            return
+        if arguments.from_families:
+            print(f"{from_families(arguments.out)} problems")
+            return
+        cases = cases_of("h200", arguments.layers, arguments.set, arguments.dtype)
+        done = measure(cases, arguments)
+    except (BadRequest, GpuFault, OSError) as error:
+        sys.exit(f"benchmarks.untimed: {error}")
+    print(f"{done} of {len(cases)} problems")
+
+
+if __name__ == "__main__":
+    main()
