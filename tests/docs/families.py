@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks import block_parts
@@ -28,34 +29,27 @@ def measured() -> str:
 
 def choices() -> str:
     """What a choice without timing is worth, of the card of the corrections."""
-    report = json.loads((WEIGHTS / f"h200{SUFFIX}").read_text())["report"]
-    lines = [
-        (
-            "all" if kind == "all" else f"`{kind.split(', ')[0]}`, {kind.split(', ')[1]}",
-            str(count),
-            *(f"{report[way][kind]['within_10_percent']:.0%}" for way in ("corrected", "forecasts alone")),
-            *(f"{report[way][kind]['mean_loss']:.1%}" for way in ("corrected", "forecasts alone")),
-        )
-        for kind, count in report["problems"].items()
-    ]
-    heads = ("problems", "how many", "within 10 %", "forecasts alone", "slower in the mean", "forecasts alone")
-    return table(heads, lines, right=5)
+    return _judged(WEIGHTS / f"h200{SUFFIX}", "corrected", "forecasts alone")
 
 
 def untimed() -> str:
     """Of the card of the model that chooses an unrolled kernel where nothing is timed."""
-    report = json.loads((WEIGHTS.with_name("untimed") / "h200.json").read_text())["report"]
+    return _judged(WEIGHTS.with_name("untimed") / "h200.json", "model", "before")
+
+
+def _judged(card: Path, way: str, other: str) -> str:
+    """By kind of problem, how good a way to choose is, beside another."""
+    report = json.loads(card.read_text())["report"]
     lines = [
         (
             "all" if kind == "all" else f"`{kind.split(', ')[0]}`, {kind.split(', ')[1]}",
             str(count),
-            *(f"{report[way][kind]['within_10_percent']:.0%}" for way in ("model", "before")),
-            *(f"{report[way][kind]['mean_loss']:.1%}" for way in ("model", "before")),
+            *(f"{report[one][kind]['within_10_percent']:.0%}" for one in (way, other)),
+            *(f"{report[one][kind]['mean_loss']:.1%}" for one in (way, other)),
         )
         for kind, count in report["problems"].items()
     ]
-    heads = ("problems", "how many", "within 10 %", "before", "slower in the mean", "before")
-    return table(heads, lines, right=5)
+    return table(("problems", "how many", "within 10 %", other, "slower in the mean", other), lines, right=5)
 
 
 def parts() -> str:
