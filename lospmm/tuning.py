@@ -147,8 +147,8 @@ def _forecast_micros(problem: Problem, winner: Candidate | Entrant) -> float:
 
 def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:
     """The fastest of all families. Where nothing was timed, the one of the best forecast: of float32 and TF32 the
-    unrolled one, if it has a kernel, unless another is surely better, and on a GPU of which nothing was learned anyway.
-    ``problem`` is the emitter's."""
+    unrolled one, if it has a kernel, unless another is surely better, and anyway on a GPU of which nothing was learned,
+    and of an A without nonzeros. ``problem`` is the emitter's."""
     best = others.best
     if choice is None:
         if best is None:
@@ -157,7 +157,8 @@ def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter:
     if best is None:
         return choice.winner
     if not (choice.trials or others.timed):
-        sure = 1.0 if problem.dtype.is_16_bit else SURE if corrections_digest(problem.device.name) else 0.0
+        is_learned = problem.matrix.nnz > 0 and corrections_digest(problem.device.name) is not None
+        sure = 1.0 if problem.dtype.is_16_bit else SURE if is_learned else 0.0
         is_best = best.forecast_micros < sure * _forecast_micros(problem, choice.winner)
         return best if is_best else choice.winner
     fastest = others.fastest

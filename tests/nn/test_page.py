@@ -47,11 +47,6 @@ def test_the_figures_are_those_that_were_measured() -> None:
     python, graph = ways[0], ways[2]
     assert round(python["operator"] - python["launch alone"]) == 9 and "costs 9 us over" in PAGE
     assert graph["operator"] - graph["launch alone"] < 0.2
-    text = PAGE.replace("\n  ", " ")
-    assert f"{measured['transpose of 4096 x 768']['PyTorch']:.1f} us by PyTorch" in text
-    lines = map(json.loads, (ROOT / "benchmarks" / "results" / "tokens_first.jsonl").read_text().splitlines())
-    turned = [line["micros"] for line in lines if line["what"] == "turning 768 features over"]
-    assert f"take {min(turned):.1f} to {max(turned):.1f} us" in text
 
 
 def test_the_fields_of_a_row_are_all_there() -> None:
