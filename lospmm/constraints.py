@@ -77,8 +77,10 @@ def block_registers(subject: Subject) -> Bound:
 def long_row_registers(subject: Subject) -> Bound:
     """Both limits once more, when the rows are regrouped: then the long rows of each tile, with two sums each, are
     known (``sums``)."""
-    of_block = block_registers(subject)
-    return replace(of_block, value=np.where(thread_registers(subject).holds, of_block.value, math.inf))
+    candidates, device = subject.candidates, subject.problem.device
+    per_thread = forecast_of_each(subject.problem, candidates)
+    of_block = registers_of_block(candidates.cols, per_thread, device)
+    return Bound(np.where(per_thread <= device.registers_per_thread, of_block, math.inf), device.registers_per_block)
 
 
 def mailbox_bytes(subject: Subject) -> Bound:

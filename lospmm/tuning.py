@@ -41,7 +41,7 @@ from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.words import in_words
 from lospmm.workshop import Workshop
-from lospmm_rank.families import SURE, corrections_digest, factor
+from lospmm_rank.families import SURE, factor, is_learned
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
@@ -157,8 +157,8 @@ def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter:
     if best is None:
         return choice.winner
     if not (choice.trials or others.timed):
-        is_learned = problem.matrix.nnz > 0 and corrections_digest(problem.device.name) is not None
-        sure = 1.0 if problem.dtype.is_16_bit else SURE if is_learned else 0.0
+        may_be_sure = problem.matrix.nnz > 0 and is_learned(problem.device.name)
+        sure = 1.0 if problem.dtype.is_16_bit else SURE if may_be_sure else 0.0
         is_best = best.forecast_micros < sure * _forecast_micros(problem, choice.winner)
         return best if is_best else choice.winner
     fastest = others.fastest

@@ -111,9 +111,8 @@ def _keep(driver: Driver, gate: Gate, operands: Operands, found: Passed) -> None
     """A copy of it, in place of the one that was seen longest ago."""
     if not operands.kept:
         return
-    if len(gate.passed) == len(operands.kept):
-        gate.passed.pop()
-    address = next(one for one in operands.kept if one not in {passed.address for passed in gate.passed})
+    is_full = len(gate.passed) == len(operands.kept)
+    address = gate.passed.pop().address if is_full else operands.kept[len(gate.passed)]
     driver.copy(address, found.address, operands.c_bytes)
     gate.passed.insert(0, found._replace(address=address))
 

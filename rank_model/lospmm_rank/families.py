@@ -158,8 +158,12 @@ def corrected(
 @cache
 def corrections_digest(device: str) -> str | None:
     """What tells the corrections for a device from others: sha256 over their file; None where there are none."""
-    path = _file(device)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return hashlib.sha256(_file(device).read_bytes()).hexdigest() if is_learned(device) else None
+
+
+def is_learned(device: str) -> bool:
+    """Whether there are corrections for a device."""
+    return _file(device).is_file()
 
 
 def _file(device: str) -> Path:

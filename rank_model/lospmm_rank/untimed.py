@@ -77,7 +77,12 @@ def model_for(problem: Problem, options: Options) -> Path | None:
 def model_digest(problem: Problem, options: Options) -> str | None:
     """What tells the model from others: sha256 over its file; None where there is none."""
     path = model_for(problem, options)
-    return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+    return None if path is None else _digest(path)
+
+
+@cache
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @cache
