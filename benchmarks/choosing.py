@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     out = parser.parse_args().out
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    names = contenders(tuple(FAMILIES), DTYPES[DTYPE], is_unrolled=False)
     first = Problem(uniform(64, 64, 0.9, seed=0), 64, DEVICES[DEVICE], dtype=DTYPES[DTYPE])
+    names = contenders(tuple(FAMILIES), first, is_unrolled=False)
     field_for(first, names)  # which reads the corrections
     lines = []
     for side, sparsity in product(SIDES, SPARSITIES):

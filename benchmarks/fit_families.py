@@ -25,7 +25,6 @@ from benchmarks.kernels import ROOT
 from lospmm.device import DeviceSpec, find_device
 from lospmm.dtype import DTYPES
 from lospmm.families.traits import Traits
-from lospmm.sought import SLOWER_THAN_UNROLLED
 from lospmm_rank.families import ARRAYS, DENSE, LOOKED_AT, SUFFIX, SURE, WEIGHTS, Correction, likeness, numbers_of
 from lospmm_rank.families import dense_micros as dense_forecast
 
@@ -159,13 +158,17 @@ def losses(records: Sequence[Record], device: DeviceSpec, *, learned: bool, deal
 
 def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -> float:
     tried = first_plans(record, device)
-    if UNROLLED in tried and not DTYPES[record["dtype"]].is_16_bit:  # as a tuning does (``sought``)
-        tried = {name: plans for name, plans in tried.items() if name not in SLOWER_THAN_UNROLLED}
+    if UNROLLED in tried and not DTYPES[record["dtype"]].is_16_bit:  # as a tuning does (``sought.contenders``)
+        tried = {name: plans for name, plans in tried.items() if name != "tensor_core" or _is_of_warpgroups(plans[0])}
     forecasts = {name: _forecasts(name, record, plans, table.get(name)) for name, plans in tried.items()}
     chosen = tried[(name := _choice(record, forecasts))][int(forecasts[name].argmin())].micros
     dense = dense_micros(record)
     fastest = min([*family_micros(record).values(), *([] if dense is None else [dense])])
     return chosen / fastest - 1
+
+
+def _is_of_warpgroups(plan: Tried) -> bool:
+    return "Warpgroups.rows" in (plan.axes or {})
 
 
 def _choice(record: Record, forecasts: Mapping[str, NDArray[np.float64]]) -> str:

@@ -1,9 +1,11 @@
 """Plans of the tensor_core family on a GPU, each checked, beside torch's dense product: what wins where.
 
-    python -m benchmarks.tensor_core --out FILE [--plans 24] [--dtypes float16 tf32] [--shapes 768x768x4096 ...]
+    python -m benchmarks.tensor_core [--out DIR] [--plans 40] [--dtypes tf32 float32] [--shapes 768x768x4096 ...]
+                                     [--sparsities 0.7] [--commit HASH]
 
-A line of JSON for each plan. Times are of CUDA graph replays over copies of B and C beyond twice the L2 cache. Needs
-torch on a GPU, and a compiler. A process times one problem, so that a kernel that faults costs that problem alone.
+Writes a line of ``tensor_core.jsonl`` for each plan. Times are of CUDA graph replays over copies of B and C beyond
+twice the L2 cache. Needs torch on a GPU, and a compiler. A process times one problem, so that a kernel that faults
+costs that problem alone.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.kernels import commit_of
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.families import tensor_core
@@ -33,8 +36,15 @@ from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 
-SHAPES = ("768x768x4096", "3072x768x4096", "64x576x50176", "256x2304x3136")
-SPARSITIES = (0.9, 0.95, 0.98)
+ROOT = Path(__file__).parents[1]
+RESULTS_NAME = "tensor_core.jsonl"
+
+#: Warpgroups multiply zeros too, so one sparsity is as good as another.
+SHAPES = (
+    *("768x768x4096", "3072x768x4096", "2048x1024x784", "1024x1024x1024", "256x2304x3136", "128x256x50176"),
+    *("512x512x4096", "4096x4096x1024", "4096x4096x4096"),
+)
+SPARSITIES = (0.7,)
 
 
 def problem_of(shape: str, sparsity: float, dtype: str) -> Problem:
@@ -147,11 +157,12 @@ def micros_of(launch: Callable[[int], object], copies: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--child")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--plans", type=int, default=24)
-    parser.add_argument("--dtypes", nargs="+", default=["float16", "tf32"])
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--plans", type=int, default=40)
+    parser.add_argument("--dtypes", nargs="+", default=["tf32", "float32"])
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--sparsities", nargs="+", type=float, default=SPARSITIES)
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
     given = parser.parse_args()
     if given.child:
         time_problem(given.child)
@@ -160,8 +171,9 @@ def main() -> None:
         (shape, sparsity, dtype) for dtype in given.dtypes for shape in given.shapes for sparsity in given.sparsities
     ]
     tasks = {one: chosen(problem_of(*one), given.plans) for one in problems}
-    workers = os.cpu_count() or 1
-    with ProcessPoolExecutor(workers) as pool, given.out.open("w") as out:
+    workers, commit = len(os.sched_getaffinity(0)), given.commit or commit_of(ROOT)
+    given.out.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(workers) as pool, (given.out / RESULTS_NAME).open("w") as out:
         futures = {one: [pool.submit(build, (*one, plan)) for plan in plans] for one, plans in tasks.items()}
         for one, pending in futures.items():
             built = [future.result() for future in pending if future.exception() is None]
@@ -177,16 +189,17 @@ def main() -> None:
                     text, error = ended.stdout, ended.stderr
                 except subprocess.TimeoutExpired as expired:
                     text, error = (expired.stdout or b"").decode(), "time is up"
-            out.write(text)
+            lines = [json.loads(line) | {"commit": commit} for line in text.splitlines()]
+            out.writelines(json.dumps(line) + "\n" for line in lines)
             out.flush()
-            report(one, [json.loads(line) for line in text.splitlines()], error)
+            report(one, lines, error)
 
 
 def chosen(problem: Problem, count: int) -> list[tensor_core.Plan]:
     """The best by forecast, one of each shape of a block, and as many again at random."""
     plans = tensor_core.plans(problem)
     order = np.argsort(tensor_core.forecast(problem, plans), kind="stable").tolist()
-    best = {(p.subgroups, p.warps, p.parts, p.cols): p for p in (plans[at] for at in reversed(order))}
+    best = {tuple(asdict(plan).values())[:4]: plan for plan in (plans[at] for at in reversed(order))}
     first = sorted(best.values(), key=lambda plan: order.index(plans.index(plan)))[: count // 2]
     others = [plan for plan in plans if plan not in first]
     return first + random.Random(0).sample(others, min(count - len(first), len(others)))

@@ -34,7 +34,8 @@ PLACES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedKernel:
-    """``cols`` are the columns of C that a block writes; ``registers`` are of a thread, at most."""
+    """``cols`` are the columns of C that a block writes; ``registers`` are of a thread, at most. What
+    ``is_specific`` has instructions of one architecture alone (sm_90a)."""
 
     entry: str
     source: str  # CUDA C++, whole
@@ -44,12 +45,13 @@ class PackedKernel:
     cols: int
     dtype: Dtype
     takes_residual: bool
+    is_specific: bool = False
 
 
 def emission_of(kernel: PackedKernel) -> Emission:
     """What compiles: its text, and the unit that defines its data."""
     units = (kernel.source, data_unit())
-    return Emission("template", kernel.entry, kernel.source, units, data=kernel.data)
+    return Emission("template", kernel.entry, kernel.source, units, data=kernel.data, is_specific=kernel.is_specific)
 
 
 def source_of_template(

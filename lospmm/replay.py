@@ -115,7 +115,7 @@ def _contested(
     problem: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], choice: Choice | None
 ) -> Contest:
     names = [family["name"] for family in manifest["search"]["families"] if family["name"] != DENSE]
-    field = field_for(problem, contenders(names, problem.dtype, is_unrolled=choice is not None))
+    field = field_for(problem, contenders(names, problem, is_unrolled=choice is not None))
     if not lines or not manifest["search"]["measured"]:
         return Contest(field)
     log = _Log(lines)

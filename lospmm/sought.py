@@ -6,8 +6,9 @@ from functools import partial
 
 from lospmm.codegen import EMITTERS
 from lospmm.contest import Field, field_of
-from lospmm.dtype import FLOAT32, Dtype
+from lospmm.dtype import FLOAT32
 from lospmm.errors import NothingFits
+from lospmm.families import warpgroups
 from lospmm.families.traits import traits_of
 from lospmm.model import Problem
 from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options, splits_of
@@ -43,7 +44,7 @@ def sought_here(problem: Problem, options: Options, stages: Stages) -> Sought:
     """The same by this process, without what may be timed: that is looked for while the first kernels are built."""
     is_unrolled = takes_unrolled(problem, options)
     with stages.part("constraints"):
-        field = field_for(problem, contenders(options.family_names, problem.dtype, is_unrolled=is_unrolled))
+        field = field_for(problem, contenders(options.family_names, problem, is_unrolled=is_unrolled))
     if not is_unrolled:
         return Sought(field, None, None)
     try:
@@ -99,16 +100,17 @@ def field_for(problem: Problem, names: Sequence[str]) -> Field:
     return field_of(problem, names, learned, dense_micros=of_dense)
 
 
-#: Families that are not looked at where the unrolled one takes part with float32 or TF32: on an H200 it was
-#: faster on 267 of 269 problems that both took, and cuBLAS on the other two (benchmarks/results/families.jsonl); and
-#: their forecasts take long to make.
-SLOWER_THAN_UNROLLED = ("tensor_core",)
-
-
-def contenders(names: Sequence[str], dtype: Dtype, *, is_unrolled: bool) -> list[str]:
+def contenders(names: Sequence[str], problem: Problem, *, is_unrolled: bool) -> list[str]:
     """Of the families that are asked for, those that the unrolled one is compared with, or that stand in for it."""
-    slower = SLOWER_THAN_UNROLLED if is_unrolled and not dtype.is_16_bit else ()
+    slower = ("tensor_core",) if is_unrolled and is_slower_on_tensor_cores(problem) else ()
     return [name for name in names if name not in (UNROLLED, DENSE, *slower)]
+
+
+def is_slower_on_tensor_cores(problem: Problem) -> bool:
+    """Than the unrolled kernel: where no warpgroups multiply, but warps that gather columns. In float32 and TF32 the
+    unrolled kernel was faster than these on 267 of 269 problems that both took on an H200, and cuBLAS on the other two
+    (benchmarks/results/families.jsonl at a0c7e41). And their forecasts take long to make."""
+    return not problem.dtype.is_16_bit and warpgroups.refusal(problem) is not None
 
 
 def takes_unrolled(problem: Problem, options: Options) -> bool:

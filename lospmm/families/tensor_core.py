@@ -1,208 +1,46 @@
-"""Rows of A in panels on tensor cores, B's rows gathered through shared memory: for types shorter than float32.
-
-A block stages slabs of B's rows; each of its warps has a panel of 8 x ``subgroups`` rows of A and multiplies them by
-only those rows of a slab that it needs (``panels``). float32 is done as three products of TF32 numbers.
-docs/decisions/0016 tells what bounds it.
-"""
+"""Products on tensor cores: by warpgroups, zeros included, where an sm_90 multiplies TF32 numbers (``warpgroups``), and
+by warps that leave columns out, elsewhere and of 16 bits (``gathered_panels``)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import DTYPES, Dtype
-from lospmm.families.lists import MAX_GRID_SIDE
-from lospmm.families.panels import Panels, Shape, depth_of, numbered_rows, pack_panels
-from lospmm.families.tensor_core_forecast import Work, micros_of
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.families import gathered_panels, warpgroups
+from lospmm.families.gathered_panels import Plan as GatheredPanels
+from lospmm.families.warpgroups import Warpgroups
+from lospmm.model import Problem
+from lospmm.packed import PackedKernel
 
-SUBGROUPS = (1, 2, 3, 4, 8)
-WARPS = (4, 8, 12, 16)
-PARTS = (1, 2, 4)
-COLS = (16, 32, 64, 128)
-AHEAD = (2, 3)
-
-#: Slabs where all of them are in shared memory, and stages where they are not.
-RESIDENT = (1, 2, 4)
-RINGS = (2, 3)
-
-#: Rows x columns of A that panels are made of.
-MAX_CELLS = 2**30
-
-_WARP = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    subgroups: int  # of 8 rows, of a panel
-    warps: int  # of a block
-    parts: int  # warps that share a panel
-    cols: int
-    slabs: int  # that the rows of B are cut into
-    stages: int  # slabs in shared memory
-    ahead: int = 2  # steps between the load of A's data and their use
+Plan = GatheredPanels | Warpgroups
 
 
 def refusal(problem: Problem) -> str | None:
     if problem.convolution is not None:
         return "a convolution"
-    if int(problem.device.arch[3:5]) < 80 and len(problem.device.arch) == 5:
-        return f"{problem.device.arch} has no such tensor cores"
-    if problem.matrix.m * problem.matrix.k > MAX_CELLS:
-        return f"more than {MAX_CELLS} cells"
-    return None
+    return gathered_panels.refusal(problem) if warpgroups.refusal(problem) else None
 
 
-def plans(problem: Problem) -> list[Plan]:
-    """As many panels a block as there are rows for, columns as there are in B, and what fits an SM."""
-    matrix = problem.matrix
-    eights, columns, room = (
-        max(1, ceil_div(matrix.m, 8)),
-        numbered_rows(matrix)[0],
-        problem.device.shared_bytes_per_block,
-    )
-    return [
-        plan
-        for subgroups, warps, parts, cols, ahead in product(SUBGROUPS, WARPS, PARTS, COLS, AHEAD)
-        if (cols == min(COLS) if problem.n <= min(COLS) else problem.n > cols // 2 and cols > min(COLS))
-        and eights >= subgroups
-        and (warps == min(WARPS) or eights * parts > subgroups * warps * 3 // 4)
-        and (parts == 1 or eights * problem.n < subgroups * (warps // parts) * cols * 2 * problem.device.sms)
-        for slabs, stages in _stagings(columns, cols * problem.dtype.element_bytes, room)
-        if _fits(plan := Plan(subgroups, warps, parts, cols, slabs, stages, ahead), problem, columns)
-    ]
-
-
-def fits(plan: Plan, problem: Problem) -> bool:
-    return _fits(plan, problem, numbered_rows(problem.matrix)[0])
-
-
-def _fits(plan: Plan, problem: Problem, columns: int) -> bool:
-    """``columns``: the rows of B that are staged."""
-    return (
-        shared_bytes(plan, columns, problem.dtype) <= problem.device.shared_bytes_per_block
-        and registers_needed(plan, problem.dtype) <= registers_allowed(plan)
-        and ceil_div(ceil_div(problem.matrix.m, 8), plan.subgroups * plan.warps // plan.parts) <= MAX_GRID_SIDE
-    )
-
-
-def _stagings(columns: int, row_bytes: int, room: int) -> list[tuple[int, int]]:
-    """(slabs, stages): all of B's rows at a time where they fit, and rings of the larger slabs that fit."""
-    found = [(slabs, slabs) for slabs in RESIDENT if slabs * depth_of(columns, slabs) * row_bytes <= room]
-    for stages in RINGS:
-        slabs = next(
-            slabs
-            for slabs in range(stages + 1, columns + stages + 2)
-            if stages * depth_of(columns, slabs) * row_bytes <= room
-        )
-        found += [(slabs, stages)] if not found or slabs <= 2 * stages else []
-    return found
-
-
-def shape_of(plan: Plan, matrix: SparseMatrix, dtype: Dtype) -> Shape:
-    columns, listed = numbered_rows(matrix)
-    panels = plan.warps // plan.parts
-    depth = depth_of(columns, plan.slabs)
-    return Shape(plan.subgroups, panels, plan.parts, plan.slabs, depth, 8 // dtype.element_bytes, listed)
-
-
-def shared_bytes(plan: Plan, columns: int, dtype: Dtype) -> int:
-    """The slabs of B; afterwards the sums of the warps of a panel."""
-    staged = plan.stages * depth_of(columns, plan.slabs) * plan.cols * dtype.element_bytes
-    sums = plan.warps * _WARP * plan.subgroups * plan.cols // 4 * 4
-    return max(staged, sums if plan.parts > 1 else 0)
-
-
-def registers_allowed(plan: Plan) -> int:
-    """Of a thread: an SM's for one block."""
-    return min(255, 65_536 // (_WARP * plan.warps) // 8 * 8)
-
-
-def registers_needed(plan: Plan, dtype: Dtype) -> int:
-    """A forecast: sums, fragments of B, what is loaded ahead, and addresses (measured with ptxas 13.0)."""
-    split = 2 if dtype.name == "float32" else 1
-    sums = plan.subgroups * plan.cols // 4
-    fragments = (2 + split - 1) * plan.cols // 4
-    ahead = plan.ahead * (2 * plan.subgroups * split + 8 // dtype.element_bytes + 2)
-    return sums + fragments + ahead + 36
-
-
-def vector(problem: Problem) -> int:
-    """Elements of a row that are copied at once: the rows begin where that many are aligned."""
-    widest = 16 // problem.dtype.element_bytes
-    return int(np.gcd(widest, problem.n))
+def plans(problem: Problem) -> Sequence[Plan]:
+    """Of one kind: where both can be, warpgroups were the faster one (docs/decisions/0027)."""
+    return gathered_panels.plans(problem) if warpgroups.refusal(problem) else warpgroups.plans(problem)
 
 
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
-    columns, _ = numbered_rows(problem.matrix)
-    return np.array(
-        [
-            micros_of(
-                problem,
-                Work(
-                    *(plan.subgroups, plan.warps, plan.parts, plan.cols, plan.slabs, plan.stages, columns),
-                    shared_bytes=shared_bytes(plan, columns, problem.dtype),
-                    registers=registers_needed(plan, problem.dtype),
-                ),
-            )
-            for plan in plans
-        ]
-    )
+    return np.array([_micros(problem, plan) for plan in plans])
+
+
+def _micros(problem: Problem, plan: Plan) -> float:
+    match plan:
+        case GatheredPanels():
+            return gathered_panels.micros(problem, plan)
+        case Warpgroups():
+            return warpgroups.micros(problem, plan)
 
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
-    matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    columns, _ = numbered_rows(matrix)
-    shape = shape_of(plan, matrix, dtype)
-    panels = pack_panels(matrix, shape)
-    offsets = panels.gathered * np.int32(plan.cols * dtype.element_bytes)
-    # Masks and offsets are read ahead of what is done, beyond the last step too; a mask of 0 loads no weights.
-    masks, offsets = (_longer(array, 2 * plan.ahead) for array in (panels.masks.astype(np.uint32), offsets))
-    settings = {
-        "SUBGROUPS": plan.subgroups,
-        "WARPS": plan.warps,
-        "PARTS": plan.parts,
-        "COLS": plan.cols,
-        "DEPTH": shape.depth,
-        "STAGES": plan.stages,
-        "AHEAD": plan.ahead,
-        "VECTOR": vector(problem),
-        "LISTED": int(shape.listed),
-    }
-    return PackedKernel(
-        entry="lospmm_tensor_core",
-        source=source_of_template("tensor_core", settings, dtype=dtype, epilogue=epilogue),
-        data=pack(
-            (problem.n, plan.slabs, matrix.k),
-            (panels.rows, panels.slots, panels.starts, masks, offsets, _fragments(panels, dtype)),
-            epilogue=epilogue,
-        ),
-        launch=Launch(
-            (ceil_div(problem.n, plan.cols), len(panels.rows) // shape.panels, 1),
-            _WARP * plan.warps,
-            shared_bytes(plan, columns, dtype),
-        ),
-        registers=registers_allowed(plan),
-        cols=plan.cols,
-        dtype=dtype,
-        takes_residual=epilogue.residual,
-    )
-
-
-def _fragments(panels: Panels, dtype: Dtype) -> NDArray[Any]:
-    """The weights as the threads load them; of float32 the two TF32 numbers whose sum they are, nearly."""
-    weights = panels.weights
-    if dtype.name != "float32":
-        return dtype.to_storage(dtype.rounded(weights))
-    tf32 = DTYPES["tf32"]
-    large = tf32.rounded(weights)
-    return np.stack([large, tf32.rounded(weights - large)], axis=-2)
-
-
-def _longer(array: NDArray[Any], more: int) -> NDArray[Any]:
-    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
+    match plan:
+        case GatheredPanels():
+            return gathered_panels.pack_plan(problem, plan)
+        case Warpgroups():
+            return warpgroups.pack_plan(problem, plan)

@@ -83,11 +83,19 @@ struct Warp {
   std::uint64_t slots[2][WARP][SLOTS];
 };
 
-// A barrier of bulk copies: they are done when a phase is waited for, and all that it expects is on its way.
+// A barrier of bulk copies: they are done when a phase is waited for, and all that it expects is on its way, the copies of
+// ``copiers`` threads included.
 struct Bulk {
   std::uint64_t phase = 0;
+  unsigned copiers = 0, arrived = 0;
   std::size_t expected = 0, started = 0;
   std::vector<Copy> copies;
+};
+
+// A barrier that arrivals open, again and again.
+struct Gate {
+  std::uint64_t phase = 0;
+  unsigned count = 0, arrived = 0;
 };
 
 // Threads that wait for each other.
@@ -107,6 +115,7 @@ static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
 static std::vector<Block> blocks;
 static std::map<const void *, Bulk> bulks;
+static std::map<const void *, Gate> gates;
 static Barrier everybody;  // of the blocks that run together
 static unsigned cluster_blocks = 1, warps_of_block, running;
 static std::uint64_t progress, last_progress;
@@ -224,6 +233,7 @@ static void resume(unsigned at) {
 // ``blocks`` of ``threads`` threads each, with their shared memory, from their first instruction to the end of all.
 static void run_blocks(unsigned threads, std::size_t shared_bytes) {
   bulks.clear();
+  gates.clear();
   warps_of_block = (threads + WARP - 1) / WARP;
   fibers.resize(threads * blocks.size());
   warps.assign(warps_of_block * blocks.size(), Warp{});
@@ -466,7 +476,10 @@ static inline float lospmm_cluster_float(const float *shared, unsigned rank) {
   return *static_cast<const float *>(lospmm::of_block(shared, rank));
 }
 
-static inline void lospmm_bulk_make(unsigned long long *barrier) { lospmm::bulks[barrier] = {}; }
+static inline void lospmm_bulk_make(unsigned long long *barrier, unsigned copiers = 0) {
+  lospmm::bulks[barrier] = {};
+  lospmm::bulks[barrier].copiers = copiers;
+}
 static inline lospmm::Bulk &lospmm_bulk(unsigned long long *barrier) {
   const auto found = lospmm::bulks.find(barrier);
   if (found == lospmm::bulks.end()) lospmm::fault("a barrier of bulk copies that nobody made");
@@ -482,14 +495,22 @@ static inline void lospmm_bulk_copy(void *shared, const void *global, unsigned b
   bulk.copies.push_back({shared, global, bytes});
   bulk.started += bytes;
 }
+static inline void lospmm_arrive_with_copies(unsigned long long *barrier) {
+  lospmm::Bulk &bulk = lospmm_bulk(barrier);
+  std::vector<lospmm::Copy> &own = lospmm::fibers[lospmm::running].open;
+  bulk.copies.insert(bulk.copies.end(), own.begin(), own.end());
+  own.clear();
+  if (++bulk.arrived > bulk.copiers) lospmm::fault("more threads arrive with copies than their barrier waits for");
+}
 static inline void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity) {
   lospmm::Bulk &bulk = lospmm_bulk(barrier);
   while ((bulk.phase & 1) == parity) {
     if (bulk.expected && bulk.started > bulk.expected)
       lospmm::fault("more bytes of bulk copies than their barrier expects");
-    if (bulk.expected && bulk.started == bulk.expected) {
+    if (bulk.expected && bulk.started == bulk.expected && bulk.arrived == bulk.copiers) {
       lospmm::perform(bulk.copies);
       bulk.copies.clear();
+      bulk.arrived = 0;
       bulk.expected = bulk.started = 0;
       ++bulk.phase;
       ++lospmm::progress;
@@ -497,6 +518,59 @@ static inline void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity
       lospmm::yield();
     }
   }
+}
+
+namespace lospmm {
+
+static Gate &gate_of(const unsigned long long *gate) {
+  const auto found = gates.find(gate);
+  if (found == gates.end()) fault("a gate that nobody made");
+  return found->second;
+}
+
+// d += a x weights of a warp of a warpgroup, which lie in shared memory as wgmma.cuh says.
+template <int sums>
+static void wgmma(float (&d)[sums], const unsigned (&a)[4], const float *weights) {
+  const auto lanes = exchange(a[0], a[1], a[2], a[3]);
+  const unsigned lane = threadIdx.x % WARP, group = lane / 4, place = lane % 4;
+  for (int at = 0; at < sums; ++at) {
+    const unsigned row = at / 4 * 8 + place * 2 + at % 2, upper = at / 2 % 2;
+    const float *of_row = weights + row / 8 * 64 + row % 8 * 4;
+    double sum = 0;
+    for (unsigned half = 0; half < 2; ++half)
+      for (unsigned four = 0; four < 4; ++four)
+        sum += static_cast<double>(as_float(lanes[group * 4 + four][half * 2 + upper] & 0xFFFFE000u)) *
+               static_cast<double>(of_row[half * 32 + four]);
+    d[at] = static_cast<float>(d[at] + sum);
+  }
+}
+
+}  // namespace lospmm
+
+static inline void lospmm_wgmma_begin() {}
+static inline void lospmm_wgmma_commit() {}
+template <int pending>
+static inline void lospmm_wgmma_wait() {}
+using LospmmWeights = const float *;
+static inline LospmmWeights lospmm_weights(const void *shared) {
+  if (reinterpret_cast<std::uintptr_t>(shared) % 16) lospmm::fault("weights at an address that is no multiple of 16");
+  return static_cast<const float *>(shared);
+}
+static inline LospmmWeights lospmm_behind(LospmmWeights weights, int floats) {
+  if (floats % 4) lospmm::fault("weights at an address that is no multiple of 16");
+  return weights + floats;
+}
+template <int sums>
+static inline void lospmm_wgmma(float (&d)[sums], const unsigned (&a)[4], LospmmWeights weights) {
+  lospmm::wgmma(d, a, weights);
+}
+static inline void lospmm_gate_make(unsigned long long *gate, unsigned count) { lospmm::gates[gate] = {0, count, 0}; }
+static inline void lospmm_gate_arrive(unsigned long long *gate) {
+  lospmm::Gate &one = lospmm::gate_of(gate);
+  if (++one.arrived == one.count) one.arrived = 0, ++one.phase, ++lospmm::progress;
+}
+static inline void lospmm_gate_wait(unsigned long long *gate, unsigned parity) {
+  while ((lospmm::gate_of(gate).phase & 1) == parity) lospmm::yield();
 }
 
 namespace lospmm {

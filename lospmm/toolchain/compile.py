@@ -87,6 +87,8 @@ def compile_kernel(
     """
     toolkit = find_toolkit()
     check_arch(toolkit, arch)
+    if emission.is_specific and arch[-1].isdigit():
+        arch += "a"
     compiler = COMPILERS[emission.language](toolkit, arch, registers)
     with lifetime.temporary_directory() as directory:
         started = time.monotonic()

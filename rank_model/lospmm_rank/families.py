@@ -32,6 +32,9 @@ SUFFIX = ".json"
 #: cuBLAS of the type: forecast here, as it is no family of ours.
 DENSE = "dense"
 
+#: Kinds of plans that are corrected apart from the others of their family, as they are other kernels altogether.
+APART = ("Warpgroups",)
+
 #: Of cuBLAS on tensor cores: it reaches about so much of the peaks, beside its launch.
 DENSE_SHARE, LAUNCH_MICROS = 0.75, 2.5
 
@@ -106,6 +109,12 @@ def axes_of(plan: Any) -> dict[str, float]:
     return {f"{kind}.{name}": float(value) for name, value in values if isinstance(value, int | float)}
 
 
+def correction_of(family: str, kind: str) -> str:
+    """The name of the correction of a family's plans of a kind. The plans of a problem are all of one kind that is
+    ``APART``, or none is."""
+    return f"{family}, {kind}" if kind in APART else family
+
+
 def _of_dense(traits: Traits) -> NDArray[np.float64]:
     """cuBLAS takes other kernels where rows of A or B do not begin at multiples of 16 bytes."""
     sizes = map(math.log, (traits.m, traits.k, traits.n, traits.element_bytes))
@@ -144,8 +153,10 @@ def corrected(
 ) -> NDArray[np.float64]:
     """The forecasts of a family's plans, (plans,), corrected: of LOOKED_AT that are the least each by itself, of the
     others so that none comes before these. As they are where nothing was learned of the family on the device."""
-    one = _corrections(device).get(family)
-    if one is None or not len(micros):
+    if not len(micros):
+        return micros
+    one = _corrections(device).get(correction_of(family, type(plans[0]).__name__))
+    if one is None:
         return micros
     looked_at = np.argsort(micros, kind="stable")[:LOOKED_AT]
     rows = [numbers_of(family, traits, float(micros[at]), one.axes, axes_of(plans[at])) for at in looked_at]

@@ -1,4 +1,4 @@
-"""The parts of docs/families.md and of docs/decisions/0024 that follow from results of the families."""
+"""The parts of docs/families.md and of docs/decisions/0024 and 0027 that follow from results of the families."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from benchmarks import block_parts
 from benchmarks.families_table import read_results, summary, torch_times
 from lospmm_rank.families import SUFFIX, WEIGHTS
 from tests.docs.pages import DOCS, ROOT
-from tests.docs.results import records, table
+from tests.docs.results import Record, records, table
 
 PAGE = DOCS / "families.md"
 RESULTS = ROOT / "benchmarks" / "results" / "families.jsonl"
@@ -85,6 +85,32 @@ def bitmap() -> str:
     return table(heads, lines, right=6)
 
 
+def warpgroups() -> str:
+    """Of each problem of benchmarks/results/tensor_core.jsonl the fastest plan, and what the forecast puts first."""
+    problems: dict[tuple[str, str], list[Record]] = {}
+    for record in records("tensor_core"):
+        problems.setdefault((record["dtype"], record["shape"]), []).append(record)
+    heads = ("A, columns of B", "plans", "fastest: rows, groups, depth, blocks", "us", "cuBLAS", "times")
+    lines = []
+    for (dtype, shape), found in problems.items():
+        m, k, n = shape.split("x")
+        best, first = (min(found, key=lambda one: one[key]) for key in ("micros", "forecast"))
+        worst = max(one["error"] for one in found)
+        lines.append(
+            (
+                f"{m} x {k}, n {n}, {dtype}",
+                str(len(found)),
+                ", ".join(str(axis) for axis in best["plan"].values()),
+                f"{best['micros']:.1f}",
+                f"{best['dense_micros']:.1f}",
+                f"{best['dense_micros'] / best['micros']:.2f}",
+                f"{first['micros'] / best['micros'] - 1:.0%}",
+                f"{worst:.1e}" if dtype == "float32" else "-",
+            )
+        )
+    return table((*heads, "slower by forecast", "greatest error"), lines, right=7)
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "families": measured,
     "choices": choices,
@@ -92,3 +118,4 @@ REGIONS: dict[str, Callable[[], str]] = {
     "block parts": parts,
 }
 BITMAP = {"bitmap": bitmap}
+WARPGROUPS = {"warpgroups": warpgroups}

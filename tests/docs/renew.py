@@ -52,6 +52,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0024-bits-of-pairs.md": families.BITMAP,
     DOCS / "decisions" / "0025-tiles-one-after-another.md": placement.CHAINS,
     DOCS / "decisions" / "0026-what-a-short-kernel-waits-for.md": short.REGIONS,
+    DOCS / "decisions" / "0027-warpgroups.md": families.WARPGROUPS,
     DOCS / "pytorch.md": tokens.TURNING,
     DOCS / "measuring.md": placement.MEASURING,
     DOCS / "decisions" / "0015-small-rounds.md": {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
-from lospmm.families import FAMILIES, block_group_coo, blocks, panels, partitions, strips, tensor_core
+from lospmm.families import FAMILIES, block_group_coo, blocks, gathered_panels, panels, partitions, strips
 from lospmm.families.blocks import fills, lengths_of_block_rows, strips_of
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
@@ -44,7 +44,7 @@ def test_nonzeros_are_looked_at_a_few_times(sparsity: float, monkeypatch: pytest
     monkeypatch.setattr(blocks, "SAMPLED_NONZEROS", nnz // 8)
     monkeypatch.setattr(strips, "SAMPLED_NONZEROS", nnz // 16)
     monkeypatch.setattr(SparseMatrix, "rows_of_nonzeros", of_a_strip)
-    field = field_for(problem, contenders(tuple(FAMILIES), DTYPES["float16"], is_unrolled=False))
+    field = field_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=False))
     assert len(field.entrants) > 500
     assert sum(counted) < 4 * nnz
 
@@ -106,14 +106,14 @@ def test_large_matrices_are_counted_in_strips(monkeypatch: pytest.MonkeyPatch) -
     assert block_group_coo.pack_plan(problem, plans[0]).launch.block
 
 
-def test_plans_of_tensor_core_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_of_panels_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``fits`` says one by one; the columns are counted once."""
     problem = problem_of(uniform(256, 192, 0.9, seed=1), 96)
-    found, asked = tensor_core.plans(problem), []
-    assert found and all(tensor_core.fits(plan, problem) for plan in found)
+    found, asked = gathered_panels.plans(problem), []
+    assert found and all(gathered_panels.fits(plan, problem) for plan in found)
     numbered = panels.numbered_rows
-    monkeypatch.setattr(tensor_core, "numbered_rows", lambda matrix: asked.append(matrix) or numbered(matrix))
-    assert tensor_core.plans(replace(problem)) == found and len(asked) == 1
+    monkeypatch.setattr(gathered_panels, "numbered_rows", lambda matrix: asked.append(matrix) or numbered(matrix))
+    assert gathered_panels.plans(replace(problem)) == found and len(asked) == 1
 
 
 def test_a_fingerprint_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

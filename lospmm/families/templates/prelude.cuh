@@ -172,11 +172,11 @@ LOSPMM_INLINE float lospmm_cluster_float(const float *shared, unsigned rank) {
 
 // Bulk copies, from sm_90 on: threads start them, and the GPU tells a barrier in shared memory of the bytes that came.
 // One thread makes the barrier, before a barrier of the block, and says how many bytes a phase of it expects, be they
-// on their way already or not; addresses and sizes are multiples of 16 bytes. A wait is for the end of the phase of ``parity``:
-// the first is 0.
+// on their way already or not; addresses and sizes are multiples of 16 bytes. ``copiers`` threads arrive too in each phase,
+// when what they copied by themselves (lospmm_copy) is there. A wait is for the end of the phase of ``parity``: the first is 0.
 #if LOSPMM_BULK
-LOSPMM_INLINE void lospmm_bulk_make(unsigned long long *barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(lospmm_address(barrier)) : "memory");
+LOSPMM_INLINE void lospmm_bulk_make(unsigned long long *barrier, unsigned copiers = 0) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(lospmm_address(barrier)), "r"(1 + copiers) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 LOSPMM_INLINE void lospmm_bulk_expect(unsigned long long *barrier, unsigned bytes) {
@@ -187,6 +187,9 @@ LOSPMM_INLINE void lospmm_bulk_copy(void *shared, const void *global, unsigned b
                    lospmm_address(shared)),
                "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(lospmm_address(barrier))
                : "memory");
+}
+LOSPMM_INLINE void lospmm_arrive_with_copies(unsigned long long *barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(lospmm_address(barrier)) : "memory");
 }
 LOSPMM_INLINE void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity) {
   asm volatile(

@@ -1,4 +1,4 @@
-"""The tensor_core family on the CPU, against float64: every axis of its plans, every type, every epilogue."""
+"""Panels of tensor_core on the CPU, against float64: every axis of their plans, every type, every epilogue."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm import readers
-from lospmm.convolution import Convolution
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES, Dtype
 from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
-from lospmm.families import tensor_core
+from lospmm.families import gathered_panels
+from lospmm.families.gathered_panels import Plan, fits, micros, pack_plan, plans, refusal
 from lospmm.families.panels import numbered_rows
-from lospmm.families.tensor_core import Plan, fits, forecast, pack_plan, plans, refusal
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem
 from lospmm.packed import emission_of
@@ -63,10 +62,10 @@ BASE = Plan(subgroups=2, warps=4, parts=1, cols=32, slabs=2, stages=2)
 
 #: Each axis away from the others' usual value.
 AXES = [
-    *(replace(BASE, subgroups=subgroups) for subgroups in tensor_core.SUBGROUPS),
-    *(replace(BASE, warps=warps) for warps in tensor_core.WARPS),
-    *(replace(BASE, parts=parts) for parts in tensor_core.PARTS),
-    *(replace(BASE, cols=cols) for cols in tensor_core.COLS),
+    *(replace(BASE, subgroups=subgroups) for subgroups in gathered_panels.SUBGROUPS),
+    *(replace(BASE, warps=warps) for warps in gathered_panels.WARPS),
+    *(replace(BASE, parts=parts) for parts in gathered_panels.PARTS),
+    *(replace(BASE, cols=cols) for cols in gathered_panels.COLS),
     replace(BASE, slabs=1, stages=1),
     replace(BASE, slabs=5, stages=2),
     replace(BASE, slabs=5, stages=3),
@@ -145,21 +144,21 @@ def test_plans_fit(dtype: str, m: int, k: int, n: int) -> None:
     assert found and len(set(found)) == len(found)
     assert all(fits(plan, problem) for plan in found)
     columns = numbered_rows(problem.matrix)[0]
-    assert all(tensor_core.shared_bytes(plan, columns, problem.dtype) <= H200.shared_bytes_per_block for plan in found)
-    micros = forecast(problem, found)
-    assert micros.shape == (len(found),) and (micros > 0).all() and np.isfinite(micros).all()
+    assert all(
+        gathered_panels.shared_bytes(plan, columns, problem.dtype) <= H200.shared_bytes_per_block for plan in found
+    )
+    forecasts = np.array([micros(problem, plan) for plan in found])
+    assert (forecasts > 0).all() and np.isfinite(forecasts).all()
 
 
 def test_a_denser_matrix_is_forecast_to_take_longer() -> None:
     plan = replace(BASE, subgroups=4, cols=64)
     thin, dense = (problem_of(pruned(512, 512, density, seed=8), 4096, "float16") for density in (0.02, 0.3))
-    assert forecast(thin, [plan])[0] < forecast(dense, [plan])[0]
+    assert micros(thin, plan) < micros(dense, plan)
 
 
 def test_what_it_has_no_kernel_for() -> None:
     matrix = pruned(4, 9, 0.5, seed=9)
-    convolution = Convolution(batch=1, channels=1, height=4, width=4, kernel_height=3, kernel_width=3)
-    assert refusal(Problem(matrix, convolution.n, H200, convolution)) == "a convolution"
     assert "sm_75" in str(refusal(Problem(matrix, 8, DEVICES["rtx2080ti"])))
     assert refusal(Problem(matrix, 8, DEVICES["a100"])) is None
 
@@ -172,7 +171,7 @@ def test_the_tightest_plans_do_not_spill(arch: str, dtype: str) -> None:
     rings = [plan for plan in plans(problem) if plan.stages < plan.slabs]
     for warps in {plan.warps for plan in rings}:
         of_warps = [plan for plan in rings if plan.warps == warps]
-        plan = max(of_warps, key=lambda plan: tensor_core.registers_needed(plan, problem.dtype))
+        plan = max(of_warps, key=lambda plan: gathered_panels.registers_needed(plan, problem.dtype))
         kernel = pack_plan(problem, plan)
         binary = compile_kernel(
             emission_of(kernel),

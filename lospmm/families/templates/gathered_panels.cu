@@ -133,7 +133,7 @@ LOSPMM_INLINE void multiply(float (&sums)[TILES][4], const Fragments &fragments,
   }
 }
 
-LOSPMM_KERNEL(lospmm_tensor_core) {
+LOSPMM_KERNEL(lospmm_gathered_panels) {
 #if !RESIDUAL
   const Element *residual = nullptr;
 #endif

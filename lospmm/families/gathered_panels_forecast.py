@@ -1,4 +1,4 @@
-"""How long a plan of ``tensor_core`` takes, by counting what an SM does for a block of it.
+"""How long a plan of ``gathered_panels`` takes, by counting what an SM does for a block of it.
 
 A step reads rows of B and fragments of A through the shared memory's 128 bytes a cycle, issues its instructions, and
 keeps the tensor cores busy; what takes longest bounds it, as far as there are warps to overlap the rest. The columns

@@ -1,0 +1,60 @@
+"""Products of warpgroups on a real GPU: every plan behind the gate, and a tuning that chooses them."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lospmm.build import build_packed
+from lospmm.cli import run
+from lospmm.dtype import DTYPES
+from lospmm.epilogue import epilogue_of
+from lospmm.families import Entrant, warpgroups
+from lospmm.measure import BRIEF, Bench
+from lospmm.model import Problem
+from lospmm.runtime.detect import detect_device
+from lospmm.settings import settings
+from lospmm.store import Store
+from tests.gpu.problems import matrix
+
+pytestmark = pytest.mark.gpu
+
+#: To |A| |B|: what is said of both types (docs/accuracy.md).
+LIMITS = {"tf32": 1e-3, "float32": 1e-6}
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize(("m", "k", "n"), [(65, 900, 332), (300, 64, 4096), (1030, 2100, 1028)])
+def test_every_plan_passes_the_gate(dtype: str, m: int, k: int, n: int) -> None:
+    epilogue = epilogue_of(np.linspace(-1, 1, m, dtype=np.float32), relu=n == 332, residual=n != 4096)
+    problem = Problem(matrix(m, k, 0.3), n, detect_device(), epilogue=epilogue, dtype=DTYPES[dtype])
+    if why := warpgroups.refusal(problem):
+        pytest.skip(why)
+    store, worst, plans = Store(settings().cache_dir), 0.0, warpgroups.plans(problem)
+    with ThreadPoolExecutor(os.cpu_count()) as pool, Bench(problem) as bench:
+        entrants = (Entrant("tensor_core", plan, 1.0) for plan in plans)
+        built = pool.map(lambda entrant: build_packed(problem, entrant, store=store, workers=1), entrants)
+        for plan, kernel in zip(plans, (one.compiled for one in built), strict=True):
+            measured = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=BRIEF)
+            assert measured.failure is None, plan
+            worst = max(worst, measured.max_relative_error or 0.0)
+    assert 0 < worst < LIMITS[dtype]
+    print(dtype, m, k, n, worst)
+
+
+def test_they_are_chosen_where_half_is_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if why := warpgroups.refusal(Problem(matrix(8, 8, 1.0), 8, detect_device())):
+        pytest.skip(why)
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "w.npy", np.where(rng.random((1024, 1024)) < 0.5, rng.normal(size=(1024, 1024)), 0))
+    out = tmp_path / "kernel"
+    asked = ["tune", str(tmp_path / "w.npy"), "--n", "1024", "--out", str(out), "--measure", "gpu"]
+    assert run([*asked, "--budget", "40", "--json", "--quiet"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert (manifest["family"], manifest["advice"]) == ("tensor_core", "sparse")
+    assert manifest["verified"]["max_relative_error"] < LIMITS["float32"]
+    assert run(["bench", str(out), "--json", "--quiet"]) == 0
+    print(manifest["measured"], json.loads(capsys.readouterr().out))
