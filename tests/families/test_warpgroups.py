@@ -1,5 +1,6 @@
 """Products of warpgroups on the CPU, against float64: every axis, every epilogue, and what ptxas makes of them."""
 
+import json
 import re
 import subprocess
 from dataclasses import replace
@@ -39,6 +40,7 @@ from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
+TIMED = Path(__file__).parents[2] / "benchmarks" / "results" / "tensor_core.jsonl"
 H200 = DEVICES["h200"]
 BOTH = pytest.mark.parametrize("dtype", ["tf32", "float32"])
 BASE = Warpgroups(rows=64, groups=2, depth=16, blocks=1)
@@ -143,6 +145,22 @@ def test_every_plan_keeps_products_on_their_way(tmp_path: Path, dtype: str) -> N
         products, waits = (len(re.findall(word, text)) for word in ("HGMMA", r"DEPBAR\.LE gsb0, 0x0"))
         # One wait behind the last chunk, and one where sums of float32 are flushed.
         assert products >= 2 and waits == (1 if dtype == "tf32" else 2), plan
+
+
+def test_the_forecast_is_near_what_was_timed() -> None:
+    """Of all plans of `benchmarks.tensor_core`; and what it puts first is nearly the fastest."""
+    lines = [json.loads(line) for line in TIMED.read_text().splitlines()]
+    problems: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for line in lines:
+        m, k, n = map(int, line["shape"].split("x"))
+        if m == 512:
+            problem = problem_of(pruned(m, k, 1 - line["sparsity"], seed=0), n, line["dtype"])
+            assert micros(problem, Warpgroups(**line["plan"])) == pytest.approx(line["forecast"], rel=0.01)
+        problems.setdefault((line["shape"], line["dtype"]), []).append((line["forecast"], line["micros"]))
+    times = np.array([both for found in problems.values() for both in found])
+    assert len(times) > 400 and np.std(np.log(times[:, 1] / times[:, 0])) < 0.15
+    slower = [min(found)[1] / min(time for _, time in found) for found in problems.values()]
+    assert max(slower) < 1.2 and np.mean(slower) < 1.04
 
 
 def test_what_there_is_no_kernel_for() -> None:
