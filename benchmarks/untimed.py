@@ -59,8 +59,7 @@ from lospmm.settings import settings
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.words import in_words
-from lospmm_rank.booster import Booster
-from lospmm_rank.untimed import LISTED, WEIGHTS, considered, features
+from lospmm_rank.untimed import LISTED, SUFFIXES, WEIGHTS, Model, considered, features, model_at
 
 EMITTER = families_unrolled.EMITTER
 
@@ -83,7 +82,7 @@ BETWEEN_SECONDS = 10.0
 #: Problems that are built ahead of the one that is timed.
 AHEAD = 45
 
-#: Of a problem that is drawn so many kernels are timed: those that the model of now puts first, and others by chance.
+#: Of a problem that is drawn so many kernels are timed: those that the models of now put first, and others by chance.
 FOREMOST, BY_CHANCE = 16, 10
 
 
@@ -124,9 +123,9 @@ def considered_of(problem: Problem) -> tuple[list[Candidate], NDArray[np.float64
     return candidates, features(words, candidates, ranker)
 
 
-def sampled(told: NDArray[np.float64], model: Booster) -> list[int]:
-    """Of the kernels of a problem, by what the ``model`` is told of each: FOREMOST and BY_CHANCE, in their order."""
-    order = np.argsort(-model.predict(told, num_threads=1), kind="stable")
+def sampled(told: NDArray[np.float64], model: Model) -> list[int]:
+    """Of the kernels of a problem, by what the models are told of each: FOREMOST and BY_CHANCE, in their order."""
+    order = np.argsort(model.says(told)[0], kind="stable")
     rest = np.random.default_rng(SEED).permutation(order[FOREMOST:])
     return sorted([*order[:FOREMOST].tolist(), *rest[:BY_CHANCE].tolist()])
 
@@ -137,7 +136,7 @@ def prepare(case: Case, folder: Path) -> Prepared:
     problem = for_emitter(problem_of(case), EMITTER)
     candidates, told = considered_of(problem)
     if case.set == BETWEEN:
-        which = sampled(told, Booster(WEIGHTS / f"{case.device}.txt"))
+        which = sampled(told, model_at(WEIGHTS / f"{case.device}{SUFFIXES[0]}"))
         candidates, told = [candidates[at] for at in which], told[which]
     store = Store(settings().cache_dir / "families")
     made = []

@@ -32,6 +32,9 @@ SUFFIX = ".json"
 #: cuBLAS of the type: forecast here, as it is no family of ours.
 DENSE = "dense"
 
+#: Unrolled kernels that the models of ``lospmm_rank.untimed`` choose and forecast.
+UNTIMED = "unrolled, untimed"
+
 #: Of cuBLAS on tensor cores: it reaches about so much of the peaks, beside its launch.
 DENSE_SHARE, LAUNCH_MICROS = 0.75, 2.5
 
