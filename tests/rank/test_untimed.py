@@ -198,5 +198,5 @@ def test_the_card_is_that_of_the_times() -> None:
 def test_it_is_worth_its_place() -> None:
     report = json.loads((WEIGHTS / "h200.json").read_text())["report"]
     before, now = report["before"]["all"], report["model"]["all"]
-    assert now["least"] > before["within_10_percent"] + 0.15
-    assert now["mean_loss"] < 0.6 * before["mean_loss"]
+    assert now["least"] > before["within_10_percent"] + 0.25
+    assert now["mean_loss"] < 0.4 * before["mean_loss"]
