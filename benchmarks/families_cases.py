@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from lospmm.model import Problem
 from lospmm.settings import settings
 from lospmm_datasets import graphs
 from lospmm_datasets.shapes import read_shapes
-from lospmm_datasets.synthetic import uniform
+from lospmm_datasets.synthetic import uneven, uniform
 
 #: Axes of the map: square layers, as large as language models have them, and N from one token to a batch of sequences.
 MAP_SIDES = (512, 1024, 4096)
@@ -51,13 +52,25 @@ GRAPHS: Mapping[str, Callable[[], SparseMatrix]] = {
 }
 
 
+class Uneven(NamedTuple):
+    """A layer whose rows, by ``unevenness``, and columns, by half of that, differ (``synthetic.uneven``)."""
+
+    m: int
+    k: int
+    sparsity: float
+    unevenness: float
+
+
+Source = str | tuple[int, int, float] | Uneven
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """``source`` is where the matrix is from: a file, a graph's name, or the rows, columns and sparsity of a layer."""
 
     set: str
     name: str  # of the matrix
-    source: str | tuple[int, int, float]
+    source: Source
     n: int
     dtype: str
     device: str
@@ -68,8 +81,12 @@ class Case:
 
 
 @lru_cache(maxsize=4)
-def matrix_of(source: str | tuple[int, int, float]) -> SparseMatrix:
+def matrix_of(source: Source) -> SparseMatrix:
     """What takes seconds to draw is kept in the cache. Raises BadRequest for a file that cannot be read."""
+    if isinstance(source, Uneven):
+        m, k, sparsity, unevenness = source
+        seed = SEED + zlib.crc32(repr(tuple(source)).encode()) % 1000
+        return uneven(m, k, sparsity, seed, rows=unevenness, columns=unevenness / 2)
     if isinstance(source, tuple):
         return _drawn_matrix(*source)
     return GRAPHS[source]() if source in GRAPHS else readers.read(Path(source)).matrix
@@ -92,9 +109,9 @@ def _drawn_matrix(m: int, k: int, sparsity: float) -> SparseMatrix:
     return matrix
 
 
-def draw(source: str | tuple[int, int, float]) -> None:
+def draw(source: Source) -> None:
     """Leave a matrix in the cache that is kept there."""
-    if isinstance(source, tuple):
+    if isinstance(source, tuple) and not isinstance(source, Uneven):
         _drawn_matrix(*source)
 
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.fit_families [FILE] [--device NAME]
 
-fits the corrections of ``lospmm_rank.families`` to the first plans of every family, and writes them into its weights.
+fits the corrections of ``lospmm_rank.families`` to the first plans of every family, and to the times of cuBLAS alone
+(``benchmarks.dense_times``), and writes them into its weights.
 Printed, and written beside them: the choice that forecasts make with the corrections, each problem judged by
 corrections that have seen no problem of its shape, against the fastest of everything that was timed. Shapes are dealt
 to folds in several ways; a figure is the mean of them, and ``least`` that of the worst deal.
@@ -25,7 +26,19 @@ from benchmarks.kernels import ROOT
 from lospmm.device import DeviceSpec, find_device
 from lospmm.dtype import DTYPES
 from lospmm.families.traits import Traits
-from lospmm_rank.families import ARRAYS, DENSE, LOOKED_AT, SUFFIX, SURE, WEIGHTS, Correction, likeness, numbers_of
+from lospmm_rank.families import (
+    ARRAYS,
+    DENSE,
+    LOOKED_AT,
+    SUFFIX,
+    SURE,
+    UNTIMED,
+    WEIGHTS,
+    Correction,
+    correction_of,
+    likeness,
+    numbers_of,
+)
 from lospmm_rank.families import dense_micros as dense_forecast
 
 #: The variance of what no trait tells, where that of the sum of kernels is 1; and that of the linear form. These and
@@ -40,9 +53,13 @@ LEAST_PLANS = 30
 FOLDS = 10
 DEALS = 6
 
-#: Of unrolled kernels that are chosen where nothing is timed.
-UNTIMED = ROOT / "benchmarks" / "results" / "untimed.jsonl"
+#: Of unrolled kernels that are chosen where nothing is timed; of cuBLAS alone.
+UNTIMED_LINES = ROOT / "benchmarks" / "results" / "untimed.jsonl"
+DENSE_TIMES = UNTIMED_LINES.with_name("dense_times.jsonl")
 UNTIMED_CARD = WEIGHTS.with_name("untimed") / "h200.json"
+
+#: The correction of plans that are not looked at beside an unrolled kernel of float32 or TF32.
+PANELS = "tensor_core"
 
 #: A choice this much slower than the fastest is a good one.
 GOOD = 0.10
@@ -52,27 +69,32 @@ def chosen_untimed(records: Sequence[Record], deal: int | None) -> list[Record]:
     """``records`` with the unrolled kernel that is chosen where nothing is timed (``benchmarks.fit_untimed``) as its
     first, by models that have seen no problem of its shape in this ``deal``; None: as it was chosen before them. Its
     time is that of the fastest that was timed, here or there."""
-    lines, card = read_results(UNTIMED), json.loads(UNTIMED_CARD.read_text())
+    lines, card = read_results(UNTIMED_LINES), json.loads(UNTIMED_CARD.read_text())
     found = []
     for record in records:
-        line, places = lines.get(key(record)), card["held_out"].get(key(record))
-        if line is None or places is None:
+        line, chosen = lines.get(key(record)), card["held_out"].get(key(record))
+        if line is None or chosen is None:
             found.append(record)
             continue
-        *_, forecast, micros = line["kernels"][0 if deal is None else places[deal]]
-        before = record["families"].get(UNROLLED, {})
+        place, forecast = (0, None) if deal is None else chosen[deal]
+        *_, estimate, micros = line["kernels"][place]
+        before = {name: told for name, told in record["families"].get(UNROLLED, {}).items() if name != "tried"}
         fastest = min(line["micros"], before.get("micros", line["micros"]))
-        own = before | {"micros": fastest, "brief": [[forecast, micros]] if micros else []}
+        own = before | {"micros": fastest, "brief": [[forecast or estimate, micros]] if micros else []}
+        if deal is not None:
+            own |= {"corrected_by": UNTIMED, "by_estimate": line["kernels"][0][-2:]}
         found.append(record | {"families": record["families"] | {UNROLLED: own}})
     return found
 
 
 class Tried(NamedTuple):
-    """A plan that was timed, in microseconds; ``axes`` are None where it is one of another version."""
+    """A plan that was timed, in microseconds; ``axes`` are None where it is one of another version, or of none.
+    ``corrected_by`` is the name of a correction."""
 
     forecast: float
     micros: float
     axes: Mapping[str, float] | None
+    corrected_by: str
 
 
 def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
@@ -83,12 +105,34 @@ def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
             continue
         if "tried" in family:
             plans = zip(family["brief"], map(axes_in, family["tried"]), strict=True)
-            found[name] = [Tried(forecast, micros, axes) for (forecast, micros), axes in plans][:LOOKED_AT]
+            own = correction_of(name, family["tried"][0].partition("(")[0])
+            found[name] = [Tried(forecast, micros, axes, own) for (forecast, micros), axes in plans][:LOOKED_AT]
         elif family["brief"][0][0]:
             forecast, micros = family["brief"][0]
-            found[name] = [Tried(forecast, micros, None)]
+            found[name] = [Tried(forecast, micros, None, family.get("corrected_by", name))]
     if (dense := dense_micros(record)) is not None:
-        found[DENSE] = [Tried(dense_forecast(Traits(**record["traits"]), device), dense, None)]
+        found[DENSE] = [Tried(dense_forecast(Traits(**record["traits"]), device), dense, None, DENSE)]
+    return found
+
+
+def dense_alone(device: DeviceSpec) -> list[tuple[Traits, Tried]]:
+    """What ``benchmarks.dense_times`` has timed; of A's traits only its sizes count."""
+    found = []
+    for line in map(json.loads, DENSE_TIMES.read_text().splitlines()):
+        if line["machine"]["device"] == device.name and "micros" in line:
+            dtype = DTYPES[line["dtype"]]
+            traits = Traits(
+                m=line["m"],
+                k=line["k"],
+                n=line["n"],
+                nnz=0,
+                element_bytes=dtype.element_bytes,
+                is_exact=dtype.name == "float32",
+                filled_rows=1.0,
+                longest_row=1.0,
+                block_fill=0.0,
+            )
+            found.append((traits, Tried(dense_forecast(traits, device), line["micros"], None, DENSE)))
     return found
 
 
@@ -112,17 +156,26 @@ def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64], axes: Sequen
     )
 
 
-def corrections(records: Sequence[Record], device: DeviceSpec) -> dict[str, Correction]:
-    """Of each family that took part often enough, of plans whose axes are known where some are."""
-    tried: dict[str, list[tuple[Traits, Tried]]] = {}
+def corrections(
+    records: Sequence[Record], device: DeviceSpec, dense: Sequence[tuple[Traits, Tried]]
+) -> dict[str, Correction]:
+    """Of each family that took part often enough, by the axes of its plans where most are known, and of these alone;
+    ``dense`` beside what the records have of it."""
+    tried: dict[str, list[tuple[Traits, Tried]]] = {DENSE: list(dense)}
     for record in records:
         traits = Traits(**record["traits"])
-        for name, plans in first_plans(record, device).items():
-            tried.setdefault(name, []).extend((traits, plan) for plan in plans)
+        for plans in first_plans(record, device).values():
+            for plan in plans:
+                tried.setdefault(plan.corrected_by, []).append((traits, plan))
+        forecast, micros = record["families"].get(UNROLLED, {}).get("by_estimate", (0.0, None))
+        if micros is not None:  # what another emitter than the models' would choose
+            tried.setdefault(UNROLLED, []).append((traits, Tried(forecast, micros, None, UNROLLED)))
     found = {}
     for name, every in sorted(tried.items()):
-        axes = sorted({axis for _, plan in every for axis in plan.axes or ()})
-        known = [(traits, plan) for traits, plan in every if plan.axes is not None or not axes]
+        known = [(traits, plan) for traits, plan in every if plan.axes is not None]
+        if 2 * len(known) < len(every):
+            known = [(traits, plan._replace(axes=None)) for traits, plan in every]
+        axes = sorted({axis for _, plan in known for axis in plan.axes or ()})
         if len(known) >= LEAST_PLANS:
             numbers = np.array([_numbers(name, traits, plan, axes) for traits, plan in known])
             logs = np.log([plan.micros / plan.forecast for _, plan in known])
@@ -146,10 +199,11 @@ def losses(records: Sequence[Record], device: DeviceSpec, *, learned: bool, deal
     fold_of = dealt(sorted({(record["m"], record["k"], record["n"]) for record in records}), deal)
     folds = [fold_of[record["m"], record["k"], record["n"]] for record in records]
     records = chosen_untimed(records, deal if learned else None)
-    found = np.zeros(len(records))
+    found, dense = np.zeros(len(records)), dense_alone(device)
     for fold in range(FOLDS):
         seen = [record for record, own in zip(records, folds, strict=True) if own != fold]
-        table = corrections(seen, device) if learned else {}
+        others = [one for one in dense if fold_of.get((one[0].m, one[0].k, one[0].n)) != fold]
+        table = corrections(seen, device, others) if learned else {}
         for at, record in enumerate(records):
             if folds[at] == fold:
                 found[at] = _loss(record, table, device)
@@ -159,16 +213,14 @@ def losses(records: Sequence[Record], device: DeviceSpec, *, learned: bool, deal
 def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -> float:
     tried = first_plans(record, device)
     if UNROLLED in tried and not DTYPES[record["dtype"]].is_16_bit:  # as a tuning does (``sought.contenders``)
-        tried = {name: plans for name, plans in tried.items() if name != "tensor_core" or _is_of_warpgroups(plans[0])}
-    forecasts = {name: _forecasts(name, record, plans, table.get(name)) for name, plans in tried.items()}
+        tried = {name: plans for name, plans in tried.items() if plans[0].corrected_by != PANELS}
+    forecasts = {
+        name: _forecasts(name, record, plans, table.get(plans[0].corrected_by)) for name, plans in tried.items()
+    }
     chosen = tried[(name := _choice(record, forecasts))][int(forecasts[name].argmin())].micros
     dense = dense_micros(record)
     fastest = min([*family_micros(record).values(), *([] if dense is None else [dense])])
     return chosen / fastest - 1
-
-
-def _is_of_warpgroups(plan: Tried) -> bool:
-    return "Warpgroups.rows" in (plan.axes or {})
 
 
 def _choice(record: Record, forecasts: Mapping[str, NDArray[np.float64]]) -> str:
@@ -230,7 +282,7 @@ def main() -> None:
     device = find_device(arguments.device)
     lines = [json.loads(line) for line in arguments.file.read_text().splitlines()]
     records = [line for line in lines if line["machine"]["device"] == device.name and line.get("traits")]
-    found = corrections(chosen_untimed(records, 0), device)
+    found = corrections(chosen_untimed(records, 0), device, dense_alone(device))
     families = {
         name: {"axes": one.axes, **{field: getattr(one, field).round(5).tolist() for field in ARRAYS}}
         for name, one in found.items()

@@ -3,11 +3,12 @@
     python -m benchmarks.untimed [--layers DIR] [--out DIR] [--set SET]... [--dtype TYPE]... [--resume]
                                  [--stop-after SECONDS] [--workers COUNT] [--commit HASH] [--dry]
 
-needs an NVIDIA GPU of the device table. The problems are those of ``families.jsonl``, in TF32 and 16 bits, in the order
-of ``WORK``. Every element of each C is checked, each kernel is timed briefly, as a search does it, and the fastest of a
-problem again with full effort. A problem is a line of ``untimed.jsonl``: its kernels in the order of ``considered``,
-the first being the choice that there was before. Builders on all cores work ahead of the GPU. ``--dry`` builds, has
-times made up, and writes nothing.
+needs an NVIDIA GPU of the device table. The problems are those of ``families.jsonl``, in TF32 and 16 bits, and others
+that are drawn (``untimed_cases``), in the order of ``WORK``. Every element of each C is checked, each kernel is timed
+briefly, as a search does it, and the fastest of a problem again with full effort. A problem is a line of
+``untimed.jsonl``: its kernels in the order of ``considered``, the first being the choice that there was before; of
+those that are drawn some of them (``sampled``). What the model is told of them goes into ``untimed.npz``. Builders on
+all cores work ahead of the GPU. ``--dry`` builds, has times made up, and writes nothing.
 
     python -m benchmarks.untimed --from-families
 
@@ -15,7 +16,7 @@ takes the TF32 shapes from ``families.jsonl``, where every one of these kernels 
 
     python -m benchmarks.untimed --features [--layers DIR]
 
-writes what the model is told of all kernels into ``untimed.npz``; neither needs a GPU.
+writes anew what the model is told of all kernels; neither needs a GPU.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -36,10 +37,11 @@ from numpy.typing import NDArray
 
 from benchmarks import families_unrolled
 from benchmarks.families import KERNEL_SECONDS, QUICK, QUICK_COPIES, RESULTS_NAME, cache_of, context_of
-from benchmarks.families_build import LEAST_UNROLLED_COLUMNS, MAX_UNROLLED_NONZEROS, UNROLLED, Kernel
+from benchmarks.families_build import UNROLLED, Kernel
 from benchmarks.families_cases import SETS, Case, problem_of
 from benchmarks.families_table import Record, key, read_results, write_results
-from benchmarks.kernels import ROOT, commit_of
+from benchmarks.kernels import ROOT, SEED, commit_of
+from benchmarks.untimed_cases import BETWEEN, UNTIMED_SETS, WORK, cases_of
 from lospmm.build import build, for_emitter
 from lospmm.device import find_device
 from lospmm.errors import BadRequest, GpuFault, LospmmError
@@ -57,7 +59,7 @@ from lospmm.settings import settings
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.words import in_words
-from lospmm_rank.untimed import LISTED, considered, features
+from lospmm_rank.untimed import LISTED, SUFFIXES, WEIGHTS, Model, considered, features, model_at
 
 EMITTER = families_unrolled.EMITTER
 
@@ -67,16 +69,6 @@ NAME = "untimed.jsonl"
 
 #: What the model is told of each kernel of each line.
 FEATURES_NAME = "untimed.npz"
-
-#: Sets and types, what a run that is stopped must have first.
-WORK = (
-    ("shapes", "float16"),
-    ("map", "tf32"),
-    ("map", "float16"),
-    ("real", "float16"),
-    ("shapes", "bfloat16"),
-    ("real", "bfloat16"),
-)
 
 #: Of a kernel in a line, before its estimate and its microseconds (null where it failed).
 AXES = (
@@ -89,6 +81,9 @@ BETWEEN_SECONDS = 10.0
 
 #: Problems that are built ahead of the one that is timed.
 AHEAD = 45
+
+#: Of a problem that is drawn so many kernels are timed: those that the models of now put first, and others by chance.
+FOREMOST, BY_CHANCE = 16, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +99,7 @@ class Made:
 class Prepared(NamedTuple):
     problem: Problem
     made: list[Made]
+    told: NDArray[np.float64]  # (made, NAMES)
     seconds: float
 
 
@@ -127,11 +123,21 @@ def considered_of(problem: Problem) -> tuple[list[Candidate], NDArray[np.float64
     return candidates, features(words, candidates, ranker)
 
 
+def sampled(told: NDArray[np.float64], model: Model) -> list[int]:
+    """Of the kernels of a problem, by what the models are told of each: FOREMOST and BY_CHANCE, in their order."""
+    order = np.argsort(model.says(told)[0], kind="stable")
+    rest = np.random.default_rng(SEED).permutation(order[FOREMOST:])
+    return sorted([*order[:FOREMOST].tolist(), *rest[:BY_CHANCE].tolist()])
+
+
 def prepare(case: Case, folder: Path) -> Prepared:
     """The kernels of a problem in files of ``folder``, and the seconds that they took; in a builder."""
     started = time.monotonic()
     problem = for_emitter(problem_of(case), EMITTER)
-    candidates, _ = considered_of(problem)
+    candidates, told = considered_of(problem)
+    if case.set == BETWEEN:
+        which = sampled(told, model_at(WEIGHTS / f"{case.device}{SUFFIXES[0]}"))
+        candidates, told = [candidates[at] for at in which], told[which]
     store = Store(settings().cache_dir / "families")
     made = []
     for candidate, estimate in zip(candidates, estimate_micros(in_words(problem), candidates).tolist(), strict=True):
@@ -143,7 +149,7 @@ def prepare(case: Case, folder: Path) -> Prepared:
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".cubin", delete=False) as file:
             file.write(built.cubin)
         made.append(Made(axes_of(candidate), estimate, Kernel(Path(file.name), built.entry, built.launch)))
-    return Prepared(problem, made, time.monotonic() - started)
+    return Prepared(problem, made, told, time.monotonic() - started)
 
 
 def prepared_ahead(pool: ProcessPoolExecutor, cases: Sequence[Case], folder: Path) -> Iterator[tuple[Case, Prepared]]:
@@ -171,7 +177,7 @@ def timed(bench: Bench, case: Case, problem: Problem, made: Sequence[Made]) -> R
     """Every kernel briefly, and the fastest with full effort."""
     bench.turn_to(problem)
     bench.kernel_seconds, bench.cache = KERNEL_SECONDS, cache_of(case)
-    bench.most_copies = QUICK_COPIES if case.set in QUICK else MAX_COPIES
+    bench.most_copies = QUICK_COPIES if case.set in (*QUICK, BETWEEN) else MAX_COPIES
     failures, kernels = [], []
     for one in made:
         micros = None
@@ -205,24 +211,6 @@ def about(case: Case, problem: Problem) -> Record:
     return {**case_fields, "problem": case.problem, "m": matrix.m, "k": matrix.k, "nnz": matrix.nnz}
 
 
-def cases_of(device: str, layers: Path | None, names: Sequence[str] | None, dtypes: Sequence[str] | None) -> list[Case]:
-    """In the order of ``WORK``; of each what takes longest to build comes first."""
-    found: list[Case] = []
-    for name, dtype in WORK:
-        if (name == "real" and layers is None) or (names and name not in names) or (dtypes and dtype not in dtypes):
-            continue
-        own = [case for case in SETS[name](device, layers) if case.dtype == dtype and case.n >= LEAST_UNROLLED_COLUMNS]
-        found += own if name == "real" else sorted(own, key=_nonzeros, reverse=True)
-    return [case for case in found if isinstance(case.source, str) or _nonzeros(case) <= MAX_UNROLLED_NONZEROS]
-
-
-def _nonzeros(case: Case) -> float:
-    """Of a drawn matrix."""
-    assert isinstance(case.source, tuple)
-    m, k, sparsity = case.source
-    return m * k * (1 - sparsity)
-
-
 def read_features(out: Path) -> dict[str, NDArray[np.float64]]:
     """What the model is told of the kernels of each line, by its key."""
     with np.load(out / FEATURES_NAME) as kept:
@@ -233,21 +221,27 @@ def read_features(out: Path) -> dict[str, NDArray[np.float64]]:
 def write_features(out: Path, layers: Path | None, workers: int) -> int:
     """Make that anew; of how many lines. Raises BadRequest where other kernels than a line's are considered now."""
     lines = read_results(out / NAME)
-    cases = {case.problem: case for name, _ in WORK if name != "real" or layers for case in SETS[name]("h200", layers)}
+    names = [name for name in UNTIMED_SETS if name != "real" or layers]
+    cases = {(name, case.problem): case for name in names for case in UNTIMED_SETS[name]("h200", layers)}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        own = [cases[line["problem"]] for line in lines.values()]
+        own = [cases[line["set"], line["problem"]] for line in lines.values()]
         found = list(pool.map(_features_of, own, [line["kernels"] for line in lines.values()]))
-    counts = [len(one) for one in found]
-    stacked = np.concatenate(found).astype(np.float32)
-    np.savez_compressed(out / FEATURES_NAME, keys=list(lines), counts=counts, features=stacked)
+    _write_features(out, dict(zip(lines, found, strict=True)))
     return len(found)
+
+
+def _write_features(out: Path, told: Mapping[str, NDArray[np.float64]]) -> None:
+    counts = [len(one) for one in told.values()]
+    stacked = np.concatenate(list(told.values())).astype(np.float32)
+    np.savez_compressed(out / FEATURES_NAME, keys=list(told), counts=counts, features=stacked)
 
 
 def _features_of(case: Case, kernels: Sequence[Sequence[Any]]) -> NDArray[np.float64]:
     candidates, found = considered_of(for_emitter(problem_of(case), EMITTER))
-    if [list(axes_of(one)) for one in candidates] != [list(one[: len(AXES)]) for one in kernels]:
+    now, then = [axes_of(one) for one in candidates], [tuple(one[: len(AXES)]) for one in kernels]
+    if now != then if case.set != BETWEEN else not set(then) <= set(now):
         raise BadRequest(f"{case.problem}: other kernels are considered now; time it anew")
-    return found
+    return found[[now.index(one) for one in then]]
 
 
 def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
@@ -255,6 +249,7 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
     path, device = arguments.out / NAME, find_device("h200") if arguments.dry else detect_device()
     context = context_of(device, arguments.commit or commit_of(ROOT))
     results = read_results(path)
+    told = read_features(arguments.out) if results else {}
     if arguments.resume:
         cases = [case for case in cases if key({**asdict(case), "machine": context["machine"]}) not in results]
     started, done, written = time.monotonic(), 0, time.monotonic()
@@ -263,7 +258,7 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
         pool = ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn"))
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         bench: Bench | None = None
-        for case, (problem, made, seconds) in prepared_ahead(pool, cases, folder):
+        for case, (problem, made, own, seconds) in prepared_ahead(pool, cases, folder):
             if bench is None:  # builders are at work while another has the GPU
                 if not arguments.dry:
                     stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
@@ -273,7 +268,7 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
             except LospmmError as error:
                 print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
                 continue
-            results[key(line)] = line
+            results[key(line)], told[key(line)] = line, own
             first, wrong = line["kernels"][0][-1], len(line["failures"])
             print(
                 f"{case.problem}: {len(made)} kernels in {seconds:.1f} s, first {first} us, fastest "
@@ -282,12 +277,14 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
             )
             if time.monotonic() - written > BETWEEN_SECONDS and not arguments.dry:
                 write_results(path, results)
+                _write_features(arguments.out, told)
                 written = time.monotonic()
             done += 1
             if time.monotonic() - started >= arguments.stop_after:
                 break
         if not arguments.dry:
             write_results(path, results)
+            _write_features(arguments.out, {name: told[name] for name in results})
     return done
 
 

@@ -73,7 +73,7 @@ def replay(kept: Artifact, device: DeviceSpec) -> Replay:
     timed = (0 if choice is None else len(choice.trials)) + len(others.timed)
     emitter = _emitter(manifest, device)
     winner = winner_of(for_emitter(problem, emitter), choice, others, emitter)
-    is_dense = _is_dense(kept, problem, lines, others, winner)
+    is_dense = _is_dense(kept, problem, lines, choice, others, winner)
     return Replay({**_named(winner), **({"dense": "chosen"} if is_dense else {})}, _built(manifest), timed)
 
 
@@ -81,6 +81,7 @@ def _is_dense(
     kept: Artifact,
     problem: Problem,
     lines: Sequence[Mapping[str, Any]],
+    choice: Choice | None,
     others: Contest,
     winner: Candidate | Entrant,
 ) -> bool:
@@ -89,7 +90,7 @@ def _is_dense(
     if not any(family["name"] == DENSE for family in summary["families"]):
         return False
     if not summary["measured"]:
-        return beside_dense(for_emitter(problem, emitter), others.field, winner, None).is_chosen
+        return beside_dense(for_emitter(problem, emitter), others.field, winner, None, choice).is_chosen
     for line in lines:
         if line["family"] == DENSE and line["failure"] is None:
             micros = line["estimated_micros"] if line["measured_micros"] is None else line["measured_micros"]

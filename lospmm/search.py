@@ -68,6 +68,7 @@ class Choice:
     shortlist: tuple[Scored[Candidate], ...]  # best first
     doubles: tuple[Scored[Candidate], ...] = ()  # the same of two words to a thread, by the estimate
     trials: tuple[Trialled[Candidate], ...] = ()  # in the order in which they were timed
+    forecast_micros: float | None = None  # what the winner takes by a model of such choices; None: by the estimate
 
     @property
     def listed(self) -> Sequence[Scored[Candidate]]:

@@ -41,7 +41,7 @@ from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.words import in_words
 from lospmm.workshop import Workshop
-from lospmm_rank.families import SURE, factor, is_learned
+from lospmm_rank.families import SURE, UNTIMED, factor, is_learned
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
@@ -118,7 +118,7 @@ def tuned(job: Job) -> Callable[[], Outcome]:
         made = _made(job, winner, stock)
         verification = _verify(job, made, bench)
         compared = _compare(job, made, bench)
-    dense = beside_dense(problem, others.field, winner, compared) if DENSE in options.family_names else None
+    dense = beside_dense(problem, others.field, winner, compared, choice) if DENSE in options.family_names else None
     measured = None if compared is None else compared.measured()
 
     def outcome() -> Outcome:
@@ -129,20 +129,25 @@ def tuned(job: Job) -> Callable[[], Outcome]:
     return outcome
 
 
-def beside_dense(problem: Problem, field: Field, winner: Candidate | Entrant, found: Comparison | None) -> DenseChoice:
-    """Whether cuBLAS is faster than the winner: both in one run, or, without a clock, by forecast."""
+def beside_dense(
+    problem: Problem, field: Field, winner: Candidate | Entrant, found: Comparison | None, choice: Choice | None
+) -> DenseChoice:
+    """Whether cuBLAS is faster than the winner: both in one run, or, without a clock, by forecast. ``choice`` is the
+    unrolled family's."""
     assert field.dense_micros is not None, "it was forecast"
     if found is not None:
         return dense_choice(problem, field.dense_micros, found.baselines, kernel_micros=found.micros)
-    return dense_choice(problem, field.dense_micros, {}, kernel_micros=_forecast_micros(problem, winner))
+    return dense_choice(problem, field.dense_micros, {}, kernel_micros=_forecast_micros(problem, winner, choice))
 
 
-def _forecast_micros(problem: Problem, winner: Candidate | Entrant) -> float:
+def _forecast_micros(problem: Problem, winner: Candidate | Entrant, choice: Choice | None) -> float:
     """As it was corrected by what was measured on such a device."""
     if isinstance(winner, Entrant):
         return winner.forecast_micros
-    estimated = float(estimate_micros(in_words(problem), [winner])[0])
-    return estimated * factor(UNROLLED, estimated, traits=traits_of(problem), device=problem.device.name)
+    name, forecast = UNTIMED, None if choice is None else choice.forecast_micros
+    if forecast is None:
+        name, forecast = UNROLLED, float(estimate_micros(in_words(problem), [winner])[0])
+    return forecast * factor(name, forecast, traits=traits_of(problem), device=problem.device.name)
 
 
 def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:
@@ -159,7 +164,7 @@ def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter:
     if not (choice.trials or others.timed):
         may_be_sure = problem.matrix.nnz > 0 and is_learned(problem.device.name)
         sure = 1.0 if problem.dtype.is_16_bit else SURE if may_be_sure else 0.0
-        is_best = best.forecast_micros < sure * _forecast_micros(problem, choice.winner)
+        is_best = best.forecast_micros < sure * _forecast_micros(problem, choice.winner, choice)
         return best if is_best else choice.winner
     fastest = others.fastest
     return best if fastest is not None and fastest.settled_micros < choice.micros else choice.winner

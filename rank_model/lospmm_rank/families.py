@@ -35,6 +35,9 @@ DENSE = "dense"
 #: Kinds of plans that are corrected apart from the others of their family, as they are other kernels altogether.
 APART = ("Warpgroups",)
 
+#: Unrolled kernels that the models of ``lospmm_rank.untimed`` choose and forecast.
+UNTIMED = "unrolled, untimed"
+
 #: Of cuBLAS on tensor cores: it reaches about so much of the peaks, beside its launch.
 DENSE_SHARE, LAUNCH_MICROS = 0.75, 2.5
 

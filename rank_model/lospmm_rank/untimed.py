@@ -2,17 +2,21 @@
 
 The rank model has learned from float32, of one column to a thread, and the estimate does not tell what a search by time
 tries last: several tiles to a block, more loads in flight, rows that are stored early. Here such kernels stand beside
-each other (``considered``), and a small model of its own puts them in order, LambdaMART as the rank model is, told what
-that is told, its score, and the place of each among them. It was trained on the times of such kernels
-(``benchmarks.fit_untimed``), and knows one GPU.
+each other (``considered``), and three models of its own put them in order, told what the rank model is told, its score,
+the place of each among them, and what a block and an SM have to do (``SHARES``): LambdaMART, as the rank model is, and
+regressions of how much slower than the fastest a kernel is, and of the factor that its estimate is off by. Each is
+wrong about other kernels, so that their scores are added up, each in standard deviations of the problem's. The last
+says what the first takes, too. They were trained on the times of such kernels (``benchmarks.fit_untimed``), and know
+one GPU.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +44,44 @@ AXES: Mapping[str, Callable[[Candidate], float]] = MappingProxyType(
     }
 )
 
-#: The columns of ``features``, in order. ``score`` is the ranker's, ``..._place`` the place among those considered.
-NAMES = (
+#: A column of ``features`` by its name.
+Column = Callable[[str], NDArray[np.float64]]
+
+#: What a block of the grid, and an SM, has to do, where a thread may have two columns (the rank model knows of one, and
+#: its sizes are in threads), each tile in a block of its own.
+SHARES: Mapping[str, Callable[[Column, int], NDArray[np.float64]]] = MappingProxyType(
+    {
+        "block_cols": lambda of, _: _block_cols(of),
+        "blocks_across": lambda of, _: _across(of),
+        "block_rows": lambda of, _: of("block_count") / of("column_tiles"),
+        "grid": lambda of, _: _grid(of),
+        "grid_over_sms": lambda of, sms: _grid(of) / sms,
+        "last_wave": lambda of, sms: np.ceil(_grid(of) / sms) * sms / _grid(of),
+        "block_cells": lambda of, _: of("rows") * _block_cols(of),  # of C
+        "idle_columns": lambda of, _: 1 - of("n") / (_across(of) * _block_cols(of)),
+        "resident_cells": lambda of, _: of("resident") * of("rows") * _block_cols(of),
+        "sm_threads": lambda of, sms: np.clip(_grid(of) / sms, 1, of("resident")) * of("cols"),
+        "sm_instructions": lambda of, sms: of("instructions") * of("cols") * _grid(of) / sms,
+        "sm_loads": lambda of, sms: of("loads") * _block_cols(of) * _grid(of) / sms,
+        "b_elements": lambda of, _: of("n") * of("k"),
+        "c_elements": lambda of, _: of("n") * of("m"),
+    }
+)
+
+#: What the models are told, in order. ``score`` is the ranker's, ``..._place`` the place among those considered.
+TOLD = (
     *(*FEATURES, *AXES, "element_bytes"),
     *("score", "score_behind", "score_place", "estimate_over_best", "estimate_place"),
 )
+NAMES = (*TOLD, *SHARES)
+
+#: The column of the estimate's microseconds.
+ESTIMATE = NAMES.index("estimate")
 
 WEIGHTS = Path(__file__).with_name("weights") / "untimed"
+
+#: Of the models, for a device by its name, in the order of ``Model``.
+SUFFIXES = (".txt", ".slower.txt", ".off.txt")
 
 #: Whose kernels it has learned of.
 EMITTER = "sass"
@@ -62,34 +97,64 @@ LEADING_SINGLES, LEADING_DOUBLES, LEADING_CHAINED = 6, 8, 6
 
 
 def model_for(problem: Problem, options: Options) -> Path | None:
-    """The model that chooses where nothing is timed; None where the ranker's first is taken: in float32, with sums of
-    16 bits, for convolutions, and where there is none beside the rank model that is asked. ``options`` are resolved.
+    """The first file of the models that choose where nothing is timed; None where the ranker's first is taken: in
+    float32, with sums of 16 bits, for convolutions, and where there is none beside the rank model that is asked.
+    ``options`` are resolved.
     """
     device = problem.device
     is_learned = problem.convolution is None and problem.dtype != FLOAT32 and words_of(problem) in (SINGLE, NARROW)
     if options.measure == "gpu" or options.ranker != "lambdamart" or options.emitter != EMITTER or not is_learned:
         return None
     beside = lambdamart.find_model(device)
-    path = WEIGHTS / f"{device.name}.txt"
+    path = WEIGHTS / f"{device.name}{SUFFIXES[0]}"
     return path if beside is not None and beside.parent == lambdamart.WEIGHTS and path.is_file() else None
 
 
 def model_digest(problem: Problem, options: Options) -> str | None:
-    """What tells the model from others: sha256 over its file; None where there is none."""
+    """What tells the models from others: sha256 over their files; None where there are none."""
     path = model_for(problem, options)
     return None if path is None else _digest(path)
 
 
 @cache
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(b"".join(path.with_suffix(suffix).read_bytes() for suffix in SUFFIXES)).hexdigest()
+
+
+class Predicts(Protocol):
+    """A model of trees, as ``Booster`` has it, or LightGBM's own."""
+
+    def predict(self, rows: NDArray[np.float64], *, num_threads: int) -> NDArray[np.float64]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """``order`` has a higher number for a better kernel, ``slower`` the logarithm of its time over that of the fastest,
+    ``off`` the logarithm of its time over the estimate."""
+
+    order: Predicts
+    slower: Predicts
+    off: Predicts
+
+    def says(self, told: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of the kernels of one problem by their ``features``: a score, less for a better one, and microseconds."""
+        logs = np.log(told[:, ESTIMATE]) + self.off.predict(told, num_threads=1)
+        several = (-self.order.predict(told, num_threads=1), self.slower.predict(told, num_threads=1), logs)
+        return np.sum([_in_deviations(one) for one in several], axis=0), np.exp(logs)
 
 
 @cache
-def _booster(path: Path) -> Booster:
-    booster = Booster(path)
-    assert booster.names == list(NAMES), "it is trained anew with its features"
-    return booster
+def model_at(path: Path) -> Model:
+    """Those whose first file is at ``path``."""
+    boosters = [Booster(path.with_suffix(suffix)) for suffix in SUFFIXES]
+    assert all(one.names == list(NAMES) for one in boosters), "they are trained anew with their features"
+    return Model(*boosters)
+
+
+def _in_deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """From their mean, in standard deviations of them."""
+    found: NDArray[np.float64] = (values - values.mean()) / (values.std() + 1e-9)
+    return found
 
 
 def chosen(
@@ -99,9 +164,11 @@ def chosen(
     candidates, their scores the model's. ``problem`` is that of a search (``words.in_words``).
     """
     candidates = considered(problem, choice, locksteps)
-    scores = -_booster(model).predict(features(problem, candidates, ranker), num_threads=1)
-    listed = tuple(Scored(candidates[at], float(scores[at])) for at in np.argsort(scores, kind="stable")[:size])
-    return replace(choice, winner=listed[0].candidate, shortlist=listed, doubles=())
+    scores, micros = model_at(model).says(features(problem, candidates, ranker))
+    order = np.argsort(scores, kind="stable")
+    listed = tuple(Scored(candidates[at], float(scores[at])) for at in order[:size])
+    own = float(micros[order[0]])
+    return replace(choice, winner=listed[0].candidate, shortlist=listed, doubles=(), forecast_micros=own)
 
 
 def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> list[Candidate]:
@@ -124,7 +191,7 @@ def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> li
 
 
 def features(problem: Problem, candidates: Sequence[Candidate], ranker: Ranker) -> NDArray[np.float64]:
-    """What the model is told of the candidates of one problem, (candidates, NAMES)."""
+    """What the models are told of the candidates of one problem, (candidates, NAMES)."""
     subject = Subject.of(problem, candidates)
     scores = ranker(problem, candidates)
     columns = [
@@ -137,7 +204,26 @@ def features(problem: Problem, candidates: Sequence[Candidate], ranker: Ranker) 
         np.log(subject.micros / subject.micros.min()),
         _places(subject.micros),
     ]
-    return np.stack(columns, axis=1, dtype=np.float64)
+    return with_shares(np.stack(columns, axis=1, dtype=np.float64), problem.device.sms)
+
+
+def with_shares(told: NDArray[np.float64], sms: int) -> NDArray[np.float64]:
+    """(candidates, NAMES), of (candidates, TOLD)."""
+    shares = [share(lambda name: told[:, TOLD.index(name)], sms) for share in SHARES.values()]
+    return np.column_stack((told, *shares))
+
+
+def _block_cols(of: Column) -> NDArray[np.float64]:
+    return of("cols") * of("thread_words")
+
+
+def _across(of: Column) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.ceil(of("n") / _block_cols(of))
+    return found
+
+
+def _grid(of: Column) -> NDArray[np.float64]:
+    return of("block_count") / of("column_tiles") * _across(of) * of("split_k")
 
 
 def _places(values: NDArray[np.float64]) -> NDArray[np.int64]:

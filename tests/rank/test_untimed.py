@@ -9,11 +9,23 @@ import pytest
 
 from benchmarks import fit_untimed
 from benchmarks.fit_families import DEALS, FOLDS, dealt
+from benchmarks.untimed import BY_CHANCE, FOREMOST, sampled
+from benchmarks.untimed_cases import (
+    BETWEEN,
+    COLUMNS,
+    DRAWN,
+    MOST_ELEMENTS,
+    NONZEROS,
+    UNEVENNESS,
+    between,
+    cases_of,
+)
 from lospmm.build import for_emitter
 from lospmm.contest import Contest
 from lospmm.convolution import convolution_of
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
+from lospmm.families.traits import traits_of
 from lospmm.model import Problem
 from lospmm.options import LOCKSTEPS, Options
 from lospmm.rankers import RANKERS, with_ranker
@@ -24,7 +36,9 @@ from lospmm.stages import Stages
 from lospmm.tuning import winner_of
 from lospmm.words import in_words
 from lospmm_datasets.synthetic import uniform
-from lospmm_rank.untimed import LISTED, NAMES, WEIGHTS, considered, features, model_for
+from lospmm_rank.families import SURE, UNTIMED, factor
+from lospmm_rank.library import lightgbm
+from lospmm_rank.untimed import LISTED, NAMES, WEIGHTS, considered, features, model_at, model_for
 
 H200 = DEVICES["h200"]
 MATRIX = uniform(192, 160, 0.9, seed=2)
@@ -59,6 +73,9 @@ def test_what_is_considered_begins_with_the_ranker_s_first(dtype: str) -> None:
     for name in ("score_place", "estimate_place"):
         assert sorted(told[:, NAMES.index(name)]) == list(range(len(found)))
     assert told[:, NAMES.index("score_behind")].min() == told[:, NAMES.index("estimate_over_best")].min() == 0
+    across = [-(-words.n // (one.tile.cols * one.schedule.thread_words)) for one in found]
+    grid = [at * one.tiling.block_rows * one.schedule.split_k for at, one in zip(across, found, strict=True)]
+    assert told[:, NAMES.index("grid")].tolist() == grid
 
 
 @types
@@ -72,6 +89,54 @@ def test_a_choice_is_what_the_model_puts_first(dtype: str) -> None:
     assert first.listed[0].candidate is first.winner
     scores = [one.score for one in first.shortlist]
     assert scores == sorted(scores)
+    assert first.forecast_micros is not None
+
+
+def test_what_the_winner_takes_is_the_models_word_corrected() -> None:
+    problem = problem_of("tf32")
+    found = sought_here(problem, options_of("tf32", families="unrolled,csr"), Stages())
+    assert found.choice is not None and found.field.entrants
+    by_model, traits = found.choice.forecast_micros, traits_of(problem)
+    assert by_model is not None
+    own = by_model * factor(UNTIMED, by_model, traits=traits, device="h200")
+    for share, family in ((0.99, "csr"), (1.01, "unrolled")):
+        other = replace(found.field.entrants[0], forecast_micros=share * SURE * own)
+        field = replace(found.field, entrants=(other,))
+        winner = winner_of(problem, found.choice, Contest(field), "sass")
+        assert getattr(winner, "family", "unrolled") == family
+
+
+def test_models_without_what_only_training_asks_for_say_the_same() -> None:
+    random = np.random.default_rng(0)
+    rows = random.uniform(size=(400, 3))
+    data = lightgbm().Dataset(rows, rows[:, 0] * rows[:, 1], feature_name=["a", "b", "c"])
+    booster = lightgbm().train({"num_leaves": 15, "verbose": -1, "num_threads": 1}, data, 20)
+    whole = booster.model_to_string()
+    kept = fit_untimed.slim(whole)
+    assert len(kept) < 0.5 * len(whole)
+    again = lightgbm().Booster(model_str=kept)
+    np.testing.assert_allclose(again.predict(rows), booster.predict(rows), rtol=1e-5)
+
+
+def test_what_is_drawn_is_the_same_each_time_and_within_its_bounds() -> None:
+    cases = between("h200", None)
+    assert cases == between("h200", None) and len(cases) == 2 * DRAWN
+    assert [case.dtype for case in cases[:4]] == ["tf32", "float16"] * 2
+    for case in cases:
+        m, k, sparsity, unevenness = case.source
+        assert NONZEROS[0] <= m * k * (1 - sparsity) <= NONZEROS[1] and case.n * (m + k) <= MOST_ELEMENTS
+        assert unevenness in dict(UNEVENNESS) and case.n in dict(COLUMNS)
+    assert cases_of("h200", None, [BETWEEN], ["tf32"]) == cases[::2]
+
+
+def test_of_a_drawn_problem_the_foremost_kernels_and_others_are_timed() -> None:
+    problem = problem_of("float16")
+    words = in_words(problem)
+    told = features(words, considered(words, listed(problem), LOCKSTEPS["sass"]), RANKERS["lambdamart"](H200))
+    model = model_at(WEIGHTS / "h200.txt")
+    chosen = sampled(told, model)
+    assert chosen == sorted(set(chosen)) and len(chosen) == FOREMOST + BY_CHANCE < len(told)
+    assert set(np.argsort(model.says(told)[0], kind="stable")[:FOREMOST].tolist()) <= set(chosen)
 
 
 def test_who_chooses() -> None:
@@ -118,19 +183,20 @@ def test_the_card_is_that_of_the_times() -> None:
     """And a model of a fold chooses what the card says that it has chosen."""
     card = json.loads((WEIGHTS / "h200.json").read_text())
     problems, shapes = fit_untimed.read("h200"), fit_untimed.shapes_of_families()
-    assert list(card["held_out"]) == list(problems)
-    deals = [{name: places[deal] for name, places in card["held_out"].items()} for deal in range(DEALS)]
+    judged = {name: one for name, one in problems.items() if fit_untimed.is_judged(one)}
+    assert list(card["held_out"]) == list(judged)
+    deals = [{name: chosen[deal][0] for name, chosen in card["held_out"].items()} for deal in range(DEALS)]
     assert card["report"] == fit_untimed.report(problems, deals)
     folds = dealt(shapes, 0)
     assert set(folds.values()) == set(range(FOLDS))
-    booster = fit_untimed.trained([one for one in problems.values() if folds[one.shape]])
-    own = {name: one for name, one in problems.items() if folds[one.shape] == 0}
-    same = [int(one.places[fit_untimed.first_of(booster, one)]) == deals[0][name] for name, one in own.items()]
+    model = fit_untimed.fitted([one for one in problems.values() if folds.get(one.shape) != 0])
+    own = {name: one for name, one in judged.items() if folds[one.shape] == 0}
+    same = [fit_untimed.first_of(model, one).place == deals[0][name] for name, one in own.items()]
     assert len(same) > 10 and np.mean(same) > 0.9
 
 
 def test_it_is_worth_its_place() -> None:
     report = json.loads((WEIGHTS / "h200.json").read_text())["report"]
     before, now = report["before"]["all"], report["model"]["all"]
-    assert now["least"] > before["within_10_percent"] + 0.15
-    assert now["mean_loss"] < 0.6 * before["mean_loss"]
+    assert now["least"] > before["within_10_percent"] + 0.25
+    assert now["mean_loss"] < 0.4 * before["mean_loss"]
