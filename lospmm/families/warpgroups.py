@@ -3,7 +3,7 @@
 A block of threads has ``rows`` rows of A and 64 columns of C for each of its warpgroups. Only columns of A without a
 nonzero in these rows are left out, so this is for matrices that are not very sparse. What it gains over the vendor's
 product is that weights are known: they are laid out, and of float32 split into two TF32 numbers, when they are packed.
-Three products of TF32 numbers are as exact as float32 and take a third of the time (docs/decisions/0027).
+Three products of TF32 numbers are as exact as float32, and faster than the vendor's (docs/decisions/0027).
 """
 
 import math

@@ -1,22 +1,23 @@
 
 // Row blocks of A on the tensor cores of sm_90a: C^T = B^T A^T, A's weights from shared memory, zeros included.
 //
-// GROUPS warpgroups have 64 columns of C each, of the same ROWS rows. One warpgroup more has the rows of B that any of these
-// rows takes, DEPTH at a time, and their weights copied to a ring of STAGES in shared memory. A thread reads two neighbouring
-// columns of two rows of B, rounds them to TF32, and has its sums of these columns in the end.
+// GROUPS warpgroups have 64 columns of C each, of the same ROWS rows. One warpgroup more copies for them: the rows of B
+// that any of these rows takes, DEPTH at a time, and their weights, to a ring of STAGES in shared memory. A thread
+// reads two neighbouring columns of two rows of B, and has the sums of these columns in the end.
 //
-// The tensor cores cut off what a sum has no place for, each time that they add to it. So of float32 a sum is that of few
+// The tensor cores cut off what a sum has no place for, each time that they add to it. So a sum of float32 is that of few
 // products, FLUSHED columns of A, and such sums are added up by the threads.
 //
-// Numbers: n, k. Arrays: the rows of each block (-1: none); its first chunk of DEPTH columns (blocks + 1); the rows of B of each
-// chunk (k: none), where they are LISTED, and not just all; the weights of each chunk, as lospmm_wgmma takes them, of float32 first the large parts, then the rests.
+// Numbers: n, k. Arrays: the rows of each block (-1: none); its first chunk of DEPTH columns (blocks + 1); the rows of B
+// of each chunk (k: none), where they are LISTED, and not just all; the weights of each chunk, as lospmm_wgmma takes
+// them, of float32 first the large parts, then the rests.
 
 constexpr int SPLIT = LOSPMM_DTYPE == 0 ? 2 : 1;  // float32 is the sum of two TF32 numbers
 constexpr int PRODUCTS = ROWS > 128 ? 2 : 1;      // that ROWS are cut into
 constexpr int SUMS = ROWS / PRODUCTS / 2;         // of a thread, of each
 constexpr int COLS = 64 * GROUPS, STRIDE = COLS + 8;
 constexpr int WEIGHTS = ROWS * DEPTH, STAGE_FLOATS = DEPTH * STRIDE + SPLIT * WEIGHTS;
-constexpr int FEEDERS = 128, LINES = FEEDERS / 16;  // rows of B that are copied at once, 16 bytes a thread
+constexpr int FEEDERS = 128, LINES = FEEDERS / 16;  // threads that copy, 16 bytes each, and rows of B at once
 constexpr int FLUSHED = SPLIT == 2 ? 64 : 0;
 static_assert(DEPTH % 16 == 0 && DEPTH % LINES == 0);
 
