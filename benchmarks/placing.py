@@ -1,5 +1,5 @@
-"""What it is worth to load a kernel several times and keep the fastest copy (docs/measuring.md, "The fastest of several
-loads").
+"""What it is worth to load a kernel several times and keep the fastest copy (docs/measuring.md, "The fastest of
+several loads").
 
     python -m benchmarks.placing [--out DIR] [--processes COUNT] [--commit HASH]
 
