@@ -3,7 +3,8 @@
     python -m benchmarks.loads [--out DIR]
 
 needs an H200 or H100. Kernels of one matrix, tile sizes near the fastest, each loaded LOADS times, in turns with the
-others. Writes ``loads.jsonl``, a line for each, with the time of every load and the GPU.
+others; of most not the load but what ran before decides (``benchmarks.before``). Writes ``loads.jsonl``, a line for
+each, with the time of every load and the GPU.
 """
 
 import os

@@ -126,10 +126,10 @@ def compare(
     ``effort`` is that of each of its times and of the libraries'. What is ``known``, by name, is not timed again. Of
     the names, those count that take the type of the problem.
 
-    Each of its three times is that of a module loaded anew: where the driver puts the code is part of the noise. The
-    median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A baseline
-    that fails is one without a time. Raises GpuFault and VerificationFailed for the kernel itself, ToolchainFault and
-    CancelledError as ``Bench.measure`` does.
+    Each of its three times is that of a module loaded anew, with others before it: what ran before is part of the
+    noise. The median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A
+    baseline that fails is one without a time. Raises GpuFault and VerificationFailed for the kernel itself,
+    ToolchainFault and CancelledError as ``Bench.measure`` does.
 
     No baseline takes a convolution; of an epilogue none adds what the kernel adds.
     """

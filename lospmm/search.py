@@ -35,7 +35,7 @@ from lospmm.trialled import Batch, Item, Scored, Trialled, fastest_first
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How far a search by time goes. Times of one kernel differ by several percent, so that the fastest is not always
-    the one that stays the fastest: of some, every load takes another time (docs/measuring.md)."""
+    the one that stays the fastest: of some, what ran before decides (docs/measuring.md)."""
 
     rounds: int = 14  # how often what promises most is timed,
     batch: int = 6  # and how many candidates each time

@@ -3,7 +3,11 @@
 
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 
+from benchmarks.before_table import BY, groups, share
+from benchmarks.before_table import timings as timings_before
+from benchmarks.placing_table import by_kernel, gain, later, repeats
 from lospmm.device import find_device
 from lospmm.estimate import RATES
 from lospmm.model import ceil_div
@@ -229,6 +233,93 @@ def reloads() -> str:
     return table(("problem", "M1 x N1", *titles), lines, right=len(titles))
 
 
+def placing() -> str:
+    """What the fastest of several loads is worth: of each kernel the range of its loads, and times of what was chosen
+    over those of a load."""
+    lines = []
+    for key, processes in by_kernel(records("placing")).items():
+        m, k, n, sparsity, height, width = key
+        loads = [time for ways in processes.values() for time in later(ways, "kept")]
+        again = statistics.fmean(map(repeats, processes.values()))
+        lines.append(
+            (
+                f"{m} x {k}, n {n}, {sparsity:.0%}",
+                f"{height} x {width}",
+                f"{min(loads):.1f} to {max(loads):.1f}",
+                f"{again:.1%}",
+                *(f"{gain(processes, 'kept', count):.3f}" for count in (2, 4, 8, 16)),
+                f"{gain(processes, 'elsewhere', 8):.3f}",
+            )
+        )
+    titles = ("us", "one of them, again", *(f"of {count}" for count in (2, 4, 8, 16)), "of 8, other B and C")
+    return table(("problem", "M1 x N1", *titles), lines, right=len(titles))
+
+
+def before() -> str:
+    """Of each kernel, how much of what its times differ by goes with the copy of the code, what was run before and the
+    order of SMs."""
+    lines = []
+    for key, found in timings_before(records("before")).items():
+        m, k, n, sparsity, height, width = key
+        times = sorted(record["micros"] for record in found)
+        two_percent = len(times) // 50
+        lines.append(
+            (
+                f"{m} x {k}, n {n}, {sparsity:.0%}",
+                f"{height} x {width}",
+                f"{len(times)}",
+                f"{times[two_percent]:.1f} to {times[-1 - two_percent]:.1f}",
+                *(f"{max(0.0, share(found, by)):.2f}" for by in BY.values()),
+            )
+        )
+    titles = ("timings", "us", "copy of the code", "what was run before", "order of SMs")
+    return table(("problem", "M1 x N1", *titles), lines, right=len(titles))
+
+
+def rings() -> str:
+    """Medians of each kernel by the SM that the ring of GPCs begins at."""
+    everything = records("before")
+    first = {record["order"]: record["sms"][APART] for record in everything if "sms" in record}
+    kernels = {
+        f"{key[4]} x {key[5]}": groups(found, lambda record: first.get(record["order"]))
+        for key, found in timings_before(everything).items()
+    }
+    starts = sorted(set(first.values()))
+    lines = [
+        (
+            name,
+            *(f"{statistics.median(times[start]):.1f}" if start in times else "-" for start in starts),
+        )
+        for name, times in sorted(kernels.items())
+    ]
+    return table(("M1 x N1", *(f"SM {start}" for start in starts)), lines, right=len(starts))
+
+
+def reset() -> str:
+    """By what is run before a kernel that keeps the ring of GPCs, how often it begins where it had before."""
+    everything = records("before")
+    first = {record["order"]: record["sms"][APART] for record in everything if "sms" in record}
+    timed = [record for record in everything if "micros" in record]
+    kept: dict[str, list[bool]] = {}
+    micros: dict[str, list[float]] = {}
+    for earlier, record in pairwise(timed):
+        if record["rows"] not in RINGED_ROWS:
+            continue
+        if earlier["order"] and record["order"]:
+            kept.setdefault(record["before"], []).append(first[earlier["order"]] == first[record["order"]])
+        if record["cols"] == RINGED_COLS:
+            micros.setdefault(record["before"], []).append(record["micros"])
+    lines = [
+        (
+            "nothing" if name == "-" else name,
+            f"{sum(same)} of {len(same)}",
+            f"{min(micros[name]):.1f}, {statistics.median(micros[name]):.1f}, {max(micros[name]):.1f}",
+        )
+        for name, same in sorted(kept.items(), key=lambda one: (-sum(one[1]) / len(one[1]), one[0]))
+    ]
+    return table(("run before the kernel", "ring as before", f"48 x {RINGED_COLS}, us"), lines, right=2)
+
+
 def _medians(found: Sequence[Record], by: Sequence[str]) -> dict[tuple[object, ...], float]:
     groups: dict[tuple[object, ...], list[float]] = {}
     for record in found:
@@ -262,4 +353,16 @@ CHAINS = {"chains": chains}
 #: Of the kernels of ``benchmarks.loads``.
 SHOWN_ROWS, NEAR = (45, 48, 51), 1.2
 LOADS = {"loads": loads}
-MEASURING = {"reloads": reloads, "layouts": slow_loads}
+#: Kernels of a wave that is not full, whose times follow the ring.
+RINGED_ROWS, RINGED_COLS = (48, 51), 640
+
+#: Blocks of a grid that are on the SMs outside of the ring of GPCs.
+APART = 8
+MEASURING = {
+    "reloads": reloads,
+    "layouts": slow_loads,
+    "before": before,
+    "rings": rings,
+    "reset": reset,
+    "placing": placing,
+}
