@@ -31,13 +31,13 @@ from lospmm_rank.families import (
     DENSE,
     LOOKED_AT,
     SUFFIX,
-    SURE,
     UNTIMED,
     WEIGHTS,
     Correction,
     correction_of,
     likeness,
     numbers_of,
+    sure_share,
 )
 from lospmm_rank.families import dense_micros as dense_forecast
 
@@ -217,20 +217,20 @@ def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -
     forecasts = {
         name: _forecasts(name, record, plans, table.get(plans[0].corrected_by)) for name, plans in tried.items()
     }
-    chosen = tried[(name := _choice(record, forecasts))][int(forecasts[name].argmin())].micros
+    chosen = tried[(name := _choice(tried, forecasts))][int(forecasts[name].argmin())].micros
     dense = dense_micros(record)
     fastest = min([*family_micros(record).values(), *([] if dense is None else [dense])])
     return chosen / fastest - 1
 
 
-def _choice(record: Record, forecasts: Mapping[str, NDArray[np.float64]]) -> str:
+def _choice(tried: Mapping[str, Sequence[Tried]], forecasts: Mapping[str, NDArray[np.float64]]) -> str:
     """The family, as a tuning chooses it (``tuning.winner_of``), or DENSE."""
     least = {name: float(micros.min()) for name, micros in forecasts.items()}
     others = [name for name in least if name not in (UNROLLED, DENSE)]
     name = min(others, key=least.__getitem__, default=UNROLLED)
     if UNROLLED in least:
-        sure = 1.0 if DTYPES[record["dtype"]].is_16_bit else SURE
-        name = name if least[name] < sure * least[UNROLLED] else UNROLLED
+        kind = next((axis.partition(".")[0] for axis in tried[name][0].axes or ()), "")
+        name = name if least[name] < sure_share(kind) * least[UNROLLED] else UNROLLED
     return DENSE if DENSE in least and (name not in least or least[DENSE] < least[name]) else name
 
 

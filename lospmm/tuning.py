@@ -41,7 +41,7 @@ from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.words import in_words
 from lospmm.workshop import Workshop
-from lospmm_rank.families import SURE, UNTIMED, factor, is_learned
+from lospmm_rank.families import UNTIMED, factor, is_learned, sure_share
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
@@ -151,9 +151,9 @@ def _forecast_micros(problem: Problem, winner: Candidate | Entrant, choice: Choi
 
 
 def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:
-    """The fastest of all families. Where nothing was timed, the one of the best forecast: of float32 and TF32 the
-    unrolled one, if it has a kernel, unless another is surely better, and anyway on a GPU of which nothing was learned,
-    and of an A without nonzeros. ``problem`` is the emitter's."""
+    """The fastest of all families. Where nothing was timed, the one of the best forecast: the unrolled one, if it has a
+    kernel, unless another is surely better; and of float32 and TF32 anyway on a GPU of which nothing was learned, and
+    of an A without nonzeros. ``problem`` is the emitter's."""
     best = others.best
     if choice is None:
         if best is None:
@@ -162,10 +162,9 @@ def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter:
     if best is None:
         return choice.winner
     if not (choice.trials or others.timed):
-        may_be_sure = problem.matrix.nnz > 0 and is_learned(problem.device.name)
-        sure = 1.0 if problem.dtype.is_16_bit else SURE if may_be_sure else 0.0
-        is_best = best.forecast_micros < sure * _forecast_micros(problem, choice.winner, choice)
-        return best if is_best else choice.winner
+        may_be = problem.dtype.is_16_bit or (problem.matrix.nnz > 0 and is_learned(problem.device.name))
+        least = sure_share(type(best.plan).__name__) * _forecast_micros(problem, choice.winner, choice)
+        return best if may_be and best.forecast_micros < least else choice.winner
     fastest = others.fastest
     return best if fastest is not None and fastest.settled_micros < choice.micros else choice.winner
 

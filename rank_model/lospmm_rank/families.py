@@ -46,8 +46,9 @@ DENSE_SHARE, LAUNCH_MICROS = 0.75, 2.5
 #: behind them.
 LOOKED_AT = 3
 
-#: Without a clock, in float32 and TF32 another family is chosen where it is forecast to take less than this share of
-#: the time of the unrolled kernel, which is the faster one of most such problems that both have a kernel for.
+#: Without a clock another family is chosen where it is forecast to take less than this share of the time of the
+#: unrolled kernel. Of many forecasts the least is mostly one that is too low. Plans that are ``APART`` need no such
+#: share: what they take does not depend on where the zeros are, and is forecast better.
 SURE = 0.85
 
 #: How far problems are alike, in standard deviations of the traits.
@@ -118,10 +119,16 @@ def correction_of(family: str, kind: str) -> str:
     return f"{family}, {kind}" if kind in APART else family
 
 
+def sure_share(kind: str) -> float:
+    """Of the unrolled kernel's forecast: what that of another family's plan, of a kind, has to be below."""
+    return 1.0 if kind in APART else SURE
+
+
 def _of_dense(traits: Traits) -> NDArray[np.float64]:
-    """cuBLAS takes other kernels where rows of A or B do not begin at multiples of 16 bytes."""
+    """cuBLAS takes other kernels where rows of A or B do not begin at multiples of 16 bytes, and is slower where its
+    tiles, of up to 256, do not fit the sizes."""
     sizes = map(math.log, (traits.m, traits.k, traits.n, traits.element_bytes))
-    aligned = (math.log2(math.gcd(size, 8)) for size in (traits.k, traits.n))
+    aligned = (math.log2(math.gcd(size, 256)) for size in (traits.k, traits.n))
     return np.array([*sizes, float(traits.is_exact), *aligned])
 
 
