@@ -169,10 +169,11 @@ def check_indices(noun: str, index: NDArray[np.integer], lowest: int, highest: i
 
 
 def check_nonzeros(count: int) -> None:
-    """Raises BadMatrix for more nonzeros than a kernel is emitted for; readers ask before they allocate."""
+    """Raises BadMatrix for more nonzeros than are read; readers ask before they allocate."""
     limit = settings().max_nonzeros
     if count > limit:
-        raise BadMatrix(f"{count} nonzeros, more than the {limit} that LOSPMM_MAX_NONZEROS allows: prune it further")
+        todo = "prune it further, or raise that"
+        raise BadMatrix(f"{count} nonzeros, more than the {limit} that LOSPMM_MAX_NONZEROS allows: {todo}")
 
 
 def _finite_float32(values: NDArray[np.floating], position: NDArray[np.int64], k: int) -> NDArray[np.float32]:

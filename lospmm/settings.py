@@ -61,7 +61,10 @@ class Settings(BaseSettings):
     max_n: int = Field(default=1 << 24, gt=0, description="The most columns of B that the service tunes for.")
     job_seconds: float = Field(default=7200.0, gt=0, description="Time limit of one job of the service.")
     upload_seconds: float = Field(default=300.0, gt=0, description="Time limit for the body of a request to arrive.")
-    max_nonzeros: int = Field(default=4_000_000, gt=0, description="The most nonzeros that a kernel is emitted for.")
+    max_nonzeros: int = Field(default=4_000_000, gt=0, description="The most nonzeros of a matrix that is read.")
+    max_unrolled_nonzeros: int = Field(
+        default=4_000_000, gt=0, description="The most nonzeros that a kernel has in its instructions."
+    )
     max_upload_bytes: int = Field(default=256 << 20, gt=0, description="The largest matrix file read, in bytes.")
     driver: Literal["auto", "cuda-core", "pycuda"] = Field(
         default="auto", description="The library that a GPU is driven through; auto is cuda-core."

@@ -125,7 +125,9 @@ def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
         sums = problem.dtype.name if words == PAIRS else FLOAT32.name
         arch = problem.device.arch
         return f"dtype {problem.dtype.name}, sums {sums}: {emitter} has no unrolled kernels of them for {arch}"
-    matrix, limit = problem.matrix, settings().max_nonzeros
+    matrix, own = problem.matrix, settings()
+    limits = (own.max_nonzeros, "LOSPMM_MAX_NONZEROS"), (own.max_unrolled_nonzeros, "LOSPMM_MAX_UNROLLED_NONZEROS")
+    limit, name = min(limits)
     if matrix.nnz + matrix.m > limit:
-        return f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of LOSPMM_MAX_NONZEROS"
+        return f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of {name}"
     return None

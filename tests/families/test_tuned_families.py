@@ -128,6 +128,14 @@ def test_a_matrix_too_large_to_unroll_has_a_family(tmp_path: Path, monkeypatch: 
     assert made.manifest["family"] in FAMILY_NAMES[1:]
 
 
+def test_a_matrix_that_is_read_may_be_too_large_to_unroll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is unrolled has a limit of its own, so that more may be read without a search of kernels for it."""
+    few = settings().model_copy(update={"max_unrolled_nonzeros": 2})
+    monkeypatch.setattr(sought, "settings", lambda: few)
+    with pytest.raises(BadRequest, match="together more than the 2 of LOSPMM_MAX_UNROLLED_NONZEROS"):
+        jobs.tune(request(families="unrolled"), store=Store(tmp_path))
+
+
 def test_nobody_has_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
     monkeypatch.setattr(sought, "settings", lambda: few)
