@@ -49,6 +49,11 @@ class DeviceSpec:
     fp16_flops: float = 0.0
     bf16_flops: float = 0.0
 
+    @property
+    def arch_number(self) -> int:
+        """90 of sm_90, and of sm_90a."""
+        return int(self.arch.removeprefix("sm_").rstrip("a"))
+
 
 class Check(NamedTuple):
     """What must hold between the figures of one GPU, and the key that a violation is reported under."""

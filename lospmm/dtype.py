@@ -36,6 +36,18 @@ class Dtype:
         """``values`` as a multiplication of this type takes them."""
         return _tf32(values) if self.name == "tf32" else self.from_storage(self.to_storage(values))
 
+    @property
+    def parts(self) -> int:
+        """Numbers that tensor cores take for a factor: of float32 two TF32 numbers, whose sum it is, nearly."""
+        return 2 if self.name == "float32" else 1
+
+    def in_parts(self, values: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        """``values`` as tensor cores take them: these ``parts``, the large one first."""
+        if self.parts == 1:
+            return [self.rounded(values)]
+        large = _tf32(values)
+        return [large, _tf32(values - large)]
+
 
 def _same(values: NDArray[Any]) -> NDArray[np.float32]:
     return np.ascontiguousarray(values, dtype=np.float32)

@@ -93,7 +93,7 @@ def refusal(problem: Problem) -> str | None:
 
 def has_tensor_cores(device: DeviceSpec) -> bool:
     """Those that take TF32 and bfloat16 too."""
-    return int(device.arch.removeprefix("sm_").rstrip("a")) >= LEAST_ARCH
+    return device.arch_number >= LEAST_ARCH
 
 
 def plans(problem: Problem) -> list[Plan]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import DTYPES, Dtype
+from lospmm.dtype import Dtype
 from lospmm.families.gathered_panels_forecast import Work, micros_of
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.panels import Panels, Shape, depth_of, numbered_rows, pack_panels
@@ -29,6 +29,9 @@ AHEAD = (2, 3)
 #: Slabs where all of them are in shared memory, and stages where they are not.
 RESIDENT = (1, 2, 4)
 RINGS = (2, 3)
+
+#: The oldest architecture with tensor cores of these types.
+LEAST_ARCH = 80
 
 #: Rows x columns of A that panels are made of.
 MAX_CELLS = 2**30
@@ -48,7 +51,7 @@ class Plan:
 
 
 def refusal(problem: Problem) -> str | None:
-    if int(problem.device.arch[3:5]) < 80 and len(problem.device.arch) == 5:
+    if problem.device.arch_number < LEAST_ARCH:
         return f"{problem.device.arch} has no such tensor cores"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
         return f"more than {MAX_CELLS} cells"
@@ -122,10 +125,9 @@ def registers_allowed(plan: Plan) -> int:
 
 def registers_needed(plan: Plan, dtype: Dtype) -> int:
     """A forecast: sums, fragments of B, what is loaded ahead, and addresses (measured with ptxas 13.0)."""
-    split = 2 if dtype.name == "float32" else 1
     sums = plan.subgroups * plan.cols // 4
-    fragments = (2 + split - 1) * plan.cols // 4
-    ahead = plan.ahead * (2 * plan.subgroups * split + 8 // dtype.element_bytes + 2)
+    fragments = (1 + dtype.parts) * plan.cols // 4
+    ahead = plan.ahead * (2 * plan.subgroups * dtype.parts + 8 // dtype.element_bytes + 2)
     return sums + fragments + ahead + 36
 
 
@@ -187,12 +189,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
 
 def _fragments(panels: Panels, dtype: Dtype) -> NDArray[Any]:
     """The weights as the threads load them; of float32 the two TF32 numbers whose sum they are, nearly."""
-    weights = panels.weights
-    if dtype.name != "float32":
-        return dtype.to_storage(dtype.rounded(weights))
-    tf32 = DTYPES["tf32"]
-    large = tf32.rounded(weights)
-    return np.stack([large, tf32.rounded(weights - large)], axis=-2)
+    return np.stack([dtype.to_storage(part) for part in dtype.in_parts(panels.weights)], axis=-2)
 
 
 def _longer(array: NDArray[Any], more: int) -> NDArray[Any]:

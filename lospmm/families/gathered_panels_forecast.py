@@ -44,7 +44,7 @@ class Work:
 
 def micros_of(problem: Problem, work: Work) -> float:
     device, size = problem.device, problem.dtype.element_bytes
-    split = 2 if problem.dtype.name == "float32" else 1
+    split = problem.dtype.parts
     each, tiles = 8 // size, work.cols // 16
     steps, fragments = _steps_and_fragments(problem, work, each)
     panels = work.warps // work.parts

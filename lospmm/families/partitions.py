@@ -137,8 +137,7 @@ def _copy_bytes(problem: Problem) -> int:
 
 
 def _takes_bulk(problem: Problem) -> bool:
-    arch = int("".join(filter(str.isdigit, problem.device.arch)))  # 90 of sm_90a
-    return arch >= BULK_ARCH and _copy_bytes(problem) == UNIT_BYTES
+    return problem.device.arch_number >= BULK_ARCH and _copy_bytes(problem) == UNIT_BYTES
 
 
 def _registers(problem: Problem, warps: int) -> int:

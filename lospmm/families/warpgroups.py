@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import DTYPES, Dtype
+from lospmm.dtype import Dtype
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.panels import numbered_rows
 from lospmm.families.traffic import LAUNCH_MICROS
@@ -70,7 +70,7 @@ class Warpgroups:
 def refusal(problem: Problem) -> str | None:
     if problem.dtype.is_16_bit:
         return f"{problem.dtype.name}: its elements are no TF32 numbers"
-    if int("".join(filter(str.isdigit, problem.device.arch))) != ARCH:
+    if problem.device.arch_number != ARCH:
         return f"{problem.device.arch} has no warpgroups' products"
     if problem.n % 4:
         return f"n {problem.n} is no multiple of 4: rows of B cannot be copied in bulk"
@@ -95,13 +95,8 @@ def plans(problem: Problem) -> list[Warpgroups]:
     ]
 
 
-def _split(dtype: Dtype) -> int:
-    """TF32 numbers that a weight is the sum of."""
-    return 2 if dtype.name == "float32" else 1
-
-
 def _stage_bytes(plan: Warpgroups, dtype: Dtype) -> int:
-    floats = plan.depth * (plan.cols + _PADDING + _split(dtype) * plan.rows)
+    floats = plan.depth * (plan.cols + _PADDING + dtype.parts * plan.rows)
     return 4 * floats + 2 * _BARRIER_BYTES
 
 
@@ -120,14 +115,14 @@ def registers_allowed(plan: Warpgroups, problem: Problem) -> int:
 def registers_needed(plan: Warpgroups, dtype: Dtype) -> int:
     """A forecast, of a thread: sums, of float32 those of all products too, factors, addresses. With fewer, ptxas has
     each product wait for the one before."""
-    return _split(dtype) * (plan.rows // 2 + 4) + _OTHER_REGISTERS
+    return dtype.parts * (plan.rows // 2 + 4) + _OTHER_REGISTERS
 
 
 def micros(problem: Problem, plan: Warpgroups) -> float:
     """A forecast: of a block what its tensor cores multiply or what it copies, whichever takes longer, the way from
     chunk to chunk, a beginning and an end."""
     device, matrix = problem.device, problem.matrix
-    split = _split(problem.dtype)
+    split = problem.dtype.parts
     chunks = ceil_div(round(_columns_of_a_block(matrix, plan.rows)), plan.depth)
     steps = chunks * plan.depth / 8
     multiplied = steps * plan.groups * plan.rows / 2 * (2 * split - 1) / MULTIPLYING_SHARE
@@ -163,7 +158,11 @@ def pack_plan(problem: Problem, plan: Warpgroups) -> PackedKernel:
     return PackedKernel(
         entry="lospmm_warpgroups",
         source=source_of_template("warpgroups", settings, dtype=dtype, epilogue=epilogue, parts=("wgmma.cuh",)),
-        data=pack((problem.n, matrix.k), (rows, starts, columns, _numbers(weights, dtype)), epilogue=epilogue),
+        data=pack(
+            (problem.n, matrix.k),
+            (rows, starts, columns, np.concatenate(dtype.in_parts(weights), axis=1)),
+            epilogue=epilogue,
+        ),
         launch=Launch((ceil_div(problem.n, plan.cols), blocks, 1), plan.threads, stages * _stage_bytes(plan, dtype)),
         registers=registers_allowed(plan, problem),
         cols=plan.cols,
@@ -202,10 +201,3 @@ def _chunks(
         np.concatenate(columns[: None if is_listed else 1]),
         np.concatenate(weights),
     )
-
-
-def _numbers(weights: NDArray[np.float32], dtype: Dtype) -> NDArray[np.float32]:
-    """Of each chunk the TF32 numbers; of float32 the two whose sum they are, nearly."""
-    tf32 = DTYPES["tf32"]
-    large = tf32.rounded(weights)
-    return large if _split(dtype) == 1 else np.concatenate([large, tf32.rounded(weights - large)], axis=1)
