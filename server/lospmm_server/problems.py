@@ -109,9 +109,12 @@ async def handle(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Those that the path of a request has. The framework names only those of the first route with the path."""
+    """Those that the path of a request has. The framework names only those of the first route with the path.
+
+    HEAD is what has GET (``heads``).
+    """
     routes = request.app.router.routes
-    scopes = {method: {**request.scope, "method": method} for method in METHODS}
+    scopes = {method: {**request.scope, "method": "GET" if method == "HEAD" else method} for method in METHODS}
     return [
         method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
     ]
