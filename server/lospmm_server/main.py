@@ -1,5 +1,6 @@
 """``lospmm serve`` and ``lospmm worker``: the processes of the service, until SIGTERM or Ctrl-C."""
 
+import logging
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ from lospmm import jobs
 from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.runtime.detect import own_gpu
-from lospmm.settings import settings
+from lospmm.settings import settings, unknown_variables
 from lospmm_server import logs, memory
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
@@ -30,6 +31,8 @@ LEAVE_SECONDS = 3
 
 #: How often a worker looks whether the process that it is to end with is still there.
 PARENT_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 #: A family of addresses and what its sockets are bound to.
@@ -81,6 +84,9 @@ def work(name: str, parent: int | None, ray: str | None = None) -> None:
     where there is no such cluster.
     """
     logs.configure()
+    if parent is None:  # else the server has said it
+        for line in unknown_variables():
+            _log.warning("%s", line)
     if ray is not None:
         _connect(ray)  # which takes SIGTERM for itself
     stop, told = threading.Event(), []
