@@ -30,11 +30,13 @@ Read = tuple[str, MatrixFile | BadMatrix]
 def read_model(files: Received, query: ModelQuery, order: Callable[[jobs.Request], Order]) -> Model:
     """The model with an ``order`` for each layer that can be read, one matrix in memory at a time.
 
-    Raises BadMatrix where no layer can be read; BadRequest and Unsupported for the rest of the request.
+    Raises BadMatrix where no layer can be read; BadRequest and Unsupported for the rest of the request, such as
+    biases where no layer has one.
     """
     wanted, biases = wanted_of(query), _by_layer(files)
     layers: list[Layer] = []
     first: BadRequest | None = None
+    lacks_biases = query.biases and not biases
     for name, found in _read(files.matrices, query.seed):
         if len(layers) == MAX_LAYERS:
             raise BadRequest(f"more than {MAX_LAYERS} layers; post the model in parts")
@@ -42,6 +44,7 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[jobs.Request
             first = first or found
             layers.append(Layer(name, None, describe(found)))
         else:
+            lacks_biases &= found.beside is None
             request = _request(found, wanted, biases.get(name), has_own=query.biases)
             if isinstance(request, BadRequest):
                 first = first or request
@@ -50,6 +53,8 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[jobs.Request
                 layers.append(Layer(name, order(request)))
     if first is not None and all(layer.order is None for layer in layers):
         raise first
+    if lacks_biases:
+        raise readers.no_biases([layer.name for layer in layers])
     name = query.name or _stem(files.matrices[0].filename or "model")
     return Model(_id(name, layers), printable(name), wanted.n, wanted.device.name, layers)
 
@@ -79,8 +84,8 @@ def _request(found: MatrixFile, wanted: Wanted, bias: UploadFile | None, *, has_
     try:
         if bias is not None:
             wanted = wanted.with_bias(bias_of(bias))
-        elif has_own and found.bias is not None:
-            wanted = wanted.with_bias(found.bias)
+        elif has_own and (own := found.bias) is not None:
+            wanted = wanted.with_bias(own)
         check_rows(wanted.epilogue, found.matrix.m)
     except BadRequest as error:
         return error
