@@ -21,7 +21,8 @@ from lospmm_server.queue import Layer, Model, Order
 from lospmm_server.schemas import ModelQuery
 from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS, Received, Wanted, bias_of, wanted_of
 
-NAME_CHARACTERS = 200
+#: What the tables hold: of a model's name, and of that of a weight.
+NAME_CHARACTERS, WEIGHT_CHARACTERS = 200, 1000
 
 #: A layer's name, and its matrix or what is wrong with it.
 Read = tuple[str, MatrixFile | BadMatrix]
@@ -40,6 +41,10 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[jobs.Request
     for name, found in _read(files.matrices, query.seed):
         if len(layers) == MAX_LAYERS:
             raise BadRequest(f"more than {MAX_LAYERS} layers; post the model in parts")
+        if len(name) > WEIGHT_CHARACTERS:
+            raise BadRequest(
+                f"the name of a weight, {name[:80]!r}..., has {len(name)} characters; at most {WEIGHT_CHARACTERS}"
+            )
         if isinstance(found, BadMatrix):
             first = first or found
             layers.append(Layer(name, None, describe(found)))
@@ -56,7 +61,7 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[jobs.Request
     if lacks_biases:
         raise readers.no_biases([layer.name for layer in layers])
     name = query.name or _stem(files.matrices[0].filename or "model")
-    return Model(_id(name, layers), printable(name), wanted.n, wanted.device.name, layers)
+    return Model(_id(name, layers), printable(name)[:NAME_CHARACTERS], wanted.n, wanted.device.name, layers)
 
 
 def _by_layer(files: Received) -> dict[str, UploadFile]:
