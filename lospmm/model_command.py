@@ -99,7 +99,7 @@ def tune_model(
     batch = Batch(open_model(model, seed=seed), columns, device, convolution, epilogue)
     if biases:
         batch.model.check_biases()
-    if (address := chosen_server(server)) is None:
+    if (address := chosen_server(server, key)) is None:
         folder = _tuned_here(batch, options, out, biases=biases, seed=seed, quiet=quiet)
     else:
         with open_client(address, key, quiet=quiet) as client:

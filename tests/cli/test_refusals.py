@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from lospmm import artifact, build, jobs
 from lospmm.ir import KernelProgram
@@ -93,6 +94,20 @@ def test_options(lospmm_command: Command, tmp_path: Path, matrix: Path, options:
     assert (answer.status, answer.out) == (2, "")
     assert words in answer.error
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["tune", "tune-model"])
+def test_a_key_of_no_service(
+    lospmm_command: Command, tmp_path: Path, set_environment: Callable[[str, object], None], command: str
+) -> None:
+    """Whoever gives one believes that a service does the work."""
+    save_file({"w": WEIGHTS}, tmp_path / "w.safetensors")
+    ask = (command, tmp_path / "w.safetensors", "--n", 4, *H200, "--quiet", "--out", tmp_path / "out", "--key", "k")
+    answer = lospmm_command(*ask)
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.error.startswith("--key goes with a service: name it with --server or in LOSPMM_SERVER")
+    set_environment("LOSPMM_SERVER", "http://127.0.0.1:9")
+    assert lospmm_command(*ask, "--server", "").status == 0  # this machine, in spite of the settings
 
 
 def test_settings(
