@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import platformdirs
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from lospmm.errors import BadSettings
@@ -90,6 +90,15 @@ class Settings(BaseSettings):
     prepare_seconds: float = Field(
         default=120.0, gt=0, description="Time limit for the process that runs kernels to start and to hold A and B."
     )
+
+    @field_validator("cache_dir", "toolkit", "sputnik", "rankers", "api_keys")
+    @classmethod
+    def _at_home(cls, path: Path | None) -> Path | None:
+        """No shell has seen the ``~`` of a variable that a unit file or an image sets."""
+        try:
+            return None if path is None else path.expanduser()
+        except RuntimeError:
+            raise ValueError(f"{path}: there is no such user") from None
 
 
 @cache

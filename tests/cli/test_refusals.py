@@ -120,7 +120,16 @@ def test_settings(
         set_environment(f"LOSPMM_{name}", "")
     assert lospmm_command(*ask).status == 0
     assert (tmp_path / "user" / "lospmm" / "kernel").is_dir()
+    set_environment("HOME", tmp_path / "home")
+    set_environment("LOSPMM_CACHE_DIR", "~/kept")
+    assert lospmm_command(*ask).status == 0
+    assert (tmp_path / "home" / "kept" / "kernel").is_dir()
+    set_environment("LOSPMM_CACHE_DIR", "~nobody-here/kept")
+    answer = lospmm_command(*ask)
+    assert (answer.status, "LOSPMM_CACHE_DIR: " in answer.error) == (2, True)
+    assert answer.error.endswith("~nobody-here/kept: there is no such user")
     set_environment("LOSPMM_WORKERS", "some")
+    set_environment("LOSPMM_CACHE_DIR", tmp_path)
     answer = lospmm_command(*ask)
     assert answer.status == 2
     assert answer.error.startswith("LOSPMM_WORKERS: Input should be a valid integer")
