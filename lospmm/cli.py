@@ -37,10 +37,14 @@ def run(arguments: Sequence[str]) -> int:
     import typer  # it and the commands take a good part of a second
 
     from lospmm.commands import app
+    from lospmm.settings import unknown_variables
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file name may not fit the terminal's encoding
+    if list(arguments[:1]) != ["worker"]:  # it says so in its log, which all that it writes is
+        for line in unknown_variables():
+            print(f"note: {line}", file=sys.stderr)
     try:
         status: int | None = app(arguments, prog_name="lospmm", standalone_mode=False)
         sys.stdout.flush()

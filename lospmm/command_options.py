@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lospmm.errors import BadRequest
 from lospmm.settings import settings
 from lospmm.terminal import printable
 
@@ -70,9 +71,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on std
 QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
 
 
-def chosen_server(server: str | None) -> str | None:
-    """The address of the service that is to do the work; None: this machine."""
-    return (settings().server if server is None else server) or None
+def chosen_server(server: str | None, key: str | None) -> str | None:
+    """The address of the service that is to do the work; None: this machine. Raises BadRequest for a key of none."""
+    address = (settings().server if server is None else server) or None
+    if key and server is None and address is None:
+        raise BadRequest("--key goes with a service: name it with --server or in LOSPMM_SERVER, or leave the key out")
+    return address
 
 
 def say(*, quiet: bool) -> Callable[[str], None]:

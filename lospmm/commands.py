@@ -114,7 +114,7 @@ def tune(
     convolution = None if conv is None else parse_convolution(conv)
     numbers = None if bias is None else readers.read_bias(bias)
     columns = columns_of(n, convolution)
-    if (address := chosen_server(server)) is not None:
+    if (address := chosen_server(server, key)) is not None:
         artifact.check_target(out)
         layer = {"convolution": convolution, "bias": numbers, "relu": relu, "residual": residual}
         more = {"device": device, "tensor": tensor, "seed": seed, **layer, **asdict(options)}

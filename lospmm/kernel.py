@@ -228,6 +228,7 @@ def tune(
     Raises BadMatrix for weights that cannot be used, BadRequest and Unsupported for the rest of the request,
     NothingFits, ToolchainFault and VerificationFailed.
     """
+    seed = whole_number("seed", seed)
     matrix, values = matrix_and_values(flattened(weights, convolution), tensor, seed)
     gpu = detect_device() if device == "auto" else find_device(str(device))
     columns = whole_number("n", columns_of(n, convolution))

@@ -32,11 +32,17 @@ _READABLE_CHARACTERS, _DIGITS = 60, 16
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``read`` gives the layers that ``names`` lists, in that order."""
+    """``read`` gives the layers that ``names`` lists, in that order; some may have a bias beside their weights."""
 
     name: str
     names: tuple[str, ...]
     read: Callable[[], Iterator[tuple[str, Found]]]
+    has_biases: bool = False
+
+    def check_biases(self) -> None:
+        """Raises BadRequest where no layer has a bias that could be added."""
+        if not self.has_biases:
+            raise readers.no_biases(self.names)
 
 
 def open_model(path: Path, *, seed: int = 0) -> Model:
@@ -53,7 +59,12 @@ def open_model(path: Path, *, seed: int = 0) -> Model:
 
     check_names(names)
     resolved = path.resolve()
-    return Model(printable(resolved.name if path.is_dir() else resolved.stem) or "model", names, read)
+    return Model(
+        printable(resolved.name if path.is_dir() else resolved.stem) or "model",
+        names,
+        read,
+        any(part.has_biases for part in parts),
+    )
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -107,7 +118,7 @@ def _part(file: Path, seed: int) -> Model:
 def _weights(file: Path) -> Model:
     """The layers of a ``.safetensors``. Raises BadMatrix."""
     names = readers.names_of_model(_content(file), file.name)
-    return Model(file.name, tuple(names), lambda: readers.read_model(_content(file), file.name))
+    return Model(file.name, tuple(names), lambda: readers.read_model(_content(file), file.name), any(names.values()))
 
 
 def _matrix(file: Path, seed: int) -> Found:

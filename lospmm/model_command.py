@@ -97,7 +97,9 @@ def tune_model(
     columns = columns_of(n, convolution)
     check_columns(columns)
     batch = Batch(open_model(model, seed=seed), columns, device, convolution, epilogue)
-    if (address := chosen_server(server)) is None:
+    if biases:
+        batch.model.check_biases()
+    if (address := chosen_server(server, key)) is None:
         folder = _tuned_here(batch, options, out, biases=biases, seed=seed, quiet=quiet)
     else:
         with open_client(address, key, quiet=quiet) as client:
@@ -121,8 +123,8 @@ def _tuned_here(batch: Batch, options: Options, out: Path, *, biases: bool, seed
 
     def request_of(file: MatrixFile) -> jobs.Request:
         epilogue = batch.epilogue
-        if biases and file.bias is not None:
-            epilogue = epilogue_of(file.bias, relu=epilogue.relu, residual=epilogue.residual)
+        if biases and (bias := file.bias) is not None:
+            epilogue = epilogue_of(bias, relu=epilogue.relu, residual=epilogue.residual)
         problem = Problem(file.matrix, batch.n, gpu, batch.convolution, epilogue)
         return jobs.Request(problem, options, file.values, seed)
 

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -36,7 +36,15 @@ class MatrixFile:
     matrix: SparseMatrix
     values: Values
     name: str  # the file's base name
-    bias: NDArray[np.floating] | None = None  # what lies beside a weight of a model, by its name
+    #: What lies beside a weight of a model, by its name, or why it is no bias.
+    beside: NDArray[np.floating] | BadMatrix | None = None
+
+    @property
+    def bias(self) -> NDArray[np.floating] | None:
+        """What lies beside the weight. Raises BadMatrix."""
+        if isinstance(self.beside, BadMatrix):
+            raise self.beside
+        return self.beside
 
 
 def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
@@ -114,15 +122,24 @@ def read_model(content: Content, name: str) -> Iterator[tuple[str, MatrixFile | 
         try:
             yield (
                 tensor,
-                MatrixFile(_of_weight(weights.pop(tensor), content), "stored", name, _bias_of(tensor, tensors)),
+                MatrixFile(_of_weight(weights.pop(tensor), content), "stored", name, _beside(tensor, tensors, name)),
             )
         except BadMatrix as error:
             yield tensor, BadMatrix(f"{name}: {printable(str(error))}")
 
 
-def names_of_model(content: Content, name: str) -> list[str]:
-    """The names that ``read_model`` gives, in its order. Raises BadMatrix as it does."""
-    return sorted(_weights(content, _printable(name) or "model"), key=natural)
+def names_of_model(content: Content, name: str) -> dict[str, bool]:
+    """The names that ``read_model`` gives, in its order, and whether a bias lies beside each. Raises BadMatrix."""
+    weights, tensors = _weights(content, _printable(name) or "model"), _tensors(content)
+    return {weight: _bias_name(weight) in tensors for weight in sorted(weights, key=natural)}
+
+
+def no_biases(names: Sequence[str]) -> BadRequest:
+    """Why layers of these names, none of which has a bias beside its weight, cannot have theirs added."""
+    return BadRequest(
+        f"biases: no layer has one beside its weight, as fc.bias beside fc.weight in a .safetensors; the layers are "
+        f"{_listed([printable(name) for name in names])}; leave biases out, or tune each layer with a bias of its own"
+    )
 
 
 def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
@@ -196,13 +213,22 @@ def _of_weight(weight: dict[str, Any], content: Content) -> SparseMatrix:
     return _pruned(flat.reshape(shape), content, _from_bf16 if weight["dtype"] == "BF16" else as_it_is)
 
 
-def _bias_of(weight: str, tensors: dict[str, dict[str, Any]]) -> NDArray[np.floating] | None:
-    """The bias of the weight of this name, as many numbers as there are; None where there is none."""
-    stem, found = weight.removesuffix("weight"), None
-    if stem != weight:
-        found = tensors.get(f"{stem}bias")
-    if found is None or found["dtype"] not in _FLOATS or len(found["shape"]) != 1:
+def _bias_name(weight: str) -> str | None:
+    """Of the bias that belongs to a weight, by their names."""
+    stem = weight.removesuffix("weight")
+    return f"{stem}bias" if stem != weight else None
+
+
+def _beside(weight: str, tensors: dict[str, dict[str, Any]], file: str) -> NDArray[np.floating] | BadMatrix | None:
+    """The bias of the weight of this name, as many numbers as there are, or what is wrong with it."""
+    bias = _bias_name(weight)
+    if bias is None or (found := tensors.get(bias)) is None:
         return None
+    if found["dtype"] not in _FLOATS or len(found["shape"]) != 1:
+        return BadMatrix(
+            f"{file}: tensor {bias[:80]!r} is {found['dtype']} of shape {str(found['shape'])[:80]}; "
+            f"a bias is {', '.join(_FLOATS)}, with a number for each row"
+        )
     numbers = np.frombuffer(found["data"], _FLOATS[found["dtype"]])
     return _from_bf16(numbers) if found["dtype"] == "BF16" else numbers
 
@@ -305,7 +331,7 @@ def _is_weight(tensor: dict[str, Any]) -> bool:
     return tensor["dtype"] in _FLOATS and len(tensor["shape"]) in (2, 4)
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(name[:80] for name in names[:20]) or "none"
     return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
 

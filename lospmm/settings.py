@@ -1,19 +1,34 @@
 """The one reader of the environment: every ``LOSPMM_*`` variable, its default and its meaning (docs/settings.md)."""
 
+import difflib
 import os
+import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import platformdirs
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from lospmm.errors import BadSettings
+from lospmm.terminal import printable
+
+PREFIX = "LOSPMM_"
+
+#: No settings, and no mistakes: what marks our own processes, and what tests and benchmarks are told.
+_OURS = re.compile(rf"{PREFIX}(GUARD|COMMIT|TEST_\w+)")
+
+#: Nor is this: what Kubernetes tells every container of a service that is called lospmm, or lospmm-something.
+_OF_A_SERVICE = re.compile(
+    rf"{PREFIX}(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=.*|PORT=\w+://.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*)",
+    re.DOTALL,
+)
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="LOSPMM_", env_ignore_empty=True, frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True)
 
     cache_dir: Path = Field(
         default_factory=lambda: platformdirs.user_cache_path("lospmm"),
@@ -76,6 +91,15 @@ class Settings(BaseSettings):
         default=120.0, gt=0, description="Time limit for the process that runs kernels to start and to hold A and B."
     )
 
+    @field_validator("cache_dir", "toolkit", "sputnik", "rankers", "api_keys")
+    @classmethod
+    def _at_home(cls, path: Path | None) -> Path | None:
+        """No shell has seen the ``~`` of a variable that a unit file or an image sets."""
+        try:
+            return None if path is None else path.expanduser()
+        except RuntimeError:
+            raise ValueError(f"{path}: there is no such user") from None
+
 
 @cache
 def settings() -> Settings:
@@ -84,4 +108,22 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors()[0]
-        raise BadSettings(f"LOSPMM_{str(first['loc'][0]).upper()}: {first['msg']}") from None
+        raise BadSettings(f"{PREFIX}{str(first['loc'][0]).upper()}: {first['msg']}") from None
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A line for each variable that looks like a setting and is none: it has no effect, and may be misspelt.
+
+    No error: an image may set variables of other versions.
+    """
+    known = [name.upper() for name in Settings.model_fields]
+    lines = []
+    for variable, value in sorted(environment.items()):
+        name = variable.upper()  # as they are read
+        is_other = _OURS.fullmatch(name) or _OF_A_SERVICE.fullmatch(f"{name}={value}")
+        if not value or is_other or not name.startswith(PREFIX) or name.removeprefix(PREFIX) in known:
+            continue
+        close = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0.7)
+        hint = f"did you mean {PREFIX}{close[0]}?" if close else "docs/settings.md has those that there are"
+        lines.append(f"{printable(variable[:80])}: no such setting; {hint}")
+    return lines

@@ -33,10 +33,11 @@ def train_ranker(
     """
     from lospmm_rank import card, dataset, train  # LightGBM and what it needs are for this command alone
 
+    _check(out, collect, matrices)
     if collect > 0:
         _measure(data, collect, quiet=quiet)
     with reported(quiet=quiet) as progress:
-        measured = dataset.pack(sorted(data.glob("*.jsonl"))) if data.is_dir() else dataset.load(data)
+        measured = dataset.pack(_lines_in(data)) if data.is_dir() else dataset.load(data)
         devices = sorted(set(measured.device.tolist()))
         if len(devices) != 1:
             raise BadRequest(f"{data}: measured on {', '.join(devices)}; a model knows one GPU: give it those of one")
@@ -58,6 +59,23 @@ def train_ranker(
     for ending, text in ((".md", card.as_text(about)), (".json", card.as_json(about)), (".txt", trained.text)):
         _write(out / f"{devices[0]}{ending}", text)
     _show(out / f"{devices[0]}.txt", about, as_json=as_json)
+
+
+def _check(out: Path, collect: float, matrices: Path | None) -> None:
+    """What would be found out after minutes. Raises BadRequest."""
+    if not 0 <= collect < float("inf"):
+        raise BadRequest(f"--collect {collect}: a number of seconds, from 0 on")
+    if out.exists() and not out.is_dir():
+        raise BadRequest(f"{out}: is a file; name a folder")
+    if matrices is not None and not matrices.is_dir():
+        raise BadRequest(f"--matrices {matrices}: there is no such folder")
+
+
+def _lines_in(folder: Path) -> list[Path]:
+    """What ``--collect`` has measured. Raises BadRequest."""
+    if files := sorted(folder.glob("*.jsonl")):
+        return files
+    raise BadRequest(f"{folder}: no .jsonl of measured kernels lies in this folder; --collect measures some")
 
 
 def _measure(folder: Path, seconds: float, *, quiet: bool) -> None:

@@ -78,8 +78,12 @@ def _read(model: ModelWeights, seed: int, *, has_own: bool) -> Uploads:
         if wrong := [name for name in model if not isinstance(name, str)]:
             raise BadRequest(f"{wrong[0]!r:.80} is not the name of a layer: give texts")
         check_names(list(model))
+        if has_own:
+            raise BadRequest("biases: True takes those of a .safetensors; of weights by name, give biases by name too")
         return Uploads("model", {name: _upload(name, weights) for name, weights in model.items()})
     opened = model if isinstance(model, Model) else open_model(Path(model), seed=seed)
+    if has_own:
+        opened.check_biases()
     layers: dict[str, Upload | BadRequest] = {
         name: _of_file(name, found, has_own=has_own) if isinstance(found, MatrixFile) else found
         for name, found in opened.read()
@@ -89,7 +93,10 @@ def _read(model: ModelWeights, seed: int, *, has_own: bool) -> Uploads:
 
 def _of_file(name: str, file: MatrixFile, *, has_own: bool) -> Upload | BadRequest:
     upload = upload_of(name, file.matrix, file.values)
-    return upload if file.bias is None or not has_own else _biased(upload, file.bias)
+    try:
+        return upload if not has_own or (bias := file.bias) is None else with_bias(upload, bias)
+    except BadRequest as error:
+        return error
 
 
 def _biased(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upload | BadRequest:

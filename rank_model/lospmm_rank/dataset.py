@@ -262,5 +262,6 @@ def load(path: Path) -> Dataset:
         with np.load(path, allow_pickle=False) as archive:
             return Dataset(**{field.name: np.ascontiguousarray(archive[field.name]) for field in fields(Dataset)})
     except (OSError, KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:  # an .npy is an array
-        fault = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise BadRequest(f"{path}: not a data set of lospmm_rank ({fault})") from None
+        if isinstance(error, OSError) and error.strerror:
+            raise BadRequest(f"{path}: cannot be read: {error.strerror}") from None
+        raise BadRequest(f"{path}: not a data set, which `lospmm train-ranker` writes as <device>.npz") from None

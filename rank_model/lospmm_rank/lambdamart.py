@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.device import DeviceSpec
-from lospmm.errors import BadRequest, Unsupported
+from lospmm.errors import BadRequest, BadSettings, Unsupported
 from lospmm.features import FEATURES, Subject, features_of
 from lospmm.model import Candidate, Problem
 from lospmm.ranker import Ranker
@@ -68,8 +68,10 @@ def ranker_for(device: DeviceSpec) -> Ranker:
 
 
 def find_model(device: DeviceSpec) -> Path | None:
-    """Where the model of a GPU lies; None where there is none."""
-    folders = (folder for folder in (settings().rankers, WEIGHTS) if folder is not None)
+    """Where the model of a GPU lies; None where there is none. Raises BadSettings for a folder that there is not."""
+    if (own := settings().rankers) is not None and not own.is_dir():
+        raise BadSettings(f"LOSPMM_RANKERS: {own} is not a folder; `lospmm train-ranker --out` makes one")
+    folders = (folder for folder in (own, WEIGHTS) if folder is not None)
     files = (folder / f"{device.name}.txt" for folder in folders)
     return next((file for file in files if file.is_file()), None)
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lospmm_server.heads import Heads
 from lospmm_server.logs import about_request
 from lospmm_server.metrics import Metrics
 from lospmm_server.unread import Unread
@@ -30,15 +31,15 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class ObservedApp(FastAPI):
-    """An application inside ``Access``. Middleware that is added stands inside the handler of unexpected errors, and
-    would not see their answers."""
+    """An application inside ``Heads`` and ``Access``. Middleware that is added stands inside the handler of unexpected
+    errors, and would not see their answers."""
 
     def __init__(self, metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)
         self.metrics = metrics
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Unread(Access(super().build_middleware_stack(), self.metrics))
+        return Unread(Access(Heads(super().build_middleware_stack()), self.metrics))
 
 
 class Access:

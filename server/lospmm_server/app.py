@@ -13,12 +13,13 @@ from lospmm.errors import LospmmError
 from lospmm_server import api, api_health, api_jobs, api_models
 from lospmm_server.access import ObservedApp
 from lospmm_server.pages import Pages, error_handler, pages_router
-from lospmm_server.routing import admit
+from lospmm_server.routing import admit, check_parameters
 from lospmm_server.service import Service
 from lospmm_server.service_view import ServiceView
 
-#: The routes of programs, which OpenAPI and docs/rest.md describe.
-ROUTERS = (api.router, api_models.router, api_jobs.router, api_health.router)
+#: The routes of programs, which OpenAPI and docs/rest.md describe. Those of probes take no notice of a query.
+STRICT_ROUTERS = (api.router, api_models.router, api_jobs.router)
+ROUTERS = (*STRICT_ROUTERS, api_health.router)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -41,7 +42,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     pages = Pages()
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(check_parameters)] if router in STRICT_ROUTERS else ())
     app.include_router(pages_router(pages, ServiceView(service)))
     for error in (LospmmError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(error, error_handler(pages))

@@ -1,5 +1,6 @@
 """``lospmm serve`` and ``lospmm worker``: the processes of the service, until SIGTERM or Ctrl-C."""
 
+import logging
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ from lospmm import jobs
 from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.runtime.detect import own_gpu
-from lospmm.settings import settings
+from lospmm.settings import settings, unknown_variables
 from lospmm_server import logs, memory
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
@@ -30,6 +31,11 @@ LEAVE_SECONDS = 3
 
 #: How often a worker looks whether the process that it is to end with is still there.
 PARENT_SECONDS = 0.5
+
+#: Of a worker's name.
+NAME_CHARACTERS = 60
+
+_log = logging.getLogger(__name__)
 
 
 #: A family of addresses and what its sockets are bound to.
@@ -78,9 +84,13 @@ def work(name: str, parent: int | None, ray: str | None = None) -> None:
 
     One after the other here, or as many as there are slots on the Ray cluster at the address ``ray``. The end takes
     seconds: jobs that run are given back. Raises DatabaseFault where there is no database at the start, BadRequest
-    where there is no such cluster.
+    where there is no such cluster, or for a name that cannot be.
     """
+    _check_name(name)
     logs.configure()
+    if parent is None:  # else the server has said it
+        for line in unknown_variables():
+            _log.warning("%s", line)
     if ray is not None:
         _connect(ray)  # which takes SIGTERM for itself
     stop, told = threading.Event(), []
@@ -103,6 +113,12 @@ def work(name: str, parent: int | None, ray: str | None = None) -> None:
         ray_worker.work(database, store, name, stop)
     # Not the end that Python makes, which waits for threads: a stage that cannot be interrupted may take minutes.
     os._exit(128 + told[0] if told else 0)
+
+
+def _check_name(name: str) -> None:
+    """Raises BadRequest for what a table cannot hold: slots of a cluster are called after it, and something more."""
+    if len(name) > NAME_CHARACTERS or not name.isprintable():
+        raise BadRequest(f"--name {name[:80]!r}: at most {NAME_CHARACTERS} printable characters")
 
 
 def listen(host: str, port: int) -> list[socket.socket]:

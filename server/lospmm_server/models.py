@@ -21,7 +21,8 @@ from lospmm_server.queue import Layer, Model, Order
 from lospmm_server.schemas import ModelQuery
 from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS, Received, Wanted, bias_of, wanted_of
 
-NAME_CHARACTERS = 200
+#: What the tables hold: of a model's name, and of that of a weight.
+NAME_CHARACTERS, WEIGHT_CHARACTERS = 200, 1000
 
 #: A layer's name, and its matrix or what is wrong with it.
 Read = tuple[str, MatrixFile | BadMatrix]
@@ -30,18 +31,25 @@ Read = tuple[str, MatrixFile | BadMatrix]
 def read_model(files: Received, query: ModelQuery, order: Callable[[jobs.Request], Order]) -> Model:
     """The model with an ``order`` for each layer that can be read, one matrix in memory at a time.
 
-    Raises BadMatrix where no layer can be read; BadRequest and Unsupported for the rest of the request.
+    Raises BadMatrix where no layer can be read; BadRequest and Unsupported for the rest of the request, such as
+    biases where no layer has one.
     """
     wanted, biases = wanted_of(query), _by_layer(files)
     layers: list[Layer] = []
     first: BadRequest | None = None
+    lacks_biases = query.biases and not biases
     for name, found in _read(files.matrices, query.seed):
         if len(layers) == MAX_LAYERS:
             raise BadRequest(f"more than {MAX_LAYERS} layers; post the model in parts")
+        if len(name) > WEIGHT_CHARACTERS:
+            raise BadRequest(
+                f"the name of a weight, {name[:80]!r}..., has {len(name)} characters; at most {WEIGHT_CHARACTERS}"
+            )
         if isinstance(found, BadMatrix):
             first = first or found
             layers.append(Layer(name, None, describe(found)))
         else:
+            lacks_biases &= found.beside is None
             request = _request(found, wanted, biases.get(name), has_own=query.biases)
             if isinstance(request, BadRequest):
                 first = first or request
@@ -50,8 +58,10 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[jobs.Request
                 layers.append(Layer(name, order(request)))
     if first is not None and all(layer.order is None for layer in layers):
         raise first
+    if lacks_biases:
+        raise readers.no_biases([layer.name for layer in layers])
     name = query.name or _stem(files.matrices[0].filename or "model")
-    return Model(_id(name, layers), printable(name), wanted.n, wanted.device.name, layers)
+    return Model(_id(name, layers), printable(name)[:NAME_CHARACTERS], wanted.n, wanted.device.name, layers)
 
 
 def _by_layer(files: Received) -> dict[str, UploadFile]:
@@ -79,8 +89,8 @@ def _request(found: MatrixFile, wanted: Wanted, bias: UploadFile | None, *, has_
     try:
         if bias is not None:
             wanted = wanted.with_bias(bias_of(bias))
-        elif has_own and found.bias is not None:
-            wanted = wanted.with_bias(found.bias)
+        elif has_own and (own := found.bias) is not None:
+            wanted = wanted.with_bias(own)
         check_rows(wanted.epilogue, found.matrix.m)
     except BadRequest as error:
         return error

@@ -1,6 +1,7 @@
 """Errors as RFC 9457 problem+json. To add a kind of error, add a row to a table and to docs/rest.md."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import NamedTuple
 
 from fastapi.exceptions import RequestValidationError
@@ -59,6 +60,12 @@ ERRORS: Mapping[type[LospmmError], Kind] = {
 BAD_PARAMETER = Kind("bad-parameter", "A parameter is wrong", 422)
 INTERNAL = Kind("internal", "The service is at fault", 500)
 
+#: What the framework refuses without a reason, and what to do.
+REASONS: Mapping[int, str] = {
+    404: "nothing has this address; /docs lists the routes",
+    405: "this route has other methods, which the header Allow names",
+}
+
 #: What routes and the framework refuse by status alone.
 STATUSES: Mapping[int, Kind] = {
     kind.status: kind
@@ -85,7 +92,9 @@ def describe(error: BaseException) -> Problem:
         case RequestValidationError():
             return _problem(BAD_PARAMETER, _wrong_parameters(error))
         case HTTPException() if error.status_code in STATUSES:
-            return _problem(STATUSES[error.status_code], error.detail)
+            is_bare = error.detail == HTTPStatus(error.status_code).phrase
+            detail = REASONS.get(error.status_code, error.detail) if is_bare else error.detail
+            return _problem(STATUSES[error.status_code], detail)
         case HTTPException():
             return Problem(type="about:blank", title=error.detail, status=error.status_code, detail=error.detail)
         case ClientDisconnect():  # nobody reads the answer, but it is no fault of ours
@@ -109,9 +118,12 @@ async def handle(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Those that the path of a request has. The framework names only those of the first route with the path."""
+    """Those that the path of a request has. The framework names only those of the first route with the path.
+
+    HEAD is what has GET (``heads``).
+    """
     routes = request.app.router.routes
-    scopes = {method: {**request.scope, "method": method} for method in METHODS}
+    scopes = {method: {**request.scope, "method": "GET" if method == "HEAD" else method} for method in METHODS}
     return [
         method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
     ]

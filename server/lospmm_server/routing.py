@@ -1,8 +1,11 @@
 """What the routes share: who asks, what stands behind them, and how OpenAPI describes bodies and problems."""
 
+import difflib
+from collections import Counter
 from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
 
 from lospmm_server import keys, problems
 from lospmm_server.negotiation import negotiate
@@ -62,6 +65,22 @@ async def admit(request: Request) -> None:
     if name is None:
         raise keys.refused()
     request.state.key = name
+
+
+async def check_parameters(request: Request) -> None:
+    """What a misspelt or repeated parameter of the query asks for is unclear. Raises RequestValidationError."""
+    given = Counter(name for name, _ in request.query_params.multi_items())
+    if not given:
+        return
+    operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
+    known = [found["name"] for found in operation.get("parameters", ()) if found["in"] == "query"]
+    faults = dict.fromkeys((name for name in given if name not in known), "there is no such parameter")
+    for name in list(faults)[: problems.NAMED_PARAMETERS]:  # no more are shown
+        if close := difflib.get_close_matches(name[:80], known, n=1):
+            faults[name] += f" (did you mean {close[0]}?)"
+    faults |= {name: "is given more than once" for name, times in given.items() if name in known and times > 1}
+    if faults:
+        raise RequestValidationError([{"loc": ("query", name), "msg": fault} for name, fault in faults.items()])
 
 
 Behind = Annotated[Service, Depends(_service)]

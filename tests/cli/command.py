@@ -39,8 +39,8 @@ class Answer:
 Command = Callable[..., Answer]
 
 
-def process(*arguments: object, **options: Any) -> Answer:
+def process(*arguments: object, command: tuple[str, ...] = COMMAND, **options: Any) -> Answer:
     run = subprocess.run(
-        [*COMMAND, *map(str, arguments)], **{"capture_output": True, "text": True, "timeout": 60, **options}
+        [*command, *map(str, arguments)], **{"capture_output": True, "text": True, "timeout": 60, **options}
     )
     return Answer(run.returncode, run.stdout, run.stderr)

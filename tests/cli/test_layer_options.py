@@ -71,6 +71,10 @@ def test_biases_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
         "table": WEIGHTS,
         "short.weight": WEIGHTS,
         "short.bias": BIAS[:3],
+        "whole.weight": WEIGHTS,
+        "whole.bias": np.ones(16, np.int64),
+        "square.weight": WEIGHTS,
+        "square.bias": BIAS.reshape(4, 4),
     }
     save_file(tensors, tmp_path / "net.safetensors")
     out = tmp_path / "out"
@@ -80,6 +84,9 @@ def test_biases_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
     layers = {layer["name"]: layer for layer in json.loads(answer.out)["layers"]}
     assert layers["short.weight"]["error"]["message"] == "the bias has 3 numbers, and the weights 16 rows"
     b = np.random.default_rng(0).standard_normal((24, 8)).astype(np.float32)
+    found = {name: layers[f"{name}.weight"]["error"]["message"] for name in ("whole", "square")}
+    assert found["whole"].startswith("net.safetensors: tensor 'whole.bias' is I64 of shape [16]; a bias is F16")
+    assert found["square"].startswith("net.safetensors: tensor 'square.bias' is F32 of shape [4, 4]; a bias is F16")
     for name, bias in (
         ("fc.weight", BIAS),
         ("attention.in_proj_weight", BIAS.astype(np.float16).astype(np.float32)),
@@ -90,6 +97,32 @@ def test_biases_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
         assert kernel.manifest["epilogue"] == {"bias": bias is not None, "relu": False, "residual": False}
         wanted = WEIGHTS @ b + (0 if bias is None else bias[:, np.newaxis])
         assert np.allclose(kernel.run_on_cpu(b), wanted, atol=1e-4)
+
+
+def test_a_bias_that_is_none_is_not_asked_about(lospmm_command: Command, tmp_path: Path) -> None:
+    save_file({"fc.weight": WEIGHTS, "fc.bias": np.ones(16, np.int64)}, tmp_path / "net.safetensors")
+    words = ("tune-model", tmp_path / "net.safetensors", "--n", 8, *H200, "--out", tmp_path / "out", "--quiet")
+    assert lospmm_command(*words).status == 0
+
+
+@pytest.mark.parametrize("server", [(), ("--server", "http://127.0.0.1:9")])
+@pytest.mark.parametrize(
+    ("files", "layers"),
+    [({"fc1.npy": WEIGHTS, "fc1.bias.npy": BIAS}, "fc1, fc1.bias"), ({"fc.npy": WEIGHTS}, "fc"), ({}, "plain, w")],
+)
+def test_biases_that_no_layer_has(
+    lospmm_command: Command, tmp_path: Path, files: dict[str, np.ndarray], layers: str, server: tuple[str, ...]
+) -> None:
+    """A folder of arrays, or a .safetensors whose biases are called as no weight is."""
+    for name, array in files.items():
+        np.save(tmp_path / name, array)
+    if not files:
+        save_file({"w": WEIGHTS, "plain": WEIGHTS, "bias": BIAS, "wbias": BIAS}, tmp_path / "net.safetensors")
+    asked = ("tune-model", tmp_path, "--n", 8, *H200, "--out", tmp_path / "out", *server)
+    answer = lospmm_command(*asked, "--biases")
+    assert (answer.status, answer.out, (tmp_path / "out").exists()) == (2, "", False)
+    assert answer.error.startswith("biases: no layer has one beside its weight, as fc.bias beside fc.weight in a")
+    assert f"the layers are {layers}; leave biases out" in answer.error
 
 
 @pytest.mark.parametrize(

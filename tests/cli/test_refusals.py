@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from lospmm import artifact, build, jobs
 from lospmm.ir import KernelProgram
@@ -95,6 +96,20 @@ def test_options(lospmm_command: Command, tmp_path: Path, matrix: Path, options:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", ["tune", "tune-model"])
+def test_a_key_of_no_service(
+    lospmm_command: Command, tmp_path: Path, set_environment: Callable[[str, object], None], command: str
+) -> None:
+    """Whoever gives one believes that a service does the work."""
+    save_file({"w": WEIGHTS}, tmp_path / "w.safetensors")
+    ask = (command, tmp_path / "w.safetensors", "--n", 4, *H200, "--quiet", "--out", tmp_path / "out", "--key", "k")
+    answer = lospmm_command(*ask)
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.error.startswith("--key goes with a service: name it with --server or in LOSPMM_SERVER")
+    set_environment("LOSPMM_SERVER", "http://127.0.0.1:9")
+    assert lospmm_command(*ask, "--server", "").status == 0  # this machine, in spite of the settings
+
+
 def test_settings(
     lospmm_command: Command, tmp_path: Path, matrix: Path, set_environment: Callable[[str, object], None]
 ) -> None:
@@ -105,7 +120,16 @@ def test_settings(
         set_environment(f"LOSPMM_{name}", "")
     assert lospmm_command(*ask).status == 0
     assert (tmp_path / "user" / "lospmm" / "kernel").is_dir()
+    set_environment("HOME", tmp_path / "home")
+    set_environment("LOSPMM_CACHE_DIR", "~/kept")
+    assert lospmm_command(*ask).status == 0
+    assert (tmp_path / "home" / "kept" / "kernel").is_dir()
+    set_environment("LOSPMM_CACHE_DIR", "~nobody-here/kept")
+    answer = lospmm_command(*ask)
+    assert (answer.status, "LOSPMM_CACHE_DIR: " in answer.error) == (2, True)
+    assert answer.error.endswith("~nobody-here/kept: there is no such user")
     set_environment("LOSPMM_WORKERS", "some")
+    set_environment("LOSPMM_CACHE_DIR", tmp_path)
     answer = lospmm_command(*ask)
     assert answer.status == 2
     assert answer.error.startswith("LOSPMM_WORKERS: Input should be a valid integer")

@@ -220,6 +220,7 @@ def test_a_pattern_is_drawn_by_its_seed(tmp_path: Path) -> None:
     path.write_text("2, 3, 3\n0 2 3\n0 2 1\n")
     manifest = tune(path, seed=7).manifest
     assert (manifest["values"], manifest["seed"], manifest["nnz"]) == ("drawn", 7, 3)
+    assert tune(path, seed=np.int64(7)).manifest == manifest
     assert manifest["fingerprint"] != tune(path, seed=8).manifest["fingerprint"]
 
 
@@ -320,6 +321,9 @@ def test_bad_weights_are_refused(weights: Any, reason: str) -> None:
         ({"tensor": "fc1.weight"}, BadRequest, "no file"),
         ({"n": 1.5}, BadRequest, "n is 1.5: give a whole number"),
         ({"n": True}, BadRequest, "n is True: give a whole number"),
+        ({"seed": 1.5}, BadRequest, "seed is 1.5: give a whole number"),
+        ({"seed": "a"}, BadRequest, "seed is 'a': give a whole number"),
+        ({"seed": True}, BadRequest, "seed is True: give a whole number"),
         ({"convolution": "1x48x8x8,1x1"}, BadRequest, "convolution is of type str: give a lospmm.Convolution"),
         ({"bias": np.ma.array(np.ones(16), mask=np.arange(16) > 3)}, BadRequest, "bias is a masked array: fill what"),
         ({"device": None}, BadRequest, "unknown device 'None'"),

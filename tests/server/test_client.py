@@ -137,6 +137,12 @@ def test_biases_of_a_model(client: Client, tmp_path: Path) -> None:
     assert biased.digest == found[0].digest
     with pytest.raises(BadRequest, match="biases: the model has no layer 'other'"):
         client.tune_model(layers, 64, device="h200", biases={"other": bias})
+    with pytest.raises(BadRequest, match="of weights by name, give biases by name too"):
+        client.tune_model(layers, 64, device="h200", biases=True)
+    np.save(tmp_path / "fc.npy", weights(1))
+    (tmp_path / "net.safetensors").unlink()
+    with pytest.raises(BadRequest, match="biases: no layer has one beside its weight"):
+        client.tune_model(tmp_path, 64, device="h200", biases=True)
 
 
 def test_a_layer_that_the_service_refuses_is_named(

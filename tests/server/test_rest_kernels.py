@@ -172,8 +172,9 @@ def test_a_damaged_kernel_is_gone(client: TestClient, service: Service, monkeypa
         ("n=1&wait=601", "bad-parameter", 422, "query wait"),
         ("n=1&wait=nan", "bad-parameter", 422, "query wait"),
         ("n=1&seed=-1", "bad-parameter", 422, "query seed"),
-        ("n=1&divice=h200", "bad-parameter", 422, "query divice: Extra inputs are not permitted"),
+        ("n=1&divice=h200", "bad-parameter", 422, "query divice: there is no such parameter (did you mean device?)"),
         ("n=1&" + "&".join(f"x{i}=" for i in range(9)), "bad-parameter", 422, "; and 4 more"),
+        ("n=1&n=2&device=h200", "bad-parameter", 422, "query n: is given more than once"),
         ("n=1&device=h2000", "bad-request", 400, "unknown device 'h2000': expected auto or one of v100"),
         ("n=1&device=/etc/passwd.toml", "bad-request", 400, "unknown device"),
         ("n=1&device=h200&emitter=wasm", "bad-request", 400, "emitter 'wasm': choose one of auto, sass, ptx, cuda"),
@@ -223,6 +224,29 @@ def test_what_there_is_not(client: TestClient, method: str, path: str, status: i
     answer = client.request(method, path)
     assert answer.headers["content-type"] == "application/problem+json"
     assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{kind}")
+    assert answer.json()["detail"] not in ("Not Found", "Method Not Allowed")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v1/jobs?stat=failed", "query stat: there is no such parameter (did you mean state?)"),
+        ("/v1/jobs?limit=1&limit=2", "query limit: is given more than once"),
+        (f"/v1/jobs/{'0' * 64}?wiat=9", "query wiat: there is no such parameter (did you mean wait?)"),
+        (f"/v1/kernels/{'0' * 64}?wait=9", "query wait: there is no such parameter"),
+        (f"/v1/jobs/{'0' * 64}/events?%00=", "query \0: there is no such parameter"),
+    ],
+)
+def test_misspelt_parameters_of_what_is_read(client: TestClient, path: str, says: str) -> None:
+    for method in ("GET", "HEAD"):
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+    assert client.get(path).json()["detail"] == says
+
+
+def test_probes_may_ask_with_any_query(client: TestClient) -> None:
+    for path in ("/healthz", "/readyz", "/metrics"):
+        assert client.get(f"{path}?time=1&time=2").status_code == 200
 
 
 def test_a_fault_of_the_service_tells_nothing(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

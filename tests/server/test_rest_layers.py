@@ -96,11 +96,13 @@ def test_biases_of_a_model_of_files(client: TestClient) -> None:
 
 def test_biases_of_a_safetensors(client: TestClient) -> None:
     tensors = {"a.weight": WEIGHTS, "a.bias": BIAS, "b.weight": WEIGHTS, "c.weight": WEIGHTS, "c.bias": BIAS[:3]}
+    tensors |= {"d.weight": WEIGHTS, "d.bias": BIAS.astype(np.int8)}
     files = [("matrix", ("net.safetensors", save_tensors(tensors)))]
     layers = {layer["name"]: layer for layer in post_model(client, files, "&biases=true").json()["layers"]}
     assert client.get(layers["a.weight"]["kernel"]).json()["epilogue"]["bias"]
     assert not client.get(layers["b.weight"]["kernel"]).json()["epilogue"]["bias"]
     assert layers["c.weight"]["error"]["detail"] == "the bias has 3 numbers, and the weights 16 rows"
+    assert "tensor 'd.bias' is I8 of shape [16]" in layers["d.weight"]["error"]["detail"]
     plain = {layer["name"]: layer["kernel"] for layer in post_model(client, files).json()["layers"]}
     assert plain == dict.fromkeys(plain, layers["b.weight"]["kernel"])
 
@@ -116,6 +118,21 @@ def test_biases_of_no_layer(client: TestClient, files: list[Any], words: str) ->
     answer = post_model(client, [("matrix", ("fc1.npy", npy_file())), *files])
     assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
     assert words in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [("matrix", ("fc1.npy", npy_file()))],
+        [("matrix", (name, npy_file())) for name in ("fc1.npy", "fc2.npy")],
+        [("matrix", ("net.safetensors", save_tensors({"fc.weight": WEIGHTS, "bias": BIAS})))],
+    ],
+)
+def test_biases_that_no_layer_has(client: TestClient, files: list[Any]) -> None:
+    answer = post_model(client, files, "&biases=true")
+    assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
+    assert answer.json()["detail"].startswith("biases: no layer has one beside its weight")
+    assert client.get("/v1/jobs").json()["jobs"] == []
 
 
 def test_biases_beside_a_safetensors_are_refused(client: TestClient) -> None:

@@ -263,3 +263,19 @@ def test_metrics_count_what_workers_did(client: TestClient) -> None:
         'lospmm_requests_total{method="POST",route="/v1/kernels",status="201"} 2.0',
     ):
         assert line in page
+
+
+@pytest.mark.usefixtures("either_database")
+def test_a_weight_with_a_name_that_no_table_holds(idle_client: TestClient) -> None:
+    """PostgreSQL refuses what is longer than its column, SQLite does not look."""
+    for length, status in ((1000, 202), (1001, 400)):
+        name = "w" * length
+        answer = idle_client.post(POST, files={"matrix": ("net.safetensors", save_tensors({name: weights()}))})
+        assert answer.status_code == status, answer.text
+    assert answer.json()["detail"] == f"the name of a weight, {'w' * 80!r}..., has 1001 characters; at most 1000"
+
+
+@pytest.mark.usefixtures("either_database")
+def test_a_model_with_a_name_that_grows_when_it_is_written_out(idle_client: TestClient) -> None:
+    answer = idle_client.post(f"{POST}&name={'%07' * 200}", files={"matrix": ("w.npy", npy_file())})
+    assert (answer.status_code, answer.json()["name"]) == (202, "\\x07" * 50)

@@ -18,7 +18,7 @@ import scipy.sparse
 
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.settings import settings
-from lospmm_server.main import listen, serve
+from lospmm_server.main import listen, serve, work
 from tests.server.conftest import SlowToolkit, npy_file, weights
 from tests.server.processes import SERVE, is_alive, serving, started, wait_until
 
@@ -176,3 +176,9 @@ def test_the_command_line_says_so_in_one_line() -> None:
     assert (finished.returncode, finished.stdout) == (2, "")
     assert finished.stderr.startswith("error: 0.0.0.0 is an address that other machines can reach")
     assert finished.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["w" * 61, "two\nlines"])
+def test_a_worker_with_a_name_that_no_table_holds(name: str) -> None:
+    with pytest.raises(BadRequest, match="at most 60 printable characters"):
+        work(name, None)
