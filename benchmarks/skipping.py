@@ -1,17 +1,21 @@
 """What it is worth not to search the unrolled family where it is far behind (``lospmm.behind``), by recorded times.
 
-    python -m benchmarks.skipping [--device NAME]
+    python -m benchmarks.skipping [--device NAME] [--each]
 
-needs no GPU. Each problem of ``families.jsonl`` and ``large.jsonl`` of which an unrolled kernel and one of another
-family were timed is judged by a forecast that has seen no A of its size (as many rows and columns), in several ways to
-deal sizes to folds. For each factor that may count as far: how many problems are left without a search, whatever the
-forecasts of the other families said; for how many of these the unrolled kernel was the fastest of all families, or
-within 10 % of it; the least time of an unrolled kernel relative to the fastest of the others, of those left out; and
-the share of all nonzeros that is not searched.
+needs no GPU. Two tables are printed.
+
+Each problem of ``families.jsonl`` and ``large.jsonl`` of which an unrolled kernel and one of another family were timed
+is judged by a forecast that has seen no A of its size (as many rows and columns), in several ways to deal sizes to
+folds. For each factor that may count as far: how many problems are left without a search, as if in all of them the
+others were timed first; for how many of these the unrolled kernel was the fastest of all families, or within 10 % of
+it; the least time of an unrolled kernel relative to the fastest of the others, of those left out; and the share of all
+nonzeros that is not searched. ``--each`` shows the large ones.
+
+Of each problem of ``untimed.jsonl`` with enough kernels: by how much the fastest that is known is faster than the
+fastest of the first ten, which is what a search that ends there may miss (``lospmm.clock.LOST``).
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,10 +23,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.families_build import UNROLLED
-from benchmarks.families_table import Record, family_micros, read_results
-from benchmarks.fit_families import DEALS, FOLDS, Tried, chosen_untimed, fastest_unrolled, fitted, large_of
+from benchmarks.families_table import Record, family_micros, key, read_results
+from benchmarks.fit_families import (
+    DEALS,
+    FOLDS,
+    UNTIMED_LINES,
+    Tried,
+    chosen_untimed,
+    fastest_unrolled,
+    fitted,
+    large_of,
+)
 from benchmarks.kernels import ROOT
 from lospmm.behind import FAR, LEAST_NONZEROS
+from lospmm.clock import ENOUGH
 from lospmm.device import DeviceSpec, find_device
 from lospmm.families.traits import Traits
 from lospmm_rank.families import FASTEST, numbers_of
@@ -34,6 +48,12 @@ NEAR = 1.1
 
 #: From so many nonzeros on: all that were timed, and those that a tuning looks at.
 LEAST = (0, 100_000, LEAST_NONZEROS)
+
+#: The same for what a search may miss.
+GAINS = (0, 200_000, LEAST_NONZEROS)
+
+#: Kernels that a problem must have to tell how much more a search finds than the first ten.
+LEAST_KERNELS = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +131,28 @@ def row_of(found: Judged, least_nonzeros: int, factor: float) -> Row:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """How many times as long the fastest of the first ENOUGH takes as the fastest that is known."""
+
+    least_nonzeros: int
+    problems: int
+    median: float
+    high: float  # of 95 in 100
+    greatest: float
+
+
+def gain_of(device: DeviceSpec, least_nonzeros: int) -> Gain:
+    lines = [line for line in read_results(UNTIMED_LINES).values() if line["machine"]["device"] == device.name]
+    whole = {key(record): family_micros(record)[UNROLLED] for record in records_of(device)}
+    found = []
+    for line in lines:
+        micros = [kernel[-1] for kernel in line["kernels"] if kernel[-1] is not None]
+        if len(micros) >= LEAST_KERNELS and line["nnz"] >= least_nonzeros:
+            found.append(min(micros[:ENOUGH]) / min(*micros, line["micros"], whole.get(key(line), float("inf"))))
+    return Gain(least_nonzeros, len(found), *(float(one) for one in np.quantile(found, (0.5, 0.95, 1.0))))
+
+
 def rows(device: DeviceSpec) -> list[Row]:
     found = judged(records_of(device), device)
     return [row_of(found, least, factor) for least in LEAST for factor in FACTORS]
@@ -130,13 +172,16 @@ def main() -> None:
                 shown = f"{found.forecasts[:, at].min():.1f} to {found.forecasts[:, at].max():.1f} us by forecast"
                 times = f"{found.unrolled[at]:.1f} us, others {found.others[at]:.1f}"
                 print(f"{records[at]['problem']}: {shown}, {times}")
-    titles = ("nonzeros", "factor", "problems", "not searched", "fastest", "within 10 %", "least ratio", "nonzeros")
-    print(json.dumps(titles))
+    print("nonzeros factor problems not searched, fastest, within 10 %; least ratio, nonzeros not searched")
     for row in (row_of(found, least, factor) for least in LEAST for factor in FACTORS):
         print(
-            f"{row.least_nonzeros:8,} {row.factor:5.2f} {row.problems:5} {row.skipped:6.1f} {row.fastest:5.1f} "
-            f"{row.near:5.1f} {row.least_ratio:6.2f} {row.share_of_nonzeros:6.0%}"
+            f"{row.least_nonzeros:8,} {row.factor:6.2f} {row.problems:8} {row.skipped:12.1f} {row.fastest:8.1f} "
+            f"{row.near:12.1f} {row.least_ratio:12.2f} {row.share_of_nonzeros:9.0%}"
         )
+    print(f"nonzeros problems; fastest of {ENOUGH} / fastest known: median, 95 of 100, greatest")
+    for gain in (gain_of(device, least) for least in GAINS):
+        shown = f"{gain.median:.3f} {gain.high:.3f} {gain.greatest:.3f}"
+        print(f"{gain.least_nonzeros:8,} {gain.problems:8} {shown}")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ from typing import Any
 
 from lospmm.gpu.messages import Measurement
 
-#: Where the fastest of the shortlist takes so many times what a rival takes, a search ends with it. A rival is known of
-#: half a million nonzeros or more: of these no unrolled kernel was faster than the fastest of the first ten by more
-#: than 6 %, and of 200,000 by 8 % (``benchmarks.skipping``).
-LOST = 1.15
+#: Where the fastest of so many takes so many times what a rival takes, a search ends. A rival is known of half a
+#: million nonzeros or more: of these no unrolled kernel was faster than the fastest of the first ten by more than 6 %,
+#: and of 200,000 by 8 % (``benchmarks.skipping``).
+ENOUGH, LOST = 10, 1.15
 
 #: Builds and times candidates, in their order; fewer than it was given where time is up.
 Trials = Callable[[Sequence[Any]], Iterable[Measurement]]
@@ -25,6 +25,6 @@ class Clock:
     is_over: Callable[[], bool] = lambda: False
     rival_micros: float = float("inf")
 
-    def is_lost(self, fastest_micros: float) -> bool:
-        """Whether the rival is faster than all that a search will find, where the shortlist's fastest takes so much."""
-        return fastest_micros > LOST * self.rival_micros
+    def is_lost(self, ran: int, fastest_micros: float) -> bool:
+        """Whether the rival is faster than all that a search will find, of which so many ``ran``."""
+        return ran >= ENOUGH and fastest_micros > LOST * self.rival_micros

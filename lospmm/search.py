@@ -144,9 +144,10 @@ def choose_by_time(
     as it was timed.
 
     A round is chosen, and its kernels are built, before all of what was begun is timed, so that the GPU waits for the
-    choice alone. It ends after all rounds, where nothing is left, or once time is up; one candidate that runs is always
-    timed. Then the fastest are timed again, in turns of fewer and fewer (``timed_again``). ``stages`` counts the
-    choices, too. ``pool`` is what may be timed, where that is known. Raises GpuFault where none of them ran.
+    choice alone. It ends after all rounds, where nothing is left, or once time is up or a rival was found to be faster
+    (``clock.is_lost``); one candidate that runs is always timed. Then the fastest are timed again, in turns of fewer
+    and fewer (``timed_again``). ``stages`` counts the choices, too. ``pool`` is what may be timed, where that is known.
+    Raises GpuFault where none of them ran.
     """
     rounds = _Rounds(problem, lambda: pool or Pool.of(problem, choice.space, ranker, locksteps), locksteps, stages)
     spread = rounds.spread(choice.shortlist)
@@ -155,7 +156,7 @@ def choose_by_time(
     ran = fastest_first(timed)
     if not ran:
         raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
-    if not clock.is_lost(ran[0].micros):
+    if not clock.is_lost(len(ran), ran[0].micros):
         if doubles and not clock.is_over():
             timed += _timed_doubles(problem, choice, ran[0].micros, clock, stages, locksteps, policy)
         timed += _timed_also(last.next(fastest_first(timed)), clock)
@@ -193,7 +194,7 @@ def _in_rounds(
         while begun:
             timed += begun.popleft().timed(clock.is_over, first=not fastest_first(timed))
             ran = fastest_first(timed)
-            if ran and (clock.is_over() or (len(timed) >= len(first) and clock.is_lost(ran[0].micros))):
+            if ran and (clock.is_over() or clock.is_lost(len(ran), ran[0].micros)):
                 break
             if begun:
                 begun[0].start()

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm import behind, jobs, measure, sought, trials, workshop
+from lospmm import behind, jobs, measure, sought, trials, tuning, workshop
+from lospmm import replay as replay_of_log
 from lospmm.artifact import Artifact
 from lospmm.behind import LEAST_NONZEROS, others_first, why_not_searched
-from lospmm.clock import LOST
+from lospmm.clock import ENOUGH, LOST, Clock
 from lospmm.contest import Contest, Field
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
@@ -27,6 +28,7 @@ from lospmm.model import Compiled, Problem
 from lospmm.options import Options
 from lospmm.replay import replay
 from lospmm.report import other_families
+from lospmm.search import POLICY
 from lospmm.sought import contenders, field_for
 from lospmm.stages import Stages
 from lospmm.store import Store
@@ -45,7 +47,9 @@ def field_of(problem: Problem) -> Field:
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A GPU with these times, on which A of any size is large enough; templates are compiled only for the winner."""
+    """A GPU with these times, on which A of any size is large enough; a search is short, and templates are compiled
+    only for the winner."""
+    short = tuning.Way(tuning.TRIALS["full"].trials, replace(POLICY, rounds=1, finals=(2,), varied=1, doubled=0))
 
     def install(*, unrolled_micros: float, other_micros: float, far: float) -> None:
         command = (sys.executable, "-P", named_worker.__file__, str(unrolled_micros), str(other_micros))
@@ -56,6 +60,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         kernel = FAMILIES[entrant.family].pack(problem, entrant.plan)
         return SimpleNamespace(compiled=Compiled(b"", kernel.entry, kernel.launch))
 
+    for module in (tuning, replay_of_log):
+        monkeypatch.setattr(module, "TRIALS", {"full": short})
     monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
     monkeypatch.setattr(jobs, "own_gpu", lambda: "h200")
     monkeypatch.setattr(trials, "build_packed", build_packed)
@@ -113,10 +119,10 @@ def test_what_is_behind_by_forecast_alone_is_searched(store: Store, on_a_gpu: Ca
 
 def test_a_search_that_is_lost_ends_with_its_shortlist(store: Store, on_a_gpu: Callable[..., None]) -> None:
     on_a_gpu(unrolled_micros=5.0 * LOST + 0.1, other_micros=5.0, far=1000.0)
-    made = tuned(store)
+    made = tuned(store, shortlist_size=ENOUGH)
     unrolled = made.manifest["search"]["families"][0]
     assert made.manifest["cubin_family"] in FAMILIES
-    assert (unrolled["timed"], unrolled["refusal"]) == (3, None) and unrolled["plans"] > 50
+    assert (unrolled["timed"], unrolled["refusal"]) == (ENOUGH, None) and unrolled["plans"] > 50
     lines = [json.loads(line) for line in made.files["tuning.jsonl"].splitlines()]
     assert not any(line["final_micros"] for line in lines if line["family"] == "unrolled")
     assert replay(made, H200).agrees
@@ -124,8 +130,8 @@ def test_a_search_that_is_lost_ends_with_its_shortlist(store: Store, on_a_gpu: C
 
 def test_a_search_that_is_nearly_lost_goes_on(store: Store, on_a_gpu: Callable[..., None]) -> None:
     on_a_gpu(unrolled_micros=5.0 * LOST - 0.1, other_micros=5.0, far=1000.0)
-    made = tuned(store)
-    assert made.manifest["search"]["families"][0]["timed"] > 3
+    made = tuned(store, shortlist_size=ENOUGH)
+    assert made.manifest["search"]["families"][0]["timed"] > ENOUGH
     assert replay(made, H200).agrees
 
 
@@ -205,6 +211,14 @@ def test_layers_of_bert_are_searched(n: int, dtype: str) -> None:
         problem = Problem(uniform(m, k, 0.8, seed=1), n, H200, dtype=DTYPES[dtype])
         assert problem.matrix.nnz < LEAST_NONZEROS
         assert others_first(problem, Options(**TIMED, dtype=dtype), field_of(problem)) is None
+
+
+def test_few_kernels_say_nothing() -> None:
+    """A user's shortlist may be short: a search goes on until enough of it ran."""
+    clock = Clock(lambda _: [], rival_micros=100.0)
+    assert clock.is_lost(ENOUGH, 100.0 * LOST + 1)
+    assert not clock.is_lost(ENOUGH - 1, 1e9) and not clock.is_lost(ENOUGH, 100.0 * LOST - 1)
+    assert not Clock(lambda _: []).is_lost(1000, 1e9)
 
 
 def test_what_is_well_ahead_comes_first() -> None:
