@@ -83,6 +83,20 @@ def seven() -> str:
     return table(headings, lines, right=len(headings) - 1)
 
 
+def elsewhere() -> str:
+    """The seven problems on an H100, and their geometric means."""
+    found = current(records("h100/kernels"))
+    by_name = {record["problem"]: record for record in found}
+    lines = []
+    for known in KNOWN:
+        record = by_name[problem_name(known.m, known.k, known.n, known.sparsity)]
+        figures = (cell(record["ratios"].get(key)) for key, _ in COLUMNS)
+        lines.append((record["problem"], f"{record['micros']:.1f}", f"{record['noise']:.1%}", *figures))
+    lines.append(("geometric mean", "", "", *(cell(mean_ratio(found, key)) for key, _ in COLUMNS)))
+    headings = ("problem", "us", "noise", *(title for _, title in COLUMNS))
+    return f"{table(headings, lines, right=len(headings) - 1)}\n{origin(found)}\n"
+
+
 def short() -> str:
     """README's table: the seven problems and their geometric means, where they were measured, and a plot."""
     found = {record["problem"]: record for record in lines_of("seven")}
@@ -140,4 +154,5 @@ REGIONS = {
     "kernels conditions": conditions,
     "kernels seven": seven,
     "kernels means": means,
+    "kernels h100": elsewhere,
 }
