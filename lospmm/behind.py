@@ -35,13 +35,17 @@ def fastest_micros(problem: Problem) -> float | None:
 
 def others_first(problem: Problem, options: Options, field: Field) -> float | None:
     """``fastest_micros`` where the others of ``field`` are timed before the unrolled family. None where it is searched
-    in any case: without a clock, by proxies, where families were chosen by name, where it is small or well ahead."""
+    first in any case: without a clock, by proxies, where families were chosen by name, where A is small, or where it is
+    well ahead; with a budget, where it is ahead at all."""
     is_asked = options.measure == "gpu" and options.trials == "full" and options.emitter == EMITTER
     if not is_asked or options.family_names != FAMILY_NAMES or problem.matrix.nnz < LEAST_NONZEROS:
         return None
     micros = fastest_micros(problem)
-    is_near = micros is not None and bool(field.entrants) and field.entrants[0].forecast_micros <= PROMISING * micros
-    return micros if is_near else None
+    if micros is None or not field.entrants:
+        return None
+    is_short = options.budget_seconds is not None  # time may be up before the second has its turn
+    limit_micros = micros if is_short else PROMISING * micros
+    return micros if field.entrants[0].forecast_micros <= limit_micros else None
 
 
 def is_far_behind(field: Field, micros: float) -> bool:

@@ -226,6 +226,17 @@ def test_what_is_well_ahead_comes_first() -> None:
     assert others_first(problem, Options(**TIMED), field_of(problem)) is None
 
 
+def test_with_a_budget_the_better_forecast_comes_first() -> None:
+    """As time may be up before the second has its turn."""
+    problem = Problem(uniform(4096, 4096, 0.9, seed=0), 1024, H200)
+    field = field_of(problem)
+    micros = others_first(problem, Options(**TIMED), field)
+    assert micros is not None and micros < field.entrants[0].forecast_micros
+    short = Options(**TIMED, budget_seconds=20.0)
+    assert others_first(problem, short, field) is None
+    assert others_first(LARGE, short, field_of(LARGE)) is not None
+
+
 def timed_in(micros: float | None) -> Contest:
     field = Field((Entrant("csr", None, 5.0),), {}, unrolled_micros=100.0)
     timing = None if micros is None else Timing(micros, 0.01, 5)
