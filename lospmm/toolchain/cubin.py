@@ -24,6 +24,7 @@ from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS
 from lospmm.errors import ToolchainFault
 from lospmm.toolchain import elf
 from lospmm.toolchain.elf_rewrite import rewrite
+from lospmm.toolchain.fetch import filled
 
 INSTRUCTION_BYTES = 16
 
@@ -76,7 +77,10 @@ def _graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
     words = encode(form, generation_of(code.arch))
     head = text + bytes(-len(text) % LINE_BYTES)
     offsets = len(head) + code.starts * INSTRUCTION_BYTES
-    grown = head + words.astype("<u8").tobytes()
+    body = words.astype("<u8").tobytes()
+    if code.fetchers:
+        head = filled(head, len(head) + len(body), code.fetchers)
+    grown = head + body
     grown += bytes(-len(grown) % LINE_BYTES)
     table = np.array([offsets[tile] for tile in code.dispatch], "<u4").tobytes()
     registers = max(named, elf.kernel_usage(prologue, kernel).registers)  # a small tile needs fewer than it

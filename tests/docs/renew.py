@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.docs import (
     code_traffic,
+    cold_code,
     columns,
     einsums,
     embedding,
@@ -45,7 +46,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     embedding.PAGE: embedding.REGIONS,
     einsums.PAGE: einsums.REGIONS,
     DOCS / "decisions" / "0002-ptxas-at-level-1.md": {"levels": results.optimization_levels},
-    DOCS / "decisions" / "0008-code-is-the-traffic.md": code_traffic.REGIONS | placement.REGIONS,
+    DOCS / "decisions" / "0008-code-is-the-traffic.md": code_traffic.REGIONS | placement.REGIONS | cold_code.COUNTERS,
     DOCS / "decisions" / "0010-blocks-share-a-tile.md": {"splits": splits.fastest_by_split},
     DOCS / "decisions" / "0013-pairs-of-columns.md": placement.PAIRS,
     DOCS / "decisions" / "0022-elements-of-16-bits.md": placement.NARROW,
@@ -53,6 +54,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0025-tiles-one-after-another.md": placement.CHAINS,
     DOCS / "decisions" / "0026-what-a-short-kernel-waits-for.md": short.REGIONS,
     DOCS / "decisions" / "0027-warpgroups.md": families.WARPGROUPS,
+    DOCS / "decisions" / "0028-code-is-fetched-first.md": cold_code.REGIONS,
     DOCS / "pytorch.md": tokens.TURNING,
     DOCS / "measuring.md": placement.MEASURING,
     DOCS / "decisions" / "0015-small-rounds.md": {

@@ -1,5 +1,5 @@
-"""Tables of docs/decisions/0026, from ``early.jsonl``, ``ahead.jsonl`` and ``jumps.jsonl``: what was tried for kernels
-that take few microseconds."""
+"""Tables of docs/decisions/0026, from ``early.jsonl``, ``ahead.jsonl``, ``jumps.jsonl`` and ``overlapping.jsonl``: what
+was tried for kernels that take few microseconds."""
 
 import math
 import statistics
@@ -62,9 +62,44 @@ def shapes(times: Callable[[], Times]) -> str:
     return table(("shape", *forms), lines, right=len(forms))
 
 
+def _medians(found: Iterable[Record], *names: str) -> dict[tuple[object, ...], float]:
+    """Of turns, by what these names have."""
+    micros: dict[tuple[object, ...], list[float]] = {}
+    for record in found:
+        micros.setdefault(tuple(record[name] for name in names), []).append(record["micros"])
+    return {key: statistics.median(values) for key, values in micros.items()}
+
+
+def overlapping() -> str:
+    """Microseconds of a launch among launches of the same kernel, in each form."""
+    medians = _medians((one for one in records("overlapping") if not one["before"]), "m", "k", "n", "sparsity", "form")
+    forms = list(dict.fromkeys(key[-1] for key in medians))
+    shapes = dict.fromkeys(key[:-1] for key in medians)
+    lines = [
+        (f"{m} x {k}, n {n}, {sparsity:.0%}", *(f"{medians[m, k, n, sparsity, form]:.2f}" for form in forms))
+        for m, k, n, sparsity in shapes
+    ]
+    return table(("A and zeros", *map(str, forms)), lines, right=len(forms))
+
+
+def mixed() -> str:
+    """Microseconds of an activation and so many kernels behind it, together."""
+    found = [one for one in records("overlapping") if one["before"]]
+    medians = _medians(found, "m", "k", "n", "sparsity", "run", "form")
+    forms = list(dict.fromkeys(key[-1] for key in medians))
+    lines = [
+        (f"{m} x {k}, n {n}, {sparsity:.0%}", f"{run}",
+         *(f"{medians[m, k, n, sparsity, run, form]:.2f}" for form in forms))
+        for m, k, n, sparsity, run in dict.fromkeys(key[:-1] for key in medians)
+    ]  # fmt: skip
+    return table(("A and zeros", "kernels", *map(str, forms)), lines, right=len(forms) + 1)
+
+
 REGIONS: Mapping[str, Callable[[], str]] = {
     "early": partial(worth, _dissected),
     "early by shape": partial(shapes, _dissected),
     "ahead": partial(worth, partial(_all_of, "ahead")),
     "jumps": partial(shapes, partial(_all_of, "jumps")),
+    "overlapping": overlapping,
+    "mixed": mixed,
 }

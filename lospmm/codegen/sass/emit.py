@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from lospmm.codegen.emission import Emission
+from lospmm.codegen.sass.fetch import fetchers
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import generation_of
+from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.codegen.sass.scheduler import entry_of, padding, schedule_tile
@@ -54,10 +56,11 @@ def emit(program: KernelProgram, arch: str) -> Emission:
         split_k=program.split_k,
     )
     code = of_words(code, program.words, program.dtype)
+    code = replace(code, fetchers=fetchers(program, BYTES_PER_INSTRUCTION * len(code.form), arch))
     return Emission(
         language="sass",
         entry=program.name,
         source="",
-        units=(prologue(program, arch),),
+        units=(prologue(program, arch, fetches=code.fetchers > 0),),
         machine=code,
     )

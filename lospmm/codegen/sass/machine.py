@@ -70,3 +70,4 @@ class MachineCode:
     entry: Entry
     arch: str = "sm_90"
     split_k: int = 1  # parts of a tile, next to each other in ``dispatch``
+    fetchers: int = 0  # blocks that fetch the code into the L2 cache when they start, a part each (``fetch``)

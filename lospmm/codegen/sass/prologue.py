@@ -1,26 +1,32 @@
 """The code before the tiles, as PTX: finds this thread's column, leaves if there is none, and jumps to its tile.
 
-ptxas compiles it once for every n and number of threads. Its two targets stand in for the tiles: they load and store
-through the registers that a tile will find filled (``Entry``), and are how those are found out
-(``lospmm.toolchain.cubin``). Where blocks share a tile, it also tells the cluster that this block has started.
+ptxas compiles it once for every n and number of threads, with and without what fetches the code (``fetch``). Its two
+targets stand in for the tiles: they load and store through the registers that a tile will find filled (``Entry``), and
+are how those are found out (``lospmm.toolchain.cubin``). Where blocks share a tile, it also tells the cluster that this
+block has started.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 from lospmm.codegen.ptx import entry_head, version_of
+from lospmm.codegen.sass import fetch
 from lospmm.ir import KernelProgram
 
 #: Behind the jump, in the order in which ptxas leaves them: what a target does is one load and one store, and leave.
 TARGETS = 2
 
-#: The oldest PTX that lets a block announce itself to its cluster without a fence (PTX ISA, barrier.cluster).
+#: The oldest PTX that lets a block announce itself to its cluster without a fence (PTX ISA, barrier.cluster), and that
+#: fetches into the L2 cache in bulk (cp.async.bulk.prefetch).
 CLUSTER_VERSION = "8.0"
 
 
-def prologue(program: KernelProgram, arch: str) -> str:
-    """PTX for ``arch``. Raises Unsupported for an architecture that no PTX version is known for."""
+def prologue(program: KernelProgram, arch: str, *, fetches: bool = False) -> str:
+    """PTX for ``arch``; with ``fetches`` its first blocks fetch the code.
+
+    Raises Unsupported for an architecture that no PTX version is known for.
+    """
     is_shared, epilogue = program.split_k > 1, program.epilogue
-    version = CLUSTER_VERSION if is_shared else version_of(arch)
+    version = CLUSTER_VERSION if is_shared or fetches else version_of(arch)
     header = f".version {version}\n.target {arch}\n.address_size 64\n"
     names = ", ".join(f"TARGET_{index}" for index in range(TARGETS))
     shown = [*(("%residual",) if epilogue.residual else ()), *(("%padded",) if program.is_guarded else ())]
@@ -28,7 +34,9 @@ def prologue(program: KernelProgram, arch: str) -> str:
     registers = ".reg .f32 %value, %third;" if epilogue.residual else ".reg .f32 %value;"
     jump = (registers, f"targets: .branchtargets {names};", "brx.idx %tile, targets;")
     declared, meet = (_MAILBOX, _MEET) if is_shared else ((), ())
-    return "\n".join((header, *declared, *entry_head(program), *meet, *jump, *targets, "}\n"))
+    return "\n".join(
+        (header, *declared, *entry_head(program, fetch.PTX if fetches else ()), *meet, *jump, *targets, "}\n")
+    )
 
 
 _MAILBOX = (".extern .shared .align 16 .b8 mailbox[];",)
