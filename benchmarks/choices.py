@@ -30,6 +30,7 @@ from benchmarks.figures.cost import counts
 from benchmarks.kernels import Case, commit_of, versions
 from benchmarks.problems import problems
 from benchmarks.tables import AXES, Point, Table, parts_of, point_of, read_lines, read_tables
+from lospmm.clock import Clock, Trials
 from lospmm.device import DEVICES
 from lospmm.errors import LospmmError
 from lospmm.last_axes import NO_LAST_AXES
@@ -42,8 +43,6 @@ from lospmm.rankers import RANKERS, with_ranker
 from lospmm.runtime.detect import detect_device
 from lospmm.search import (
     Choice,
-    Clock,
-    Trials,
     choose_by_time,
     explore_problem,
     search_space,

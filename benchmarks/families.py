@@ -74,9 +74,9 @@ KERNEL_SECONDS = 20.0
 #: Where A comes from memory at every launch; elsewhere only B does, as in a search.
 STREAMED = ("llm",)
 
-#: The map has hundreds of cells. One family is timed again, beside dense alone, and fewer copies of B and C take turns:
-#: with few columns a part of them stays in the cache.
-QUICK = ("map",)
+#: The map has hundreds of cells, and large kernels take long to load. One family is timed again, beside dense alone,
+#: and fewer copies of B and C take turns: with few columns a part of them stays in the cache.
+QUICK = ("map", "large")
 QUICK_COPIES = 512
 
 

@@ -126,10 +126,11 @@ def build_plan(problem: Problem, name: str, plan: Any, forecast: float, folder: 
         )
     except Exception as error:  # a fault of one plan is told in its line
         return Built(name, str(plan), forecast, None, " ".join(f"{type(error).__name__}: {error}".split()))
-    return Built(name, str(plan), forecast, Kernel(_kept(binary.cubin, folder), packed.entry, packed.launch))
+    return Built(name, str(plan), forecast, Kernel(kept(binary.cubin, folder), packed.entry, packed.launch))
 
 
-def _kept(cubin: bytes, folder: Path) -> Path:
+def kept(cubin: bytes, folder: Path) -> Path:
+    """The cubin in a new file of ``folder``."""
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".cubin", delete=False) as file:
         file.write(cubin)
     return Path(file.name)
@@ -137,7 +138,7 @@ def _kept(cubin: bytes, folder: Path) -> Path:
 
 def _in_file(one: families_unrolled.Unrolled, folder: Path) -> Built:
     made = one.kernel
-    kernel = None if made is None else Kernel(_kept(made.cubin, folder), made.entry, made.launch)
+    kernel = None if made is None else Kernel(kept(made.cubin, folder), made.entry, made.launch)
     return Built(one.family, one.plan, one.forecast, kernel, one.failure)
 
 

@@ -30,6 +30,7 @@ from benchmarks.families_cases import Case, problem_of
 from benchmarks.families_table import ROUNDED, Record, key, read_results, write_results
 from benchmarks.kernels import ROOT, commit_of
 from lospmm.build import build, for_emitter
+from lospmm.clock import Clock
 from lospmm.crew import Crew
 from lospmm.device import DeviceSpec, find_device
 from lospmm.dtype import DTYPES
@@ -42,7 +43,7 @@ from lospmm.model import Problem
 from lospmm.options import LOCKSTEPS, Options
 from lospmm.rankers import RANKERS, with_ranker
 from lospmm.runtime.detect import detect_device, own_gpu_id
-from lospmm.search import Choice, Clock, choose_by_time
+from lospmm.search import Choice, choose_by_time
 from lospmm.settings import settings
 from lospmm.sought import Sought, sought_wholly
 from lospmm.stages import Stages

@@ -29,6 +29,7 @@ from lospmm.families.traits import Traits
 from lospmm_rank.families import (
     ARRAYS,
     DENSE,
+    FASTEST,
     LOOKED_AT,
     SUFFIX,
     UNTIMED,
@@ -38,6 +39,7 @@ from lospmm_rank.families import (
     likeness,
     numbers_of,
     sure_share,
+    unrolled_micros,
 )
 from lospmm_rank.families import dense_micros as dense_forecast
 
@@ -53,9 +55,11 @@ LEAST_PLANS = 30
 FOLDS = 10
 DEALS = 6
 
-#: Of unrolled kernels that are chosen where nothing is timed; of cuBLAS alone.
+#: Of unrolled kernels that are chosen where nothing is timed; of cuBLAS alone; of unrolled kernels of up to 4 million
+#: nonzeros.
 UNTIMED_LINES = ROOT / "benchmarks" / "results" / "untimed.jsonl"
 DENSE_TIMES = UNTIMED_LINES.with_name("dense_times.jsonl")
+LARGE = UNTIMED_LINES.with_name("large.jsonl")
 UNTIMED_CARD = WEIGHTS.with_name("untimed") / "h200.json"
 
 #: The correction of plans that are not looked at beside an unrolled kernel of float32 or TF32.
@@ -136,6 +140,21 @@ def dense_alone(device: DeviceSpec) -> list[tuple[Traits, Tried]]:
     return found
 
 
+def large_of(device: DeviceSpec) -> list[Record]:
+    """What ``benchmarks.large`` has timed."""
+    return [line for line in read_results(LARGE).values() if line["machine"]["device"] == device.name]
+
+
+def fastest_unrolled(records: Sequence[Record], device: DeviceSpec) -> list[tuple[Traits, Tried]]:
+    """The fastest unrolled kernel of each that has one, by what is forecast of it before a search."""
+    found = []
+    for record in records:
+        if (micros := family_micros(record).get(UNROLLED)) is not None:
+            traits = Traits(**record["traits"])
+            found.append((traits, Tried(unrolled_micros(traits, device), micros, None, FASTEST)))
+    return found
+
+
 def axes_in(plan: str) -> dict[str, float]:
     """``axes_of`` the plan that is written so."""
     kind = plan.partition("(")[0]
@@ -157,11 +176,15 @@ def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64], axes: Sequen
 
 
 def corrections(
-    records: Sequence[Record], device: DeviceSpec, dense: Sequence[tuple[Traits, Tried]]
+    records: Sequence[Record],
+    device: DeviceSpec,
+    dense: Sequence[tuple[Traits, Tried]],
+    large: Sequence[Record] = (),
 ) -> dict[str, Correction]:
     """Of each family that took part often enough, by the axes of its plans where most are known, and of these alone;
-    ``dense`` beside what the records have of it."""
+    ``dense`` beside what the records have of it, and of ``large`` the fastest unrolled kernels."""
     tried: dict[str, list[tuple[Traits, Tried]]] = {DENSE: list(dense)}
+    tried[FASTEST] = fastest_unrolled([*records, *large], device)
     for record in records:
         traits = Traits(**record["traits"])
         for plans in first_plans(record, device).values():
@@ -282,7 +305,7 @@ def main() -> None:
     device = find_device(arguments.device)
     lines = [json.loads(line) for line in arguments.file.read_text().splitlines()]
     records = [line for line in lines if line["machine"]["device"] == device.name and line.get("traits")]
-    found = corrections(chosen_untimed(records, 0), device, dense_alone(device))
+    found = corrections(chosen_untimed(records, 0), device, dense_alone(device), large_of(device))
     families = {
         name: {"axes": one.axes, **{field: getattr(one, field).round(5).tolist() for field in ARRAYS}}
         for name, one in found.items()

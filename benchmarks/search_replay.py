@@ -28,6 +28,7 @@ from scipy.spatial import cKDTree
 from benchmarks.problems import problems
 from benchmarks.tables import Point, Table, parts_of, point_of, read_tables
 from lospmm.build import for_emitter
+from lospmm.clock import Clock
 from lospmm.device import DEVICES
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
@@ -36,7 +37,7 @@ from lospmm.measure import Timing
 from lospmm.model import Candidate, Problem
 from lospmm.options import LOCKSTEPS, splits_of
 from lospmm.rankers import RANKERS
-from lospmm.search import POLICY, Choice, Clock, Policy, choose_by_time, explore_problem, search_space
+from lospmm.search import POLICY, Choice, Policy, choose_by_time, explore_problem, search_space
 from lospmm.space import PREFETCHES, Space
 from lospmm.stages import Stages
 

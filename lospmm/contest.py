@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.clock import Clock
 from lospmm.families import FAMILIES, Entrant
 from lospmm.model import Problem
-from lospmm.search import Clock, settled, timed_again
+from lospmm.search import settled, timed_again
 from lospmm.trialled import Closeable, Trialled, fastest_first
 
 #: A family is timed where its forecast is at most so many times the time of a kernel that it has to beat: of those that
@@ -36,6 +37,7 @@ class Field:
     entrants: tuple[Entrant, ...]
     refusals: Mapping[str, str]
     dense_micros: float | None = None  # what the vendor's dense multiplication is forecast to take
+    unrolled_micros: float | None = None  # and the fastest unrolled kernel, where others are timed before these
 
     def of(self, family: str) -> tuple[Entrant, ...]:
         return tuple(one for one in self.entrants if one.family == family)
@@ -59,6 +61,11 @@ class Contest:
     @property
     def fastest(self) -> Trialled[Entrant] | None:
         return settled(self.timed) if fastest_first(self.timed) else None
+
+    @property
+    def fastest_micros(self) -> float:
+        """Infinite where nobody ran."""
+        return float("inf") if self.fastest is None else self.fastest.settled_micros
 
 
 #: Corrects the forecasts, (plans,), of a family's plans.

@@ -13,7 +13,7 @@ import numpy as np
 from lospmm import artifact
 from lospmm.accuracy import Accuracy, accuracy_of
 from lospmm.build import Build, PackedBuild, Written, for_emitter
-from lospmm.contest import Contest
+from lospmm.contest import Contest, Field
 from lospmm.dense_choice import DenseChoice, accuracy_of_dense
 from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
@@ -295,7 +295,7 @@ def _summary(
         if choice is None
         else CHOSEN_BY.get(options.ranker, "model"),
         estimated_micros=estimated_micros,
-        families=(*_families(others, options), *_of_dense(dense)),
+        families=(*_of_unrolled(choice, others.field), *_families(others, options), *_of_dense(dense)),
         dense_forecast_micros=others.field.dense_micros,
     )
 
@@ -329,6 +329,15 @@ def _families(others: Contest, options: Options) -> tuple[FamilySummary, ...]:
             )
         )
     return tuple(found)
+
+
+def _of_unrolled(choice: Choice | None, field: Field) -> tuple[FamilySummary, ...]:
+    """Where other families were timed first."""
+    if field.unrolled_micros is None:
+        return ()
+    trials, plans = ((), 0) if choice is None else (choice.trials, choice.space.size)
+    micros = None if choice is None else choice.micros
+    return (FamilySummary(UNROLLED, plans, len(trials), micros, field.unrolled_micros, field.refusals.get(UNROLLED)),)
 
 
 def _of_dense(dense: DenseChoice | None) -> tuple[FamilySummary, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from lospmm.artifact import TUNING_FILE, Artifact
 from lospmm.build import for_emitter
+from lospmm.clock import Clock
 from lospmm.contest import Contest, contest
 from lospmm.device import DeviceSpec
 from lospmm.dtype import dtype_named
@@ -23,7 +24,7 @@ from lospmm.model import Candidate, Problem
 from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options, default_emitter, splits_of
 from lospmm.rankers import RANKERS
 from lospmm.record import axes_of
-from lospmm.search import Choice, Clock, choose_by_time, search
+from lospmm.search import Choice, choose_by_time, search
 from lospmm.sought import contenders, field_for, ranked
 from lospmm.stages import Stages
 from lospmm.tuning import TRIALS, beside_dense, winner_of
@@ -68,8 +69,14 @@ def replay(kept: Artifact, device: DeviceSpec) -> Replay:
     dtype, sums = dtype_named(manifest["dtype"]), dtype_named(manifest["sums"])
     problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype, sums)
     unrolled = [line for line in lines if line["family"] == UNROLLED]
-    choice = _searched(problem, manifest, unrolled) if unrolled else None
-    others = _contested(problem, manifest, [line for line in lines if line["family"] not in (UNROLLED, DENSE)], choice)
+    rest = [line for line in lines if line["family"] not in (UNROLLED, DENSE)]
+    if (forecast := _others_first(manifest)) is None:
+        choice = _searched(problem, manifest, unrolled, float("inf")) if unrolled else None
+        limit_micros = float("inf") if choice is None else choice.micros
+        others = _contested(problem, manifest, rest, limit_micros, is_unrolled=choice is not None)
+    else:
+        others = _contested(problem, manifest, rest, forecast, is_unrolled=True)
+        choice = _searched(problem, manifest, unrolled, others.fastest_micros) if unrolled else None
     timed = (0 if choice is None else len(choice.trials)) + len(others.timed)
     emitter = _emitter(manifest, device)
     winner = winner_of(for_emitter(problem, emitter), choice, others, emitter)
@@ -112,19 +119,32 @@ def _named(candidate: Candidate | Entrant) -> Named:
     return {"family": UNROLLED, **axes_of(candidate)}
 
 
+def _others_first(manifest: Mapping[str, Any]) -> float | None:
+    """What the unrolled family was forecast to take, where others were timed before it."""
+    found = (family["forecast_micros"] for family in manifest["search"]["families"] if family["name"] == UNROLLED)
+    return next(found, None)
+
+
 def _contested(
-    problem: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], choice: Choice | None
+    problem: Problem,
+    manifest: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    limit_micros: float,
+    *,
+    is_unrolled: bool,
 ) -> Contest:
-    names = [family["name"] for family in manifest["search"]["families"] if family["name"] != DENSE]
-    field = field_for(problem, contenders(names, problem, is_unrolled=choice is not None))
+    names = [family["name"] for family in manifest["search"]["families"]]
+    field = field_for(problem, contenders(names, problem, is_unrolled=is_unrolled))
     if not lines or not manifest["search"]["measured"]:
         return Contest(field)
     log = _Log(lines)
     clock = Clock(log.trials, log.finals if log.has_finals else None, log.is_over)
-    return contest(field, clock, limit_micros=float("inf") if choice is None else choice.micros)
+    return contest(field, clock, limit_micros=limit_micros)
 
 
-def _searched(whole: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Choice:
+def _searched(
+    whole: Problem, manifest: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], rival_micros: float
+) -> Choice:
     emitter = _emitter(manifest, whole.device)
     own = for_emitter(whole, emitter)
     problem = in_words(own)
@@ -141,7 +161,8 @@ def _searched(whole: Problem, manifest: Mapping[str, Any], lines: Sequence[Mappi
     choice = search(problem, ranker, size, Stages(), lockstep=locksteps[0], splits=splits)
     log = _Log(lines)
     finals = log.finals if log.has_finals else None
-    clock, policy = Clock(log.trials, finals, log.is_over), TRIALS[summary["trials"]].policy
+    clock = Clock(log.trials, finals, log.is_over, rival_micros)
+    policy = TRIALS[summary["trials"]].policy
     return choose_by_time(problem, choice, ranker, clock, Stages(), locksteps=locksteps, policy=policy)
 
 

@@ -8,16 +8,16 @@ in turns.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.candidates import Candidates
+from lospmm.clock import Clock
 from lospmm.doubles import doubled
 from lospmm.errors import GpuFault, NothingFits
 from lospmm.estimate import estimate_micros
@@ -79,20 +79,6 @@ class Choice:
     def micros(self) -> float:
         """What the winner took; infinite where nothing was timed."""
         return next((one.settled_micros for one in self.trials if one.candidate is self.winner), float("inf"))
-
-
-#: Builds and times candidates, in their order; fewer than it was given where time is up.
-Trials = Callable[[Sequence[Any]], Iterable[Measurement]]
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Who times candidates: ``trials`` each of them once and briefly, ``finals`` the fastest, ``is_over`` says when to
-    stop."""
-
-    trials: Trials
-    finals: Trials | None = None  # None: nothing is timed again
-    is_over: Callable[[], bool] = lambda: False
 
 
 def search(
@@ -158,9 +144,10 @@ def choose_by_time(
     as it was timed.
 
     A round is chosen, and its kernels are built, before all of what was begun is timed, so that the GPU waits for the
-    choice alone. It ends after all rounds, where nothing is left, or once time is up; one candidate that runs is always
-    timed. Then the fastest are timed again, in turns of fewer and fewer (``timed_again``). ``stages`` counts the
-    choices, too. ``pool`` is what may be timed, where that is known. Raises GpuFault where none of them ran.
+    choice alone. It ends after all rounds, where nothing is left, or once time is up or a rival was found to be faster
+    (``clock.is_lost``); one candidate that runs is always timed. Then the fastest are timed again, in turns of fewer
+    and fewer (``timed_again``). ``stages`` counts the choices, too. ``pool`` is what may be timed, where that is known.
+    Raises GpuFault where none of them ran.
     """
     rounds = _Rounds(problem, lambda: pool or Pool.of(problem, choice.space, ranker, locksteps), locksteps, stages)
     spread = rounds.spread(choice.shortlist)
@@ -169,10 +156,11 @@ def choose_by_time(
     ran = fastest_first(timed)
     if not ran:
         raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
-    if doubles and not clock.is_over():
-        timed += _timed_doubles(problem, choice, ran[0].micros, clock, stages, locksteps, policy)
-    timed += _timed_also(last.next(fastest_first(timed)), clock)
-    timed = timed_again(timed, clock, policy.finals)
+    if not clock.is_lost(len(ran), ran[0].micros):
+        if doubles and not clock.is_over():
+            timed += _timed_doubles(problem, choice, ran[0].micros, clock, stages, locksteps, policy)
+        timed += _timed_also(last.next(fastest_first(timed)), clock)
+        timed = timed_again(timed, clock, policy.finals)
     winner = settled(timed)
     if winner.settled_micros == float("inf"):
         finalists = [trial for trial in timed if trial.finals]
@@ -206,7 +194,7 @@ def _in_rounds(
         while begun:
             timed += begun.popleft().timed(clock.is_over, first=not fastest_first(timed))
             ran = fastest_first(timed)
-            if ran and clock.is_over():
+            if ran and (clock.is_over() or clock.is_lost(len(ran), ran[0].micros)):
                 break
             if begun:
                 begun[0].start()

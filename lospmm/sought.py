@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from lospmm.behind import is_far_behind, others_first
 from lospmm.codegen import EMITTERS
 from lospmm.contest import Field, field_of
 from lospmm.dtype import FLOAT32
@@ -25,8 +26,8 @@ from lospmm_rank.families import corrected, dense_micros, factor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sought:
-    """All that is known before anything is timed. ``choice`` is None where the unrolled family has no kernel, ``pool``
-    also where nothing was looked for that may be timed."""
+    """All that is known before anything is timed. ``choice`` is None where the unrolled family has no kernel, or is far
+    behind by forecast; ``pool`` also where nothing was looked for that may be timed."""
 
     field: Field
     choice: Choice | None
@@ -45,15 +46,21 @@ def sought_here(problem: Problem, options: Options, stages: Stages) -> Sought:
     is_unrolled = takes_unrolled(problem, options)
     with stages.part("constraints"):
         field = field_for(problem, contenders(options.family_names, problem, is_unrolled=is_unrolled))
-    if not is_unrolled:
+        if is_unrolled:
+            field = replace(field, unrolled_micros=others_first(problem, options, field))
+    if not is_unrolled or (field.entrants and is_far_behind(field, field.entrants[0].forecast_micros)):
         return Sought(field, None, None)
+    return Sought(field, ranked_of(problem, options, field, stages), None)
+
+
+def ranked_of(problem: Problem, options: Options, field: Field, stages: Stages) -> Choice | None:
+    """``ranked``; None where there is no such kernel, but one of another family. Raises NothingFits."""
     try:
-        choice = ranked(problem, options, stages)
+        return ranked(problem, options, stages)
     except NothingFits:
         if not field.entrants:
             raise
-        choice = None
-    return Sought(field, choice, None)
+        return None
 
 
 def ranked(problem: Problem, options: Options, stages: Stages) -> Choice:

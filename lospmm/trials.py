@@ -46,7 +46,7 @@ class Means:
 
 
 class BuildAndTime:
-    """Trials of one problem (``search.Trials``). Kernels that are built are not kept: a winner is built again.
+    """Trials of one problem (``clock.Trials``). Kernels that are built are not kept: a winner is built again.
 
     What is timed are candidates, built by ``emitter``, or entrants of other families.
     """

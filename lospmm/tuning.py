@@ -10,9 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from lospmm.baselines import BASELINES, DENSE_OF
+from lospmm.behind import why_not_searched
 from lospmm.bench import Comparison, compare
 from lospmm.budget import Budget
 from lospmm.build import Build, PackedBuild, Written, build, build_packed, written
+from lospmm.clock import Clock, Trials
 from lospmm.codegen import source_of
 from lospmm.contest import Contest, Field, contest
 from lospmm.crew import Crew
@@ -29,9 +31,9 @@ from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options
 from lospmm.rankers import RANKERS
 from lospmm.record import Outcome
 from lospmm.runtime.detect import driver_version, own_gpu_id
-from lospmm.search import POLICY, Choice, Clock, Policy, Trials, choose_by_time, spread_over
+from lospmm.search import POLICY, Choice, Policy, choose_by_time, spread_over
 from lospmm.settings import settings
-from lospmm.sought import Sought, sought, takes_unrolled, tuning_of, unrolled_refusal
+from lospmm.sought import Sought, ranked_of, sought, takes_unrolled, tuning_of, unrolled_refusal
 from lospmm.stages import Stages
 from lospmm.stock import Place, Stock
 from lospmm.store import Store
@@ -101,7 +103,7 @@ def tuned(job: Job) -> Callable[[], Outcome]:
     if is_timed and is_unrolled:
         job.workshop.crew(options.emitter)  # which starts while this process searches
     found = sought(problem, options, job.workshop, job.stages)
-    choice, others = found.choice, Contest(found.field)
+    others = Contest(found.field)
     with ExitStack() as gpu:
         bench = stock = None
         if "gpu" in (options.measure, options.verify):
@@ -111,9 +113,13 @@ def tuned(job: Job) -> Callable[[], Outcome]:
         if is_timed:
             assert bench is not None
             stock = gpu.enter_context(job.workshop.stock(tuning_of(problem, options)))
-            choice = None if choice is None else _choose(job, replace(found, choice=choice), bench, stock)
+            if found.field.unrolled_micros is not None:
+                found, others = _others_first(job, found, bench)
+            if found.choice is not None:
+                found = replace(found, choice=_choose(job, found, others, bench, stock))
             _stock_ahead(job)
-            others = _contest(job, others.field, choice, bench)
+            others = others if others.timed else _others_last(job, others.field, found.choice, bench)
+        choice = found.choice
         winner = winner_of(problem, choice, others, options.emitter)
         made = _made(job, winner, stock)
         verification = _verify(job, made, bench)
@@ -201,8 +207,8 @@ def _built_ahead(crew: Crew, problem: Problem, emitter: str, store: Store, candi
     return crew.build(problem, candidate, emitter, store, at.stop, folder=at.folder)
 
 
-def _choose(job: Job, found: Sought, bench: Bench, stock: Stock) -> Choice:
-    """The fastest of what is timed."""
+def _choose(job: Job, found: Sought, others: Contest, bench: Bench, stock: Stock) -> Choice:
+    """The fastest of what is timed; ``others`` may have been before."""
     problem, options, stages = in_words(job.problem), job.options, job.stages
     timings, choice, pool = _timings(job, options.emitter), found.choice, found.pool
     assert choice is not None
@@ -211,6 +217,7 @@ def _choose(job: Job, found: Sought, bench: Bench, stock: Stock) -> Choice:
         trials=way.trials(job, bench, timings, stock),
         finals=_whole(job, bench, timings, stock, effort=AGAIN),
         is_over=lambda: job.budget.is_over,
+        rival_micros=others.fastest_micros,
     )
     ranker = RANKERS[options.ranker](problem.device)
     locksteps = LOCKSTEPS[options.emitter]
@@ -220,9 +227,27 @@ def _choose(job: Job, found: Sought, bench: Bench, stock: Stock) -> Choice:
     return chosen
 
 
-def _contest(job: Job, field: Field, choice: Choice | None, bench: Bench) -> Contest:
+def _others_first(job: Job, found: Sought, bench: Bench) -> tuple[Sought, Contest]:
+    """The other families, timed; and then, unless it is far behind the fastest of them, the unrolled one to search."""
+    field = found.field
+    assert field.unrolled_micros is not None, "it was forecast"
+    others = _contest(job, field, bench, limit_micros=field.unrolled_micros)
+    if (why := why_not_searched(others, is_over=job.budget.is_over)) is not None:
+        refused = replace(field, refusals={**field.refusals, UNROLLED: why})
+        return replace(found, choice=None), replace(others, field=refused)
+    choice = found.choice or ranked_of(job.problem, job.options, field, job.stages)
+    return replace(found, choice=choice), others
+
+
+def _others_last(job: Job, field: Field, choice: Choice | None, bench: Bench) -> Contest:
     """The other families, timed after the unrolled one."""
-    if not field.entrants or (choice is not None and job.budget.is_over):
+    if choice is not None and job.budget.is_over:
+        return Contest(field)
+    return _contest(job, field, bench, limit_micros=float("inf") if choice is None else choice.micros)
+
+
+def _contest(job: Job, field: Field, bench: Bench, *, limit_micros: float) -> Contest:
+    if not field.entrants:
         return Contest(field)
     timings = _timings(job, TEMPLATE)
     trials, finals = (
@@ -230,7 +255,7 @@ def _contest(job: Job, field: Field, choice: Choice | None, bench: Bench) -> Con
         for effort in (BRIEF, AGAIN)
     )
     clock = Clock(trials, finals, lambda: job.budget.is_over)
-    return contest(field, clock, limit_micros=float("inf") if choice is None else choice.micros)
+    return contest(field, clock, limit_micros=limit_micros)
 
 
 def _timings(job: Job, language: str) -> Timings:

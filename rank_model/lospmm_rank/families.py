@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.device import DeviceSpec
+from lospmm.estimate import INSTRUCTION_BYTES, ISSUE_SLOTS, RATES
 from lospmm.families.traits import Traits
 
 WEIGHTS = Path(__file__).with_name("weights") / "families"
@@ -37,6 +38,12 @@ APART = ("Warpgroups",)
 
 #: Unrolled kernels that the models of ``lospmm_rank.untimed`` choose and forecast.
 UNTIMED = "unrolled, untimed"
+
+#: The fastest unrolled kernel that a search by time finds, before anything is searched (``unrolled_micros``).
+FASTEST = "unrolled, fastest"
+
+#: Such a kernel's code is fetched for so many columns of C at most, by an SM with some resident blocks.
+FETCHED_COLUMNS, FETCH_BYTES_PER_CYCLE = 512, 2.0 * RATES.fetch_bytes_per_cycle
 
 #: Of cuBLAS on tensor cores: it reaches about so much of the peaks, beside its launch.
 DENSE_SHARE, LAUNCH_MICROS = 0.75, 2.5
@@ -149,6 +156,17 @@ def dense_micros(traits: Traits, device: DeviceSpec) -> float:
     moved = traits.element_bytes * (traits.m * traits.k + traits.n * (traits.m + traits.k))
     seconds = max(flops / (peak or device.peak_flops), moved / device.memory_bandwidth) / DENSE_SHARE
     return seconds * 1e6 + LAUNCH_MICROS
+
+
+def unrolled_micros(traits: Traits, device: DeviceSpec) -> float:
+    """A forecast of the fastest unrolled kernel by A's traits alone: its multiply-adds, its code, B and C."""
+    warps, fetches = max(traits.n / device.warp_size, 1.0), max(traits.n / FETCHED_COLUMNS, 1.0)
+    issue = traits.nnz * warps / (ISSUE_SLOTS * device.sms)
+    fetch = traits.nnz * INSTRUCTION_BYTES * fetches / (FETCH_BYTES_PER_CYCLE * device.sms)
+    moved = traits.element_bytes * traits.n * (traits.m + traits.k)
+    costs = np.array([issue, fetch, moved / device.memory_bandwidth * device.clock_hz])
+    cycles = float((costs**RATES.sharpness).sum() ** (1.0 / RATES.sharpness))
+    return RATES.launch_micros + 1e6 * cycles / device.clock_hz
 
 
 def factor(family: str, forecast_micros: float, *, traits: Traits, device: str) -> float:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lospmm import artifact, jobs
 from lospmm.build import build, for_emitter
 from lospmm.candidates import Candidates
+from lospmm.clock import Clock
 from lospmm.constraints import Subject, block_counts, wasted_columns
 from lospmm.convolution import Convolution
 from lospmm.device import DEVICES
@@ -32,7 +33,7 @@ from lospmm.record import axes_of
 from lospmm.registers import forecast_of_each, forecast_registers
 from lospmm.reorder import regroup
 from lospmm.replay import replay
-from lospmm.search import DOUBLES_WORTH, POLICY, Choice, Clock, choose_by_time, search
+from lospmm.search import DOUBLES_WORTH, POLICY, Choice, choose_by_time, search
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.words import DOUBLE, NARROW, PAIRS, in_words, takes_double, words_of, words_stored

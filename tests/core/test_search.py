@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.candidates import Candidates
+from lospmm.clock import Clock, Trials
 from lospmm.constraints import CONSTRAINTS, HARDWARE, Subject, block_counts
 from lospmm.device import DEVICES
 from lospmm.errors import GpuFault
@@ -20,7 +21,7 @@ from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.last_axes import LAST_AXES, NO_LAST_AXES
 from lospmm.model import SPLITS, Candidate, Problem
-from lospmm.search import POLICY, Choice, Clock, Trials, choose_by_time, search
+from lospmm.search import POLICY, Choice, choose_by_time, search
 from lospmm.stages import Stages
 from lospmm.surrogate import Pool
 from tests.core.test_space import random_matrix

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import block_parts
+from benchmarks import block_parts, skipping
 from benchmarks.families_table import read_results, summary, torch_times
+from lospmm.behind import FAR
+from lospmm.device import DEVICES
 from lospmm_rank.families import SUFFIX, WEIGHTS
 from tests.docs.pages import DOCS, ROOT
 from tests.docs.results import Record, records, table
@@ -111,8 +113,52 @@ def warpgroups() -> str:
     return table((*heads, "slower by forecast", "greatest error"), lines, right=7)
 
 
+def skipped() -> str:
+    """What it is worth not to search the unrolled family, by what counts as far behind."""
+    heads = (
+        "nonzeros",
+        "problems",
+        "far behind is",
+        "not searched",
+        "the fastest",
+        "within 10 %",
+        "at least",
+        "of all nonzeros",
+    )
+    lines = [
+        (
+            f"{row.least_nonzeros:,} or more" if row.least_nonzeros else "all",
+            str(row.problems),
+            f"{'**' if row.factor == FAR else ''}{row.factor:.2f}{'**' if row.factor == FAR else ''}",
+            f"{row.skipped:.1f}",
+            f"{row.fastest:.1f}",
+            f"{row.near:.1f}",
+            f"{row.least_ratio:.2f}",
+            f"{row.share_of_nonzeros:.0%}",
+        )
+        for row in skipping.rows(DEVICES["h200"])
+    ]
+    return table(heads, lines, right=7)
+
+
+def gains() -> str:
+    """What a search may miss that ends with its first kernels."""
+    found = [skipping.gain_of(DEVICES["h200"], least) for least in skipping.GAINS]
+    lines = [
+        (
+            f"{gain.least_nonzeros:,} or more" if gain.least_nonzeros else "all",
+            str(gain.problems),
+            *(f"{one - 1:.1%}" for one in (gain.median, gain.high, gain.greatest)),
+        )
+        for gain in found
+    ]
+    return table(("nonzeros", "problems", "median", "95 of 100 at most", "greatest"), lines, right=4)
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "families": measured,
+    "skipping": skipped,
+    "gains": gains,
     "choices": choices,
     "untimed": untimed,
     "block parts": parts,

@@ -7,6 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+from lospmm.clock import Clock
 from lospmm.contest import FINALS, FIRST, PROMISING, PROMISING_UNTIMED, Contest, Field, contest, field_of
 from lospmm.convolution import convolution_of
 from lospmm.device import DEVICES
@@ -16,7 +17,6 @@ from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.matrix import from_dense
 from lospmm.model import Problem
-from lospmm.search import Clock
 
 #: What a made-up GPU takes for an entrant, in microseconds; None: it fails.
 Micros = Callable[[Entrant], float | None]

@@ -12,6 +12,7 @@ from lospmm import artifact, jobs, sought
 from lospmm.accuracy import SUM_ROUNDING
 from lospmm.artifact import Artifact
 from lospmm.cli import run
+from lospmm.clock import Clock
 from lospmm.contest import FINALS, Contest, contest
 from lospmm.device import DEVICES
 from lospmm.epilogue import epilogue_of
@@ -25,7 +26,6 @@ from lospmm.model import Problem
 from lospmm.options import FAMILY_NAMES, Options
 from lospmm.record import contest_log
 from lospmm.replay import replay
-from lospmm.search import Clock
 from lospmm.settings import settings
 from lospmm.sought import field_for
 from lospmm.store import Store

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.families_table import read_results
-from benchmarks.fit_families import axes_in, chosen_untimed, corrections, dense_alone, fitted, report
+from benchmarks.fit_families import axes_in, chosen_untimed, corrections, dense_alone, fitted, large_of, report
 from benchmarks.kernels import ROOT
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
@@ -102,7 +102,7 @@ def test_the_weights_are_those_of_the_results() -> None:
     """And they are worth what the card says: 89 of 100 choices, or more, are within a tenth of the fastest."""
     records = list(read_results(ROOT / "benchmarks" / "results" / "families.jsonl").values())
     kept = json.loads((WEIGHTS / f"h200{SUFFIX}").read_text())
-    found = corrections(chosen_untimed(records, 0), H200, dense_alone(H200))
+    found = corrections(chosen_untimed(records, 0), H200, dense_alone(H200), large_of(H200))
     assert kept["families"].keys() == found.keys()
     for name, one in found.items():
         assert kept["families"][name]["axes"] == list(one.axes)
