@@ -17,7 +17,10 @@ from lospmm.codegen.sass.fetch import (
     fetchers,
 )
 from lospmm.codegen.sass.prologue import prologue
+from lospmm.convolution import Convolution
 from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
+from lospmm.epilogue import Epilogue
 from lospmm.errors import ToolchainFault
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
@@ -28,6 +31,7 @@ from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.cubin import machine_code
 from lospmm.toolchain.fetch import filled
+from lospmm.words import takes_double
 from lospmm_datasets.synthetic import uniform
 
 LEPC, CS2R, ISETP, WIDE, UMOV, FETCH, JUMP = 0x34E, 0x805, 0x80C, 0x825, 0x882, 0x3BC, 0x958
@@ -72,6 +76,26 @@ def test_the_first_blocks_fetch_all_code_in_equal_parts(split_k: int, tmp_path: 
     assert part == UNIT_BYTES * next(numbers[at] for at in range(fetch - 1, 0, -1) if ops[at] == UMOV)
     begins = 16 * ops.index(LEPC)
     assert size - UNIT_BYTES * limit < begins + part * limit <= size  # all of it, and nothing behind it
+
+
+LAYER = Epilogue(bias=tuple(np.linspace(-1, 1, 64).tolist()), relu=True, residual=True)
+
+
+@pytest.mark.parametrize("window", [None, Convolution(2, 64, 28, 28, 3, 3, padding=(1, 1))], ids=["product", "padded"])
+@pytest.mark.parametrize("epilogue", [Epilogue(), LAYER], ids=["plain", "layer"])
+@pytest.mark.parametrize(("dtype", "words", "split_k"), [("float32", 1, 1), ("float32", 1, 4), ("float16", 2, 1)])
+def test_every_prologue_is_filled(
+    window: Convolution | None, epilogue: Epilogue, dtype: str, words: int, split_k: int, tmp_path: Path
+) -> None:
+    matrix = uniform(64, 576, 0.7, seed=1)
+    n = 4098 if window is None else window.n
+    problem = Problem(matrix, n, DEVICES["h200"], convolution=window, epilogue=epilogue, dtype=DTYPES[dtype])
+    schedule = Schedule(8, split_k=split_k, thread_words=words if takes_double(problem) else 1)
+    program = lower(problem, Candidate(TileSize(16, 128), schedule, natural_order(matrix, 16)))
+    head, _ = head_of(built(program, tmp_path), program.name)
+    ops = (head[:, 0] & np.uint64(0xFFF)).tolist()
+    assert ops.count(LEPC) == 1 == ops.count(FETCH) and CS2R not in ops
+    assert not {BLOCKS_MARK, BYTES_MARK, BYTES_MARK // UNIT_BYTES} & {*(head[:, 0] >> np.uint64(32)).tolist()}
 
 
 def test_tiles_are_what_they_are_without(tmp_path: Path) -> None:
