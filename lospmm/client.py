@@ -27,7 +27,7 @@ from lospmm.errors import BadRequest, LospmmError, ServiceFault, Unsupported
 from lospmm.job_events import Hear, LayerProgress, ignore, layer_stages, stages, tell
 from lospmm.kernel import Kernel, Weights, flattened, matrix_and_values, whole_number
 from lospmm.model import columns_of
-from lospmm.options import Options
+from lospmm.options import Options, options_of
 from lospmm.remote import Job, Page, error_of, parsed
 from lospmm.stages import Progress, silent
 from lospmm.uploads import Biases, ModelWeights, Upload, read_uploads, upload_of, with_bias
@@ -348,7 +348,7 @@ class Client:
 
 def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a tuning. Raises BadRequest, and Unsupported for what the service decides itself."""
-    chosen, usual = Options(**options), Options()
+    chosen, usual = options_of(options), Options()
     for option in fields(Options):
         value = getattr(chosen, option.name)
         if option.name not in SERVED_OPTIONS and value != getattr(usual, option.name):

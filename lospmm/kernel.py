@@ -26,7 +26,7 @@ from lospmm.gpu.launcher import Launcher
 from lospmm.ir import narrowed
 from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
 from lospmm.model import Launch, Problem, ceil_div, columns_of
-from lospmm.options import Options
+from lospmm.options import options_of
 from lospmm.packed import PackedKernel
 from lospmm.readers import Values
 from lospmm.runtime import execute
@@ -234,7 +234,7 @@ def tune(
     columns = whole_number("n", columns_of(n, convolution))
     epilogue = epilogue_of(bias, relu=relu, residual=residual)
     problem = Problem(matrix, columns, gpu, convolution, epilogue)
-    request = jobs.Request(problem, Options(**options), values, seed)
+    request = jobs.Request(problem, options_of(options), values, seed)
     return Kernel(jobs.tune(request, store=jobs.open_store()))
 
 

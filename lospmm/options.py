@@ -1,10 +1,12 @@
 """What a user may ask of a tuning, and what "auto" stands for on this machine."""
 
+import difflib
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from types import MappingProxyType
+from typing import Any
 
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
@@ -90,6 +92,17 @@ class Options:
     def kernel_names(self) -> tuple[str, ...]:
         """Of these, those that have kernels of ours."""
         return tuple(name for name in self.family_names if name != DENSE)
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """Options by their names, as functions of the library take them. Raises BadRequest, also for names of none."""
+    known = [option.name for option in fields(Options)]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            raise BadRequest(f"{name!r:.80}: no such option; {hint}")
+    return Options(**given)
 
 
 def _shortlist_size(value: object) -> int:

@@ -25,7 +25,7 @@ from lospmm.nn.place import forget_mask
 from lospmm.nn.report import ModelTimes, Report, Row
 from lospmm.nn.site import Site, find_sites, learn_shapes
 from lospmm.nn.tuning import Tuner, tuner_here, tuner_there
-from lospmm.options import Options
+from lospmm.options import Options, options_of
 
 Choice = Literal["measured", "sparse"]
 
@@ -74,7 +74,7 @@ def sparsify_(
     if example is None and not columns:
         raise BadRequest("give an example of the model's input, or n, the columns that its products have")
     with ExitStack() as stack:
-        tuner = _tuner(stack, (server, key), device, Options(**options), progress)
+        tuner = _tuner(stack, (server, key), device, options_of(options), progress)
         restore_(model)
         sites, rows = find_sites(model, min_sparsity)
         works = [Work(site) for site in sites]
@@ -153,7 +153,7 @@ def _tuner(
 
 def _columns(n: int | Iterable[int]) -> list[Shape]:
     """Raises BadRequest."""
-    columns = [whole_number("n", one) for one in (n if isinstance(n, Iterable) else [n])]
+    columns = [whole_number("n", one) for one in (n if isinstance(n, Iterable) and not isinstance(n, str) else [n])]
     for one in columns:
         check_columns(one)
     return [(one,) for one in columns]

@@ -11,7 +11,7 @@ from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.device import DEVICES, DeviceSpec
 from lospmm.errors import BadRequest
-from lospmm.options import CHOICES, Options, default_emitter, is_experimental
+from lospmm.options import CHOICES, Options, default_emitter, is_experimental, options_of
 
 H200, A100 = DEVICES["h200"], DEVICES["a100"]
 
@@ -123,3 +123,23 @@ def test_every_architecture_has_a_default_that_is_not_an_experiment() -> None:
 def test_families_are_named_in_one_text() -> None:
     with pytest.raises(BadRequest, match="families is of type list: give a text, with commas"):
         Options(families=["csr"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"emiter": "ptx"}, "'emiter': no such option; did you mean emitter?"),
+        ({"colour": 1}, "'colour': no such option; there are emitter, ranker, "),
+        ({"x" * 500: 1}, f"'{'x' * 79}: no such option; there are"),
+    ],
+)
+def test_an_option_that_there_is_not(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        options_of(given)
+    assert str(refused.value).startswith(said)
+
+
+def test_options_by_their_names() -> None:
+    assert options_of({"emitter": "ptx", "shortlist_size": 3}) == Options(emitter="ptx", shortlist_size=3)
+    with pytest.raises(BadRequest, match="emitter 'x': choose one of"):
+        options_of({"emitter": "x"})

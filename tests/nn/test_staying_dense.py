@@ -91,6 +91,8 @@ def test_a_layer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({}, BadRequest, "give an example"),
         ({"n": 2.5}, BadRequest, "n is 2.5"),
+        ({"n": "16"}, BadRequest, "n is '16'"),
+        ({"n": 4, "measur": "gpu"}, BadRequest, "'measur': no such option; did you mean measure"),
         ({"n": [4, 0]}, BadRequest, "n is 0: B must have from 1 to"),
         ({"n": 4, "min_sparsity": 60}, BadRequest, "min_sparsity is 60: give a share of zeros, from 0 to 1"),
         ({"n": 4, "choice": "fast"}, BadRequest, "choice 'fast'"),
