@@ -117,7 +117,7 @@ def _place(rows: _Rows, limits: Sequence[int]) -> NDArray[np.int32]:
     tiles = int(count.sum())
     words = rows.mask.shape[1]
     id_span, nnc_span = int(count.max()), words * WORD_BITS + 1
-    overlap_type = np.uint8 if rows.nnz[-1] < 2**8 else np.int64
+    overlap_type = next(kind for kind in (np.uint8, np.uint16, np.int64) if rows.nnz[-1] <= np.iinfo(kind).max)
 
     occupied = np.zeros((words, tiles), dtype=np.uint64)
     size, nnz, nnc = (np.zeros(tiles, dtype=np.int64) for _ in range(3))

@@ -129,9 +129,10 @@ def test_a_tile_that_may_not_take_a_row_is_passed_over_however_few_columns_it_ha
     assert as_lists(tiling) == slow_tiling(matrix, limit)
 
 
-def test_rows_of_more_than_255_nonzeros() -> None:
-    matrix = uniform(40, 900, 0.5, seed=0)
-    assert matrix.row_nnz.min() > 255
+@pytest.mark.parametrize(("m", "k", "sparsity", "least"), [(40, 900, 0.5, 2**8), (22, 70_000, 0.02, 2**16)])
+def test_counts_of_long_rows_do_not_overflow(m: int, k: int, sparsity: float, least: int) -> None:
+    matrix = uniform(m, k, sparsity, seed=0)
+    assert matrix.row_nnz.min() >= least
     tilings = regroup(matrix, (3, 8, 20))
     assert {limit: as_lists(tiling) for limit, tiling in tilings.items()} == {
         limit: slow_tiling(matrix, limit) for limit in (3, 8, 20)
