@@ -5,6 +5,7 @@ columns that they fill, so the work per row is a handful of array operations how
 """
 
 import itertools
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ MAX_CELLS = 2**33
 
 #: What the tiles under work may take together, in bytes, beyond one M1 per worker.
 WORK_BYTES = 2**30
+
+#: Rows x columns from which on threads share the work; of less they slow each other down.
+THREADED_CELLS = 2**22
+MOST_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +61,11 @@ def regroup(matrix: SparseMatrix, size_limits: Sequence[int], *, workers: int = 
             placements.update(zip(share, placed, strict=True))
     empty_rows = _empty_rows(matrix)
     return {limit: _tiling(rows, placements[limit], limit, empty_rows) for limit in limits}
+
+
+def threads_for(matrix: SparseMatrix) -> int:
+    """``workers`` of ``regroup`` that are worth it on this machine."""
+    return min(MOST_THREADS, len(os.sched_getaffinity(0))) if matrix.m * matrix.k >= THREADED_CELLS else 1
 
 
 def natural_order(matrix: SparseMatrix, size_limit: int) -> Tiling:

@@ -1,6 +1,7 @@
 """Algorithm 1 against a literal transcription, what every tiling must satisfy, and the worked example of the docs."""
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from lospmm import readers, reorder
 from lospmm.errors import BadRequest
 from lospmm.matrix import SparseMatrix, from_coo, from_dense
 from lospmm.model import Tiling
-from lospmm.reorder import natural_order, regroup
+from lospmm.reorder import natural_order, regroup, threads_for
 from lospmm_datasets.synthetic import paired_blocks, uniform
 
 ROOT = Path(__file__).parents[2]
@@ -180,6 +181,13 @@ def test_values_of_m1_are_taken_in_turns_when_memory_is_short(monkeypatch: pytes
     assert {limit: as_lists(tiling) for limit, tiling in in_turns.items()} == {
         limit: as_lists(tiling) for limit, tiling in together.items()
     }
+
+
+def test_only_large_matrices_are_worth_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = (uniform(2048, k, 0.999, seed=0) for k in (2047, 2048))
+    for cores, expected in ((1, 1), (3, 3), (16, 4)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert (threads_for(small), threads_for(large)) == (1, expected)
 
 
 def test_no_limits_and_repeated_limits() -> None:
