@@ -327,7 +327,7 @@ def test_bad_weights_are_refused(weights: Any, reason: str) -> None:
         ({"convolution": "1x48x8x8,1x1"}, BadRequest, "convolution is of type str: give a lospmm.Convolution"),
         ({"bias": np.ma.array(np.ones(16), mask=np.arange(16) > 3)}, BadRequest, "bias is a masked array: fill what"),
         ({"device": None}, BadRequest, "unknown device 'None'"),
-        ({"colour": "red"}, TypeError, "colour"),
+        ({"colour": "red"}, BadRequest, "colour"),
     ],
 )
 def test_bad_requests_are_refused(
