@@ -18,28 +18,20 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.before import loaded
 from benchmarks.early import cases
-from benchmarks.overlapping import ACTIVATION, ACTIVATION_THREADS
-from benchmarks.placing import CASES, Case, Places
+from benchmarks.overlapping import activation, compiled
+from benchmarks.placing import CASES, Case, Places, candidate_of
 from benchmarks.recorded import Row, record
-from lospmm.build import for_emitter
 from lospmm.codegen import emit
-from lospmm.codegen.sass.fetch import FETCHERS
+from lospmm.codegen.sass.fetch import MIN_CODE_BYTES, fetchers
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.launcher import Launcher
 from lospmm.gpu.timing import Effort, time_rotating
-from lospmm.ir import launch
 from lospmm.lower import lower
-from lospmm.model import Candidate, Compiled, Launch, Problem
-from lospmm.reorder import regroup
+from lospmm.model import Compiled
 from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
-from lospmm_datasets.synthetic import uniform
 
 TURNS = 3
 EFFORT = Effort(replays=9, warm_micros=1_500.0, launches=8)
@@ -60,28 +52,22 @@ def chosen() -> list[Case]:
 
 def built(case: Case, folder: str) -> dict[str, Compiled]:
     """Both forms of the kernel of a case."""
-    (m, k, n), device = case.gemm, detect_device()
-    problem = for_emitter(Problem(uniform(m, k, case.sparsity, seed=0), n, device), "sass")
-    tiling = regroup(problem.matrix, [case.tile.rows])[case.tile.rows]
-    program = lower(problem, Candidate(case.tile, case.schedule, tiling))
-    emission, store = emit(program, "sass", device.arch), Store(Path(folder))
+    problem, candidate = candidate_of(case)
+    program, arch = lower(problem, candidate), problem.device.arch
+    emission, store = emit(program, "sass", arch), Store(Path(folder))
     assert emission.machine is not None
-    blocks = int(np.prod(launch(program).grid))
     found = {}
-    for form, fetchers in zip(FORMS, (0, min(FETCHERS, blocks)), strict=True):
-        units = (prologue(program, device.arch, fetches=fetchers > 0),)
-        one = replace(emission, units=units, machine=replace(emission.machine, fetchers=fetchers))
-        binary = compile_kernel(one, arch=device.arch, registers=program.registers, store=store, workers=1)
-        found[form] = Compiled(binary.cubin, program.name, launch(program))
+    for form, blocks in zip(FORMS, (0, fetchers(program, MIN_CODE_BYTES, arch)), strict=True):
+        units, machine = (prologue(program, arch, fetches=blocks > 0),), replace(emission.machine, fetchers=blocks)
+        found[form] = compiled(program, replace(emission, units=units, machine=machine), arch, store)
     return found
 
 
-def activation(driver: Driver, size: int, store: Store) -> Callable[[int], None]:
-    function, count = loaded(driver, ACTIVATION, "activation", store), size // 16
-    copies = SMALL_COPIES if size < 32 << 20 else 1
-    places = [[np.uint64(driver.allocate(size)) for _ in range(2)] for _ in range(copies)]
-    shape = Launch((-(-count // ACTIVATION_THREADS), 1, 1), ACTIVATION_THREADS)
-    return lambda copy: driver.launch(function, shape, (*places[copy % copies], np.uint32(count)))
+def in_turns(driver: Driver, size: int, store: Store) -> Callable[[int], None]:
+    """An activation of so many bytes, between other places for each copy of B and C."""
+    one, copies = activation(driver, size, store), SMALL_COPIES if size < 32 << 20 else 1
+    places = [(driver.allocate(size), driver.allocate(size)) for _ in range(copies)]
+    return lambda copy: one(*places[copy % copies])
 
 
 def timed(
@@ -118,7 +104,7 @@ def records() -> Iterator[Row]:
         with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 2), get_context("spawn")) as pool:
             kernels = list(pool.map(partial(built, folder=folder), wanted))
         driver, store = open_driver(), Store(Path(folder))
-        befores = {name: activation(driver, size, store) for name, size in BEFORE.items() if size}
+        befores = {name: in_turns(driver, size, store) for name, size in BEFORE.items() if size}
         for case, forms in zip(wanted, kernels, strict=True):
             m, k, n = case.gemm
             for row in timed(driver, case, forms, befores):

@@ -26,21 +26,19 @@ import numpy as np
 from benchmarks.before import loaded
 from benchmarks.early import cases
 from benchmarks.jumps import SHAPES
-from benchmarks.placing import CASES, Case, Places
+from benchmarks.placing import CASES, Case, Places, candidate_of
 from benchmarks.recorded import Row, record
-from lospmm.build import for_emitter
 from lospmm.codegen import emit
+from lospmm.codegen.emission import Emission
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.launcher import Launcher
 from lospmm.gpu.timing import Effort, time_rotating
-from lospmm.ir import launch
+from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
-from lospmm.model import Candidate, Compiled, Launch, Problem
-from lospmm.reorder import regroup
+from lospmm.model import Compiled, Launch
 from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
-from lospmm_datasets.synthetic import uniform
 
 TURNS = 5
 EFFORT = Effort(replays=9, warm_micros=1_500.0, launches=16)
@@ -127,20 +125,20 @@ def chosen() -> list[Case]:
 
 def built(case: Case, folder: str) -> dict[str, Compiled]:
     """The kernel of a case in all forms."""
-    (m, k, n), device = case.gemm, detect_device()
-    problem = for_emitter(Problem(uniform(m, k, case.sparsity, seed=0), n, device), "sass")
-    program = lower(
-        problem, Candidate(case.tile, case.schedule, regroup(problem.matrix, [case.tile.rows])[case.tile.rows])
-    )
-    emission, store = emit(program, "sass", device.arch), Store(Path(folder))
+    problem, candidate = candidate_of(case)
+    program, arch = lower(problem, candidate), problem.device.arch
+    emission, store = emit(program, "sass", arch), Store(Path(folder))
     forms = {}
     for name, (first, before_jump) in FORMS.items():
         (unit,) = emission.units
         text = unit.replace(FIRST, first + FIRST).replace(JUMP, before_jump + JUMP)
-        one = replace(emission, units=(text,))
-        binary = compile_kernel(one, arch=device.arch, registers=program.registers, store=store, workers=1)
-        forms[name] = Compiled(binary.cubin, program.name, launch(program))
+        forms[name] = compiled(program, replace(emission, units=(text,)), arch, store)
     return forms
+
+
+def compiled(program: KernelProgram, emission: Emission, arch: str, store: Store) -> Compiled:
+    binary = compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=1)
+    return Compiled(binary.cubin, program.name, launch(program))
 
 
 def launcher_of(kernel: Compiled, form: str) -> Launcher:
@@ -172,16 +170,22 @@ def alone(driver: Driver, case: Case, places: Places, kernels: Mapping[str, Comp
         launcher.unload()
 
 
+def activation(driver: Driver, size: int, store: Store) -> Callable[[int, int], None]:
+    """What puts one on the stream that reads ``size`` bytes from one address and writes as many to another."""
+    function, count = loaded(driver, ACTIVATION, "activation", store), size // 16
+    shape = Launch((-(-count // ACTIVATION_THREADS), 1, 1), ACTIVATION_THREADS)
+    return lambda start, end: driver.launch(function, shape, (np.uint64(start), np.uint64(end), np.uint32(count)))
+
+
 def mixed(driver: Driver, case: Case, places: Places, kernels: Mapping[str, Compiled], store: Store) -> Iterator[Row]:
     """Times of an activation and ``run`` kernels behind it, together."""
-    activation, (_, k, n) = loaded(driver, ACTIVATION, "activation", store), case.gemm
-    shape = Launch((-(-k * n // 4 // ACTIVATION_THREADS), 1, 1), ACTIVATION_THREADS)
+    _, k, n = case.gemm
+    before = activation(driver, 4 * k * n, store)
     sources = [driver.allocate(4 * k * n) for _ in places.pairs]
     runs = {form: [launcher_of(kernels[WAITING], form) for _ in range(max(RUNS))] for form in (ORDINARY, WAITING)}
 
     def enqueue(copy: int, *, form: str, count: int) -> None:
-        addresses = np.uint64(sources[copy]), np.uint64(places.pairs[copy][0])
-        driver.launch(activation, shape, (*addresses, np.uint32(k * n // 4)))
+        before(sources[copy], places.pairs[copy][0])
         for number, launcher in enumerate(runs[form][:count]):
             launcher(driver.stream, *places.pairs[(copy + number) % len(places.pairs)])
 

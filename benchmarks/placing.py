@@ -198,10 +198,16 @@ def records(driver: Driver, case: Case, kernel: Compiled) -> Iterator[Row]:
     places.free()
 
 
-def built(case: Case, folder: Path) -> Compiled:
+def candidate_of(case: Case) -> tuple[Problem, Candidate]:
+    """On this machine's GPU."""
     m, k, n = case.gemm
     problem = for_emitter(Problem(uniform(m, k, case.sparsity, seed=0), n, detect_device()), "sass")
-    candidate = Candidate(case.tile, case.schedule, regroup(problem.matrix, [case.tile.rows])[case.tile.rows])
+    tiling = regroup(problem.matrix, [case.tile.rows])[case.tile.rows]
+    return problem, Candidate(case.tile, case.schedule, tiling)
+
+
+def built(case: Case, folder: Path) -> Compiled:
+    problem, candidate = candidate_of(case)
     return build(problem, candidate, "sass", store=Store(folder), workers=1).compiled
 
 

@@ -44,6 +44,7 @@ from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.elf_rewrite import rewrite
+from lospmm.toolchain.fetch import read_address
 from lospmm_datasets.synthetic import uniform
 
 #: (m, k, n, sparsity), the tile size and the schedule.
@@ -65,8 +66,7 @@ EFFORT = Effort(replays=7, warm_micros=2_000.0)
 LINE = 8  # instructions
 INSTRUCTION_BYTES = 16
 
-#: ``LEPC Rd``: the address of the instruction. rd at bits 16 to 23, no field of ours has it.
-LEPC, OPCODE_MASK = 0x34E, 0xFFF
+OPCODE_MASK = 0xFFF
 
 Form = NDArray[np.void]
 
@@ -143,9 +143,7 @@ def told(cubin: bytes, kernel: str) -> bytes:
     table = np.frombuffer(parts[f".nv.constant2.{kernel}"], "<u4")
     at = int(table[-1]) // INSTRUCTION_BYTES
     assert int(words[at, 0]) & OPCODE_MASK == 0x802, "the placeholder"
-    register = words[at, 0] & np.uint64(0xFF << 16)
-    words[at, 0] = np.uint64(0x7000 | LEPC) | register
-    words[at, 1] &= ~np.uint64(0xF00)
+    read_address(words, at)
     return rewrite(cubin, {name: words.tobytes()})
 
 

@@ -5,9 +5,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.fetch import BLOCKS_MARK, BYTES_MARK, UNIT_BYTES
+from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.errors import ToolchainFault
-
-_INSTRUCTION_BYTES = 16
 
 #: The clock, ``CS2R Rd, SR_CLOCKLO``: its bits but for the register and the control fields (bits 105 and up).
 _CLOCK = 0x7805, 0x15000
@@ -32,14 +31,19 @@ def filled(head: bytes, code_bytes: int, blocks: int) -> bytes:
         ),
         "the clock",
     )
-    words[clock, 0] = words[clock, 0] & np.uint64(_REGISTER) | np.uint64(_ADDRESS)
-    words[clock, 1] &= np.uint64(_CONTROL & (1 << 64) - 1)
-    units = min(_MAX_UNITS, (code_bytes - _INSTRUCTION_BYTES * clock) // UNIT_BYTES // blocks)
+    read_address(words, clock)
+    units = min(_MAX_UNITS, (code_bytes - BYTES_PER_INSTRUCTION * clock) // UNIT_BYTES // blocks)
     numbers = ((BLOCKS_MARK, blocks), (BYTES_MARK, units * UNIT_BYTES), (BYTES_MARK // UNIT_BYTES, units))
     places = [_only(np.flatnonzero(_immediates(words) == mark), f"{mark:#x}") for mark, _ in numbers]
     for place, (_, number) in zip(places, numbers, strict=True):
         words[place, 0] = words[place, 0] & np.uint64((1 << 32) - 1) | np.uint64(number << 32)
     return words.astype("<u8").tobytes()
+
+
+def read_address(words: NDArray[np.uint64], at: int) -> None:
+    """Instruction ``at`` of (instructions, 2) words, which writes a register, writes its own address there instead."""
+    words[at, 0] = words[at, 0] & np.uint64(_REGISTER) | np.uint64(_ADDRESS)
+    words[at, 1] &= np.uint64(_CONTROL & (1 << 64) - 1)
 
 
 def _immediates(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import overlapping
+from benchmarks import overlapping, placing
 from benchmarks.placing import Case
 from lospmm.device import DEVICES
 from lospmm.model import Schedule, TileSize
@@ -16,7 +16,7 @@ WAIT, START = 0x82E, 0x82D
 
 
 def test_what_waits_and_what_starts_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlapping, "detect_device", lambda: DEVICES["h200"])
+    monkeypatch.setattr(placing, "detect_device", lambda: DEVICES["h200"])
     case = Case("shapes", (48, 64, 256), 0.8, TileSize(16, 64), Schedule(8))
     heads = {}
     for form, kernel in overlapping.built(case, str(tmp_path)).items():
