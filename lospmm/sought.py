@@ -79,8 +79,8 @@ def ranked(problem: Problem, options: Options, stages: Stages) -> Choice:
 
 
 def with_early_stores(problem: Problem, choice: Choice) -> Choice:
-    """``choice`` whose winner stores rows early where it may: of 120 kernels of float32, timed as in a network, the same
-    with early stores took 0.93 to 1.01 of the time, 0.98 in the mean (docs/decisions/0026)."""
+    """``choice`` whose winner stores rows early where it may. Of 120 kernels of float32, timed as in a network, the
+    same with early stores took 0.93 to 1.01 of the time, 0.98 in the mean (docs/decisions/0026)."""
     early = stored_early(problem, [choice.winner]) if words_of(problem) == SINGLE else []
     return replace(choice, winner=early[0]) if early else choice
 
