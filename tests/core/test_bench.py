@@ -215,6 +215,7 @@ def test_what_the_manifest_keeps() -> None:
         "spread": 0.02,
         "noise": pytest.approx(0.025),
         "cold": True,
+        "cache": "cold",
         "bound_micros": found.bound.micros,
         "cusparse_micros": 90.0,
         "cusparse_algorithm": "CSR_ALG3",
