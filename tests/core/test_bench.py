@@ -29,7 +29,7 @@ from lospmm.epilogue import Epilogue
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import Measurement, Ready
-from lospmm.gpu.timing import FULL, Effort, Timing
+from lospmm.gpu.timing import COPIES_BEHIND, FULL, Effort, Timing
 from lospmm.manifest import LaunchConfig
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.measure import Bench
@@ -176,6 +176,13 @@ def test_a_warm_comparison_says_so() -> None:
     assert fake.efforts == {FULL}, "all of a comparison is timed alike"
     assert found.copies == 1
     assert not found.measured().cold
+
+
+def test_a_comparison_as_in_a_network_is_one_of_all() -> None:
+    found, fake = compared(cache="network", cusparse=90.0)
+    assert fake.asked[2] == BaselineTask("cusparse", "network", None)
+    assert found.copies == min(COPIES_BEHIND, fake.start().copies)
+    assert (found.measured().cold, found.measured().cache) == (False, "network")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Kernels timed as a layer of a network finds the GPU: what runs before each launch, and what of it is in its time."""
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lospmm import measure
+from lospmm.baselines import BaselineTime, Check, Enqueue, VariantTime, work
+from lospmm.baselines.library import Place
+from lospmm.cli import run
 from lospmm.device import DEVICES
-from lospmm.errors import GpuFault
+from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu import network, operands, timing, worker
 from lospmm.gpu.driver import Function, Graph, LaunchShape
 from lospmm.gpu.gate import COPY_ENTRY
@@ -25,9 +29,10 @@ from lospmm.model import Launch, Problem
 from lospmm.settings import settings
 from tests.core import fake_gpu
 from tests.core.fake_gpu import FakeDriver, floats
+from tests.core.test_bench import on_a_fake_gpu
 from tests.core.test_measure import FAILURES, N, gate_library, weights
 
-__all__ = ["gate_library"]  # a fixture
+__all__ = ["gate_library", "on_a_fake_gpu"]  # fixtures
 
 LAUNCH = Launch((2, 1, 1), 32)
 L2_BYTES = 10_000
@@ -99,6 +104,29 @@ def test_what_is_flushed_is_read_and_written(gate_library: Path) -> None:
     assert np.array_equal(floats(start + place.flush_bytes, (count,)), np.arange(count))
     assert np.array_equal(floats(place.b[1], (14, N)), floats(place.source, (14, N)))
     assert np.array_equal(floats(place.b[1], (14, N)), floats(place.b[0], (14, N)))
+
+
+def test_libraries_are_timed_behind_the_same(gate_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, bench = on_the_bench(gate_library)
+    function = driver.load(fake_gpu.kernel("good", weights(), N), "kernel")
+
+    def time_baseline(
+        name: str, place: Place, *, check: Check, time: Callable[[Enqueue], timing.Timing]
+    ) -> BaselineTime:
+        def enqueue(copy: int) -> None:
+            addresses = (place.copies[copy].b, place.copies[copy].c)
+            driver.launch(function, Shape((1, 1, 1), 32, 0), tuple(map(np.uint64, addresses)))
+
+        assert check(enqueue, None).failure is None
+        driver.seen.clear()
+        return BaselineTime(name, "a library", (VariantTime("own", time(enqueue), 1e-7, None),), None)
+
+    monkeypatch.setattr(work, "time_baseline", time_baseline)
+    found = work.run(bench, work.BaselineTask("cusparse", "network", None, BRIEF))
+    assert found.micros == pytest.approx(10.0, rel=0.05)
+    kinds = [kind for kind, _ in driver.seen]
+    assert kinds.count("kernel") > BRIEF.replays * BRIEF.launches
+    assert all(kinds[at - 2 : at] == ["copy", "copy"] for at, kind in enumerate(kinds[1:], start=1) if kind == "kernel")
 
 
 @pytest.fixture
@@ -222,3 +250,18 @@ def test_no_time_that_is_left_is_a_failure_and_not_a_zero() -> None:
     with pytest.raises(GpuFault, match=r"^-0\.25 us behind 60\.0 us of others: it cannot be told from them"):
         timed(driver)
     assert driver.discarded == 2
+
+
+def test_the_command_as_in_a_network(on_a_fake_gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", str(on_a_fake_gpu / "good"), "--cache", "network", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["cold"], printed["cache"]) == (False, "network")
+    assert 2 <= printed["copies"] <= COPIES_BEHIND
+    assert printed["micros"] == pytest.approx(10.0, rel=0.05)
+    for options, why in (
+        (["--cache", "hot"], "cache 'hot': choose one of cold, warm, network"),
+        (["--cache", "network", "--warm"], "--warm is --cache warm: leave one of"),
+    ):
+        assert run(["bench", str(on_a_fake_gpu / "good"), *options]) == BadRequest.exit_code
+        assert why in capsys.readouterr().err
+    assert run(["bench", str(on_a_fake_gpu / "wrong"), "--cache", "network", "--quiet"]) == VerificationFailed.exit_code
