@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from benchmarks.recorded import Row, record
 from lospmm.build import for_emitter
-from lospmm.codegen import emit
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD
+from lospmm.codegen.sass.emit import without_fetch
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.gpu.driver import Driver, open_driver
@@ -110,7 +110,7 @@ def with_policy(cubin: bytes, kernel: str, policy: int) -> bytes:
 def timed(driver: Driver, problem: Problem, tile: TileSize, variant: Variant, store: Store) -> dict[str, Any]:
     tiling = regroup(problem.matrix, [tile.rows])[tile.rows]
     program = lower(problem, Candidate(tile, variant.schedule, tiling))
-    emission = emit(program, "sass", problem.device.arch)
+    emission = without_fetch(program, problem.device.arch)
     if variant.change is not None:
         assert emission.machine is not None
         emission = replace(emission, machine=variant.change(emission.machine))

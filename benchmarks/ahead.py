@@ -21,7 +21,7 @@ from benchmarks.early import Built, Case, cases, diagonal, timed, turned
 from benchmarks.kernels import SEED
 from benchmarks.recorded import record
 from lospmm.build import for_emitter
-from lospmm.codegen import emit
+from lospmm.codegen.sass.emit import without_fetch
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, padding
@@ -88,7 +88,7 @@ def build(case: Case, device: DeviceSpec, folder: str) -> Built:
         "diagonal, early": diagonal(problem, early),
         **deeper,
     }
-    forms = {name: (one, emit(one, "sass", device.arch)) for name, one in programs.items()}
+    forms = {name: (one, without_fetch(one, device.arch)) for name, one in programs.items()}
     for name, op in (("prefetched", Opcode.PREFETCH), ("loaded", Opcode.LDG)):
         machine = forms["plain"][1].machine
         assert machine is not None

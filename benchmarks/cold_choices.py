@@ -151,8 +151,9 @@ def records() -> Iterator[Row]:
             (m, k, n), sparsity, first = listed[0]
             ways = Ways(driver, Case("", (m, k, n), sparsity, first.tile, first.schedule), store)
             for (one, kernel), micros in zip(ran, timed(ways, [kernel for _, kernel in ran]), strict=True):
-                yield {"device": device.name, "m": m, "k": k, "n": n, "sparsity": sparsity, **one.candidate.tile._asdict(),
-                       **asdict(one.candidate.schedule), "cubin_bytes": len(kernel.cubin), "micros": micros}  # fmt: skip
+                tile, schedule = one.candidate.tile._asdict(), asdict(one.candidate.schedule)
+                yield {"device": device.name, "m": m, "k": k, "n": n, "sparsity": sparsity, **tile, **schedule,
+                       "cubin_bytes": len(kernel.cubin), "micros": micros}  # fmt: skip
             ways.free()
         driver.close()
 

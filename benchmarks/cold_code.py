@@ -3,17 +3,17 @@
     python -m benchmarks.cold_code [--out DIR]
 
 needs an H200 or H100. The kernels that tuning chose for the seven problems, and one of each of the 41 shapes at 98 %
-zeros, whatever its size, are timed as they are and with a prologue whose blocks fetch the code
-(``lospmm.codegen.sass.fetch``): one launch after another, and behind an activation that reads and writes as much as a
-layer's does, or more than the L2 cache has. Of the latter two the time of the activation alone is taken off. Writes
-``cold_code.jsonl`` and prints a line for each kernel and form.
+zeros, whatever its size, are timed as they are and with tiles that fetch their code
+(``lospmm.codegen.sass.fetch``): one launch after another; behind an activation that reads and writes as much as a
+layer's does, or more than the L2 cache has; and as in a network, behind the latter and an activation that writes B. Of
+these three the time of what comes before is taken off. Writes ``cold_code.jsonl`` and prints a line for each kernel and
+form.
 """
 
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,9 +22,9 @@ from benchmarks.early import cases
 from benchmarks.overlapping import activation, compiled
 from benchmarks.placing import CASES, Case, Places, candidate_of
 from benchmarks.recorded import Row, record
-from lospmm.codegen import emit
-from lospmm.codegen.sass.fetch import MIN_CODE_BYTES, fetchers
-from lospmm.codegen.sass.prologue import prologue
+from lospmm.codegen.sass.emit import emission_of, tiles_of
+from lospmm.codegen.sass.fetch import sharers_of, span_bytes
+from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.launcher import Launcher
 from lospmm.gpu.timing import Effort, time_rotating
@@ -36,8 +36,13 @@ from lospmm.store import Store
 TURNS = 3
 EFFORT = Effort(replays=9, warm_micros=1_500.0, launches=8)
 
-#: What is run before each launch, by its name: the bytes that it reads, and writes.
-BEFORE = {"": 0, "13 MB read and written": 13 << 20, "96 MB read and written": 96 << 20}
+#: What is run before each launch, by its name: the bytes that it reads, and writes; and whether B is written last.
+BEFORE = {
+    "": (0, False),
+    "13 MB read and written": (13 << 20, False),
+    "96 MB read and written": (96 << 20, False),
+    "96 MB, and B written": (96 << 20, True),
+}
 
 #: Copies of the smaller, so that each is somewhere else.
 SMALL_COPIES = 8
@@ -54,13 +59,14 @@ def built(case: Case, folder: str) -> dict[str, Compiled]:
     """Both forms of the kernel of a case."""
     problem, candidate = candidate_of(case)
     program, arch = lower(problem, candidate), problem.device.arch
-    emission, store = emit(program, "sass", arch), Store(Path(folder))
-    assert emission.machine is not None
-    found = {}
-    for form, blocks in zip(FORMS, (0, fetchers(program, MIN_CODE_BYTES, arch)), strict=True):
-        units, machine = (prologue(program, arch, fetches=blocks > 0),), replace(emission.machine, fetchers=blocks)
-        found[form] = compiled(program, replace(emission, units=units, machine=machine), arch, store)
-    return found
+    code, store = tiles_of(program, arch), Store(Path(folder))
+    assert program.cols is not None
+    size = BYTES_PER_INSTRUCTION * len(code.form)
+    fetches = sharers_of(program, size, arch) or int(span_bytes(program.cols, 1) <= size)  # also what is too small
+    return {
+        form: compiled(program, emission_of(program, code, count), arch, store)
+        for form, count in zip(FORMS, (0, fetches), strict=True)
+    }
 
 
 def in_turns(driver: Driver, size: int, store: Store) -> Callable[[int], None]:
@@ -71,16 +77,26 @@ def in_turns(driver: Driver, size: int, store: Store) -> Callable[[int], None]:
 
 
 def timed(
-    driver: Driver, case: Case, kernels: dict[str, Compiled], befores: dict[str, Callable[[int], None]]
+    driver: Driver,
+    case: Case,
+    kernels: dict[str, Compiled],
+    activations: dict[int, Callable[[int], None]],
+    store: Store,
 ) -> Iterator[Row]:
-    places = Places(driver, case)
+    _, k, n = case.gemm
+    places, source = Places(driver, case), driver.allocate(4 * k * n)
+    writes = activation(driver, 4 * k * n, store)
+    driver.copy(source, places.pairs[0][0], 4 * k * n)
     launchers = {form: Launcher(kernel.cubin, kernel.entry, kernel.launch) for form, kernel in kernels.items()}
 
     def enqueue(copy: int, *, before: str, form: str) -> None:
-        if before:
-            befores[before](copy)
+        (size, writes_b), (b, c) = BEFORE[before], places.pairs[copy]
+        if size:
+            activations[size](copy)
+        if writes_b:
+            writes(source, b)
         if form:
-            launchers[form](driver.stream, *places.pairs[copy])
+            launchers[form](driver.stream, b, c)
 
     for turn in range(TURNS):
         for before in BEFORE:
@@ -96,6 +112,7 @@ def timed(
     for launcher in launchers.values():
         launcher.unload()
     places.free()
+    driver.free(source)
 
 
 def records() -> Iterator[Row]:
@@ -104,10 +121,10 @@ def records() -> Iterator[Row]:
         with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 2), get_context("spawn")) as pool:
             kernels = list(pool.map(partial(built, folder=folder), wanted))
         driver, store = open_driver(), Store(Path(folder))
-        befores = {name: in_turns(driver, size, store) for name, size in BEFORE.items() if size}
+        activations = {size: in_turns(driver, size, store) for size, _ in BEFORE.values() if size}
         for case, forms in zip(wanted, kernels, strict=True):
             m, k, n = case.gemm
-            for row in timed(driver, case, forms, befores):
+            for row in timed(driver, case, forms, activations, store):
                 yield {"device": device.name, "set": case.set, "m": m, "k": k, "n": n, "sparsity": case.sparsity,
                        **case.tile._asdict(), **row}  # fmt: skip
         driver.close()

@@ -27,9 +27,9 @@ from benchmarks.checked import Kernel, Operands
 from benchmarks.kernels_table import KNOWN, Known
 from lospmm import words as words_of_thread
 from lospmm.build import for_emitter
-from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass import scheduler
+from lospmm.codegen.sass.emit import without_fetch
 from lospmm.codegen.sass.form import RZ, Opcode
 from lospmm.codegen.sass.half import packed
 from lospmm.codegen.sass.machine import MachineCode
@@ -171,7 +171,7 @@ def build(device: DeviceSpec, matrix: SparseMatrix, n: int, choice: Choice, kind
     program = lower(problem, Candidate(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
     if kind.is_narrow and kind.columns == 2:
         program = replace(program, n=n // 2, words=words_of_thread.DOUBLE)
-    emission: Emission = emit(program, "sass", device.arch)
+    emission: Emission = without_fetch(program, device.arch)
     assert emission.machine is not None
     if kind.number != "float32" and not kind.is_narrow:
         emission = replace(

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from benchmarks.reloads_table import table
 from lospmm.build import for_emitter
-from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
+from lospmm.codegen.sass.emit import without_fetch
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.gpu.clocks import read_clocks
@@ -43,8 +43,6 @@ from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
-from lospmm.toolchain.elf_rewrite import rewrite
-from lospmm.toolchain.fetch import read_address
 from lospmm_datasets.synthetic import uniform
 
 #: (m, k, n, sparsity), the tile size and the schedule.
@@ -115,9 +113,9 @@ def laid_out(code: MachineCode, layout: Layout) -> MachineCode:
 
 
 def with_address(code: MachineCode, n: int) -> MachineCode:
-    """One more tile, of which ``told`` makes that it stores its own address, two rows before C."""
+    """One more tile, which stores its own address, two rows before C."""
     form = blank(LINE)
-    form["op"] = (Opcode.MOV_IMM, Opcode.NOP, Opcode.NOP, Opcode.STG, Opcode.STG, Opcode.EXIT, *[Opcode.NOP] * 2)
+    form["op"] = (Opcode.LEPC, Opcode.NOP, Opcode.NOP, Opcode.STG, Opcode.STG, Opcode.EXIT, *[Opcode.NOP] * 2)
     form["stall"], form["rd"][0] = (11, 11, 11, 1, 1, 5, 1, 1), 8
     form["ra"][3:5], form["rb"][3:5], form["bytes"][3:5], form["ur"][3:5] = (
         code.entry.c,
@@ -133,18 +131,6 @@ def with_address(code: MachineCode, n: int) -> MachineCode:
         dispatch=(*code.dispatch, len(code.starts)),
         registers=max(code.registers, 12),
     )
-
-
-def told(cubin: bytes, kernel: str) -> bytes:
-    """The first instruction of the last tile reads its address."""
-    name = f".text.{kernel}"
-    parts = {section.name: section.content for section in elf.sections(cubin)}
-    words = np.frombuffer(parts[name], "<u8").reshape(-1, 2).copy()
-    table = np.frombuffer(parts[f".nv.constant2.{kernel}"], "<u4")
-    at = int(table[-1]) // INSTRUCTION_BYTES
-    assert int(words[at, 0]) & OPCODE_MASK == 0x802, "the placeholder"
-    read_address(words, at)
-    return rewrite(cubin, {name: words.tobytes()})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,7 +162,7 @@ NOTHING = """
 
 def build(problem: Problem, tile: TileSize, schedule: Schedule, layout: Layout, store: Store) -> Kernel:
     program = lower(problem, Candidate(tile, schedule, regroup(problem.matrix, [tile.rows])[tile.rows]))
-    emission = emit(program, "sass", problem.device.arch)
+    emission = without_fetch(program, problem.device.arch)
     assert emission.machine is not None
     machine = with_address(laid_out(emission.machine, layout), problem.n)
     emission = replace(emission, machine=machine, units=tuple(map(from_a_tile, emission.units)))
@@ -184,7 +170,7 @@ def build(problem: Problem, tile: TileSize, schedule: Schedule, layout: Layout, 
     binary = compile_kernel(emission, arch=arch, registers=registers, store=store, workers=1)
     parts = {section.name: section.content for section in elf.sections(binary.cubin)}
     last = int(np.frombuffer(parts[f".nv.constant2.{program.name}"], "<u4")[-1])
-    return Kernel(told(binary.cubin, program.name), program, last)
+    return Kernel(binary.cubin, program, last)
 
 
 class Bench:

@@ -48,7 +48,7 @@ DECISIVE = (
     "families/**/*.py", "families/**/*.cu*",
     "codegen/**/*.py",
     "toolchain/compile.py", "toolchain/compilers.py", "toolchain/cubin.py", "toolchain/elf.py",
-    "toolchain/elf_rewrite.py", "toolchain/data.py", "toolchain/fetch.py",
+    "toolchain/elf_rewrite.py", "toolchain/data.py",
     "gpu/gate.py", "gpu/gate.cu", "gpu/network.py", "gpu/operands.py", "gpu/timing.py", "gpu/worker.py",
 )  # fmt: skip
 

@@ -184,9 +184,8 @@ def _entry(program: KernelProgram) -> str:
     return "\n".join((*entry_head(program), *_dispatch(program), "}\n"))
 
 
-def entry_head(program: KernelProgram, first: Sequence[str] = ()) -> Sequence[str]:
-    """The kernel up to the jump: %tile is the block row, %b and %c point to this thread's column of row 0. ``first`` is
-    what every thread does before anything else, those without a column too."""
+def entry_head(program: KernelProgram) -> Sequence[str]:
+    """The kernel up to the jump: %tile is the block row, %b and %c point to this thread's column of row 0."""
     residual = ",\n.param .u64 residual" if program.epilogue.residual else ""
     size = "" if program.n is not None else ",\n.param .u32 n"
     return [
@@ -197,7 +196,6 @@ def entry_head(program: KernelProgram, first: Sequence[str] = ()) -> Sequence[st
         ".reg .pred %outside;",
         ".reg .b32 %tile, %block, %group, %member, %members, %width, %thread, %column, %n;",
         ".reg .b64 %b, %c, %offset;",
-        *first,
         "mov.u32 %tile, %ctaid.y;",
         "mov.u32 %group, %ctaid.z;",
         "mov.u32 %members, %nctaid.x;",

@@ -23,6 +23,9 @@ B_ADDRESS = 1 << 60
 C_ADDRESS = 1 << 61
 RESIDUAL_ADDRESS = 3 << 60
 
+#: Of machine code's tiles.
+CODE_ADDRESS = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:

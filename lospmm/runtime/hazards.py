@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass import half, narrow
+from lospmm.codegen.sass.fetch import LEPC_LATENCY
 from lospmm.codegen.sass.form import FORM, NO_BARRIER, PT, RZ, Opcode
 
 #: From a test of bits to an instruction that its predicate guards, as ptxas 13.0 sets them.
@@ -44,13 +45,14 @@ LATENCY: Mapping[int, tuple[int, int]] = MappingProxyType(
         **{op: (cycles, cycles) for op, cycles in half.LATENCY.items()},
         **dict.fromkeys(_CONVERSIONS, (narrow.WIDEN_LATENCY, narrow.WIDEN_LATENCY)),
         Opcode.LOP3_TEST: (PREDICATE_CYCLES, PREDICATE_CYCLES),
+        Opcode.LEPC: (LEPC_LATENCY, LEPC_LATENCY),
         **dict.fromkeys((Opcode.MOV_IMM, Opcode.MOV, Opcode.IADD3, Opcode.IADD3_X, Opcode.CS2R), _INTEGER),
     }
 )
 
 #: What ends at an unknown time: with a result, and all.
 LOADS = frozenset((Opcode.LDG, Opcode.LDS, Opcode.LDS_UNIFORM))
-MEMORY = LOADS | {Opcode.STG, Opcode.ST, Opcode.STS, Opcode.PREFETCH}
+MEMORY = LOADS | {Opcode.STG, Opcode.ST, Opcode.STS, Opcode.PREFETCH, Opcode.TOUCH}
 
 #: What reads a result as late as a load or store: ptxas 13.0 leaves 5 cycles between a multiply-add and a rounding.
 _READ_LATE = MEMORY | {*_ROUNDINGS}
@@ -129,10 +131,12 @@ _READS: Mapping[int, tuple[tuple[str, int], ...]] = {
     Opcode.IADD3: (("ra", 1), ("rc", 1)),
     Opcode.IADD3_X: (("ra", 1), ("rc", 1)),
     Opcode.PREFETCH: (("ra", 2),),
+    Opcode.TOUCH: (("ra", 2),),
 }
 _WRITES: Mapping[int, tuple[tuple[str, int], ...]] = {
     **dict.fromkeys(LATENCY, (("rd", 1),)),
     **dict.fromkeys((*LOADS, Opcode.CS2R), (("rd", 0),)),
+    Opcode.LEPC: (("rd", 2),),
 }
 
 #: Predicates stand behind the registers: P0 is 256.

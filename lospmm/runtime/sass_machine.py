@@ -25,7 +25,7 @@ from lospmm.interpret import fused_multiply_add
 from lospmm.ir import FLOAT_BYTES
 from lospmm.runtime.cluster import cluster_of
 from lospmm.runtime.fault import Fault
-from lospmm.runtime.geometry import Geometry
+from lospmm.runtime.geometry import CODE_ADDRESS, Geometry
 from lospmm.runtime.halves import bits_of, values_of
 from lospmm.runtime.hazards import Hazard, Hazards, Instruction, instructions
 from lospmm.runtime.sass_arithmetic import ARITHMETIC, target_of
@@ -53,7 +53,7 @@ def execute(
     except ToolchainFault as fault:
         raise VerificationFailed(f"machine code: {fault}") from None
     _check_descriptors(code, generation)
-    parts = code.split_k
+    parts, size = code.split_k, BYTES_PER_INSTRUCTION * len(code.form)
     if len(code.dispatch) % parts:
         raise VerificationFailed(f"machine code: {len(code.dispatch)} block rows are not tiles of {parts} parts each")
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
@@ -65,7 +65,7 @@ def execute(
         tiles = zip(*(code.dispatch[part::parts] for part in range(parts)), strict=True)
         for tile in dict.fromkeys(tiles):  # twice the same stores the same
             blocks = cluster_of(parts, geometry, own_columns)
-            warps = [at_entry(code.entry, geometry, own_b, own_c, block, third) for block in blocks]
+            warps = [at_entry(code.entry, geometry, own_b, own_c, block, size, third) for block in blocks]
             running = [_run_part(code, part, warp, generation) for part, warp in zip(tile, warps, strict=True)]
             while running:  # each goes on as far as it can
                 running = [part for part in running if next(part, False)]
@@ -105,7 +105,7 @@ def _run_part(code: MachineCode, tile: int, warp: Warp, generation: Generation) 
     first = int(code.starts[tile])
     behind = int(min(code.starts[code.starts > first], default=len(code.form)))
     body = instructions(code.form[first:behind])
-    hazards = Hazards(code.registers, code.entry.taken)
+    hazards = Hazards(code.registers, code.entry.filled)
     index = last = 0
     for _ in range(LOOP_LIMIT * len(body)):
         if not 0 <= index < len(body):
@@ -113,6 +113,8 @@ def _run_part(code: MachineCode, tile: int, warp: Warp, generation: Generation) 
             raise _refusal(code, tile, first + last, reason, generation)
         last = index
         instruction = body[index]
+        if instruction.op == Opcode.LEPC:
+            instruction = instruction._replace(offset=BYTES_PER_INSTRUCTION * (first + index))
         try:
             hazards.issue(instruction)
             distance = _step(warp, instruction)
@@ -211,6 +213,20 @@ def _prefetch(warp: Warp, at: Instruction) -> int:
     return 0
 
 
+def _own_address(warp: Warp, at: Instruction) -> int:
+    address = CODE_ADDRESS + at.offset
+    warp.words[at.rd], warp.words[at.rd + 1] = address & 0xFFFFFFFF, address >> 32
+    return 0
+
+
+def _touch(warp: Warp, at: Instruction) -> int:
+    """Loads into a cache, which shows nowhere, of what is there."""
+    place = warp.address(at.ra, at.offset) - np.uint64(CODE_ADDRESS)
+    if (place % np.uint64(FLOAT_BYTES)).any() or (place >= np.uint64(warp.code_bytes)).any():
+        raise Fault(f"loads code at {place.max():#x} of {warp.code_bytes:#x} bytes")
+    return 0
+
+
 def _check_shared(warp: Warp, at: Instruction) -> None:
     """Raises Fault where no blocks share a tile, and for shared memory beside slots."""
     if len(warp.block.cluster) == 1:
@@ -283,6 +299,8 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
         Opcode.BAR_SYNC: _nothing,
         Opcode.BRA: _branch,
         Opcode.PREFETCH: _prefetch,
+        Opcode.LEPC: _own_address,
+        Opcode.TOUCH: _touch,
         Opcode.ST: _send,
         Opcode.MEMBAR: _fence,
         Opcode.ERRBAR: _nothing,

@@ -6,6 +6,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.sass.fetch import SECTOR_BYTES
 from lospmm.codegen.sass.form import PT, RZ
 from lospmm.codegen.sass.machine import Entry
 from lospmm.convolution import outside
@@ -50,6 +51,7 @@ class Warp:
     floats: NDArray[np.float32]  # the same memory
     predicates: NDArray[np.bool_]  # (8, threads)
     block: Block
+    code_bytes: int  # of all tiles
 
     def part(self, which: NDArray[np.bool_]) -> "Warp":
         """Some of the threads, in copies of their state."""
@@ -105,9 +107,10 @@ def at_entry(
     b: NDArray[np.float32],
     c: NDArray[np.float32],
     block: Block,
+    code_bytes: int,
     residual: NDArray[np.float32] | None = None,
 ) -> Warp:
-    """The threads of ``block`` at the start of its part of a tile."""
+    """The threads of ``block``, the first of those that share a tile, at the start of its part of it."""
     columns = block.columns
     words = np.full((NOWHERE + 1, len(columns)), _UNKNOWN, dtype=np.uint32)
     words[RZ] = 0
@@ -126,8 +129,10 @@ def at_entry(
         words[entry.mailbox] = block.mailbox
     if entry.padded is not None and geometry.convolution is not None:
         words[entry.padded] = outside(geometry.convolution, columns)
+    if entry.fetched is not None:
+        words[entry.fetched] = columns % geometry.cols * SECTOR_BYTES
     predicates = np.zeros((PT + 1, len(columns)), np.bool_)
     predicates[PT] = True
     lanes = np.arange(len(columns))
     floats = words.view(np.float32)
-    return Warp(columns, lanes, operand_b, operand_c, third, geometry, words, floats, predicates, block)
+    return Warp(columns, lanes, operand_b, operand_c, third, geometry, words, floats, predicates, block, code_bytes)

@@ -19,12 +19,11 @@ from lospmm.codegen.sass.fields import decode, encode
 from lospmm.codegen.sass.form import NO_BARRIER, RZ, Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.machine import Entry, MachineCode
-from lospmm.codegen.sass.prologue import PADDED_BYTES, RESIDUAL_BYTES, TARGETS
+from lospmm.codegen.sass.prologue import FETCHED_BYTES, PADDED_BYTES, RESIDUAL_BYTES, TARGETS
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS
 from lospmm.errors import ToolchainFault
 from lospmm.toolchain import elf
 from lospmm.toolchain.elf_rewrite import rewrite
-from lospmm.toolchain.fetch import filled
 
 INSTRUCTION_BYTES = 16
 
@@ -39,9 +38,9 @@ _EIATTR_CTA_PER_CLUSTER = 0x3D
 _EIATTR_NUM_BARRIERS = 0x4C
 
 #: What each of the prologue's targets is made of, in any order, EXIT last; and what is there beside it where blocks
-#: share a tile, where there is a residual, and where a convolution has padding.
+#: share a tile, where there is a residual, where a convolution has padding, and where code is fetched.
 _TARGET = (Opcode.LDG, Opcode.STG)
-_TARGET_PARTS = ((Opcode.ST, Opcode.LDS), (Opcode.LDG, Opcode.STG), (Opcode.STG,))
+_TARGET_PARTS = ((Opcode.ST, Opcode.LDS), (Opcode.LDG, Opcode.STG), (Opcode.STG,), (Opcode.STG,))
 
 _EXIT_BITS = 0x94D
 
@@ -78,8 +77,6 @@ def _graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
     head = text + bytes(-len(text) % LINE_BYTES)
     offsets = len(head) + code.starts * INSTRUCTION_BYTES
     body = words.astype("<u8").tobytes()
-    if code.fetchers:
-        head = filled(head, len(head) + len(body), code.fetchers)
     grown = head + body
     grown += bytes(-len(grown) % LINE_BYTES)
     table = np.array([offsets[tile] for tile in code.dispatch], "<u4").tobytes()
@@ -166,9 +163,10 @@ def _known_targets(*, is_shared: bool) -> list[list[int]]:
     """What may be in a target, sorted."""
     cluster = _TARGET_PARTS[0] if is_shared else ()
     return [
-        sorted(int(op) for op in (*_TARGET, *cluster, *residual, *padded, Opcode.EXIT))
+        sorted(int(op) for op in (*_TARGET, *cluster, *residual, *padded, *fetched, Opcode.EXIT))
         for residual in ((), _TARGET_PARTS[1])
         for padded in ((), _TARGET_PARTS[2])
+        for fetched in ((), _TARGET_PARTS[3])
     ]
 
 
@@ -182,6 +180,7 @@ def _entry_of_target(target: NDArray[np.void], number: int) -> Entry:
         0,
         RESIDUAL_BYTES,
         PADDED_BYTES,
+        FETCHED_BYTES,
     }:
         raise ToolchainFault("the prologue's targets store elsewhere than this emitter tells them")
     third = stores.get(RESIDUAL_BYTES)
@@ -193,6 +192,8 @@ def _entry_of_target(target: NDArray[np.void], number: int) -> Entry:
     entry = Entry(int(load["ra"]), int(by_op[Opcode.STG][0]["ra"]), int(load["ur"]), residual=residual)
     if PADDED_BYTES in stores:
         entry = replace(entry, padded=int(stores[PADDED_BYTES]["rb"]))
+    if FETCHED_BYTES in stores:
+        entry = replace(entry, fetched=int(stores[FETCHED_BYTES]["rb"]))
     if Opcode.ST not in by_op:
         return entry
     return replace(entry, peers=int(by_op[Opcode.ST][0]["ra"]), mailbox=int(by_op[Opcode.LDS][0]["ra"]))
@@ -207,14 +208,14 @@ def _renamed(code: MachineCode, entry: Entry) -> tuple[NDArray[np.void], int]:
         return code.form, code.registers
     names = np.full(RZ + 1, _UNNAMED)
     names[RZ] = RZ
-    for field, width in {"b": 2, "c": 2, "peers": 2, "residual": 2, "mailbox": 1, "padded": 1}.items():
+    for field, width in _ENTRY_REGISTERS.items():
         ours, theirs = getattr(code.entry, field), getattr(entry, field)
         if (ours is None) != (theirs is None):
             raise ToolchainFault(f"the prologue has {'no' if theirs is None else 'a'} register for {field}")
         for half in range(width if ours is not None else 0):
             names[ours + half] = theirs + half
     form = code.form.copy()
-    in_memory = np.isin(form["op"], (Opcode.LDG, Opcode.STG, Opcode.ST))
+    in_memory = np.isin(form["op"], (Opcode.LDG, Opcode.STG, Opcode.ST, Opcode.TOUCH))
     pairs, single = np.unique(form["ra"][in_memory]), np.unique([form[operand] for operand in _OPERANDS])
     for first in pairs[names[pairs] == _UNNAMED].tolist():
         names[[first, first + 1]] = _free(names, first, 2) + np.arange(2)
@@ -227,6 +228,7 @@ def _renamed(code: MachineCode, entry: Entry) -> tuple[NDArray[np.void], int]:
     return form, max(code.registers, highest + 1 + HARDWARE_REGISTERS)
 
 
+_ENTRY_REGISTERS = {"b": 2, "c": 2, "peers": 2, "residual": 2, "mailbox": 1, "padded": 1, "fetched": 1}
 _OPERANDS = ("rd", "ra", "rb", "rc")
 _UNNAMED = RZ + 1
 

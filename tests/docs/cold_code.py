@@ -58,7 +58,7 @@ def ratios() -> str:
             mean = math.exp(statistics.fmean(map(math.log, found)))
             cells.append(f"{mean:.3f} ({min(found):.2f} to {max(found):.2f})")
         lines.append((name, f"{len(group)}", *cells))
-    return table(("cubin", "kernels", *(f"behind {before or 'itself'}" for before in BEFORE)), lines, right=4)
+    return table(("cubin", "kernels", *(f"behind {before or 'itself'}" for before in BEFORE)), lines, right=5)
 
 
 def counters() -> str:

@@ -25,8 +25,10 @@ USES = MappingProxyType(
         Opcode.F2FP_F16: "round a sum to float16",
         Opcode.F2FP_BF16: "to bfloat16",
         Opcode.BAR_SYNC: "wait for the other warps of the block",
-        Opcode.IADD3: "low half of the address of a window",
+        Opcode.IADD3: "low half of the address of a window, or of code",
         Opcode.IADD3_X: "high half",
+        Opcode.LEPC: "where a tile's code is, which it loads first",
+        Opcode.TOUCH: "load a word of it",
         Opcode.EXIT: "end of the thread",
         Opcode.NOP: "fills the last line of a tile, never run",
     }

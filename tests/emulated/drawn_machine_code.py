@@ -22,7 +22,7 @@ ARITHMETIC = (
 )  # fmt: skip
 LOADS = (Opcode.LDG, Opcode.LDS)
 STORES = (Opcode.STG, Opcode.ST, Opcode.STS)
-GLOBAL = (Opcode.LDG, Opcode.STG, Opcode.ST)  # with a pair of registers for an address, and a descriptor
+GLOBAL = (Opcode.LDG, Opcode.STG, Opcode.ST, Opcode.TOUCH)  # with a pair of registers for an address, and a descriptor
 
 #: A stall after which any result of arithmetic is there and any scoreboard is up.
 SAFE_STALL = 6

@@ -170,6 +170,30 @@ PAIRS: dict[str, tuple[list[NDArray[np.void]], int, dict[str, int], str]] = {
         [row(Opcode.IADD3, ra=2, immediate=2**32 - 36, carry=0, stall=6), row(Opcode.EXIT, predicate=0, stall=5)],
         1, {"predicate": PT}, "threads of one warp go different ways",
     ),
+    "an address of code read early": (
+        [
+            row(Opcode.LEPC, rd=8, stall=14, yields=1),
+            row(Opcode.TOUCH, ra=8, read_barrier=5, stall=2),
+            row(Opcode.NOP, wait=1 << 5),
+        ],
+        0, {"stall": 15}, "reads R8 14 cycles after LEPC wrote it, 15 are needed",
+    ),
+    "code before the kernel's": (
+        [row(Opcode.LEPC, rd=8, stall=15, yields=1), row(Opcode.TOUCH, ra=8, offset=-16, read_barrier=5)],
+        1, {"offset": 0}, "loads code at .* of 0x30 bytes",
+    ),
+    "code behind the kernel's": (
+        [row(Opcode.LEPC, rd=8, stall=15, yields=1), row(Opcode.TOUCH, ra=8, offset=48, read_barrier=5)],
+        1, {"offset": 44}, "loads code at 0x30 of 0x30 bytes",
+    ),
+    "an address of code overwritten": (
+        [
+            row(Opcode.LEPC, rd=8, stall=15, yields=1),
+            row(Opcode.TOUCH, ra=8, read_barrier=5, stall=2),
+            row(SET, rd=9),
+        ],
+        2, {"wait": 1 << 5}, "overwrites R9, which a load or store may not have read yet",
+    ),
     "two carries of one sum": (
         [
             row(SET, rd=8, immediate=2**32 - 1, stall=6),

@@ -1,28 +1,36 @@
-"""Blocks that fetch their kernel's code: which kernels have it, and what is fetched."""
+"""Tiles that load their own code first: which kernels have it, what is loaded, and that nothing else changes."""
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lospmm.codegen import emit
+from lospmm.codegen.sass.emit import emission_of, tiles_of, without_fetch
 from lospmm.codegen.sass.fetch import (
-    BLOCKS_MARK,
-    BYTES_MARK,
-    FETCHERS,
     MAX_CODE_BYTES,
+    MAX_LOADS,
     MIN_CODE_BYTES,
-    UNIT_BYTES,
-    fetchers,
+    MIN_TILE_BYTES,
+    SECTOR_BYTES,
+    fetching,
+    sharers_of,
+    span_bytes,
 )
+from lospmm.codegen.sass.form import Opcode
+from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
+from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.convolution import Convolution
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.epilogue import Epilogue
-from lospmm.errors import ToolchainFault
-from lospmm.ir import KernelProgram
+from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import natural_order
@@ -30,27 +38,22 @@ from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.cubin import machine_code
-from lospmm.toolchain.fetch import filled
+from lospmm.verify import verify_on_cpu
 from lospmm.words import takes_double
 from lospmm_datasets.synthetic import uniform
 
-LEPC, CS2R, ISETP, WIDE, UMOV, FETCH, JUMP = 0x34E, 0x805, 0x80C, 0x825, 0x882, 0x3BC, 0x958
 
-
-def program_of(nonzeros: int, n: int = 1024, **schedule: int) -> KernelProgram:
+def program_of(nonzeros: int, n: int = 1024, rows: int = 32, cols: int = 128, **schedule: int) -> KernelProgram:
     """About so many instructions, in tiles of 32 rows."""
     matrix = uniform(256, 512, 1 - nonzeros / (256 * 512), seed=1)
-    tile = TileSize(32, 128)
+    tile = TileSize(rows, cols)
     candidate = Candidate(tile, Schedule(8, **schedule), natural_order(matrix, tile.rows))
     return lower(Problem(matrix, n, DEVICES["h200"]), candidate)
 
 
-def head_of(cubin: bytes, entry: str) -> tuple[NDArray[np.uint64], int]:
-    """The prologue's instructions, and the bytes of all code."""
-    text = next(one.content for one in elf.sections(cubin) if one.name == f".text.{entry}")
-    table = next(one.content for one in elf.sections(cubin) if one.name == f".nv.constant2.{entry}")
-    first = int(np.frombuffer(table, "<u4").min())
-    return np.frombuffer(text[:first], "<u8").reshape(-1, 2), len(text)
+def tiles(code: MachineCode) -> list[NDArray[np.void]]:
+    bounds = [*code.starts.tolist(), len(code.form)]
+    return [code.form[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def built(program: KernelProgram, folder: Path) -> bytes:
@@ -60,22 +63,52 @@ def built(program: KernelProgram, folder: Path) -> bytes:
     ).cubin  # fmt: skip
 
 
-@pytest.mark.parametrize("split_k", [1, 2])
-def test_the_first_blocks_fetch_all_code_in_equal_parts(split_k: int, tmp_path: Path) -> None:
-    program = program_of(20_000, split_k=split_k)
-    cubin = built(program, tmp_path)
-    head, size = head_of(cubin, program.name)
-    ops = (head[:, 0] & np.uint64(0xFFF)).tolist()
-    assert CS2R not in ops and ops.count(FETCH) == 1 == ops.count(LEPC) and ops.index(FETCH) < ops.index(JUMP)
-    numbers = (head[:, 0] >> np.uint64(32)).tolist()
-    blocks = 8 * 8 * split_k
-    (limit,) = [number for number, op in zip(numbers, ops, strict=True) if op == ISETP and number in (blocks, FETCHERS)]
-    assert limit == min(blocks, FETCHERS)
-    fetch = ops.index(FETCH)
-    part = next(numbers[at] for at in range(fetch) if ops[at] == WIDE)
-    assert part == UNIT_BYTES * next(numbers[at] for at in range(fetch - 1, 0, -1) if ops[at] == UMOV)
-    begins = 16 * ops.index(LEPC)
-    assert size - UNIT_BYTES * limit < begins + part * limit <= size  # all of it, and nothing behind it
+@given(
+    nonzeros=st.integers(7_000, 40_000),
+    rows=st.integers(1, 100),
+    cols=st.sampled_from([32, 64, 128, 416, 1024]),
+    sharers=st.sampled_from([1, 2, 4]),
+    split_k=st.sampled_from([1, 2]),
+)
+def test_threads_load_a_whole_tile_and_nothing_outside_the_code(
+    nonzeros: int, rows: int, cols: int, sharers: int, split_k: int
+) -> None:
+    program = program_of(nonzeros, rows=rows, cols=cols, split_k=split_k)
+    plain, span = tiles_of(program, "sm_90"), span_bytes(cols, sharers)
+    if span > BYTES_PER_INSTRUCTION * len(plain.form):
+        return  # such a kernel is not given so many sharers
+    code = fetching(plain, span)
+    begins = np.arange(0, span, SECTOR_BYTES)  # of every thread of every sharer
+    for start, tile, before in zip(code.starts.tolist(), tiles(code), tiles(plain), strict=True):
+        loads = tile[tile["op"] == Opcode.TOUCH]
+        first = BYTES_PER_INSTRUCTION * start
+        used = int(np.flatnonzero(tile["op"] != Opcode.NOP)[-1]) + 1
+        if not len(loads):
+            assert BYTES_PER_INSTRUCTION * used < MIN_TILE_BYTES and len(tile) == len(before)
+            continue
+        places = np.unique(first + loads["offset"][:, None].astype(np.int64) + begins)
+        assert places.min() >= 0 and places.max() + 4 <= BYTES_PER_INSTRUCTION * len(code.form)
+        wanted = np.arange(first, first + min(BYTES_PER_INSTRUCTION * used, MAX_LOADS * span), SECTOR_BYTES)
+        sectors = places // SECTOR_BYTES
+        assert np.isin((wanted + SECTOR_BYTES - 1) // SECTOR_BYTES, np.concatenate((sectors, sectors + 1))).all()
+        assert tile["op"][0] == Opcode.LEPC and len(loads) <= MAX_LOADS
+
+
+@given(nonzeros=st.integers(7_000, 20_000), rows=st.integers(1, 60), split_k=st.sampled_from([1, 2]))
+def test_tiles_are_what_they_are_without(nonzeros: int, rows: int, split_k: int) -> None:
+    program = program_of(nonzeros, rows=rows, split_k=split_k)
+    plain = tiles_of(program, "sm_90")
+    code = fetching(plain, span_bytes(128, 1))
+    for tile, before in zip(tiles(code), tiles(plain), strict=True):
+        head = int((tile["op"] == Opcode.TOUCH).sum())
+        rest = tile[head + 3 if head else 0 :]
+        same = min(len(rest), len(before))
+        assert (rest["op"][same:] == Opcode.NOP).all() and (before["op"][same:] == Opcode.NOP).all()
+        fields = [name for name in before.dtype.names if name != "wait"]
+        np.testing.assert_array_equal(rest[:same][fields], before[:same][fields])
+        np.testing.assert_array_equal(rest["wait"][1:same], before["wait"][1:same])
+    assert code.registers == plain.registers
+    assert code.dispatch == plain.dispatch
 
 
 LAYER = Epilogue(bias=tuple(np.linspace(-1, 1, 64).tolist()), relu=True, residual=True)
@@ -83,58 +116,74 @@ LAYER = Epilogue(bias=tuple(np.linspace(-1, 1, 64).tolist()), relu=True, residua
 
 @pytest.mark.parametrize("window", [None, Convolution(2, 64, 28, 28, 3, 3, padding=(1, 1))], ids=["product", "padded"])
 @pytest.mark.parametrize("epilogue", [Epilogue(), LAYER], ids=["plain", "layer"])
+@pytest.mark.parametrize("column_group", [1, 4])
 @pytest.mark.parametrize(("dtype", "words", "split_k"), [("float32", 1, 1), ("float32", 1, 4), ("float16", 2, 1)])
-def test_every_prologue_is_filled(
-    window: Convolution | None, epilogue: Epilogue, dtype: str, words: int, split_k: int, tmp_path: Path
+def test_every_prologue_says_where_to_begin(
+    window: Convolution | None,
+    epilogue: Epilogue,
+    column_group: int,
+    dtype: str,
+    words: int,
+    split_k: int,
+    tmp_path: Path,
 ) -> None:
+    """The kernel of each is read back from its cubin, and runs as it was written."""
     matrix = uniform(64, 576, 0.7, seed=1)
     n = 4098 if window is None else window.n
     problem = Problem(matrix, n, DEVICES["h200"], convolution=window, epilogue=epilogue, dtype=DTYPES[dtype])
-    schedule = Schedule(8, split_k=split_k, thread_words=words if takes_double(problem) else 1)
-    program = lower(problem, Candidate(TileSize(16, 128), schedule, natural_order(matrix, 16)))
-    head, _ = head_of(built(program, tmp_path), program.name)
-    ops = (head[:, 0] & np.uint64(0xFFF)).tolist()
-    assert ops.count(LEPC) == 1 == ops.count(FETCH) and CS2R not in ops
-    assert not {BLOCKS_MARK, BYTES_MARK, BYTES_MARK // UNIT_BYTES} & {*(head[:, 0] >> np.uint64(32)).tolist()}
-
-
-def test_tiles_are_what_they_are_without(tmp_path: Path) -> None:
-    program = program_of(20_000)
-    emission = emit(program, "sass", "sm_90")
-    assert emission.machine is not None and emission.machine.fetchers == 64
+    schedule = Schedule(
+        8, column_group=column_group, split_k=split_k, thread_words=words if takes_double(problem) else 1
+    )
+    candidate = Candidate(TileSize(16, 128), schedule, natural_order(matrix, 16))
+    program = lower(problem, candidate)
+    members = launch(program).grid[0]
+    assert sharers_of(program, MIN_CODE_BYTES, "sm_90") == (4 if members % 4 == 0 else 1)
     read = machine_code(built(program, tmp_path), program.name, "sm_90")
-    np.testing.assert_array_equal(read.form, emission.machine.form[: len(read.form)])
+    assert read.entry.fetched is not None and read.entry.fetched not in read.entry.taken
+    assert (read.form["op"] == Opcode.TOUCH).any()
+    emission = emit(program, "sass", "sm_90")
+    verify_on_cpu(problem, program, emission)
+    verify_on_cpu(problem, program, replace(emission, machine=read))
 
 
 @pytest.mark.parametrize(
-    ("arch", "size", "expected"),
+    ("arch", "size", "fetches"),
     [
-        ("sm_90", MIN_CODE_BYTES - 1, 0),
-        ("sm_90", MIN_CODE_BYTES, 64),
-        ("sm_90", MAX_CODE_BYTES, 64),
-        ("sm_90", MAX_CODE_BYTES + 1, 0),
-        ("sm_80", MIN_CODE_BYTES, 0),
-        ("sm_75", MIN_CODE_BYTES, 0),
+        ("sm_90", MIN_CODE_BYTES - 1, False),
+        ("sm_90", MIN_CODE_BYTES, True),
+        ("sm_90", MAX_CODE_BYTES, True),
+        ("sm_90", MAX_CODE_BYTES + 1, False),
+        ("sm_80", MIN_CODE_BYTES, False),
+        ("sm_75", MIN_CODE_BYTES, False),
     ],
 )
-def test_which_kernels_fetch(arch: str, size: int, expected: int) -> None:
-    assert fetchers(program_of(3_000), size, arch) == expected
-    assert fetchers(program_of(3_000, n=128), size, arch) == min(expected, 8)
+def test_which_kernels_fetch(arch: str, size: int, fetches: bool) -> None:
+    for group, sharers in ((1, 1), (2, 2), (4, 4), (0, 4)):
+        program = program_of(3_000, column_group=group)  # eight column blocks
+        assert sharers_of(program, size, arch) == (sharers if fetches else 0)
+    wide = program_of(3_000, n=8192, cols=1024, column_group=4)
+    assert sharers_of(wide, size, arch) == (2 if fetches else 0), "four would load more than a small kernel has"
 
 
-def test_a_small_kernel_has_the_prologue_that_it_had() -> None:
+def test_a_small_kernel_has_the_code_that_it_had() -> None:
     program = program_of(200)
-    assert emit(program, "sass", "sm_90").units == (prologue(program, "sm_90"),)
-    assert "prefetch" not in prologue(program, "sm_90")
+    emission, plain = emit(program, "sass", "sm_90"), without_fetch(program, "sm_90")
+    assert emission.units == plain.units == (prologue(program, "sm_90"),)
+    assert emission.machine is not None and plain.machine is not None
+    np.testing.assert_array_equal(emission.machine.form, plain.machine.form)
 
 
-def test_a_prologue_of_another_shape_is_refused(tmp_path: Path) -> None:
-    head, size = head_of(built(program_of(200), tmp_path), program_of(200).name)
-    with pytest.raises(ToolchainFault, match="the prologue has the clock 0 times, not once"):
-        filled(head.tobytes(), size, 64)
-    clock = np.array([[0x0000000000027805, 0x000FE20000015000]], "<u8")
-    with pytest.raises(ToolchainFault, match=f"the prologue has {BLOCKS_MARK:#x} 0 times, not once"):
-        filled(clock.tobytes(), size, 64)
-    marked = np.array([[BLOCKS_MARK << 32 | 0x80C, 0]], "<u8")
-    with pytest.raises(ToolchainFault, match=f"the prologue has {BYTES_MARK:#x} 0 times, not once"):
-        filled(np.concatenate((clock, marked)).tobytes(), size, 64)
+def test_a_large_kernel_is_what_its_parts_are() -> None:
+    program = program_of(20_000, column_group=2)
+    emission = emit(program, "sass", "sm_90")
+    expected = emission_of(program, tiles_of(program, "sm_90"), 2)
+    assert emission.units == expected.units and emission.machine is not None and expected.machine is not None
+    np.testing.assert_array_equal(emission.machine.form, expected.machine.form)
+    assert "%fetched" in emission.units[0] and "and.b32 %fetched, %member, 1;" in emission.units[0]
+
+
+def test_a_cubin_has_the_registers_that_its_tiles_have(tmp_path: Path) -> None:
+    program = program_of(20_000)
+    cubin = built(program, tmp_path)
+    plain = tiles_of(program, "sm_90")
+    assert elf.kernel_usage(cubin, program.name).registers == plain.registers

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from lospmm.codegen.emission import Emission
-from lospmm.codegen.sass.fetch import fetchers
+from lospmm.codegen.sass.fetch import fetching, sharers_of, span_bytes
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
@@ -21,7 +21,18 @@ MAX_BLOCK_ROWS = 16_000
 
 
 def emit(program: KernelProgram, arch: str) -> Emission:
-    """``program`` as machine code for ``arch``. Raises Unsupported for one without tables, for an n at run time, for
+    """``program`` as machine code for ``arch``. Raises Unsupported as ``tiles_of`` does."""
+    code = tiles_of(program, arch)
+    return emission_of(program, code, sharers_of(program, BYTES_PER_INSTRUCTION * len(code.form), arch))
+
+
+def without_fetch(program: KernelProgram, arch: str) -> Emission:
+    """``emit``, whose tiles do not load their code first. Raises as ``tiles_of``."""
+    return emission_of(program, tiles_of(program, arch), 0)
+
+
+def tiles_of(program: KernelProgram, arch: str) -> MachineCode:
+    """The tiles, none of which fetches its code. Raises Unsupported for one without tables, for an n at run time, for
     columns of a block at run time where blocks share a tile, for more than MAX_BLOCK_ROWS block rows, and for words
     that ``arch`` does not have.
     """
@@ -55,12 +66,13 @@ def emit(program: KernelProgram, arch: str) -> Emission:
         arch=arch,
         split_k=program.split_k,
     )
-    code = of_words(code, program.words, program.dtype)
-    code = replace(code, fetchers=fetchers(program, BYTES_PER_INSTRUCTION * len(code.form), arch))
-    return Emission(
-        language="sass",
-        entry=program.name,
-        source="",
-        units=(prologue(program, arch, fetches=code.fetchers > 0),),
-        machine=code,
-    )
+    return of_words(code, program.words, program.dtype)
+
+
+def emission_of(program: KernelProgram, code: MachineCode, sharers: int) -> Emission:
+    """``code`` of a program; with ``sharers`` its tiles load themselves first, which so many neighbours share out."""
+    if sharers:
+        assert program.cols is not None
+        code = fetching(code, span_bytes(program.cols, sharers))
+    units = (prologue(program, code.arch, sharers=sharers),)
+    return Emission(language="sass", entry=program.name, source="", units=units, machine=code)

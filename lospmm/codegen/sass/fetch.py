@@ -1,16 +1,26 @@
-"""Code that is asked for before it is run: the first blocks of a kernel fetch all of it into the L2 cache, a part each.
+"""Code that is asked for before it is run: the first thing that a tile does is to load its own code.
 
 Between two launches of a kernel other kernels have pushed its code out of the L2 cache. Blocks walk their code once and
-in order, so they would wait for memory at every few lines of it (docs/decisions/0028). The first thing that a block
-does is to ask for its part, in one instruction of its first thread, which nothing waits for.
+in order, so they would wait for memory at every few lines of it (docs/decisions/0028). Here each thread loads a word of
+a sector of its tile's code, and of others behind it, into no register; nothing waits for them. Neighbouring blocks of a
+tile, which run on SMs beside each other, share it out.
 
-PTX has no word for the address of code, and what is fetched is known only when the tiles are. So the text below reads a
-clock where the address is wanted, and has marks for numbers; ``toolchain.fetch`` puts both right in what ptxas made.
+They are loads, not prefetches: those fill the half of the L2 cache that memory behind it belongs to, these also the
+other half, where the SM is on that side. And they are ordinary loads: what is loaded as B is ("no allocation") the
+cache gives up first.
 """
 
-import math
+from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, ALU_LATENCY, window_pairs
+from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.generations import generation_of
+from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
+from lospmm.codegen.sass.machine import ENTRY, Entry, MachineCode
+from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, padding
 from lospmm.ir import KernelProgram, launch
 
 #: Of a kernel with less code the fetch costs as much as it gains: 0.05 us (docs/decisions/0028).
@@ -19,41 +29,122 @@ MIN_CODE_BYTES = 96 << 10
 #: What is fetched must not push out B, nor itself: a quarter of an H200's L2 cache.
 MAX_CODE_BYTES = 15 << 20
 
-#: As many blocks fetch: about one for each SM, so that all parts are asked for when the kernel starts.
-FETCHERS = 128
+#: What the L2 cache moves at a time: one word of it brings the rest.
+SECTOR_BYTES = 32
 
-#: Stand for the number of blocks that fetch and for the bytes of each, as numbers that nothing else has. ptxas counts
-#: the latter in units, too.
-BLOCKS_MARK = 0x5EC0D1
-BYTES_MARK = 0xFE7C0
-UNIT_BYTES = 16
+#: Neighbouring blocks share a tile's code out where their number is a multiple of one of these.
+SHARERS = (4, 2)
 
-PTX = (
-    ".reg .pred %waits;",
-    ".reg .b32 %part, %among, %own;",
-    ".reg .b64 %code;",
-    "mov.u64 %code, %clock64;",
-    "mov.u32 %part, %ctaid.z;",
-    "mov.u32 %among, %nctaid.y;",
-    "mov.u32 %own, %ctaid.y;",
-    "mad.lo.u32 %part, %part, %among, %own;",
-    "mov.u32 %among, %nctaid.x;",
-    "mov.u32 %own, %ctaid.x;",
-    "mad.lo.u32 %part, %part, %among, %own;",
-    "mov.u32 %own, %tid.x;",
-    "setp.ne.u32 %waits, %own, 0;",
-    f"setp.ge.or.u32 %waits, %part, {BLOCKS_MARK}, %waits;",
-    "@%waits bra FETCHED;",
-    f"mad.wide.u32 %code, %part, {BYTES_MARK}, %code;",
-    f"cp.async.bulk.prefetch.L2.global [%code], {BYTES_MARK};",
-    "FETCHED:",
-)
+#: Loads of a thread: what is behind them is not fetched.
+MAX_LOADS = 32
+
+#: A tile of less, such as one of empty rows, is not worth it.
+MIN_TILE_BYTES = 4 << 10
+
+#: From ``LEPC`` to what reads its result: more than it takes.
+LEPC_LATENCY = 15
+
+#: In which register ptxas 13.0 leaves where a thread begins.
+FETCHED = 7
+
+#: The predicate between the two halves of an address.
+_CARRY = 0
 
 
-def fetchers(program: KernelProgram, code_bytes: int, arch: str) -> int:
-    """How many blocks fetch the code of a kernel, of so many bytes; 0 where ``arch`` has no instruction for it."""
-    if program.cols is None or not generation_of(arch).has_clusters:
+def sharers_of(program: KernelProgram, code_bytes: int, arch: str) -> int:
+    """How many neighbours fetch a tile's code together, of a kernel of so many bytes; 0: nothing is fetched."""
+    if program.cols is None or Opcode.TOUCH not in generation_of(arch).by_op:
         return 0
     if not MIN_CODE_BYTES <= code_bytes <= MAX_CODE_BYTES:
         return 0
-    return min(FETCHERS, math.prod(launch(program).grid))
+    members = launch(program).grid[0]
+    fits = (count for count in SHARERS if members % count == 0 and span_bytes(program.cols, count) <= MIN_CODE_BYTES)
+    return next(fits, 1)
+
+
+def span_bytes(threads: int, sharers: int) -> int:
+    """From where the first thread of the first sharer loads to behind what the last of the last one does."""
+    return threads * sharers * SECTOR_BYTES
+
+
+def fetching(code: MachineCode, span: int) -> MachineCode:
+    """``code``, whose tiles load themselves first: ``span`` bytes by each load of all threads that share a tile."""
+    entry = replace(code.entry, fetched=_fetched(code.entry))
+    ends = [*code.starts[1:].tolist(), len(code.form)]
+    tiles = [_unpadded(code.form[start:end]) for start, end in zip(code.starts.tolist(), ends, strict=True)]
+    loads = [_loads(len(tile), span) for tile in tiles]
+    padded = [_padded_length(len(tile) + _head_length(count)) for tile, count in zip(tiles, loads, strict=True)]
+    starts = np.cumsum([0, *padded])
+    last_offset = BYTES_PER_INSTRUCTION * int(starts[-1]) - span
+    assert last_offset >= 0, "no more is loaded than there is"
+    pair = next(first for first in range(0, code.registers, 2) if not {first, first + 1} & entry.filled)
+    parts = []
+    for tile, count, start in zip(tiles, loads, starts[:-1].tolist(), strict=True):
+        offsets = np.minimum(np.arange(count) * span, last_offset - BYTES_PER_INSTRUCTION * start)
+        parts += [_head(offsets, entry, pair), _behind(tile, count), padding(len(tile) + _head_length(count))]
+    highest = pair + 1 + 1 + HARDWARE_REGISTERS
+    return replace(
+        code,
+        form=np.concatenate(parts),
+        starts=starts[:-1],
+        registers=max(code.registers, highest),
+        entry=entry,
+    )
+
+
+def _fetched(entry: Entry) -> int:
+    """Where ptxas has it in the plainest prologue, or a register that is no half of an address later on."""
+    if entry == ENTRY:
+        return FETCHED
+    used = entry.taken.union(*({pair, pair + 1} for pair in window_pairs(entry)))
+    return next(register for register in range(RZ) if register not in used)
+
+
+def _unpadded(tile: NDArray[np.void]) -> NDArray[np.void]:
+    """Without the NOPs behind its end."""
+    used = np.flatnonzero(tile["op"] != Opcode.NOP)
+    return tile[: int(used[-1]) + 1]
+
+
+def _loads(rows: int, span: int) -> int:
+    """How many loads of a thread reach the end of a tile of so many instructions and of what is put before it."""
+    if BYTES_PER_INSTRUCTION * rows < MIN_TILE_BYTES:
+        return 0
+    count = 1
+    while count < MAX_LOADS and count * span < BYTES_PER_INSTRUCTION * (rows + _head_length(count)):
+        count += 1
+    return count
+
+
+def _head_length(loads: int) -> int:
+    return 3 + loads if loads else 0
+
+
+def _padded_length(rows: int) -> int:
+    return rows + len(padding(rows))
+
+
+def _head(offsets: NDArray[np.integer], entry: Entry, pair: int) -> NDArray[np.void]:
+    """``pair`` = the tile's address + ``entry.fetched``, and a load at each of ``offsets`` from there."""
+    form = blank(_head_length(len(offsets)))
+    if not len(offsets):
+        return form
+    assert entry.fetched is not None
+    address, low, high, loads = form[:1], form[1:2], form[2:3], form[3:]
+    address["op"], address["rd"] = Opcode.LEPC, pair
+    low["op"], low["rd"], low["ra"], low["rc"], low["carry"] = Opcode.IADD3, pair, pair, entry.fetched, _CARRY
+    high["op"], high["rd"], high["ra"], high["carry"] = Opcode.IADD3_X, pair + 1, pair + 1, _CARRY
+    for rows, stall in ((address, LEPC_LATENCY), (low, ALU_LATENCY), (high, ALU_LATENCY)):
+        rows["stall"], rows["yields"] = stall, 1
+    loads["op"], loads["ra"], loads["ur"], loads["offset"] = Opcode.TOUCH, pair, entry.descriptor, offsets
+    loads["read_barrier"], loads["stall"] = ADDRESS_SCOREBOARD, 2
+    return form
+
+
+def _behind(tile: NDArray[np.void], loads: int) -> NDArray[np.void]:
+    """``tile`` behind so many loads, which have read their addresses before any register is written."""
+    if not loads:
+        return tile
+    tile = tile.copy()
+    tile["wait"][0] |= 1 << ADDRESS_SCOREBOARD
+    return tile

@@ -53,6 +53,8 @@ class Opcode(IntEnum):
     F2FP_F16 = 34  # rd = a pair of float16, each to the nearest: rb's in the lower half, ra's in the upper
     F2FP_BF16 = 35  # of bfloat16
     PRMT = 36  # rd = four bytes, each that of ra, 0 to 3, or zero, 4 to 7, which a digit of immediate names
+    LEPC = 37  # rd:rd+1 = the address of this instruction
+    TOUCH = 38  # loads a word of global[ra:ra+1 + offset] that goes nowhere: its sector into L2; ur as for LDG
 
 
 RZ = 255

@@ -33,6 +33,7 @@ _READ = ("read_barrier",)
 
 #: Bits that select the read-only path (LDG), a descriptor (LDG, STG, ST), and the scope of a cache line.
 _LDG_HIGH = 0x0C5E9100
+_TOUCH_HIGH = 0x0C1E9900
 _STG_HIGH = 0x0C501100
 _ST_HIGH = 0x0C101100
 
@@ -84,6 +85,15 @@ _CONVERSIONS = (
     Row(Opcode.PRMT, 0x816, 0, (_RD, _RA, _IMMEDIATE, _none("rc", 64)), "PRMT {rd}, {ra}, {hex}, RZ"),
     Row(Opcode.F2FP_F16, 0x23E, 0, (_RD, _RA, _RB, _none("rc", 64)), "F2FP.F16.F32.PACK_AB {rd}, {ra}, {rb}"),
     Row(Opcode.F2FP_BF16, 0x23E, 0x1000, (_RD, _RA, _RB, _none("rc", 64)), "F2FP.BF16.F32.PACK_AB {rd}, {ra}, {rb}"),
+)  # fmt: skip
+
+#: What is loaded of code, to be in the caches: as ptxas loads what others may need again, into no register.
+_CODE = (
+    Row(Opcode.LEPC, 0x34E, 0, (_RD,), "LEPC {rd}", pairs=("rd",), barriers=()),
+    Row(
+        Opcode.TOUCH, 0x981, _TOUCH_HIGH, (_none("rd", 16), _RA, _UR_OF_LOAD, _OFFSET),
+        "LDG.E.CONSTANT RZ, desc[{ur}][{ra}.64{offset}]", pairs=("ra", "ur"),
+    ),
 )  # fmt: skip
 
 _SM_90 = (
@@ -142,6 +152,7 @@ _SM_90 = (
     *_CONVERSIONS,
     *_CLUSTERS,
     *_BARRIERS,
+    *_CODE,
 )  # fmt: skip
 
 _BRA_TO_89 = Row(
@@ -165,7 +176,7 @@ def _row(rows: tuple[Row, ...], op: Opcode) -> Row:
 
 
 _SM_80 = _with(
-    tuple(row for row in _SM_90 if row not in (*_HALVES, *_CONVERSIONS, *_CLUSTERS, *_BARRIERS)),
+    tuple(row for row in _SM_90 if row not in (*_HALVES, *_CONVERSIONS, *_CLUSTERS, *_BARRIERS, *_CODE)),
     _BRA_TO_89,
     replace(_row(_SM_90, Opcode.LDG), text="LDG.E.NA{size}.CONSTANT {rd}, [{ra}.64{offset}]"),
     replace(_row(_SM_90, Opcode.STG), text="STG.E.NA{size} [{ra}.64{offset}], {rb}"),

@@ -20,6 +20,8 @@ class Entry:
     generic address of the same slot in the cluster's block 0; in block i it lies ``PEER_BYTES`` * i further.
     ``residual`` is a pair with the address of row 0 of the residual's column, ``padded`` the register with the bits
     that say which rows and columns of the thread's window lie in a convolution's padding (``convolution.outside``).
+    ``fetched`` is a register with the byte of its tile's code at which a thread begins to load it (``fetch``); nothing
+    else in a tile reads it.
     """
 
     b: int
@@ -29,16 +31,22 @@ class Entry:
     mailbox: int | None = None
     residual: int | None = None
     padded: int | None = None
+    fetched: int | None = None
+
+    @property
+    def filled(self) -> frozenset[int]:
+        """Every register that holds something when a tile begins."""
+        return self.taken if self.fetched is None else self.taken | {self.fetched}
 
     @property
     def taken(self) -> frozenset[int]:
-        """Every register that holds something."""
+        """Every register that holds something for a whole tile."""
         pairs = [pair for pair in (self.b, self.c, self.peers, self.residual) if pair is not None]
         single = [register for register in (self.mailbox, self.padded) if register is not None]
         return frozenset([*(pair + half for pair in pairs for half in (0, 1)), *single])
 
 
-#: What ptxas 13.0 makes of the prologue. Where another one chooses otherwise, the tiles' registers are renamed.
+#: What ptxas 13.0 makes of the prologue. Where it chooses otherwise, the tiles' registers are renamed.
 ENTRY = Entry(b=2, c=4, descriptor=6)
 CLUSTER_ENTRY = Entry(b=2, c=4, descriptor=8, peers=6, mailbox=0)
 
@@ -70,4 +78,3 @@ class MachineCode:
     entry: Entry
     arch: str = "sm_90"
     split_k: int = 1  # parts of a tile, next to each other in ``dispatch``
-    fetchers: int = 0  # blocks that fetch the code into the L2 cache when they start, a part each (``fetch``)

@@ -1,6 +1,6 @@
 """The code before the tiles, as PTX: finds this thread's column, leaves if there is none, and jumps to its tile.
 
-ptxas compiles it once for every n and number of threads, with and without what fetches the code (``fetch``). Its two
+ptxas compiles it once for every n and number of threads, and how many blocks fetch a tile's code (``fetch``). Its two
 targets stand in for the tiles: they load and store through the registers that a tile will find filled (``Entry``), and
 are how those are found out (``lospmm.toolchain.cubin``). Where blocks share a tile, it also tells the cluster that this
 block has started.
@@ -9,34 +9,44 @@ block has started.
 from collections.abc import Callable, Mapping, Sequence
 
 from lospmm.codegen.ptx import entry_head, version_of
-from lospmm.codegen.sass import fetch
+from lospmm.codegen.sass.fetch import SECTOR_BYTES
 from lospmm.ir import KernelProgram
 
 #: Behind the jump, in the order in which ptxas leaves them: what a target does is one load and one store, and leave.
 TARGETS = 2
 
-#: The oldest PTX that lets a block announce itself to its cluster without a fence (PTX ISA, barrier.cluster), and that
-#: fetches into the L2 cache in bulk (cp.async.bulk.prefetch).
+#: The oldest PTX that lets a block announce itself to its cluster without a fence (PTX ISA, barrier.cluster).
 CLUSTER_VERSION = "8.0"
 
 
-def prologue(program: KernelProgram, arch: str, *, fetches: bool = False) -> str:
-    """PTX for ``arch``; with ``fetches`` its first blocks fetch the code.
+def prologue(program: KernelProgram, arch: str, *, sharers: int = 0) -> str:
+    """PTX for ``arch``; with ``sharers`` it says where a thread begins to fetch its tile's code, which so many share.
 
     Raises Unsupported for an architecture that no PTX version is known for.
     """
     is_shared, epilogue = program.split_k > 1, program.epilogue
-    version = CLUSTER_VERSION if is_shared or fetches else version_of(arch)
+    version = CLUSTER_VERSION if is_shared else version_of(arch)
     header = f".version {version}\n.target {arch}\n.address_size 64\n"
     names = ", ".join(f"TARGET_{index}" for index in range(TARGETS))
-    shown = [*(("%residual",) if epilogue.residual else ()), *(("%padded",) if program.is_guarded else ())]
+    asked = {"%residual": epilogue.residual, "%padded": program.is_guarded, "%fetched": sharers > 0}
+    shown = [name for name, is_asked in asked.items() if is_asked]
     targets = [line for index in range(TARGETS) for line in _target(index, shown, is_shared=is_shared)]
     registers = ".reg .f32 %value, %third;" if epilogue.residual else ".reg .f32 %value;"
     jump = (registers, f"targets: .branchtargets {names};", "brx.idx %tile, targets;")
     declared, meet = (_MAILBOX, _MEET) if is_shared else ((), ())
-    return "\n".join(
-        (header, *declared, *entry_head(program, fetch.PTX if fetches else ()), *meet, *jump, *targets, "}\n")
+    begin = _begin(program, sharers) if sharers else ()
+    return "\n".join((header, *declared, *entry_head(program), *begin, *meet, *jump, *targets, "}\n"))
+
+
+def _begin(program: KernelProgram, sharers: int) -> Sequence[str]:
+    """%fetched: a sector of the tile's code for each thread of the blocks that share it."""
+    own = (
+        f"and.b32 %fetched, %member, {sharers - 1};",
+        f"mad.lo.u32 %fetched, %fetched, {program.cols}, %thread;",
+        f"mul.lo.u32 %fetched, %fetched, {SECTOR_BYTES};",
     )
+    alone = (f"mul.lo.u32 %fetched, %thread, {SECTOR_BYTES};",)
+    return (".reg .b32 %fetched;", *(own if sharers > 1 else alone))
 
 
 _MAILBOX = (".extern .shared .align 16 .b8 mailbox[];",)
@@ -53,10 +63,11 @@ _MEET = (
 )
 
 
-#: How far behind the first store of a target it stores what it finds at the residual's address, and the bits of a
-#: convolution's padding: so it is known which register holds which.
+#: How far behind the first store of a target it stores what it finds at the residual's address, the bits of a
+#: convolution's padding, and where code is fetched: so it is known which register holds which.
 RESIDUAL_BYTES = 64
 PADDED_BYTES = 128
+FETCHED_BYTES = 192
 
 
 def _target(index: int, shown: Sequence[str], *, is_shared: bool) -> list[str]:
@@ -77,4 +88,5 @@ _SHOWN: Mapping[str, Callable[[int], tuple[str, ...]]] = {
         f"st.global.L1::no_allocate.f32 [%c+{at + RESIDUAL_BYTES}], %third;",
     ),
     "%padded": lambda at: (f"st.global.L1::no_allocate.b32 [%c+{at + PADDED_BYTES}], %padded;",),
+    "%fetched": lambda at: (f"st.global.L1::no_allocate.b32 [%c+{at + FETCHED_BYTES}], %fetched;",),
 }
