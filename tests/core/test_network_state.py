@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm import measure
+from lospmm import artifact, measure
 from lospmm.baselines import BaselineTime, Check, Enqueue, VariantTime, work
 from lospmm.baselines.library import Place
 from lospmm.cli import run
@@ -26,10 +26,12 @@ from lospmm.gpu.timing import COPIES_BEHIND, Effort
 from lospmm.matrix import from_dense
 from lospmm.measure import BRIEF, FULL, Bench
 from lospmm.model import Launch, Problem
+from lospmm.report import show_manifest
 from lospmm.settings import settings
 from tests.core import fake_gpu
 from tests.core.fake_gpu import FakeDriver, floats
-from tests.core.test_bench import on_a_fake_gpu
+from tests.core.test_artifact import MANIFEST, WHOLE
+from tests.core.test_bench import compared, made_files, on_a_fake_gpu
 from tests.core.test_measure import FAILURES, N, gate_library, weights
 
 __all__ = ["gate_library", "on_a_fake_gpu"]  # fixtures
@@ -265,3 +267,23 @@ def test_the_command_as_in_a_network(on_a_fake_gpu: Path, capsys: pytest.Capture
         assert run(["bench", str(on_a_fake_gpu / "good"), *options]) == BadRequest.exit_code
         assert why in capsys.readouterr().err
     assert run(["bench", str(on_a_fake_gpu / "wrong"), "--cache", "network", "--quiet"]) == VerificationFailed.exit_code
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"cold": True}, "measured 20.0 us, dense"),  # of before there was a third
+        ({"cold": False}, "measured 20.0 us with a warm cache, dense"),
+        ({"cold": False, "cache": "network"}, "measured 20.0 us as in a network, dense"),
+    ],
+)
+def test_a_manifest_says_the_state_of_its_times(
+    capsys: pytest.CaptureFixture[str], state: dict[str, object], words: str
+) -> None:
+    found, _ = compared(cublas_fp32=15.0)
+    measured = {name: value for name, value in asdict(found.measured()).items() if name not in ("cold", "cache")}
+    content = json.dumps({**json.loads(MANIFEST.to_json()), **WHOLE, "measured": measured | state})
+    read = artifact.from_files({**made_files(), artifact.MANIFEST_FILE: content.encode()}, "here").manifest
+    assert read["measured"]["cache"] == state.get("cache", "cold" if state["cold"] else "warm")
+    show_manifest(read, Path("here"), as_json=False)
+    assert f"{words}\n" in capsys.readouterr().out
