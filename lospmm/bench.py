@@ -19,6 +19,7 @@ from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.messages import CacheState
+from lospmm.gpu.operands import copies_in_turn
 from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.manifest import Clocks as MeasuredClocks
 from lospmm.manifest import Measured
@@ -94,6 +95,7 @@ class Comparison:
             spread=self.timing.spread,
             noise=self.noise,
             cold=self.cache == "cold",
+            cache=self.cache,
             bound_micros=self.bound.micros,
             cusparse_micros=self._micros("cusparse"),
             cusparse_algorithm=None if best is None else best.name,
@@ -156,7 +158,7 @@ def compare(
     return Comparison(
         gpu=ready.device,
         cache=bench.cache,
-        copies=ready.copies if bench.cache == "cold" else 1,
+        copies=copies_in_turn(bench.cache, ready.copies),
         timing=timings[len(timings) // 2],
         max_relative_error=max(error for _, error, _ in timed),
         noise=timings[-1].micros / timings[0].micros - 1,

@@ -44,7 +44,7 @@ PAUSE_SECONDS = 0.3
 POSTS = 3
 
 #: The fields of ``Options`` that the service takes; the others it decides itself.
-SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families")
+SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families", "cache")
 
 #: Of a model's name, as many as the service takes.
 NAME_CHARACTERS = 200
@@ -354,6 +354,8 @@ def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[s
         if option.name not in SERVED_OPTIONS and value != getattr(usual, option.name):
             raise Unsupported(f"{option.name} {value!r}: a service decides that itself; leave it out")
     served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
+    if served["cache"] == usual.cache:
+        del served["cache"]  # which an older service does not know
     return {"n": whole_number("n", n), "device": str(device), "seed": whole_number("seed", seed), **served}
 
 

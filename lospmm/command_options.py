@@ -58,6 +58,10 @@ VerifyOption = Annotated[
 FamiliesOption = Annotated[
     str, typer.Option("--families", help="Kernel families that take part, with commas between, or all.")
 ]
+CacheOption = Annotated[
+    str,
+    typer.Option("--cache", help="cold: B is read from memory; warm: from the L2 cache; network: as in a network."),
+]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="Of B and C: float32, tf32, float16 or bfloat16.")]
 SumsOption = Annotated[
     str, typer.Option("--sums", help="What sums may be rounded to: float32, or the 16-bit type of --dtype.")

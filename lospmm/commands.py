@@ -15,6 +15,7 @@ from lospmm.codegen import check_target
 from lospmm.command_options import (
     BiasOption,
     BudgetOption,
+    CacheOption,
     ColumnsOption,
     ConvolutionOption,
     DeviceOption,
@@ -43,10 +44,10 @@ from lospmm.convolution import parse_convolution
 from lospmm.device import DeviceSpec, find_device
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
-from lospmm.gpu.messages import CacheState
+from lospmm.gpu.messages import CACHE_STATES
 from lospmm.model import Problem, columns_of
 from lospmm.model_command import open_client, tune_model
-from lospmm.options import Options, is_experimental, splits_of
+from lospmm.options import Options, check_choice, is_experimental, splits_of
 from lospmm.progress import reported
 from lospmm.replay import replay as replayed
 from lospmm.report import show_comparison, show_entries, show_manifest, show_replay, show_space
@@ -91,6 +92,7 @@ def tune(
     dtype: DtypeOption = "float32",
     sums: SumsOption = "float32",
     families: FamiliesOption = "all",
+    cache: CacheOption = "cold",
     tensor: TensorOption = None,
     seed: SeedOption = 0,
     server: ServerOption = None,
@@ -110,6 +112,7 @@ def tune(
         families=families,
         shortlist_size=shortlist,
         budget_seconds=budget,
+        cache=cache,
     )
     convolution = None if conv is None else parse_convolution(conv)
     numbers = None if bias is None else readers.read_bias(bias)
@@ -201,9 +204,8 @@ def replay(
 @app.command()
 def bench(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `lospmm tune` wrote.")],
-    warm: Annotated[
-        bool, typer.Option("--warm", help="One copy of B, which stays in the L2 cache if it fits.")
-    ] = False,
+    cache: CacheOption = "cold",
+    warm: Annotated[bool, typer.Option("--warm", help="The same as --cache warm.")] = False,
     device: Annotated[str, typer.Option("--device", help="What this machine's GPU is, or auto.")] = "auto",
     sputnik: Annotated[
         Path | None, typer.Option("--sputnik", help="A shared library of Sputnik to time too (LOSPMM_SPUTNIK).")
@@ -212,11 +214,14 @@ def bench(
     quiet: QuietOption = False,
 ) -> None:
     """Time a kernel beside cuSPARSE and cuBLAS on this machine's GPU."""
+    check_choice("cache", cache)
+    if warm and cache == "network":
+        raise BadRequest("--warm is --cache warm: leave one of --warm and --cache network out")
+    state = CACHE_STATES["warm" if warm else cache]
     kept = artifact.read(directory)
     gpu = _own_gpu() if device == "auto" else find_device(device)
     with reported(quiet=quiet) as progress:
-        cache: CacheState = "warm" if warm else "cold"
-        found = bench_artifact(kept, gpu, cache=cache, sputnik=sputnik or settings().sputnik, progress=progress)
+        found = bench_artifact(kept, gpu, cache=state, sputnik=sputnik or settings().sputnik, progress=progress)
     show_comparison(found, kept.manifest, as_json=as_json)
 
 

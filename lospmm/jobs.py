@@ -27,7 +27,7 @@ from lospmm.errors import BadMatrix, BadRequest
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem, layer_fields
 from lospmm.npz import write_npz
-from lospmm.options import UNROLLED, Options
+from lospmm.options import UNROLLED, Options, decisive_fields
 from lospmm.rankers import ranker_digest, with_ranker
 from lospmm.readers import Values
 from lospmm.record import files_of
@@ -101,7 +101,7 @@ class Request:
             "device": asdict(self.problem.device),
             "values": self.values,
             "seed": self.seed if self.values == "drawn" else None,
-            "options": asdict(self.resolved),
+            "options": decisive_fields(self.resolved),
             "ranker": ranker_digest(self.resolved, self.problem.device),
             "forecasts": corrections_digest(self.problem.device.name),
             "compiler": compiler_name(self.resolved.emitter, self.problem.device.arch),
@@ -122,7 +122,7 @@ class Request:
             "nnz": matrix.nnz,
             "n": self.problem.n,
             "device": asdict(self.problem.device),
-            "options": asdict(self.options),
+            "options": decisive_fields(self.options),
             "values": self.values,
             "seed": self.seed,
             **layer_fields(self.problem),

@@ -146,6 +146,7 @@ class Measured:
     spread: float  # interquartile range of the replays over their median
     noise: float  # how far three times of the same kernel were apart, relative to the smallest
     cold: bool  # B came from memory, not from the L2 cache
+    cache: Literal["cold", "warm", "streamed", "network"] = "cold"  # what else did: docs/measuring.md
     bound_micros: float
     cusparse_micros: float | None
     cusparse_algorithm: str | None  # the faster one
@@ -246,4 +247,5 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     if manifest.get("measured") is not None:
         for name in ("cublas_fp16_micros", "cublas_bf16_micros"):
             manifest["measured"].setdefault(name, None)
+        manifest["measured"].setdefault("cache", "cold" if manifest["measured"]["cold"] else "warm")
     return manifest

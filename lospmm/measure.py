@@ -49,7 +49,7 @@ class Bench:
     """One problem on the first GPU: B drawn from ``seed``, and a worker that holds A, B and C.
 
     The worker is started by the first request and lives until it fails or the block ends; what it takes lies outside
-    the time limit of a kernel. Not for several threads at a time. ``cache`` "warm" leaves B in the L2 cache if it fits.
+    the time limit of a kernel. Not for several threads at a time. ``cache`` says what a launch finds in the L2 cache.
     ``kernel_seconds`` is the time limit of a kernel, where it is less than LOSPMM_MEASURE_SECONDS. ``most_copies`` of B
     and C take turns: fewer cost less time where they are small, and more of them stays in the cache.
     """
@@ -193,7 +193,8 @@ class Bench:
         if self._worker is not None and self._worker.has_ended():  # between two requests: no kernel's fault
             self.close()
         if self._prepare is None:
-            self._prepare = replace(_prepare(self.problem, self._seed), most_copies=self.most_copies)
+            prepared = _prepare(self.problem, self._seed, self.cache)
+            self._prepare = replace(prepared, most_copies=self.most_copies)
         if self._worker is not None and not self._told:
             self._tell(self._worker, self._prepare)
         if self._worker is None:
@@ -250,7 +251,7 @@ def compile_gate(arch: str) -> bytes:
     return compile_kernel(emission, arch=arch, registers=REGISTERS, store=store, workers=1).cubin
 
 
-def _prepare(problem: Problem, seed: int) -> Prepare:
+def _prepare(problem: Problem, seed: int, cache: CacheState = "cold") -> Prepare:
     matrix, epilogue, dtype = problem.matrix, problem.epilogue, problem.dtype
     return Prepare(
         driver=settings().driver,
@@ -269,4 +270,5 @@ def _prepare(problem: Problem, seed: int) -> Prepare:
         bias=None if epilogue.bias is None else np.array(epilogue.bias, np.float32),
         relu=epilogue.relu,
         residual=epilogue.residual,
+        cache=cache,
     )

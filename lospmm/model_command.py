@@ -13,6 +13,7 @@ from lospmm.batch import Batch, ModelFolder, take_results, tune_here
 from lospmm.command_options import (
     BiasesOption,
     BudgetOption,
+    CacheOption,
     ConvolutionOption,
     DeviceOption,
     DtypeOption,
@@ -74,6 +75,7 @@ def tune_model(
     dtype: DtypeOption = "float32",
     sums: SumsOption = "float32",
     families: FamiliesOption = "all",
+    cache: CacheOption = "cold",
     seed: SeedOption = 0,
     server: ServerOption = None,
     key: KeyOption = None,
@@ -92,6 +94,7 @@ def tune_model(
         families=families,
         shortlist_size=shortlist,
         budget_seconds=budget,
+        cache=cache,
     )
     convolution, epilogue = None if conv is None else parse_convolution(conv), Epilogue(None, relu, residual)
     columns = columns_of(n, convolution)

@@ -3,7 +3,7 @@
 import difflib
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +34,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "trials": ("full", "proxy"),
     "dtype": tuple(DTYPES),
     "sums": SUMS,
+    "cache": ("cold", "warm", "network"),
 }
 
 
@@ -51,12 +52,11 @@ class Options:
     shortlist_size: int = 10
     budget_seconds: float | None = None  # for the whole tuning; None: as many as the search asks for; 0: none is timed
     families: str = "all"  # or some of FAMILY_NAMES, with commas between
+    cache: str = "cold"  # what a launch that is timed finds in the L2 cache
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in choices:
-                raise BadRequest(f"{name} {value!r:.80}: choose one of {', '.join(choices)}")
+        for name in CHOICES:
+            check_choice(name, getattr(self, name))
         check_sums(self.dtype, self.sums)
         # NumPy's numbers become Python's, which are written down as JSON.
         object.__setattr__(self, "shortlist_size", _shortlist_size(self.shortlist_size))
@@ -81,7 +81,10 @@ class Options:
             raise BadRequest(f"{asked} gpu: {device.name} is needed, and {found}")
         emitter = default_emitter(device.arch) if self.emitter == "auto" else self.emitter
         budget_seconds = self.budget_seconds if measure == "gpu" else None
-        return replace(self, emitter=emitter, measure=measure, verify=verify, budget_seconds=budget_seconds)
+        cache = self.cache if measure == "gpu" else "cold"  # nothing is timed
+        return replace(
+            self, emitter=emitter, measure=measure, verify=verify, budget_seconds=budget_seconds, cache=cache
+        )
 
     @property
     def family_names(self) -> tuple[str, ...]:
@@ -92,6 +95,18 @@ class Options:
     def kernel_names(self) -> tuple[str, ...]:
         """Of these, those that have kernels of ours."""
         return tuple(name for name in self.family_names if name != DENSE)
+
+
+def check_choice(name: str, value: object) -> None:
+    """Raises BadRequest for what is none of CHOICES."""
+    if not isinstance(value, str) or value not in CHOICES[name]:
+        raise BadRequest(f"{name} {value!r:.80}: choose one of {', '.join(CHOICES[name])}")
+
+
+def decisive_fields(options: Options) -> dict[str, Any]:
+    """Of resolved options, by name; without what there was not once, as long as it is as by default: a request has the
+    digest that it had then."""
+    return {name: value for name, value in asdict(options).items() if (name, value) != ("cache", "cold")}
 
 
 def options_of(given: Mapping[str, Any]) -> Options:

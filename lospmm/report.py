@@ -204,7 +204,10 @@ def show_replay(found: Replay) -> None:
 
 
 def _timed(measured: Mapping[str, Any] | None) -> str:
-    return "; not measured" if measured is None else f"; measured {measured['micros']:.1f} us, {measured['advice']}"
+    if measured is None:
+        return "; not measured"
+    state = {"warm": " with a warm cache", "network": " as in a network"}.get(measured["cache"], "")
+    return f"; measured {measured['micros']:.1f} us{state}, {measured['advice']}"
 
 
 def _clocks(found: Comparison) -> str:

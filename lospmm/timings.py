@@ -22,7 +22,7 @@ import numpy as np
 from lospmm.errors import ToolchainFault
 from lospmm.families import Entrant
 from lospmm.gpu.clocks import Clocks
-from lospmm.gpu.messages import CacheState, Measurement
+from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Effort, Timing
 from lospmm.model import Candidate, Problem, layer_fields
 from lospmm.store import Entry, Store
@@ -49,7 +49,7 @@ DECISIVE = (
     "codegen/**/*.py",
     "toolchain/compile.py", "toolchain/compilers.py", "toolchain/cubin.py", "toolchain/elf.py",
     "toolchain/elf_rewrite.py", "toolchain/data.py",
-    "gpu/gate.py", "gpu/gate.cu", "gpu/operands.py", "gpu/timing.py", "gpu/worker.py",
+    "gpu/gate.py", "gpu/gate.cu", "gpu/network.py", "gpu/operands.py", "gpu/timing.py", "gpu/worker.py",
 )  # fmt: skip
 
 #: How often a candidate whose process was lost is measured: that may have been another's fault.
@@ -66,7 +66,7 @@ class Conditions:
     device: str  # all of its DeviceSpec, as JSON: registers are reserved by it
     gpu: str  # as in ``runtime.detect.own_gpu_id``
     driver: str  # NVIDIA's, with its version
-    cache: CacheState
+    cache: str  # its state, of ``gpu.messages.CacheState``
     emitter: str
     compiler: str  # with its version
     sources: str  # ``sources_digest``
@@ -78,7 +78,7 @@ class Conditions:
 
 
 def conditions_of(
-    problem: Problem, emitter: str, *, gpu: str, driver: str, compiler: str, cache_state: CacheState = "cold"
+    problem: Problem, emitter: str, *, gpu: str, driver: str, compiler: str, cache_state: str = "cold"
 ) -> Conditions:
     return Conditions(
         fingerprint=problem.matrix.fingerprint,

@@ -89,7 +89,8 @@ class Job:
         own = DENSE_OF[self.problem.dtype.name]
         if self.compare_seconds >= COMPARE_SECONDS:
             return tuple(BASELINES)
-        return (own,) if self.compare_seconds or own in self.workshop.known(self.problem) else ()
+        known = self.workshop.known(self.problem, self.options.cache)
+        return (own,) if self.compare_seconds or own in known else ()
 
 
 def tuned(job: Job) -> Callable[[], Outcome]:
@@ -109,7 +110,7 @@ def tuned(job: Job) -> Callable[[], Outcome]:
         if "gpu" in (options.measure, options.verify):
             with job.budget.paused():
                 gpu.enter_context(exclusive(settings().cache_dir, job.stages.cancel, gpu=own_gpu_id()))
-            bench = job.workshop.bench(problem, job.stages.cancel)
+            bench = job.workshop.bench(problem, job.stages.cancel, options.cache)
         if is_timed:
             assert bench is not None
             stock = gpu.enter_context(job.workshop.stock(tuning_of(problem, options)))
@@ -261,7 +262,8 @@ def _contest(job: Job, field: Field, bench: Bench, *, limit_micros: float) -> Co
 def _timings(job: Job, language: str) -> Timings:
     """What is known of kernels in this language."""
     compiler = compiler_name(language, job.problem.device.arch)
-    conditions = conditions_of(job.problem, language, gpu=own_gpu_id(), driver=driver_version(), compiler=compiler)
+    machine = {"gpu": own_gpu_id(), "driver": driver_version(), "compiler": compiler}
+    conditions = conditions_of(job.problem, language, **machine, cache_state=job.options.cache)
     return Timings(job.store, conditions)
 
 
@@ -364,11 +366,11 @@ def _compare(job: Job, made: Made, bench: Bench | None) -> Comparison | None:
             made.runs,
             effort=BESIDE,
             names=job.compared,
-            known=shop.known(job.problem),
+            known=shop.known(job.problem, job.options.cache),
             sputnik=settings().sputnik,
             progress=job.stages.progress,
         )
-    shop.learn(job.problem, found.baselines)
+    shop.learn(job.problem, job.options.cache, found.baselines)
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Self
 from lospmm.baselines import DENSE, BaselineTime
 from lospmm.crew import LEAST_BUILDERS, MOST_BUILDERS, Crew
 from lospmm.errors import ToolchainFault
+from lospmm.gpu.messages import CACHE_STATES
 from lospmm.measure import Bench
 from lospmm.model import Problem
 from lospmm.stock import Stock
@@ -105,26 +106,27 @@ class Workshop:
         self._stocks[name] = self._stack.enter_context(Stock())
         return self._stocks[name]
 
-    def bench(self, problem: Problem, cancel: threading.Event | None) -> Bench:
-        """The process that runs kernels, with this problem."""
+    def bench(self, problem: Problem, cancel: threading.Event | None, cache: str = "cold") -> Bench:
+        """The process that runs kernels, with this problem, and times them with the cache in this state."""
         if self._bench is None:
             self._bench = self._stack.enter_context(Bench(problem, cancel=cancel))
         else:
             self._bench.turn_to(problem, cancel)
+        self._bench.cache = CACHE_STATES[cache]
         return self._bench
 
-    def known(self, problem: Problem) -> Mapping[str, BaselineTime]:
-        """Times of libraries that ``learn`` was told for another matrix of this shape."""
-        return self._dense.get(_shape(problem), {})
+    def known(self, problem: Problem, cache: str) -> Mapping[str, BaselineTime]:
+        """Times of libraries that ``learn`` was told for another matrix of this shape, timed so."""
+        return self._dense.get(_shape(problem, cache), {})
 
-    def learn(self, problem: Problem, times: Mapping[str, BaselineTime]) -> None:
+    def learn(self, problem: Problem, cache: str, times: Mapping[str, BaselineTime]) -> None:
         found = {name: times[name] for name in DENSE if name in times and times[name].micros is not None}
-        self._dense[_shape(problem)] = found
+        self._dense[_shape(problem, cache)] = found
 
 
-#: What decides the time of a dense product: m, k, n and the type.
-Shape = tuple[int, int, int, str]
+#: What decides the time of a dense product: m, k, n, the type, and what is in the cache.
+Shape = tuple[int, int, int, str, str]
 
 
-def _shape(problem: Problem) -> Shape:
-    return problem.matrix.m, problem.matrix.k, problem.n, problem.dtype.name
+def _shape(problem: Problem, cache: str) -> Shape:
+    return problem.matrix.m, problem.matrix.k, problem.n, problem.dtype.name, cache

@@ -11,8 +11,9 @@ from lospmm.baselines import BaselineTime, Enqueue, time_baseline
 from lospmm.baselines.library import Buffers, Place
 from lospmm.gpu.gate import Verdict, run_and_check
 from lospmm.gpu.messages import CacheState
+from lospmm.gpu.network import time_in
 from lospmm.gpu.operands import fill
-from lospmm.gpu.timing import FULL, Effort, Timing, time_rotating
+from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.matrix import SparseMatrix
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
     rotated = operands.rotated(task.cache, problem.dtype.element_bytes * matrix.nnz, driver.l2_bytes())
 
     def time(enqueue: Enqueue) -> Timing:
-        return time_rotating(driver, enqueue, copies=rotated, effort=task.effort)
+        return time_in(task.cache, driver, bench.gate, operands, enqueue, copies=rotated, effort=task.effort)
 
     copies_of_a = rotated if task.cache == "streamed" else 1
     place = Place(driver, matrix, problem.n, copies, task.sputnik, problem.dtype, copies_of_a)

@@ -1,4 +1,5 @@
-// The correctness gate: C against A x B in float64, with what is added to it, and one C against another. gate.py starts these kernels.
+// The correctness gate: C against A x B in float64, with what is added to it, and one C against another. gate.py starts
+// these kernels, and network.py the last, which writes B as the layer before would.
 //
 // They are written so that g++ takes the text too: the tests run it on the CPU.
 
@@ -133,4 +134,13 @@ extern "C" __global__ void lospmm_differ(const void *one, const void *other, uns
     lospmm_differ_type((const unsigned *)one, (const unsigned *)other, count, differing);
   else
     lospmm_differ_type((const unsigned short *)one, (const unsigned short *)other, count, differing);
+}
+
+// Words as one load and one store take them, and ``count`` of them from one place to another, one to a thread.
+struct alignas(16) LospmmWords {
+  unsigned words[4];
+};
+extern "C" __global__ void lospmm_copy(const LospmmWords *from, LospmmWords *to, unsigned long long count) {
+  const unsigned long long at = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (at < count) to[at] = from[at];
 }

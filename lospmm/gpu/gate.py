@@ -33,6 +33,7 @@ from lospmm.gpu.operands import (
 
 CHECK_ENTRY = "lospmm_check"
 DIFFER_ENTRY = "lospmm_differ"
+COPY_ENTRY = "lospmm_copy"
 
 #: Registers per thread that the gate is compiled for.
 REGISTERS = 64
@@ -67,6 +68,7 @@ class Gate:
 
     check: Function
     differ: Function
+    copy: Function  # of memory, for ``network.py``
     passed: list[Passed] = field(default_factory=list)
 
 
@@ -78,7 +80,8 @@ class Verdict(NamedTuple):
 
 
 def load_gate(driver: Driver, cubin: bytes) -> Gate:
-    return Gate(driver.load(cubin, CHECK_ENTRY), driver.load(cubin, DIFFER_ENTRY))
+    check, differ, copy = (driver.load(cubin, entry) for entry in (CHECK_ENTRY, DIFFER_ENTRY, COPY_ENTRY))
+    return Gate(check, differ, copy)
 
 
 def run_and_check(

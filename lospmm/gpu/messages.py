@@ -5,9 +5,11 @@ The worker imports this, so it stands on NumPy and the small files beside it alo
 
 import pickle
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from types import MappingProxyType
+from typing import BinaryIO, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +28,12 @@ MARK = b"lospmm-1"
 #: No message is longer: the largest matrix takes some 64 MiB, the largest cubin some hundred.
 MAX_MESSAGE_BYTES = 1 << 31
 
-#: What comes from memory at every launch: B ("cold"), A and B ("streamed", as in a model of many layers), or neither of
-#: what fits the L2 cache ("warm").
-CacheState = Literal["cold", "warm", "streamed"]
+#: What comes from memory at every launch: B ("cold"), A and B ("streamed", as in a model of many layers), neither of
+#: what fits the L2 cache ("warm"), or all but B, the code too ("network": B was just written, behind other layers).
+CacheState = Literal["cold", "warm", "streamed", "network"]
+
+#: The same by name.
+CACHE_STATES: Mapping[str, CacheState] = MappingProxyType({state: state for state in get_args(CacheState)})
 
 
 class Shape(NamedTuple):
@@ -61,6 +66,7 @@ class Prepare:
     relu: bool = False
     residual: bool = False  # one for each copy, of C's shape
     most_copies: int = MAX_COPIES  # of B and C
+    cache: CacheState = "cold"  # "network" needs memory of its own
 
     @property
     def b_elements(self) -> int:

@@ -15,7 +15,7 @@ from lospmm.dtype import Dtype
 from lospmm.errors import GpuFault
 from lospmm.gpu.driver import ALIGNMENT_BYTES, Driver
 from lospmm.gpu.messages import CacheState, Prepare
-from lospmm.gpu.timing import copies_beyond_l2
+from lospmm.gpu.timing import COPIES_BEHIND, copies_beyond_l2
 
 #: The numbers that B is made of, over and over where it is larger: a prime, so that no stride of B meets its period.
 DRAWN = (1 << 24) + 43
@@ -29,6 +29,9 @@ RESERVE_BYTES = 512 << 20
 #: Results that the gate keeps (``gate.Passed``), where there is room: kernels whose blocks share tiles add up in other
 #: orders, and so do those of other families.
 KEPT = 3
+
+#: Of the L2 cache, what is read and as much written before a launch, so that nothing of what was in it is left.
+FLUSHED = 1.6
 
 #: NaN in float32, and twice NaN in 16-bit types.
 NAN_WORD = 0xFFFFFFFF
@@ -58,6 +61,8 @@ class Operands:
     window: int  # int32, (13,), of gate.cu, or 0
     tolerance: int  # of gate.cu
     worst: int  # uint64, (2, m), for the gate
+    source: int  # B once more, behind it what is read and written to flush the L2 cache; or 0
+    flush_bytes: int  # of either
     drawn: NDArray[Any]  # on the host, as they lie in memory: element i of B is number i, modulo its length
     b_elements: int
     dtype: Dtype  # of B, C and the residual
@@ -70,7 +75,7 @@ class Operands:
         """Copies that the launches of a measurement rotate through, of B and C, and of A's ``a_bytes`` if streamed."""
         if cache == "streamed":
             return min(self.copies, copies_beyond_l2(a_bytes + self.b_bytes + self.c_bytes, l2_bytes))
-        return self.copies if cache == "cold" else 1
+        return copies_in_turn(cache, self.copies)
 
     @property
     def b_bytes(self) -> int:
@@ -79,6 +84,13 @@ class Operands:
     @property
     def c_bytes(self) -> int:
         return self.dtype.element_bytes * self.m * self.n
+
+
+def copies_in_turn(cache: CacheState, copies: int) -> int:
+    """Of so many copies of B and C, those that launches rotate through where A is one."""
+    if cache == "network":
+        return min(COPIES_BEHIND, copies)
+    return copies if cache == "cold" else 1
 
 
 def draw(problem: Prepare) -> NDArray[Any]:
@@ -134,9 +146,12 @@ def allocate(driver: Driver, problem: Prepare) -> Operands:
     size = problem.dtype.element_bytes
     b_bytes, c_bytes = _aligned(size * problem.b_elements), _aligned(size * problem.m * problem.n)
     per_copy = b_bytes + c_bytes * (1 + problem.residual)
-    fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 20 * problem.m
+    flush_bytes = _aligned(int(FLUSHED * driver.l2_bytes())) if problem.cache == "network" else 0
+    beside = b_bytes + 2 * flush_bytes if flush_bytes else 0
+    fixed = problem.indptr.nbytes + problem.indices.nbytes + problem.values.nbytes + 20 * problem.m + beside
     free = driver.memory_bytes()[0] - fixed - RESERVE_BYTES
-    least = min(copies_beyond_l2(per_copy, driver.l2_bytes()), problem.most_copies)
+    most = min(problem.most_copies, COPIES_BEHIND) if flush_bytes else problem.most_copies
+    least = min(copies_beyond_l2(per_copy, driver.l2_bytes()), most)
     if least * per_copy > free:
         raise GpuFault(
             f"B and C of {problem.k} x {problem.n} and {problem.m} x {problem.n}, {least} of each, take "
@@ -162,6 +177,8 @@ def allocate(driver: Driver, problem: Prepare) -> Operands:
         window=0 if problem.convolution is None else driver.allocate(4 * WINDOW_SIZES),
         tolerance=driver.allocate(TOLERANCE_BYTES),
         worst=driver.allocate(16 * problem.m),
+        source=driver.allocate(beside) if beside else 0,
+        flush_bytes=flush_bytes,
         drawn=draw(problem),
         b_elements=problem.b_elements,
         dtype=problem.dtype,
@@ -178,7 +195,7 @@ def fill(driver: Driver, operands: Operands, problem: Prepare) -> None:
         driver.upload(operands.bias, problem.bias)
     if problem.convolution is not None:
         driver.upload(operands.window, window_of(problem.convolution))
-    for address in operands.b:
+    for address in (*operands.b, *([operands.source] if operands.source else [])):
         _repeat(driver, address, operands.drawn, operands.b_elements)
     for address in operands.residual:
         _repeat(driver, address, residual_numbers(operands), operands.m * operands.n)
@@ -202,7 +219,7 @@ def _repeat(driver: Driver, address: int, numbers: NDArray[Any], count: int) -> 
 def release(driver: Driver, operands: Operands) -> None:
     """Give back what ``allocate`` took."""
     fixed = (operands.indptr, operands.indices, operands.values, operands.tolerance, operands.worst)
-    for address in (operands.b[0], *fixed, operands.bias, operands.window):
+    for address in (operands.b[0], *fixed, operands.bias, operands.window, operands.source):
         if address:
             driver.free(address)
 
@@ -210,6 +227,11 @@ def release(driver: Driver, operands: Operands) -> None:
 def poison(driver: Driver, operands: Operands, copy: int) -> None:
     """Fill a C with NaN: an element that a kernel does not write is then seen."""
     driver.fill(operands.c[copy], NAN_WORD, -(-operands.c_bytes // 4))  # what is behind it is nobody's
+
+
+def padded_b_bytes(operands: Operands) -> int:
+    """B and what is behind it up to the next address that something begins at."""
+    return _aligned(operands.b_bytes)
 
 
 def _aligned(size: int) -> int:

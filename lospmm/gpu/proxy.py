@@ -9,7 +9,7 @@ import numpy as np
 
 from lospmm.gpu.clocks import read_clocks
 from lospmm.gpu.messages import Measure, Measurement
-from lospmm.gpu.timing import time_rotating
+from lospmm.gpu.network import time_in
 
 if TYPE_CHECKING:
     from lospmm.gpu.worker import Workbench
@@ -27,6 +27,6 @@ def run(bench: "Workbench", task: Measure) -> Measurement:
     def enqueue(copy: int) -> None:
         driver.launch(function, task.shape, (np.uint64(operands.b[copy]), np.uint64(operands.c[copy]), *size))
 
-    copies = 1 if task.cache == "warm" else operands.copies
-    timing = time_rotating(driver, enqueue, copies=copies, effort=task.effort)
+    copies = operands.rotated(task.cache, len(task.image), driver.l2_bytes())
+    timing = time_in(task.cache, driver, bench.gate, operands, enqueue, copies=copies, effort=task.effort)
     return Measurement(timing, None, None, read_clocks(driver.bus_id()))

@@ -5,11 +5,15 @@ replayed. Each launch of a replay works on the next copy of B and C; where the c
 L2 cache, B comes from memory every time, as it does after another layer. With one copy the cache is warm.
 """
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import NamedTuple
 
+from lospmm.errors import GpuFault
 from lospmm.gpu.driver import Driver
 
 #: Replays whose time counts, and launches in each.
@@ -25,6 +29,14 @@ WARM_MICROS = 20_000.0
 
 #: The most copies. What is smaller than a four thousandth of the L2 cache is not worth so long a graph.
 MAX_COPIES = 4096
+
+#: Copies that take turns behind other work, which leaves nothing of any in the cache: a divisor of launches.
+COPIES_BEHIND = 4
+
+#: The time of a replay varies by some microseconds, however long it is. Behind other work it holds more launches than
+#: the effort says where those take less than so long in all, up to so many times as many.
+BEHIND_MICROS = 150.0
+MOST_TIMES = 4
 
 
 class Effort(NamedTuple):
@@ -69,10 +81,7 @@ def time_rotating(
     A replay holds whole rounds of the copies, at least as many launches as the effort says, or, of what takes long, as
     many as there is time for.
     """
-    started = time.monotonic()
-    enqueue(0)  # what is loaded or allocated at the first launch cannot be captured
-    driver.synchronize()
-    count = -(-fewer_if_slow(effort.launches, (time.monotonic() - started) * 1e6) // copies) * copies
+    count = _launches(driver, enqueue, copies, effort)
 
     def one_replay() -> None:
         for number in range(count):
@@ -87,6 +96,76 @@ def time_rotating(
     finally:
         driver.discard(graph)
     return timing_of(times)
+
+
+def time_behind(
+    driver: Driver,
+    enqueue: Callable[[int], None],
+    before: Callable[[int], None],
+    *,
+    copies: int,
+    effort: Effort = FULL,
+) -> Timing:
+    """The time of ``enqueue(copy)`` right behind ``before(copy)``: what both take, less what ``before`` takes alone.
+
+    Replays of either take turns, and each difference is one of the times: what drifts is in both. A replay ends with
+    ``before``, so that what the last launch left to be written is written in it. Raises GpuFault where no time is
+    left: the launch is too short to be told from what is before it.
+    """
+
+    def both(copy: int) -> None:
+        before(copy)
+        enqueue(copy)
+
+    count = _launches(driver, both, copies, effort)
+    with ExitStack() as stack:
+        turn = stack.enter_context(_in_turn(driver, before, both, count=count, copies=copies))
+        warm = [turn() for _ in range(WARM_REPLAYS)]
+        if (times := more_if_short([whole - alone for alone, whole in warm])) > 1:
+            stack.close()
+            count *= times
+            turn = stack.enter_context(_in_turn(driver, before, both, count=count, copies=copies))
+            warm.append(turn())
+        for _ in range(warm_replays_left([sum(one) for one in warm], effort.warm_micros)):
+            turn()
+        turns = [turn() for _ in range(effort.replays)]
+    found = [(whole - alone) / count for alone, whole in turns]
+    if (micros := statistics.median(found)) <= 0:
+        others = statistics.median(alone for alone, _ in turns) / (count + 1)
+        raise GpuFault(f"{micros:.2f} us behind {others:.1f} us of others: it cannot be told from them; time it cold")
+    return timing_of(found)
+
+
+@contextmanager
+def _in_turn(
+    driver: Driver, before: Callable[[int], None], both: Callable[[int], None], *, count: int, copies: int
+) -> Iterator[Callable[[], tuple[float, float]]]:
+    """What replays of ``count`` launches of either: the microseconds of the one and of the other."""
+
+    def replay(one: Callable[[int], None]) -> None:
+        for number in range(count):
+            one(number % copies)
+        before(count % copies)
+
+    with ExitStack() as stack:
+        graphs = []
+        for one in (before, both):
+            graphs.append(driver.capture(partial(replay, one)))
+            stack.callback(driver.discard, graphs[-1])
+        yield lambda: (driver.replay_micros(graphs[0]), driver.replay_micros(graphs[1]))
+
+
+def more_if_short(micros: list[float]) -> int:
+    """Of replays in which all launches took so long, how many times as many launches the next are to hold."""
+    return min(MOST_TIMES, max(1, math.ceil(BEHIND_MICROS / max(1.0, statistics.median(micros)))))
+
+
+def _launches(driver: Driver, enqueue: Callable[[int], None], copies: int, effort: Effort) -> int:
+    """How many a replay holds; one is done."""
+    started = time.monotonic()
+    enqueue(0)  # what is loaded or allocated at the first launch cannot be captured
+    driver.synchronize()
+    return -(-fewer_if_slow(effort.launches, (time.monotonic() - started) * 1e6) // copies) * copies
 
 
 def fewer_if_slow(launches: int, micros: float) -> int:

@@ -24,8 +24,8 @@ from lospmm.gpu.clocks import read_clocks
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.gate import Gate, Verdict, count_different, load_gate, run_and_check
 from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, packed, receive
+from lospmm.gpu.network import time_in
 from lospmm.gpu.operands import Operands, allocate, fill, release
-from lospmm.gpu.timing import time_rotating
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +64,7 @@ def measure(bench: Workbench, task: Measure) -> Measurement:
     before = run_and_check(driver, bench.gate, operands, bench.problem, enqueue, copy=0)
     if before.failure is not None:
         return _refused(bench, before)
-    timing = time_rotating(driver, enqueue, copies=copies, effort=task.effort)
+    timing = time_in(task.cache, driver, bench.gate, operands, enqueue, copies=copies, effort=task.effort)
     clocks = read_clocks(driver.bus_id())
     last, error = operands.copies - 1, before.max_relative_error
     if task.effort.rechecked:

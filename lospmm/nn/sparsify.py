@@ -58,7 +58,8 @@ def sparsify_(
     compiled before. With ``choice`` sparse all are swapped, and on a CPU the kernels' text is run, slowly.
 
     ``server`` is the address of a service that tunes, ``key`` its API key. ``progress`` is told (layer, stage, done,
-    total); without it bars are shown on a terminal. ``options`` are those of ``lospmm.tune``.
+    total); without it bars are shown on a terminal. ``options`` are those of ``lospmm.tune``;
+    ``cache`` is network unless it is given.
 
     A layer that fails stays dense, with the reason in its row. Raises BadRequest and Unsupported for a request that no
     layer can have; the model is then as it was. A model that was swapped before is given its dense layers back first.
@@ -74,7 +75,7 @@ def sparsify_(
     if example is None and not columns:
         raise BadRequest("give an example of the model's input, or n, the columns that its products have")
     with ExitStack() as stack:
-        tuner = _tuner(stack, (server, key), device, options_of(options), progress)
+        tuner = _tuner(stack, (server, key), device, options_of({"cache": "network", **options}), progress)
         restore_(model)
         sites, rows = find_sites(model, min_sparsity)
         works = [Work(site) for site in sites]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from lospmm import tile_map
@@ -201,6 +202,17 @@ def _verification(verified: Mapping[str, Any] | None) -> str:
     )
 
 
+#: By the state of the cache.
+B_COMES_FROM: Mapping[str, str] = MappingProxyType(
+    {
+        "cold": "memory",
+        "streamed": "memory, and so does A",
+        "warm": "the L2 cache, if it fits",
+        "network": "the L2 cache, if it fits, and all else from memory, as in a network",
+    }
+)
+
+
 def _measured(measured: Mapping[str, Any] | None) -> tuple[Bar, ...]:
     if measured is None:
         return ()
@@ -224,7 +236,7 @@ def _measured_facts(measured: Mapping[str, Any] | None) -> tuple[tuple[str, str]
     facts = [
         ("Advice", f"{measured['advice']}"),
         ("GPU", f"{measured['gpu']}"),
-        ("B comes from", "memory" if measured["cold"] else "the L2 cache, if it fits"),
+        ("B comes from", B_COMES_FROM[measured["cache"]]),
         ("Bound", f"{measured['bound_micros']:.2f} µs, by the GPU's published peaks"),
         ("Spread", f"{measured['spread']:.1%} of the replays"),
         ("Noise", f"{measured['noise']:.1%} between three timings of the kernel"),

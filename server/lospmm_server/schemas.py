@@ -105,6 +105,12 @@ class TuningQuery(BaseModel):
         description="The kernel families that take part, with commas between, or all.",
         examples=["unrolled", "tensor_core,csr"],
     )
+    cache: str = Field(
+        default="cold",
+        max_length=80,
+        description="What a launch that is timed finds in the L2 cache: not B, B, or what a network leaves there.",
+        json_schema_extra={"enum": list(CHOICES["cache"])},
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Draws the values of a pattern (.smtx).")
 
     @field_validator("n")

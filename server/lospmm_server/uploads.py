@@ -108,7 +108,12 @@ def wanted_of(query: TuningQuery) -> Wanted:
         raise BadRequest(f"n is {n}, more than the {settings().max_n} that LOSPMM_MAX_N allows")
     epilogue = Epilogue(None, query.relu, query.residual)
     options = Options(
-        emitter=query.emitter, verify=query.verify, dtype=query.dtype, sums=query.sums, families=query.families
+        emitter=query.emitter,
+        verify=query.verify,
+        dtype=query.dtype,
+        sums=query.sums,
+        families=query.families,
+        cache=query.cache,
     )
     return Wanted(n, convolution, epilogue, _device(query.device), options, query.seed)
 

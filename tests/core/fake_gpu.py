@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lospmm.errors import GpuFault
 from lospmm.gpu import worker
 from lospmm.gpu.driver import ALIGNMENT_BYTES, Driver, Function, Graph, LaunchShape
-from lospmm.gpu.gate import CHECK_ENTRY, DIFFER_ENTRY
+from lospmm.gpu.gate import CHECK_ENTRY, COPY_ENTRY, DIFFER_ENTRY
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
 
@@ -57,6 +57,9 @@ extern "C" void run_lospmm_differ(unsigned x, unsigned y, unsigned threads, cons
   run(x, y, threads, [a] {
     lospmm_differ((const void *)a[0], (const void *)a[1], a[2], (Word *)a[3], (unsigned)a[4]);
   });
+}
+extern "C" void run_lospmm_copy(unsigned x, unsigned y, unsigned threads, const Word *a) {
+  run(x, y, threads, [a] { lospmm_copy((const LospmmWords *)a[0], (LospmmWords *)a[1], a[2]); });
 }
 """
 
@@ -97,7 +100,7 @@ class FakeDriver:
 
     def load(self, image: bytes, entry: str) -> Function:
         self.check()
-        if entry in (CHECK_ENTRY, DIFFER_ENTRY):
+        if entry in (CHECK_ENTRY, DIFFER_ENTRY, COPY_ENTRY):
             return Function(entry, None, 32)
         try:
             self.launches = 0

@@ -29,7 +29,7 @@ from lospmm.epilogue import Epilogue
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import Measurement, Ready
-from lospmm.gpu.timing import FULL, Effort, Timing
+from lospmm.gpu.timing import COPIES_BEHIND, FULL, Effort, Timing
 from lospmm.manifest import LaunchConfig
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.measure import Bench
@@ -178,6 +178,13 @@ def test_a_warm_comparison_says_so() -> None:
     assert not found.measured().cold
 
 
+def test_a_comparison_as_in_a_network_is_one_of_all() -> None:
+    found, fake = compared(cache="network", cusparse=90.0)
+    assert fake.asked[2] == BaselineTask("cusparse", "network", None)
+    assert found.copies == min(COPIES_BEHIND, fake.start().copies)
+    assert (found.measured().cold, found.measured().cache) == (False, "network")
+
+
 @pytest.mark.parametrize(
     ("fp32", "tf32", "faster"),
     [
@@ -215,6 +222,7 @@ def test_what_the_manifest_keeps() -> None:
         "spread": 0.02,
         "noise": pytest.approx(0.025),
         "cold": True,
+        "cache": "cold",
         "bound_micros": found.bound.micros,
         "cusparse_micros": 90.0,
         "cusparse_algorithm": "CSR_ALG3",

@@ -11,7 +11,7 @@ from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.device import DEVICES, DeviceSpec
 from lospmm.errors import BadRequest
-from lospmm.options import CHOICES, Options, default_emitter, is_experimental, options_of
+from lospmm.options import CHOICES, Options, decisive_fields, default_emitter, is_experimental, options_of
 
 H200, A100 = DEVICES["h200"], DEVICES["a100"]
 
@@ -48,6 +48,23 @@ def test_a_budget_is_for_timing_candidates_and_nothing_without_it() -> None:
     options = Options(budget_seconds=0.5)
     assert options.resolved(H200, "h200").budget_seconds == 0.5
     assert options.resolved(H200, None).budget_seconds is None
+
+
+def test_the_state_of_the_cache_is_for_timing_and_says_nothing_without_it() -> None:
+    options = Options(cache="network")
+    assert options.resolved(H200, "h200").cache == "network"
+    assert (
+        options.resolved(H200, None).cache
+        == "cold"
+        == Options(cache="warm", measure="none").resolved(H200, "h200").cache
+    )
+    assert Options(cache="network", budget_seconds=0).resolved(H200, "h200").cache == "cold"
+
+
+def test_what_decides_an_artifact_is_all_but_a_default_that_came_later() -> None:
+    assert set(asdict(Options())) - set(decisive_fields(Options())) == {"cache"}
+    for cache in ("warm", "network"):
+        assert decisive_fields(Options(cache=cache)) == asdict(Options(cache=cache))
 
 
 @pytest.mark.parametrize(

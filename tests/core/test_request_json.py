@@ -93,6 +93,22 @@ def test_what_auto_stands_for_is_decided_for_the_one_who_works() -> None:
         request_for("a100", measure="gpu")
 
 
+def test_the_state_of_the_cache_is_part_of_a_request_that_is_timed_otherwise(tmp_path: Path) -> None:
+    """And one without it is what it was before there was a choice, which an earlier worker can read too."""
+    store, usual = Store(tmp_path), request_for("h200")
+    jobs.keep_matrix(usual.problem.matrix, store)
+    digests = {usual.digest: "cold"}
+    for cache in ("warm", "network"):
+        request = request_for("h200", cache=cache)
+        again = jobs.from_json(json.loads(json.dumps(request.to_json())), store)
+        assert (again.options.cache, again.digest) == (cache, request.digest)
+        digests[request.digest] = cache
+    assert len(digests) == 3
+    assert "cache" not in usual.to_json()["options"]
+    assert request_for("h200", cache="cold").digest == usual.digest
+    assert request_for("none", cache="network").digest == request_for("none").digest  # nothing is timed
+
+
 def test_a_damaged_matrix_is_written_anew(tmp_path: Path) -> None:
     store, request = Store(tmp_path), request_for("none")
     for _ in range(2):

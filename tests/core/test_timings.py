@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -23,7 +24,7 @@ from lospmm.device import DEVICES
 from lospmm.epilogue import Epilogue
 from lospmm.errors import ToolchainFault
 from lospmm.gpu.clocks import Clocks
-from lospmm.gpu.messages import Measurement
+from lospmm.gpu.messages import CacheState, Measurement
 from lospmm.measure import BRIEF, FULL, Timing
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import natural_order, regroup
@@ -124,6 +125,13 @@ def test_a_layer_is_known_apart_from_its_product() -> None:
         for one in (PROBLEM, layer)
     )
     assert plain.key != other.key
+
+
+def test_a_state_of_the_cache_is_known_apart() -> None:
+    common = {"gpu": "ab" * 16, "driver": "580.159.04", "compiler": "ptxas 13.0.88"}
+    keys = {conditions_of(PROBLEM, "sass", **common, cache_state=one).key for one in get_args(CacheState)}
+    assert len(keys) == len(get_args(CacheState)) == 4
+    assert conditions_of(PROBLEM, "sass", **common).key in keys
 
 
 def test_candidates_differ_in_every_axis_and_in_their_tiling() -> None:

@@ -121,6 +121,20 @@ def test_auto_measures_verifies_and_compares(store: Store, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("on_the_machine")
+def test_a_state_of_the_cache_has_its_own_times(store: Store) -> None:
+    """Of one problem: in the second tuning nothing is known, and all of it is timed anew."""
+    cold, network = (tuned(store, cache=cache).manifest for cache in ("cold", "network"))
+    for made, cache in ((cold, "cold"), (network, "network")):
+        assert (made["measured"]["cache"], made["measured"]["cold"]) == (cache, cache == "cold")
+        assert made["search"]["measured"] > 4
+    assert network["measured"]["micros"] == pytest.approx(cold["measured"]["micros"])  # the machine's are of the code
+    entries = [store.directory(TIMINGS, entry.key) for entry in store.entries() if entry.kind == TIMINGS]
+    states = {json.loads((one / timings.CONDITIONS_FILE).read_text())["cache"]: one for one in entries}
+    lines = [len((one / timings.LINES_FILE).read_text().splitlines()) for one in states.values()]
+    assert set(states) == {"cold", "network"} and lines[0] == lines[1]
+
+
+@pytest.mark.usefixtures("on_the_machine")
 def test_what_was_measured_runs_without_a_gpu(store: Store, tmp_path: Path) -> None:
     made = tuned(store)
     for name, content in made.files.items():

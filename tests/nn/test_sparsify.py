@@ -14,7 +14,11 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
 from lospmm.errors import BadRequest  # noqa: E402
+from lospmm.job_events import LayerProgress  # noqa: E402
 from lospmm.nn import report as report_module  # noqa: E402
+from lospmm.nn import sparsify  # noqa: E402
+from lospmm.nn.tuning import Tuner, tuner_here  # noqa: E402
+from lospmm.options import Options  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, Mask, drawn, error, exact, perceptron, pruned  # noqa: E402
 from tests.server.processes import serving  # noqa: E402
 
@@ -39,6 +43,20 @@ def test_a_model_runs_on_its_kernels() -> None:
     lospmm.nn.restore_(model)
     assert [type(one) for one in model] == [nn.Linear, nn.GELU, nn.Linear]
     assert lospmm.nn.status(model) == {}
+
+
+def test_kernels_are_timed_as_in_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is asked for otherwise: that is where they will run."""
+    seen: list[str] = []
+
+    def noted(device: str, options: Options, progress: LayerProgress | None) -> Tuner:
+        seen.append(options.cache)
+        return tuner_here(device, options, progress)
+
+    monkeypatch.setattr(sparsify, "tuner_here", noted)
+    for options in ({}, {"cache": "cold"}, {"cache": "network"}):
+        lospmm.nn.sparsify_(perceptron(), drawn(2, 24), **EMULATED, **options)
+    assert seen == ["network", "cold", "network"]
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import lospmm
 from lospmm import connection, jobs, remote
 from lospmm.artifact import MANIFEST_FILE, MATRIX_FILE, SPACE_FILE
-from lospmm.client import Client
+from lospmm.client import SERVED_OPTIONS, Client, _query
 from lospmm.connection import Gone
 from lospmm.errors import BadMatrix, BadRequest, BadSettings, LospmmError, ServiceFault, Unsupported
 from lospmm.matrix import from_dense
@@ -66,6 +66,11 @@ def test_options_of_the_service(client: Client) -> None:
     assert (kernel.manifest["emitter"], kernel.manifest["verified"]) == ("ptx", None)
     halves = client.tune(weights(), 16, device="h200", dtype="float16", sums="float16", families="unrolled").manifest
     assert (halves["sums"], halves["tile"]["thread_columns"]) == ("float16", 2)
+    with pytest.raises(BadRequest, match="cache 'hot': choose one of cold, warm, network"):
+        client.tune(weights(), 16, device="h200", cache="hot")
+    # Nothing is timed there, so that it is the same request.
+    plain, network = (client.tune(weights(), 16, device="h200", **asked) for asked in ({}, {"cache": "network"}))
+    assert network.artifact.files == plain.artifact.files
     with pytest.raises(Unsupported, match="shortlist_size 3: a service decides that itself"):
         client.tune(weights(), 16, shortlist_size=3)
     with pytest.raises(BadRequest, match="unknown device 'h2000'"):
@@ -78,6 +83,13 @@ def test_options_of_the_service(client: Client) -> None:
         client.job("../../etc/passwd")
     with pytest.raises(Gone, match="no kernel of this digest"):
         client.kernel("0" * 64)
+
+
+def test_a_parameter_that_came_later_is_asked_for_where_it_matters() -> None:
+    """An older service refuses what it does not know."""
+    assert "cache" not in _query(16, "h200", 0, {}) and "cache" not in _query(16, "h200", 0, {"cache": "cold"})
+    assert _query(16, "h200", 0, {"cache": "network"})["cache"] == "network"
+    assert set(SERVED_OPTIONS) - {"cache"} < set(_query(16, "h200", 0, {}))
 
 
 def test_every_page_of_jobs(client: Client) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -72,6 +73,24 @@ def test_measured_figures_stand_beside_the_libraries(client: TestClient, view: F
     assert "cuBLAS, dense, TF32 17.20 µs 0.80 times the kernel's" in text
     assert "Sputnik" not in text
     assert "Advice dense" in text and "1980 MHz" in text
+    assert "B comes from memory" in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        ({"cold": False, "cache": "network"}, "the L2 cache, if it fits, and all else from memory, as in a network"),
+        ({"cold": False, "cache": "warm"}, "the L2 cache, if it fits"),
+        ({"cold": False}, "the L2 cache, if it fits"),  # of before there was a third
+    ],
+)
+def test_it_says_what_was_in_the_cache(
+    client: TestClient, view: FakeView, kernel: Artifact, measured: dict[str, Any], words: str
+) -> None:
+    shown = timed(kernel).manifest["measured"]
+    del shown["cache"]
+    view.kernels[KERNEL] = changed(kernel, measured={**shown, **measured})
+    assert f"B comes from {words} Bound" in page(client, f"/kernels/{KERNEL}").text
 
 
 def test_candidates_that_were_timed_are_shown_with_the_fastest_as_winner(

@@ -1,0 +1,55 @@
+"""A launch as a layer of a network finds the GPU: other layers ran before it, and the last of them wrote B.
+
+Of what a launch reads then, B lies in the L2 cache, as much as fits, and nothing else does: its code is in memory too
+(docs/decisions/0030).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lospmm.errors import GpuFault
+from lospmm.gpu.driver import Driver
+from lospmm.gpu.gate import THREADS, Gate
+from lospmm.gpu.messages import CacheState, Shape
+from lospmm.gpu.operands import Operands, padded_b_bytes
+from lospmm.gpu.timing import Effort, Timing, time_behind, time_rotating
+
+#: Bytes that a thread of gate.cu's copy moves.
+WORD_BYTES = 16
+
+
+def time_in(
+    cache: CacheState,
+    driver: Driver,
+    gate: Gate,
+    operands: Operands,
+    enqueue: Callable[[int], None],
+    *,
+    copies: int,
+    effort: Effort,
+) -> Timing:
+    """The time of ``enqueue(copy)`` where the cache is as ``cache`` says. Raises GpuFault."""
+    if cache != "network":
+        return time_rotating(driver, enqueue, copies=copies, effort=effort)
+    return time_behind(driver, enqueue, layers_before(driver, gate, operands), copies=copies, effort=effort)
+
+
+def layers_before(driver: Driver, gate: Gate, operands: Operands) -> Callable[[int], None]:
+    """What reads and writes more than the L2 cache holds, and then writes a copy of B, as it was. Raises GpuFault where
+    there is no memory for it."""
+    if not operands.source:
+        raise GpuFault("the problem was prepared for another state of the cache than network: prepare it anew")
+    b_bytes, flush_bytes = padded_b_bytes(operands), operands.flush_bytes
+    flushed = operands.source + b_bytes
+
+    def write(from_: int, to: int, size: int) -> None:
+        count = size // WORD_BYTES
+        arguments = (np.uint64(from_), np.uint64(to), np.uint64(count))
+        driver.launch(gate.copy, Shape((-(-count // THREADS), 1, 1), THREADS, 0), arguments)
+
+    def before(copy: int) -> None:
+        write(flushed, flushed + flush_bytes, flush_bytes)
+        write(operands.source, operands.b[copy], b_bytes)
+
+    return before
