@@ -109,6 +109,8 @@ class Request:
         }
         if (untimed := model_digest(self.problem, self.resolved)) is not None:
             decisive["untimed"] = untimed
+        if not settings().fetch_code:
+            decisive["fetch_code"] = False
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:

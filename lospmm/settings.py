@@ -80,6 +80,9 @@ class Settings(BaseSettings):
     max_unrolled_nonzeros: int = Field(
         default=4_000_000, gt=0, description="The most nonzeros that a kernel has in its instructions."
     )
+    fetch_code: bool = Field(
+        default=True, description="Whether kernels with much code load it before they run it, where an emitter can."
+    )
     max_upload_bytes: int = Field(default=256 << 20, gt=0, description="The largest matrix file read, in bytes.")
     driver: Literal["auto", "cuda-core", "pycuda"] = Field(
         default="auto", description="The library that a GPU is driven through; auto is cuda-core."

@@ -25,6 +25,7 @@ from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Effort, Timing
 from lospmm.model import Candidate, Problem, layer_fields
+from lospmm.settings import settings
 from lospmm.store import Entry, Store
 
 #: The kind of these entries in the store.
@@ -70,6 +71,7 @@ class Conditions:
     emitter: str
     compiler: str  # with its version
     sources: str  # ``sources_digest``
+    fetch_code: bool  # LOSPMM_FETCH_CODE
 
     @property
     def key(self) -> str:
@@ -91,6 +93,7 @@ def conditions_of(
         emitter=emitter,
         compiler=compiler,
         sources=sources_digest(),
+        fetch_code=settings().fetch_code,
     )
 
 

@@ -31,10 +31,14 @@ from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.epilogue import Epilogue
 from lospmm.ir import KernelProgram, launch
+from lospmm.jobs import Request
 from lospmm.lower import lower
 from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.options import Options
 from lospmm.reorder import natural_order
+from lospmm.settings import settings
 from lospmm.store import Store
+from lospmm.timings import conditions_of
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.cubin import machine_code
@@ -187,3 +191,20 @@ def test_a_cubin_has_the_registers_that_its_tiles_have(tmp_path: Path) -> None:
     cubin = built(program, tmp_path)
     plain = tiles_of(program, "sm_90")
     assert elf.kernel_usage(cubin, program.name).registers == plain.registers
+
+
+def test_nothing_is_fetched_where_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which gives another artifact, and other times."""
+    program = program_of(20_000)
+    problem = Problem(uniform(64, 64, 0.9, seed=1), 64, DEVICES["h200"])
+    keys = {"gpu": "", "driver": "", "compiler": ""}
+    before = Request(problem, Options()).digest, conditions_of(problem, "sass", **keys).key
+    assert sharers_of(program, MIN_CODE_BYTES, "sm_90") > 0
+    monkeypatch.setenv("LOSPMM_FETCH_CODE", "0")
+    settings.cache_clear()
+    assert sharers_of(program, MIN_CODE_BYTES, "sm_90") == 0
+    emission, plain = emit(program, "sass", "sm_90"), without_fetch(program, "sm_90")
+    assert emission.units == plain.units and emission.machine is not None and plain.machine is not None
+    np.testing.assert_array_equal(emission.machine.form, plain.machine.form)
+    after = Request(problem, Options()).digest, conditions_of(problem, "sass", **keys).key
+    assert before[0] != after[0] and before[1] != after[1]

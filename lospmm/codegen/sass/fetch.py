@@ -7,7 +7,7 @@ tile, which run on SMs beside each other, share it out.
 
 They are loads, not prefetches: those fill the half of the L2 cache that memory behind it belongs to, these also the
 other half, where the SM is on that side. And they are ordinary loads: what is loaded as B is ("no allocation") the
-cache gives up first.
+cache gives up first. compute-sanitizer takes them for reads outside of any array: LOSPMM_FETCH_CODE=0 leaves them out.
 """
 
 from dataclasses import replace
@@ -22,6 +22,7 @@ from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import ENTRY, Entry, MachineCode
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, padding
 from lospmm.ir import KernelProgram, launch
+from lospmm.settings import settings
 
 #: Of a kernel with less code the fetch costs as much as it gains: 0.05 us (docs/decisions/0028).
 MIN_CODE_BYTES = 96 << 10
@@ -53,7 +54,7 @@ _CARRY = 0
 
 def sharers_of(program: KernelProgram, code_bytes: int, arch: str) -> int:
     """How many neighbours fetch a tile's code together, of a kernel of so many bytes; 0: nothing is fetched."""
-    if program.cols is None or Opcode.TOUCH not in generation_of(arch).by_op:
+    if not settings().fetch_code or program.cols is None or Opcode.TOUCH not in generation_of(arch).by_op:
         return 0
     if not MIN_CODE_BYTES <= code_bytes <= MAX_CODE_BYTES:
         return 0
