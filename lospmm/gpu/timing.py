@@ -33,8 +33,8 @@ MAX_COPIES = 4096
 #: Copies that take turns behind other work, which leaves nothing of any in the cache: a divisor of launches.
 COPIES_BEHIND = 4
 
-#: The time of a replay varies by some microseconds, however long it is. Behind other work it holds more launches than
-#: the effort says where those take less than so long in all, up to so many times as many.
+#: The time of a replay varies by some microseconds, of a longer one by a smaller share. Behind other work it holds more
+#: launches than the effort says where those take less than so long in all, up to so many times as many.
 BEHIND_MICROS = 150.0
 MOST_TIMES = 4
 

@@ -16,6 +16,7 @@ from tests.docs import (
     families,
     kernels,
     machine_code,
+    network_state,
     networks,
     paper,
     placement,
@@ -56,7 +57,8 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0027-warpgroups.md": families.WARPGROUPS,
     DOCS / "decisions" / "0028-code-is-fetched-first.md": cold_code.REGIONS,
     DOCS / "pytorch.md": tokens.TURNING,
-    DOCS / "measuring.md": placement.MEASURING,
+    DOCS / "measuring.md": placement.MEASURING | {"network noise": network_state.noise},
+    DOCS / "benchmarking.md": {"network libraries": network_state.libraries},
     DOCS / "decisions" / "0015-small-rounds.md": {
         "search cost": searches.cost,
         "search replay": searches.replayed,
