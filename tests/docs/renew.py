@@ -56,6 +56,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0026-what-a-short-kernel-waits-for.md": short.REGIONS | cold_code.EARLY,
     DOCS / "decisions" / "0027-warpgroups.md": families.WARPGROUPS,
     DOCS / "decisions" / "0028-code-is-fetched-first.md": cold_code.REGIONS,
+    DOCS / "decisions" / "0030-timed-as-in-a-network.md": cold_code.CHOICES,
     DOCS / "pytorch.md": tokens.TURNING,
     DOCS / "measuring.md": placement.MEASURING | {"network noise": network_state.noise},
     DOCS / "benchmarking.md": {"network libraries": network_state.libraries},
