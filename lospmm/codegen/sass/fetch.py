@@ -20,7 +20,7 @@ from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import ENTRY, Entry, MachineCode
-from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, padding
+from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, LINE_INSTRUCTIONS, padding
 from lospmm.ir import KernelProgram, launch
 from lospmm.settings import settings
 
@@ -82,15 +82,12 @@ def fetching(code: MachineCode, span: int) -> MachineCode:
     parts = []
     for tile, count, start in zip(tiles, loads, starts[:-1].tolist(), strict=True):
         offsets = np.minimum(np.arange(count) * span, last_offset - BYTES_PER_INSTRUCTION * start)
-        parts += [_head(offsets, entry, pair), _behind(tile, count), padding(len(tile) + _head_length(count))]
-    highest = pair + 1 + 1 + HARDWARE_REGISTERS
-    return replace(
-        code,
-        form=np.concatenate(parts),
-        starts=starts[:-1],
-        registers=max(code.registers, highest),
-        entry=entry,
-    )
+        parts += [_head(offsets, entry, pair), tile, padding(len(tile) + _head_length(count))]
+    form = np.concatenate(parts)
+    behind = [start + _head_length(count) for start, count in zip(starts[:-1].tolist(), loads, strict=True) if count]
+    form["wait"][behind] |= 1 << ADDRESS_SCOREBOARD  # loads have read the address before any register is written
+    registers = max(code.registers, pair + 2 + HARDWARE_REGISTERS)
+    return replace(code, form=form, starts=starts[:-1], registers=registers, entry=entry)
 
 
 def _fetched(entry: Entry) -> int:
@@ -103,8 +100,8 @@ def _fetched(entry: Entry) -> int:
 
 def _unpadded(tile: NDArray[np.void]) -> NDArray[np.void]:
     """Without the NOPs behind its end."""
-    used = np.flatnonzero(tile["op"] != Opcode.NOP)
-    return tile[: int(used[-1]) + 1]
+    end = tile["op"][-LINE_INSTRUCTIONS:]
+    return tile[: len(tile) - int(np.argmax(end[::-1] != Opcode.NOP))]
 
 
 def _loads(rows: int, span: int) -> int:
@@ -140,12 +137,3 @@ def _head(offsets: NDArray[np.integer], entry: Entry, pair: int) -> NDArray[np.v
     loads["op"], loads["ra"], loads["ur"], loads["offset"] = Opcode.TOUCH, pair, entry.descriptor, offsets
     loads["read_barrier"], loads["stall"] = ADDRESS_SCOREBOARD, 2
     return form
-
-
-def _behind(tile: NDArray[np.void], loads: int) -> NDArray[np.void]:
-    """``tile`` behind so many loads, which have read their addresses before any register is written."""
-    if not loads:
-        return tile
-    tile = tile.copy()
-    tile["wait"][0] |= 1 << ADDRESS_SCOREBOARD
-    return tile
