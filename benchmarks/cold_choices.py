@@ -1,4 +1,4 @@
-"""Whether another kernel is the fastest where its code has left the L2 cache (docs/decisions/0028).
+"""Whether another kernel is the fastest where its code has left the L2 cache (docs/decisions/0030).
 
     python -m benchmarks.cold_choices [--out DIR]
 
@@ -23,17 +23,16 @@ from typing import NamedTuple
 
 from benchmarks.families_unrolled import shortlist, with_variants
 from benchmarks.overlapping import activation
-from benchmarks.placing import CASES, Case, Places
+from benchmarks.placing import CASES, Case, Places, problem_of
 from benchmarks.recorded import Row, record
-from lospmm.build import build, for_emitter
+from lospmm.build import build
 from lospmm.errors import LospmmError
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.launcher import Launcher
 from lospmm.gpu.timing import Effort, time_rotating
-from lospmm.model import Candidate, Compiled, Problem
+from lospmm.model import Candidate, Compiled
 from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
-from lospmm_datasets.synthetic import uniform
 
 #: The seven problems, BERT-base's other one, and some of the 41 shapes.
 PROBLEMS = (
@@ -62,11 +61,6 @@ class Work(NamedTuple):
     gemm: tuple[int, int, int]
     sparsity: float
     candidate: Candidate
-
-
-def problem_of(gemm: tuple[int, int, int], sparsity: float) -> Problem:
-    m, k, n = gemm
-    return for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, detect_device()), "sass")
 
 
 def work_of(gemm: tuple[int, int, int], sparsity: float) -> list[Work]:

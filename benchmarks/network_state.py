@@ -15,20 +15,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.families_unrolled import shortlist
+from benchmarks.placing import problem_of
 from benchmarks.recorded import Row, record
+from lospmm.baselines import BaselineTime
 from lospmm.baselines.work import COMMAND, BaselineTask
 from lospmm.bench import compare
-from lospmm.build import build, for_emitter
+from lospmm.build import build
 from lospmm.errors import GpuFault
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.messages import CacheState
 from lospmm.gpu.process import WORKER
 from lospmm.measure import AGAIN, BESIDE, BRIEF, FULL, Bench, Effort
-from lospmm.model import Built, Problem
+from lospmm.model import Built
 from lospmm.runtime.detect import detect_device, own_gpu_id
 from lospmm.settings import settings
 from lospmm.store import Store
-from lospmm_datasets.synthetic import uniform
 
 #: (m, k, n) and zeros.
 PROBLEMS = (
@@ -43,11 +44,6 @@ TURNS = 5
 STATES: tuple[CacheState, ...] = ("cold", "network")
 EFFORTS = {"brief": BRIEF, "again": AGAIN, "beside": BESIDE, "full": FULL}
 LIBRARIES = ("cusparse", "cublas_fp32", "cublas_tf32")
-
-
-def problem_of(gemm: tuple[int, int, int], sparsity: float) -> Problem:
-    m, k, n = gemm
-    return for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, detect_device()), "sass")
 
 
 def timed(bench: Bench, kernels: Sequence[Built]) -> Iterator[Row]:
@@ -82,12 +78,12 @@ def _library(bench: Bench, name: str, effort: Effort) -> Row:
         found = bench.request(COMMAND, BaselineTask(name, bench.cache, None, effort))
     except GpuFault as fault:
         return {"micros": [], "spread": [], "failure": str(fault)}
-    best = getattr(found, "best", None)
-    timing = None if best is None else best.timing
+    assert isinstance(found, BaselineTime)
+    timing = None if found.best is None else found.best.timing
     return {"micros": [] if timing is None else [round(timing.micros, 3)],
             "spread": [] if timing is None else [round(timing.spread, 4)],
             "seconds": [round(time.monotonic() - started, 4)],
-            "failure": getattr(found, "failure", None)}  # fmt: skip
+            "failure": found.failure}  # fmt: skip
 
 
 def records(command: Sequence[str] = WORKER) -> Iterator[Row]:

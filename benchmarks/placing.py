@@ -198,10 +198,15 @@ def records(driver: Driver, case: Case, kernel: Compiled) -> Iterator[Row]:
     places.free()
 
 
+def problem_of(gemm: tuple[int, int, int], sparsity: float) -> Problem:
+    """On this machine's GPU."""
+    m, k, n = gemm
+    return for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, detect_device()), "sass")
+
+
 def candidate_of(case: Case) -> tuple[Problem, Candidate]:
     """On this machine's GPU."""
-    m, k, n = case.gemm
-    problem = for_emitter(Problem(uniform(m, k, case.sparsity, seed=0), n, detect_device()), "sass")
+    problem = problem_of(case.gemm, case.sparsity)
     tiling = regroup(problem.matrix, [case.tile.rows])[case.tile.rows]
     return problem, Candidate(case.tile, case.schedule, tiling)
 

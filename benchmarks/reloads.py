@@ -64,7 +64,6 @@ EFFORT = Effort(replays=7, warm_micros=2_000.0)
 LINE = 8  # instructions
 INSTRUCTION_BYTES = 16
 
-OPCODE_MASK = 0xFFF
 
 Form = NDArray[np.void]
 

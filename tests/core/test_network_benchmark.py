@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from benchmarks import network_state
+from benchmarks import network_state, placing
 from lospmm.device import DEVICES
 from lospmm.measure import BRIEF
 
@@ -12,7 +12,8 @@ DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
 
 
 def test_every_state_and_effort_has_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_state, "detect_device", lambda: DEVICES["h200"])
+    for module in (network_state, placing):
+        monkeypatch.setattr(module, "detect_device", lambda: DEVICES["h200"])
     monkeypatch.setattr(network_state, "own_gpu_id", lambda: "0" * 32)
     monkeypatch.setattr(network_state, "PROBLEMS", (((48, 64, 256), 0.8),))
     monkeypatch.setattr(network_state, "EFFORTS", {"brief": BRIEF})
