@@ -21,12 +21,13 @@ COMMAND = "proxy"
 def run(bench: "Workbench", task: Measure) -> Measurement:
     """Time a program of B, C and, if it takes it, n, without the gate. Raises GpuFault."""
     driver, operands = bench.driver, bench.operands
-    function = driver.load(task.image, task.entry)
+    image = task.image
+    function = driver.load(image, task.entry)
     size = (np.uint32(operands.n),) if task.takes_n else ()
 
     def enqueue(copy: int) -> None:
         driver.launch(function, task.shape, (np.uint64(operands.b[copy]), np.uint64(operands.c[copy]), *size))
 
-    copies = operands.rotated(task.cache, len(task.image), driver.l2_bytes())
+    copies = operands.rotated(task.cache, len(image), driver.l2_bytes())
     timing = time_in(task.cache, driver, bench.gate, operands, enqueue, copies=copies, effort=task.effort)
     return Measurement(timing, None, None, read_clocks(driver.bus_id()))
