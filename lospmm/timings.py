@@ -22,7 +22,7 @@ import numpy as np
 from lospmm.errors import ToolchainFault
 from lospmm.families import Entrant
 from lospmm.gpu.clocks import Clocks
-from lospmm.gpu.messages import Measurement
+from lospmm.gpu.messages import CacheState, Measurement
 from lospmm.gpu.timing import Effort, Timing
 from lospmm.model import Candidate, Problem, layer_fields
 from lospmm.settings import settings
@@ -67,7 +67,7 @@ class Conditions:
     device: str  # all of its DeviceSpec, as JSON: registers are reserved by it
     gpu: str  # as in ``runtime.detect.own_gpu_id``
     driver: str  # NVIDIA's, with its version
-    cache: str  # its state, of ``gpu.messages.CacheState``
+    cache: CacheState
     emitter: str
     compiler: str  # with its version
     sources: str  # ``sources_digest``
@@ -80,7 +80,7 @@ class Conditions:
 
 
 def conditions_of(
-    problem: Problem, emitter: str, *, gpu: str, driver: str, compiler: str, cache_state: str = "cold"
+    problem: Problem, emitter: str, *, gpu: str, driver: str, compiler: str, cache_state: CacheState = "cold"
 ) -> Conditions:
     return Conditions(
         fingerprint=problem.matrix.fingerprint,

@@ -24,6 +24,7 @@ from lospmm.estimate import estimate_micros
 from lospmm.families import Entrant
 from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
+from lospmm.gpu.messages import CACHE_STATES
 from lospmm.last_axes import NO_LAST_AXES
 from lospmm.measure import AGAIN, BESIDE, BRIEF, CHECKED, Bench, Effort
 from lospmm.model import Built, Candidate, Problem
@@ -263,7 +264,7 @@ def _timings(job: Job, language: str) -> Timings:
     """What is known of kernels in this language."""
     compiler = compiler_name(language, job.problem.device.arch)
     machine = {"gpu": own_gpu_id(), "driver": driver_version(), "compiler": compiler}
-    conditions = conditions_of(job.problem, language, **machine, cache_state=job.options.cache)
+    conditions = conditions_of(job.problem, language, **machine, cache_state=CACHE_STATES[job.options.cache])
     return Timings(job.store, conditions)
 
 
