@@ -286,9 +286,9 @@ def _tile(tile: TileProgram, problem: Problem, ring: Ring, entry: _Entry) -> tup
     form["rd"][loads] = registers.buffers[code["target"][loads]]
     form["offset"][loads] = DATA + k % (ring.stage_rows * ring.stages) * ring.cols * FLOAT_BYTES
     pieces = _stores(form, code, stores, problem.n * FLOAT_BYTES, entry, registers)
-    scheduler._set_arithmetic(form, code, fmas, registers, np.zeros(len(code), np.int64))
+    scheduler.set_arithmetic(form, code, fmas, registers, np.zeros(len(code), np.int64))
     scheduler._set_scoreboards(form, code, loads, fmas, tile.buffers, _BARRIER_SCOREBOARD)
-    scheduler._set_stalls(form, code)
+    scheduler.set_stalls(form, code)
     if ring.without != "copies":
         pieces += _stages(code, problem.matrix.k // ring.stage_rows, ring, entry, odd)
     if ring.multicast > 1:  # no block leaves while another may still write to its shared memory

@@ -177,6 +177,8 @@ class KernelProgram:
     epilogue: Epilogue = PLAIN
     words: Words = SINGLE  # of B and C, of this type:
     dtype: Dtype = FLOAT32
+    walks: int = 1  # columns that a thread computes, one after another: its own and those ``cols`` further
+    kept_bytes: int = 0  # of shared memory, for the sums of the columns that a block is not at
 
     @property
     def block_rows(self) -> int:
@@ -278,5 +280,6 @@ def narrowed(whole: Launch, words: int) -> Launch:
 def launch(program: KernelProgram) -> Launch:
     """How a kernel with fixed ``n`` and ``cols`` is started."""
     assert program.n is not None and program.cols is not None, "a run-time size has no launch of its own"
-    shape = grid(program.block_rows, program.n, program.cols, program.column_group)
-    return Launch(shape, program.cols, shared_bytes=program.slots * program.cols * FLOAT_BYTES)
+    shape = grid(program.block_rows, program.n, program.cols * program.walks, program.column_group)
+    shared_bytes = program.slots * program.cols * FLOAT_BYTES + program.kept_bytes
+    return Launch(shape, program.cols, shared_bytes=shared_bytes)

@@ -109,7 +109,7 @@ class Kernel:
             raise Unsupported(f"family {manifest['family']}: some columns alone; launch it for all {manifest['n']}")
         if not 1 <= (count := whole_number("columns", columns)) <= manifest["n"]:
             raise BadRequest(f"columns is {count}: this kernel has 1 to {manifest['n']}")
-        return narrowed(whole, ceil_div(count, tile["thread_columns"]))
+        return narrowed(whole, ceil_div(count, tile["thread_columns"] * tile["walks"]))
 
     def run_on_cpu(self, b: NDArray[np.floating], residual: NDArray[np.floating] | None = None) -> NDArray[np.float32]:
         """C (m, n) of ``b`` (k, n), rounded to float32, by running the shipped text on the CPU; no GPU is needed.
@@ -135,7 +135,7 @@ class Kernel:
         c = np.empty(shape, dtype=np.float32)
         step = max(1, _THREADS_AT_ONCE // geometry.block_rows)
         for start in range(0, geometry.n, step):
-            words = np.arange(start, min(start + step, geometry.n))
+            words = geometry.together(np.arange(start, min(start + step, geometry.n)))
             columns = geometry.columns_of(words)
             own_b = elements[:, columns] if convolution is None else unfold(convolution, elements, columns)
             place = geometry.places_of_c(columns)
@@ -169,6 +169,8 @@ class Kernel:
             takes_residual=manifest["epilogue"]["residual"],
             words=words,
             dtype=dtype,
+            walks=tile["walks"],
+            kept_bytes=manifest["launch"]["shared_bytes"] if tile["walks"] > 1 else 0,
         )
 
     def _emission(self) -> Emission:

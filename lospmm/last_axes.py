@@ -1,8 +1,9 @@
 """Candidates that differ from the fastest of a search in axes that its space does not have.
 
-These are several tiles to a block (``chains``), more loads in flight (``deeper``), and rows that are stored early
+These are several tiles to a block (``chains``), more loads in flight (``deeper``), rows that are stored early
 (``early``). Neither the estimate nor the rank model tells such candidates from the others, so they are timed beside
-those that they are made of, at the end of the rounds.
+those that they are made of, at the end of the rounds. So are some that walk their code twice, of tile sizes of their
+own (``twice``).
 """
 
 from collections.abc import Sequence
@@ -21,10 +22,11 @@ class LastAxes:
     chained: int = 4
     deeper: int = 1
     early: int = 3
+    walked: int = 4
 
 
 LAST_AXES = LastAxes()
-NO_LAST_AXES = LastAxes(0, 0, 0)
+NO_LAST_AXES = LastAxes(0, 0, 0, 0)
 
 
 def varied(problem: Problem, fastest: Sequence[Candidate], counts: LastAxes) -> list[Candidate]:

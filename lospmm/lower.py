@@ -15,7 +15,8 @@ from lospmm.model import ZERO_ROWS, Candidate, Problem
 from lospmm.registers import forecast_of_candidate, prefetch_of
 from lospmm.schedule import chain_program, tile_programs, zero_program
 from lospmm.sums import chain_limits
-from lospmm.words import words_of
+from lospmm.walks import REACH, WALKS, kept_bytes, may_walk_twice, pieces_of
+from lospmm.words import in_words, words_of
 
 
 def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
@@ -32,6 +33,7 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     if schedule.thread_words > 1 and schedule.split_k > 1:
         raise Unsupported("several words to a thread, and several blocks to a tile: take one of them")
     epilogue = problem.epilogue
+    kept = _kept_bytes(problem, candidate)
     if schedule.stores_early and not may_store_early(problem, schedule):
         raise Unsupported("rows stored early: without a residual, and of one block to a tile")
     order = None if problem.convolution is None else order_of_rows(problem.convolution)
@@ -69,8 +71,29 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
         convolution=problem.convolution,
         epilogue=epilogue,
         words=words,
+        walks=schedule.walks,
+        kept_bytes=kept,
         dtype=problem.dtype if problem.dtype.is_16_bit else FLOAT32,
     )
+
+
+def _kept_bytes(problem: Problem, candidate: Candidate) -> int:
+    """The shared memory of a kernel that walks its code twice. Raises Unsupported where there is no such kernel."""
+    schedule, (rows, cols) = candidate.schedule, candidate.tile
+    if schedule.walks == 1:
+        return 0
+    words, n = words_of(problem), in_words(problem).n
+    if not may_walk_twice(problem, schedule) or WALKS * cols > n:
+        raise Unsupported(
+            f"{schedule.walks} walks: of a product of {WALKS} x {cols} columns or more, without a residual, long rows, "
+            "parts, chains or early stores"
+        )
+    if schedule.prefetch > problem.matrix.k or schedule.prefetch * n * words.stored_bytes > REACH:
+        raise Unsupported(f"{schedule.walks} walks: {schedule.prefetch} rows of B to begin with, of those within 8 MiB")
+    kept = kept_bytes(candidate, problem.device.shared_bytes_per_block)
+    if kept == 0 and any(pieces_of(tile.nnz + tile.nnc) > 1 for tile in candidate.tiling.tiles):
+        raise Unsupported(f"{schedule.walks} walks: {cols} threads have no shared memory for the sums of {rows} rows")
+    return kept
 
 
 def _windows(rows: int, row_bytes: int) -> NDArray[np.int64]:

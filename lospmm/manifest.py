@@ -32,6 +32,7 @@ class Tile:
     tiles_per_block: int = 1  # tiles that a block computes, one after another
     thread_words: int = 1  # of the search, that a thread computes: 2 where it has two columns with sums in float32
     stores_early: bool = False  # each row as soon as it is finished
+    walks: int = 1  # columns of a thread, one after another, each by a walk of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         manifest["tile"].setdefault("tiles_per_block", 1)  # ... and chains of tiles
         manifest["tile"].setdefault("thread_words", 1)  # ... and two words to a thread
         manifest["tile"].setdefault("stores_early", False)
+        manifest["tile"].setdefault("walks", 1)
     manifest.setdefault("convolution", None)  # ... and convolutions
     manifest.setdefault("epilogue", {"bias": False, "relu": False, "residual": False})
     manifest.setdefault("family", "unrolled")  # ... and other families

@@ -148,6 +148,8 @@ class Schedule:
     ``tiles_per_block`` tiles are computed by one block, one after another: while it stores one, it loads for the next.
     A thread computes ``thread_words`` words of C side by side (``lospmm.words``), by one load for them all.
     With ``stores_early`` each row is stored as soon as its sum is whole; else all are stored at the end.
+    With 2 ``walks`` a thread computes two columns, one after another, and walks each piece of its tile's code twice
+    (``lospmm.walks``).
     """
 
     prefetch: int
@@ -158,6 +160,7 @@ class Schedule:
     tiles_per_block: int = 1
     thread_words: int = 1
     stores_early: bool = False
+    walks: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

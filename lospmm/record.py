@@ -264,6 +264,7 @@ def _tile(winner: Candidate, build: Build | Written) -> Tile:
         tiles_per_block=schedule.tiles_per_block,
         thread_words=schedule.thread_words,
         stores_early=schedule.stores_early,
+        walks=schedule.walks,
     )
 
 

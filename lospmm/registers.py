@@ -15,6 +15,7 @@ from lospmm.device import DeviceSpec
 from lospmm.model import Candidate, Problem, Schedule, Tiling
 from lospmm.occupancy import allocated_registers, registers_of_block
 from lospmm.sums import allowed_products, are_long
+from lospmm.walks import registers_of_walks
 
 #: Elements of B at most that are taken apart and multiplied at a time, where a thread has several words: what is on its
 #: way takes one register (``codegen.sass.double``).
@@ -42,7 +43,8 @@ def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
 def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
     """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
     needed, given_up = _needed(problem, candidates)
-    return _forecast(needed - given_up, problem.device)
+    own, walked = _forecast(needed - given_up, problem.device), _of_walks(candidates)
+    return np.where(walked > 0, walked, own)
 
 
 def prefetch_of(problem: Problem, candidate: Candidate) -> int:
@@ -50,6 +52,13 @@ def prefetch_of(problem: Problem, candidate: Candidate) -> int:
     rows need and its block does not have."""
     _, given_up = _needed(problem, Candidates.of([candidate]))
     return candidate.schedule.prefetch - int(given_up[0])
+
+
+def _of_walks(candidates: Candidates) -> Ints:
+    """What a kernel needs that walks its code twice; 0 of others."""
+    walks = candidates.by_schedule(lambda schedule: schedule.walks)
+    prefetch = candidates.by_schedule(lambda schedule: schedule.prefetch)
+    return np.where(walks > 1, registers_of_walks(candidates.rows, prefetch), 0)
 
 
 def _needed(problem: Problem, candidates: Candidates) -> tuple[Ints, Ints]:

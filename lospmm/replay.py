@@ -33,7 +33,7 @@ from lospmm.words import in_words
 #: The names of a candidate's axes, in a line of the log and in the manifest's ``tile``.
 AXES = (
     *("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block"),
-    *("thread_words", "stores_early"),
+    *("thread_words", "stores_early", "walks"),
 )
 
 #: The other fields of a line: what was forecast and found of it.
@@ -240,6 +240,7 @@ def _lines(kept: Artifact) -> list[dict[str, Any]]:
         for line in lines:
             if line.setdefault("family", UNROLLED) == UNROLLED:  # logs of before there were families name none
                 line.setdefault("thread_words", 1)  # ... nor words
+                line.setdefault("walks", 1)
                 [line[axis] for axis in AXES]
             if kept.manifest["search"]["measured"]:
                 line["final_micros"], line["measured_micros"], line["max_relative_error"], line["failure"]

@@ -58,7 +58,7 @@ def _kind(manifest: Mapping[str, Any]) -> dict[str, str]:
         "family": family,
         "tile": f"{tile['rows']} rows x {columns_of_tile(tile)}, {tile['prefetch']} loads ahead, "
         f"{_group(tile['column_group'])}{_parts(tile['split_k'])}{_chain(tile['tiles_per_block'])}"
-        f"{', rows stored early' if tile['stores_early'] else ''}",
+        f"{', rows stored early' if tile['stores_early'] else ''}{_walks(tile['walks'])}",
         "tiles": f"{tile['count']:,} with nonzeros, {tile['zero_blocks']:,} of empty rows; "
         f"{tile['nnc_sum']:,} loads a column, {tile['nnc_max']:,} at most",
     }
@@ -117,6 +117,10 @@ def _emitter(manifest: Mapping[str, Any]) -> str:
 
 def _parts(split_k: int) -> str:
     return f", {split_k} blocks to a tile" if split_k > 1 else ""
+
+
+def _walks(walks: int) -> str:
+    return f", walked {walks} times" if walks > 1 else ""
 
 
 def _chain(tiles_per_block: int) -> str:

@@ -30,6 +30,7 @@ from lospmm.space import Space, explore, widen
 from lospmm.stages import Stages
 from lospmm.surrogate import Pool, Surrogate
 from lospmm.trialled import Batch, Item, Scored, Trialled, fastest_first
+from lospmm.twice import walked_twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def choose_by_time(
     """
     rounds = _Rounds(problem, lambda: pool or Pool.of(problem, choice.space, ranker, locksteps), locksteps, stages)
     spread = rounds.spread(choice.shortlist)
-    doubles, last = bool(choice.doubles and policy.doubled), _Last(problem, policy)
+    doubles, last = bool(choice.doubles and policy.doubled), _Last(problem, choice.space, policy)
     timed = _in_rounds(spread, rounds, clock, policy, None if doubles else last)
     ran = fastest_first(timed)
     if not ran:
@@ -301,8 +302,8 @@ class _Rounds:
 class _Last:
     """What is timed behind the rounds."""
 
-    def __init__(self, problem: Problem, policy: Policy) -> None:
-        self.problem, self.policy = problem, policy
+    def __init__(self, problem: Problem, space: Space, policy: Policy) -> None:
+        self.problem, self.space, self.policy = problem, space, policy
         self._made: set[tuple[TileSize, Schedule]] = set()
         self._made_of: set[tuple[TileSize, Schedule]] = set()
 
@@ -314,10 +315,18 @@ class _Last:
             return []
         scores = {_words(trial.candidate): trial.score for trial in reversed(fastest)}
         made = varied(self.problem, [trial.candidate for trial in fastest], self.policy.last)
-        new = [one for one in made if _key(one) not in self._made]
+        found = [Scored(one, scores[_words(one)]) for one in made]
+        found += [Scored(one, micros) for one, micros in self._walked(fastest[0].candidate)]
+        new = [scored for scored in found if _key(scored.candidate) not in self._made]
         self._made_of |= {_key(trial.candidate) for trial in fastest}
-        self._made |= {_key(one) for one in new}
-        return [Scored(one, scores[_words(one)]) for one in new]
+        self._made |= {_key(scored.candidate) for scored in new}
+        return new
+
+    def _walked(self, fastest: Candidate) -> list[tuple[Candidate, float]]:
+        """Those that walk their code twice: machine code does, where it has clusters too."""
+        if not self.policy.last.walked or max(self.space.splits) == 1:
+            return []
+        return walked_twice(self.problem, Candidates.of(self.space.survivors), fastest)[: self.policy.last.walked]
 
 
 def timed_again(timed: Sequence[Trialled[Item]], clock: Clock, finals: Sequence[int]) -> list[Trialled[Item]]:

@@ -50,6 +50,7 @@ class MappedCandidate:
     tiles_per_block: int = 1
     thread_words: int = 1
     stores_early: bool = False
+    walks: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

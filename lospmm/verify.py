@@ -53,7 +53,7 @@ class Verification:
 def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0) -> Verification:
     """Run the emission's text on the CPU for some columns. Raises VerificationFailed."""
     geometry = geometry_of(program, n=problem.n, cols=LAUNCH_COLS)
-    words = choose_columns(geometry.n, geometry.cols, _column_limit(problem.matrix))
+    words = geometry.together(choose_columns(geometry.n, geometry.cols, _column_limit(problem.matrix)))
     columns = geometry.columns_of(words)
     b = draw_b(problem.matrix, len(columns), seed, problem.dtype)
     residual = draw_residual(problem, len(columns), seed)
@@ -61,7 +61,7 @@ def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, 
     held_to = b if problem.convolution is None else pad(problem.convolution, b, columns, 0.0)
     # Behind a ragged end there are threads without a column; the last of them runs too, and must touch nothing.
     last_thread = ceil_div(geometry.n, geometry.cols) * geometry.cols - 1
-    idle = np.arange(max(last_thread, geometry.n), last_thread + 1)
+    idle = np.arange(max(last_thread, geometry.n), last_thread + 1) if geometry.walks == 1 else words[:0]
     every, more = np.concatenate((words, idle)), len(geometry.columns_of(idle))
     third = None if residual is None else _with_nan(residual, more)
     c = execute(emission, geometry, every, _with_nan(given, more), third)

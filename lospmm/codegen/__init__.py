@@ -53,6 +53,8 @@ def emit(program: KernelProgram, language: str, arch: str) -> Emission:
         raise Unsupported(f"emitter {language!r}: choose one of {', '.join(EMITTERS)}")
     if program.split_k > 1 and language != "sass":
         raise Unsupported(f"{program.split_k} blocks to a tile: {language} has no such kernels; use --emitter sass")
+    if program.walks > 1 and language != "sass":
+        raise Unsupported(f"{program.walks} walks: {language} has no such kernels; use --emitter sass")
     if not EMITTERS[language].writes(program.words, arch) and program.words != SINGLE:
         raise Unsupported(f"{program.words.name} of {program.dtype.name}: {language} has no such kernels for {arch}")
     return EMITTERS[language].emit(program, arch)

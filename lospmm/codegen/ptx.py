@@ -203,10 +203,7 @@ def entry_head(program: KernelProgram) -> Sequence[str]:
         "mad.lo.u32 %block, %group, %members, %member;",
         "mov.u32 %thread, %tid.x;",
         f"mov.u32 %width, {'%ntid.x' if program.cols is None else program.cols};",
-        "mad.lo.u32 %column, %block, %width, %thread;",
-        f"{'mov.u32 %n, ' + str(program.n) if program.n is not None else 'ld.param.u32 %n, [n]'};",
-        "setp.ge.u32 %outside, %column, %n;",
-        "@%outside exit;",
+        *(_column(program) if program.walks == 1 else _column_of_walks(program)),
         *(
             _own_of_product(program)
             if program.convolution is None
@@ -214,6 +211,28 @@ def entry_head(program: KernelProgram) -> Sequence[str]:
         ),
         *(_RESIDUAL if program.epilogue.residual else ()),
     ]
+
+
+def _column(program: KernelProgram) -> Sequence[str]:
+    """A thread's column; who has none leaves."""
+    return (
+        "mad.lo.u32 %column, %block, %width, %thread;",
+        f"{'mov.u32 %n, ' + str(program.n) if program.n is not None else 'ld.param.u32 %n, [n]'};",
+        "setp.ge.u32 %outside, %column, %n;",
+        "@%outside exit;",
+    )
+
+
+def _column_of_walks(program: KernelProgram) -> Sequence[str]:
+    """A thread's first column: %width further lies its second. The last block begins so that it has all of its columns,
+    some of which the one before it computes too."""
+    assert program.n is not None and program.cols is not None
+    cols = program.walks * program.cols
+    return (
+        f"mul.lo.u32 %column, %block, {cols};",
+        f"min.u32 %column, %column, {program.n - cols};",
+        "add.u32 %column, %column, %thread;",
+    )
 
 
 def _own_of_product(program: KernelProgram) -> Sequence[str]:

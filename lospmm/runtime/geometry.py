@@ -44,11 +44,26 @@ class Geometry:
     takes_residual: bool = False
     words: Words = SINGLE
     dtype: Dtype = FLOAT32  # of the words
+    walks: int = 1
+    kept_bytes: int = 0  # of shared memory
 
     def columns_of(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
         """The columns of B and C that these words hold."""
         per_word = self.words.columns
         return np.add.outer(words * per_word, np.arange(per_word)).reshape(-1)
+
+    def first_columns(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first column of the thread that computes each of these; the last block that has a column counts."""
+        across = self.walks * self.cols
+        start = np.minimum(columns // across * across, self.n - across)
+        return start + (columns - start) % self.cols
+
+    def together(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """``columns`` and all others that the same threads compute, ascending."""
+        if self.walks == 1:
+            return columns
+        steps = self.cols * np.arange(self.walks)
+        return np.unique(np.add.outer(self.first_columns(columns), steps))
 
     def own_b(self, columns: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Bytes from the start of B, or of the input, to where the column of each thread begins, modulo 2^64."""
@@ -98,12 +113,14 @@ def geometry_of(program: KernelProgram, *, n: int, cols: int) -> Geometry:
         n=n,
         cols=cols,
         block_rows=program.block_rows,
-        grid=grid(program.block_rows, n, cols, program.column_group),
+        grid=grid(program.block_rows, n, cols * program.walks, program.column_group),
         takes_n=program.n is None,
         convolution=program.convolution,
         takes_residual=program.epilogue.residual,
         words=program.words,
         dtype=program.dtype,
+        walks=program.walks,
+        kept_bytes=program.kept_bytes,
     )
 
 

@@ -56,6 +56,8 @@ def execute(
     parts, size = code.split_k, BYTES_PER_INSTRUCTION * len(code.form)
     if len(code.dispatch) % parts:
         raise VerificationFailed(f"machine code: {len(code.dispatch)} block rows are not tiles of {parts} parts each")
+    if geometry.walks > 1:
+        return _execute_walks(code, geometry, columns, b)
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
     inside = columns < geometry.n
     own_columns, own_b, own_c = columns[inside], b[:, inside], c[:, inside]
@@ -70,6 +72,32 @@ def execute(
             while running:  # each goes on as far as it can
                 running = [part for part in running if next(part, False)]
     c[:, inside] = own_c
+    return c
+
+
+def _execute_walks(
+    code: MachineCode, geometry: Geometry, columns: NDArray[np.int64], b: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The same of threads with several columns, all of which are among ``columns``."""
+    generation, size = generation_of(code.arch), BYTES_PER_INSTRUCTION * len(code.form)
+    steps = geometry.cols * np.arange(geometry.walks)
+    first = np.unique(geometry.first_columns(columns))
+    first = first[
+        np.isin(np.add.outer(first, steps), columns).all(axis=1)
+    ]  # the others compute columns of another block
+    own = np.add.outer(steps, first).reshape(-1)
+    assert np.isin(columns, own).all(), "all columns of each thread"
+    order = np.argsort(columns)
+    places = order[np.searchsorted(columns, own, sorter=order)]
+    own_b, own_c = b[:, places], np.full((geometry.m, len(own)), np.nan, dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for tile in dict.fromkeys(code.dispatch):
+            (block,) = cluster_of(1, geometry, first)
+            warp = at_entry(code.entry, geometry, own_b, own_c, block, size)
+            for _ in _run_part(code, tile, warp, generation):
+                pass
+    c = np.empty((geometry.m, len(columns)), np.float32)
+    c[:, places] = own_c
     return c
 
 
@@ -156,9 +184,9 @@ def _step(warp: Warp, instruction: Instruction) -> int | None:
 
 def _load(warp: Warp, at: Instruction) -> int:
     operand = warp.read_from(warp.address(at.ra, at.offset))
-    for word, rows in enumerate(_rows(warp, operand, at)):
+    for word, (rows, places) in enumerate(_rows(warp, operand, at)):
         if at.rd != RZ:
-            warp.floats[at.rd + word] = _in_register(operand.elements[rows, warp.lanes], warp)
+            warp.floats[at.rd + word] = _in_register(operand.elements[rows, places], warp)
     return 0
 
 
@@ -183,22 +211,23 @@ def _load_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
     operand = warp.read_from(address)
     if at.bytes != warp.geometry.words.stored_bytes:
         raise Fault("a load of several words that some threads leave out")
-    elements = operand.elements[warp.own_rows(operand, address, lanes), lanes]
+    rows, _ = warp.own_rows(operand, address, lanes)
+    elements = operand.elements[rows, lanes]
     warp.floats[target_of(at.rd), lanes] = _in_register(elements, warp)
 
 
 def _store(warp: Warp, at: Instruction) -> int:
     geometry = warp.geometry
-    for word, rows in enumerate(_rows(warp, warp.c, at)):
+    for word, (rows, places) in enumerate(_rows(warp, warp.c, at)):
         register = at.rb if at.rb == RZ else at.rb + word
         is_whole = geometry.words.stored_bytes == FLOAT_BYTES
         stored = warp.floats[register] if is_whole else values_of(warp.words[register], geometry.dtype)
-        warp.c.elements[rows, warp.lanes] = stored
+        warp.c.elements[rows, places] = stored
     return 0
 
 
-def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[NDArray[np.int64]]:
-    """The row that each thread addresses in its own column with each word of a load or store."""
+def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """The row that each thread addresses in a column of its own with each word of a load or store, and which column."""
     address, size = warp.address(at.ra, at.offset), warp.geometry.words.stored_bytes
     if (at.bytes < FLOAT_BYTES or size < FLOAT_BYTES) and at.bytes != size:
         raise Fault(f"{at.bytes} bytes, where an element has {size}")
@@ -235,6 +264,19 @@ def _check_shared(warp: Warp, at: Instruction) -> None:
         raise Fault(f"{at.bytes} bytes, where a slot has {FLOAT_BYTES} for each thread")
 
 
+def _kept_address(warp: Warp, at: Instruction) -> NDArray[np.uint64]:
+    address: NDArray[np.uint64] = (warp.words[at.ra].astype(np.uint64) + np.uint64(at.offset % 2**64)) & WORD_MASK
+    return address
+
+
+def _keep(warp: Warp, at: Instruction) -> int:
+    """What a thread with several columns keeps of the others."""
+    if warp.geometry.walks == 1:
+        return _not_a_slot(warp, at)
+    warp.kept.write(_kept_address(warp, at), warp.floats[at.rb : at.rb + at.bytes // FLOAT_BYTES])
+    return 0
+
+
 def _not_a_slot(warp: Warp, at: Instruction) -> int:
     _check_shared(warp, at)
     raise Fault("a slot is written by ST and read by LDS")
@@ -247,8 +289,12 @@ def _send(warp: Warp, at: Instruction) -> int:
 
 
 def _collect(warp: Warp, at: Instruction) -> int:
+    address = _kept_address(warp, at)
+    if warp.geometry.walks > 1:
+        for word, held in enumerate(warp.kept.read(address, at.bytes // FLOAT_BYTES)):
+            warp.floats[at.rd + word] = held
+        return 0
     _check_shared(warp, at)
-    address = (warp.words[at.ra].astype(np.uint64) + np.uint64(at.offset % 2**64)) & WORD_MASK
     warp.floats[target_of(at.rd)] = warp.block.collect(address)
     return 0
 
@@ -292,7 +338,7 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
         Opcode.LDG: _load,
         Opcode.STG: _store,
         Opcode.LDS: _collect,
-        Opcode.STS: _not_a_slot,
+        Opcode.STS: _keep,
         Opcode.LDS_UNIFORM: _not_a_slot,
         Opcode.EXIT: _leave,
         Opcode.NOP: _nothing,

@@ -13,6 +13,7 @@ from lospmm.convolution import outside
 from lospmm.runtime.cluster import Block
 from lospmm.runtime.fault import Fault
 from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, stray_access
+from lospmm.runtime.kept import Kept
 
 #: What R255 is written to: nobody reads it.
 NOWHERE = 256
@@ -31,7 +32,7 @@ class Operand:
     name: str
     address: int
     own: NDArray[np.uint64]  # (threads,)
-    elements: NDArray[np.float32]  # (rows, threads)
+    elements: NDArray[np.float32]  # (rows, threads), of threads with several columns those of each walk in turn
 
     def part(self, which: NDArray[np.bool_]) -> "Operand":
         return replace(self, own=self.own[which], elements=self.elements[:, which])
@@ -52,6 +53,7 @@ class Warp:
     predicates: NDArray[np.bool_]  # (8, threads)
     block: Block
     code_bytes: int  # of all tiles
+    kept: Kept
 
     def part(self, which: NDArray[np.bool_]) -> "Warp":
         """Some of the threads, in copies of their state."""
@@ -80,19 +82,24 @@ class Warp:
 
     def own_rows(
         self, operand: Operand, address: NDArray[np.uint64], lanes: NDArray[np.int64] | None = None
-    ) -> NDArray[np.int64]:
-        """The row of its own column that each thread, or each of ``lanes``, addresses. Raises Fault for any other."""
-        columns = self.columns if lanes is None else self.columns[lanes]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The row of a column of its own that each thread, or each of ``lanes``, addresses, and where that column is
+        among the elements. Raises Fault for any other."""
+        columns, places = (self.columns, self.lanes) if lanes is None else (self.columns[lanes], lanes)
         offset = address - np.uint64(operand.address)
         rows_of = self.geometry.rows_of_b if operand is self.b else self.geometry.rows_of_c
         rows = rows_of(columns, offset)
+        for walk in range(1, self.geometry.walks):
+            other = rows_of(columns + walk * self.geometry.cols, offset)
+            places = np.where(rows < 0, self.lanes + walk * len(self.lanes), places)
+            rows = np.where(rows < 0, other, rows)
         stray = rows < 0
         if stray.any():
             first = int(stray.argmax())
             raise Fault(
                 stray_access(operand.name, int(offset[first : first + 1].astype(np.int64)[0]), int(columns[first]))
             )
-        return rows
+        return rows, places
 
     def read_from(self, address: NDArray[np.uint64]) -> Operand:
         """What a load goes to: B, or the residual where the kernel takes one."""
@@ -129,10 +136,15 @@ def at_entry(
         words[entry.mailbox] = block.mailbox
     if entry.padded is not None and geometry.convolution is not None:
         words[entry.padded] = outside(geometry.convolution, columns)
+    kept = Kept(columns % geometry.cols if geometry.walks == 1 else np.arange(len(columns)), geometry)
+    if entry.kept is not None:
+        words[entry.kept] = kept.own
     if entry.fetched is not None:
         words[entry.fetched] = columns % geometry.cols * SECTOR_BYTES
     predicates = np.zeros((PT + 1, len(columns)), np.bool_)
     predicates[PT] = True
     lanes = np.arange(len(columns))
     floats = words.view(np.float32)
-    return Warp(columns, lanes, operand_b, operand_c, third, geometry, words, floats, predicates, block, code_bytes)
+    return Warp(
+        columns, lanes, operand_b, operand_c, third, geometry, words, floats, predicates, block, code_bytes, kept
+    )

@@ -19,13 +19,14 @@ from lospmm.codegen.sass.fields import decode, encode
 from lospmm.codegen.sass.form import NO_BARRIER, RZ, Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.machine import Entry, MachineCode
-from lospmm.codegen.sass.prologue import FETCHED_BYTES, PADDED_BYTES, RESIDUAL_BYTES, TARGETS
+from lospmm.codegen.sass.prologue import FETCHED_BYTES, KEPT_SHOWN_BYTES, PADDED_BYTES, RESIDUAL_BYTES, TARGETS
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS
 from lospmm.errors import ToolchainFault
 from lospmm.toolchain import elf
 from lospmm.toolchain.elf_rewrite import rewrite
 
 INSTRUCTION_BYTES = 16
+WORD_BYTES = 4
 
 #: A tile starts where a line of the instruction caches does.
 LINE_BYTES = 128
@@ -38,9 +39,11 @@ _EIATTR_CTA_PER_CLUSTER = 0x3D
 _EIATTR_NUM_BARRIERS = 0x4C
 
 #: What each of the prologue's targets is made of, in any order, EXIT last; and what is there beside it where blocks
-#: share a tile, where there is a residual, where a convolution has padding, and where code is fetched.
+#: share a tile, where there is a residual, and of each register that is shown by itself (``padded``, ``kept``,
+#: ``fetched``).
 _TARGET = (Opcode.LDG, Opcode.STG)
-_TARGET_PARTS = ((Opcode.ST, Opcode.LDS), (Opcode.LDG, Opcode.STG), (Opcode.STG,), (Opcode.STG,))
+_TARGET_PARTS = ((Opcode.ST, Opcode.LDS), (Opcode.LDG, Opcode.STG), (Opcode.STG,))
+_SHOWN_ALONE = 2  # at most
 
 _EXIT_BITS = 0x94D
 
@@ -163,10 +166,9 @@ def _known_targets(*, is_shared: bool) -> list[list[int]]:
     """What may be in a target, sorted."""
     cluster = _TARGET_PARTS[0] if is_shared else ()
     return [
-        sorted(int(op) for op in (*_TARGET, *cluster, *residual, *padded, *fetched, Opcode.EXIT))
+        sorted(int(op) for op in (*_TARGET, *cluster, *residual, *(_TARGET_PARTS[2] * alone), Opcode.EXIT))
         for residual in ((), _TARGET_PARTS[1])
-        for padded in ((), _TARGET_PARTS[2])
-        for fetched in ((), _TARGET_PARTS[3])
+        for alone in range(_SHOWN_ALONE + 1)
     ]
 
 
@@ -181,6 +183,7 @@ def _entry_of_target(target: NDArray[np.void], number: int) -> Entry:
         RESIDUAL_BYTES,
         PADDED_BYTES,
         FETCHED_BYTES,
+        KEPT_SHOWN_BYTES,
     }:
         raise ToolchainFault("the prologue's targets store elsewhere than this emitter tells them")
     third = stores.get(RESIDUAL_BYTES)
@@ -192,6 +195,8 @@ def _entry_of_target(target: NDArray[np.void], number: int) -> Entry:
     entry = Entry(int(load["ra"]), int(by_op[Opcode.STG][0]["ra"]), int(load["ur"]), residual=residual)
     if PADDED_BYTES in stores:
         entry = replace(entry, padded=int(stores[PADDED_BYTES]["rb"]))
+    if KEPT_SHOWN_BYTES in stores:
+        entry = replace(entry, kept=int(stores[KEPT_SHOWN_BYTES]["rb"]))
     if FETCHED_BYTES in stores:
         entry = replace(entry, fetched=int(stores[FETCHED_BYTES]["rb"]))
     if Opcode.ST not in by_op:
@@ -217,8 +222,9 @@ def _renamed(code: MachineCode, entry: Entry) -> tuple[NDArray[np.void], int]:
     form = code.form.copy()
     in_memory = np.isin(form["op"], (Opcode.LDG, Opcode.STG, Opcode.ST, Opcode.TOUCH))
     pairs, single = np.unique(form["ra"][in_memory]), np.unique([form[operand] for operand in _OPERANDS])
-    for first in pairs[names[pairs] == _UNNAMED].tolist():
-        names[[first, first + 1]] = _free(names, first, 2) + np.arange(2)
+    for first, width in [*_shared_data(form), *((pair, 2) for pair in pairs.tolist())]:
+        if (names[first : first + width] == _UNNAMED).all():
+            names[first : first + width] = _free(names, first, width) + np.arange(width)
     for register in single[names[single] == _UNNAMED].tolist():
         names[register] = _free(names, register, 1)
     for operand in _OPERANDS:
@@ -228,9 +234,17 @@ def _renamed(code: MachineCode, entry: Entry) -> tuple[NDArray[np.void], int]:
     return form, max(code.registers, highest + 1 + HARDWARE_REGISTERS)
 
 
-_ENTRY_REGISTERS = {"b": 2, "c": 2, "peers": 2, "residual": 2, "mailbox": 1, "padded": 1, "fetched": 1}
+_ENTRY_REGISTERS = {"b": 2, "c": 2, "peers": 2, "residual": 2, "mailbox": 1, "padded": 1, "kept": 1, "fetched": 1}
 _OPERANDS = ("rd", "ra", "rb", "rc")
 _UNNAMED = RZ + 1
+
+
+def _shared_data(form: NDArray[np.void]) -> list[tuple[int, int]]:
+    """Registers that shared memory gives or takes together, the widest first: the first one, and how many."""
+    data = [form[operand][form["op"] == op] for op, operand in ((Opcode.LDS, "rd"), (Opcode.STS, "rb"))]
+    words = [form["bytes"][form["op"] == op] // WORD_BYTES for op in (Opcode.LDS, Opcode.STS)]
+    found = {*zip(np.concatenate(data).tolist(), np.concatenate(words).tolist(), strict=True)}
+    return sorted(((first, width) for first, width in found if width > 1), key=lambda one: -one[1])
 
 
 def _free(names: NDArray[np.int64], wish: int, width: int) -> int:

@@ -35,6 +35,7 @@ _CANDIDATE = {
     "tiles a block": "tiles_per_block",
     "words a thread": "thread_words",
     "stores early": "stores_early",
+    "walks": "walks",
 }
 
 
@@ -156,7 +157,7 @@ def _candidates(artifact: Artifact) -> Candidates | None:
 
 
 def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:
-    line = {"thread_words": 1, "stores_early": False, **line}  # logs of before there were such name none
+    line = {"thread_words": 1, "stores_early": False, "walks": 1, **line}  # logs of before there were such name none
     micros = line["measured_micros"]
     failure = line.get("failure")
     measured = f"{micros:.2f}" if micros is not None else f"{failure}" if failure else "-"

@@ -12,6 +12,7 @@ from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.codegen.sass.scheduler import entry_of, padding, schedule_tile
+from lospmm.codegen.sass.walks import walked_tile
 from lospmm.codegen.sass.words import of_words
 from lospmm.errors import Unsupported
 from lospmm.ir import KernelProgram
@@ -47,11 +48,14 @@ def tiles_of(program: KernelProgram, arch: str) -> MachineCode:
         )
     if program.split_k > 1 and not generation.has_clusters:
         raise Unsupported(f"{program.split_k} blocks to a tile: {arch} has no clusters of blocks")
+    if program.walks > 1 and not generation.has_clusters:
+        raise Unsupported(f"{program.walks} walks: no kernels of them for {arch}")
     is_layer = program.convolution is not None or program.epilogue.relu or program.epilogue.residual
     if is_layer and Opcode.FMNMX_NAN not in generation.by_op:
         # A maximum loses NaN there, and ptxas leaves a part of the addresses to the targets of the prologue.
         raise Unsupported(f"a convolution, a residual or ReLU as machine code for {arch}: use --emitter ptx")
-    tiles = [schedule_tile(tile, program) for tile in program.tiles]
+    schedule = schedule_tile if program.walks == 1 else walked_tile
+    tiles = [schedule(tile, program) for tile in program.tiles]
     pieces = [part for form, _ in tiles for part in (form, padding(len(form)))]
     lengths = [len(form) + len(padding(len(form))) for form, _ in tiles]
     form, entry = np.concatenate(pieces), entry_of(program)

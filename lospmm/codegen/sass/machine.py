@@ -20,6 +20,8 @@ class Entry:
     generic address of the same slot in the cluster's block 0; in block i it lies ``PEER_BYTES`` * i further.
     ``residual`` is a pair with the address of row 0 of the residual's column, ``padded`` the register with the bits
     that say which rows and columns of the thread's window lie in a convolution's padding (``convolution.outside``).
+    ``kept`` is a register with the address in shared memory of what a thread keeps of the column that it is not at
+    (``walks``).
     ``fetched`` is a register with the byte of its tile's code at which a thread begins to load it (``fetch``); nothing
     else in a tile reads it.
     """
@@ -31,6 +33,7 @@ class Entry:
     mailbox: int | None = None
     residual: int | None = None
     padded: int | None = None
+    kept: int | None = None
     fetched: int | None = None
 
     @property
@@ -42,13 +45,14 @@ class Entry:
     def taken(self) -> frozenset[int]:
         """Every register that holds something for a whole tile."""
         pairs = [pair for pair in (self.b, self.c, self.peers, self.residual) if pair is not None]
-        single = [register for register in (self.mailbox, self.padded) if register is not None]
+        single = [register for register in (self.mailbox, self.padded, self.kept) if register is not None]
         return frozenset([*(pair + half for pair in pairs for half in (0, 1)), *single])
 
 
 #: What ptxas 13.0 makes of the prologue. Where it chooses otherwise, the tiles' registers are renamed.
 ENTRY = Entry(b=2, c=4, descriptor=6)
 CLUSTER_ENTRY = Entry(b=2, c=4, descriptor=8, peers=6, mailbox=0)
+WALKS_ENTRY = Entry(b=2, c=4, descriptor=8, kept=9)
 
 
 def entry_for(*, is_shared: bool, has_residual: bool, is_padded: bool) -> Entry:

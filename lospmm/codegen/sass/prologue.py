@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lospmm.codegen.ptx import entry_head, version_of
 from lospmm.codegen.sass.fetch import SECTOR_BYTES
 from lospmm.ir import KernelProgram
+from lospmm.walks import KEPT_BYTES
 
 #: Behind the jump, in the order in which ptxas leaves them: what a target does is one load and one store, and leave.
 TARGETS = 2
@@ -28,12 +29,17 @@ def prologue(program: KernelProgram, arch: str, *, sharers: int = 0) -> str:
     version = CLUSTER_VERSION if is_shared else version_of(arch)
     header = f".version {version}\n.target {arch}\n.address_size 64\n"
     names = ", ".join(f"TARGET_{index}" for index in range(TARGETS))
-    asked = {"%residual": epilogue.residual, "%padded": program.is_guarded, "%fetched": sharers > 0}
+    asked = {
+        "%residual": epilogue.residual,
+        "%padded": program.is_guarded,
+        "%kept": program.walks > 1,
+        "%fetched": sharers > 0,
+    }
     shown = [name for name, is_asked in asked.items() if is_asked]
     targets = [line for index in range(TARGETS) for line in _target(index, shown, is_shared=is_shared)]
     registers = ".reg .f32 %value, %third;" if epilogue.residual else ".reg .f32 %value;"
     jump = (registers, f"targets: .branchtargets {names};", "brx.idx %tile, targets;")
-    declared, meet = (_MAILBOX, _MEET) if is_shared else ((), ())
+    declared, meet = _SHARED_MEMORY[is_shared, program.walks > 1]
     begin = _begin(program, sharers) if sharers else ()
     return "\n".join((header, *declared, *entry_head(program), *begin, *meet, *jump, *targets, "}\n"))
 
@@ -63,11 +69,25 @@ _MEET = (
 )
 
 
+_KEPT = (
+    ".reg .b32 %kept;",
+    "mov.u32 %kept, mailbox;",
+    f"mad.lo.u32 %kept, %thread, {KEPT_BYTES}, %kept;",
+)
+
+#: By whether blocks share a tile, and whether threads walk it twice.
+_SHARED_MEMORY: Mapping[tuple[bool, bool], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    (False, False): ((), ()),
+    (True, False): (_MAILBOX, _MEET),
+    (False, True): (_MAILBOX, _KEPT),
+}
+
 #: How far behind the first store of a target it stores what it finds at the residual's address, the bits of a
 #: convolution's padding, and where code is fetched: so it is known which register holds which.
 RESIDUAL_BYTES = 64
 PADDED_BYTES = 128
 FETCHED_BYTES = 192
+KEPT_SHOWN_BYTES = 256
 
 
 def _target(index: int, shown: Sequence[str], *, is_shared: bool) -> list[str]:
@@ -88,5 +108,6 @@ _SHOWN: Mapping[str, Callable[[int], tuple[str, ...]]] = {
         f"st.global.L1::no_allocate.f32 [%c+{at + RESIDUAL_BYTES}], %third;",
     ),
     "%padded": lambda at: (f"st.global.L1::no_allocate.b32 [%c+{at + PADDED_BYTES}], %padded;",),
+    "%kept": lambda at: (f"st.global.L1::no_allocate.b32 [%c+{at + KEPT_SHOWN_BYTES}], %kept;",),
     "%fetched": lambda at: (f"st.global.L1::no_allocate.b32 [%c+{at + FETCHED_BYTES}], %fetched;",),
 }

@@ -34,7 +34,7 @@ from lospmm.codegen.sass.addresses import (
     window_pairs,
 )
 from lospmm.codegen.sass.form import RZ, Opcode, blank
-from lospmm.codegen.sass.machine import PEER_BYTES, Entry, entry_for
+from lospmm.codegen.sass.machine import PEER_BYTES, WALKS_ENTRY, Entry, entry_for
 from lospmm.codegen.sass.ring import filling, last_filled
 from lospmm.ir import FLOAT_BYTES, WINDOW_BYTES, ZERO, KernelProgram, Op, TileProgram
 from lospmm.words import FLOAT_SUMS
@@ -81,6 +81,8 @@ def allocate(accumulators: int, buffers: int, entry: Entry, *, windows: bool) ->
 
 def entry_of(program: KernelProgram) -> Entry:
     """What the prologue leaves in registers for the tiles of ``program``."""
+    if program.walks > 1:
+        return WALKS_ENTRY
     return entry_for(
         is_shared=program.split_k > 1, has_residual=program.epilogue.residual, is_padded=program.is_guarded
     )
@@ -102,11 +104,11 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
 
     form = blank(len(code))
     _set_memory(form, code, distance - windows * WINDOW_BYTES, registers, entry, program.words.stored_bytes)
-    unset = _set_arithmetic(form, code, fmas, registers, guards)
+    unset = set_arithmetic(form, code, fmas, registers, guards)
     waiting = narrow.waiting(code) if is_narrow else fmas
     own = SCOREBOARDS - (far or begun_anew or program.epilogue.residual)
     _set_scoreboards(form, code, filled, waiting, tile.buffers, own)
-    _set_stalls(form, code)
+    set_stalls(form, code)
     if is_narrow:
         narrow.set_numbers(form, code, fmas, registers.buffers, program.dtype)
     met = np.flatnonzero(code["op"] == Op.EXCHANGE)
@@ -167,7 +169,7 @@ def _set_memory(
     form["rb"][stores] = held[sources]
 
 
-def _set_arithmetic(
+def set_arithmetic(
     form: NDArray[np.void],
     code: NDArray[np.void],
     fmas: NDArray[np.intp],
@@ -232,7 +234,7 @@ def _set_scoreboards(
     raise_before(form, waiting)
 
 
-def _set_stalls(form: NDArray[np.void], code: NDArray[np.void]) -> None:
+def set_stalls(form: NDArray[np.void], code: NDArray[np.void]) -> None:
     sums = np.flatnonzero((code["op"] == Op.FMA) | (code["op"] == Op.FOLD))
     folded = sums[code["op"][sums] == Op.FOLD]
     places = np.concatenate((sums, folded))

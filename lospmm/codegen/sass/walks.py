@@ -1,0 +1,442 @@
+"""A tile whose code each thread walks twice, a piece at a time, for two columns (``lospmm.walks``).
+
+The pieces are columns of the tile in their order. A thread walks piece 0 for its first column, then for its second,
+piece 1 for the second, then for the first, and so on: so only where a piece is walked again do accumulators change
+places with those in shared memory. Which walk it is, predicate SECOND says; B's address is moved from one column to the
+other, and from window to window, in place, and C's behind the sums.
+
+    piece 0: loads, multiply-adds; first loads of the next walk
+             if SECOND: go on with piece 1
+             exchange accumulators; SECOND; back to piece 0
+    ...
+    last:    loads, multiply-adds; first loads of the next walk; stores
+             if SECOND: exit
+             load the other accumulators; SECOND; back to the beginning of this piece
+
+A walk's first loads, as many as buffers, are under way when it begins: its own second walk's, or the next piece's. They
+are the same instructions, since they load consecutive rows of B, from wherever the address has been moved to: some of
+these rows may not be used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.sass import layer
+from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, move, raise_before
+from lospmm.codegen.sass.form import RZ, Opcode, blank
+from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
+from lospmm.codegen.sass.machine import Entry
+from lospmm.codegen.sass.ring import filling, last_filled
+from lospmm.codegen.sass.scheduler import EXIT_STALL, Registers, entry_of, set_arithmetic, set_stalls
+from lospmm.ir import FLOAT_BYTES, KernelProgram, Op, TileProgram
+from lospmm.walks import (
+    BUFFERS_BEFORE,
+    FIRST_ACCUMULATOR,
+    KEPT_BYTES,
+    KEPT_WORDS,
+    REACH,
+    SCOREBOARDS,
+    WALKS,
+    pieces_of,
+)
+
+#: The predicate that says that a piece is walked for the second time. P0 is the carry of addresses.
+SECOND = 1
+
+#: Cycles from what sets a predicate to what it guards.
+_PREDICATE_STALL = 13
+_BRANCH_STALL = 5
+
+#: Loads and stores between two waits for their addresses: with those of the next walk, fewer than a scoreboard counts.
+_OUTSTANDING = 12
+_STORES_OUTSTANDING = 40
+
+#: Bytes of registers that shared memory gives or takes at a time, by how many of four accumulators there are.
+_PARTS = {1: ((0, 1),), 2: ((0, 2),), 3: ((0, 2), (2, 1)), 4: ((0, 4),)}
+
+Form = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Slots of the ring, in order: the first ones rows of B one after another from ``first`` on, the others those that
+    are used. ``fmas`` are the piece's multiply-adds among all of the tile, ``slot`` what each of them uses."""
+
+    first: int
+    rows: NDArray[np.int64]  # of B, by slot
+    done: NDArray[np.int64]  # multiply-adds up to the last that uses each slot
+    fmas: slice
+    slot: NDArray[np.int64]
+
+
+def walked_tile(tile: TileProgram, program: KernelProgram) -> tuple[Form, int]:
+    """The machine code of ``tile``, and the registers that it needs (REGCOUNT)."""
+    assert program.n is not None, "addresses are constants"
+    entry = entry_of(program)
+    registers = _registers(tile, entry)
+    walker = _Walker(program, entry, registers, tile.accumulators)
+    form = np.concatenate(walker.tile(tile.code, cut(tile.code, tile.buffers, program.k)))
+    waits = np.flatnonzero(form["wait"])
+    raise_before(form, waits[waits > 0])
+    return form, registers.count
+
+
+def cut(code: NDArray[np.void], buffers: int, k: int) -> list[Piece]:
+    """The pieces of a tile, with about as many instructions each. A piece ends where the ring comes round, so that the
+    next walk finds each scoreboard where it begins."""
+    loads, fmas = filling(code), np.flatnonzero(code["op"] == Op.FMA)
+    if not len(fmas):
+        return []
+    rows = code["source"][loads].astype(np.int64)
+    used = last_filled(code, loads, fmas, buffers)
+    uses = np.bincount(used, minlength=len(rows))
+    behind = np.cumsum(uses + 1)
+    laps = np.arange(buffers, len(rows) - buffers + 1, buffers)  # columns before which a piece may begin
+    count = pieces_of(int(behind[-1]))
+    wished = behind[-1] * np.arange(1, count) / count
+    nearest = laps[np.abs(behind[laps - 1][:, np.newaxis] - wished).argmin(axis=0)] if len(laps) else laps
+    starts = [0, *np.unique(nearest).tolist()]
+    ends = np.searchsorted(used, [*starts[1:], len(rows)]).tolist()
+    pieces, before = [], 0
+    for start, last, end in zip(starts, [*starts[1:], len(rows)], ends, strict=True):
+        pieces.append(_piece(rows[start:last], uses[start:last], slice(before, end), buffers, k))
+        before = end
+    return pieces
+
+
+def _piece(rows: NDArray[np.int64], uses: NDArray[np.int64], fmas: slice, buffers: int, k: int) -> Piece:
+    first = max(min(int(rows[0]), k - buffers), 0)
+    head = np.arange(first, first + buffers)
+    slots = np.concatenate((head, rows[rows >= first + buffers]))
+    place = np.searchsorted(slots, rows)
+    used = np.zeros(len(slots), np.int64)
+    used[place] = uses
+    return Piece(first, slots, np.cumsum(used), fmas, np.repeat(place, uses))
+
+
+def _registers(tile: TileProgram, entry: Entry) -> Registers:
+    """Accumulators from a multiple of four on; buffers in the places before them, and behind."""
+    first, rows = FIRST_ACCUMULATOR, tile.accumulators
+    before = [register for register in range(first) if register not in entry.taken]
+    assert len(before) == BUFFERS_BEFORE and max(entry.taken) < first
+    behind = first + rows + -rows % KEPT_WORDS
+    buffers = [*before, *range(behind, RZ)][: tile.buffers]
+    return Registers(
+        np.arange(first, first + rows).astype(np.uint8), np.array(buffers, np.uint8), frozenset(entry.taken)
+    )
+
+
+class _Walker:
+    """What all pieces of a tile have in common, and where the accumulators of the other column are kept."""
+
+    def __init__(self, program: KernelProgram, entry: Entry, registers: Registers, rows: int) -> None:
+        assert program.cols is not None
+        self.program, self.entry, self.registers, self.rows = program, entry, registers, rows
+        self.other = program.cols * program.words.stored_bytes  # from a thread's first column to its second
+        self.row_bytes = int(program.b_elements(np.arange(2))[1]) * program.words.stored_bytes
+        self.buffers = len(registers.buffers)
+        self.each = max(-(-self.buffers // SCOREBOARDS), 1)  # slots to a scoreboard
+        self.step = KEPT_BYTES * program.cols
+        places, quads = program.kept_bytes // self.step, -(-rows // KEPT_WORDS)
+        self.kept, self.free = list(range(quads)), list(range(quads, places))
+        self.is_first = True  # which of its columns a thread begins the next piece with
+
+    def tile(self, code: NDArray[np.void], pieces: Sequence[Piece]) -> list[Form]:
+        """All of it; without a piece, the stores of empty rows."""
+        if not pieces:
+            stored, moved = self._stored(code)
+            back = [_settled(), *self._moved(self.entry.c, self.other - moved)]
+            return [*stored, *back, *stored, _leave()]
+        form = self._moved(self.entry.b, pieces[0].first * self.row_bytes)
+        form += [self._first_loads(), _not_second()]
+        if len(pieces) % WALKS == 0:  # the last one begins with the second column, and stores it first
+            form += self._moved(self.entry.c, self.other)
+        for number, piece in enumerate(pieces):
+            form += self._piece(code, pieces, number, piece)
+        return form
+
+    def _piece(self, code: NDArray[np.void], pieces: Sequence[Piece], number: int, piece: Piece) -> list[Form]:
+        """A piece, and what brings a thread back to it or on to the next one."""
+        following = pieces[number + 1] if number + 1 < len(pieces) else None
+        begins = [] if number else self._begun_anew(code, piece)
+        walk = [*begins, self._walk(code, number, piece, following)]
+        towards = self.other if self.is_first else -self.other
+        self.is_first = not self.is_first
+        if following is not None:
+            again = [*self._exchanged(is_first=number == 0), _second(self.entry)]
+            walk.append(_branch(1 + sum(map(len, again)), SECOND))
+            return [*_looped(walk, again), _not_second()]
+        stored, moved = self._stored(code[code["op"] == Op.STORE])
+        again = [_settled(), *self._moved(self.entry.c, towards - moved)]
+        again += [*(self._loaded() if number else []), _second(self.entry)]
+        return _looped([*walk, *stored, _leave(SECOND)], again)
+
+    def _begun_anew(self, code: NDArray[np.void], piece: Piece) -> list[Form]:
+        """Accumulators that begin with a bias, or that the first piece does not add to."""
+        begins = code[code["op"] == Op.BEGIN]
+        touched = code["target"][np.flatnonzero(code["op"] == Op.FMA)[piece.fmas]]
+        untouched = np.setdiff1d(np.arange(self.rows), np.concatenate((touched, begins["target"])))
+        zeros = np.zeros(len(untouched), np.float32)
+        return self._set(np.concatenate((begins["target"], untouched)), np.concatenate((begins["weight"], zeros)))
+
+    def _set(self, accumulators: NDArray[np.integer], values: NDArray[np.float32]) -> list[Form]:
+        if not len(accumulators):
+            return []
+        form = blank(len(accumulators))
+        form["op"], form["rd"] = Opcode.MOV_IMM, self.registers.accumulators[accumulators]
+        form["immediate"] = values.astype(np.float32).view(np.uint32)
+        form["stall"][-1] = layer.SETTLED_STALL
+        return [form]
+
+    def _walk(self, code: NDArray[np.void], number: int, piece: Piece, following: Piece | None) -> Form:
+        """Multiply-adds, with the loads of all slots behind the first ones, and the first ones of the next walk."""
+        fmas = code[np.flatnonzero(code["op"] == Op.FMA)[piece.fmas]].copy()
+        fmas["source"] = piece.slot % self.buffers
+        slots = np.arange(self.buffers, len(piece.rows))
+        both = np.zeros(len(slots) + len(fmas), fmas.dtype)
+        both["op"], both[len(slots) :] = Op.LOAD, fmas
+        when = np.concatenate((2 * self._free_from(piece, slots - self.buffers), 2 * np.arange(len(fmas)) + 1))
+        order = np.argsort(when, kind="stable")
+        both, slot = both[order], np.concatenate((slots, piece.slot))[order]
+        used, loads = (np.flatnonzero(both["op"] == op) for op in (Op.FMA, Op.LOAD))
+        form = blank(len(both))
+        set_arithmetic(form, both, used, self.registers, np.zeros(len(both), np.int64))
+        biased = np.isin(both["target"][used], code["target"][code["op"] == Op.BEGIN])
+        held = used if number else used[biased]  # others begin at zero
+        form["rc"][held] = form["rd"][held]
+        form[loads] = self._loads(slot[loads])
+        set_stalls(form, both)
+        form["wait"][loads[::_OUTSTANDING]] |= 1 << ADDRESS_SCOREBOARD
+        group = self._group(slot[used])
+        first = used[np.diff(group, prepend=-1) != 0]
+        form["wait"][first] |= self._mask(slot[first])
+        unseen = loads[self._is_unseen(piece, slot[loads] - self.buffers)]
+        form["wait"][unseen] |= self._mask(slot[unseen])
+        inserted, base = self._windows(form, loads, piece.rows[slot[loads]] * self.row_bytes, piece)
+        behind = int(loads[-1]) + 1 if len(loads) else 0
+        places = np.append(used, len(form))
+        inserted += self._next_loads(piece, following, base, np.maximum(places[self._ends(piece)], behind))
+        form["reuse"][[at - 1 for at, _ in inserted if at]] = 0
+        return layer.inserted(form, inserted)
+
+    def _free_from(self, piece: Piece, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of each of ``slots``, the multiply-adds of the piece before its buffer may be loaded anew: those that use it;
+        of one that nothing uses, up to the first that waits for its scoreboard."""
+        found = piece.done[slots]
+        unused = slots[found == np.append(0, piece.done)[slots]]
+        first, last = np.unique(self._group(piece.slot), return_index=True), self._group(unused)
+        at = np.minimum(np.searchsorted(first[0], last), len(first[0]) - 1)
+        waits = np.where(first[0][at] == last, first[1][at] + 1, 0)
+        found[np.searchsorted(slots, unused)] = np.maximum(piece.done[unused], waits)
+        return np.maximum.accumulate(found)
+
+    def _is_unseen(self, piece: Piece, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Of which of ``slots`` nobody waits for the scoreboard: nothing uses one of its group."""
+        found: NDArray[np.bool_] = ~np.isin(self._group(slots), self._group(piece.slot))
+        return found
+
+    def _group(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Slots that share a scoreboard at a time."""
+        found: NDArray[np.int64] = slots // self.buffers * SCOREBOARDS + self._scoreboard(slots)
+        return found
+
+    def _scoreboard(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = slots % self.buffers // self.each
+        return found
+
+    def _mask(self, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Of each of ``slots``, the scoreboard to wait for."""
+        return (1 << self._scoreboard(slots)).astype(np.uint8)
+
+    def _loads(self, slots: NDArray[np.int64]) -> Form:
+        """Loads of ``slots``, with no offset yet."""
+        form = blank(len(slots))
+        form["op"], form["ra"], form["ur"] = Opcode.LDG, self.entry.b, self.entry.descriptor
+        form["bytes"], form["rd"] = self.program.words.stored_bytes, self.registers.buffers[slots % self.buffers]
+        form["write_barrier"], form["read_barrier"] = self._scoreboard(slots), ADDRESS_SCOREBOARD
+        return form
+
+    def _first_loads(self) -> Form:
+        """Of rows of B one after another, from where its address has been moved to."""
+        slots = np.arange(self.buffers)
+        form = self._loads(slots)
+        form["offset"] = slots * self.row_bytes
+        return form
+
+    def _windows(
+        self, form: Form, loads: NDArray[np.intp], places: NDArray[np.int64], piece: Piece
+    ) -> tuple[list[layer.Piece], int]:
+        """Sets how far from B's address each load is; where that moves, and how far from the first row it ends."""
+        base: int = piece.first * self.row_bytes
+        moves: list[layer.Piece] = []
+        for at, place in zip(loads.tolist(), places.tolist(), strict=True):
+            if place - base >= REACH:
+                moves += [(at, moved) for moved in self._moved(self.entry.b, place - base)]
+                base = place
+            form["offset"][at] = place - base
+        return moves, base
+
+    def _ends(self, piece: Piece) -> NDArray[np.int64]:
+        """The multiply-adds of the piece before each of the next walk's first loads: all that use a slot of the last
+        group with its scoreboard, so that none of these waits for it."""
+        slots = len(piece.rows)
+        last_lap: int = (slots - 1) // self.buffers * self.buffers
+        first = np.arange(self.buffers) // self.each * self.each
+        lap = np.where(last_lap + first < slots, last_lap, last_lap - self.buffers)
+        last = np.minimum(lap + np.minimum(first + self.each, self.buffers), slots) - 1
+        found: NDArray[np.int64] = piece.done[last]
+        return found
+
+    def _next_loads(
+        self, piece: Piece, following: Piece | None, base: int, places: NDArray[np.intp]
+    ) -> list[layer.Piece]:
+        """The first loads of the next walk: of the same piece, for the other column, or of the one behind it."""
+        towards = self.other if self.is_first else -self.other
+        inserted = [
+            (int(places.min()), form)
+            for form in self._moved(self.entry.b, towards + piece.first * self.row_bytes - base, False)
+        ]
+        if following is not None:
+            inserted += [
+                (int(places.min()), form)
+                for form in self._moved(self.entry.b, following.first * self.row_bytes - base, True)
+            ]
+        loads = self._first_loads()
+        if following is None:
+            loads["predicate"], loads["predicate_negated"] = SECOND, 1
+        lap = (len(piece.rows) - 1) // self.buffers * self.buffers
+        slots = np.arange(self.buffers)
+        before = np.where(lap + slots // self.each * self.each < len(piece.rows), lap, lap - self.buffers) + slots
+        unseen = self._is_unseen(piece, before)
+        loads["wait"][unseen] |= self._mask(slots[unseen])
+        return inserted + [(int(at), loads[slot : slot + 1]) for slot, at in enumerate(places)]
+
+    def _stored(self, code: NDArray[np.void]) -> tuple[list[Form], int]:
+        """The stores of a run of rows after another, each begun by what its accumulators are set to; and how far C's
+        address is moved meanwhile."""
+        form: list[Form] = []
+        base = 0
+        stored_bytes = self.program.words.stored_bytes
+        row_bytes = self.program.c_row_elements * stored_bytes
+        for run in np.split(code, np.flatnonzero(np.diff(code["op"])) + 1):
+            if run["op"][0] == Op.BEGIN:
+                form += [_settled(), *self._set(run["target"], run["weight"])]
+                continue
+            held = np.append(self.registers.accumulators, np.uint8(RZ))[run["source"]]
+            if self.program.epilogue.relu:
+                form += _rectified(held[held != RZ])
+            for number, (row, register) in enumerate(zip(run["target"].tolist(), held.tolist(), strict=True)):
+                place = row * row_bytes
+                if not base <= place < base + REACH:
+                    form += self._moved(self.entry.c, place - base)
+                    base = place
+                store = blank(1)
+                store["op"], store["ra"], store["rb"] = Opcode.STG, self.entry.c, register
+                store["offset"], store["ur"], store["bytes"] = place - base, self.entry.descriptor, stored_bytes
+                store["read_barrier"], store["stall"] = ADDRESS_SCOREBOARD, 2
+                store["wait"] = (number % _STORES_OUTSTANDING == 0) << ADDRESS_SCOREBOARD
+                form.append(store)
+        return form, base
+
+    def _moved(self, pair: int, distance: int, second: bool | None = None) -> list[Form]:
+        """An address moved in place; if ``second`` is told, in that walk alone."""
+        if distance == 0:
+            return []
+        form = move(pair, pair, distance)
+        if second is not None:
+            form["predicate"], form["predicate_negated"] = SECOND, not second
+        return [form]
+
+    def _exchanged(self, *, is_first: bool) -> list[Form]:
+        """Accumulators change places with those that are kept: a few go out, as many come in, whose places the next
+        few take. The first time there is nothing that comes in."""
+        form: list[Form] = []
+        step = len(self.kept) if is_first else len(self.free)
+        for first in range(0, len(self.kept), step):
+            quads = range(first, min(first + step, len(self.kept)))
+            places = self.kept[first:] if is_first else self.free
+            out = [self._moved_quad(Opcode.STS, quad, place) for quad, place in zip(quads, places, strict=False)]
+            form += out
+            if is_first:
+                continue
+            into = [self._moved_quad(Opcode.LDS, quad, self.kept[quad]) for quad in quads]
+            into[0]["wait"][0] |= 1 << ADDRESS_SCOREBOARD
+            form += into
+            for at, quad in enumerate(quads):
+                self.kept[quad], self.free[at] = self.free[at], self.kept[quad]
+        return [*form, _settled()]
+
+    def _loaded(self) -> list[Form]:
+        return [*(self._moved_quad(Opcode.LDS, quad, place) for quad, place in enumerate(self.kept)), _settled()]
+
+    def _moved_quad(self, op: Opcode, quad: int, place: int) -> Form:
+        """Up to four accumulators, to or from a place in shared memory."""
+        parts = _PARTS[min(KEPT_WORDS, self.rows - quad * KEPT_WORDS)]
+        form = blank(len(parts))
+        assert self.entry.kept is not None
+        form["op"], form["ra"], form["stall"] = op, self.entry.kept, 2
+        for at, (offset, words) in enumerate(parts):
+            register = self.registers.accumulators[quad * KEPT_WORDS + offset]
+            form["rd" if op == Opcode.LDS else "rb"][at] = register
+            form["bytes"][at], form["offset"][at] = words * FLOAT_BYTES, place * self.step + offset * FLOAT_BYTES
+        form["write_barrier" if op == Opcode.LDS else "read_barrier"] = ADDRESS_SCOREBOARD
+        return form
+
+
+def _rectified(held: NDArray[np.uint8]) -> list[Form]:
+    """ReLU; NaN stays."""
+    if not len(held):
+        return []
+    form = blank(len(held))
+    form["op"], form["rd"], form["ra"], form["rb"] = Opcode.FMNMX_NAN, held, RZ, held
+    form["stall"][-1] = layer.SETTLED_STALL
+    return [form]
+
+
+def _settled() -> Form:
+    """Waits until addresses and what is stored have been read, and what was kept is there."""
+    form = blank(1)
+    form["op"], form["wait"], form["stall"] = Opcode.NOP, 1 << ADDRESS_SCOREBOARD, 2
+    return form
+
+
+def _not_second() -> Form:
+    return _tested(RZ)
+
+
+def _second(entry: Entry) -> Form:
+    """An address in shared memory is never 0 there: a block's begins behind 1 KiB that the system has."""
+    assert entry.kept is not None
+    return _tested(entry.kept)
+
+
+def _tested(register: int) -> Form:
+    form = blank(1)
+    form["op"], form["ra"], form["immediate"], form["carry"] = Opcode.LOP3_TEST, register, 0xFFFFFFFF, SECOND
+    form["stall"], form["yields"] = _PREDICATE_STALL, 1
+    return form
+
+
+def _looped(body: list[Form], again: list[Form]) -> list[Form]:
+    """``body``, and behind it what leads back to its beginning."""
+    return [*body, *again, _branch(-sum(map(len, body)) - sum(map(len, again)) - 1)]
+
+
+def _branch(instructions: int, predicate: int | None = None) -> Form:
+    """Over so many instructions, back if they are fewer than none; where ``predicate`` is true."""
+    form = blank(1)
+    form["op"], form["offset"], form["stall"] = Opcode.BRA, BYTES_PER_INSTRUCTION * instructions, _BRANCH_STALL
+    if predicate is not None:
+        form["predicate"] = predicate
+    return form
+
+
+def _leave(predicate: int | None = None) -> Form:
+    form = blank(1)
+    form["op"], form["stall"] = Opcode.EXIT, EXIT_STALL
+    if predicate is not None:
+        form["predicate"] = predicate
+    return form

@@ -1,0 +1,83 @@
+"""Candidates that walk their code twice (``walks``). No estimate tells what that gains, so the axis is not part of the
+space: the few that an estimate puts first are timed beside the fastest of it (docs/decisions/0031).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.candidates import Candidates, Ints, ceil_divs
+from lospmm.device import DeviceSpec
+from lospmm.estimate import RATES, costs_of, micros_of, work_of
+from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.occupancy import registers_of_block
+from lospmm.walks import KEPT_BYTES, KEPT_WORDS, REACH, WALKS, may_walk_twice, registers_of_walks
+from lospmm.words import SINGLE
+
+#: Elements of B in flight: multiples of the scoreboards that loads have.
+PREFETCHES = (40, 35, 30, 25, 20, 15, 10)
+
+#: How neighbours may be grouped (``Schedule.column_group``): 2, or all column blocks of a tile. 1 took a fifth longer.
+GROUPS = (2, 0)
+
+
+def walked_twice(problem: Problem, sizes: Candidates, fastest: Candidate) -> list[tuple[Candidate, float]]:
+    """Candidates with the tile sizes of ``sizes``, and microseconds of each by the estimate, where the blocks of the
+    ``fastest`` known come in waves: the best size of each number of threads, the best of them first, in groups of 2;
+    that one also with all column blocks of a tile in one group."""
+    if not len(sizes) or not may_walk_twice(problem, Schedule(PREFETCHES[0])):
+        return []
+    work = work_of(problem, Candidates.of([fastest]))
+    if int(work.blocks[0]) <= int(work.resident[0]):
+        return []
+    tiles = _tiles(problem, sizes)
+    if not len(tiles):
+        return []
+    micros = _estimates(problem, tiles)
+    order = np.argsort(micros, kind="stable")
+    _, first = np.unique(tiles.cols[order], return_index=True)
+    best = order[np.sort(first)].tolist()
+    found = [(_grouped(tiles[at], GROUPS[0]), float(micros[at])) for at in best]
+    return [found[0], *((_grouped(tiles[best[0]], group), found[0][1]) for group in GROUPS[1:]), *found[1:]]
+
+
+def _grouped(candidate: Candidate, group: int) -> Candidate:
+    return replace(candidate, schedule=replace(candidate.schedule, column_group=group))
+
+
+def _tiles(problem: Problem, candidates: Candidates) -> Candidates:
+    """Each tile size that fits twice its columns, with as many elements of B in flight as there are registers for."""
+    sizes = candidates.rows * (int(candidates.cols.max()) + 1) + candidates.cols
+    _, first = np.unique(sizes, return_index=True)
+    tiles = candidates.take(first)
+    most = _most_in_flight(problem.device, tiles.rows, tiles.cols)
+    needed = ceil_divs(tiles.rows, KEPT_WORDS) + 1
+    fits = (most > 0) & (needed * KEPT_BYTES * tiles.cols <= problem.device.shared_bytes_per_block)
+    fits &= (WALKS * tiles.cols <= problem.n) & (most <= problem.matrix.k)
+    fits &= most * problem.n * SINGLE.stored_bytes < REACH
+    found = [
+        Candidate(TileSize(one.tile.rows, one.tile.cols), Schedule(int(prefetch), walks=WALKS), one.tiling)
+        for one, prefetch in ((tiles[int(at)], most[at]) for at in np.flatnonzero(fits))
+    ]
+    return Candidates.of(found)
+
+
+def _most_in_flight(device: DeviceSpec, rows: Ints, cols: Ints) -> Ints:
+    """The largest of PREFETCHES that leaves room for the tile; 0 where none does."""
+    most = np.zeros(len(rows), np.int64)
+    for prefetch in reversed(PREFETCHES):
+        registers = registers_of_walks(rows, prefetch)
+        room = (registers <= device.registers_per_thread) & (
+            registers_of_block(cols, registers, device) <= device.registers_per_block
+        )
+        most[room] = prefetch
+    return most
+
+
+def _estimates(problem: Problem, tiles: Candidates) -> NDArray[np.float64]:
+    """Microseconds: of half the columns, all of it twice, but for the code, which is fetched once."""
+    half = replace(problem, n=problem.n // WALKS)
+    costs = costs_of(half, work_of(half, tiles.with_axis("column_group", GROUPS[0])), RATES)
+    twice = type(costs)(*(WALKS * cost for cost in costs))
+    return micros_of(problem, twice._replace(fetch=costs.fetch))

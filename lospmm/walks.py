@@ -1,0 +1,86 @@
+"""What blocks need that walk their code twice, a piece at a time, for two columns a thread (``Schedule.walks``).
+
+An SM gets code of its own from the L2 cache at 2.5 bytes a cycle, which feeds no more than two or three of its four
+units, and code of up to 32 KiB that it walks again at once from its own cache, which feeds all of them (decision 8).
+Where blocks come in waves, each wave fetches all code anew. So here a block has twice as many columns, and cuts its
+tile's code into pieces that fit that cache: each thread walks a piece for one of its columns, then again for the other,
+goes on to the next piece with that one, and comes back. Accumulators of the column that it is not at wait in shared
+memory, which holds about as many as the registers do (docs/decisions/0031).
+
+Which candidates walk twice is said in ``twice``; what they need, here.
+"""
+
+import numpy as np
+
+from lospmm.candidates import Ints, ceil_divs
+from lospmm.model import Candidate, Problem, Schedule
+from lospmm.sums import allowed_products, are_long
+from lospmm.words import PAIRS, SINGLE, words_of
+
+#: The columns of a thread.
+WALKS = 2
+
+#: Bytes of shared memory that a thread moves at a time: four accumulators.
+KEPT_WORDS = 4
+KEPT_BYTES = 16
+
+#: Of these, those that a thread may have on their way out before it loads what it keeps of the other column.
+MOST_AHEAD = 4
+
+#: Instructions of a piece: 28 KiB, of the 32 that an SM's cache holds, which also has what is done between two walks.
+PIECE_INSTRUCTIONS = 1750
+
+#: Registers beside accumulators and buffers: addresses of B, C and what is kept, and two of the hardware. Accumulators
+#: begin at a multiple of four; buffers have the places before them that nothing else has.
+FIRST_ACCUMULATOR = 12
+BUFFERS_BEFORE = 7
+_HARDWARE_REGISTERS = 2
+
+#: That loads have (``codegen.sass.walks``), beside the one of addresses.
+SCOREBOARDS = 5
+
+#: Bytes from the first row that a walk loads to the last that it has in flight at its beginning: a load's reach.
+REACH = 8 << 20
+
+
+def may_walk_twice(problem: Problem, schedule: Schedule) -> bool:
+    """Whether a thread may have two columns of this problem: they are some bytes apart in every row of B and C, and
+    sums are neither shared, nor added up in parts, nor stored before the end."""
+    is_plain = problem.convolution is None and not problem.epilogue.residual and words_of(problem) in (SINGLE, PAIRS)
+    alone = schedule.split_k == schedule.tiles_per_block == schedule.thread_words == 1
+    eager = schedule.stores_early or schedule.fmas_per_load is not None
+    return is_plain and alone and not eager and not _has_long_rows(problem)
+
+
+def _has_long_rows(problem: Problem) -> bool:
+    matrix = problem.matrix
+    return bool(are_long(matrix, allowed_products(matrix, problem.dtype), 1).any())
+
+
+def registers_of_walks(rows: Ints | int, prefetch: Ints | int) -> Ints:
+    """REGCOUNT of a kernel of tiles of so many rows with so many elements of B in flight."""
+    quads = ceil_divs(rows, KEPT_WORDS)
+    buffers = np.maximum(np.asarray(prefetch) - BUFFERS_BEFORE, 0)
+    found: Ints = FIRST_ACCUMULATOR + KEPT_WORDS * quads + buffers + _HARDWARE_REGISTERS
+    return found
+
+
+def pieces_of(instructions: int) -> int:
+    """How many pieces a tile of so many loads and multiply-adds has."""
+    return max(1, -(-instructions // PIECE_INSTRUCTIONS))
+
+
+def kept_bytes(candidate: Candidate, shared_bytes: int) -> int:
+    """Shared memory of a block of ``candidate``, of at most ``shared_bytes``; none where no tile has several pieces."""
+    rows, cols = candidate.tile
+    if all(pieces_of(tile.nnz + tile.nnc) == 1 for tile in candidate.tiling.tiles):
+        return 0
+    return kept_quads(rows, cols, shared_bytes) * KEPT_BYTES * cols
+
+
+def kept_quads(rows: int, cols: int, shared_bytes: int) -> int:
+    """Places for four accumulators that each of ``cols`` threads has in shared memory: one for each four rows, and
+    those ahead; 0 where there is not one ahead."""
+    needed = -(-rows // KEPT_WORDS)
+    ahead = min(MOST_AHEAD, shared_bytes // (KEPT_BYTES * cols) - needed)
+    return needed + ahead if ahead > 0 else 0
