@@ -18,14 +18,17 @@ from lospmm.words import SINGLE
 #: Elements of B in flight: multiples of the scoreboards that loads have.
 PREFETCHES = (40, 35, 30, 25, 20, 15, 10)
 
+#: Between the threads of two sizes that are worth timing both: the estimate tells heights better than widths.
+APART = 1.25
+
 #: How neighbours may be grouped (``Schedule.column_group``): 2, or all column blocks of a tile. 1 took a fifth longer.
 GROUPS = (2, 0)
 
 
 def walked_twice(problem: Problem, sizes: Candidates, fastest: Candidate) -> list[tuple[Candidate, float]]:
     """Candidates with the tile sizes of ``sizes``, and microseconds of each by the estimate, where the blocks of the
-    ``fastest`` known come in waves: the best size of each number of threads, the best of them first, in groups of 2;
-    that one also with all column blocks of a tile in one group."""
+    ``fastest`` known come in waves: the best sizes, of numbers of threads that are APART, the best of them first, in
+    groups of 2; that one also with all column blocks of a tile in one group."""
     if not len(sizes) or not may_walk_twice(problem, Schedule(PREFETCHES[0])):
         return []
     work = work_of(problem, Candidates.of([fastest]))
@@ -35,9 +38,10 @@ def walked_twice(problem: Problem, sizes: Candidates, fastest: Candidate) -> lis
     if not len(tiles):
         return []
     micros = _estimates(problem, tiles)
-    order = np.argsort(micros, kind="stable")
-    _, first = np.unique(tiles.cols[order], return_index=True)
-    best = order[np.sort(first)].tolist()
+    best: list[int] = []
+    for at in np.argsort(micros, kind="stable").tolist():
+        if all(max(tiles.cols[[at, other]]) >= APART * min(tiles.cols[[at, other]]) for other in best):
+            best.append(at)
     found = [(_grouped(tiles[at], GROUPS[0]), float(micros[at])) for at in best]
     return [found[0], *((_grouped(tiles[best[0]], group), found[0][1]) for group in GROUPS[1:]), *found[1:]]
 

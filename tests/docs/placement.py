@@ -152,7 +152,7 @@ def walls() -> str:
         if one["set"] != "seven" or "failure" in one:
             continue
         tile, micros = one["tile"], one["micros"] - LAUNCH_MICROS
-        across = ceil_div(one["n"], tile["cols"])
+        across = ceil_div(one["n"], tile["cols"] * tile.get("walks", 1))  # of which each fetches the code once
         busy = min(SMS, tile["count"] * across)
         cycles = micros * 1e-6 * clock
         lines.append(
@@ -166,6 +166,24 @@ def walls() -> str:
         )
     titles = ("B from L2, TB/s", "code, bytes a cycle", "multiply-adds a cycle")
     return table(("problem", "M1 x N1", *titles), lines, right=len(titles))
+
+
+def walked_twice() -> str:
+    """The fastest kernel of each problem that walks its code once, and the fastest that walks it twice."""
+    lines = []
+    for one in records("walks"):
+        once, twice = one["once"], one["twice"]
+        if twice is None:
+            continue
+        problem = f"{one['m']} x {one['k']}, n {one['n']}, {one['sparsity']:.0%}"
+        ratio = f"{twice['micros'] / once['micros']:.2f}"
+        lines.append((problem, _walker(once), _walker(twice), ratio))
+    return table(("problem", "once", "twice", "twice by once"), lines, right=3)
+
+
+def _walker(one: Record) -> str:
+    chain = f", {one['tiles_per_block']} tiles" if one["tiles_per_block"] > 1 else ""
+    return f"{one['micros']:.1f} ({one['rows']} x {one['cols']}{chain})"
 
 
 def slow_loads() -> str:
@@ -350,6 +368,7 @@ PAIRS = {"pairs": pairs, "errors": errors, "reuse": reuse}
 #: Errors are those of float32 sums, rounded once: in docs/accuracy.md.
 NARROW = {"narrow": lambda: pairs("narrow"), "quads": quads}
 CHAINS = {"chains": chains}
+WALKS = {"walks": walked_twice}
 #: Of the kernels of ``benchmarks.loads``.
 SHOWN_ROWS, NEAR = (45, 48, 51), 1.2
 LOADS = {"loads": loads}
