@@ -33,7 +33,6 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     if schedule.thread_words > 1 and schedule.split_k > 1:
         raise Unsupported("several words to a thread, and several blocks to a tile: take one of them")
     epilogue = problem.epilogue
-    kept = _kept_bytes(problem, candidate)
     if schedule.stores_early and not may_store_early(problem, schedule):
         raise Unsupported("rows stored early: without a residual, and of one block to a tile")
     order = None if problem.convolution is None else order_of_rows(problem.convolution)
@@ -48,6 +47,7 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
         tiles = [chain_program(matrix, chain, schedule, **added) for chain in chains]
     else:
         tiles = [program for own in rows for program in tile_programs(matrix, own, schedule, **added)]
+    kept = _kept_bytes(problem, candidate, max((tile.accumulators for tile in tiles), default=0))
     cuts = range(ZERO_ROWS, len(tiling.empty_rows), ZERO_ROWS)
     if len(tiling.empty_rows):
         blocks = np.split(tiling.empty_rows, cuts)
@@ -77,22 +77,23 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     )
 
 
-def _kept_bytes(problem: Problem, candidate: Candidate) -> int:
-    """The shared memory of a kernel that walks its code twice. Raises Unsupported where there is no such kernel."""
-    schedule, (rows, cols) = candidate.schedule, candidate.tile
+def _kept_bytes(problem: Problem, candidate: Candidate, sums: int) -> int:
+    """The shared memory of a kernel that walks its code twice, of so many sums a thread. Raises Unsupported where there
+    is none."""
+    schedule, cols = candidate.schedule, candidate.tile.cols
     if schedule.walks == 1:
         return 0
     words, n = words_of(problem), in_words(problem).n
     if not may_walk_twice(problem, schedule) or WALKS * cols > n:
         raise Unsupported(
-            f"{schedule.walks} walks: of a product of {WALKS} x {cols} columns or more, without a residual, long rows, "
-            "parts, chains or early stores"
+            f"{schedule.walks} walks: of a product of {WALKS} x {cols} columns or more, without a residual, parts, "
+            "chains or early stores"
         )
     if schedule.prefetch > problem.matrix.k or schedule.prefetch * n * words.stored_bytes > REACH:
         raise Unsupported(f"{schedule.walks} walks: {schedule.prefetch} rows of B to begin with, of those within 8 MiB")
-    kept = kept_bytes(candidate, problem.device.shared_bytes_per_block)
+    kept = kept_bytes(candidate, sums, problem.device.shared_bytes_per_block)
     if kept == 0 and any(pieces_of(tile.nnz + tile.nnc) > 1 for tile in candidate.tiling.tiles):
-        raise Unsupported(f"{schedule.walks} walks: {cols} threads have no shared memory for the sums of {rows} rows")
+        raise Unsupported(f"{schedule.walks} walks: {cols} threads have no shared memory for {sums} sums each")
     return kept
 
 

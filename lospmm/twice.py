@@ -12,6 +12,7 @@ from lospmm.device import DeviceSpec
 from lospmm.estimate import RATES, costs_of, micros_of, work_of
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.occupancy import registers_of_block
+from lospmm.registers import seconds_of_each
 from lospmm.walks import KEPT_BYTES, KEPT_WORDS, REACH, WALKS, may_walk_twice, registers_of_walks
 from lospmm.words import SINGLE
 
@@ -55,8 +56,9 @@ def _tiles(problem: Problem, candidates: Candidates) -> Candidates:
     sizes = candidates.rows * (int(candidates.cols.max()) + 1) + candidates.cols
     _, first = np.unique(sizes, return_index=True)
     tiles = candidates.take(first)
-    most = _most_in_flight(problem.device, tiles.rows, tiles.cols)
-    needed = ceil_divs(tiles.rows, KEPT_WORDS) + 1
+    sums = tiles.rows + seconds_of_each(problem, tiles)
+    most = _most_in_flight(problem.device, sums, tiles.cols)
+    needed = ceil_divs(sums, KEPT_WORDS) + 1
     fits = (most > 0) & (needed * KEPT_BYTES * tiles.cols <= problem.device.shared_bytes_per_block)
     fits &= (WALKS * tiles.cols <= problem.n) & (most <= problem.matrix.k)
     fits &= most * problem.n * SINGLE.stored_bytes < REACH
@@ -67,11 +69,11 @@ def _tiles(problem: Problem, candidates: Candidates) -> Candidates:
     return Candidates.of(found)
 
 
-def _most_in_flight(device: DeviceSpec, rows: Ints, cols: Ints) -> Ints:
-    """The largest of PREFETCHES that leaves room for the tile; 0 where none does."""
-    most = np.zeros(len(rows), np.int64)
+def _most_in_flight(device: DeviceSpec, sums: Ints, cols: Ints) -> Ints:
+    """The largest of PREFETCHES that leaves room for so many sums; 0 where none does."""
+    most = np.zeros(len(sums), np.int64)
     for prefetch in reversed(PREFETCHES):
-        registers = registers_of_walks(rows, prefetch)
+        registers = registers_of_walks(sums, prefetch)
         room = (registers <= device.registers_per_thread) & (
             registers_of_block(cols, registers, device) <= device.registers_per_block
         )

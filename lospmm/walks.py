@@ -14,7 +14,6 @@ import numpy as np
 
 from lospmm.candidates import Ints, ceil_divs
 from lospmm.model import Candidate, Problem, Schedule
-from lospmm.sums import allowed_products, are_long
 from lospmm.words import PAIRS, SINGLE, words_of
 
 #: The columns of a thread.
@@ -45,21 +44,16 @@ REACH = 8 << 20
 
 def may_walk_twice(problem: Problem, schedule: Schedule) -> bool:
     """Whether a thread may have two columns of this problem: they are some bytes apart in every row of B and C, and
-    sums are neither shared, nor added up in parts, nor stored before the end."""
+    sums are neither shared nor stored before the end."""
     is_plain = problem.convolution is None and not problem.epilogue.residual and words_of(problem) in (SINGLE, PAIRS)
     alone = schedule.split_k == schedule.tiles_per_block == schedule.thread_words == 1
     eager = schedule.stores_early or schedule.fmas_per_load is not None
-    return is_plain and alone and not eager and not _has_long_rows(problem)
+    return is_plain and alone and not eager
 
 
-def _has_long_rows(problem: Problem) -> bool:
-    matrix = problem.matrix
-    return bool(are_long(matrix, allowed_products(matrix, problem.dtype), 1).any())
-
-
-def registers_of_walks(rows: Ints | int, prefetch: Ints | int) -> Ints:
-    """REGCOUNT of a kernel of tiles of so many rows with so many elements of B in flight."""
-    quads = ceil_divs(rows, KEPT_WORDS)
+def registers_of_walks(sums: Ints | int, prefetch: Ints | int) -> Ints:
+    """REGCOUNT of a kernel of tiles of so many sums with so many elements of B in flight."""
+    quads = ceil_divs(sums, KEPT_WORDS)
     buffers = np.maximum(np.asarray(prefetch) - BUFFERS_BEFORE, 0)
     found: Ints = FIRST_ACCUMULATOR + KEPT_WORDS * quads + buffers + _HARDWARE_REGISTERS
     return found
@@ -70,17 +64,18 @@ def pieces_of(instructions: int) -> int:
     return max(1, -(-instructions // PIECE_INSTRUCTIONS))
 
 
-def kept_bytes(candidate: Candidate, shared_bytes: int) -> int:
-    """Shared memory of a block of ``candidate``, of at most ``shared_bytes``; none where no tile has several pieces."""
-    rows, cols = candidate.tile
+def kept_bytes(candidate: Candidate, sums: int, shared_bytes: int) -> int:
+    """Shared memory of a block of ``candidate`` with so many sums a thread, of at most ``shared_bytes``; none where no
+    tile has several pieces."""
+    cols = candidate.tile.cols
     if all(pieces_of(tile.nnz + tile.nnc) == 1 for tile in candidate.tiling.tiles):
         return 0
-    return kept_quads(rows, cols, shared_bytes) * KEPT_BYTES * cols
+    return kept_quads(sums, cols, shared_bytes) * KEPT_BYTES * cols
 
 
-def kept_quads(rows: int, cols: int, shared_bytes: int) -> int:
-    """Places for four accumulators that each of ``cols`` threads has in shared memory: one for each four rows, and
-    those ahead; 0 where there is not one ahead."""
-    needed = -(-rows // KEPT_WORDS)
+def kept_quads(sums: int, cols: int, shared_bytes: int) -> int:
+    """Places for four sums that each of ``cols`` threads has in shared memory: for all of its sums, and those ahead; 0
+    where there is not one ahead."""
+    needed = -(-sums // KEPT_WORDS)
     ahead = min(MOST_AHEAD, shared_bytes // (KEPT_BYTES * cols) - needed)
     return needed + ahead if ahead > 0 else 0

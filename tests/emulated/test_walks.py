@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lospmm import walks
+from lospmm import sums, walks
 from lospmm.build import for_emitter
 from lospmm.candidates import Candidates
 from lospmm.codegen import emit
@@ -61,21 +61,24 @@ def computed(problem: Problem, program: KernelProgram, emission: Emission, colum
     n=st.integers(64, 300),
     relu=st.booleans(),
     bias=st.booleans(),
+    chain=st.sampled_from([3, 10, 256]),
 )
-@example(rows=13, prefetch=5, density=0.2, length=40, n=64, relu=True, bias=True)
+@example(rows=13, prefetch=5, density=0.2, length=40, n=64, relu=True, bias=True, chain=3)
 def test_they_compute_what_is_computed_without(
-    rows: int, prefetch: int, density: float, length: int, n: int, relu: bool, bias: bool
+    rows: int, prefetch: int, density: float, length: int, n: int, relu: bool, bias: bool, chain: int
 ) -> None:
     """To the last bit, whatever pieces there are, and where the last block begins among columns of the one before."""
     epilogue = epilogue_of(np.linspace(-1, 1, 83).astype(np.float32) if bias else None, relu=relu, residual=False)
     problem = problem_of(83, 60, n, density, epilogue, seed=rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(walks, "PIECE_INSTRUCTIONS", length)
+        patch.setattr(sums, "PRODUCTS", chain)
+        patch.setattr(sums, "SHARE", 1.0)
         program, emission = kernel_of(problem, rows, 32, prefetch, walks=2)
         geometry = geometry_of(program, n=n, cols=32)
         columns = geometry.together(choose_columns(n, 32))
         found = computed(problem, program, emission, columns)
-    expected = computed(problem, *kernel_of(problem, rows, 32, prefetch), columns)
+        expected = computed(problem, *kernel_of(problem, rows, 32, prefetch), columns)
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
     assert launch(program).grid[0] * launch(program).grid[2] == -(-n // 64)
 
@@ -143,7 +146,7 @@ def test_what_cannot_be_walked_twice_is_refused() -> None:
         kernel_of(problem_of(40, 60, 1000, 0.3), 8, 512, 5, walks=2)
     with pytest.raises(Unsupported, match="61 rows of B to begin with"):
         kernel_of(plain, 8, 64, 61, walks=2)
-    with pytest.raises(Unsupported, match="no shared memory for the sums of 100 rows"):
+    with pytest.raises(Unsupported, match="no shared memory for 100 sums each"):
         kernel_of(problem_of(100, 400, 4096, 0.3), 100, 576, 5, walks=2)
     residual = problem_of(40, 60, 4096, 0.3, epilogue_of(None, relu=False, residual=True))
     with pytest.raises(Unsupported, match="without a residual"):

@@ -21,10 +21,8 @@ def set_folds(
     folds = np.flatnonzero(code["op"] == Op.FOLD)
     if not len(folds):
         return []
-    form["op"][folds], form["immediate"][folds] = Opcode.FFMA_IMM, ONE
-    form["rd"][folds] = form["rc"][folds] = accumulators[code["target"][folds]]
-    form["ra"][folds] = accumulators[code["source"][folds]]
-    behind = _next_of_each(code, folds)
+    fold(form, code, folds, accumulators)
+    behind = next_of_each(code, folds)
     is_used = behind < len(code)
     is_guarded = np.zeros(len(folds), np.bool_)
     is_guarded[is_used] = guards[behind[is_used]] != 0
@@ -34,7 +32,16 @@ def set_folds(
     return [(int(at) + 1, layer.zeros(registers[[number]])) for number, at in enumerate(cleared)]
 
 
-def _next_of_each(code: NDArray[np.void], folds: NDArray[np.intp]) -> NDArray[np.int64]:
+def fold(
+    form: NDArray[np.void], code: NDArray[np.void], folds: NDArray[np.intp], accumulators: NDArray[np.uint8]
+) -> None:
+    """Sets the folds themselves."""
+    form["op"][folds], form["immediate"][folds] = Opcode.FFMA_IMM, ONE
+    form["rd"][folds] = form["rc"][folds] = accumulators[code["target"][folds]]
+    form["ra"][folds] = accumulators[code["source"][folds]]
+
+
+def next_of_each(code: NDArray[np.void], folds: NDArray[np.intp]) -> NDArray[np.int64]:
     """Behind each fold, the first multiply-add of its second accumulator; len(code) where there is none."""
     far = len(code)
     fmas = np.flatnonzero(code["op"] == Op.FMA)

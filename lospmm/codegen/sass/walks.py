@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass import layer
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, move, raise_before
+from lospmm.codegen.sass.folds import fold, next_of_each
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import Entry
@@ -75,13 +76,11 @@ class Piece:
 def walked_tile(tile: TileProgram, program: KernelProgram) -> tuple[Form, int]:
     """The machine code of ``tile``, and the registers that it needs (REGCOUNT)."""
     assert program.n is not None, "addresses are constants"
-    entry = entry_of(program)
-    registers = _registers(tile, entry)
-    walker = _Walker(program, entry, registers, tile.accumulators)
-    form = np.concatenate(walker.tile(tile.code, cut(tile.code, tile.buffers, program.k)))
+    walker = _Walker(tile, program)
+    form = np.concatenate(walker.tile(cut(tile.code, tile.buffers, program.k)))
     waits = np.flatnonzero(form["wait"])
     raise_before(form, waits[waits > 0])
-    return form, registers.count
+    return form, walker.registers.count
 
 
 def cut(code: NDArray[np.void], buffers: int, k: int) -> list[Piece]:
@@ -132,22 +131,37 @@ def _registers(tile: TileProgram, entry: Entry) -> Registers:
 class _Walker:
     """What all pieces of a tile have in common, and where the accumulators of the other column are kept."""
 
-    def __init__(self, program: KernelProgram, entry: Entry, registers: Registers, rows: int) -> None:
+    def __init__(self, tile: TileProgram, program: KernelProgram) -> None:
         assert program.cols is not None
-        self.program, self.entry, self.registers, self.rows = program, entry, registers, rows
+        self.code, self.program, self.entry, self.rows = tile.code, program, entry_of(program), tile.accumulators
+        self.registers, code, rows = _registers(tile, self.entry), tile.code, tile.accumulators
         self.other = program.cols * program.words.stored_bytes  # from a thread's first column to its second
         self.row_bytes = int(program.b_elements(np.arange(2))[1]) * program.words.stored_bytes
-        self.buffers = len(registers.buffers)
+        self.buffers = len(self.registers.buffers)
         self.each = max(-(-self.buffers // SCOREBOARDS), 1)  # slots to a scoreboard
         self.step = KEPT_BYTES * program.cols
         places, quads = program.kept_bytes // self.step, -(-rows // KEPT_WORDS)
         self.kept, self.free = list(range(quads)), list(range(quads, places))
+        self.fmas, self.folds = (np.flatnonzero(code["op"] == op) for op in (Op.FMA, Op.FOLD))
+        self.fold_places = np.searchsorted(self.fmas, self.folds)  # before which multiply-add each stands
+        self.begins = self._begins()
         self.is_first = True  # which of its columns a thread begins the next piece with
 
-    def tile(self, code: NDArray[np.void], pieces: Sequence[Piece]) -> list[Form]:
+    def _begins(self) -> NDArray[np.bool_]:
+        """Which multiply-adds add to zero: the first of each accumulator without a bias, and of one that was folded."""
+        targets = self.code["target"][self.fmas]
+        used, first = np.unique(targets, return_index=True)
+        biased = self.code["target"][self.code["op"] == Op.BEGIN]
+        found = np.zeros(len(self.fmas), np.bool_)
+        found[first[~np.isin(used, biased)]] = True
+        again = next_of_each(self.code, self.folds) if len(self.folds) else self.folds
+        found[np.searchsorted(self.fmas, again[again < len(self.code)])] = True
+        return found
+
+    def tile(self, pieces: Sequence[Piece]) -> list[Form]:
         """All of it; without a piece, the stores of empty rows."""
         if not pieces:
-            stored, moved = self._stored(code)
+            stored, moved = self._stored(self.code)
             back = [_settled(), *self._moved(self.entry.c, self.other - moved)]
             return [*stored, *back, *stored, _leave()]
         form = self._moved(self.entry.b, pieces[0].first * self.row_bytes)
@@ -155,29 +169,29 @@ class _Walker:
         if len(pieces) % WALKS == 0:  # the last one begins with the second column, and stores it first
             form += self._moved(self.entry.c, self.other)
         for number, piece in enumerate(pieces):
-            form += self._piece(code, pieces, number, piece)
+            form += self._piece(pieces, number, piece)
         return form
 
-    def _piece(self, code: NDArray[np.void], pieces: Sequence[Piece], number: int, piece: Piece) -> list[Form]:
+    def _piece(self, pieces: Sequence[Piece], number: int, piece: Piece) -> list[Form]:
         """A piece, and what brings a thread back to it or on to the next one."""
         following = pieces[number + 1] if number + 1 < len(pieces) else None
-        begins = [] if number else self._begun_anew(code, piece)
-        walk = [*begins, self._walk(code, number, piece, following)]
+        begins = [] if number else self._begun_anew(piece)
+        walk = [*begins, self._walk(piece, following)]
         towards = self.other if self.is_first else -self.other
         self.is_first = not self.is_first
         if following is not None:
             again = [*self._exchanged(is_first=number == 0), _second(self.entry)]
             walk.append(_branch(1 + sum(map(len, again)), SECOND))
             return [*_looped(walk, again), _not_second()]
-        stored, moved = self._stored(code[code["op"] == Op.STORE])
+        stored, moved = self._stored(self.code[self.code["op"] == Op.STORE])
         again = [_settled(), *self._moved(self.entry.c, towards - moved)]
         again += [*(self._loaded() if number else []), _second(self.entry)]
         return _looped([*walk, *stored, _leave(SECOND)], again)
 
-    def _begun_anew(self, code: NDArray[np.void], piece: Piece) -> list[Form]:
+    def _begun_anew(self, piece: Piece) -> list[Form]:
         """Accumulators that begin with a bias, or that the first piece does not add to."""
-        begins = code[code["op"] == Op.BEGIN]
-        touched = code["target"][np.flatnonzero(code["op"] == Op.FMA)[piece.fmas]]
+        begins = self.code[self.code["op"] == Op.BEGIN]
+        touched = self.code["target"][self.fmas[piece.fmas]]
         untouched = np.setdiff1d(np.arange(self.rows), np.concatenate((touched, begins["target"])))
         zeros = np.zeros(len(untouched), np.float32)
         return self._set(np.concatenate((begins["target"], untouched)), np.concatenate((begins["weight"], zeros)))
@@ -191,22 +205,23 @@ class _Walker:
         form["stall"][-1] = layer.SETTLED_STALL
         return [form]
 
-    def _walk(self, code: NDArray[np.void], number: int, piece: Piece, following: Piece | None) -> Form:
+    def _walk(self, piece: Piece, following: Piece | None) -> Form:
         """Multiply-adds, with the loads of all slots behind the first ones, and the first ones of the next walk."""
-        fmas = code[np.flatnonzero(code["op"] == Op.FMA)[piece.fmas]].copy()
+        fmas = self.code[self.fmas[piece.fmas]].copy()
         fmas["source"] = piece.slot % self.buffers
+        own = (self.fold_places > piece.fmas.start) & (self.fold_places <= piece.fmas.stop)
         slots = np.arange(self.buffers, len(piece.rows))
-        both = np.zeros(len(slots) + len(fmas), fmas.dtype)
-        both["op"], both[len(slots) :] = Op.LOAD, fmas
-        when = np.concatenate((2 * self._free_from(piece, slots - self.buffers), 2 * np.arange(len(fmas)) + 1))
+        both = np.concatenate((np.zeros(len(slots), fmas.dtype), self.code[self.folds[own]], fmas))
+        both["op"][: len(slots)] = Op.LOAD
+        free, folded = self._free_from(piece, slots - self.buffers), self.fold_places[own] - piece.fmas.start
+        when = np.concatenate((2 * free, 2 * folded, 2 * np.arange(len(fmas)) + 1))
         order = np.argsort(when, kind="stable")
-        both, slot = both[order], np.concatenate((slots, piece.slot))[order]
-        used, loads = (np.flatnonzero(both["op"] == op) for op in (Op.FMA, Op.LOAD))
+        both, slot = both[order], np.concatenate((slots, np.zeros(len(folded), np.int64), piece.slot))[order]
+        used, loads, folds = (np.flatnonzero(both["op"] == op) for op in (Op.FMA, Op.LOAD, Op.FOLD))
         form = blank(len(both))
         set_arithmetic(form, both, used, self.registers, np.zeros(len(both), np.int64))
-        biased = np.isin(both["target"][used], code["target"][code["op"] == Op.BEGIN])
-        held = used if number else used[biased]  # others begin at zero
-        form["rc"][held] = form["rd"][held]
+        form["rc"][used] = np.where(self.begins[piece.fmas], np.uint8(RZ), form["rd"][used])
+        fold(form, both, folds, self.registers.accumulators)
         form[loads] = self._loads(slot[loads])
         set_stalls(form, both)
         form["wait"][loads[::_OUTSTANDING]] |= 1 << ADDRESS_SCOREBOARD
