@@ -46,6 +46,7 @@ FIELDS = {
         "split_k",
         "thread_columns",
         "tiles_per_block",
+        "walks",
         "thread_words",
         "stores_early",
     },

@@ -13,7 +13,7 @@ from lospmm.candidates import Candidates
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.form import Opcode
-from lospmm.codegen.sass.walks import cut
+from lospmm.codegen.sass.pieces import cut
 from lospmm.constraints import runs
 from lospmm.convolution import Convolution
 from lospmm.device import DEVICES

@@ -19,7 +19,6 @@ these rows may not be used.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,19 +29,10 @@ from lospmm.codegen.sass.folds import fold, next_of_each
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import Entry
-from lospmm.codegen.sass.ring import filling, last_filled
+from lospmm.codegen.sass.pieces import Piece, cut
 from lospmm.codegen.sass.scheduler import EXIT_STALL, Registers, entry_of, set_arithmetic, set_stalls
 from lospmm.ir import FLOAT_BYTES, KernelProgram, Op, TileProgram
-from lospmm.walks import (
-    BUFFERS_BEFORE,
-    FIRST_ACCUMULATOR,
-    KEPT_BYTES,
-    KEPT_WORDS,
-    REACH,
-    SCOREBOARDS,
-    WALKS,
-    pieces_of,
-)
+from lospmm.walks import BUFFERS_BEFORE, FIRST_ACCUMULATOR, KEPT_BYTES, KEPT_WORDS, REACH, SCOREBOARDS, WALKS
 
 #: The predicate that says that a piece is walked for the second time. P0 is the carry of addresses.
 SECOND = 1
@@ -61,18 +51,6 @@ _PARTS = {1: ((0, 1),), 2: ((0, 2),), 3: ((0, 2), (2, 1)), 4: ((0, 4),)}
 Form = NDArray[np.void]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Slots of the ring, in order: the first ones rows of B one after another from ``first`` on, the others those that
-    are used. ``fmas`` are the piece's multiply-adds among all of the tile, ``slot`` what each of them uses."""
-
-    first: int
-    rows: NDArray[np.int64]  # of B, by slot
-    done: NDArray[np.int64]  # multiply-adds up to the last that uses each slot
-    fmas: slice
-    slot: NDArray[np.int64]
-
-
 def walked_tile(tile: TileProgram, program: KernelProgram) -> tuple[Form, int]:
     """The machine code of ``tile``, and the registers that it needs (REGCOUNT)."""
     assert program.n is not None, "addresses are constants"
@@ -81,39 +59,6 @@ def walked_tile(tile: TileProgram, program: KernelProgram) -> tuple[Form, int]:
     waits = np.flatnonzero(form["wait"])
     raise_before(form, waits[waits > 0])
     return form, walker.registers.count
-
-
-def cut(code: NDArray[np.void], buffers: int, k: int) -> list[Piece]:
-    """The pieces of a tile, with about as many instructions each. A piece ends where the ring comes round, so that the
-    next walk finds each scoreboard where it begins."""
-    loads, fmas = filling(code), np.flatnonzero(code["op"] == Op.FMA)
-    if not len(fmas):
-        return []
-    rows = code["source"][loads].astype(np.int64)
-    used = last_filled(code, loads, fmas, buffers)
-    uses = np.bincount(used, minlength=len(rows))
-    behind = np.cumsum(uses + 1)
-    laps = np.arange(buffers, len(rows) - buffers + 1, buffers)  # columns before which a piece may begin
-    count = pieces_of(int(behind[-1]))
-    wished = behind[-1] * np.arange(1, count) / count
-    nearest = laps[np.abs(behind[laps - 1][:, np.newaxis] - wished).argmin(axis=0)] if len(laps) else laps
-    starts = [0, *np.unique(nearest).tolist()]
-    ends = np.searchsorted(used, [*starts[1:], len(rows)]).tolist()
-    pieces, before = [], 0
-    for start, last, end in zip(starts, [*starts[1:], len(rows)], ends, strict=True):
-        pieces.append(_piece(rows[start:last], uses[start:last], slice(before, end), buffers, k))
-        before = end
-    return pieces
-
-
-def _piece(rows: NDArray[np.int64], uses: NDArray[np.int64], fmas: slice, buffers: int, k: int) -> Piece:
-    first = max(min(int(rows[0]), k - buffers), 0)
-    head = np.arange(first, first + buffers)
-    slots = np.concatenate((head, rows[rows >= first + buffers]))
-    place = np.searchsorted(slots, rows)
-    used = np.zeros(len(slots), np.int64)
-    used[place] = uses
-    return Piece(first, slots, np.cumsum(used), fmas, np.repeat(place, uses))
 
 
 def _registers(tile: TileProgram, entry: Entry) -> Registers:
@@ -310,15 +255,11 @@ class _Walker:
     ) -> list[layer.Piece]:
         """The first loads of the next walk: of the same piece, for the other column, or of the one behind it."""
         towards = self.other if self.is_first else -self.other
-        inserted = [
-            (int(places.min()), form)
-            for form in self._moved(self.entry.b, towards + piece.first * self.row_bytes - base, False)
-        ]
+        at, own = int(places.min()), piece.first * self.row_bytes
+        inserted = [(at, form) for form in self._moved(self.entry.b, towards + own - base, False)]
         if following is not None:
-            inserted += [
-                (int(places.min()), form)
-                for form in self._moved(self.entry.b, following.first * self.row_bytes - base, True)
-            ]
+            next_own = following.first * self.row_bytes
+            inserted += [(at, form) for form in self._moved(self.entry.b, next_own - base, True)]
         loads = self._first_loads()
         if following is None:
             loads["predicate"], loads["predicate_negated"] = SECOND, 1
@@ -327,7 +268,7 @@ class _Walker:
         before = np.where(lap + slots // self.each * self.each < len(piece.rows), lap, lap - self.buffers) + slots
         unseen = self._is_unseen(piece, before)
         loads["wait"][unseen] |= self._mask(slots[unseen])
-        return inserted + [(int(at), loads[slot : slot + 1]) for slot, at in enumerate(places)]
+        return inserted + [(place, loads[slot : slot + 1]) for slot, place in enumerate(places.tolist())]
 
     def _stored(self, code: NDArray[np.void]) -> tuple[list[Form], int]:
         """The stores of a run of rows after another, each begun by what its accumulators are set to; and how far C's
