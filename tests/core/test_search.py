@@ -21,7 +21,7 @@ from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.last_axes import LAST_AXES, NO_LAST_AXES
 from lospmm.model import SPLITS, Candidate, Problem
-from lospmm.search import POLICY, Choice, choose_by_time, search
+from lospmm.search import POLICY, Choice, Policy, choose_by_time, search
 from lospmm.stages import Stages
 from lospmm.surrogate import Pool
 from tests.core.test_space import random_matrix
@@ -139,6 +139,26 @@ def test_the_fastest_are_timed_with_a_tile_of_each_wave_to_a_block() -> None:
     assert without.winner.schedule.tiles_per_block == 1
 
 
+def test_where_blocks_come_in_waves_some_walk_their_code_twice() -> None:
+    """Of machine code alone, which is what has clusters."""
+    problem = Problem(random_matrix(3000, 40, 0.2, 0), 4096, DEVICES["h200"])
+
+    def micros(candidate: Candidate) -> float:
+        return (0.5 if candidate.schedule.walks > 1 else 1.0) * float(estimate_micros(problem, [candidate])[0])
+
+    def chosen(splits: tuple[int, ...], policy: Policy = POLICY) -> tuple[Candidate, list[Candidate]]:
+        choice, clock = search(problem, estimate_micros, 3, Stages(), splits=splits), Landscape(micros)
+        found = choose_by_time(problem, choice, estimate_micros, Clock(clock), Stages(), policy=policy)
+        return found.winner, [candidate for candidate in clock.asked if candidate.schedule.walks > 1]
+
+    winner, asked = chosen((1, 2))
+    assert winner.schedule.walks == 2
+    assert winner in asked
+    assert 1 < len(asked) <= POLICY.last.walked
+    assert chosen((1,))[1] == []
+    assert chosen((1, 2), replace(POLICY, last=replace(LAST_AXES, walked=0)))[1] == []
+
+
 def test_the_fastest_are_timed_with_rows_that_are_stored_early() -> None:
     def micros(candidate: Candidate) -> float:
         return (0.9 if candidate.schedule.stores_early else 1.0) * float(estimate_micros(PROBLEM, [candidate])[0])
@@ -198,7 +218,7 @@ def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -
     assert micros(found.winner) == min(one for one in times if one is not None)
     assert [trial.candidate for trial in found.trials] == clock.asked
     assert len({key(candidate) for candidate in clock.asked}) == len(clock.asked)
-    at_last = 2 * (POLICY.last.chained + POLICY.last.deeper + POLICY.last.early)
+    at_last = 2 * (POLICY.last.chained + POLICY.last.deeper + POLICY.last.early + POLICY.last.walked)
     assert len(clock.asked) <= len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch + at_last
     tilings = {survivor.tile: survivor.tiling for survivor in CHOICE.space.survivors}
     for candidate in clock.asked:
