@@ -7,6 +7,7 @@ Rows start as ``blank`` rows; an instruction's own fields are then set, and ever
 fields those of Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking" (2018), section 2.1.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -98,3 +99,14 @@ for _field, _value in {
 def blank(count: int) -> NDArray[np.void]:
     """``count`` rows of FORM with no operands: registers R255, predicates P7, no barriers, a stall of 1 cycle."""
     return np.full(count, _BLANK)
+
+
+def joined(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
+    """Rows of FORM one after another: ``np.concatenate`` compares the fields of each two parts, which takes longer than
+    to copy them."""
+    form = np.empty(sum(map(len, parts)), FORM)
+    at = 0
+    for part in parts:
+        form[at : at + len(part)] = part
+        at += len(part)
+    return form

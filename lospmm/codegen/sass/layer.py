@@ -11,7 +11,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.sass.form import RZ, Opcode, blank
+from lospmm.codegen.sass.form import RZ, Opcode, blank, joined
 from lospmm.ir import ZERO, Op
 
 #: Cycles from the instruction that sets a predicate to the first that it guards; as ptxas sets them.
@@ -34,7 +34,7 @@ def inserted(form: NDArray[np.void], pieces: list[Piece]) -> NDArray[np.void]:
     """``form`` with each piece before the row that is named."""
     pieces.sort(key=lambda piece: piece[0])
     at = np.concatenate([np.full(len(rows), place) for place, rows in pieces])
-    return np.insert(form, at, np.concatenate([rows for _, rows in pieces]))
+    return np.insert(form, at, joined([rows for _, rows in pieces]))
 
 
 def guard(form: NDArray[np.void], code: NDArray[np.void], guards: NDArray[np.int64], padded: int) -> list[Piece]:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from lospmm.codegen.sass import layer
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, move, raise_before
 from lospmm.codegen.sass.folds import fold, next_of_each
-from lospmm.codegen.sass.form import RZ, Opcode, blank
+from lospmm.codegen.sass.form import RZ, Opcode, blank, joined
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import Entry
 from lospmm.codegen.sass.pieces import Piece, cut
@@ -53,9 +53,8 @@ Form = NDArray[np.void]
 
 def walked_tile(tile: TileProgram, program: KernelProgram) -> tuple[Form, int]:
     """The machine code of ``tile``, and the registers that it needs (REGCOUNT)."""
-    assert program.n is not None, "addresses are constants"
     walker = _Walker(tile, program)
-    form = np.concatenate(walker.tile(cut(tile.code, tile.buffers, program.k)))
+    form = joined(walker.tile(cut(tile.code, tile.buffers, program.k)))
     waits = np.flatnonzero(form["wait"])
     raise_before(form, waits[waits > 0])
     return form, walker.registers.count
@@ -77,7 +76,7 @@ class _Walker:
     """What all pieces of a tile have in common, and where the accumulators of the other column are kept."""
 
     def __init__(self, tile: TileProgram, program: KernelProgram) -> None:
-        assert program.cols is not None
+        assert program.n is not None and program.cols is not None, "addresses are constants"
         self.code, self.program, self.entry, self.rows = tile.code, program, entry_of(program), tile.accumulators
         self.registers, code, rows = _registers(tile, self.entry), tile.code, tile.accumulators
         self.other = program.cols * program.words.stored_bytes  # from a thread's first column to its second
@@ -284,17 +283,18 @@ class _Walker:
             held = np.append(self.registers.accumulators, np.uint8(RZ))[run["source"]]
             if self.program.epilogue.relu:
                 form += _rectified(held[held != RZ])
-            for number, (row, register) in enumerate(zip(run["target"].tolist(), held.tolist(), strict=True)):
-                place = row * row_bytes
+            stores, places = blank(len(run)), run["target"].astype(np.int64) * row_bytes
+            stores["op"], stores["ra"], stores["rb"] = Opcode.STG, self.entry.c, held
+            stores["ur"], stores["bytes"] = self.entry.descriptor, stored_bytes
+            stores["read_barrier"], stores["stall"] = ADDRESS_SCOREBOARD, 2
+            stores["wait"][::_STORES_OUTSTANDING] = 1 << ADDRESS_SCOREBOARD
+            moves: list[layer.Piece] = []
+            for at, place in enumerate(places.tolist()):
                 if not base <= place < base + REACH:
-                    form += self._moved(self.entry.c, place - base)
+                    moves += [(at, moved) for moved in self._moved(self.entry.c, place - base)]
                     base = place
-                store = blank(1)
-                store["op"], store["ra"], store["rb"] = Opcode.STG, self.entry.c, register
-                store["offset"], store["ur"], store["bytes"] = place - base, self.entry.descriptor, stored_bytes
-                store["read_barrier"], store["stall"] = ADDRESS_SCOREBOARD, 2
-                store["wait"] = (number % _STORES_OUTSTANDING == 0) << ADDRESS_SCOREBOARD
-                form.append(store)
+                stores["offset"][at] = place - base
+            form.append(layer.inserted(stores, moves) if moves else stores)
         return form, base
 
     def _moved(self, pair: int, distance: int, second: bool | None = None) -> list[Form]:
@@ -312,32 +312,34 @@ class _Walker:
         form: list[Form] = []
         step = len(self.kept) if is_first else len(self.free)
         for first in range(0, len(self.kept), step):
-            quads = range(first, min(first + step, len(self.kept)))
+            quads = list(range(first, min(first + step, len(self.kept))))
             places = self.kept[first:] if is_first else self.free
-            out = [self._moved_quad(Opcode.STS, quad, place) for quad, place in zip(quads, places, strict=False)]
-            form += out
+            form.append(self._moved_quads(Opcode.STS, quads, places[: len(quads)]))
             if is_first:
                 continue
-            into = [self._moved_quad(Opcode.LDS, quad, self.kept[quad]) for quad in quads]
-            into[0]["wait"][0] |= 1 << ADDRESS_SCOREBOARD
-            form += into
+            into = self._moved_quads(Opcode.LDS, quads, [self.kept[quad] for quad in quads])
+            into["wait"][0] |= 1 << ADDRESS_SCOREBOARD
+            form.append(into)
             for at, quad in enumerate(quads):
                 self.kept[quad], self.free[at] = self.free[at], self.kept[quad]
         return [*form, _settled()]
 
     def _loaded(self) -> list[Form]:
-        return [*(self._moved_quad(Opcode.LDS, quad, place) for quad, place in enumerate(self.kept)), _settled()]
+        return [self._moved_quads(Opcode.LDS, list(range(len(self.kept))), self.kept), _settled()]
 
-    def _moved_quad(self, op: Opcode, quad: int, place: int) -> Form:
-        """Up to four accumulators, to or from a place in shared memory."""
-        parts = _PARTS[min(KEPT_WORDS, self.rows - quad * KEPT_WORDS)]
+    def _moved_quads(self, op: Opcode, quads: Sequence[int], places: Sequence[int]) -> Form:
+        """Each four accumulators, the last perhaps fewer, to or from a place in shared memory."""
+        parts = [
+            (quad * KEPT_WORDS + first, words, place * self.step + first * FLOAT_BYTES)
+            for quad, place in zip(quads, places, strict=True)
+            for first, words in _PARTS[min(KEPT_WORDS, self.rows - quad * KEPT_WORDS)]
+        ]
+        accumulators, words, offsets = np.array(parts).T
         form = blank(len(parts))
         assert self.entry.kept is not None
         form["op"], form["ra"], form["stall"] = op, self.entry.kept, 2
-        for at, (offset, words) in enumerate(parts):
-            register = self.registers.accumulators[quad * KEPT_WORDS + offset]
-            form["rd" if op == Opcode.LDS else "rb"][at] = register
-            form["bytes"][at], form["offset"][at] = words * FLOAT_BYTES, place * self.step + offset * FLOAT_BYTES
+        form["rd" if op == Opcode.LDS else "rb"] = self.registers.accumulators[accumulators]
+        form["bytes"], form["offset"] = words * FLOAT_BYTES, offsets
         form["write_barrier" if op == Opcode.LDS else "read_barrier"] = ADDRESS_SCOREBOARD
         return form
 
