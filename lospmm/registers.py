@@ -42,9 +42,14 @@ def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
 
 def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
     """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
-    needed, given_up = _needed(problem, candidates)
-    own, walked = _forecast(needed - given_up, problem.device), _of_walks(problem, candidates)
-    return np.where(walked > 0, walked, own)
+    seconds = seconds_of_each(problem, candidates)
+    needed, given_up = _needed(problem, candidates, seconds)
+    forecast = _forecast(needed - given_up, problem.device)
+    if all(schedule.walks == 1 for schedule in candidates.schedules):
+        return forecast
+    prefetch = candidates.by_schedule(lambda schedule: schedule.prefetch)
+    walks = candidates.by_schedule(lambda schedule: schedule.walks)
+    return np.where(walks > 1, registers_of_walks(candidates.rows + seconds, prefetch), forecast)
 
 
 def prefetch_of(problem: Problem, candidate: Candidate) -> int:
@@ -52,22 +57,16 @@ def prefetch_of(problem: Problem, candidate: Candidate) -> int:
     rows need and its block does not have. One that walks its code twice has them all, or is no candidate."""
     if candidate.schedule.walks > 1:
         return candidate.schedule.prefetch
-    _, given_up = _needed(problem, Candidates.of([candidate]))
+    alone = Candidates.of([candidate])
+    _, given_up = _needed(problem, alone, seconds_of_each(problem, alone))
     return candidate.schedule.prefetch - int(given_up[0])
 
 
-def _of_walks(problem: Problem, candidates: Candidates) -> Ints:
-    """What a kernel needs that walks its code twice; 0 of others."""
-    walks = candidates.by_schedule(lambda schedule: schedule.walks)
-    prefetch = candidates.by_schedule(lambda schedule: schedule.prefetch)
-    return np.where(walks > 1, registers_of_walks(candidates.rows + seconds_of_each(problem, candidates), prefetch), 0)
-
-
-def _needed(problem: Problem, candidates: Candidates) -> tuple[Ints, Ints]:
+def _needed(problem: Problem, candidates: Candidates, long_rows: Ints) -> tuple[Ints, Ints]:
     """Sums and what stands beside them; and, where a block has not as many registers, the buffers that the second sums
     take, all but the least."""
     device = problem.device
-    seconds = candidates.thread_words * seconds_of_each(problem, candidates)
+    seconds = candidates.thread_words * long_rows
     needed = candidates.thread_words * candidates.rows + seconds + candidates.by_schedule(_beside_rows)
     threads = registers_of_block(candidates.cols, np.ones_like(candidates.cols), device) // device.register_unit
     most = device.registers_per_block // threads // device.register_unit * device.register_unit

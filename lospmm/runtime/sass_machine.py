@@ -56,12 +56,10 @@ def execute(
     parts, size = code.split_k, BYTES_PER_INSTRUCTION * len(code.form)
     if len(code.dispatch) % parts:
         raise VerificationFailed(f"machine code: {len(code.dispatch)} block rows are not tiles of {parts} parts each")
-    if geometry.walks > 1:
-        return _execute_walks(code, geometry, columns, b)
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
-    inside = columns < geometry.n
-    own_columns, own_b, own_c = columns[inside], b[:, inside], c[:, inside]
-    third = None if residual is None else residual[:, inside]
+    own_columns, own = _threads_of(geometry, columns)
+    own_b, own_c = b[:, own], c[:, own]
+    third = None if residual is None else residual[:, own]
     # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         tiles = zip(*(code.dispatch[part::parts] for part in range(parts)), strict=True)
@@ -71,34 +69,23 @@ def execute(
             running = [_run_part(code, part, warp, generation) for part, warp in zip(tile, warps, strict=True)]
             while running:  # each goes on as far as it can
                 running = [part for part in running if next(part, False)]
-    c[:, inside] = own_c
+    c[:, own] = own_c
     return c
 
 
-def _execute_walks(
-    code: MachineCode, geometry: Geometry, columns: NDArray[np.int64], b: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """The same of threads with several columns, all of which are among ``columns``."""
-    generation, size = generation_of(code.arch), BYTES_PER_INSTRUCTION * len(code.form)
+def _threads_of(geometry: Geometry, columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first column of each thread that has one, and where among ``columns`` all of them are: the first ones, then
+    those of the next walk. Of threads with several columns all must be there."""
+    if geometry.walks == 1:
+        inside = np.flatnonzero(columns < geometry.n)
+        return columns[inside], inside
     steps = geometry.cols * np.arange(geometry.walks)
     first = np.unique(geometry.first_columns(columns))
-    first = first[
-        np.isin(np.add.outer(first, steps), columns).all(axis=1)
-    ]  # the others compute columns of another block
-    own = np.add.outer(steps, first).reshape(-1)
+    whole = np.isin(np.add.outer(first, steps), columns).all(axis=1)  # others are computed by the next block too
+    own = np.add.outer(steps, first[whole]).reshape(-1)
     assert np.isin(columns, own).all(), "all columns of each thread"
     order = np.argsort(columns)
-    places = order[np.searchsorted(columns, own, sorter=order)]
-    own_b, own_c = b[:, places], np.full((geometry.m, len(own)), np.nan, dtype=np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for tile in dict.fromkeys(code.dispatch):
-            (block,) = cluster_of(1, geometry, first)
-            warp = at_entry(code.entry, geometry, own_b, own_c, block, size)
-            for _ in _run_part(code, tile, warp, generation):
-                pass
-    c = np.empty((geometry.m, len(columns)), np.float32)
-    c[:, places] = own_c
-    return c
+    return first[whole], order[np.searchsorted(columns, own, sorter=order)]
 
 
 def execute_emission(

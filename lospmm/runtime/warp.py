@@ -136,14 +136,14 @@ def at_entry(
         words[entry.mailbox] = block.mailbox
     if entry.padded is not None and geometry.convolution is not None:
         words[entry.padded] = outside(geometry.convolution, columns)
-    kept = Kept(columns % geometry.cols if geometry.walks == 1 else np.arange(len(columns)), geometry)
+    lanes = np.arange(len(columns))
+    kept = Kept(lanes, geometry)
     if entry.kept is not None:
         words[entry.kept] = kept.own
     if entry.fetched is not None:
         words[entry.fetched] = columns % geometry.cols * SECTOR_BYTES
     predicates = np.zeros((PT + 1, len(columns)), np.bool_)
     predicates[PT] = True
-    lanes = np.arange(len(columns))
     floats = words.view(np.float32)
     return Warp(
         columns, lanes, operand_b, operand_c, third, geometry, words, floats, predicates, block, code_bytes, kept

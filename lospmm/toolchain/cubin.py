@@ -22,11 +22,11 @@ from lospmm.codegen.sass.machine import Entry, MachineCode
 from lospmm.codegen.sass.prologue import FETCHED_BYTES, KEPT_SHOWN_BYTES, PADDED_BYTES, RESIDUAL_BYTES, TARGETS
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS
 from lospmm.errors import ToolchainFault
+from lospmm.ir import FLOAT_BYTES
 from lospmm.toolchain import elf
 from lospmm.toolchain.elf_rewrite import rewrite
 
 INSTRUCTION_BYTES = 16
-WORD_BYTES = 4
 
 #: A tile starts where a line of the instruction caches does.
 LINE_BYTES = 128
@@ -44,6 +44,7 @@ _EIATTR_NUM_BARRIERS = 0x4C
 _TARGET = (Opcode.LDG, Opcode.STG)
 _TARGET_PARTS = ((Opcode.ST, Opcode.LDS), (Opcode.LDG, Opcode.STG), (Opcode.STG,))
 _SHOWN_ALONE = 2  # at most
+_SHOWN = {PADDED_BYTES: "padded", KEPT_SHOWN_BYTES: "kept", FETCHED_BYTES: "fetched"}
 
 _EXIT_BITS = 0x94D
 
@@ -178,13 +179,7 @@ def _entry_of_target(target: NDArray[np.void], number: int) -> Entry:
     for instruction in target:
         by_op.setdefault(int(instruction["op"]), []).append(instruction)
     stores = {int(store["offset"]) - 4 * number: store for store in by_op[Opcode.STG]}
-    if len({int(store["ra"]) for store in stores.values()}) != 1 or not stores.keys() <= {
-        0,
-        RESIDUAL_BYTES,
-        PADDED_BYTES,
-        FETCHED_BYTES,
-        KEPT_SHOWN_BYTES,
-    }:
+    if len({int(store["ra"]) for store in stores.values()}) != 1 or not stores.keys() <= {0, RESIDUAL_BYTES, *_SHOWN}:
         raise ToolchainFault("the prologue's targets store elsewhere than this emitter tells them")
     third = stores.get(RESIDUAL_BYTES)
     loads = {int(load["rd"]): load for load in by_op[Opcode.LDG]}
@@ -193,12 +188,7 @@ def _entry_of_target(target: NDArray[np.void], number: int) -> Entry:
     residual = None if third is None else int(loads.pop(int(third["rb"]))["ra"])
     (load,) = loads.values()
     entry = Entry(int(load["ra"]), int(by_op[Opcode.STG][0]["ra"]), int(load["ur"]), residual=residual)
-    if PADDED_BYTES in stores:
-        entry = replace(entry, padded=int(stores[PADDED_BYTES]["rb"]))
-    if KEPT_SHOWN_BYTES in stores:
-        entry = replace(entry, kept=int(stores[KEPT_SHOWN_BYTES]["rb"]))
-    if FETCHED_BYTES in stores:
-        entry = replace(entry, fetched=int(stores[FETCHED_BYTES]["rb"]))
+    entry = replace(entry, **{name: int(stores[at]["rb"]) for at, name in _SHOWN.items() if at in stores})
     if Opcode.ST not in by_op:
         return entry
     return replace(entry, peers=int(by_op[Opcode.ST][0]["ra"]), mailbox=int(by_op[Opcode.LDS][0]["ra"]))
@@ -242,7 +232,7 @@ _UNNAMED = RZ + 1
 def _shared_data(form: NDArray[np.void]) -> list[tuple[int, int]]:
     """Registers that shared memory gives or takes together, the widest first: the first one, and how many."""
     data = [form[operand][form["op"] == op] for op, operand in ((Opcode.LDS, "rd"), (Opcode.STS, "rb"))]
-    words = [form["bytes"][form["op"] == op] // WORD_BYTES for op in (Opcode.LDS, Opcode.STS)]
+    words = [form["bytes"][form["op"] == op] // FLOAT_BYTES for op in (Opcode.LDS, Opcode.STS)]
     found = {*zip(np.concatenate(data).tolist(), np.concatenate(words).tolist(), strict=True)}
     return sorted(((first, width) for first, width in found if width > 1), key=lambda one: -one[1])
 

@@ -37,8 +37,6 @@ from lospmm.walks import BUFFERS_BEFORE, FIRST_ACCUMULATOR, KEPT_BYTES, KEPT_WOR
 #: The predicate that says that a piece is walked for the second time. P0 is the carry of addresses.
 SECOND = 1
 
-#: Cycles from what sets a predicate to what it guards.
-_PREDICATE_STALL = 13
 _BRANCH_STALL = 5
 
 #: Loads and stores between two waits for their addresses: with those of the next walk, fewer than a scoreboard counts.
@@ -98,7 +96,7 @@ class _Walker:
         biased = self.code["target"][self.code["op"] == Op.BEGIN]
         found = np.zeros(len(self.fmas), np.bool_)
         found[first[~np.isin(used, biased)]] = True
-        again = next_of_each(self.code, self.folds) if len(self.folds) else self.folds
+        again = next_of_each(self.code, self.folds)
         found[np.searchsorted(self.fmas, again[again < len(self.code)])] = True
         return found
 
@@ -174,10 +172,11 @@ class _Walker:
         form["wait"][first] |= self._mask(slot[first])
         unseen = loads[self._is_unseen(piece, slot[loads] - self.buffers)]
         form["wait"][unseen] |= self._mask(slot[unseen])
-        inserted, base = self._windows(form, loads, piece.rows[slot[loads]] * self.row_bytes, piece)
+        places = piece.rows[slot[loads]] * self.row_bytes
+        inserted, base = self._reached(form, loads, places, self.entry.b, piece.first * self.row_bytes)
         behind = int(loads[-1]) + 1 if len(loads) else 0
-        places = np.append(used, len(form))
-        inserted += self._next_loads(piece, following, base, np.maximum(places[self._ends(piece)], behind))
+        ends = np.append(used, len(form))[self._ends(piece)]
+        inserted += self._next_loads(piece, following, base, np.maximum(ends, behind))
         form["reuse"][[at - 1 for at, _ in inserted if at]] = 0
         return layer.inserted(form, inserted)
 
@@ -225,15 +224,15 @@ class _Walker:
         form["offset"] = slots * self.row_bytes
         return form
 
-    def _windows(
-        self, form: Form, loads: NDArray[np.intp], places: NDArray[np.int64], piece: Piece
+    def _reached(
+        self, form: Form, users: NDArray[np.intp], places: NDArray[np.int64], pair: int, base: int
     ) -> tuple[list[layer.Piece], int]:
-        """Sets how far from B's address each load is; where that moves, and how far from the first row it ends."""
-        base: int = piece.first * self.row_bytes
+        """Sets how far each of ``users`` is from the address in ``pair``, which is at ``base``; where that moves, and
+        where it ends."""
         moves: list[layer.Piece] = []
-        for at, place in zip(loads.tolist(), places.tolist(), strict=True):
-            if place - base >= REACH:
-                moves += [(at, moved) for moved in self._moved(self.entry.b, place - base)]
+        for at, place in zip(users.tolist(), places.tolist(), strict=True):
+            if not base <= place < base + REACH:
+                moves += [(at, moved) for moved in self._moved(pair, place - base)]
                 base = place
             form["offset"][at] = place - base
         return moves, base
@@ -288,12 +287,7 @@ class _Walker:
             stores["ur"], stores["bytes"] = self.entry.descriptor, stored_bytes
             stores["read_barrier"], stores["stall"] = ADDRESS_SCOREBOARD, 2
             stores["wait"][::_STORES_OUTSTANDING] = 1 << ADDRESS_SCOREBOARD
-            moves: list[layer.Piece] = []
-            for at, place in enumerate(places.tolist()):
-                if not base <= place < base + REACH:
-                    moves += [(at, moved) for moved in self._moved(self.entry.c, place - base)]
-                    base = place
-                stores["offset"][at] = place - base
+            moves, base = self._reached(stores, np.arange(len(run)), places, self.entry.c, base)
             form.append(layer.inserted(stores, moves) if moves else stores)
         return form, base
 
@@ -374,7 +368,7 @@ def _second(entry: Entry) -> Form:
 def _tested(register: int) -> Form:
     form = blank(1)
     form["op"], form["ra"], form["immediate"], form["carry"] = Opcode.LOP3_TEST, register, 0xFFFFFFFF, SECOND
-    form["stall"], form["yields"] = _PREDICATE_STALL, 1
+    form["stall"], form["yields"] = layer.PREDICATE_LATENCY, 1
     return form
 
 
