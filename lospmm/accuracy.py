@@ -3,13 +3,15 @@
 With u the unit roundoff of the type, and element by element, C of a kernel is off from the product of the weights as
 they were given and of B as it lies in memory by at most
 
-    (a_rounding + b_rounding + sum_rounding) (|A| |B|) + c_rounding |C|
+    (a_rounding + b_rounding + sum_rounding) (|A| |B|) + c_rounding |C| + a_floor (|A|' |B|) + b_floor (|A| |B|')
 
 ``a_rounding``: the weights are rounded to the type when they are packed: u. ``b_rounding``: B lies in memory in the
 type and needs no rounding, but for tf32, which is stored as float32 and of which tensor cores cut off what they do not
 take: 2 u. ``sum_rounding``: every multiply-add in float32 rounds once, which comes to about q 2^-24 for q of them
 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), and for values drawn around zero to a few 2^-24;
 1e-5 is some 160 of them. ``c_rounding``: C is rounded once more as it is stored, u, where it is not stored as float32.
+``a_floor`` and ``b_floor`` are 0 but where float32 is made of float16 (docs/decisions/0032): |A|' has for each nonzero
+the largest of its row, |B|' for each element the largest of its column among 64 rows that are multiplied together.
 """
 
 import math
@@ -42,6 +44,8 @@ class Accuracy:
     sum_rounding: float
     c_rounding: float
     smallest_normal: float
+    a_floor: float = 0.0
+    b_floor: float = 0.0
 
     @property
     def of_product(self) -> float:

@@ -35,7 +35,8 @@ PLACES = 16
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedKernel:
     """``cols`` are the columns of C that a block writes; ``registers`` are of a thread, at most. What
-    ``is_specific`` has instructions of one architecture alone (sm_90a)."""
+    ``is_specific`` has instructions of one architecture alone (sm_90a). ``floors`` are of A and of B
+    (``accuracy.Accuracy``)."""
 
     entry: str
     source: str  # CUDA C++, whole
@@ -46,6 +47,7 @@ class PackedKernel:
     dtype: Dtype
     takes_residual: bool
     is_specific: bool = False
+    floors: tuple[float, float] = (0.0, 0.0)
 
 
 def emission_of(kernel: PackedKernel) -> Emission:

@@ -217,7 +217,8 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
 def _accuracy(problem: Problem, build: Build | PackedBuild | Written) -> Accuracy:
     """Of what was built, which may be more exact than it has to be."""
     if isinstance(build, PackedBuild):
-        return accuracy_of(problem.dtype)
+        a_floor, b_floor = build.kernel.floors
+        return replace(accuracy_of(problem.dtype), a_floor=a_floor, b_floor=b_floor)
     return accuracy_of(build.dtype, problem.rounded_sums if build.words == PAIRS else 0)
 
 

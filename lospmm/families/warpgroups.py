@@ -2,18 +2,19 @@
 
 A block of threads has ``rows`` rows of A and 64 columns of C for each of its warpgroups. Only columns of A without a
 nonzero in these rows are left out, so this is for matrices that are not very sparse. What it gains over the vendor's
-product is that weights are known: they are laid out, and of float32 split into two TF32 numbers, when they are packed.
-Three products of TF32 numbers are as exact as float32, and faster than the vendor's (docs/decisions/0027).
+product is that weights are known: they are laid out when they are packed (docs/decisions/0027), and of float32 split
+into two float16 each, three products of which are as exact as float32 (docs/decisions/0032).
 """
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import product
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import Dtype
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.panels import numbered_rows
 from lospmm.families.traffic import LAUNCH_MICROS
@@ -23,7 +24,6 @@ from lospmm.packed import PackedKernel, pack, source_of_template
 
 ROWS = (64, 96, 128, 192, 256)
 GROUPS = (1, 2, 3)
-DEPTHS = (16, 32)
 
 #: Blocks that an SM holds, by their shared memory and their registers.
 BLOCKS = (1, 2)
@@ -31,21 +31,84 @@ BLOCKS = (1, 2)
 #: A ring of more stages waits for nothing any sooner, one of fewer has nothing on its way.
 LEAST_STAGES, MOST_STAGES = 2, 8
 
-#: Cells of A that are written out, in 4 or 8 bytes each.
+#: Cells of A that are written out, in 4 bytes each.
 MAX_CELLS = 2**24
-
-#: Of the tensor cores' rate; bytes from the L2 cache and elements of C in a cycle and SM; cycles of a block from one
-#: chunk to the next, and before its first and after its last. Fitted to 464 plans on an H200, which they miss by 12 %.
-MULTIPLYING_SHARE, COPIED_BYTES_PER_CYCLE, STORED_PER_CYCLE = 0.74, 38.5, 8.4
-CHUNK_CYCLES, BLOCK_CYCLES = 59.0, 3400.0
 
 #: The one architecture that has such instructions.
 ARCH = 90
 
-_COLUMNS, _WARPGROUP, _BARRIER_BYTES, _PADDING = 64, 128, 8, 8
+_COLUMNS, _WARPGROUP, _BARRIER_BYTES, _PADDING, _WEIGHT_BYTES = 64, 128, 8, 8, 4
 
 #: Registers of a thread beside sums and factors (measured with ptxas 13.0).
 _OTHER_REGISTERS = 30
+
+#: Of them, those that also hold sums of two products that take turns.
+_SHARED_REGISTERS = 18
+
+#: Of float32: a row's largest weight is made to have this exponent; float16 end at 2^16. Two of them leave up to 2^-25
+#: of a number: of a weight, and of B, whose largest are made to have a smaller one (LARGEST of the template).
+_LARGEST_EXPONENT = 14
+FLOORS = (2.0**-39, 2.0**-35)
+
+
+class Kind(NamedTuple):
+    """How numbers of a type are multiplied, and what that takes. Cycles and rates are of an SM, fitted to what
+    ``benchmarks.tensor_core`` timed on an H200: TF32 is missed by 12 %, float32 by 14."""
+
+    template: str
+    copiers: int  # threads that do nothing else
+    depths: tuple[int, ...]  # columns of A at a time, a chunk
+    step: int  # columns of A of one product of the tensor cores
+    order: tuple[int, ...]  # which of them stands where
+    products: int  # for each pair of numbers
+    at_once: tuple[int, ...]  # rows of A that one may have
+    behind: int  # chunks that a warpgroup may be ahead of another
+    multiplying_share: float  # of the tensor cores' rate
+    copied_bytes_per_cycle: float  # from the L2 cache
+    stored_per_cycle: float  # elements of C
+    chunk_cycles: float  # of a block, from one chunk to the next
+    block_cycles: float  # before its first and after its last
+    own_cycles: tuple[float, float] = (0.0, 0.0)  # of a chunk and of each column, that pass in each warpgroup
+    way_cycles: float = 0.0  # of a copy
+
+
+#: By type. A thread has two neighbouring columns of B, and of every step the rows that are its number modulo 4.
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "tf32": Kind(
+            template="warpgroups_tf32",
+            copiers=_WARPGROUP,
+            depths=(16, 32),
+            step=8,
+            order=tuple(range(8)),
+            products=1,
+            at_once=(64, 96, 128),
+            behind=0,
+            multiplying_share=0.74,
+            copied_bytes_per_cycle=38.5,
+            stored_per_cycle=8.4,
+            chunk_cycles=59.0,
+            block_cycles=3400.0,
+        ),
+        "float32": Kind(
+            template="warpgroups_float32",
+            copiers=0,
+            depths=(32, 64),
+            step=16,
+            order=tuple(quad + 4 * second + 8 * half for half in (0, 1) for quad in range(4) for second in (0, 1)),
+            products=3,
+            at_once=(32, 48, 64, 96, 128),
+            behind=2,
+            multiplying_share=0.8,
+            copied_bytes_per_cycle=27.3,
+            stored_per_cycle=1.67,
+            chunk_cycles=0.0,
+            block_cycles=657.0,
+            own_cycles=(919.0, 2.9),
+            way_cycles=2800.0,
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +123,6 @@ class Warpgroups:
     @property
     def cols(self) -> int:
         return _COLUMNS * self.groups
-
-    @property
-    def threads(self) -> int:
-        """One warpgroup more copies for the others."""
-        return _WARPGROUP * (self.groups + 1)
 
 
 def refusal(problem: Problem) -> str | None:
@@ -82,54 +140,74 @@ def refusal(problem: Problem) -> str | None:
 def plans(problem: Problem) -> list[Warpgroups]:
     """What fits an SM; no block that is half empty, but of the smallest."""
     device, m, n = problem.device, problem.matrix.m, problem.n
-    listed = (Warpgroups(*axes) for axes in product(ROWS, GROUPS, DEPTHS, BLOCKS))
+    listed = (Warpgroups(*axes) for axes in product(ROWS, GROUPS, kind_of(problem).depths, BLOCKS))
     return [
         plan
         for plan in listed
         if (plan.rows == min(ROWS) or m > plan.rows // 2)
         and (plan.groups == 1 or n > plan.cols - _COLUMNS)
-        and plan.blocks * plan.threads <= device.threads_per_sm
-        and registers_needed(plan, problem.dtype) <= registers_allowed(plan, problem)
-        and stages_of(plan, problem) >= LEAST_STAGES
+        and plan.blocks * threads_of(plan, problem) <= device.threads_per_sm
+        and rows_at_once(plan, problem)
+        and stages_of(plan, problem) >= max(LEAST_STAGES, kind_of(problem).behind + 1)
         and ceil_div(m, plan.rows) <= MAX_GRID_SIDE
     ]
 
 
-def _stage_bytes(plan: Warpgroups, dtype: Dtype) -> int:
-    floats = plan.depth * (plan.cols + _PADDING + dtype.parts * plan.rows)
-    return 4 * floats + 2 * _BARRIER_BYTES
+def kind_of(problem: Problem) -> Kind:
+    return KINDS[problem.dtype.name]
+
+
+def threads_of(plan: Warpgroups, problem: Problem) -> int:
+    return _WARPGROUP * plan.groups + kind_of(problem).copiers
+
+
+def _stage_bytes(plan: Warpgroups) -> int:
+    return plan.depth * (4 * (plan.cols + _PADDING) + _WEIGHT_BYTES * plan.rows) + 2 * _BARRIER_BYTES
 
 
 def stages_of(plan: Warpgroups, problem: Problem) -> int:
     """Of the ring: as many as an SM has room for."""
     device = problem.device
     shared_bytes = device.shared_bytes_per_sm // plan.blocks - device.reserved_shared_bytes
-    return min(MOST_STAGES, min(device.shared_bytes_per_block, shared_bytes) // _stage_bytes(plan, problem.dtype))
+    return min(MOST_STAGES, min(device.shared_bytes_per_block, shared_bytes) // _stage_bytes(plan))
 
 
 def registers_allowed(plan: Warpgroups, problem: Problem) -> int:
     """Of a thread: a block's are those of whole warpgroups."""
-    return min(255, problem.device.registers_per_sm // (plan.blocks * plan.threads) // 8 * 8)
+    return min(255, problem.device.registers_per_sm // (plan.blocks * threads_of(plan, problem)) // 8 * 8)
 
 
-def registers_needed(plan: Warpgroups, dtype: Dtype) -> int:
-    """A forecast, of a thread: sums, of float32 those of all products too, factors, addresses. With fewer, ptxas has
-    each product wait for the one before."""
-    return dtype.parts * (plan.rows // 2 + 4) + _OTHER_REGISTERS
+def rows_at_once(plan: Warpgroups, problem: Problem) -> int:
+    """Rows of A of a product: the most that there are registers for; 0 where there are for none."""
+    allowed = registers_allowed(plan, problem)
+    parts = [rows for rows in kind_of(problem).at_once if plan.rows % rows == 0]
+    return max((rows for rows in parts if registers_needed(plan, problem, rows) <= allowed), default=0)
+
+
+def registers_needed(plan: Warpgroups, problem: Problem, at_once: int) -> int:
+    """A forecast, of a thread: sums, factors, addresses. Of float32 also the sums of up to two products under way, the
+    factors of the next chunk, and the elements of B that these are made of. With fewer registers ptxas has each product
+    wait for the one before."""
+    kind, sums = kind_of(problem), plan.rows // 2 + _OTHER_REGISTERS
+    if kind.products == 1:
+        return sums + 4
+    under_way = at_once // 2 if at_once == plan.rows else at_once - _SHARED_REGISTERS
+    return sums + under_way + plan.depth // kind.step * (8 + 2 * 8)
 
 
 def micros(problem: Problem, plan: Warpgroups) -> float:
-    """A forecast: of a block what its tensor cores multiply or what it copies, whichever takes longer, the way from
-    chunk to chunk, a beginning and an end."""
-    device, matrix = problem.device, problem.matrix
-    split = problem.dtype.parts
+    """A forecast: of each chunk what an SM's tensor cores multiply, what is copied to it, or what a warpgroup or a copy
+    has to wait for, whichever takes longest; the way from chunk to chunk, a beginning and an end."""
+    device, matrix, kind = problem.device, problem.matrix, kind_of(problem)
     chunks = ceil_div(round(_columns_of_a_block(matrix, plan.rows)), plan.depth)
-    steps = chunks * plan.depth / 8
-    multiplied = steps * plan.groups * plan.rows / 2 * (2 * split - 1) / MULTIPLYING_SHARE
-    copied = steps * 32 * (plan.cols + split * plan.rows) / COPIED_BYTES_PER_CYCLE
-    others = chunks * CHUNK_CYCLES + plan.rows * plan.cols / STORED_PER_CYCLE + BLOCK_CYCLES
-    waves = ceil_div(ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols), device.sms) / plan.blocks
-    cycles = math.ceil(waves) * (min(plan.blocks, math.ceil(plan.blocks * waves)) * max(multiplied, copied) + others)
+    of_an_sm = ceil_div(ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols), device.sms)
+    waves, resident = ceil_div(of_an_sm, plan.blocks), min(plan.blocks, of_an_sm)
+    multiplied = kind.products * plan.depth / kind.step * plan.groups * plan.rows / 2 / kind.multiplying_share
+    copied = plan.depth * (4 * plan.cols + _WEIGHT_BYTES * plan.rows) / kind.copied_bytes_per_cycle
+    own = kind.own_cycles[0] + kind.own_cycles[1] * plan.depth
+    way = kind.way_cycles / (stages_of(plan, problem) - kind.behind)
+    chunk = max(resident * multiplied, resident * copied, own, way) + kind.chunk_cycles
+    cycles = waves * (chunks * chunk + plan.rows * plan.cols / kind.stored_per_cycle + kind.block_cycles)
     memory = 4 * problem.n * (matrix.k + matrix.m) / device.memory_bandwidth
     return LAUNCH_MICROS + 1e6 * max(cycles / device.clock_hz, memory)
 
@@ -140,42 +218,68 @@ def _columns_of_a_block(matrix: SparseMatrix, rows: int) -> float:
 
 
 def pack_plan(problem: Problem, plan: Warpgroups) -> PackedKernel:
-    matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
+    matrix, epilogue, kind = problem.matrix, problem.epilogue, kind_of(problem)
     blocks = ceil_div(matrix.m, plan.rows)
     rows = np.full(blocks * plan.rows, -1, dtype=np.int32)
     rows[: matrix.m] = np.arange(matrix.m)
     is_listed = numbered_rows(matrix)[1]
-    starts, columns, weights = _chunks(matrix, plan, is_listed)
     stages = stages_of(plan, problem)
     settings = {
         "ROWS": plan.rows,
+        "PRODUCTS": plan.rows // rows_at_once(plan, problem),
         "GROUPS": plan.groups,
         "DEPTH": plan.depth,
         "STAGES": stages,
+        "BEHIND": kind.behind,
         "LISTED": int(is_listed),
         "LOSPMM_BULK": 1,
     }
     return PackedKernel(
         entry="lospmm_warpgroups",
-        source=source_of_template("warpgroups", settings, dtype=dtype, epilogue=epilogue, parts=("wgmma.cuh",)),
-        data=pack(
-            (problem.n, matrix.k),
-            (rows, starts, columns, np.concatenate(dtype.in_parts(weights), axis=1)),
-            epilogue=epilogue,
+        source=source_of_template(
+            kind.template, settings, dtype=problem.dtype, epilogue=epilogue, parts=("wgmma.cuh", "warpgroups.cuh")
         ),
-        launch=Launch((ceil_div(problem.n, plan.cols), blocks, 1), plan.threads, stages * _stage_bytes(plan, dtype)),
+        data=pack((problem.n, matrix.k), (rows, *_laid_out(problem, plan, is_listed)), epilogue=epilogue),
+        launch=Launch(
+            (ceil_div(problem.n, plan.cols), blocks, 1), threads_of(plan, problem), stages * _stage_bytes(plan)
+        ),
         registers=registers_allowed(plan, problem),
         cols=plan.cols,
-        dtype=dtype,
+        dtype=problem.dtype,
         takes_residual=epilogue.residual,
         is_specific=True,
+        floors=FLOORS if kind.products > 1 else (0.0, 0.0),
     )
 
 
+def _laid_out(problem: Problem, plan: Warpgroups, is_listed: bool) -> list[NDArray[Any]]:
+    """The arrays of A: chunks, columns and weights; of float32 these as float16, and what undoes the powers of two of
+    its rows."""
+    matrix, kind = problem.matrix, kind_of(problem)
+    if kind.products == 1:
+        starts, columns, weights = _chunks(matrix, plan, kind, is_listed)
+        return [starts, columns, problem.dtype.rounded(weights)]
+    powers = _powers_of_rows(matrix)
+    scaled = replace(matrix, data=np.ldexp(matrix.data, np.repeat(powers, matrix.row_nnz)))
+    undo = np.zeros(ceil_div(matrix.m, plan.rows) * plan.rows, dtype=np.float32)
+    undo[: matrix.m] = np.ldexp(np.float32(1), -powers)
+    starts, columns, weights = _chunks(scaled, plan, kind, is_listed)
+    large = weights.astype(np.float16)
+    return [starts, columns, np.concatenate((large, (weights - large).astype(np.float16)), axis=1), undo]
+
+
+def _powers_of_rows(matrix: SparseMatrix) -> NDArray[np.int32]:
+    """The exponent of the power of two that each row of A is multiplied by; a float32, and its inverse is one too."""
+    largest = np.zeros(matrix.m, dtype=np.float32)
+    np.maximum.at(largest, np.repeat(np.arange(matrix.m), matrix.row_nnz), np.abs(matrix.data))
+    powers: NDArray[np.int32] = np.clip(_LARGEST_EXPONENT + 1 - np.frexp(largest)[1], -126, 126)
+    return powers
+
+
 def _chunks(
-    matrix: SparseMatrix, plan: Warpgroups, is_listed: bool
+    matrix: SparseMatrix, plan: Warpgroups, kind: Kind, is_listed: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-    """The first chunk of each block, and the columns (chunks, depth) and weights of each chunk, as 8 x 4 pieces.
+    """The first chunk of each block, and the columns (chunks, depth) and weights of each chunk, as pieces of 8 rows.
 
     All columns of A, or of each block those with a nonzero in its rows. What a last chunk lacks is k, a column that
     there is not.
@@ -192,7 +296,8 @@ def _chunks(
         dense = np.zeros((plan.rows, len(of_block)), dtype=np.float32)
         row = np.repeat(np.arange(min(plan.rows, matrix.m - first)), matrix.row_nnz[first : first + plan.rows])
         dense[row, place[indices]] = matrix.data[begin:end]
-        pieces = dense.reshape(plan.rows // 8, 8, chunks, plan.depth // 8, 2, 4).transpose(2, 3, 0, 4, 1, 5)
+        steps = dense.reshape(plan.rows // 8, 8, chunks, plan.depth // kind.step, kind.step)[..., list(kind.order)]
+        pieces = steps.reshape(*steps.shape[:-1], 2, kind.step // 2).transpose(2, 3, 0, 4, 1, 5)
         starts.append(starts[-1] + chunks)
         columns.append(of_block)
         weights.append(pieces.reshape(chunks, plan.rows * plan.depth))

@@ -545,6 +545,23 @@ static void wgmma(float (&d)[sums], const unsigned (&a)[4], const float *weights
   }
 }
 
+// The same of float16, 16 columns of A; without what d was where it does not add.
+template <int sums>
+static void wgmma_half(float (&d)[sums], const unsigned (&a)[4], const float *weights, bool adds) {
+  const auto lanes = exchange(a[0], a[1], a[2], a[3]);
+  const unsigned lane = threadIdx.x % WARP, group = lane / 4, place = lane % 4;
+  for (int at = 0; at < sums; ++at) {
+    const unsigned row = at / 4 * 8 + place * 2 + at % 2, upper = at / 2 % 2;
+    const lospmm_u16 *of_row = reinterpret_cast<const lospmm_u16 *>(weights + row / 8 * 64 + row % 8 * 4);
+    double sum = adds ? d[at] : 0;
+    for (unsigned half = 0; half < 2; ++half)
+      for (unsigned of = 0; of < 8; ++of)
+        sum += static_cast<double>(lospmm_float_of_half(part_of(lanes[group * 4 + of / 2][half * 2 + upper], of % 2))) *
+               static_cast<double>(lospmm_float_of_half(of_row[half * 64 + of]));
+    d[at] = static_cast<float>(sum);
+  }
+}
+
 }  // namespace lospmm
 
 static inline void lospmm_wgmma_begin() {}
@@ -563,6 +580,13 @@ static inline LospmmWeights lospmm_behind(LospmmWeights weights, int floats) {
 template <int sums>
 static inline void lospmm_wgmma(float (&d)[sums], const unsigned (&a)[4], LospmmWeights weights) {
   lospmm::wgmma(d, a, weights);
+}
+template <int sums>
+static inline void lospmm_wgmma_half(float (&d)[sums], const unsigned (&a)[4], LospmmWeights weights, bool adds) {
+  lospmm::wgmma_half(d, a, weights, adds);
+}
+static inline unsigned lospmm_pair(float first, float second) {
+  return lospmm_half_of_float(first) | static_cast<unsigned>(lospmm_half_of_float(second)) << 16;
 }
 static inline void lospmm_gate_make(unsigned long long *gate, unsigned count) { lospmm::gates[gate] = {0, count, 0}; }
 static inline void lospmm_gate_arrive(unsigned long long *gate) {

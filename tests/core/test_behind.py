@@ -158,13 +158,20 @@ def test_without_a_tile_the_others_have_it(
 
 
 LARGE = Problem(uniform(4096, 4096, 0.8, seed=0), 1024, H200)
+NEAR = Problem(uniform(4096, 4096, 0.94, seed=0), 1024, H200)
 
 
 @pytest.mark.parametrize(
-    ("n", "dtype", "is_far"), [(1024, "float32", False), (16, "float16", True), (64, "tf32", True)]
+    ("problem", "n", "dtype", "is_far"),
+    [
+        (NEAR, 1024, "float32", False),
+        (LARGE, 1024, "float32", True),
+        (LARGE, 16, "float16", True),
+        (LARGE, 64, "tf32", True),
+    ],
 )
-def test_others_come_first_where_they_may_be_faster(n: int, dtype: str, *, is_far: bool) -> None:
-    problem, options = Problem(LARGE.matrix, n, H200, dtype=DTYPES[dtype]), Options(**TIMED, dtype=dtype)
+def test_others_come_first_where_they_may_be_faster(problem: Problem, n: int, dtype: str, *, is_far: bool) -> None:
+    problem, options = replace(problem, n=n, dtype=DTYPES[dtype]), Options(**TIMED, dtype=dtype)
     field = field_of(problem)
     micros = others_first(problem, options, field)
     assert micros is not None
@@ -176,8 +183,7 @@ def test_what_is_surely_behind_is_not_even_ranked(monkeypatch: pytest.MonkeyPatc
     """Nothing is regrouped for it; what is near is ranked as ever, also by a process that searches ahead."""
     monkeypatch.setattr(sought, "ranked", lambda *_: "ranked")
     options = Options(**TIMED).resolved(H200, "h200")
-    for n, choice in ((16, None), (1024, "ranked")):
-        problem = Problem(LARGE.matrix, n, H200)
+    for problem, choice in ((LARGE, None), (NEAR, "ranked")):
         assert sought.sought_here(problem, options, Stages()).choice == choice
 
 
@@ -221,20 +227,24 @@ def test_few_kernels_say_nothing() -> None:
     assert not Clock(lambda _: []).is_lost(1000, 1e9)
 
 
+def field_with(forecast_micros: float) -> Field:
+    """The best of the others is forecast to take that long."""
+    return Field((replace(field_of(NEAR).entrants[0], forecast_micros=forecast_micros),), {})
+
+
 def test_what_is_well_ahead_comes_first() -> None:
-    problem = Problem(uniform(4096, 4096, 0.95, seed=0), 1024, H200)
-    assert others_first(problem, Options(**TIMED), field_of(problem)) is None
+    micros = behind.fastest_micros(NEAR)
+    assert micros is not None
+    assert others_first(NEAR, Options(**TIMED), field_with(1.51 * micros)) is None
+    assert others_first(NEAR, Options(**TIMED), field_with(1.49 * micros)) == micros
 
 
 def test_with_a_budget_the_better_forecast_comes_first() -> None:
     """As time may be up before the second has its turn."""
-    problem = Problem(uniform(4096, 4096, 0.9, seed=0), 1024, H200)
-    field = field_of(problem)
-    micros = others_first(problem, Options(**TIMED), field)
-    assert micros is not None and micros < field.entrants[0].forecast_micros
-    short = Options(**TIMED, budget_seconds=20.0)
-    assert others_first(problem, short, field) is None
-    assert others_first(LARGE, short, field_of(LARGE)) is not None
+    micros, short = behind.fastest_micros(NEAR), Options(**TIMED, budget_seconds=20.0)
+    assert micros is not None
+    assert others_first(NEAR, short, field_with(1.01 * micros)) is None
+    assert others_first(NEAR, short, field_with(0.99 * micros)) == micros
 
 
 def timed_in(micros: float | None) -> Contest:

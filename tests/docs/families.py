@@ -1,4 +1,4 @@
-"""The parts of docs/families.md and of docs/decisions/0024 and 0027 that follow from results of the families."""
+"""The parts of docs/families.md and of docs/decisions/0024, 0027 and 0032 that follow from results of the families."""
 
 import json
 from collections.abc import Callable
@@ -88,10 +88,8 @@ def bitmap() -> str:
 
 
 def warpgroups() -> str:
-    """Of each problem of benchmarks/results/tensor_core.jsonl the fastest plan, and what the forecast puts first."""
-    problems: dict[tuple[str, str], list[Record]] = {}
-    for record in records("tensor_core"):
-        problems.setdefault((record["dtype"], record["shape"]), []).append(record)
+    """Of each problem the fastest plan, and what the forecast puts first: TF32, and float32 as three products of it."""
+    problems = by_problem("tensor_core", "tf32") | by_problem("three_tf32", "float32")
     heads = ("A, columns of B", "plans", "fastest: rows, groups, depth, blocks", "us", "cuBLAS", "times")
     lines = []
     for (dtype, shape), found in problems.items():
@@ -111,6 +109,49 @@ def warpgroups() -> str:
             )
         )
     return table((*heads, "slower by forecast", "greatest error"), lines, right=7)
+
+
+def by_problem(name: str, dtype: str) -> dict[tuple[str, str], list[Record]]:
+    problems: dict[tuple[str, str], list[Record]] = {}
+    for record in records(name):
+        if record["dtype"] == dtype:
+            problems.setdefault((dtype, record["shape"]), []).append(record)
+    return problems
+
+
+def halves() -> str:
+    """float32 as three products of float16 beside three of TF32, and cuBLAS in float32 and TF32."""
+    before, tf32 = by_problem("three_tf32", "float32"), by_problem("tensor_core", "tf32")
+    heads = (
+        "A, columns of B",
+        "plans",
+        "fastest: rows, groups, depth, blocks",
+        "float16",
+        "TF32 numbers",
+        "by float16",
+    )
+    lines = []
+    for (dtype, shape), found in by_problem("tensor_core", "float32").items():
+        m, k, n = shape.split("x")
+        best, first = (min(found, key=lambda one: one[key]) for key in ("micros", "forecast"))
+        old = min(one["micros"] for one in before[dtype, shape])
+        lines.append(
+            (
+                f"{m} x {k}, n {n}",
+                str(len(found)),
+                ", ".join(str(axis) for axis in best["plan"].values()),
+                f"{best['micros']:.1f}",
+                f"{old:.1f}",
+                f"{old / best['micros']:.2f}",
+                f"{best['dense_micros']:.1f}",
+                f"{best['dense_micros'] / best['micros']:.2f}",
+                f"{tf32['tf32', shape][0]['dense_micros']:.1f}",
+                f"{first['micros'] / best['micros'] - 1:.0%}",
+                f"{max(one['error'] for one in found):.1e}",
+            )
+        )
+    more = ("cuBLAS float32", "by float16", "cuBLAS TF32", "slower by forecast", "greatest error")
+    return table((*heads, *more), lines, right=9)
 
 
 def skipped() -> str:
@@ -165,3 +206,4 @@ REGIONS: dict[str, Callable[[], str]] = {
 }
 BITMAP = {"bitmap": bitmap}
 WARPGROUPS = {"warpgroups": warpgroups}
+HALVES = {"halves": halves}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lospmm import readers
 from lospmm.convolution import Convolution
@@ -18,6 +19,7 @@ from lospmm.dtype import DTYPES
 from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.families import gathered_panels, tensor_core, warpgroups
 from lospmm.families.warpgroups import (
+    KINDS,
     Warpgroups,
     micros,
     pack_plan,
@@ -25,7 +27,9 @@ from lospmm.families.warpgroups import (
     refusal,
     registers_allowed,
     registers_needed,
+    rows_at_once,
     stages_of,
+    threads_of,
 )
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
@@ -43,14 +47,20 @@ REAL = Path(__file__).parents[3] / "shared" / "data"
 TIMED = Path(__file__).parents[2] / "benchmarks" / "results" / "tensor_core.jsonl"
 H200 = DEVICES["h200"]
 BOTH = pytest.mark.parametrize("dtype", ["tf32", "float32"])
-BASE = Warpgroups(rows=64, groups=2, depth=16, blocks=1)
+BASE = Warpgroups(rows=64, groups=1, depth=32, blocks=1)
 
 #: Each axis away from the others' usual value.
 AXES = [
-    *(replace(BASE, rows=rows) for rows in warpgroups.ROWS),
-    *(replace(BASE, groups=groups) for groups in warpgroups.GROUPS),
-    *(replace(BASE, depth=depth) for depth in warpgroups.DEPTHS),
-    *(replace(BASE, blocks=blocks) for blocks in warpgroups.BLOCKS),
+    (dtype, plan)
+    for dtype, kind in KINDS.items()
+    for plan in dict.fromkeys(
+        [
+            *(replace(BASE, rows=rows) for rows in warpgroups.ROWS),
+            *(replace(BASE, groups=groups) for groups in warpgroups.GROUPS),
+            *(replace(BASE, depth=depth) for depth in kind.depths),
+            *(replace(BASE, blocks=blocks) for blocks in warpgroups.BLOCKS),
+        ]
+    )
 ]
 
 
@@ -58,10 +68,9 @@ def problem_of(matrix: SparseMatrix, n: int, dtype: str, epilogue: Epilogue = PL
     return Problem(matrix, n, H200, epilogue=epilogue, dtype=DTYPES[dtype])
 
 
-@pytest.mark.parametrize("plan", dict.fromkeys(AXES), ids=str)
-@BOTH
-def test_every_axis(plan: Warpgroups, dtype: str) -> None:
-    """Two blocks of the largest, more chunks than the ring has stages, sums that are flushed more than once."""
+@pytest.mark.parametrize(("dtype", "plan"), AXES, ids=str)
+def test_every_axis(dtype: str, plan: Warpgroups) -> None:
+    """Two blocks of the largest, more chunks than the ring has stages, an odd number of them, several sums."""
     matrix = pruned(270, 300, 0.2, seed=1, empty_rows=0.1, dense_row=True)
     assert error_of(problem_of(matrix, 200, dtype), pack_plan(problem_of(matrix, 200, dtype), plan)) < 1
 
@@ -113,6 +122,49 @@ def test_what_is_not_finite_stays_in_its_column(dtype: str, bad: float) -> None:
     assert not np.isfinite(c[takes, 5]).any() and np.isfinite(np.delete(c, 5, axis=1)).all()
 
 
+def bound_of(matrix: SparseMatrix, b: NDArray[np.float32]) -> NDArray[np.float64]:
+    """What is said of float32 (docs/accuracy.md): an element of B is kept to 2^-22 of itself or 2^-35 of the largest of
+    its column among 64, a weight to 2^-22 of itself or 2^-39 of the largest of its row; the product of two rests is
+    left out; and sums are float32."""
+    a, exact = abs(matrix.to_scipy().toarray().astype(np.float64)), abs(b.astype(np.float64))
+    chunks = [exact[first : first + 64] for first in range(0, len(exact), 64)]
+    largest = np.concatenate([np.broadcast_to(chunk.max(axis=0), chunk.shape) for chunk in chunks])
+    of_b = np.maximum(2.0**-22 * exact, 2.0**-35 * largest)
+    of_a = np.where(a > 0, np.maximum(2.0**-22 * a, 2.0**-39 * a.max(axis=1, keepdims=True)), 0)
+    rests, rounded = 2.0**-22 * (a @ exact), 2.0**-21 * (a @ exact)
+    return np.asarray(a @ of_b + of_a @ exact + rests + rounded + 2.0**-126)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 3, 12, 40]), st.sampled_from([0, 10, 30]), st.booleans())
+def test_float32_of_any_size(seed: int, spread: int, of_weights: int, steps: bool) -> None:
+    """Elements of B up to 2^spread apart within a column, chunks too, and columns and rows of A of any size."""
+    rng = np.random.default_rng(seed)
+    matrix = pruned(40, 150, 0.3, seed=seed % 97)
+    rows = 2.0 ** rng.integers(-of_weights, of_weights + 1, size=40)
+    matrix = from_dense((matrix.to_scipy().toarray() * rows[:, np.newaxis]).astype(np.float32))
+    powers = rng.uniform(-spread, 0, size=(150, 12))
+    if steps:
+        powers += rng.integers(-spread, spread + 1, size=(5, 12)).repeat(32, axis=0)[:150]
+    b = (rng.choice([-1, 1], size=powers.shape) * 2.0 ** (powers + rng.integers(-20, 21, size=12))).astype(np.float32)
+    b[rng.random(b.shape) < 0.1] = 0
+    b[:64, 5] = 0
+    c = execute_packed(pack_plan(problem_of(matrix, 12, "float32"), BASE), np.arange(12), b, m=40)
+    exact = matrix.to_scipy().toarray().astype(np.float64) @ b.astype(np.float64)
+    assert (abs(c - exact) <= bound_of(matrix, b)).all()
+
+
+def test_what_is_small_beside_another_loses_bits_and_no_more() -> None:
+    """The bound is not met by accident: of what is 2^-30 of its column's largest five bits are kept."""
+    problem = problem_of(from_dense(np.eye(64, dtype=np.float32)), 4, "float32")
+    b = np.zeros((64, 4), dtype=np.float32)
+    b[0], b[20] = np.float32(1 + 2**-9) * np.float32(2) ** -30, 1
+    c = execute_packed(pack_plan(problem, BASE), np.arange(4), b, m=64)
+    assert (abs(c[0] / b[0] - 1) > 2.0**-12).all() and (abs(c[0] - b[0]) <= 2.0**-35).all()
+    b[20] = 0
+    assert np.array_equal(execute_packed(pack_plan(problem, BASE), np.arange(4), b, m=64)[0], b[0])
+
+
 @BOTH
 @pytest.mark.parametrize(("m", "k", "n"), [(768, 768, 4096), (64, 576, 50176), (1, 1, 4), (4096, 4096, 1024)])
 def test_plans_fit(dtype: str, m: int, k: int, n: int) -> None:
@@ -120,9 +172,10 @@ def test_plans_fit(dtype: str, m: int, k: int, n: int) -> None:
     found = plans(problem)
     assert found and len(set(found)) == len(found)
     for plan in found:
-        threads = plan.blocks * plan.threads
+        threads = plan.blocks * threads_of(plan, problem)
         assert threads * registers_allowed(plan, problem) <= H200.registers_per_sm and threads <= H200.threads_per_sm
         assert 2 <= stages_of(plan, problem) <= 8 and micros(problem, plan) > 0
+        assert plan.rows % rows_at_once(plan, problem) == 0
     kernel = pack_plan(problem, min(found, key=lambda plan: micros(problem, plan)))
     assert kernel.launch.shared_bytes <= H200.shared_bytes_per_block
 
@@ -133,8 +186,7 @@ def test_every_plan_keeps_products_on_their_way(tmp_path: Path, dtype: str) -> N
     plans that leave it few."""
     problem = problem_of(pruned(2048, 64, 0.5, seed=8), 4096, dtype)
     store, cubin = Store(lospmm_settings().cache_dir), tmp_path / "kernel.cubin"
-    slack = {plan: registers_allowed(plan, problem) - registers_needed(plan, problem.dtype) for plan in plans(problem)}
-    tight = [plan for plan, registers in slack.items() if registers < 32]
+    tight = [plan for plan in plans(problem) if _slack(plan, problem) < (32 if dtype == "tf32" else 16)]
     assert len(tight) >= 4
     for plan in tight:
         kernel = pack_plan(problem, plan)
@@ -142,9 +194,21 @@ def test_every_plan_keeps_products_on_their_way(tmp_path: Path, dtype: str) -> N
         assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan
         cubin.write_bytes(binary.cubin)
         text = subprocess.run([find_toolkit().nvdisasm, cubin], capture_output=True, check=True).stdout.decode()
-        products, waits = (len(re.findall(word, text)) for word in ("HGMMA", r"DEPBAR\.LE gsb0, 0x0"))
-        # One wait behind the last chunk, and one where sums of float32 are flushed.
-        assert products >= 2 and waits == (1 if dtype == "tf32" else 2), plan
+        products, all_waits, waits = (
+            len(re.findall(word, text)) for word in ("HGMMA", r"DEPBAR\.LE gsb0", r"DEPBAR\.LE gsb0, 0x0")
+        )
+        if dtype == "tf32":  # one wait behind the last chunk
+            assert products >= 2 and waits == 1, plan
+            continue
+        # Two chunks a turn. Sums of two products or one wait for the second of two chunks of 32 columns.
+        parts, steps = plan.rows // rows_at_once(plan, problem), plan.depth // 16
+        is_shared = plan.depth == 32 and parts == 2
+        assert products == 2 * parts * steps * 3 and all_waits == (3 if is_shared else 2 * parts), plan
+
+
+def _slack(plan: Warpgroups, problem: Problem) -> int:
+    needed = registers_needed(plan, problem, rows_at_once(plan, problem))
+    return registers_allowed(plan, problem) - needed
 
 
 def test_the_forecast_is_near_what_was_timed() -> None:
@@ -158,7 +222,7 @@ def test_the_forecast_is_near_what_was_timed() -> None:
             assert micros(problem, Warpgroups(**line["plan"])) == pytest.approx(line["forecast"], rel=0.01)
         problems.setdefault((line["shape"], line["dtype"]), []).append((line["forecast"], line["micros"]))
     times = np.array([both for found in problems.values() for both in found])
-    assert len(times) > 400 and np.std(np.log(times[:, 1] / times[:, 0])) < 0.15
+    assert len(times) > 250 and np.std(np.log(times[:, 1] / times[:, 0])) < 0.15
     slower = [min(found)[1] / min(time for _, time in found) for found in problems.values()]
     assert max(slower) < 1.2 and np.mean(slower) < 1.04
 
