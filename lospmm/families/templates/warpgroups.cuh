@@ -4,14 +4,15 @@
 template <bool scaled, int products, int count>
 LOSPMM_INLINE void lospmm_store(Element *c, const float (&sums)[products][count], int place, long long column, long long n,
                                 const Element *residual) {
+  const int *rows_from = lospmm_array<int>(0) + place;  // looked up once: for all that is known, C is stored over it
+  const float *scales_from = scaled ? lospmm_array<float>(4) + place : nullptr;
 #pragma unroll
   for (int product = 0; product < products; ++product)
 #pragma unroll
     for (int eight = 0; eight < count / 4; ++eight) {
-      const int at = place + product * (2 * count) + 8 * eight;
-      const int2 rows = __ldg(reinterpret_cast<const int2 *>(lospmm_array<int>(0) + at));
-      const float2 scales =
-          scaled ? __ldg(reinterpret_cast<const float2 *>(lospmm_array<float>(4) + at)) : make_float2(1, 1);
+      const int at = product * (2 * count) + 8 * eight;
+      const int2 rows = __ldg(reinterpret_cast<const int2 *>(rows_from + at));
+      const float2 scales = scaled ? __ldg(reinterpret_cast<const float2 *>(scales_from + at)) : make_float2(1, 1);
 #pragma unroll
       for (int of = 0; of < 2; ++of) {
         const int row = of ? rows.y : rows.x;
