@@ -140,6 +140,7 @@ def figures(manifest: Mapping[str, Any], known: Known | None) -> Record:
     return {
         **{name: manifest[name] for name in ("m", "k", "n", "nnz", "fingerprint")},
         "sparsity": round(1 - manifest["nnz"] / (manifest["m"] * manifest["k"]), 6),
+        "family": manifest["cubin_family"],
         **{name: manifest[name] for name in ("emitter", "toolchain", "tile", "launch", "registers", "code_bytes")},
         "max_relative_error": None if verified is None else verified["max_relative_error"],
         **measured,

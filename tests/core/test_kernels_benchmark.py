@@ -63,6 +63,7 @@ def manifest(m: int, k: int, n: int, nnz: int, **times: Any) -> dict[str, Any]:
         "n": n,
         "nnz": nnz,
         "fingerprint": "f",
+        "cubin_family": "unrolled",
         "emitter": "sass",
         "toolchain": "none",
         "tile": {"rows": 48},
