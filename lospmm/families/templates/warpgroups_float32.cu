@@ -173,7 +173,7 @@ LOSPMM_KERNEL(lospmm_warpgroups) {
       copy(copier, ring + filled * STAGE_FLOATS, full + filled);
       if (++filled == STAGES) filled = 0, parity_of_filled ^= 1;
     }
-    bool is_added = is_last || chunk + 1 == end;
+    bool is_added = chunk + 1 == end;
     if (chunk + 1 < end) {
       lospmm_bulk_wait(full + stage, parity);
       next = split(rows_of_b + stage * STAGE_FLOATS, is_last ? nullptr : &factors);
