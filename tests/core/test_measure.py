@@ -307,10 +307,11 @@ def test_without_a_gpu_the_real_worker_says_so(bench: Bench) -> None:
 
 #: A process that measures a kernel that hangs, and says which worker it has.
 VICTIM = """
-import sys
+import signal, sys
 from lospmm import measure
 from tests.core import fake_gpu, test_measure as here
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 measure.compile_gate = lambda _: b"gate"
 command = (sys.executable, "-P", fake_gpu.__file__, sys.argv[1])
 with here.Bench(here.Problem(here.from_dense(here.weights()), here.N, here.DEVICES["h200"]), command=command) as bench:
