@@ -48,7 +48,7 @@ _SHARED_REGISTERS = 18
 #: Of float32: a row's largest weight is made to have this exponent; float16 end at 2^16. Two of them leave up to 2^-25
 #: of a number: of a weight, and of B, whose largest are made to have a smaller one (LARGEST of the template).
 _LARGEST_EXPONENT = 14
-FLOORS = (2.0**-39, 2.0**-35)
+_FLOORS = (2.0**-39, 2.0**-35)
 
 
 class Kind(NamedTuple):
@@ -70,6 +70,7 @@ class Kind(NamedTuple):
     block_cycles: float  # before its first and after its last
     own_cycles: tuple[float, float] = (0.0, 0.0)  # of a chunk and of each column, that pass in each warpgroup
     way_cycles: float = 0.0  # of a copy
+    floors: tuple[float, float] = (0.0, 0.0)  # of A and of B (``accuracy.Accuracy``)
 
 
 #: By type. A thread has two neighbouring columns of B, and of every step the rows that are its number modulo 4.
@@ -106,6 +107,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             block_cycles=657.0,
             own_cycles=(919.0, 2.9),
             way_cycles=2800.0,
+            floors=_FLOORS,
         ),
     }
 )
@@ -248,7 +250,7 @@ def pack_plan(problem: Problem, plan: Warpgroups) -> PackedKernel:
         dtype=problem.dtype,
         takes_residual=epilogue.residual,
         is_specific=True,
-        floors=FLOORS if kind.products > 1 else (0.0, 0.0),
+        floors=kind.floors,
     )
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import block_parts, skipping
 from benchmarks.families_table import read_results, summary, torch_times
@@ -89,69 +89,71 @@ def bitmap() -> str:
 
 def warpgroups() -> str:
     """Of each problem the fastest plan, and what the forecast puts first: TF32, and float32 as three products of it."""
-    problems = by_problem("tensor_core", "tf32") | by_problem("three_tf32", "float32")
-    heads = ("A, columns of B", "plans", "fastest: rows, groups, depth, blocks", "us", "cuBLAS", "times")
+    problems = by_shape("tensor_core", "tf32"), by_shape("three_tf32", "float32")
+    heads = (*PLAN_HEADS, "us", "cuBLAS", "times", "slower by forecast", "greatest error")
     lines = []
-    for (dtype, shape), found in problems.items():
-        m, k, n = shape.split("x")
-        best, first = (min(found, key=lambda one: one[key]) for key in ("micros", "forecast"))
-        worst = max(one["error"] for one in found)
-        lines.append(
-            (
-                f"{m} x {k}, n {n}, {dtype}",
-                str(len(found)),
-                ", ".join(str(axis) for axis in best["plan"].values()),
-                f"{best['micros']:.1f}",
-                f"{best['dense_micros']:.1f}",
-                f"{best['dense_micros'] / best['micros']:.2f}",
-                f"{first['micros'] / best['micros'] - 1:.0%}",
-                f"{worst:.1e}" if dtype == "float32" else "-",
-            )
-        )
-    return table((*heads, "slower by forecast", "greatest error"), lines, right=7)
-
-
-def by_problem(name: str, dtype: str) -> dict[tuple[str, str], list[Record]]:
-    problems: dict[tuple[str, str], list[Record]] = {}
-    for record in records(name):
-        if record["dtype"] == dtype:
-            problems.setdefault((dtype, record["shape"]), []).append(record)
-    return problems
+    for dtype, found in zip(("tf32", "float32"), problems, strict=True):
+        for shape, plans in found.items():
+            one = _fastest(plans)
+            worst = one.worst if dtype == "float32" else "-"
+            lines.append((f"{_named(shape)}, {dtype}", one.plans, one.axes, *one.times, one.slower, worst))
+    return table(heads, lines, right=7)
 
 
 def halves() -> str:
     """float32 as three products of float16 beside three of TF32, and cuBLAS in float32 and TF32."""
-    before, tf32 = by_problem("three_tf32", "float32"), by_problem("tensor_core", "tf32")
-    heads = (
-        "A, columns of B",
-        "plans",
-        "fastest: rows, groups, depth, blocks",
-        "float16",
-        "TF32 numbers",
-        "by float16",
-    )
+    before, tf32 = by_shape("three_tf32", "float32"), by_shape("tensor_core", "tf32")
+    heads = (*PLAN_HEADS, "float16", "TF32 numbers", "by float16", "cuBLAS float32", "by float16", "cuBLAS TF32")
     lines = []
-    for (dtype, shape), found in by_problem("tensor_core", "float32").items():
-        m, k, n = shape.split("x")
-        best, first = (min(found, key=lambda one: one[key]) for key in ("micros", "forecast"))
-        old = min(one["micros"] for one in before[dtype, shape])
-        lines.append(
-            (
-                f"{m} x {k}, n {n}",
-                str(len(found)),
-                ", ".join(str(axis) for axis in best["plan"].values()),
-                f"{best['micros']:.1f}",
-                f"{old:.1f}",
-                f"{old / best['micros']:.2f}",
-                f"{best['dense_micros']:.1f}",
-                f"{best['dense_micros'] / best['micros']:.2f}",
-                f"{tf32['tf32', shape][0]['dense_micros']:.1f}",
-                f"{first['micros'] / best['micros'] - 1:.0%}",
-                f"{max(one['error'] for one in found):.1e}",
-            )
-        )
-    more = ("cuBLAS float32", "by float16", "cuBLAS TF32", "slower by forecast", "greatest error")
-    return table((*heads, *more), lines, right=9)
+    for shape, plans in by_shape("tensor_core", "float32").items():
+        one, old = _fastest(plans), min(plan["micros"] for plan in before[shape])
+        micros, *dense = one.times
+        tf32_micros = f"{tf32[shape][0]['dense_micros']:.1f}"
+        by_three = f"{old / one.micros:.2f}"
+        rest = (f"{old:.1f}", by_three, *dense, tf32_micros, one.slower, one.worst)
+        lines.append((_named(shape), one.plans, one.axes, micros, *rest))
+    return table((*heads, "slower by forecast", "greatest error"), lines, right=9)
+
+
+PLAN_HEADS = ("A, columns of B", "plans", "fastest: rows, groups, depth, blocks")
+
+
+class Fastest(NamedTuple):
+    """Of a problem's plans, as a table has it. ``times``: microseconds, those of cuBLAS, and these by those."""
+
+    micros: float
+    plans: str
+    axes: str
+    times: tuple[str, str, str]
+    slower: str  # is what the forecast puts first
+    worst: str  # of all errors
+
+
+def _fastest(plans: list[Record]) -> Fastest:
+    best, first = (min(plans, key=lambda one: one[key]) for key in ("micros", "forecast"))
+    micros, dense = best["micros"], best["dense_micros"]
+    return Fastest(
+        micros,
+        str(len(plans)),
+        ", ".join(str(axis) for axis in best["plan"].values()),
+        (f"{micros:.1f}", f"{dense:.1f}", f"{dense / micros:.2f}"),
+        f"{first['micros'] / micros - 1:.0%}",
+        f"{max(one['error'] for one in plans):.1e}",
+    )
+
+
+def by_shape(name: str, dtype: str) -> dict[str, list[Record]]:
+    """Lines of ``benchmarks.tensor_core`` of that type."""
+    found: dict[str, list[Record]] = {}
+    for record in records(name):
+        if record["dtype"] == dtype:
+            found.setdefault(record["shape"], []).append(record)
+    return found
+
+
+def _named(shape: str) -> str:
+    m, k, n = shape.split("x")
+    return f"{m} x {k}, n {n}"
 
 
 def skipped() -> str:

@@ -1,4 +1,10 @@
 
+// What both kinds of row blocks have: a ring of STAGES in shared memory, each DEPTH rows of B, of COLS columns, and behind
+// them the weights that these rows are multiplied by.
+constexpr int SUMS = ROWS / PRODUCTS / 2;  // of a thread, of each of the PRODUCTS that ROWS are cut into
+constexpr int COLS = 64 * GROUPS, STRIDE = COLS + 8;
+constexpr int WEIGHTS = ROWS * DEPTH, STAGE_FLOATS = DEPTH * STRIDE + WEIGHTS;  // a float of each, or two float16
+
 // The sums of a thread of a warpgroup, of two neighbouring columns of C from ``column`` on, to the rows that stand in array 0
 // from ``place`` on (-1: none); where they are ``scaled``, after what undoes the powers of two of these rows, in array 4.
 template <bool scaled, int products, int count>

@@ -18,10 +18,7 @@
 // of each chunk (k: none), where they are LISTED, and not just all; the weights of each chunk, as lospmm_wgmma_half takes
 // them, first the large parts, then the rests; what undoes the power of two of each row of a block.
 
-constexpr int SUMS = ROWS / PRODUCTS / 2;  // of a thread, of each of the PRODUCTS that ROWS are cut into
 constexpr int STEPS = DEPTH / 16;
-constexpr int COLS = 64 * GROUPS, STRIDE = COLS + 8;
-constexpr int WEIGHTS = ROWS * DEPTH, STAGE_FLOATS = DEPTH * STRIDE + WEIGHTS;  // two float16 of each weight
 constexpr int LINES = 128 / 16;  // rows of B that a warpgroup copies at once, 16 bytes a thread
 static_assert(DEPTH % 16 == 0 && ROWS % (16 * PRODUCTS) == 0 && STAGES > BEHIND);
 

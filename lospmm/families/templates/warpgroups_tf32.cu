@@ -8,9 +8,6 @@
 // Numbers: n, k. Arrays: the rows of each block (-1: none); its first chunk of DEPTH columns (blocks + 1); the rows of B
 // of each chunk (k: none), where they are LISTED, and not just all; the weights of each chunk, as lospmm_wgmma takes them.
 
-constexpr int SUMS = ROWS / PRODUCTS / 2;  // of a thread, of each of the PRODUCTS that ROWS are cut into
-constexpr int COLS = 64 * GROUPS, STRIDE = COLS + 8;
-constexpr int WEIGHTS = ROWS * DEPTH, STAGE_FLOATS = DEPTH * STRIDE + WEIGHTS;
 constexpr int FEEDERS = 128, LINES = FEEDERS / 16;  // threads that copy, 16 bytes each, and rows of B at once
 static_assert(DEPTH % 16 == 0 && DEPTH % LINES == 0);
 

@@ -14,115 +14,52 @@ LOSPMM_INLINE void lospmm_wgmma_wait() {
 }
 
 // Where weights lie in shared memory: 8 x 4 of them, or 8 x 8 float16, are 128 bytes next to each other, the next 4 or 8
-// columns come behind, and the next 8 rows 256 bytes later. This is the lower half of the PTX ISA's matrix descriptor (K-major, without
-// swizzling): the address and the 128 bytes, in units of 16; the upper half is the 256.
+// columns come behind, and the next 8 rows 256 bytes later. This is the lower half of the PTX ISA's matrix descriptor
+// (K-major, without swizzling): the address and the 128 bytes, in units of 16; the upper half is the 256.
 using LospmmWeights = unsigned;
 LOSPMM_INLINE LospmmWeights lospmm_weights(const void *shared) { return lospmm_address(shared) >> 4 | 128u >> 4 << 16; }
 LOSPMM_INLINE LospmmWeights lospmm_behind(LospmmWeights weights, int floats) { return weights + floats / 4; }
 
 // d += a x weights: 64 x 8 numbers in the registers of a warpgroup by those of 8 columns and as many rows of A as two threads
-// have sums; the fragments are those of the PTX ISA, wgmma.m64nNk8 (TF32).
+// have sums; the fragments are those of the PTX ISA, wgmma.m64nNk8 (TF32). And of float16, wgmma.m64nNk16, by 16 columns:
+// d = a x weights where it does not add.
 #define LOSPMM_SUMS(d, at)                                                                                           \
   "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3]), "+f"(d[at + 4]), "+f"(d[at + 5]), "+f"(d[at + 6]), \
       "+f"(d[at + 7])
-LOSPMM_INLINE void lospmm_wgmma(float (&d)[32], const unsigned (&a)[4], LospmmWeights weights) {
-  asm volatile(
-      "{\n.reg .b64 weights;\n"
-      "mov.b64 weights, {%36, 16};\n"
-      "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, weights, 1, 1, 1;\n}"
-      : LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(weights));
-}
-LOSPMM_INLINE void lospmm_wgmma(float (&d)[48], const unsigned (&a)[4], LospmmWeights weights) {
-  asm volatile(
-      "{\n.reg .b64 weights;\n"
-      "mov.b64 weights, {%52, 16};\n"
-      "wgmma.mma_async.sync.aligned.m64n96k8.f32.tf32.tf32 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-      "}, {%48, %49, %50, %51}, weights, 1, 1, 1;\n}"
-      : LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24), LOSPMM_SUMS(d, 32), LOSPMM_SUMS(d, 40)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(weights));
-}
-LOSPMM_INLINE void lospmm_wgmma(float (&d)[64], const unsigned (&a)[4], LospmmWeights weights) {
-  asm volatile(
-      "{\n.reg .b64 weights;\n"
-      "mov.b64 weights, {%68, 16};\n"
-      "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, {%64, %65, %66, %67}, weights, 1, 1, 1;\n}"
-      : LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24), LOSPMM_SUMS(d, 32), LOSPMM_SUMS(d, 40),
-        LOSPMM_SUMS(d, 48), LOSPMM_SUMS(d, 56)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(weights));
-}
+#define LOSPMM_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define LOSPMM_24 LOSPMM_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define LOSPMM_32 LOSPMM_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define LOSPMM_48 \
+  LOSPMM_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define LOSPMM_64 \
+  LOSPMM_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d += a x weights, or d = a x weights where it does not add, of float16: 16 columns, and the fragments of
-// wgmma.m64nNk16.
-LOSPMM_INLINE void lospmm_wgmma_half(float (&d)[16], const unsigned (&a)[4], LospmmWeights weights, bool adds) {
-  asm volatile(
-      "{\n.reg .b64 weights;\n.reg .pred adds;\n"
-      "mov.b64 weights, {%20, 16};\nsetp.ne.u32 adds, %21, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-      "}, {%16, %17, %18, %19}, weights, adds, 1, 1, 0;\n}"
-      : LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(weights), "r"(static_cast<unsigned>(adds)));
-}
-LOSPMM_INLINE void lospmm_wgmma_half(float (&d)[24], const unsigned (&a)[4], LospmmWeights weights, bool adds) {
-  asm volatile(
-      "{\n.reg .b64 weights;\n.reg .pred adds;\n"
-      "mov.b64 weights, {%28, 16};\nsetp.ne.u32 adds, %29, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23"
-      "}, {%24, %25, %26, %27}, weights, adds, 1, 1, 0;\n}"
-      : LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(weights), "r"(static_cast<unsigned>(adds)));
-}
-LOSPMM_INLINE void lospmm_wgmma_half(float (&d)[32], const unsigned (&a)[4], LospmmWeights weights, bool adds) {
-  asm volatile(
-      "{\n.reg .b64 weights;\n.reg .pred adds;\n"
-      "mov.b64 weights, {%36, 16};\nsetp.ne.u32 adds, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, weights, adds, 1, 1, 0;\n}"
-      : LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(weights), "r"(static_cast<unsigned>(adds)));
-}
-LOSPMM_INLINE void lospmm_wgmma_half(float (&d)[48], const unsigned (&a)[4], LospmmWeights weights, bool adds) {
-  asm volatile(
-      "{\n.reg .b64 weights;\n.reg .pred adds;\n"
-      "mov.b64 weights, {%52, 16};\nsetp.ne.u32 adds, %53, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-      "}, {%48, %49, %50, %51}, weights, adds, 1, 1, 0;\n}"
-      : LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24), LOSPMM_SUMS(d, 32), LOSPMM_SUMS(d, 40)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(weights), "r"(static_cast<unsigned>(adds)));
-}
-LOSPMM_INLINE void lospmm_wgmma_half(float (&d)[64], const unsigned (&a)[4], LospmmWeights weights, bool adds) {
-  asm volatile(
-      "{\n.reg .b64 weights;\n.reg .pred adds;\n"
-      "mov.b64 weights, {%68, 16};\nsetp.ne.u32 adds, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, {%64, %65, %66, %67}, weights, adds, 1, 1, 0;\n}"
-      : LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24), LOSPMM_SUMS(d, 32), LOSPMM_SUMS(d, 40),
-        LOSPMM_SUMS(d, 48), LOSPMM_SUMS(d, 56)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(weights), "r"(static_cast<unsigned>(adds)));
-}
+// Of so many sums of a thread, and rows of A; then the numbers of the operands behind the sums, and the sums.
+#define LOSPMM_WGMMA(count, rows, a0, a1, a2, a3, at, ...)                                               \
+  LOSPMM_INLINE void lospmm_wgmma(float (&d)[count], const unsigned (&a)[4], LospmmWeights weights) {    \
+    asm volatile("{\n.reg .b64 weights;\nmov.b64 weights, {%" #at ", 16};\n"                            \
+                 "wgmma.mma_async.sync.aligned.m64n" #rows "k8.f32.tf32.tf32 {" LOSPMM_##count           \
+                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, weights, 1, 1, 1;\n}"                     \
+                 : __VA_ARGS__                                                                           \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(weights));                            \
+  }
+#define LOSPMM_WGMMA_HALF(count, rows, a0, a1, a2, a3, at, adding, ...)                                                 \
+  LOSPMM_INLINE void lospmm_wgmma_half(float (&d)[count], const unsigned (&a)[4], LospmmWeights weights, bool adds) {   \
+    asm volatile("{\n.reg .b64 weights;\n.reg .pred adds;\nmov.b64 weights, {%" #at ", 16};\n"                         \
+                 "setp.ne.u32 adds, %" #adding ", 0;\n"                                                                 \
+                 "wgmma.mma_async.sync.aligned.m64n" #rows "k16.f32.f16.f16 {" LOSPMM_##count                           \
+                 "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, weights, adds, 1, 1, 0;\n}"                              \
+                 : __VA_ARGS__                                                                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(weights), "r"(static_cast<unsigned>(adds)));         \
+  }
+LOSPMM_WGMMA(32, 64, 32, 33, 34, 35, 36, LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24))
+LOSPMM_WGMMA(48, 96, 48, 49, 50, 51, 52, LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24), LOSPMM_SUMS(d, 32), LOSPMM_SUMS(d, 40))
+LOSPMM_WGMMA(64, 128, 64, 65, 66, 67, 68, LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24), LOSPMM_SUMS(d, 32), LOSPMM_SUMS(d, 40), LOSPMM_SUMS(d, 48), LOSPMM_SUMS(d, 56))
+LOSPMM_WGMMA_HALF(16, 32, 16, 17, 18, 19, 20, 21, LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8))
+LOSPMM_WGMMA_HALF(24, 48, 24, 25, 26, 27, 28, 29, LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16))
+LOSPMM_WGMMA_HALF(32, 64, 32, 33, 34, 35, 36, 37, LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24))
+LOSPMM_WGMMA_HALF(48, 96, 48, 49, 50, 51, 52, 53, LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24), LOSPMM_SUMS(d, 32), LOSPMM_SUMS(d, 40))
+LOSPMM_WGMMA_HALF(64, 128, 64, 65, 66, 67, 68, 69, LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24), LOSPMM_SUMS(d, 32), LOSPMM_SUMS(d, 40), LOSPMM_SUMS(d, 48), LOSPMM_SUMS(d, 56))
 
 // Two float16 in a register, to the nearest.
 LOSPMM_INLINE unsigned lospmm_pair(float first, float second) {
