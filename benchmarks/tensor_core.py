@@ -1,9 +1,10 @@
 """Plans of the tensor_core family on a GPU, each checked, beside torch's dense product: what wins where.
 
     python -m benchmarks.tensor_core [--out DIR] [--plans 40] [--dtypes tf32 float32] [--shapes 768x768x4096 ...]
-                                     [--sparsities 0.7] [--commit HASH]
+                                     [--sparsities 0.7] [--two-of-four] [--commit HASH]
 
-Writes a line of ``tensor_core.jsonl`` for each plan. Times are of CUDA graph replays over copies of B and C beyond
+Writes a line of ``tensor_core.jsonl`` for each plan; with ``--two-of-four`` of ``two_of_four.jsonl``, for each that
+skips two of four columns. Times are of CUDA graph replays over copies of B and C beyond
 twice the L2 cache. Needs torch on a GPU, and a compiler. A process times one problem, so that a kernel that faults
 costs that problem alone.
 """
@@ -29,6 +30,7 @@ from benchmarks.kernels import commit_of
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.families import tensor_core
+from lospmm.families.two_of_four import TwoOfFour
 from lospmm.matrix import from_dense
 from lospmm.model import Problem
 from lospmm.packed import emission_of
@@ -37,7 +39,7 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 
 ROOT = Path(__file__).parents[1]
-RESULTS_NAME = "tensor_core.jsonl"
+RESULTS_NAME, SKIPPING_RESULTS_NAME = "tensor_core.jsonl", "two_of_four.jsonl"
 
 #: Warpgroups multiply zeros too, so one sparsity is as good as another.
 SHAPES = (
@@ -162,6 +164,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["tf32", "float32"])
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--sparsities", nargs="+", type=float, default=SPARSITIES)
+    parser.add_argument("--two-of-four", action="store_true", help="only plans that skip two of four columns")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     given = parser.parse_args()
     if given.child:
@@ -170,10 +173,11 @@ def main() -> None:
     problems = [
         (shape, sparsity, dtype) for dtype in given.dtypes for shape in given.shapes for sparsity in given.sparsities
     ]
-    tasks = {one: chosen(problem_of(*one), given.plans) for one in problems}
+    tasks = {one: chosen(problem_of(*one), given.plans, only_skipping=given.two_of_four) for one in problems}
+    name = SKIPPING_RESULTS_NAME if given.two_of_four else RESULTS_NAME
     workers, commit = len(os.sched_getaffinity(0)), given.commit or commit_of(ROOT)
     given.out.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(workers) as pool, (given.out / RESULTS_NAME).open("w") as out:
+    with ProcessPoolExecutor(workers) as pool, (given.out / name).open("w") as out:
         futures = {one: [pool.submit(build, (*one, plan)) for plan in plans] for one, plans in tasks.items()}
         for one, pending in futures.items():
             built = [future.result() for future in pending if future.exception() is None]
@@ -195,9 +199,9 @@ def main() -> None:
             report(one, lines, error)
 
 
-def chosen(problem: Problem, count: int) -> list[tensor_core.Plan]:
+def chosen(problem: Problem, count: int, *, only_skipping: bool) -> list[tensor_core.Plan]:
     """The best by forecast, one of each shape of a block, and as many again at random."""
-    plans = tensor_core.plans(problem)
+    plans = [plan for plan in tensor_core.plans(problem) if isinstance(plan, TwoOfFour) or not only_skipping]
     order = np.argsort(tensor_core.forecast(problem, plans), kind="stable").tolist()
     best = {tuple(asdict(plan).values())[:4]: plan for plan in (plans[at] for at in reversed(order))}
     first = sorted(best.values(), key=lambda plan: order.index(plans.index(plan)))[: count // 2]

@@ -35,8 +35,8 @@ PLACES = 16
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedKernel:
     """``cols`` are the columns of C that a block writes; ``registers`` are of a thread, at most. What
-    ``is_specific`` has instructions of one architecture alone (sm_90a). ``floors`` are of A and of B
-    (``accuracy.Accuracy``)."""
+    ``is_specific`` has instructions of one architecture alone (sm_90a); what ``is_alone`` is linked with nothing, since
+    warps that hand each other registers cannot be. ``floors`` are of A and of B (``accuracy.Accuracy``)."""
 
     entry: str
     source: str  # CUDA C++, whole
@@ -47,12 +47,13 @@ class PackedKernel:
     dtype: Dtype
     takes_residual: bool
     is_specific: bool = False
+    is_alone: bool = False
     floors: tuple[float, float] = (0.0, 0.0)
 
 
 def emission_of(kernel: PackedKernel) -> Emission:
-    """What compiles: its text, and the unit that defines its data."""
-    units = (kernel.source, data_unit())
+    """What compiles: its text, and the unit that defines its data; of one that is alone both in one."""
+    units = (kernel.source + data_unit(),) if kernel.is_alone else (kernel.source, data_unit())
     return Emission("template", kernel.entry, kernel.source, units, data=kernel.data, is_specific=kernel.is_specific)
 
 

@@ -1,18 +1,20 @@
-"""Products on tensor cores: by warpgroups, zeros included, where an sm_90 multiplies TF32 numbers (``warpgroups``), and
-by warps that leave columns out, elsewhere and of 16 bits (``gathered_panels``)."""
+"""Products on tensor cores. On an sm_90 by warpgroups: zeros included, of TF32 numbers and of float32 (``warpgroups``),
+and two of every four columns, of 16 bits (``two_of_four``). By warps that leave columns out, elsewhere and of 16 bits
+(``gathered_panels``)."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families import gathered_panels, warpgroups
+from lospmm.families import gathered_panels, two_of_four, warpgroups
 from lospmm.families.gathered_panels import Plan as GatheredPanels
+from lospmm.families.two_of_four import TwoOfFour
 from lospmm.families.warpgroups import Warpgroups
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
 
-Plan = GatheredPanels | Warpgroups
+Plan = GatheredPanels | Warpgroups | TwoOfFour
 
 
 def refusal(problem: Problem) -> str | None:
@@ -22,8 +24,11 @@ def refusal(problem: Problem) -> str | None:
 
 
 def plans(problem: Problem) -> Sequence[Plan]:
-    """Of one kind: where both can be, warpgroups were the faster one (docs/decisions/0027)."""
-    return gathered_panels.plans(problem) if warpgroups.refusal(problem) else warpgroups.plans(problem)
+    """Where warpgroups can be, zeros included, they were faster than panels (docs/decisions/0027)."""
+    if warpgroups.refusal(problem) is None:
+        return warpgroups.plans(problem)
+    skipping = two_of_four.plans(problem) if two_of_four.refusal(problem) is None else []
+    return [*gathered_panels.plans(problem), *skipping]
 
 
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
@@ -36,6 +41,8 @@ def _micros(problem: Problem, plan: Plan) -> float:
             return gathered_panels.micros(problem, plan)
         case Warpgroups():
             return warpgroups.micros(problem, plan)
+        case TwoOfFour():
+            return two_of_four.micros(problem, plan)
 
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
@@ -44,3 +51,5 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
             return gathered_panels.pack_plan(problem, plan)
         case Warpgroups():
             return warpgroups.pack_plan(problem, plan)
+        case TwoOfFour():
+            return two_of_four.pack_plan(problem, plan)

@@ -562,12 +562,64 @@ static void wgmma_half(float (&d)[sums], const unsigned (&a)[4], const float *we
   }
 }
 
+// The same with two of four columns, of B as wgmma_sparse.cuh says where it lies.
+template <typename Convert>
+static void wgmma_sparse(float (&d)[32], const unsigned (&a)[4], const unsigned char *columns, unsigned places,
+                         unsigned selector, Convert convert) {
+  const auto lanes = exchange(a[0], a[1], a[2], a[3], places);
+  const unsigned lane = threadIdx.x % WARP, group = lane / 4;
+  for (unsigned at = 0; at < 32; ++at) {
+    const unsigned column = at / 4 * 8 + lane % 4 * 2 + at % 2, upper = at / 2 % 2;
+    double sum = d[at];
+    for (unsigned four = 0; four < 8; ++four) {
+      const std::uint64_t pair = lanes[group * 4 + four % 4][four / 4 * 2 + upper];
+      const std::uint64_t place = lanes[group * 4 + selector * 2 + four / 4][4] >> (upper * 16 + four % 4 * 4);
+      if ((place & 3) >= (place >> 2 & 3)) fault("places of two of four columns that do not rise");
+      for (unsigned part = 0; part < 2; ++part) {
+        const unsigned k = four * 4 + (place >> 2 * part & 3);
+        lospmm_u16 of_b;
+        std::memcpy(&of_b, columns + k * 128 + ((column / 8) ^ (k % 8)) * 16 + column % 8 * 2, 2);
+        sum += static_cast<double>(convert(part_of(pair, part))) * static_cast<double>(convert(of_b));
+      }
+    }
+    d[at] = static_cast<float>(sum);
+  }
+}
+
 }  // namespace lospmm
+
+using LospmmColumns = const unsigned char *;
+static inline LospmmColumns lospmm_columns(const void *shared) {
+  if (reinterpret_cast<std::uintptr_t>(shared) % 1024) lospmm::fault("columns at an address that is no multiple of 1024");
+  return static_cast<const unsigned char *>(shared);
+}
+static inline LospmmColumns lospmm_behind_rows(LospmmColumns columns, int rows) { return columns + rows * 128; }
+// Of float16; LOSPMM_DTYPE is known only behind this header.
+#define lospmm_wgmma_sparse lospmm_wgmma_sparse_of<LOSPMM_DTYPE == 3>::product
+template <bool is_bfloat16>
+struct lospmm_wgmma_sparse_of {
+  template <int selector>
+  static void product(float (&d)[32], const unsigned (&a)[4], LospmmColumns columns, unsigned places) {
+    lospmm::wgmma_sparse(d, a, columns, places, selector, is_bfloat16 ? lospmm_float_of_bfloat16 : lospmm_float_of_half);
+  }
+};
+template <int behind_from>
+static inline void lospmm_copy_lines(void *even, void *odd, const void *const (&from)[4], bool is_there) {
+  for (int of = 0; of < 4; ++of)
+    lospmm_copy<16>(static_cast<unsigned char *>(of % 2 ? odd : even) + of / 2 * 1024,
+                    static_cast<const unsigned char *>(from[of]) + behind_from, is_there);
+}
+static inline void lospmm_show_to_products() {}
+template <int registers>
+static inline void lospmm_give_registers() {}
+template <int registers>
+static inline void lospmm_take_registers() {}
 
 static inline void lospmm_wgmma_begin() {}
 static inline void lospmm_wgmma_commit() {}
+// The warp waits as one: what its lanes read was read when one of them goes on.
 template <int pending>
-static inline void lospmm_wgmma_wait() {}
+static inline void lospmm_wgmma_wait() { lospmm::exchange(0); }
 using LospmmWeights = const float *;
 static inline LospmmWeights lospmm_weights(const void *shared) {
   if (reinterpret_cast<std::uintptr_t>(shared) % 16) lospmm::fault("weights at an address that is no multiple of 16");

@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from lospmm.codegen.emission import Emission
 from lospmm.store import Store
 from lospmm.toolchain import elf, lifetime
-from lospmm.toolchain.compilers import COMPILERS, Compiler
+from lospmm.toolchain.compilers import COMPILERS, Compiler, of_whole_programs
 from lospmm.toolchain.cubin import graft
 from lospmm.toolchain.data import embed
 from lospmm.toolchain.discover import check_arch, find_toolkit
@@ -90,12 +90,17 @@ def compile_kernel(
     if emission.is_specific and arch[-1].isdigit():
         arch += "a"
     compiler = COMPILERS[emission.language](toolkit, arch, registers)
+    is_alone = emission.data is not None and len(emission.units) == 1
+    if is_alone:
+        compiler = of_whole_programs(compiler)
     with lifetime.temporary_directory() as directory:
         started = time.monotonic()
         job = _Job(emission.units, compiler, store, directory, threading.Event())
         units = _compile_all(job, workers, progress, cancel)
         compiled = time.monotonic()
-        if emission.machine is None:
+        if is_alone:
+            cubin = (directory / _object(0)).read_bytes()
+        elif emission.machine is None:
             cubin = _link(toolkit.nvlink, arch, len(units), directory, cancel)
         else:
             cubin = graft((directory / _object(0)).read_bytes(), emission.machine, emission.entry)

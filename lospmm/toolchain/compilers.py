@@ -78,6 +78,11 @@ def _template(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
     return replace(compiler, options=tuple(option.replace("-O1", "-O3") for option in compiler.options))
 
 
+def of_whole_programs(compiler: Compiler) -> Compiler:
+    """``compiler`` for a unit that is linked with nothing."""
+    return replace(compiler, options=tuple(option for option in compiler.options if option != "-rdc=true"))
+
+
 def _nvrtc(arch: str, registers: int) -> Compiler:
     return Compiler(
         name=f"NVRTC {_nvrtc_version()}",

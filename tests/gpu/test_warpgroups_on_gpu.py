@@ -12,7 +12,7 @@ from lospmm.build import build_packed
 from lospmm.cli import run
 from lospmm.dtype import DTYPES
 from lospmm.epilogue import epilogue_of
-from lospmm.families import Entrant, warpgroups
+from lospmm.families import Entrant, two_of_four, warpgroups
 from lospmm.measure import BRIEF, Bench
 from lospmm.model import Problem
 from lospmm.runtime.detect import detect_device
@@ -22,18 +22,19 @@ from tests.gpu.problems import matrix
 
 pytestmark = pytest.mark.gpu
 
-#: To |A| |B|: what is said of both types (docs/accuracy.md).
-LIMITS = {"tf32": 1e-3, "float32": 1e-6}
+#: To |A| |B|: what is said of each type (docs/accuracy.md).
+LIMITS = {"tf32": 1e-3, "float32": 1e-6, "float16": 2.0**-11 + 1e-6, "bfloat16": 2.0**-8 + 1e-6}
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize(("m", "k", "n"), [(65, 900, 332), (300, 64, 4096), (1030, 2100, 1028)])
+@pytest.mark.parametrize(("m", "k", "n"), [(65, 900, 328), (300, 64, 4096), (1030, 2100, 1032)])
 def test_every_plan_passes_the_gate(dtype: str, m: int, k: int, n: int) -> None:
-    epilogue = epilogue_of(np.linspace(-1, 1, m, dtype=np.float32), relu=n == 332, residual=n != 4096)
+    epilogue = epilogue_of(np.linspace(-1, 1, m, dtype=np.float32), relu=n == 328, residual=n != 4096)
     problem = Problem(matrix(m, k, 0.3), n, detect_device(), epilogue=epilogue, dtype=DTYPES[dtype])
-    if why := warpgroups.refusal(problem):
+    kind = two_of_four if problem.dtype.is_16_bit else warpgroups
+    if why := kind.refusal(problem):
         pytest.skip(why)
-    store, worst, plans = Store(settings().cache_dir), 0.0, warpgroups.plans(problem)
+    store, worst, plans = Store(settings().cache_dir), 0.0, kind.plans(problem)
     with ThreadPoolExecutor(os.cpu_count()) as pool, Bench(problem) as bench:
         entrants = (Entrant("tensor_core", plan, 1.0) for plan in plans)
         built = pool.map(lambda entrant: build_packed(problem, entrant, store=store, workers=1), entrants)

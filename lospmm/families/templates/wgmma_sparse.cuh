@@ -1,0 +1,56 @@
+// Products of warpgroups whose first factor has two of every four columns: sparse tensor cores, of sm_90a.
+
+#ifndef LOSPMM_ON_CPU
+
+// Where 64 columns of B lie in shared memory, 128 bytes a row, row behind row, with the 16-byte pieces of row k at their place
+// xor k % 8: a PTX ISA matrix descriptor (MN-major, swizzled by 128 bytes, 8 rows in 1024); at a multiple of 1024 bytes.
+using LospmmColumns = unsigned;
+LOSPMM_INLINE LospmmColumns lospmm_columns(const void *shared) { return lospmm_address(shared) >> 4 | 1u << 16; }
+LOSPMM_INLINE LospmmColumns lospmm_behind_rows(LospmmColumns columns, int rows) { return columns + rows * 8; }
+
+// d += a x columns: 64 rows of A, 32 columns of which 16 are there, by as many rows of 64 columns of B. Fragments, and
+// ``places`` (the metadata), are those of the PTX ISA, wgmma.m64nNk32.sp; lanes 0 and 1 of four have the places that selector
+// 0 takes, lanes 2 and 3 those of selector 1.
+#if LOSPMM_DTYPE == 3
+#define LOSPMM_FACTORS "bf16.bf16"
+#else
+#define LOSPMM_FACTORS "f16.f16"
+#endif
+template <int selector>
+LOSPMM_INLINE void lospmm_wgmma_sparse(float (&d)[32], const unsigned (&a)[4], LospmmColumns columns, unsigned places) {
+  asm volatile(
+      "{\n.reg .b64 columns;\nmov.b64 columns, {%36, 0x40000040};\n"
+      "wgmma.mma_async.sp.sync.aligned.m64n64k32.f32." LOSPMM_FACTORS " {" LOSPMM_32
+      "}, {%32, %33, %34, %35}, columns, %37, %38, 1, 1, 1, 1;\n}"
+      : LOSPMM_SUMS(d, 0), LOSPMM_SUMS(d, 8), LOSPMM_SUMS(d, 16), LOSPMM_SUMS(d, 24)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(columns), "r"(places), "n"(selector));
+}
+
+// Four copies of 16 bytes (lospmm_copy), to lines of 512 bytes each, in turn from ``even`` and from ``odd`` on, of what is so many bytes
+// behind ``from``. In one piece,
+// so that all addresses are known before the first one starts.
+template <int behind_from>
+LOSPMM_INLINE void lospmm_copy_lines(void *even, void *odd, const void *const (&from)[4], bool is_there) {
+  asm volatile(
+      "cp.async.cg.shared.global [%0], [%2 + %7], 16, %6;\n"
+      "cp.async.cg.shared.global [%1], [%3 + %7], 16, %6;\n"
+      "cp.async.cg.shared.global [%0 + 1024], [%4 + %7], 16, %6;\n"
+      "cp.async.cg.shared.global [%1 + 1024], [%5 + %7], 16, %6;" ::"r"(lospmm_address(even)),
+      "r"(lospmm_address(odd)), "l"(from[0]), "l"(from[1]), "l"(from[2]), "l"(from[3]), "r"(is_there ? 16 : 0), "n"(behind_from)
+      : "memory");
+}
+
+// What was written to shared memory, as far as this thread knows, can be read by its products.
+LOSPMM_INLINE void lospmm_show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The threads of a warpgroup need so many registers from here on, fewer or more than before.
+template <int registers>
+LOSPMM_INLINE void lospmm_give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+LOSPMM_INLINE void lospmm_take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+#endif

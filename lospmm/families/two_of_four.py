@@ -1,0 +1,194 @@
+"""The half of tensor_core for 16 bits that skips: row blocks of A on the sparse tensor cores of sm_90a, which take two
+of every four columns.
+
+What was pruned without a pattern has that one nearly for free: columns may stand in any order, since rows of B are
+copied in that order, and up to some 80 % zeros there nearly always are fours of which no row of a block has more than
+two (``fours``, docs/decisions/0033). The tensor cores do half of the work then that the whole matrix would be.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.families.fours import Fours, order_in_fours
+from lospmm.families.lists import MAX_GRID_SIDE
+from lospmm.families.traffic import LAUNCH_MICROS
+from lospmm.families.warpgroups import ARCH
+from lospmm.model import Launch, Problem, ceil_div
+from lospmm.packed import PackedKernel, pack, source_of_template
+
+GROUPS = (1, 2, 3)
+COLS = (64, 128, 192, 256)
+
+#: Blocks that an SM holds, by their shared memory and their registers.
+BLOCKS = (1, 2)
+
+#: Cells of A that are ordered, in 9/8 bytes each.
+MAX_CELLS = 2**26
+
+#: Places of columns that one chunk has.
+DEPTH = 64
+
+_ROWS, _WARPGROUP, _BARRIER_BYTES = 64, 128, 8
+
+#: Warps that copy, each a chunk of its own: of fewer stages some would have none.
+_FEEDERS, _MOST_STAGES = 4, 12
+
+#: Registers of a thread that copies; and of another one beside its sums (measured with ptxas 13.0).
+_FEEDING_REGISTERS, _OTHER_REGISTERS = 56, 46
+
+#: With these a block of so many threads begins at most, so that some are left for those that multiply.
+_MOST_LAUNCHED, _MOST_TAKEN = 168, 240
+
+#: Weights of a warpgroup's chunk: 9 words of a thread.
+_WEIGHT_BYTES = _WARPGROUP * 4 * 9
+
+#: Places for each column of a block by the share of nonzeros (``order_in_fours`` of random matrices, 128 rows).
+_SHARES, _PLACES = (0.2, 0.3, 0.5, 1.0), (1.01, 1.22, 1.5, 2.0)
+
+#: Of an SM, fitted to what ``benchmarks.tensor_core`` timed on an H200: bytes a cycle from the L2 cache, elements of C
+#: stored a cycle, and cycles that a chunk of one block takes at least.
+_COPIED_PER_CYCLE, _STORED_PER_CYCLE, _CHUNK_CYCLES = 41.0, 5.6, 400.0
+
+
+@dataclass(frozen=True, slots=True)
+class TwoOfFour:
+    """A plan."""
+
+    groups: int  # warpgroups that multiply, 64 rows of A each
+    cols: int
+    blocks: int  # of an SM
+
+    @property
+    def rows(self) -> int:
+        return _ROWS * self.groups
+
+    @property
+    def threads(self) -> int:
+        return _WARPGROUP * (self.groups + 1)
+
+
+def refusal(problem: Problem) -> str | None:
+    if not problem.dtype.is_16_bit:
+        return f"{problem.dtype.name} is no type of 16 bits"
+    if problem.device.arch_number != ARCH:
+        return f"{problem.device.arch} has no sparse products of warpgroups"
+    if problem.n % 8:
+        return f"n {problem.n} is no multiple of 8: rows of B cannot be copied 16 bytes at a time"
+    if problem.matrix.m * problem.matrix.k > MAX_CELLS:
+        return f"more than {MAX_CELLS} cells"
+    if problem.matrix.k * (problem.n // 8) >= 2**32:
+        return "B is too large"
+    return None
+
+
+def plans(problem: Problem) -> list[TwoOfFour]:
+    """What fits an SM; no block that is half empty, but of the smallest."""
+    m, n = problem.matrix.m, problem.n
+    listed = (TwoOfFour(*axes) for axes in product(GROUPS, COLS, BLOCKS))
+    return [
+        plan
+        for plan in listed
+        if (plan.groups == min(GROUPS) or m > plan.rows // 2)
+        and (plan.cols == min(COLS) or n > plan.cols // 2)
+        and stages_of(plan, problem) >= _FEEDERS
+        and plan.cols // 2 + _OTHER_REGISTERS <= registers_of(plan, problem)[1]
+        and ceil_div(m, plan.rows) <= MAX_GRID_SIDE
+    ]
+
+
+def stages_of(plan: TwoOfFour, problem: Problem) -> int:
+    """Of the ring: as many as an SM has room for."""
+    device = problem.device
+    shared_bytes = device.shared_bytes_per_sm // plan.blocks - device.reserved_shared_bytes
+    room = min(device.shared_bytes_per_block, shared_bytes) - _BARRIER_BYTES
+    return min(_MOST_STAGES, room // _stage_bytes(plan))
+
+
+def _stage_bytes(plan: TwoOfFour) -> int:
+    return DEPTH * plan.cols * 2 + plan.groups * _WEIGHT_BYTES + 2 * _BARRIER_BYTES
+
+
+def registers_of(plan: TwoOfFour, problem: Problem) -> tuple[int, int]:
+    """Of a thread: when the block begins, and of those that multiply when the others have given theirs away."""
+    launched = min(_MOST_LAUNCHED, problem.device.registers_per_sm // (plan.blocks * plan.threads) // 8 * 8)
+    left = launched * (plan.groups + 1) - _FEEDING_REGISTERS
+    return launched, min(_MOST_TAKEN, left // plan.groups // 8 * 8)
+
+
+def micros(problem: Problem, plan: TwoOfFour) -> float:
+    """A forecast: what is copied to an SM for each chunk, and what is stored behind the last one."""
+    device, matrix = problem.device, problem.matrix
+    share = matrix.nnz / max(1, matrix.m * matrix.k)
+    columns = matrix.k * (1 - (1 - share) ** plan.rows)
+    chunks = ceil_div(max(1, round(columns * float(np.interp(share, _SHARES, _PLACES)))), DEPTH)
+    of_an_sm = ceil_div(ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols), device.sms)
+    waves, resident = ceil_div(of_an_sm, plan.blocks), min(plan.blocks, of_an_sm)
+    copied = resident * _stage_bytes(plan) / _COPIED_PER_CYCLE
+    stored = resident * plan.rows * plan.cols / _STORED_PER_CYCLE
+    cycles = waves * (chunks * max(copied, _CHUNK_CYCLES) + stored)
+    memory = problem.dtype.element_bytes * problem.n * (matrix.k + matrix.m) / device.memory_bandwidth
+    return LAUNCH_MICROS + 1e6 * max(cycles / device.clock_hz, memory)
+
+
+def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
+    matrix, epilogue = problem.matrix, problem.epilogue
+    launched, taken = registers_of(plan, problem)
+    stages = stages_of(plan, problem)
+    settings = {
+        "GROUPS": plan.groups,
+        "COLS": plan.cols,
+        "DEPTH": DEPTH,
+        "STAGES": stages,
+        "FEEDERS": _FEEDERS,
+        "FEEDING_REGISTERS": _FEEDING_REGISTERS,
+        "REGISTERS": taken,
+        "LOSPMM_BULK": 1,
+    }
+    return PackedKernel(
+        entry="lospmm_two_of_four",
+        source=source_of_template(
+            "two_of_four", settings, dtype=problem.dtype, epilogue=epilogue, parts=("wgmma.cuh", "wgmma_sparse.cuh")
+        ),
+        data=pack((problem.n, matrix.m), _laid_out(problem, plan), epilogue=epilogue),
+        launch=Launch(
+            (ceil_div(problem.n, plan.cols), ceil_div(matrix.m, plan.rows), 1),
+            plan.threads,
+            stages * _stage_bytes(plan) + _BARRIER_BYTES,
+        ),
+        registers=launched,
+        cols=plan.cols,
+        dtype=problem.dtype,
+        takes_residual=epilogue.residual,
+        is_specific=True,
+        is_alone=True,
+    )
+
+
+def _laid_out(problem: Problem, plan: TwoOfFour) -> list[NDArray[Any]]:
+    """The first chunk of each block, where the rows of B of each chunk begin, and the weights of each chunk."""
+    matrix, starts = problem.matrix, [0]
+    rows, weights = [], []
+    for first in range(0, matrix.m, plan.rows):
+        fours = order_in_fours(matrix, first, plan.rows, multiple=DEPTH // 4)
+        starts.append(starts[-1] + len(fours.columns) // DEPTH)
+        rows.append(fours.columns.astype(np.uint32) * np.uint32(problem.n // 8))
+        weights.append(_fragments(problem, plan, fours))
+    return [np.array(starts, dtype=np.int32), np.concatenate(rows), np.concatenate(weights)]
+
+
+def _fragments(problem: Problem, plan: TwoOfFour, fours: Fours) -> NDArray[np.uint32]:
+    """Words (chunks, groups, 9 x threads), as the PTX ISA has them: the weights of each step, thread and register, and
+    where of four they stand."""
+    # Rows: a warpgroup, a warp, a half, one of eight. Fours: a chunk, a step, a half, one of four lanes. Then the two.
+    shape = (plan.groups, 4, 2, 8, -1, 2, 2, 4, 2)
+    pairs = problem.dtype.to_storage(fours.weights).reshape(shape).transpose(4, 0, 5, 1, 3, 7, 6, 2, 8)
+    weights = np.ascontiguousarray(pairs).view(np.uint32).reshape(pairs.shape[0], plan.groups, -1)
+    # A lane has the places of two rows in four fours, two bits each.
+    shifts = (16 * np.arange(2)[:, None, None] + 4 * np.arange(4)[:, None] + 2 * np.arange(2)).astype(np.uint32)
+    places = fours.places.reshape(shape).transpose(4, 0, 1, 3, 5, 6, 2, 7, 8).astype(np.uint32)
+    words = np.bitwise_or.reduce(places << shifts, axis=(-3, -2, -1), dtype=np.uint32)
+    return np.concatenate((weights, words.reshape(*weights.shape[:2], -1)), axis=2)

@@ -1,0 +1,60 @@
+"""Columns in fours: nothing is lost, no row has more than two, and random matrices up to 80 % zeros fit."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lospmm.families.fours import Fours, order_in_fours
+from lospmm.matrix import SparseMatrix, from_dense
+from tests.families.matrices import matrices, pruned
+
+
+def restored(fours: Fours, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """The rows again, from what is left of them."""
+    rows = len(fours.weights)
+    dense = np.zeros((rows, k), dtype=np.float32)
+    columns = np.take_along_axis(fours.columns.reshape(1, -1, 4), fours.places.astype(np.int64), axis=2)
+    np.add.at(dense, (np.arange(rows)[:, np.newaxis, np.newaxis], columns), fours.weights)
+    return dense
+
+
+@settings(max_examples=100)
+@given(matrices(max_m=140, max_k=90), st.sampled_from([64, 128, 192]), st.sampled_from([1, 16]), st.data())
+def test_any_rows_are_restored(matrix: SparseMatrix, rows: int, multiple: int, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, matrix.m - 1))
+    fours = order_in_fours(matrix, first, rows, multiple=multiple)
+    exact = np.zeros((rows, matrix.k), dtype=np.float32)
+    there = matrix.to_scipy().toarray()[first : first + rows]
+    exact[: len(there)] = there
+    assert np.array_equal(restored(fours, matrix.k), exact)
+    assert (fours.places[:, :, 0] < fours.places[:, :, 1]).all() and fours.places.max() < 4
+    count = len(fours.columns) // 4
+    assert count >= multiple and count % multiple == 0 and fours.columns.max() < matrix.k
+    assert np.count_nonzero(fours.weights) == np.count_nonzero(exact)  # each nonzero in one place
+
+
+@pytest.mark.parametrize(
+    ("rows", "density", "most"), [(192, 0.1, 1.0), (128, 0.2, 1.01), (192, 0.2, 1.04), (64, 0.3, 1.1)]
+)
+def test_what_is_pruned_without_a_pattern_fits(rows: int, density: float, most: float) -> None:
+    """Places beyond the columns themselves. In the order in which they come, one in five fours would not do at 80 %."""
+    fours = order_in_fours(pruned(rows, 768, density, seed=1), 0, rows)
+    assert len(fours.columns) <= most * 768
+
+
+def test_columns_without_a_nonzero_have_no_place() -> None:
+    dense = np.zeros((64, 400), dtype=np.float32)
+    dense[:, 7::10] = 1
+    assert set(order_in_fours(from_dense(dense), 0, 64).columns.tolist()) == set(range(7, 400, 10))
+
+
+def test_where_nothing_is_zero_there_are_about_two_places_a_column() -> None:
+    """Half fit, half of the rest, and so on; the last few do not fill their fours."""
+    fours = order_in_fours(from_dense(np.ones((64, 80), dtype=np.float32)), 0, 64)
+    assert 160 <= len(fours.columns) <= 176 and set(fours.columns.tolist()) == set(range(80))
+
+
+def test_rows_without_a_nonzero_have_one_empty_chunk() -> None:
+    fours = order_in_fours(from_dense(np.zeros((64, 80), dtype=np.float32)), 0, 64, multiple=16)
+    assert len(fours.columns) == 64 and not fours.weights.any()

@@ -1,0 +1,149 @@
+"""Products that skip two of four columns, on the CPU against float64: every axis and epilogue, and what ptxas makes."""
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lospmm import readers
+from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
+from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.families import gathered_panels, tensor_core, two_of_four
+from lospmm.families.two_of_four import TwoOfFour, micros, pack_plan, plans, refusal, registers_of, stages_of
+from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.model import Problem
+from lospmm.packed import emission_of
+from lospmm.runtime.block import execute_packed
+from lospmm.settings import settings as lospmm_settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.discover import find_toolkit
+from tests.families.matrices import matrices, pruned
+from tests.families.products import error_of
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+H200 = DEVICES["h200"]
+BASE = TwoOfFour(groups=1, cols=64, blocks=1)
+
+#: Each axis away from the others' usual value.
+AXES = list(
+    dict.fromkeys(
+        [
+            *(replace(BASE, groups=groups) for groups in two_of_four.GROUPS),
+            *(replace(BASE, cols=cols) for cols in two_of_four.COLS),
+            *(replace(BASE, blocks=blocks) for blocks in two_of_four.BLOCKS),
+            TwoOfFour(groups=3, cols=192, blocks=1),
+            TwoOfFour(groups=2, cols=256, blocks=1),
+        ]
+    )
+)
+
+
+def problem_of(matrix: SparseMatrix, n: int, dtype: str = "float16", epilogue: Epilogue = PLAIN) -> Problem:
+    return Problem(matrix, n, H200, epilogue=epilogue, dtype=DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("plan", AXES, ids=str)
+def test_every_axis(plan: TwoOfFour, dtype: str) -> None:
+    """Two blocks of the largest, ragged ones, more chunks than the ring has stages, columns that come twice."""
+    problem = problem_of(pruned(270, 900, 0.3, seed=1, empty_rows=0.1, dense_row=True), 200, dtype)
+    assert error_of(problem, pack_plan(problem, plan)) < 1
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_epilogue(relu: bool, residual: bool, bias: bool) -> None:
+    matrix = pruned(70, 30, 0.2, seed=3, empty_rows=0.3, dense_row=True)
+    epilogue = epilogue_of(np.linspace(-1, 1, 70) if bias else None, relu=relu, residual=residual)
+    problem = problem_of(matrix, 24, epilogue=epilogue)
+    assert error_of(problem, pack_plan(problem, BASE)) < 1
+
+
+@settings(max_examples=15)
+@given(matrices(max_m=140, max_k=300), st.integers(1, 20), st.sampled_from(["float16", "bfloat16"]))
+def test_any_matrix(matrix: SparseMatrix, eights: int, dtype: str) -> None:
+    problem = problem_of(matrix, 8 * eights, dtype)
+    assert error_of(problem, pack_plan(problem, BASE)) < 1
+
+
+def test_rows_of_b_that_nothing_takes_are_not_copied() -> None:
+    dense = np.zeros((64, 200), dtype=np.float32)
+    dense[:, :70] = np.random.default_rng(4).normal(size=(64, 70))
+    b = np.ones((200, 16), dtype=np.float32)
+    b[70:] = np.nan
+    kernel = pack_plan(problem_of(from_dense(dense), 16), BASE)
+    assert np.isfinite(execute_packed(kernel, np.arange(16), b, m=64)).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_in_its_column(bad: float) -> None:
+    matrix = pruned(64, 40, 0.5, seed=5, dense_row=True)
+    b = np.ones((40, 24), dtype=np.float32)
+    b[7, 5] = bad
+    c = execute_packed(pack_plan(problem_of(matrix, 24), BASE), np.arange(24), b, m=64)
+    takes = matrix.to_scipy().toarray()[:, 7] != 0
+    assert not np.isfinite(c[takes, 5]).any() and np.isfinite(np.delete(c, 5, axis=1)).all()
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(768, 768, 4096), (64, 576, 50176), (1, 1, 8), (4096, 4096, 512)])
+def test_plans_fit(m: int, k: int, n: int) -> None:
+    problem = problem_of(pruned(m, k, 0.05, seed=7), n)
+    found = plans(problem)
+    assert found and len(set(found)) == len(found)
+    for plan in found:
+        launched, taken = registers_of(plan, problem)
+        assert plan.blocks * plan.threads * launched <= H200.registers_per_sm
+        assert taken >= launched and taken * plan.groups + 56 <= launched * (plan.groups + 1)
+        assert 4 <= stages_of(plan, problem) <= 12 and micros(problem, plan) > 0
+    kernel = pack_plan(problem, min(found, key=lambda plan: micros(problem, plan)))
+    assert kernel.launch.shared_bytes <= H200.shared_bytes_per_block
+
+
+def test_every_plan_keeps_products_on_their_way(tmp_path: Path) -> None:
+    """Nothing is spilled, no product waits for the one before, and warps hand registers over, which ptxas leaves out
+    where a kernel is linked."""
+    problem = problem_of(pruned(256, 64, 0.2, seed=8), 4096)
+    store, cubin = Store(lospmm_settings().cache_dir), tmp_path / "kernel.cubin"
+    for plan in plans(problem):
+        kernel = pack_plan(problem, plan)
+        binary = compile_kernel(emission_of(kernel), arch="sm_90", registers=kernel.registers, store=store, workers=1)
+        assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan
+        assert binary.registers == kernel.registers
+        cubin.write_bytes(binary.cubin)
+        text = subprocess.run([find_toolkit().nvdisasm, cubin], capture_output=True, check=True).stdout.decode()
+        # Two chunks a turn, of two steps each; a wait behind each, and one in the end.
+        assert len(re.findall(r"HGMMA\.SP\.64x64x32", text)) == 4 * plan.cols // 64, plan
+        assert len(re.findall(r"DEPBAR\.LE gsb0, 0x1", text)) == 2 and len(re.findall(r"gsb0, 0x0", text)) == 1, plan
+        assert len(re.findall("USETMAXREG", text)) == 2, plan
+
+
+def test_what_there_is_no_kernel_for() -> None:
+    matrix = pruned(8, 9, 0.5, seed=9)
+    assert "float32" in str(refusal(problem_of(matrix, 8, "float32")))
+    assert "multiple of 8" in str(refusal(problem_of(matrix, 12)))
+    assert "sm_80" in str(refusal(replace(problem_of(matrix, 8), device=DEVICES["a100"])))
+    assert "sm_100" in str(refusal(replace(problem_of(matrix, 8), device=DEVICES["b200"])))
+    assert refusal(problem_of(matrix, 8)) is None
+
+
+def test_both_kinds_of_16_bit_plans_are_the_family_s() -> None:
+    problem = problem_of(pruned(64, 90, 0.1, seed=10), 8)
+    assert tensor_core.plans(problem) == [*gathered_panels.plans(problem), *plans(problem)]
+    kernel = tensor_core.pack_plan(problem, BASE)
+    assert kernel.entry == "lospmm_two_of_four" and error_of(problem, kernel) < 1
+    assert tensor_core.forecast(problem, [BASE])[0] == micros(problem, BASE)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="no pruned layers beside the repository, in ../shared/data")
+def test_real_layers() -> None:
+    for path in sorted(REAL.rglob("*.npz"))[::9]:
+        problem = problem_of(readers.read(path).matrix, 64)
+        assert error_of(problem, pack_plan(problem, replace(BASE, groups=2))) < 1, path
