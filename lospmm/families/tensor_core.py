@@ -24,11 +24,12 @@ def refusal(problem: Problem) -> str | None:
 
 
 def plans(problem: Problem) -> Sequence[Plan]:
-    """Where warpgroups can be, zeros included, they were faster than panels (docs/decisions/0027)."""
+    """Of one kind: where warpgroups can be, they were the faster one (docs/decisions/0027, 0033)."""
     if warpgroups.refusal(problem) is None:
         return warpgroups.plans(problem)
-    skipping = two_of_four.plans(problem) if two_of_four.refusal(problem) is None else []
-    return [*gathered_panels.plans(problem), *skipping]
+    if two_of_four.refusal(problem) is None:
+        return two_of_four.plans(problem)
+    return gathered_panels.plans(problem)
 
 
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:

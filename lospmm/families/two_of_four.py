@@ -29,6 +29,9 @@ BLOCKS = (1, 2)
 #: Cells of A that are ordered, in 9/8 bytes each.
 MAX_CELLS = 2**26
 
+#: Columns of C that are left to panels: here each block has 64 at least, and each column of A its place.
+MOST_OF_PANELS = 64
+
 #: Places of columns that one chunk has.
 DEPTH = 64
 
@@ -78,6 +81,8 @@ def refusal(problem: Problem) -> str | None:
         return f"{problem.device.arch} has no sparse products of warpgroups"
     if problem.n % 8:
         return f"n {problem.n} is no multiple of 8: rows of B cannot be copied 16 bytes at a time"
+    if problem.n <= MOST_OF_PANELS:
+        return f"{problem.n} columns, for which panels were the faster ones"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
         return f"more than {MAX_CELLS} cells"
     if problem.matrix.k * (problem.n // 8) >= 2**32:

@@ -1,4 +1,4 @@
-"""The parts of docs/families.md and of docs/decisions/0024, 0027 and 0032 that follow from results of the families."""
+"""The parts of docs/families.md and of decisions 24, 27, 32 and 33 that follow from results of the families."""
 
 import json
 from collections.abc import Callable
@@ -142,6 +142,19 @@ def _fastest(plans: list[Record]) -> Fastest:
     )
 
 
+def fours() -> str:
+    """Of plans that skip two of four columns, by shape and zeros."""
+    found: dict[tuple[str, float], list[Record]] = {}
+    for record in records("two_of_four"):
+        found.setdefault((record["shape"], record["sparsity"]), []).append(record)
+    lines = []
+    for (shape, zeros), plans in found.items():
+        best = _fastest(plans)
+        lines.append((_named(shape), f"{zeros:.0%}", best.plans, best.axes, *best.times, best.slower, best.worst))
+    heads = ("A, columns of B", "zeros", "plans", "fastest: groups, cols, blocks", "us", "cuBLAS float16")
+    return table((*heads, "times as fast", "slower by forecast", "greatest error"), lines, right=7)
+
+
 def by_shape(name: str, dtype: str) -> dict[str, list[Record]]:
     """Lines of ``benchmarks.tensor_core`` of that type."""
     found: dict[str, list[Record]] = {}
@@ -209,3 +222,4 @@ REGIONS: dict[str, Callable[[], str]] = {
 BITMAP = {"bitmap": bitmap}
 WARPGROUPS = {"warpgroups": warpgroups}
 HALVES = {"halves": halves}
+FOURS = {"fours": fours}

@@ -57,6 +57,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0026-what-a-short-kernel-waits-for.md": short.REGIONS | cold_code.EARLY,
     DOCS / "decisions" / "0027-warpgroups.md": families.WARPGROUPS,
     DOCS / "decisions" / "0032-float32-of-halves.md": families.HALVES,
+    DOCS / "decisions" / "0033-columns-in-fours.md": families.FOURS,
     DOCS / "decisions" / "0028-code-is-fetched-first.md": cold_code.REGIONS,
     DOCS / "decisions" / "0030-timed-as-in-a-network.md": cold_code.CHOICES,
     DOCS / "pytorch.md": tokens.TURNING,

@@ -1,5 +1,6 @@
 """Products that skip two of four columns, on the CPU against float64: every axis and epilogue, and what ptxas makes."""
 
+import json
 import re
 import subprocess
 from dataclasses import replace
@@ -28,6 +29,7 @@ from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
+TIMED = Path(__file__).parents[2] / "benchmarks" / "results" / "two_of_four.jsonl"
 H200 = DEVICES["h200"]
 BASE = TwoOfFour(groups=1, cols=64, blocks=1)
 
@@ -125,18 +127,36 @@ def test_every_plan_keeps_products_on_their_way(tmp_path: Path) -> None:
         assert len(re.findall("USETMAXREG", text)) == 2, plan
 
 
+def test_the_forecast_is_near_what_was_timed() -> None:
+    lines = [json.loads(line) for line in TIMED.read_text().splitlines()]
+    problems: dict[tuple[str, float], list[tuple[float, float]]] = {}
+    for line in lines:
+        m, k, n = map(int, line["shape"].split("x"))
+        if m == 768:
+            problem = problem_of(pruned(m, k, 1 - line["sparsity"], seed=0), n, line["dtype"])
+            assert micros(problem, TwoOfFour(**line["plan"])) == pytest.approx(line["forecast"], rel=0.02)
+        problems.setdefault((line["shape"], line["sparsity"]), []).append((line["forecast"], line["micros"]))
+    times = np.array([both for found in problems.values() for both in found])
+    assert len(times) > 50 and np.std(np.log(times[:, 1] / times[:, 0])) < 0.25
+    slower = [min(found)[1] / min(time for _, time in found) for found in problems.values()]
+    assert max(slower) < 1.3 and np.mean(slower) < 1.1
+
+
 def test_what_there_is_no_kernel_for() -> None:
     matrix = pruned(8, 9, 0.5, seed=9)
     assert "float32" in str(refusal(problem_of(matrix, 8, "float32")))
-    assert "multiple of 8" in str(refusal(problem_of(matrix, 12)))
-    assert "sm_80" in str(refusal(replace(problem_of(matrix, 8), device=DEVICES["a100"])))
-    assert "sm_100" in str(refusal(replace(problem_of(matrix, 8), device=DEVICES["b200"])))
-    assert refusal(problem_of(matrix, 8)) is None
+    assert "multiple of 8" in str(refusal(problem_of(matrix, 100)))
+    assert "panels" in str(refusal(problem_of(matrix, 64)))
+    assert "sm_80" in str(refusal(replace(problem_of(matrix, 72), device=DEVICES["a100"])))
+    assert "sm_100" in str(refusal(replace(problem_of(matrix, 72), device=DEVICES["b200"])))
+    assert refusal(problem_of(matrix, 72)) is None
 
 
-def test_both_kinds_of_16_bit_plans_are_the_family_s() -> None:
-    problem = problem_of(pruned(64, 90, 0.1, seed=10), 8)
-    assert tensor_core.plans(problem) == [*gathered_panels.plans(problem), *plans(problem)]
+def test_they_are_the_family_s_plans_beyond_a_few_columns() -> None:
+    for n, kind in ((16, gathered_panels), (64, gathered_panels), (72, two_of_four), (76, gathered_panels)):
+        problem = problem_of(pruned(64, 90, 0.1, seed=10), n)
+        assert tensor_core.plans(problem) == kind.plans(problem)
+    problem = problem_of(pruned(64, 90, 0.1, seed=10), 72)
     kernel = tensor_core.pack_plan(problem, BASE)
     assert kernel.entry == "lospmm_two_of_four" and error_of(problem, kernel) < 1
     assert tensor_core.forecast(problem, [BASE])[0] == micros(problem, BASE)
