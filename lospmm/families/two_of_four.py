@@ -7,16 +7,19 @@ two (``fours``, docs/decisions/0033). The tensor cores do half of the work then 
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.dtype import Dtype
 from lospmm.families.fours import Fours, order_in_fours
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.traffic import LAUNCH_MICROS
 from lospmm.families.warpgroups import ARCH
+from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
 
@@ -52,9 +55,18 @@ _WEIGHT_BYTES = _WARPGROUP * 4 * 9
 #: Places for each column of a block by the share of nonzeros (``order_in_fours`` of random matrices, 128 rows).
 _SHARES, _PLACES = (0.2, 0.3, 0.5, 1.0), (1.01, 1.22, 1.5, 2.0)
 
-#: Of an SM, fitted to what ``benchmarks.tensor_core`` timed on an H200: bytes a cycle from the L2 cache, elements of C
-#: stored a cycle, and cycles that a chunk of one block takes at least.
-_COPIED_PER_CYCLE, _STORED_PER_CYCLE, _CHUNK_CYCLES = 41.0, 5.6, 400.0
+
+class Rates(NamedTuple):
+    """What an SM does, of which forecasts are made."""
+
+    copied_bytes_per_cycle: float  # from the L2 cache
+    stored_per_cycle: float  # elements of C
+    chunk_cycles: float  # that one of a block takes at least
+    block_cycles: float  # before its first chunk and after its last element of C
+
+
+#: Fitted to what ``benchmarks.tensor_core --two-of-four`` timed on an H200 (``benchmarks.fit_tensor_core``).
+RATES = Rates(copied_bytes_per_cycle=41.0, stored_per_cycle=5.6, chunk_cycles=400.0, block_cycles=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +136,7 @@ def registers_of(plan: TwoOfFour, problem: Problem) -> tuple[int, int]:
     return launched, min(_MOST_TAKEN, left // plan.groups // 8 * 8)
 
 
-def micros(problem: Problem, plan: TwoOfFour) -> float:
+def micros(problem: Problem, plan: TwoOfFour, rates: Rates = RATES) -> float:
     """A forecast: what is copied to an SM for each chunk, and what is stored behind the last one."""
     device, matrix = problem.device, problem.matrix
     share = matrix.nnz / max(1, matrix.m * matrix.k)
@@ -132,9 +144,9 @@ def micros(problem: Problem, plan: TwoOfFour) -> float:
     chunks = ceil_div(max(1, round(columns * float(np.interp(share, _SHARES, _PLACES)))), DEPTH)
     of_an_sm = ceil_div(ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols), device.sms)
     waves, resident = ceil_div(of_an_sm, plan.blocks), min(plan.blocks, of_an_sm)
-    copied = resident * _stage_bytes(plan) / _COPIED_PER_CYCLE
-    stored = resident * plan.rows * plan.cols / _STORED_PER_CYCLE
-    cycles = waves * (chunks * max(copied, _CHUNK_CYCLES) + stored)
+    copied = resident * _stage_bytes(plan) / rates.copied_bytes_per_cycle
+    stored = resident * plan.rows * plan.cols / rates.stored_per_cycle
+    cycles = waves * (chunks * max(copied, rates.chunk_cycles) + stored + rates.block_cycles)
     memory = problem.dtype.element_bytes * problem.n * (matrix.k + matrix.m) / device.memory_bandwidth
     return LAUNCH_MICROS + 1e6 * max(cycles / device.clock_hz, memory)
 
@@ -175,23 +187,33 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
 
 def _laid_out(problem: Problem, plan: TwoOfFour) -> list[NDArray[Any]]:
     """The first chunk of each block, where the rows of B of each chunk begin, and the weights of each chunk."""
-    matrix, starts = problem.matrix, [0]
-    rows, weights = [], []
-    for first in range(0, matrix.m, plan.rows):
-        fours = order_in_fours(matrix, first, plan.rows, multiple=DEPTH // 4)
+    starts, columns, weights = _ordered(problem.matrix, problem.dtype, plan.groups)
+    return [starts, columns * np.uint32(problem.n // 8), weights]
+
+
+@lru_cache(maxsize=2)
+def _ordered(
+    matrix: SparseMatrix, dtype: Dtype, groups: int
+) -> tuple[NDArray[np.int32], NDArray[np.uint32], NDArray[np.uint32]]:
+    """The first chunk of each block, the columns of A of each chunk, and its weights. To order them takes longer than
+    all else of packing, and most plans differ in other axes."""
+    rows, starts = _ROWS * groups, [0]
+    columns, weights = [], []
+    for first in range(0, matrix.m, rows):
+        fours = order_in_fours(matrix, first, rows, multiple=DEPTH // 4)
         starts.append(starts[-1] + len(fours.columns) // DEPTH)
-        rows.append(fours.columns.astype(np.uint32) * np.uint32(problem.n // 8))
-        weights.append(_fragments(problem, plan, fours))
-    return [np.array(starts, dtype=np.int32), np.concatenate(rows), np.concatenate(weights)]
+        columns.append(fours.columns.astype(np.uint32))
+        weights.append(_fragments(fours, dtype, groups))
+    return np.array(starts, dtype=np.int32), np.concatenate(columns), np.concatenate(weights)
 
 
-def _fragments(problem: Problem, plan: TwoOfFour, fours: Fours) -> NDArray[np.uint32]:
+def _fragments(fours: Fours, dtype: Dtype, groups: int) -> NDArray[np.uint32]:
     """Words (chunks, groups, 9 x threads), as the PTX ISA has them: the weights of each step, thread and register, and
     where of four they stand."""
     # Rows: a warpgroup, a warp, a half, one of eight. Fours: a chunk, a step, a half, one of four lanes. Then the two.
-    shape = (plan.groups, 4, 2, 8, -1, 2, 2, 4, 2)
-    pairs = problem.dtype.to_storage(fours.weights).reshape(shape).transpose(4, 0, 5, 1, 3, 7, 6, 2, 8)
-    weights = np.ascontiguousarray(pairs).view(np.uint32).reshape(pairs.shape[0], plan.groups, -1)
+    shape = (groups, 4, 2, 8, -1, 2, 2, 4, 2)
+    pairs = dtype.to_storage(fours.weights).reshape(shape).transpose(4, 0, 5, 1, 3, 7, 6, 2, 8)
+    weights = np.ascontiguousarray(pairs).view(np.uint32).reshape(pairs.shape[0], groups, -1)
     # A lane has the places of two rows in four fours, two bits each.
     shifts = (16 * np.arange(2)[:, None, None] + 4 * np.arange(4)[:, None] + 2 * np.arange(2)).astype(np.uint32)
     places = fours.places.reshape(shape).transpose(4, 0, 1, 3, 5, 6, 2, 7, 8).astype(np.uint32)

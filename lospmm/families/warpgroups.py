@@ -53,7 +53,8 @@ _FLOORS = (2.0**-39, 2.0**-35)
 
 class Kind(NamedTuple):
     """How numbers of a type are multiplied, and what that takes. Cycles and rates are of an SM, fitted to what
-    ``benchmarks.tensor_core`` timed on an H200: TF32 is missed by 12 %, float32 by 14."""
+    ``benchmarks.tensor_core`` timed on an H200 (``benchmarks.fit_tensor_core``): TF32 is missed by 15 %, float32 by
+    14."""
 
     template: str
     copiers: int  # threads that do nothing else
@@ -197,10 +198,10 @@ def registers_needed(plan: Warpgroups, problem: Problem, at_once: int) -> int:
     return sums + under_way + plan.depth // kind.step * (8 + 2 * 8)
 
 
-def micros(problem: Problem, plan: Warpgroups) -> float:
+def micros(problem: Problem, plan: Warpgroups, rates: Kind | None = None) -> float:
     """A forecast: of each chunk what an SM's tensor cores multiply, what is copied to it, or what a warpgroup or a copy
     has to wait for, whichever takes longest; the way from chunk to chunk, a beginning and an end."""
-    device, matrix, kind = problem.device, problem.matrix, kind_of(problem)
+    device, matrix, kind = problem.device, problem.matrix, rates or kind_of(problem)
     chunks = ceil_div(round(_columns_of_a_block(matrix, plan.rows)), plan.depth)
     of_an_sm = ceil_div(ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols), device.sms)
     waves, resident = ceil_div(of_an_sm, plan.blocks), min(plan.blocks, of_an_sm)

@@ -26,9 +26,8 @@ LOSPMM_INLINE void lospmm_wgmma_sparse(float (&d)[32], const unsigned (&a)[4], L
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(columns), "r"(places), "n"(selector));
 }
 
-// Four copies of 16 bytes (lospmm_copy), to lines of 512 bytes each, in turn from ``even`` and from ``odd`` on, of what is so many bytes
-// behind ``from``. In one piece,
-// so that all addresses are known before the first one starts.
+// Four copies of 16 bytes (lospmm_copy), in turn from ``even`` and from ``odd`` on, each time 1024 bytes further, of what is
+// so many bytes behind ``from``. In one piece, so that all addresses are known before the first one starts.
 template <int behind_from>
 LOSPMM_INLINE void lospmm_copy_lines(void *even, void *odd, const void *const (&from)[4], bool is_there) {
   asm volatile(

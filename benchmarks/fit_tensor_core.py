@@ -1,0 +1,127 @@
+"""What an SM does in the forecasts of tensor_core, by the times of ``benchmarks.tensor_core``.
+
+    python -m benchmarks.fit_tensor_core [--results DIR]
+
+prints, for each kind of plan by warpgroups and each type, by how much the forecasts miss with what the source has
+(``families.warpgroups.KINDS``, ``families.two_of_four.RATES``) and with what fits best, as the standard deviation of
+the logarithm; what that is; and how much slower than the fastest is what the forecasts put first. A share beyond 1
+says that something else was always longer. Nothing is written: numbers that are put into the source are a change like
+any other.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from benchmarks.kernels import ROOT
+from benchmarks.tensor_core import RESULTS_NAME, SKIPPING_RESULTS_NAME, problem_of
+from lospmm.families import two_of_four, warpgroups
+from lospmm.families.two_of_four import TwoOfFour
+from lospmm.families.warpgroups import Warpgroups
+from lospmm.model import Problem
+
+#: Of ``Kind``, what is fitted where it is not 0; shares and cycles alike.
+FITTED = (
+    "multiplying_share", "copied_bytes_per_cycle", "stored_per_cycle", "chunk_cycles", "block_cycles", "way_cycles",
+)  # fmt: skip
+
+_problem = cache(problem_of)
+
+
+class Timed(NamedTuple):
+    """The plans of one kind and type, with what each took and which problem it is of."""
+
+    problems: tuple[Problem, ...]
+    plans: tuple[Any, ...]
+    micros: NDArray[np.float64]
+    of: tuple[str, ...]
+
+
+class Fit(NamedTuple):
+    title: str
+    names: tuple[str, ...]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    missed: tuple[float, float]  # with both
+    slower: tuple[float, float]  # the mean over problems
+
+
+def timed(path: Path, dtype: str, plan_of: Callable[..., Any]) -> Timed:
+    lines = [line for line in map(json.loads, path.read_text().splitlines()) if line["dtype"] == dtype]
+    of = [(line["shape"], line["sparsity"], dtype) for line in lines]
+    return Timed(
+        tuple(_problem(*one) for one in of),
+        tuple(plan_of(**line["plan"]) for line in lines),
+        np.array([line["micros"] for line in lines]),
+        tuple(map(str, of)),
+    )
+
+
+def fitted(title: str, given: Timed, rates: Any, names: Sequence[str], micros: Callable[..., float]) -> Fit:
+    """``rates`` with those of ``names`` as they fit best, each by a factor, so that none changes its sign."""
+    before = np.array([getattr(rates, name) for name in names])
+
+    def forecast(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        tried = rates._replace(**dict(zip(names, values.tolist(), strict=True)))
+        pairs = zip(given.problems, given.plans, strict=True)
+        return np.array([micros(problem, plan, tried) for problem, plan in pairs])
+
+    def missed(logs: NDArray[np.float64]) -> float:
+        off = np.log(forecast(before * np.exp(logs)) / given.micros)
+        return float(np.sqrt(np.mean(off**2)))
+
+    found = minimize(missed, np.zeros(len(names)), method="Nelder-Mead", options={"maxiter": 60 * len(names)})
+    after = before * np.exp(found.x)
+    return Fit(
+        title,
+        tuple(names),
+        tuple(before.tolist()),
+        tuple(after.tolist()),
+        (missed(np.zeros(len(names))), float(found.fun)),
+        (slower(given, forecast(before)), slower(given, forecast(after))),
+    )
+
+
+def slower(given: Timed, forecasts: NDArray[np.float64]) -> float:
+    """By how much what is forecast to be the fastest is slower than what was, the mean over problems."""
+    of = np.array(given.of)
+    by = [
+        given.micros[there][forecasts[there].argmin()] / given.micros[there].min() - 1
+        for there in (of == one for one in sorted(set(given.of)))
+    ]
+    return float(np.mean(by))
+
+
+def fits(results: Path) -> list[Fit]:
+    found = []
+    for dtype, kind in warpgroups.KINDS.items():
+        names = [name for name in FITTED if getattr(kind, name)]
+        given = timed(results / RESULTS_NAME, dtype, Warpgroups)
+        found.append(fitted(f"warpgroups, {dtype}", given, kind, names, warpgroups.micros))
+    given = timed(results / SKIPPING_RESULTS_NAME, "float16", TwoOfFour)
+    names = [name for name, value in two_of_four.RATES._asdict().items() if value]
+    found.append(fitted("two of four, float16", given, two_of_four.RATES, names, two_of_four.micros))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    for fit in fits(parser.parse_args().results):
+        print(
+            f"{fit.title}: missed by {fit.missed[0]:.0%}, at best {fit.missed[1]:.0%};"
+            f" its choice is slower by {fit.slower[0]:.1%}, then {fit.slower[1]:.1%}"
+        )
+        for name, before, after in zip(fit.names, fit.before, fit.after, strict=True):
+            print(f"  {name:>24} {before:9.4g} -> {after:9.4g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""The rates of forecasts are found again from times that they made."""
+
+import numpy as np
+import pytest
+
+from benchmarks.fit_tensor_core import Timed, fits, fitted, slower
+from benchmarks.kernels import ROOT
+from benchmarks.tensor_core import problem_of
+from lospmm.families.two_of_four import RATES, Rates, micros, plans
+
+
+def made(rates: Rates) -> Timed:
+    shapes = ("768x768x4096", "512x2048x784", "256x256x8192")
+    problems = [problem_of(shape, 0.8, "float16") for shape in shapes]
+    rows = [(shape, problem, plan) for shape, problem in zip(shapes, problems, strict=True) for plan in plans(problem)]
+    times = np.array([micros(problem, plan, rates) for _, problem, plan in rows])
+    return Timed(tuple(row[1] for row in rows), tuple(row[2] for row in rows), times, tuple(row[0] for row in rows))
+
+
+def test_rates_are_found_again() -> None:
+    rates = Rates(copied_bytes_per_cycle=30.0, stored_per_cycle=8.0, chunk_cycles=400.0, block_cycles=0.0)
+    fit = fitted("made", made(rates), RATES, ("copied_bytes_per_cycle", "stored_per_cycle"), micros)
+    assert fit.after == pytest.approx((30.0, 8.0), rel=0.02)
+    assert fit.missed[0] > 0.05 > 0.005 > fit.missed[1] and fit.slower[1] == 0
+
+
+def test_what_is_put_first_is_compared_with_the_fastest() -> None:
+    given = Timed((), (), np.array([2.0, 1.0, 3.0, 4.0]), ("a", "a", "b", "b"))
+    assert slower(given, np.array([1.0, 2.0, 1.0, 2.0])) == pytest.approx(0.5)
+
+
+def test_the_source_has_what_fits_nearly_best() -> None:
+    for fit in fits(ROOT / "benchmarks" / "results"):
+        assert fit.missed[0] < 0.16 and fit.missed[0] < fit.missed[1] + 0.04, fit
+        assert fit.slower[0] < 0.04, fit
