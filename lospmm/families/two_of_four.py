@@ -65,7 +65,8 @@ class Rates(NamedTuple):
     block_cycles: float  # before its first chunk and after its last element of C
 
 
-#: Fitted to what ``benchmarks.tensor_core --two-of-four`` timed on an H200 (``benchmarks.fit_tensor_core``).
+#: They miss what ``benchmarks.tensor_core --two-of-four`` timed on an H200 by 12 %; what fits best misses it by 9
+#: (``benchmarks.fit_tensor_core``) and puts no better plan first.
 RATES = Rates(copied_bytes_per_cycle=41.0, stored_per_cycle=5.6, chunk_cycles=400.0, block_cycles=0.0)
 
 
@@ -94,7 +95,7 @@ def refusal(problem: Problem) -> str | None:
     if problem.n % 8:
         return f"n {problem.n} is no multiple of 8: rows of B cannot be copied 16 bytes at a time"
     if problem.n <= MOST_OF_PANELS:
-        return f"{problem.n} columns, for which panels were the faster ones"
+        return f"{problem.n} columns are left to panels"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
         return f"more than {MAX_CELLS} cells"
     if problem.matrix.k * (problem.n // 8) >= 2**32:
