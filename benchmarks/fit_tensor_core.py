@@ -3,8 +3,8 @@
     python -m benchmarks.fit_tensor_core [--results DIR]
 
 prints, for each kind of plan by warpgroups and each type, by how much the forecasts miss with what the source has
-(``families.warpgroups.KINDS``, ``families.two_of_four.RATES``) and with what fits best, as the standard deviation of
-the logarithm; what that is; and how much slower than the fastest is what the forecasts put first. A share beyond 1
+(``families.warpgroups.KINDS``, ``families.two_of_four.RATES``) and with what fits best, as the root of the mean square
+of the logarithm; what that is; and how much slower than the fastest is what the forecasts put first. A share beyond 1
 says that something else was always longer. Nothing is written: numbers that are put into the source are a change like
 any other.
 """
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from benchmarks.kernels import ROOT
-from benchmarks.tensor_core import RESULTS_NAME, SKIPPING_RESULTS_NAME, problem_of
+from benchmarks.tensor_core import TWO_OF_FOUR, WITH_ZEROS, problem_of
 from lospmm.families import two_of_four, warpgroups
 from lospmm.families.two_of_four import TwoOfFour
 from lospmm.families.warpgroups import Warpgroups
@@ -103,9 +103,9 @@ def fits(results: Path) -> list[Fit]:
     found = []
     for dtype, kind in warpgroups.KINDS.items():
         names = [name for name in FITTED if getattr(kind, name)]
-        given = timed(results / RESULTS_NAME, dtype, Warpgroups)
+        given = timed(results / WITH_ZEROS.results_name, dtype, Warpgroups)
         found.append(fitted(f"warpgroups, {dtype}", given, kind, names, warpgroups.micros))
-    given = timed(results / SKIPPING_RESULTS_NAME, "float16", TwoOfFour)
+    given = timed(results / TWO_OF_FOUR.results_name, "float16", TwoOfFour)
     names = [name for name, value in two_of_four.RATES._asdict().items() if value]
     found.append(fitted("two of four, float16", given, two_of_four.RATES, names, two_of_four.micros))
     return found

@@ -1,12 +1,12 @@
 """Plans of the tensor_core family on a GPU, each checked, beside torch's dense product: what wins where.
 
-    python -m benchmarks.tensor_core [--out DIR] [--plans 40] [--dtypes tf32 float32] [--shapes 768x768x4096 ...]
-                                     [--sparsities 0.7] [--two-of-four] [--commit HASH]
+    python -m benchmarks.tensor_core [--two-of-four] [--out DIR] [--plans 40] [--dtypes tf32 float32]
+                                     [--shapes 768x768x4096 ...] [--sparsities 0.7] [--commit HASH]
 
-Writes a line of ``tensor_core.jsonl`` for each plan; with ``--two-of-four`` of ``two_of_four.jsonl``, for each that
-skips two of four columns. Times are of CUDA graph replays over copies of B and C beyond
-twice the L2 cache. Needs torch on a GPU, and a compiler. A process times one problem, so that a kernel that faults
-costs that problem alone.
+Writes a line of ``tensor_core.jsonl`` for each plan; with ``--two-of-four`` of ``two_of_four.jsonl``, of other problems
+unless they are given: those whose plans skip two of four columns. Times are of CUDA graph replays over copies of B and
+C beyond twice the L2 cache. Needs torch on a GPU, and a compiler. A process times one problem, so that a kernel that
+faults costs that problem alone.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from benchmarks.kernels import commit_of
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.families import tensor_core
-from lospmm.families.two_of_four import TwoOfFour
 from lospmm.matrix import from_dense
 from lospmm.model import Problem
 from lospmm.packed import emission_of
@@ -39,14 +38,33 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 
 ROOT = Path(__file__).parents[1]
-RESULTS_NAME, SKIPPING_RESULTS_NAME = "tensor_core.jsonl", "two_of_four.jsonl"
+
+
+class Series(NamedTuple):
+    """What is timed unless it is given, and where it is written."""
+
+    results_name: str
+    dtypes: tuple[str, ...]
+    shapes: tuple[str, ...]
+    sparsities: tuple[float, ...]
+
 
 #: Warpgroups multiply zeros too, so one sparsity is as good as another.
-SHAPES = (
-    *("768x768x4096", "3072x768x4096", "2048x1024x784", "1024x1024x1024", "256x2304x3136", "128x256x50176"),
-    *("512x512x4096", "4096x4096x1024", "4096x4096x4096"),
+WITH_ZEROS = Series(
+    "tensor_core.jsonl",
+    ("tf32", "float32"),
+    (
+        *("768x768x4096", "3072x768x4096", "2048x1024x784", "1024x1024x1024", "256x2304x3136", "128x256x50176"),
+        *("512x512x4096", "4096x4096x1024", "4096x4096x4096"),
+    ),
+    (0.7,),
 )
-SPARSITIES = (0.7,)
+TWO_OF_FOUR = Series(
+    "two_of_four.jsonl",
+    ("float16",),
+    ("768x768x4096", "3072x768x4096", "4096x4096x512", "4096x4096x4096"),
+    (0.5, 0.7, 0.8, 0.9),
+)
 
 
 def problem_of(shape: str, sparsity: float, dtype: str) -> Problem:
@@ -161,23 +179,26 @@ def main() -> None:
     parser.add_argument("--child")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--plans", type=int, default=40)
-    parser.add_argument("--dtypes", nargs="+", default=["tf32", "float32"])
-    parser.add_argument("--shapes", nargs="+", default=SHAPES)
-    parser.add_argument("--sparsities", nargs="+", type=float, default=SPARSITIES)
-    parser.add_argument("--two-of-four", action="store_true", help="only plans that skip two of four columns")
+    parser.add_argument("--two-of-four", action="store_true", help="what skips two of four columns")
+    parser.add_argument("--dtypes", nargs="+")
+    parser.add_argument("--shapes", nargs="+")
+    parser.add_argument("--sparsities", nargs="+", type=float)
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     given = parser.parse_args()
     if given.child:
         time_problem(given.child)
         return
+    series = TWO_OF_FOUR if given.two_of_four else WITH_ZEROS
     problems = [
-        (shape, sparsity, dtype) for dtype in given.dtypes for shape in given.shapes for sparsity in given.sparsities
+        (shape, sparsity, dtype)
+        for dtype in given.dtypes or series.dtypes
+        for shape in given.shapes or series.shapes
+        for sparsity in given.sparsities or series.sparsities
     ]
-    tasks = {one: chosen(problem_of(*one), given.plans, only_skipping=given.two_of_four) for one in problems}
-    name = SKIPPING_RESULTS_NAME if given.two_of_four else RESULTS_NAME
+    tasks = {one: chosen(problem_of(*one), given.plans) for one in problems}
     workers, commit = len(os.sched_getaffinity(0)), given.commit or commit_of(ROOT)
     given.out.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(workers) as pool, (given.out / name).open("w") as out:
+    with ProcessPoolExecutor(workers) as pool, (given.out / series.results_name).open("w") as out:
         futures = {one: [pool.submit(build, (*one, plan)) for plan in plans] for one, plans in tasks.items()}
         for one, pending in futures.items():
             built = [future.result() for future in pending if future.exception() is None]
@@ -199,9 +220,9 @@ def main() -> None:
             report(one, lines, error)
 
 
-def chosen(problem: Problem, count: int, *, only_skipping: bool) -> list[tensor_core.Plan]:
+def chosen(problem: Problem, count: int) -> list[tensor_core.Plan]:
     """The best by forecast, one of each shape of a block, and as many again at random."""
-    plans = [plan for plan in tensor_core.plans(problem) if isinstance(plan, TwoOfFour) or not only_skipping]
+    plans = tensor_core.plans(problem)
     order = np.argsort(tensor_core.forecast(problem, plans), kind="stable").tolist()
     best = {tuple(asdict(plan).values())[:4]: plan for plan in (plans[at] for at in reversed(order))}
     first = sorted(best.values(), key=lambda plan: order.index(plans.index(plan)))[: count // 2]

@@ -29,11 +29,10 @@ def order_in_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int
     multiple of these."""
     last = min(first + rows, matrix.m)
     begin, end = matrix.indptr[first], matrix.indptr[last]
-    cells = np.repeat(np.arange(last - first), matrix.row_nnz[first:last]), matrix.indices[begin:end]
+    row = np.repeat(np.arange(last - first), matrix.row_nnz[first:last])
     dense = np.zeros((rows, matrix.k), dtype=np.float32)
-    dense[cells] = matrix.data[begin:end]
-    left = np.zeros(dense.shape, dtype=bool)
-    left[cells] = True
+    dense[row, matrix.indices[begin:end]] = matrix.data[begin:end]
+    left = dense != 0
     chosen, kept = [np.zeros((0, 4), np.int64)], [np.zeros((rows, 0, 4), np.bool_)]
     while left.any():
         fours = _fours(left)

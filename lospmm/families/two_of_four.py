@@ -18,7 +18,7 @@ from lospmm.dtype import Dtype
 from lospmm.families.fours import Fours, order_in_fours
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.traffic import LAUNCH_MICROS
-from lospmm.families.warpgroups import ARCH
+from lospmm.families.warpgroups import ARCH, columns_of_a_block
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
@@ -141,8 +141,8 @@ def micros(problem: Problem, plan: TwoOfFour, rates: Rates = RATES) -> float:
     """A forecast: what is copied to an SM for each chunk, and what is stored behind the last one."""
     device, matrix = problem.device, problem.matrix
     share = matrix.nnz / max(1, matrix.m * matrix.k)
-    columns = matrix.k * (1 - (1 - share) ** plan.rows)
-    chunks = ceil_div(max(1, round(columns * float(np.interp(share, _SHARES, _PLACES)))), DEPTH)
+    places = columns_of_a_block(matrix, plan.rows) * float(np.interp(share, _SHARES, _PLACES))
+    chunks = ceil_div(max(1, round(places)), DEPTH)
     of_an_sm = ceil_div(ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols), device.sms)
     waves, resident = ceil_div(of_an_sm, plan.blocks), min(plan.blocks, of_an_sm)
     copied = resident * _stage_bytes(plan) / rates.copied_bytes_per_cycle

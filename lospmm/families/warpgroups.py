@@ -202,7 +202,7 @@ def micros(problem: Problem, plan: Warpgroups, rates: Kind | None = None) -> flo
     """A forecast: of each chunk what an SM's tensor cores multiply, what is copied to it, or what a warpgroup or a copy
     has to wait for, whichever takes longest; the way from chunk to chunk, a beginning and an end."""
     device, matrix, kind = problem.device, problem.matrix, rates or kind_of(problem)
-    chunks = ceil_div(round(_columns_of_a_block(matrix, plan.rows)), plan.depth)
+    chunks = ceil_div(round(columns_of_a_block(matrix, plan.rows)), plan.depth)
     of_an_sm = ceil_div(ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols), device.sms)
     waves, resident = ceil_div(of_an_sm, plan.blocks), min(plan.blocks, of_an_sm)
     multiplied = kind.products * plan.depth / kind.step * plan.groups * plan.rows / 2 / kind.multiplying_share
@@ -215,7 +215,7 @@ def micros(problem: Problem, plan: Warpgroups, rates: Kind | None = None) -> flo
     return LAUNCH_MICROS + 1e6 * max(cycles / device.clock_hz, memory)
 
 
-def _columns_of_a_block(matrix: SparseMatrix, rows: int) -> float:
+def columns_of_a_block(matrix: SparseMatrix, rows: int) -> float:
     """With a nonzero in a row of a block, if these were anywhere."""
     return float(matrix.k * (1 - (1 - matrix.nnz / max(1, matrix.m * matrix.k)) ** rows))
 

@@ -5,8 +5,8 @@ import pytest
 
 from benchmarks.fit_tensor_core import Timed, fits, fitted, slower
 from benchmarks.kernels import ROOT
-from benchmarks.tensor_core import problem_of
-from lospmm.families.two_of_four import RATES, Rates, micros, plans
+from benchmarks.tensor_core import TWO_OF_FOUR, chosen, problem_of
+from lospmm.families.two_of_four import RATES, Rates, TwoOfFour, micros, plans
 
 
 def made(rates: Rates) -> Timed:
@@ -15,6 +15,12 @@ def made(rates: Rates) -> Timed:
     rows = [(shape, problem, plan) for shape, problem in zip(shapes, problems, strict=True) for plan in plans(problem)]
     times = np.array([micros(problem, plan, rates) for _, problem, plan in rows])
     return Timed(tuple(row[1] for row in rows), tuple(row[2] for row in rows), times, tuple(row[0] for row in rows))
+
+
+def test_what_is_timed_of_two_of_four_are_such_plans() -> None:
+    for shape in TWO_OF_FOUR.shapes[:2]:
+        found = chosen(problem_of(shape, TWO_OF_FOUR.sparsities[-1], TWO_OF_FOUR.dtypes[0]), 40)
+        assert found and {type(plan) for plan in found} == {TwoOfFour}
 
 
 def test_rates_are_found_again() -> None:

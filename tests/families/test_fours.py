@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lospmm.families.fours import Fours, order_in_fours
 from lospmm.matrix import SparseMatrix, from_dense
 from tests.families.matrices import matrices, pruned
 
 
-def restored(fours: Fours, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def restored(fours: Fours, k: int) -> NDArray[np.float32]:
     """The rows again, from what is left of them."""
     rows = len(fours.weights)
     dense = np.zeros((rows, k), dtype=np.float32)
@@ -39,7 +40,7 @@ def test_any_rows_are_restored(matrix: SparseMatrix, rows: int, multiple: int, d
     [(192, 0.1, 1.0), (128, 0.2, 1.01), (192, 0.2, 1.04), (192, 0.3, 1.27), (192, 0.5, 1.52)],
 )
 def test_what_is_pruned_without_a_pattern_fits(rows: int, density: float, most: float) -> None:
-    """Places beyond the columns themselves. In the order in which they come, one in five fours would not do at 80 %."""
+    """Places beyond the columns themselves. In the order in which they come hardly a four would do at 80 %."""
     fours = order_in_fours(pruned(rows, 768, density, seed=1), 0, rows)
     assert len(fours.columns) <= most * 768
 
