@@ -40,6 +40,7 @@ from lospmm.sought import contenders
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.discover import find_toolkit
+from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of
 
@@ -214,16 +215,13 @@ def _slack(plan: Warpgroups, problem: Problem) -> int:
 def test_the_forecast_is_near_what_was_timed() -> None:
     """Of all plans of `benchmarks.tensor_core`; and what it puts first is nearly the fastest."""
     lines = [json.loads(line) for line in TIMED.read_text().splitlines()]
-    problems: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for line in lines:
         m, k, n = map(int, line["shape"].split("x"))
         if m == 512:
             problem = problem_of(pruned(m, k, 1 - line["sparsity"], seed=0), n, line["dtype"])
             assert micros(problem, Warpgroups(**line["plan"])) == pytest.approx(line["forecast"], rel=0.01)
-        problems.setdefault((line["shape"], line["dtype"]), []).append((line["forecast"], line["micros"]))
-    times = np.array([both for found in problems.values() for both in found])
-    assert len(times) > 500 and np.std(np.log(times[:, 1] / times[:, 0])) < 0.15
-    slower = [min(found)[1] / min(time for _, time in found) for found in problems.values()]
+    missed, slower = against_times(lines)
+    assert len(missed) > 500 and np.std(missed) < 0.15
     assert max(slower) < 1.2 and np.mean(slower) < 1.04
 
 
