@@ -18,7 +18,7 @@ from lospmm.dtype import Dtype
 from lospmm.families.fours import Fours, order_in_fours
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.traffic import LAUNCH_MICROS
-from lospmm.families.warpgroups import ARCH, columns_of_a_block
+from lospmm.families.warpgroups import ARCH, columns_of_a_block, waves_of
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
@@ -143,8 +143,7 @@ def micros(problem: Problem, plan: TwoOfFour, rates: Rates = RATES) -> float:
     share = matrix.nnz / max(1, matrix.m * matrix.k)
     places = columns_of_a_block(matrix, plan.rows) * float(np.interp(share, _SHARES, _PLACES))
     chunks = ceil_div(max(1, round(places)), DEPTH)
-    of_an_sm = ceil_div(ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols), device.sms)
-    waves, resident = ceil_div(of_an_sm, plan.blocks), min(plan.blocks, of_an_sm)
+    waves, resident = waves_of(problem, plan.rows, plan.cols, plan.blocks)
     copied = resident * _stage_bytes(plan) / rates.copied_bytes_per_cycle
     stored = resident * plan.rows * plan.cols / rates.stored_per_cycle
     cycles = waves * (chunks * max(copied, rates.chunk_cycles) + stored + rates.block_cycles)

@@ -203,8 +203,7 @@ def micros(problem: Problem, plan: Warpgroups, rates: Kind | None = None) -> flo
     has to wait for, whichever takes longest; the way from chunk to chunk, a beginning and an end."""
     device, matrix, kind = problem.device, problem.matrix, rates or kind_of(problem)
     chunks = ceil_div(round(columns_of_a_block(matrix, plan.rows)), plan.depth)
-    of_an_sm = ceil_div(ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols), device.sms)
-    waves, resident = ceil_div(of_an_sm, plan.blocks), min(plan.blocks, of_an_sm)
+    waves, resident = waves_of(problem, plan.rows, plan.cols, plan.blocks)
     multiplied = kind.products * plan.depth / kind.step * plan.groups * plan.rows / 2 / kind.multiplying_share
     copied = plan.depth * (4 * plan.cols + _WEIGHT_BYTES * plan.rows) / kind.copied_bytes_per_cycle
     own = kind.own_cycles[0] + kind.own_cycles[1] * plan.depth
@@ -213,6 +212,12 @@ def micros(problem: Problem, plan: Warpgroups, rates: Kind | None = None) -> flo
     cycles = waves * (chunks * chunk + plan.rows * plan.cols / kind.stored_per_cycle + kind.block_cycles)
     memory = 4 * problem.n * (matrix.k + matrix.m) / device.memory_bandwidth
     return LAUNCH_MICROS + 1e6 * max(cycles / device.clock_hz, memory)
+
+
+def waves_of(problem: Problem, rows: int, cols: int, blocks: int) -> tuple[int, int]:
+    """Of blocks of so many rows and columns of C, of which an SM holds ``blocks``; and those that it has at a time."""
+    of_an_sm = ceil_div(ceil_div(problem.matrix.m, rows) * ceil_div(problem.n, cols), problem.device.sms)
+    return ceil_div(of_an_sm, blocks), min(blocks, of_an_sm)
 
 
 def columns_of_a_block(matrix: SparseMatrix, rows: int) -> float:
