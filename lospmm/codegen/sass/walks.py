@@ -240,13 +240,20 @@ class _Walker:
     def _ends(self, piece: Piece) -> NDArray[np.int64]:
         """The multiply-adds of the piece before each of the next walk's first loads: all that use a slot of the last
         group with its scoreboard, so that none of these waits for it."""
-        slots = len(piece.rows)
-        last_lap: int = (slots - 1) // self.buffers * self.buffers
-        first = np.arange(self.buffers) // self.each * self.each
-        lap = np.where(last_lap + first < slots, last_lap, last_lap - self.buffers)
-        last = np.minimum(lap + np.minimum(first + self.each, self.buffers), slots) - 1
+        behind = np.minimum(self._first_of_group() + self.each, self.buffers)
+        last = np.minimum(self._last_lap(piece) + behind, len(piece.rows)) - 1
         found: NDArray[np.int64] = piece.done[last]
         return found
+
+    def _first_of_group(self) -> NDArray[np.int64]:
+        """Of each buffer, the first one with its scoreboard."""
+        found: NDArray[np.int64] = np.arange(self.buffers) // self.each * self.each
+        return found
+
+    def _last_lap(self, piece: Piece) -> NDArray[np.int64]:
+        """Of each buffer, the slot at which the last lap around all buffers begins that comes to its scoreboard."""
+        lap = (len(piece.rows) - 1) // self.buffers * self.buffers
+        return np.where(lap + self._first_of_group() < len(piece.rows), lap, lap - self.buffers)
 
     def _next_loads(
         self, piece: Piece, following: Piece | None, base: int, places: NDArray[np.intp]
@@ -261,10 +268,8 @@ class _Walker:
         loads = self._first_loads()
         if following is None:
             loads["predicate"], loads["predicate_negated"] = SECOND, 1
-        lap = (len(piece.rows) - 1) // self.buffers * self.buffers
         slots = np.arange(self.buffers)
-        before = np.where(lap + slots // self.each * self.each < len(piece.rows), lap, lap - self.buffers) + slots
-        unseen = self._is_unseen(piece, before)
+        unseen = self._is_unseen(piece, self._last_lap(piece) + slots)
         loads["wait"][unseen] |= self._mask(slots[unseen])
         return inserted + [(place, loads[slot : slot + 1]) for slot, place in enumerate(places.tolist())]
 
