@@ -1,8 +1,9 @@
 """Columns in fours of which no row has more than two: what sparse tensor cores multiply, of a matrix pruned anyhow.
 
-Which columns are neighbours is free. They are chosen one by one: to a four comes the column that the fewest of those
-rows take which have two of the four already. What does not fit is put aside and ordered once more, in fours of its own
-behind the others; so a column may come twice.
+Which columns are neighbours is free. They are chosen one by one: to a four comes the column of which the fewest rows
+have two of the four already, and of several such the one with most nonzeros. What does not fit goes back among the
+columns that are left, with the rows that it was set aside for; so a column may come twice, the second time to a four
+that it does fit. Seven columns and one that comes twice are two fours then, where no row would have all of any three.
 """
 
 from typing import NamedTuple
@@ -12,8 +13,15 @@ from numpy.typing import NDArray
 
 from lospmm.matrix import SparseMatrix
 
-#: Columns that are looked at for the next place of a four.
+#: Columns that are looked at for the next place of a four: so many of those with most nonzeros, and with fewest.
 CANDIDATES = 512
+
+#: What a candidate for the second place costs: each row that has the first one too; less, each of its nonzeros.
+SHARED, OF_SECOND = 10, 3
+
+#: And for the places behind it: that a row would have three, each such row; less, each nonzero. (Of what was tried on
+#: random matrices of 64 to 192 rows, 10 to 50 % nonzero, what came to the fewest places.)
+ANY_CROWDED, CROWDED, OF_OTHERS = 200, 10, 4
 
 _WORD = 64
 
@@ -32,62 +40,92 @@ def order_in_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int
     row = np.repeat(np.arange(last - first), matrix.row_nnz[first:last])
     dense = np.zeros((rows, matrix.k), dtype=np.float32)
     dense[row, matrix.indices[begin:end]] = matrix.data[begin:end]
-    left = dense != 0
-    chosen, kept = [np.zeros((0, 4), np.int64)], [np.zeros((rows, 0, 4), np.bool_)]
-    while left.any():
-        fours = _fours(left)
-        taken = left[:, fours]
-        taken[:, :, 1:] &= fours[:, 1:] != fours[:, :1]  # what only fills up a four repeats its first column
-        aside = _set_aside(taken)
-        row, four, place = np.nonzero(aside)
-        left[:] = False
-        left[row, fours[four, place]] = True
-        chosen.append(fours)
-        kept.append(taken & ~aside)
-    columns, is_kept = np.concatenate(chosen), np.concatenate(kept, axis=1)
+    columns, kept = _fours(dense != 0)
     missing = -len(columns) % multiple if len(columns) else multiple
     columns = np.concatenate((columns, np.full((missing, 4), columns.flat[0] if len(columns) else 0)))
-    is_kept = np.concatenate((is_kept, np.zeros((rows, missing, 4), np.bool_)), axis=1)
+    is_kept = np.zeros((rows, len(columns), 4), np.bool_)
+    is_kept[:, : len(kept)] = np.unpackbits(kept.view(np.uint8), axis=2)[:, :, :rows].transpose(2, 0, 1)
     return Fours(columns.reshape(-1).astype(np.int32), *_twos(is_kept, dense[:, columns]))
 
 
-def _fours(there: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The columns with anything there, (fours, 4), those with most first."""
-    rows = len(there)
-    padded = np.zeros((-(-rows // _WORD) * _WORD, there.shape[1]), dtype=bool)
-    padded[:rows] = there
-    bits = np.ascontiguousarray(np.packbits(padded.T, axis=1)).view(np.uint64)
-    counts = np.count_nonzero(there, axis=0)
-    left = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    chosen = []
+def _fours(there: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """The columns of each four, (fours, 4), and of which rows each place has anything, as bits (fours, 4, words)."""
+    bits = _bits_of_columns(there)
+    counts = _ones(bits)
+    chosen, kept = [np.zeros((0, 4), np.int64)], [np.zeros((0, 4, len(bits)), np.uint64)]
+    left = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]  # those with most first, at any time
     while len(left):
-        candidates = bits[left[:CANDIDATES]]
-        is_free = np.ones(len(candidates), dtype=bool)
-        four, once, twice = [0], candidates[0].copy(), np.zeros_like(candidates[0])
-        is_free[0] = False
-        while len(four) < min(4, len(candidates)):
-            # Two fit whatever they are: the second leaves the most rows with one, for those that follow.
-            crowded = np.bitwise_count(candidates & (twice if len(four) > 1 else once)).sum(axis=1, dtype=np.int64)
-            best = int(np.where(is_free, crowded, rows + 1).argmin())
-            twice |= once & candidates[best]
-            once |= candidates[best]
-            is_free[best] = False
-            four.append(best)
-        chosen.append(left[four + [0] * (4 - len(four))])
-        left = np.delete(left, four)
-    return np.array(chosen)
+        near = np.arange(len(left))
+        if len(left) > 2 * CANDIDATES:
+            near = np.concatenate((near[:CANDIDATES], near[-CANDIDATES:]))
+        places = near[_next_four(bits[:, left[near]], counts[left[near]])]
+        four = left[places]
+        of_four = bits[:, four]
+        aside = _set_aside(of_four)
+        # What only fills up a four repeats its first column, and has nothing of it.
+        columns, takes = np.full((1, 4), four[0]), np.zeros((1, 4, len(bits)), np.uint64)
+        columns[0, : len(four)], takes[0, : len(four)] = four, (of_four & ~aside).T
+        chosen.append(columns)
+        kept.append(takes)
+        bits[:, four], counts[four] = aside, _ones(aside)
+        left = np.delete(left, places)
+        for column in four[counts[four] > 0]:
+            at = np.searchsorted(-counts[left], -counts[column], side="right")
+            left = np.concatenate((left[:at], [column], left[at:]))
+    return np.concatenate(chosen), np.concatenate(kept)
 
 
-def _set_aside(taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """What does not fit, so that two are left: of each four all that crowded rows have in one column, and so on."""
-    left, aside = taken.copy(), np.zeros_like(taken)
-    while (crowded := np.count_nonzero(left, axis=2) > 2).any():
-        of_four = np.flatnonzero(crowded.any(axis=0))
-        place = np.count_nonzero(left[:, of_four] & crowded[:, of_four, np.newaxis], axis=0).argmax(axis=1)
-        more = left[:, of_four, place] & crowded[:, of_four]
-        aside[:, of_four, place] |= more
-        left[:, of_four, place] &= ~more
+def _next_four(bits: NDArray[np.uint64], counts: NDArray[np.int64]) -> list[int]:
+    """The first of these columns, and up to three that go with it."""
+    four, once, twice = [0], bits[:, :1], np.zeros_like(bits[:, :1])
+    taken = np.iinfo(np.int64).max
+    while len(four) < min(4, len(counts)):
+        if len(four) == 1:  # two fit whatever they are
+            cost = SHARED * _ones(bits & once) - OF_SECOND * counts
+        else:
+            crowded = _ones(bits & twice)
+            cost = ANY_CROWDED * (crowded > 0) + CROWDED * crowded - OF_OTHERS * counts
+        cost[four] = taken
+        best = int(cost.argmin())
+        column = bits[:, best : best + 1]
+        once, twice = once | column, twice | once & column
+        four.append(best)
+    return four
+
+
+def _set_aside(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Of which rows each column of a four is set aside, so that none has more than two: all that crowded rows have in
+    one column, and so on."""
+    left, aside = bits.copy(), np.zeros_like(bits)
+    while (crowded := _of_three(left)).any():
+        fullest = int(_ones(left & crowded[:, np.newaxis]).argmax())
+        aside[:, fullest] |= left[:, fullest] & crowded
+        left[:, fullest] &= ~crowded
     return aside
+
+
+def _of_three(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The rows that three columns or more have."""
+    once, twice, thrice = np.zeros((3, len(bits)), np.uint64)
+    for column in bits.T:
+        thrice |= twice & column
+        twice |= once & column
+        once |= column
+    return thrice
+
+
+def _bits_of_columns(there: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """(words, columns): a bit for each row, in the order of ``np.unpackbits``."""
+    rows = len(there)
+    padded = np.zeros((-(-rows // _WORD) * _WORD, there.shape[1]), np.bool_)
+    padded[:rows] = there
+    return np.ascontiguousarray(np.ascontiguousarray(np.packbits(padded.T, axis=1)).view(np.uint64).T)
+
+
+def _ones(bits: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Of each column of ``bits``, (words, columns)."""
+    found: NDArray[np.int64] = np.bitwise_count(bits).sum(axis=0, dtype=np.int64)
+    return found
 
 
 def _twos(is_kept: NDArray[np.bool_], weights: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:

@@ -36,13 +36,24 @@ def test_any_rows_are_restored(matrix: SparseMatrix, rows: int, multiple: int, d
 
 
 @pytest.mark.parametrize(
-    ("rows", "density", "most"),
-    [(192, 0.1, 1.0), (128, 0.2, 1.01), (192, 0.2, 1.04), (192, 0.3, 1.27), (192, 0.5, 1.52)],
+    ("rows", "k", "density", "most"),
+    [
+        *((192, 768, 0.1, 1.0), (192, 768, 0.2, 1.02), (192, 768, 0.3, 1.16), (192, 768, 0.5, 1.39)),
+        *((192, 4096, 0.2, 1.005), (192, 4096, 0.3, 1.145), (192, 4096, 0.4, 1.325), (192, 4096, 0.5, 1.35)),
+        *((64, 4096, 0.2, 1.0), (64, 4096, 0.3, 1.01), (64, 4096, 0.4, 1.155), (64, 4096, 0.5, 1.27)),
+    ],
 )
-def test_what_is_pruned_without_a_pattern_fits(rows: int, density: float, most: float) -> None:
+def test_what_is_pruned_without_a_pattern_fits(rows: int, k: int, density: float, most: float) -> None:
     """Places beyond the columns themselves. In the order in which they come hardly a four would do at 80 %."""
-    fours = order_in_fours(pruned(rows, 768, density, seed=1), 0, rows)
-    assert len(fours.columns) <= most * 768
+    fours = order_in_fours(pruned(rows, k, density, seed=1), 0, rows)
+    assert len(fours.columns) <= most * k
+
+
+def test_no_more_fours_than_there_have_to_be() -> None:
+    """Four full columns fill two, and a nonzero more needs a third."""
+    dense = np.ones((64, 5), dtype=np.float32)
+    dense[1:, 4] = 0
+    assert len(order_in_fours(from_dense(dense), 0, 64).columns) == 12
 
 
 def test_columns_without_a_nonzero_have_no_place() -> None:

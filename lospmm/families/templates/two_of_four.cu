@@ -1,8 +1,8 @@
 // Row blocks of A on the sparse tensor cores of sm_90a, which take two of every four columns; of 16-bit elements.
 //
 // A block has 64 rows of A for each of GROUPS warpgroups, and COLS columns of C. The columns of A are ordered so that no row
-// of the block has a nonzero in more than two of four neighbours, those that would not fit a second time at the end. DEPTH of
-// them are a chunk. Each of the FEEDERS, the warps of one warpgroup more, copies every fourth chunk to a ring of STAGES in
+// of the block has a nonzero in more than two of four neighbours; one that does not fit comes a second time. DEPTH of them are
+// a chunk. Each of the FEEDERS, the warps of one warpgroup more, copies every fourth chunk to a ring of STAGES in
 // shared memory: the rows of B piece by piece, the weights of A in one. The others take their weights from there, and
 // multiply.
 //
