@@ -41,7 +41,7 @@ from lospmm.command_options import (
     chosen_server,
 )
 from lospmm.convolution import parse_convolution
-from lospmm.device import DeviceSpec, find_device
+from lospmm.device import DEVICES, DeviceSpec, find_device
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
 from lospmm.gpu.messages import CACHE_STATES
@@ -192,6 +192,8 @@ def replay(
 ) -> None:
     """Make the choice of a kernel again from its log, without a GPU; exit status 5 if it comes out otherwise."""
     kept = artifact.read(directory)
+    if not device and kept.manifest["device"] not in DEVICES:
+        raise BadRequest(f"{directory}: tuned for {kept.manifest['device']!r}, of a device file: name it by --device")
     found = replayed(kept, find_device(device or kept.manifest["device"]))
     if as_json:
         print_json({"agrees": found.agrees, "timed": found.timed, "winner": found.winner, "built": found.built})

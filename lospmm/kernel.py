@@ -203,8 +203,8 @@ def packed_kernel(kept: Artifact) -> PackedKernel:
 
 def tune(
     weights: Weights,
-    *,
     n: int | None = None,
+    *,
     device: str = "auto",
     convolution: Convolution | None = None,
     bias: Sequence[float] | NDArray[np.floating] | None = None,

@@ -125,10 +125,16 @@ def from_csr(
     return from_coo(shape, expand_offsets(indptr, m, len(indices)), indices, data)
 
 
+def check_axes(count: int) -> None:
+    """Raises BadMatrix where an array of so many axes is no matrix."""
+    if count != 2:
+        hint = "; reshape weights of a convolution to out x (in * height * width)" if count == 4 else ""
+        raise BadMatrix(f"a matrix has two dimensions, this array has {count}{hint}")
+
+
 def from_dense(weights: NDArray[np.floating]) -> SparseMatrix:
     """The nonzeros of a dense (m, k) array."""
-    if weights.ndim != 2:
-        raise BadMatrix(f"a matrix has two dimensions, this array has {weights.ndim}")
+    check_axes(weights.ndim)
     rows, cols = np.nonzero(weights)
     return from_coo(weights.shape, rows, cols, weights[rows, cols])
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from lospmm import matrix_text, npy
 from lospmm.content import Content, content_of
 from lospmm.errors import BadMatrix, BadRequest
-from lospmm.matrix import SparseMatrix, check_shape, from_coo
+from lospmm.matrix import SparseMatrix, check_axes, check_shape, from_coo
 from lospmm.nonzeros import Decode, as_it_is, nonzeros
 from lospmm.settings import settings
 from lospmm.terminal import printable
@@ -337,8 +337,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _pruned(weights: NDArray[Any], content: Content, decode: Decode = as_it_is) -> SparseMatrix:
-    if weights.ndim != 2:
-        raise BadMatrix(f"a matrix has two dimensions, this array has {weights.ndim}")
+    check_axes(weights.ndim)
     shape = check_shape(weights.shape)
     (rows, cols), values = nonzeros(weights, content, decode)
     return from_coo(shape, rows, cols, values)

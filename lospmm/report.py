@@ -28,7 +28,8 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
     pairs = {
         "folder": f"{directory}",
         "kernel": manifest["name"],
-        "matrix": f"{manifest['m']} x {manifest['k']}, {manifest['nnz']:,} nonzeros, values {manifest['values']}",
+        "matrix": f"{manifest['m']} x {manifest['k']}, {manifest['nnz']:,} nonzeros ({_zeros(manifest):.1%} zeros), "
+        f"values {manifest['values']}",
         "B": f"{manifest['k']} x {manifest['n']}, {manifest['dtype']}, {_layout(manifest['convolution'])}",
         **_added(manifest["epilogue"]),
         "device": f"{manifest['device']} ({manifest['arch']}), {manifest['toolchain']}",
@@ -46,6 +47,10 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "seconds": _stages(manifest["seconds"]),
     }
     print_pairs(pairs)
+
+
+def _zeros(manifest: Mapping[str, Any]) -> float:
+    return 1.0 - float(manifest["nnz"]) / float(manifest["m"] * manifest["k"])
 
 
 def _kind(manifest: Mapping[str, Any]) -> dict[str, str]:

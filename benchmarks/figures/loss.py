@@ -57,15 +57,14 @@ def by_way(choices: Sequence[Record], name: str) -> dict[str, list[float]]:
     return found
 
 
-def by_matrix(choices: Sequence[Record]) -> list[tuple[str, str, str, str]]:
-    """Every real layer: its name, the fastest time, and the losses of the default and of the estimate's first."""
+def by_matrix(choices: Sequence[Record]) -> list[tuple[str, str, str]]:
+    """Every real layer: its name, the fastest time, and the loss of the default."""
     found = []
     for choice in sorted(choices, key=lambda one: str(one["problem"])):
         if choice["set"] == "real" and "default" in choice["chosen"]:
-            width, lost = len(AXES), losses(choice)
+            width = len(AXES)
             best = min(statistics.median(one[width:]) for one in choice["micros"] if len(one) > width)
-            default, estimate = (f"{lost[way]:.1%}" if way in lost else "-" for way in ("default", "estimate"))
-            found.append((f"`{choice['problem']}`", f"{best:.2f}", default, estimate))
+            found.append((f"`{choice['problem']}`", f"{best:.2f}", f"{losses(choice)['default']:.1%}"))
     return found
 
 

@@ -321,3 +321,12 @@ def test_a_wrong_kernel_is_not_written(
     assert json.loads(answer.out)["error"]["type"] == "VerificationFailed"
     assert artifact.read(tmp_path / "out") == before
     assert [entry.kind for entry in own_cache.entries()].count(jobs.KERNELS) == 1
+
+
+def test_replay_of_what_was_tuned_for_a_device_file(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:
+    device, out = tmp_path / "half.toml", tmp_path / "out"
+    device.write_text('base = "h200"\nsms = 66\n')
+    assert lospmm_command("tune", matrix, "--n", 8, "--device", device, "--out", out, "--quiet").status == 0
+    answer = lospmm_command("replay", out)
+    assert answer.status == 2 and "of a device file: name it by --device" in answer.error
+    assert lospmm_command("replay", out, "--device", device).status == 0

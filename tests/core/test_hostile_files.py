@@ -74,6 +74,7 @@ REFUSED = {
     "npy dates": ("a.npy", saved(np.save, np.zeros((2, 2), "M8[s]")), "type '<M8[s]'; save it as float32"),
     "npy 1-D": ("a.npy", saved(np.save, EYE[0]), "two dimensions, this array has 1"),
     "npy 3-D": ("a.npy", saved(np.save, EYE[None]), "two dimensions, this array has 3"),
+    "npy 4-D": ("a.npy", saved(np.save, EYE[None, None]), "this array has 4; reshape weights of a convolution"),
     "npy no rows": ("a.npy", saved(np.save, EYE[:0]), "shape (0, 4)"),
     "npy NaN": ("a.npy", saved(np.save, EYE * np.nan), "row 0, column 0: nan is not a finite"),
     "npy infinity": ("a.npy", saved(np.save, np.array([[1, np.inf]])), "row 0, column 1: inf is not a finite"),

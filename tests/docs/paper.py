@@ -23,7 +23,7 @@ def by_matrix() -> str:
     """Every real layer: the fastest kernel that is known, and what the default choice loses against it."""
     given = paper.inputs("Table 4", paper.RESULTS)
     lines = [] if given is None else loss.by_matrix(given[0])
-    return table(("layer", "fastest, us", "default", "estimate"), lines, right=3) if lines else "Not measured.\n"
+    return table(("layer", "fastest, us", "default"), lines, right=2) if lines else "Not measured.\n"
 
 
 def verdicts() -> str:

@@ -67,7 +67,8 @@ def test_layers_that_do_not_fit_are_dense_with_a_reason(saved: Path) -> None:
         "the model has no such layer"
     ] * 3
     reasons = {row.reason for row in lospmm.nn.load_(perceptron(), saved).rows}
-    assert reasons == {"it is on the CPU, where kernels are emulated only when asked for"}
+    (reason,) = reasons
+    assert "on the CPU" in reason and "emulate=True" in reason
 
 
 @pytest.mark.parametrize(
