@@ -105,6 +105,10 @@ def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
     for name in (CUBIN_FILE, SOURCE_FILES[manifest["emitter"]], TUNING_FILE):
         if name not in files:
             raise BadRequest(f"{where}: {name} is missing")
+    try:
+        files[SOURCE_FILES[manifest["emitter"]]].decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"{where}: {SOURCE_FILES[manifest['emitter']]} is damaged: it is not text") from None
     if hashlib.sha256(files[CUBIN_FILE]).hexdigest() != manifest["cubin_sha256"]:
         raise BadRequest(f"{where}: {CUBIN_FILE} is not the one that the manifest names (its sha256 differs)")
     return Artifact(manifest, files)
@@ -151,6 +155,8 @@ def check_target(directory: Path) -> None:
 
     BadRequest where it would have to destroy something that is not an artifact, ToolchainFault where it may not write.
     """
+    if "\0" in str(directory):
+        raise BadRequest(f"{str(directory)!r:.80}: holds a NUL; name a folder")
     try:
         place = next((path for path in directory.absolute().parents if path.exists()), directory)
         if directory.is_file() or not place.is_dir():

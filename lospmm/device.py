@@ -289,6 +289,8 @@ def find_device(name: str) -> DeviceSpec:
 
     Raises BadRequest with the known names and those that come close.
     """
+    if not isinstance(name, str):
+        raise BadRequest(f"device is of type {type(name).__name__}: give a name, or the path of a .toml file")
     if name in DEVICES:
         return DEVICES[name]
     if name.endswith(".toml"):

@@ -100,6 +100,15 @@ def _files(path: Path) -> list[Path]:
     return sorted(found, key=lambda file: (readers.natural(file.stem), file.name))
 
 
+def _text(name: str) -> str:
+    """A file's name, whose bytes may be no text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return printable(name)
+    return name
+
+
 def _is_matrix(file: Path) -> bool:
     return file.suffix.lower().removeprefix(".") in READERS and not file.name.startswith(".") and not file.is_dir()
 
@@ -107,7 +116,8 @@ def _is_matrix(file: Path) -> bool:
 def _part(file: Path, seed: int) -> Model:
     """The layers of one file. A file that is itself a layer is read when its turn comes."""
     if file.suffix.lower() != ".safetensors":
-        return Model(file.name, (file.stem,), lambda: iter([(file.stem, _matrix(file, seed))]))
+        name = _text(file.stem)
+        return Model(file.name, (name,), lambda: iter([(name, _matrix(file, seed))]))
     try:
         return _weights(file)
     except BadMatrix as error:

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from lospmm.accuracy import ACCURACY, Accuracy
 from lospmm.convolution import Convolution
@@ -68,9 +68,9 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    grid: tuple[int, int, int]
-    block: int
-    shared_bytes: int
+    grid: tuple[PositiveInt, PositiveInt, PositiveInt]
+    block: PositiveInt
+    shared_bytes: NonNegativeInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +167,10 @@ class Manifest:
 
     schema: int = SCHEMA
     name: str
-    m: int
-    k: int
-    n: int
-    nnz: int
+    m: PositiveInt
+    k: PositiveInt
+    n: PositiveInt
+    nnz: NonNegativeInt
     dtype: str
     fingerprint: str
     values: Literal["stored", "drawn"]

@@ -63,6 +63,7 @@ class Problem:
         check_sums(self.dtype.name, self.sums.name)
         check_rows(self.epilogue, self.matrix.m)
         _check_range(self.dtype, self.matrix)
+        _check_bias(self.dtype, self.epilogue)
         if self.convolution is not None:
             _check_convolution(self.convolution, self.matrix, self.n)
 
@@ -103,7 +104,7 @@ def layer_fields(problem: Problem) -> dict[str, Any]:
 
 
 def _check_range(dtype: Dtype, matrix: SparseMatrix) -> None:
-    if dtype.is_16_bit and matrix.nnz:
+    if dtype != FLOAT32 and matrix.nnz:
         largest = np.abs(matrix.data).max()
         rounded = dtype.rounded(largest[np.newaxis])[0]
         if np.isinf(rounded):
@@ -112,6 +113,13 @@ def _check_range(dtype: Dtype, matrix: SparseMatrix) -> None:
             raise BadMatrix(
                 f"dtype {dtype.name}: A holds {largest:g} at most, which is 0 in it; take another or scale A"
             )
+
+
+def _check_bias(dtype: Dtype, epilogue: Epilogue) -> None:
+    if dtype.is_16_bit and epilogue.bias is not None:
+        largest = np.abs(np.array(epilogue.bias, dtype=np.float32)).max(initial=0)
+        if np.isinf(dtype.rounded(largest[np.newaxis])[0]):
+            raise BadRequest(f"dtype {dtype.name}: the bias holds {largest:g}, beyond its range; take another")
 
 
 def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -> None:

@@ -17,7 +17,7 @@ from lospmm.contest import Contest, contest
 from lospmm.device import DeviceSpec
 from lospmm.dtype import dtype_named
 from lospmm.errors import BadRequest
-from lospmm.families import Entrant
+from lospmm.families import FAMILIES, Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.model import Candidate, Problem
@@ -134,6 +134,8 @@ def _contested(
     is_unrolled: bool,
 ) -> Contest:
     names = [family["name"] for family in manifest["search"]["families"]]
+    if unknown := set(names) - {UNROLLED, DENSE, *FAMILIES}:
+        raise BadRequest(f"kernel {manifest['name']}: search.families names {min(unknown)[:40]!r}, which there is not")
     field = field_for(problem, contenders(names, problem, is_unrolled=is_unrolled))
     if not lines or not manifest["search"]["measured"]:
         return Contest(field)
@@ -236,7 +238,7 @@ def _measurement(micros: float | None, line: Mapping[str, Any]) -> Measurement:
 def _lines(kept: Artifact) -> list[dict[str, Any]]:
     where = f"kernel {kept.manifest['name']}: {TUNING_FILE}"
     try:
-        lines = [json.loads(line) for line in kept.files[TUNING_FILE].splitlines()]
+        lines = [dict(json.loads(line)) for line in kept.files[TUNING_FILE].splitlines()]
         for line in lines:
             if line.setdefault("family", UNROLLED) == UNROLLED:  # logs of before there were families name none
                 line.setdefault("thread_words", 1)  # ... nor words
@@ -244,7 +246,7 @@ def _lines(kept: Artifact) -> list[dict[str, Any]]:
                 [line[axis] for axis in AXES]
             if kept.manifest["search"]["measured"]:
                 line["final_micros"], line["measured_micros"], line["max_relative_error"], line["failure"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadRequest(f"{where} is damaged, or of an earlier version; tune it again") from None
     if not lines:
         raise BadRequest(f"{where} is empty")

@@ -50,7 +50,8 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
 
 
 def _zeros(manifest: Mapping[str, Any]) -> float:
-    return 1.0 - float(manifest["nnz"]) / float(manifest["m"] * manifest["k"])
+    cells = int(manifest["m"]) * int(manifest["k"])
+    return 1.0 - min(int(manifest["nnz"]), cells) / cells
 
 
 def _kind(manifest: Mapping[str, Any]) -> dict[str, str]:

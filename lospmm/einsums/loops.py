@@ -16,7 +16,7 @@ from lospmm.einsums.expression import Access
 from lospmm.einsums.operands import Operands, Shape
 from lospmm.einsums.plan import LoopPlan, plan_loops
 from lospmm.epilogue import PLAIN
-from lospmm.errors import Unsupported
+from lospmm.errors import BadRequest, Unsupported
 from lospmm.model import Launch, ceil_div
 from lospmm.packed import PLACES, PackedKernel, pack, source_of_prelude
 
@@ -51,7 +51,7 @@ def kernel_of_loops(operands: Operands, dtype: Dtype) -> PackedKernel:
         )
     plan = plan_loops(operands)
     team = _team(operands, plan, dtype)
-    arrays = _arrays(operands, plan)
+    arrays = _arrays(operands, plan, dtype)
     if len(arrays) >= PLACES:
         raise Unsupported(f"einsum: {len(arrays)} arrays of indices and known factors; at most {PLACES - 1}")
     elements = int(np.prod(operands.output_shape, dtype=object))
@@ -95,7 +95,7 @@ def _team(operands: Operands, plan: LoopPlan, dtype: Dtype) -> Team:
     return Team(variable, lanes, vector, loaded)
 
 
-def _arrays(operands: Operands, plan: LoopPlan) -> dict[str, NDArray[Any]]:
+def _arrays(operands: Operands, plan: LoopPlan, dtype: Dtype) -> dict[str, NDArray[Any]]:
     """What the data hold, by the name that the text gives it."""
     used = dict.fromkeys(
         index.name for factor in operands.expression.factors for index in factor.indices if index.is_indirect
@@ -105,7 +105,17 @@ def _arrays(operands: Operands, plan: LoopPlan) -> dict[str, NDArray[Any]]:
         arrays[f"starts_{at}"] = bucket.starts
         for variable, values in zip(bucket.variables, bucket.values, strict=True):
             arrays[f"sorted_{variable}"] = values
-    return arrays | {f"factor_{name}": array for name, array in operands.values.items()}
+    return arrays | {f"factor_{name}": _rounded(name, array, dtype) for name, array in operands.values.items()}
+
+
+def _rounded(name: str, array: NDArray[np.float32], dtype: Dtype) -> NDArray[np.float32]:
+    """As a factor that comes later is. Raises BadRequest for what the type has no number for."""
+    if not dtype.is_16_bit:
+        return array
+    found = dtype.rounded(array)
+    if (beyond := np.isinf(found) & np.isfinite(array)).any():
+        raise BadRequest(f"einsum: {name} holds {array[beyond][0]:g}, beyond the range of {dtype.name}")
+    return found
 
 
 def _text(operands: Operands, plan: LoopPlan, team: Team, arrays: Sequence[str]) -> Iterator[str]:

@@ -82,7 +82,12 @@ def float32_of(name: str, array: Any) -> NDArray[np.float32]:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise BadRequest(f"einsum: {name} is of type {kind}: give a NumPy array of real numbers")
     with np.errstate(over="ignore"):
-        return np.ascontiguousarray(array, dtype=np.float32)
+        found = np.ascontiguousarray(array, dtype=np.float32)
+    if array.dtype == np.float64 and (np.isinf(found) & np.isfinite(array)).any():
+        raise BadRequest(
+            f"einsum: {name} holds {np.abs(array[np.isfinite(array)]).max():g}, beyond the range of float32"
+        )
+    return found
 
 
 def _indices(expression: Expression, index: Index, given: Mapping[str, Any]) -> NDArray[np.int64]:
@@ -104,9 +109,13 @@ def _indices(expression: Expression, index: Index, given: Mapping[str, Any]) -> 
 
 
 def _shape(expression: Expression, access: Access, given: Any) -> Shape:
-    shape = given if isinstance(given, tuple) else getattr(given, "shape", None)
+    shape = given.shape if isinstance(given, np.ndarray) else given if isinstance(given, tuple) else None
     if shape is None:
-        raise fault(expression.text, access.at, f"{access.name} is a {type(given).__name__}: give an array, or a shape")
+        raise fault(
+            expression.text,
+            access.at,
+            f"{access.name} is of type {type(given).__name__}: give a NumPy array, or a shape",
+        )
     if not all(isinstance(side, int | np.integer) and not isinstance(side, bool) and side >= 0 for side in shape):
         raise fault(expression.text, access.at, f"{access.name} has the shape {shape}: give whole numbers")
     if len(shape) != len(access.indices):

@@ -363,3 +363,14 @@ def test_a_process(model: Path, tmp_path: Path) -> None:
     answer = process("tune-model", model, "--n", 8, *H200, "--out", tmp_path / "out", "--json")
     assert answer.status == 0, answer.err
     assert json.loads(answer.out)["layers"][3]["name"] == "fc.2"
+
+
+def test_a_file_whose_name_is_no_text(tune_model: Callable[..., Answer], tmp_path: Path) -> None:
+    folder = tmp_path / "layers"
+    folder.mkdir()
+    np.save(folder / "m.npy", WEIGHTS)
+    (folder / "m.npy").rename(os.fsdecode(os.fsencode(folder) + b"/m\xff.npy"))
+    for _ in range(2):  # the second time it goes on where the first one was
+        answer = tune_model(folder, "--json", "--quiet")
+        assert (answer.status, answer.err) == (0, "")
+        assert [layer["name"] for layer in json.loads(answer.out)["layers"]] == ["m\\udcff"]

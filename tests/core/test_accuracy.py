@@ -13,7 +13,7 @@ from lospmm import measure
 from lospmm.accuracy import ACCURACY, tolerance_of
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES, Dtype
-from lospmm.epilogue import Epilogue
+from lospmm.epilogue import Epilogue, epilogue_of
 from lospmm.errors import BadRequest, VerificationFailed
 from lospmm.gpu import gate, operands
 from lospmm.matrix import from_dense
@@ -199,6 +199,21 @@ def test_a_weight_beyond_the_range_of_a_type_is_refused() -> None:
     Problem(matrix, 4, DEVICES["h200"], dtype=DTYPES["bfloat16"])
     with pytest.raises(BadRequest, match="dtype float16: A holds 70000, beyond its range; take another or scale A"):
         Problem(matrix, 4, DEVICES["h200"], dtype=DTYPES["float16"])
+
+
+def test_a_weight_that_rounds_to_infinity_in_tf32_is_refused() -> None:
+    largest = float(np.finfo(np.float32).max)
+    Problem(from_dense(np.array([[0.999 * largest]])), 4, DEVICES["h200"], dtype=DTYPES["tf32"])
+    Problem(from_dense(np.array([[largest]])), 4, DEVICES["h200"])
+    with pytest.raises(BadRequest, match=r"dtype tf32: A holds 3\.40282e\+38, beyond its range"):
+        Problem(from_dense(np.array([[largest]])), 4, DEVICES["h200"], dtype=DTYPES["tf32"])
+
+
+def test_a_bias_beyond_the_range_of_a_type_is_refused() -> None:
+    matrix, epilogue = from_dense(np.eye(2)), epilogue_of(np.array([1.0, -7e4]), relu=False, residual=False)
+    Problem(matrix, 4, DEVICES["h200"], epilogue=epilogue, dtype=DTYPES["bfloat16"])
+    with pytest.raises(BadRequest, match="dtype float16: the bias holds 70000, beyond its range"):
+        Problem(matrix, 4, DEVICES["h200"], epilogue=epilogue, dtype=DTYPES["float16"])
 
 
 def test_weights_that_all_vanish_in_a_type_are_refused() -> None:

@@ -129,6 +129,8 @@ def test_a_manifest_of_any_kind_is_refused_or_can_be_shown(place: tuple[Any, ...
         (("registers",), ..., "manifest.json is damaged: registers: Field required"),
         (("tile", "rows"), "1", "manifest.json is damaged: tile.rows: Input should be a valid integer"),
         (("seconds", "total"), ..., "manifest.json is damaged: seconds.total: Field required"),
+        (("launch", "block"), 0, "manifest.json is damaged: launch.block: Input should be greater than 0"),
+        (("m",), -1, "manifest.json is damaged: m: Input should be greater than 0"),
         (("emitter",), "wasm", "emitter 'wasm' is not one of ptx, cuda, sass"),
         (("emitter",), "sass", "kernel.sass is missing"),
         (("emitter",), "cuda", "kernel.cu is missing"),
@@ -138,6 +140,11 @@ def test_a_manifest_of_any_kind_is_refused_or_can_be_shown(place: tuple[Any, ...
 def test_a_damaged_manifest_is_refused_with_the_field(place: tuple[Any, ...], value: object, words: str) -> None:
     with pytest.raises(BadRequest, match=f"^here: {words}"):
         artifact.from_files({**made().files, MANIFEST_FILE: changed(place, value)}, "here")
+
+
+def test_a_text_that_is_none_is_refused() -> None:
+    with pytest.raises(BadRequest, match=r"^here: kernel\.ptx is damaged: it is not text"):
+        artifact.from_files({**made().files, "kernel.ptx": b"\xff\xfe"}, "here")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'"schema"', b"{}"])
@@ -246,6 +253,8 @@ def test_a_place_where_no_folder_can_be(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "file").touch()
     with pytest.raises(BadRequest, match=f"{tmp_path}/file is a file"):
         artifact.check_target(tmp_path / "file" / "deep" / "kernel")
+    with pytest.raises(BadRequest, match="holds a NUL; name a folder"):
+        artifact.check_target(Path("a\0b"))
     with pytest.raises(BadRequest, match="File name too long"):
         artifact.check_target(tmp_path / ("x" * 300))
     empty = tmp_path / "empty"

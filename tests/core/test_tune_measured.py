@@ -1,5 +1,6 @@
 """A whole tuning with a GPU: candidates built, timed, the fastest verified and compared. The GPU is machine_gpu.py."""
 
+import copy
 import hashlib
 import json
 import shutil
@@ -21,6 +22,7 @@ from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, GpuFault
 from lospmm.gpu.messages import Measurement
 from lospmm.kernel import load
+from lospmm.manifest import FamilySummary
 from lospmm.matrix import from_dense
 from lospmm.measure import Bench
 from lospmm.model import Problem
@@ -251,6 +253,13 @@ def test_a_choice_is_made_again_without_a_gpu(store: Store, monkeypatch: pytest.
         replay(_with_log(made, lines[1:]), DEVICES["h200"])
     with pytest.raises(BadRequest, match=r"tuning\.jsonl is damaged, or of an earlier version"):
         replay(_with_log(made, [{"rank": 1}]), DEVICES["h200"])
+    for line in (b"[1, 2]", b"null", b'"x"', b"true", b"[" * 100_000):
+        with pytest.raises(BadRequest, match=r"tuning\.jsonl is damaged, or of an earlier version"):
+            replay(replace(made, files={**made.files, "tuning.jsonl": line}), DEVICES["h200"])
+    manifest = copy.deepcopy(dict(made.manifest))
+    manifest["search"]["families"] = [{**dict.fromkeys(FamilySummary.__slots__), "name": "x"}]
+    with pytest.raises(BadRequest, match=r"search\.families names 'x', which there is not"):
+        replay(replace(made, manifest=manifest), DEVICES["h200"])
     with pytest.raises(BadRequest, match="was tuned for h200, not for a100"):
         replay(made, DEVICES["a100"])
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -334,3 +335,32 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     assert np.array_equal(found, expected)
     infinite = lospmm.einsum(text, device="cpu", C=(4, 4), r=r, k=k, A=np.array([1, 1, np.inf], np.float32), B=b)
     assert np.isinf(infinite[2]).all() and np.array_equal(infinite[0], expected[0])
+
+
+def test_an_output_is_an_array_or_a_shape() -> None:
+    ones = np.ones((2, 2), np.float32)
+    assert (lospmm.einsum("C[i,j] += A[i,j]", C=ones, A=ones, device="cpu") == 2).all()
+    with pytest.raises(BadRequest, match="C is of type coo_array: give a NumPy array, or a shape"):
+        lospmm.einsum("C[i,j] += A[i,j]", C=scipy.sparse.coo_array(ones), A=ones, device="cpu")
+
+
+def test_the_order_of_factors_does_not_decide_what_is_rounded() -> None:
+    operands = {"A": np.array([[1, -1.0]]), "B": np.ones((1, 2)), "D": np.array([[1 + 2**-12, 1.0]])}
+    for factors in itertools.permutations("ABD"):
+        text = "C[i] += " + " * ".join(f"{name}[i,j]" for name in factors)
+        assert lospmm.einsum(text, dtype="float16", device="cpu", **operands) == [0.0]
+
+
+def test_what_a_type_has_no_number_for_is_refused() -> None:
+    with pytest.raises(BadRequest, match=r"A holds 1e\+300, beyond the range of float32"):
+        lospmm.einsum("C[i] += A[i,j]", A=np.array([[1e300, np.inf]]), device="cpu")
+    known = lospmm.einsum_kernel("C[i] += A[i,j] * B[i,j]", A=np.full((1, 2), 7e4), B=(1, 2), device="cpu")
+    assert known(B=np.ones((1, 2))) == [1.4e5]
+    with pytest.raises(BadRequest, match="A holds 70000, beyond the range of float16"):
+        lospmm.einsum_kernel("C[i] += A[i,j] * B[i,j]", A=np.full((1, 2), 7e4), B=(1, 2), dtype="float16", device="cpu")
+
+
+@pytest.mark.parametrize("device", [None, 3])
+def test_a_device_is_a_name(device: object) -> None:
+    with pytest.raises(BadRequest, match=f"device is of type {type(device).__name__}: give a name"):
+        lospmm.einsum("C[i] += A[i,j]", A=np.ones((1, 2)), device=device)  # type: ignore[arg-type]

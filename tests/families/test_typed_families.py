@@ -19,7 +19,10 @@ from lospmm.kernel import Kernel
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
 from lospmm.options import Options
+from lospmm.packed import emission_of
+from lospmm.settings import settings
 from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
 from lospmm.verify import verify_packed_on_cpu
 
 M, K, N = 37, 60, 150
@@ -144,3 +147,12 @@ def test_every_family_is_as_exact_as_its_type(name: str, dtype: Dtype) -> None:
     error = verify_packed_on_cpu(problem, family.pack(problem, plan)).max_relative_error
     accuracy = ACCURACY[dtype.name]
     assert error < accuracy.sum_rounding + accuracy.c_rounding + (3 * 2.0**-11 if dtype.name == "tf32" else 0)
+
+
+@pytest.mark.parametrize("name", ["csr", "group_coo", "hyb"])
+def test_bfloat16_compiles_where_no_instruction_rounds_to_it(name: str) -> None:
+    problem = Problem(from_dense(WEIGHTS), 72, DEVICES["rtx2080ti"], dtype=DTYPES["bfloat16"])
+    family = FAMILIES[name]
+    kernel = family.pack(problem, family.plans(problem)[0])
+    store = Store(settings().cache_dir)
+    assert compile_kernel(emission_of(kernel), arch="sm_75", registers=kernel.registers, store=store, workers=1).cubin

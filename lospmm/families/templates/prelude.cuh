@@ -30,11 +30,18 @@ LOSPMM_INLINE lospmm_u16 lospmm_half_of_float(float value) {
 LOSPMM_INLINE float lospmm_float_of_bfloat16(lospmm_u16 bits) {
   return __uint_as_float(static_cast<unsigned>(bits) << 16);
 }
+#if __CUDA_ARCH__ >= 800
 LOSPMM_INLINE lospmm_u16 lospmm_bfloat16_of_float(float value) {
   lospmm_u16 bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
+#else  // which has no such instruction
+LOSPMM_INLINE lospmm_u16 lospmm_bfloat16_of_float(float value) {
+  const unsigned bits = __float_as_uint(value);
+  return static_cast<lospmm_u16>(value != value ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+#endif
 
 // The bits of ``value`` rounded to TF32, ties away from zero.
 LOSPMM_INLINE unsigned lospmm_tf32(float value) {
