@@ -36,7 +36,7 @@ ROUNDED = "unrolled, 16-bit sums"
 #: Of families whose name is longer than a column.
 TITLES = {"block_group_coo": "block_g_coo"}
 
-#: Over the 41 shapes against the dense multiplication of the same type: sparsity, type, the geometric mean asked for.
+#: Over the 41 shapes against the dense multiplication of the same type: sparsity, type, the geometric mean aimed at.
 TARGETS = {(0.95, "tf32"): 1.5, (0.95, "float16"): 1.2, (0.98, "tf32"): 2.5, (0.98, "float16"): 1.8}
 
 
@@ -157,7 +157,7 @@ def _shapes(records: Sequence[Record]) -> str:
                 groups.setdefault((*about, "16-bit sums"), []).append(dense / rounded)
     for (sparsity, dtype, sums), gains in sorted(groups.items()):
         target = TARGETS.get((sparsity, dtype))
-        asked = f", asked for {target}" if target is not None else ""
+        asked = f", aimed at {target}" if target is not None else ""
         chosen = mean([max(gain, 1.0) for gain in gains])  # dense is a choice too
         lines.append(
             f"  {sparsity:.0%} {dtype:8} {len(gains):2} shapes{f', {sums}' if sums else ''}: {mean(gains):.2f}x dense, "
