@@ -27,7 +27,7 @@ from lospmm.errors import BadRequest, LospmmError, ServiceFault, Unsupported
 from lospmm.job_events import Hear, LayerProgress, ignore, layer_stages, stages, tell
 from lospmm.kernel import Kernel, Weights, flattened, matrix_and_values, whole_number
 from lospmm.model import columns_of
-from lospmm.options import Options, options_of
+from lospmm.options import Options, called, options_of
 from lospmm.remote import Job, Page, error_of, parsed
 from lospmm.stages import Progress, silent
 from lospmm.uploads import Biases, ModelWeights, Upload, read_uploads, upload_of, with_bias
@@ -352,7 +352,7 @@ def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[s
     for option in fields(Options):
         value = getattr(chosen, option.name)
         if option.name not in SERVED_OPTIONS and value != getattr(usual, option.name):
-            raise Unsupported(f"{option.name} {value!r}: a service decides that itself; leave it out")
+            raise Unsupported(f"{called(option.name)} {value!r}: a service decides that itself; leave it out")
     served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
     if served["cache"] == usual.cache:
         del served["cache"]  # which an older service does not know

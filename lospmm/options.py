@@ -109,6 +109,11 @@ def decisive_fields(options: Options) -> dict[str, Any]:
     return {name: value for name, value in asdict(options).items() if (name, value) != ("cache", "cold")}
 
 
+def called(name: str) -> str:
+    """What messages call an option of this name: as its flag of the command line is called, without the unit."""
+    return name.removesuffix("_size").removesuffix("_seconds")
+
+
 def options_of(given: Mapping[str, Any]) -> Options:
     """Options by their names, as functions of the library take them. Raises BadRequest, also for names of none."""
     known = [option.name for option in fields(Options)]

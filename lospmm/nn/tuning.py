@@ -19,7 +19,7 @@ from lospmm.nn.bound import Bucket, bias_digest
 from lospmm.nn.dtypes import dtype_of, options_for
 from lospmm.nn.layer import way_of
 from lospmm.nn.site import Site, convolution_of
-from lospmm.options import Options
+from lospmm.options import Options, called
 from lospmm.progress import reported
 from lospmm.runtime.detect import detect_device
 from lospmm.stages import Progress
@@ -111,7 +111,7 @@ def tuner_there(client: "Client", device: str, options: Options, progress: Layer
     usual = Options()
     for field in fields(Options):
         if field.name not in SERVED_OPTIONS and getattr(options, field.name) != getattr(usual, field.name):
-            raise BadRequest(f"{field.name}: a service decides that itself; leave it out")
+            raise BadRequest(f"{called(field.name)}: a service decides that itself; leave it out")
 
     def tune(problem: Problem, told: Progress) -> Kernel:
         own = options_for(problem, options)

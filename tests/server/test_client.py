@@ -71,7 +71,7 @@ def test_options_of_the_service(client: Client) -> None:
     # Nothing is timed there, so that it is the same request.
     plain, network = (client.tune(weights(), 16, device="h200", **asked) for asked in ({}, {"cache": "network"}))
     assert network.artifact.files == plain.artifact.files
-    with pytest.raises(Unsupported, match="shortlist_size 3: a service decides that itself"):
+    with pytest.raises(Unsupported, match="shortlist 3: a service decides that itself"):
         client.tune(weights(), 16, shortlist_size=3)
     with pytest.raises(BadRequest, match="unknown device 'h2000'"):
         client.tune(weights(), 16, device="h2000")
