@@ -4,6 +4,9 @@ Which columns are neighbours is free. They are chosen one by one: to a four come
 have two of the four already, and of several such the one with most nonzeros. What does not fit goes back among the
 columns that are left, with the rows that it was set aside for; so a column may come twice, the second time to a four
 that it does fit. Seven columns and one that comes twice are two fours then, where no row would have all of any three.
+
+The last columns have no choice of neighbours left. Where a few fours too many would make a chunk more, columns change
+places until all fit once (``_once_each``).
 """
 
 from typing import NamedTuple
@@ -23,6 +26,9 @@ SHARED, OF_SECOND = 10, 3
 #: random matrices of 64 to 192 rows, 10 to 50 % nonzero, what came to the fewest places.)
 ANY_CROWDED, CROWDED, OF_OTHERS = 200, 10, 4
 
+#: Fours beyond a multiple that are worth a try to do without; and how often a four changes a column then.
+FEW, CHANGES = 4, 100
+
 _WORD = 64
 
 
@@ -40,7 +46,10 @@ def order_in_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int
     row = np.repeat(np.arange(last - first), matrix.row_nnz[first:last])
     dense = np.zeros((rows, matrix.k), dtype=np.float32)
     dense[row, matrix.indices[begin:end]] = matrix.data[begin:end]
-    columns, kept = _fours(dense != 0)
+    bits = _bits_of_columns(dense != 0)
+    columns, kept = _fours(bits.copy())
+    if 0 < len(columns) % multiple <= FEW:
+        columns, kept = _once_each(bits, columns, kept, len(columns) // multiple * multiple)
     missing = -len(columns) % multiple if len(columns) else multiple
     columns = np.concatenate((columns, np.full((missing, 4), columns.flat[0] if len(columns) else 0)))
     is_kept = np.zeros((rows, len(columns), 4), np.bool_)
@@ -48,9 +57,9 @@ def order_in_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int
     return Fours(columns.reshape(-1).astype(np.int32), *_twos(is_kept, dense[:, columns]))
 
 
-def _fours(there: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """The columns of each four, (fours, 4), and of which rows each place has anything, as bits (fours, 4, words)."""
-    bits = _bits_of_columns(there)
+def _fours(bits: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """The columns of each four, (fours, 4), and of which rows each place has anything, as bits (fours, 4, words).
+    ``bits`` are used up."""
     counts = _ones(bits)
     chosen, kept = [np.zeros((0, 4), np.int64)], [np.zeros((0, 4, len(bits)), np.uint64)]
     left = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]  # those with most first, at any time
@@ -102,6 +111,59 @@ def _set_aside(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
         aside[:, fullest] |= left[:, fullest] & crowded
         left[:, fullest] &= ~crowded
     return aside
+
+
+def _once_each(
+    bits: NDArray[np.uint64], columns: NDArray[np.int64], kept: NDArray[np.uint64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Only ``count`` fours, each column in one of them, where that can be found; else what there was.
+
+    Fours whose columns come once stay; the others' are dealt out, and change places with columns of these until no row
+    has more than two of any four.
+    """
+    times = np.bincount(columns[kept.any(axis=2)], minlength=bits.shape[1])
+    comes_once: NDArray[np.bool_] = (times[columns] == 1) & kept.any(axis=2)
+    is_whole = comes_once.all(axis=1)
+    dealt = np.setdiff1d(np.flatnonzero(times), columns[is_whole])
+    open_places = 4 * (count - np.count_nonzero(is_whole))
+    if len(dealt) > open_places:
+        return columns, kept
+    nothing = bits.shape[1]  # a column more, of which no row has anything
+    padded = np.hstack((bits, np.zeros((len(bits), 1), np.uint64))).T
+    dealt = np.concatenate((dealt, np.full(open_places - len(dealt), nothing)))
+    tried = np.concatenate((columns[is_whole], dealt.reshape(4, -1).T))
+    rng = np.random.default_rng(0)
+    for at in range(np.count_nonzero(is_whole), count):
+        changes = 0
+        while _of_three(padded[tried[at]].T).any():
+            if changes == CHANGES or not _changed(padded, tried, at, rng):
+                return columns, kept
+            changes += 1
+    takes = padded[tried]
+    tried[tried == nothing] = tried.flat[0]
+    return tried, takes
+
+
+def _changed(bits: NDArray[np.uint64], fours: NDArray[np.int64], at: int, rng: np.random.Generator) -> bool:
+    """A column of four ``at`` has changed places with one of another four, which it fits into: one with which the
+    fewest rows have three here, or, where none makes them fewer, any that makes them one more at most."""
+    there = bits[fours]  # (fours, 4, words)
+    first, second, third = np.moveaxis(np.stack([np.delete(there, place, axis=1) for place in range(4)], axis=1), 2, 0)
+    twice = first & second | first & third | second & third  # of the other three of each place
+    thrice = _ones(np.moveaxis(first & second & third, 2, 0))
+    now = int(_ones(_of_three(there[at].T)[:, np.newaxis])[0])
+    rows = np.full((4, *fours.shape), np.iinfo(np.int64).max)  # with three, of ``at``, if its place takes any column
+    for place in range(4):
+        fits = ~(twice & there[at, place]).any(axis=2) & (thrice == 0)
+        fits[at] = False
+        left = thrice[at, place] + _ones(np.moveaxis(there & twice[at, place], 2, 0))
+        rows[place, fits] = left[fits]
+    found = np.argwhere(rows <= (rows.min() if rows.min() < now else now + 1))
+    if not len(found):
+        return False
+    place, four, other = rng.choice(found)
+    fours[at, place], fours[four, other] = fours[four, other], fours[at, place]
+    return True
 
 
 def _of_three(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:

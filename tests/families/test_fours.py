@@ -49,6 +49,35 @@ def test_what_is_pruned_without_a_pattern_fits(rows: int, k: int, density: float
     assert len(fours.columns) <= most * k
 
 
+@pytest.mark.parametrize(
+    ("rows", "k", "density"), [(192, 768, 0.1), (192, 768, 0.2), (128, 2304, 0.2), (192, 4096, 0.2), (64, 512, 0.25)]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_chunk_more_for_a_few_columns(rows: int, k: int, density: float, seed: int) -> None:
+    """Without changing places a four or two more than columns need, and so 16 more."""
+    matrix = pruned(rows, k, density, seed=seed)
+    fours = order_in_fours(matrix, 0, rows, multiple=16)
+    assert len(fours.columns) == k == len(set(fours.columns.tolist()))
+    assert np.array_equal(restored(fours, k), matrix.to_scipy().toarray())
+
+
+@pytest.mark.parametrize(
+    ("k", "density", "chunks"), [(768, 0.3, 14), (768, 0.5, 17), (4096, 0.3, 74), (4096, 0.4, 85), (4096, 0.5, 87)]
+)
+def test_chunks_where_columns_come_twice(k: int, density: float, chunks: int) -> None:
+    fours = order_in_fours(pruned(192, k, density, seed=2), 0, 192, multiple=16)
+    assert len(fours.columns) <= 64 * chunks
+
+
+def test_where_no_places_can_be_changed_nothing_is_lost() -> None:
+    """Five full columns, of which no four takes three, make two chunks of what else would be one."""
+    dense = np.tile(np.eye(64, dtype=np.float32), (1, 2))[:, :68]
+    dense[:, :5] = 1
+    matrix = from_dense(dense)
+    fours = order_in_fours(matrix, 0, 64, multiple=16)
+    assert np.array_equal(restored(fours, 68), dense) and len(fours.columns) == 128
+
+
 def test_no_more_fours_than_there_have_to_be() -> None:
     """Four full columns fill two, and a nonzero more needs a third."""
     dense = np.ones((64, 5), dtype=np.float32)
