@@ -235,11 +235,8 @@ def misfit(weight: Tensor, buckets: Sequence[Bucket], *, emulate: bool) -> str |
     if weight.dtype is not (wanted := torch_dtype_of(buckets[0].kernel.artifact.manifest)):
         return f"its weights are {named(weight.dtype)}, and its kernels take {named(wanted)}"
     if weight.device.type == "cpu":
-        return (
-            None
-            if emulate
-            else "it is on the CPU; to emulate kernels there: choice='sparse' of sparsify_, emulate=True of load_"
-        )
+        how = "choice='sparse' of sparsify_, emulate=True of load_"
+        return None if emulate else f"it is on the CPU; to emulate kernels there: {how}"
     if weight.device.type != "cuda":
         return f"it is on {weight.device}, and kernels run on NVIDIA GPUs"
     arch = buckets[0].kernel.artifact.manifest["arch"]

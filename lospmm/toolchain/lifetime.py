@@ -46,8 +46,9 @@ def temporary_directory() -> Iterator[Path]:
     """
     root = _alive().root
     try:
-        root.mkdir(mode=0o700, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(dir=root))
+        with _lock:
+            root.mkdir(mode=0o700, exist_ok=True)
+            directory = Path(tempfile.mkdtemp(dir=root))
     except OSError as error:
         raise ToolchainFault(f"no temporary directory in {root.parent}: {error.strerror}") from error
     try:
@@ -58,6 +59,8 @@ def temporary_directory() -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        with _lock, suppress(OSError):  # others have directories there
+            root.rmdir()  # who kills this process may kill its guard too, as Ray does
 
 
 def _alive() -> _Guard:

@@ -196,7 +196,7 @@ def test_the_summary_says_who_won() -> None:
     text = summary([record(), *shapes, record(set="graphs"), wrong])
     assert "map         1 problems: hyb 1" in text
     assert "the fastest of none: csr" in text
-    assert "98% float16   2 shapes: 0.87x dense, least 0.50; with dense as a choice 1.22x, asked for 1.8" in text
+    assert "98% float16   2 shapes: 0.87x dense, least 0.50; with dense as a choice 1.22x, aimed at 1.8" in text
     assert "fastest family against cuSPARSE: 4.00x to 4.00x, mean 4.00x" in text
     assert "csr: right on 0 of 1" in text and "rows not written" in text
     assert winner(shapes[1]) == ("dense", 15.0)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -118,6 +118,21 @@ def test_workers_have_guards_of_their_own(write_tool: Tool, method: str) -> None
     assert len(token) == 32
     assert token != own
     wait_until(lambda: not Path(root).exists())
+
+
+def test_nothing_is_left_while_nothing_runs() -> None:
+    """Whoever kills this process may kill its guard too."""
+
+    def use(_: int) -> Path:
+        with lifetime.temporary_directory() as directory:
+            (directory / "file").touch()
+            return directory.parent
+
+    with ThreadPoolExecutor(8) as pool:
+        (root,) = set(pool.map(use, range(200)))
+    assert not root.exists()
+    with lifetime.temporary_directory() as directory:
+        assert directory.parent == root and directory.is_dir()
 
 
 def test_a_guard_that_was_killed_is_started_again(write_tool: Tool) -> None:
