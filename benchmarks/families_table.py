@@ -157,11 +157,11 @@ def _shapes(records: Sequence[Record]) -> str:
                 groups.setdefault((*about, "16-bit sums"), []).append(dense / rounded)
     for (sparsity, dtype, sums), gains in sorted(groups.items()):
         target = TARGETS.get((sparsity, dtype))
-        asked = f", aimed at {target}" if target is not None else ""
+        aim = f", aimed at {target}" if target is not None else ""
         chosen = mean([max(gain, 1.0) for gain in gains])  # dense is a choice too
         lines.append(
             f"  {sparsity:.0%} {dtype:8} {len(gains):2} shapes{f', {sums}' if sums else ''}: {mean(gains):.2f}x dense, "
-            f"least {min(gains):.2f}; with dense as a choice {chosen:.2f}x{asked}"
+            f"least {min(gains):.2f}; with dense as a choice {chosen:.2f}x{aim}"
         )
     return "\n".join(
         ["the fastest sparse kernel against dense of the same type, geometric means:", *lines] * bool(lines)

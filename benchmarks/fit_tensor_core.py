@@ -57,8 +57,8 @@ class Fit(NamedTuple):
 
 
 def timed(path: Path, dtype: str, plan_of: Callable[..., Any], least_sparsity: float = 0.0) -> Timed:
-    lines = [line for line in map(json.loads, path.read_text().splitlines()) if line["dtype"] == dtype]
-    lines = [line for line in lines if line["sparsity"] >= least_sparsity]
+    every = map(json.loads, path.read_text().splitlines())
+    lines = [line for line in every if line["dtype"] == dtype and line["sparsity"] >= least_sparsity]
     of = [(line["shape"], line["sparsity"], dtype) for line in lines]
     return Timed(
         tuple(_problem(*one) for one in of),

@@ -36,6 +36,11 @@ class Dtype:
         """``values`` as a multiplication of this type takes them."""
         return _tf32(values) if self.name == "tf32" else self.from_storage(self.to_storage(values))
 
+    def beyond(self, values: NDArray[np.float32]) -> float | None:
+        """The largest of the finite ``values``, if this type has none so large: it rounds to infinity."""
+        largest = np.abs(values[np.isfinite(values)]).max(initial=0)
+        return float(largest) if np.isinf(self.rounded(np.array([largest], np.float32))[0]) else None
+
     @property
     def parts(self) -> int:
         """Numbers that tensor cores take for a factor: of float32 two TF32 numbers, whose sum it is, nearly."""

@@ -105,21 +105,19 @@ def layer_fields(problem: Problem) -> dict[str, Any]:
 
 def _check_range(dtype: Dtype, matrix: SparseMatrix) -> None:
     if dtype != FLOAT32 and matrix.nnz:
-        largest = np.abs(matrix.data).max()
-        rounded = dtype.rounded(largest[np.newaxis])[0]
-        if np.isinf(rounded):
-            raise BadMatrix(f"dtype {dtype.name}: A holds {largest:g}, beyond its range; take another or scale A")
-        if rounded == 0 < largest:
+        largest = np.abs(matrix.data).max(keepdims=True)
+        if dtype.beyond(largest) is not None:
+            raise BadMatrix(f"dtype {dtype.name}: A holds {largest[0]:g}, beyond its range; take another or scale A")
+        if dtype.rounded(largest)[0] == 0 < largest[0]:
             raise BadMatrix(
-                f"dtype {dtype.name}: A holds {largest:g} at most, which is 0 in it; take another or scale A"
+                f"dtype {dtype.name}: A holds {largest[0]:g} at most, which is 0 in it; take another or scale A"
             )
 
 
 def _check_bias(dtype: Dtype, epilogue: Epilogue) -> None:
-    if dtype.is_16_bit and epilogue.bias is not None:
-        largest = np.abs(np.array(epilogue.bias, dtype=np.float32)).max(initial=0)
-        if np.isinf(dtype.rounded(largest[np.newaxis])[0]):
-            raise BadRequest(f"dtype {dtype.name}: the bias holds {largest:g}, beyond its range; take another")
+    bias = () if epilogue.bias is None or not dtype.is_16_bit else epilogue.bias
+    if (beyond := dtype.beyond(np.array(bias, dtype=np.float32))) is not None:
+        raise BadRequest(f"dtype {dtype.name}: the bias holds {beyond:g}, beyond its range; take another")
 
 
 def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -> None:

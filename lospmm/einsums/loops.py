@@ -112,10 +112,9 @@ def _rounded(name: str, array: NDArray[np.float32], dtype: Dtype) -> NDArray[np.
     """As a factor that comes later is. Raises BadRequest for what the type has no number for."""
     if not dtype.is_16_bit:
         return array
-    found = dtype.rounded(array)
-    if (beyond := np.isinf(found) & np.isfinite(array)).any():
-        raise BadRequest(f"einsum: {name} holds {array[beyond][0]:g}, beyond the range of {dtype.name}")
-    return found
+    if (beyond := dtype.beyond(array)) is not None:
+        raise BadRequest(f"einsum: {name} holds {beyond:g}, beyond the range of {dtype.name}")
+    return dtype.rounded(array)
 
 
 def _text(operands: Operands, plan: LoopPlan, team: Team, arrays: Sequence[str]) -> Iterator[str]:

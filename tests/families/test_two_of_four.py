@@ -135,8 +135,8 @@ def test_the_forecast_is_near_what_was_timed() -> None:
         if m == 768:
             problem = problem_of(pruned(m, k, 1 - line["sparsity"], seed=0), n, line["dtype"])
             forecast = micros(problem, TwoOfFour(**line["plan"]))
-            if line["sparsity"] < 0.8:  # timed when more columns came twice
-                assert forecast < line["forecast"]
+            if line["sparsity"] < 0.8:  # timed when more columns came twice: 3 to 11 % less now, by a block's rows
+                assert 0.89 < forecast / line["forecast"] < 0.97
             else:
                 assert forecast == pytest.approx(line["forecast"], rel=0.02)
     missed, slower = against_times(lines)
