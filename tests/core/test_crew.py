@@ -39,8 +39,16 @@ def candidates(problem: Problem) -> list[Candidate]:
     ]
 
 
-def builders() -> list[int]:
-    return [child.pid for child in psutil.Process().children() if "lospmm.builder" in " ".join(child.cmdline())]
+def builders(of: int | None = None) -> list[int]:
+    return [child.pid for child in psutil.Process(of).children(recursive=True) if "lospmm.builder" in command_of(child)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """Popen is back before the process has a command line, on a busy machine by a slice of time."""
+    deadline = time.monotonic() + 30
+    while not (words := process.cmdline()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return " ".join(words)
 
 
 @pytest.fixture
@@ -165,8 +173,8 @@ def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(temporary)},
     )  # fmt: skip
     assert parent.stdout is not None and parent.stdout.readline() == "built\n"
+    assert len(builders(parent.pid)) == 2
     family = psutil.Process(parent.pid).children(recursive=True)
-    assert len([child for child in family if "lospmm.builder" in " ".join(child.cmdline())]) == 2
     parent.kill()
     parent.wait()
     parent.stdout.close()

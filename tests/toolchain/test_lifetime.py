@@ -145,10 +145,12 @@ def test_a_guard_that_was_killed_is_started_again(write_tool: Tool) -> None:
         children = psutil.Process().children()
         return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and token in child.cmdline()]
 
+    wait_until(lambda: len(guards()) == 1)  # a process that was just started has no command line yet
     (first,) = guards()
     first.kill()
     wait_until(lambda: first.status() == psutil.STATUS_ZOMBIE)  # its command line is gone before it has ended
     run([tool], cwd=Path("/"), limits=Limits(60.0, 1 << 30))
+    wait_until(lambda: len(guards()) == 1)
     (second,) = guards()
     assert second.pid != first.pid
     assert second.cmdline()[-2:] == [token, root]
