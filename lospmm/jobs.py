@@ -51,7 +51,7 @@ KERNELS = "kernel"
 MATRICES = "matrix"
 
 #: Part of every request's digest: raise it when a request gives another artifact than before.
-ARTIFACT_FORMAT = 13
+ARTIFACT_FORMAT = 14
 
 
 @dataclass(frozen=True)

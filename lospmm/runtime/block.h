@@ -472,8 +472,12 @@ static inline void lospmm_wait() {
 }
 
 static inline void lospmm_cluster_wait() { lospmm::wait_at(lospmm::everybody); }
+static inline void lospmm_cluster_leave() { lospmm::wait_at(lospmm::everybody); }
 static inline float lospmm_cluster_float(const float *shared, unsigned rank) {
   return *static_cast<const float *>(lospmm::of_block(shared, rank));
+}
+static inline float4 lospmm_cluster_floats(const float4 *shared, unsigned rank) {
+  return *static_cast<const float4 *>(lospmm::of_block(shared, rank));
 }
 
 static inline void lospmm_bulk_make(unsigned long long *barrier, unsigned copiers = 0) {

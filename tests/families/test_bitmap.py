@@ -187,7 +187,7 @@ def test_a_block_that_has_ended_is_not_read() -> None:
     """What the GPU would not forgive: a block of a cluster that goes while others still read its sums."""
     problem = plain(pruned(16, 300, 0.5, seed=11), 8, HALF)
     kernel = pack_plan(problem, Plan(tiles=2, depth=64, rows=1, parts=2, cluster=2, stages=2, cols=8))
-    never = replace(kernel, source=kernel.source.replace("lospmm_cluster_wait();", ";"))
+    never = replace(kernel, source=kernel.source.replace("lospmm_cluster_leave();", ";"))
     assert error_of(problem, kernel) < 1
     with pytest.raises(VerificationFailed, match="shared memory of a block that has ended"):
         execute_packed(never, np.arange(8), np.ones((300, 8), np.float32), m=16)

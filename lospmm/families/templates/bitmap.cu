@@ -280,6 +280,6 @@ LOSPMM_KERNEL(lospmm_bitmap) {
       c[of_row * n + column] = lospmm_finished(sum, static_cast<int>(of_row), of_row * n + column, residual);
   }
 #if LOSPMM_CLUSTER > 1
-  lospmm_cluster_wait();  // nobody goes while others read its sums
+  lospmm_cluster_leave();  // nobody goes while others read its sums
 #endif
 }

@@ -156,10 +156,21 @@ LOSPMM_INLINE void lospmm_wait() {
 }
 
 // A cluster, from sm_90 on: blocks along y that run together (LOSPMM_CLUSTER of them, all that there are along y), wait for
-// each other, and read each other's shared memory, which has to stay until all have read it.
+// each other, and read each other's shared memory behind the first wait, until the last. What has to be seen is in shared
+// memory alone: an ordinary release waits for all that was stored to memory too (MEMBAR.ALL.GPU), and nothing of shared
+// memory is new at the last.
 #if LOSPMM_CLUSTER > 1
 LOSPMM_INLINE void lospmm_cluster_wait() {
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208  // PTX ISA 8.6
+  asm volatile(
+      "fence.release.sync_restrict::shared::cta.cluster;\n"
+      "barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+LOSPMM_INLINE void lospmm_cluster_leave() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 // What block ``rank`` has where ``shared`` is here.
 LOSPMM_INLINE float lospmm_cluster_float(const float *shared, unsigned rank) {
@@ -174,6 +185,19 @@ LOSPMM_INLINE float lospmm_cluster_float(const float *shared, unsigned rank) {
       : "r"(lospmm_address(shared)), "r"(rank)
       : "memory");
   return value;
+}
+LOSPMM_INLINE float4 lospmm_cluster_floats(const float4 *shared, unsigned rank) {
+  float4 values;
+  asm volatile(
+      "{\n"
+      ".reg .u32 there;\n"
+      "mapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+      "}"
+      : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
+      : "r"(lospmm_address(shared)), "r"(rank)
+      : "memory");
+  return values;
 }
 #endif
 
