@@ -54,6 +54,15 @@ class DeviceSpec:
         """90 of sm_90, and of sm_90a."""
         return int(self.arch.removeprefix("sm_").rstrip("a"))
 
+    def sms_of_clusters(self, blocks: int) -> int:
+        """SMs that clusters of so many blocks can fill, one block to an SM: as large a share as of an H200."""
+        return max(self.sms * _CLUSTERED_SMS[blocks] // _CLUSTERED_SMS[1], 1)
+
+
+#: Of an H200's 132 SMs: 30 clusters of 4 and 15 of 8 run at a time (benchmarks/clusters.py), as its parts (GPCs) have
+#: no whole number of them.
+_CLUSTERED_SMS = {1: 132, 2: 132, 4: 120, 8: 120}
+
 
 class Check(NamedTuple):
     """What must hold between the figures of one GPU, and the key that a violation is reported under."""

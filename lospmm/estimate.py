@@ -6,7 +6,7 @@ counted for the busiest SM, and the largest decides. The rates are fitted to ker
 marked in the manifest as not measured.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from lospmm.candidates import Candidates, Ints, ceil_divs
 from lospmm.constraints import mailbox_bytes_of_each
-from lospmm.device import DeviceSpec
-from lospmm.model import Candidate, Problem, Schedule
+from lospmm.model import Candidate, Problem
 from lospmm.occupancy import resident_blocks_of_each
 from lospmm.registers import forecast_of_each
 
@@ -25,10 +24,6 @@ ISSUE_SLOTS = 4  # warp instructions that an SM starts per cycle
 
 #: Per row of a tile and block but one that shares it: a store to the owner, the owner's load of it, and its addition.
 EXCHANGE_INSTRUCTIONS = 3
-
-#: SMs that are busy while clusters of as many blocks fill an H200's 132, one block to an SM: 30 clusters of 4 and 15 of
-#: 8 run at a time (benchmarks/clusters.py), as its parts (GPCs) have no whole number of them.
-CLUSTERED_SMS = {1: 132, 2: 132, 4: 120, 8: 120}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,8 @@ def work_of(problem: Problem, candidates: Candidates) -> Work:
     """What each of ``candidates`` has to do."""
     device, split = problem.device, candidates.split_k
     parts = candidates.by_tiling(lambda tiling: tiling.block_rows) * split
-    blocks = ceil_divs(parts * ceil_divs(problem.n, candidates.block_cols), candidates.by_schedule(_busy_sms(device)))
+    busy_sms = candidates.by_schedule(lambda schedule: device.sms_of_clusters(schedule.split_k))
+    blocks = ceil_divs(parts * ceil_divs(problem.n, candidates.block_cols), busy_sms)
     resident = resident_blocks_of_each(
         device,
         threads=candidates.cols,
@@ -150,8 +146,3 @@ def _memory_bytes(problem: Problem, work: Work, rates: Rates) -> Ints:
     anew = (work.candidates.column_group == 0) & again
     read = np.where(anew, np.maximum(work.column_loads, matrix.k), matrix.k)
     return row_bytes * (read + matrix.m)
-
-
-def _busy_sms(device: DeviceSpec) -> Callable[[Schedule], int]:
-    """SMs that clusters of a tile's blocks can fill: as many of a GPU as of an H200."""
-    return lambda schedule: max(device.sms * CLUSTERED_SMS[schedule.split_k] // CLUSTERED_SMS[1], 1)

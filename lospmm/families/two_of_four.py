@@ -6,6 +6,7 @@ copied in that order, and up to some 80 % zeros there nearly always are fours of
 two (``fours``, docs/decisions/0033). The tensor cores do half of the work then that the whole matrix would be.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -29,11 +30,14 @@ COLS = (64, 128, 192, 256)
 #: Blocks that an SM holds, by their shared memory and their registers.
 BLOCKS = (1, 2)
 
+#: Blocks that share rows and columns of C, each with its part of the chunks, where all run at a time.
+CLUSTERS = (1, 2, 4, 8)
+
 #: Cells of A that are ordered, in 9/8 bytes each.
 MAX_CELLS = 2**26
 
 #: Columns of C that are left to panels: here each block has 64 at least, and each column of A its place.
-MOST_OF_PANELS = 64
+MOST_OF_PANELS = 16
 
 #: Places of columns that one chunk has.
 DEPTH = 64
@@ -64,11 +68,14 @@ class Rates(NamedTuple):
     stored_per_cycle: float  # elements of C
     chunk_cycles: float  # that one of a block takes at least
     block_cycles: float  # before its first chunk and after its last element of C
+    cluster_cycles: float  # to wait for each other and add up
 
 
 #: They miss what ``benchmarks.tensor_core --two-of-four`` timed on an H200 by 11 %; what fits best misses it by 8
 #: (``benchmarks.fit_tensor_core``) and puts no better plan first.
-RATES = Rates(copied_bytes_per_cycle=41.0, stored_per_cycle=5.6, chunk_cycles=400.0, block_cycles=0.0)
+RATES = Rates(
+    copied_bytes_per_cycle=40.0, stored_per_cycle=4.9, chunk_cycles=340.0, block_cycles=280.0, cluster_cycles=2500.0
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,7 @@ class TwoOfFour:
     groups: int  # warpgroups that multiply, 64 rows of A each
     cols: int
     blocks: int  # of an SM
+    cluster: int = 1  # blocks that share rows and columns of C
 
     @property
     def rows(self) -> int:
@@ -107,7 +115,7 @@ def refusal(problem: Problem) -> str | None:
 def plans(problem: Problem) -> list[TwoOfFour]:
     """What fits an SM; no block that is half empty, but of the smallest."""
     m, n = problem.matrix.m, problem.n
-    listed = (TwoOfFour(*axes) for axes in product(GROUPS, COLS, BLOCKS))
+    listed = (TwoOfFour(*axes) for axes in product(GROUPS, COLS, BLOCKS, CLUSTERS))
     return [
         plan
         for plan in listed
@@ -115,8 +123,19 @@ def plans(problem: Problem) -> list[TwoOfFour]:
         and (plan.cols == min(COLS) or n > plan.cols // 2)
         and stages_of(plan, problem) >= _FEEDERS
         and plan.cols // 2 + _OTHER_REGISTERS <= registers_of(plan, problem)[1]
+        and (plan.cluster == 1 or _run_together(plan, problem))
         and ceil_div(m, plan.rows) <= MAX_GRID_SIDE
     ]
+
+
+def _run_together(plan: TwoOfFour, problem: Problem) -> bool:
+    """All blocks, one on an SM, each with a chunk at least: of no two waves they were the fastest (decision 33)."""
+    blocks = math.prod(_grid(plan, problem))
+    return blocks <= problem.device.sms_of_clusters(plan.cluster) and plan.cluster * DEPTH <= problem.matrix.k
+
+
+def _grid(plan: TwoOfFour, problem: Problem) -> tuple[int, int, int]:
+    return ceil_div(problem.n, plan.cols), plan.cluster, ceil_div(problem.matrix.m, plan.rows)
 
 
 def stages_of(plan: TwoOfFour, problem: Problem) -> int:
@@ -143,12 +162,15 @@ def micros(problem: Problem, plan: TwoOfFour, rates: Rates = RATES) -> float:
     device, matrix = problem.device, problem.matrix
     share = matrix.nnz / max(1, matrix.m * matrix.k)
     places = columns_of_a_block(matrix, plan.rows) * float(np.interp(share, _SHARES, _PLACES[plan.rows]))
-    chunks = ceil_div(max(1, round(places)), DEPTH)
-    waves, resident = waves_of(problem, plan.rows, plan.cols, plan.blocks)
+    chunks = ceil_div(ceil_div(max(1, round(places)), DEPTH), plan.cluster)
+    sms = device.sms_of_clusters(plan.cluster)
+    waves, resident = waves_of(math.prod(_grid(plan, problem)), sms, plan.blocks)
     copied = resident * _stage_bytes(plan) / rates.copied_bytes_per_cycle
-    stored = resident * plan.rows * plan.cols / rates.stored_per_cycle
+    stored = resident * plan.rows * (plan.cols / plan.cluster) / rates.stored_per_cycle
+    stored += rates.cluster_cycles * (plan.cluster > 1)
     cycles = waves * (chunks * max(copied, rates.chunk_cycles) + stored + rates.block_cycles)
-    memory = problem.dtype.element_bytes * problem.n * (matrix.k + matrix.m) / device.memory_bandwidth
+    weights = ceil_div(matrix.m, plan.rows) * places / DEPTH * plan.groups * _WEIGHT_BYTES
+    memory = (weights + problem.dtype.element_bytes * problem.n * (matrix.k + matrix.m)) / device.memory_bandwidth
     return LAUNCH_MICROS + 1e6 * max(cycles / device.clock_hz, memory)
 
 
@@ -164,6 +186,7 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
         "FEEDERS": _FEEDERS,
         "FEEDING_REGISTERS": _FEEDING_REGISTERS,
         "REGISTERS": taken,
+        "LOSPMM_CLUSTER": plan.cluster,
         "LOSPMM_BULK": 1,
     }
     return PackedKernel(
@@ -172,11 +195,7 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
             "two_of_four", settings, dtype=problem.dtype, epilogue=epilogue, parts=("wgmma.cuh", "wgmma_sparse.cuh")
         ),
         data=pack((problem.n, matrix.m), _laid_out(problem, plan), epilogue=epilogue),
-        launch=Launch(
-            (ceil_div(problem.n, plan.cols), ceil_div(matrix.m, plan.rows), 1),
-            plan.threads,
-            stages * _stage_bytes(plan) + _BARRIER_BYTES,
-        ),
+        launch=Launch(_grid(plan, problem), plan.threads, stages * _stage_bytes(plan) + _BARRIER_BYTES),
         registers=launched,
         cols=plan.cols,
         dtype=problem.dtype,

@@ -203,7 +203,8 @@ def micros(problem: Problem, plan: Warpgroups, rates: Kind | None = None) -> flo
     has to wait for, whichever takes longest; the way from chunk to chunk, a beginning and an end."""
     device, matrix, kind = problem.device, problem.matrix, rates or kind_of(problem)
     chunks = ceil_div(round(columns_of_a_block(matrix, plan.rows)), plan.depth)
-    waves, resident = waves_of(problem, plan.rows, plan.cols, plan.blocks)
+    blocks = ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols)
+    waves, resident = waves_of(blocks, device.sms, plan.blocks)
     multiplied = kind.products * plan.depth / kind.step * plan.groups * plan.rows / 2 / kind.multiplying_share
     copied = plan.depth * (4 * plan.cols + _WEIGHT_BYTES * plan.rows) / kind.copied_bytes_per_cycle
     own = kind.own_cycles[0] + kind.own_cycles[1] * plan.depth
@@ -214,10 +215,10 @@ def micros(problem: Problem, plan: Warpgroups, rates: Kind | None = None) -> flo
     return LAUNCH_MICROS + 1e6 * max(cycles / device.clock_hz, memory)
 
 
-def waves_of(problem: Problem, rows: int, cols: int, blocks: int) -> tuple[int, int]:
-    """Of blocks of so many rows and columns of C, of which an SM holds ``blocks``; and those that it has at a time."""
-    of_an_sm = ceil_div(ceil_div(problem.matrix.m, rows) * ceil_div(problem.n, cols), problem.device.sms)
-    return ceil_div(of_an_sm, blocks), min(blocks, of_an_sm)
+def waves_of(blocks: int, sms: int, held: int) -> tuple[int, int]:
+    """Of so many blocks, of which an SM has room for ``held``; and those that it has at a time."""
+    of_an_sm = ceil_div(blocks, sms)
+    return ceil_div(of_an_sm, held), min(held, of_an_sm)
 
 
 def columns_of_a_block(matrix: SparseMatrix, rows: int) -> float:

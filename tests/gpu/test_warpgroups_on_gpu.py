@@ -27,7 +27,7 @@ LIMITS = {"tf32": 1e-3, "float32": 1e-6, "float16": 2.0**-11 + 1e-6, "bfloat16":
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize(("m", "k", "n"), [(65, 900, 328), (300, 64, 4096), (1030, 2100, 1032)])
+@pytest.mark.parametrize(("m", "k", "n"), [(65, 900, 328), (300, 700, 40), (300, 64, 4096), (1030, 2100, 1032)])
 def test_every_plan_passes_the_gate(dtype: str, m: int, k: int, n: int) -> None:
     epilogue = epilogue_of(np.linspace(-1, 1, m, dtype=np.float32), relu=n == 328, residual=n != 4096)
     problem = Problem(matrix(m, k, 0.3), n, detect_device(), epilogue=epilogue, dtype=DTYPES[dtype])

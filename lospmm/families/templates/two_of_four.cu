@@ -6,6 +6,8 @@
 // shared memory: the rows of B piece by piece, the weights of A in one. The others take their weights from there, and
 // multiply.
 //
+// The LOSPMM_CLUSTER blocks that share rows and columns of C have chunks of their own, and add up in the end.
+//
 // Numbers: n, m. Arrays: the first chunk of each block (blocks + 1); where the rows of B of each chunk begin, in units of 16
 // bytes; the weights of each chunk and warpgroup: 16 bytes a thread for each 32 columns, then a word a thread that says which
 // of four columns they stand in.
@@ -67,6 +69,12 @@ LOSPMM_INLINE void feed(unsigned char *ring, unsigned char *shares, unsigned lon
   lospmm_wait<0>();
 }
 
+// Two neighbours of a row of C, from their place on.
+LOSPMM_INLINE unsigned finished_pair(float first, float second, int row, long long place, const Element *residual) {
+  return lospmm_finished(first, row, place, residual) |
+         static_cast<unsigned>(lospmm_finished(second, row, place + 1, residual)) << 16;
+}
+
 LOSPMM_KERNEL(lospmm_two_of_four) {
 #if !RESIDUAL
   const Element *residual = nullptr;
@@ -76,8 +84,9 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   unsigned char *shares = ring + STAGES * STAGE;
   unsigned long long *full = reinterpret_cast<unsigned long long *>(shares + STAGES * SHARE);
   unsigned long long *empty = full + STAGES, *done = empty + STAGES;
-  const int *starts = lospmm_array<int>(0) + blockIdx.y;
-  const int first = starts[0], end = starts[1];
+  const int *starts = lospmm_array<int>(0) + blockIdx.z;
+  const int chunks = starts[1] - starts[0], rank = blockIdx.y;
+  const int first = starts[0] + chunks * rank / LOSPMM_CLUSTER, end = starts[0] + chunks * (rank + 1) / LOSPMM_CLUSTER;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       lospmm_bulk_make(full + stage, 32);
@@ -89,7 +98,7 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   const int own = threadIdx.x / 128, lane = threadIdx.x % 32;  // a warpgroup
   if (own == GROUPS) {
     lospmm_give_registers<FEEDING_REGISTERS>();
-    feed(ring, shares, full, empty, first, end, b, n);
+    if (first < end) feed(ring, shares, full, empty, first, end, b, n);
     return;
   }
   lospmm_take_registers<REGISTERS>();
@@ -130,15 +139,48 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   }
   lospmm_wgmma_wait<0>();
 
-  // A warp's part of C by way of shared memory, where it is read again row by row: when nobody reads the ring any more.
+  // Nobody reads the ring any more.
   if (lane == 0) lospmm_gate_arrive(done);
   lospmm_gate_wait(done, 0);
+  const long long column = static_cast<long long>(blockIdx.x) * COLS;
+  const int m = static_cast<int>(lospmm_number(1));
+  const int above = static_cast<int>(blockIdx.z) * (64 * GROUPS) + threadIdx.x / 32 * 16;
+#if LOSPMM_CLUSTER > 1
+  // Each block of a cluster adds up and stores a part of the columns: all that others have of it is asked for at once.
+  constexpr int THREADS = 128 * GROUPS, FOURS = COLS / 8, OWN = FOURS / LOSPMM_CLUSTER;
+  static_assert(FOURS % LOSPMM_CLUSTER == 0 && FOURS * THREADS * sizeof(float4) <= STAGES * STAGE);
+  float4 *const given = reinterpret_cast<float4 *>(ring) + threadIdx.x;
+#pragma unroll
+  for (int four = 0; four < FOURS; ++four) {
+    const float *own_sums = sums[four / 8] + four % 8 * 4;
+    given[four * THREADS] = make_float4(own_sums[0], own_sums[1], own_sums[2], own_sums[3]);
+  }
+  lospmm_cluster_wait();
+  float all[OWN][4] = {};
+#pragma unroll
+  for (int other = 0; other < LOSPMM_CLUSTER; ++other)
+#pragma unroll
+    for (int four = 0; four < OWN; ++four) {
+      const float4 more = lospmm_cluster_floats(given + (rank * OWN + four) * THREADS, other);
+      all[four][0] += more.x, all[four][1] += more.y, all[four][2] += more.z, all[four][3] += more.w;
+    }
+#pragma unroll
+  for (int four = 0; four < OWN; ++four) {
+    const long long of_block = column + (rank * OWN + four) * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const int row = above + lane / 4 + 8 * upper;
+      if (row < m && of_block < n)
+        *reinterpret_cast<unsigned *>(c + row * n + of_block) =
+            finished_pair(all[four][2 * upper], all[four][2 * upper + 1], row, row * n + of_block, residual);
+    }
+  }
+  lospmm_cluster_leave();  // nobody goes while others read its sums
+#else
+  // A warp's part of C by way of shared memory, where it is read again row by row.
   constexpr int PIECE = 16 / sizeof(Element), STRIDE = COLS + PIECE;  // elements
   static_assert(64 * GROUPS * STRIDE * sizeof(Element) <= STAGES * STAGE);
   Element *own_rows = reinterpret_cast<Element *>(ring) + threadIdx.x / 32 * (16 * STRIDE);
-  const long long column = static_cast<long long>(blockIdx.x) * COLS;
-  const int m = static_cast<int>(lospmm_number(1));
-  const int above = static_cast<int>(blockIdx.y) * (64 * GROUPS) + threadIdx.x / 32 * 16;
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
     const int of_warp = lane / 4 + 8 * upper, row = min(above + of_warp, m - 1);
@@ -147,9 +189,8 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
       const int of_block = eight * 8 + lane % 4 * 2;
       const long long place = row * n + min(column + of_block, n - 2);
       const float *two = sums[eight / 8] + eight % 8 * 4 + upper * 2;
-      const unsigned pair = lospmm_finished(two[0], row, place, residual) |
-                            static_cast<unsigned>(lospmm_finished(two[1], row, place + 1, residual)) << 16;
-      *reinterpret_cast<unsigned *>(own_rows + of_warp * STRIDE + of_block) = pair;
+      *reinterpret_cast<unsigned *>(own_rows + of_warp * STRIDE + of_block) =
+          finished_pair(two[0], two[1], row, place, residual);
     }
   }
   __syncwarp();
@@ -162,4 +203,5 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
         *reinterpret_cast<uint4 *>(c + (above + row) * n + column + of_block) =
             *reinterpret_cast<const uint4 *>(own_rows + row * STRIDE + of_block);
     }
+#endif
 }
