@@ -46,7 +46,6 @@ from lospmm.errors import BadRequest, GpuFault, LospmmError
 from lospmm.families import FAMILIES
 from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
-from lospmm.gpu.messages import CacheState
 from lospmm.gpu.timing import MAX_COPIES
 from lospmm.measure import BRIEF, FULL, Bench
 from lospmm.model import Problem
@@ -70,9 +69,6 @@ LONG_MICROS = 1_000.0
 
 #: A kernel that takes longer has failed.
 KERNEL_SECONDS = 20.0
-
-#: Where A comes from memory at every launch; elsewhere only B does, as in a search.
-STREAMED = ("llm",)
 
 #: The map has hundreds of cells, and large kernels take long to load. One family is timed again, beside dense alone,
 #: and fewer copies of B and C take turns: with few columns a part of them stays in the cache.
@@ -117,10 +113,6 @@ def time_again(bench: Bench, built: Sequence[Built], by_family: dict[str, Record
             found["micros"] = again.timing.micros
 
 
-def cache_of(case: Case) -> CacheState:
-    return "streamed" if case.set in STREAMED else "cold"
-
-
 def baselines_for(problem: Problem) -> tuple[str, ...]:
     matrix = problem.matrix
     is_dense_sensible = matrix.m * matrix.k * problem.dtype.element_bytes <= MAX_DENSE_BYTES
@@ -142,7 +134,7 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
     matrix = problem.matrix
     bench.turn_to(problem)
     bench.kernel_seconds = KERNEL_SECONDS
-    bench.cache = cache_of(case)
+    bench.cache = case.cache
     is_quick = case.set in QUICK
     bench.most_copies = QUICK_COPIES if is_quick else MAX_COPIES
     names = dict.fromkeys(one.family for one in prepared.built if one.family != ROUNDED)
@@ -167,7 +159,7 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
         "k": matrix.k,
         "nnz": matrix.nnz,
         "sparsity": round(matrix.sparsity, 6),
-        "traits": asdict(traits_of(problem)),
+        "traits": asdict(traits_of(problem, is_streamed=case.cache == "streamed")),
         "families": by_family,
         "refused": prepared.refused,
         "cache": bench.cache,

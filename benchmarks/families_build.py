@@ -89,7 +89,7 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
             continue
         micros = family.forecast(problem, plans)
         chosen[name] = [(plans[at], float(micros[at])) for at in np.argsort(micros, kind="stable")[: shortlist.plans]]
-    expected = _corrected(problem, chosen)
+    expected = _corrected(problem, chosen, is_streamed=case.cache == "streamed")
     nearest = min(chosen, key=lambda name: expected[name], default=None)
     limit = shortlist.far * min(expected.values())
     built = []
@@ -105,9 +105,11 @@ def prepare(case: Case, shortlist: Shortlist, folder: Path) -> Prepared:
     return Prepared(problem, built, refused, time.monotonic() - started)
 
 
-def _corrected(problem: Problem, chosen: Mapping[str, Sequence[tuple[Any, float]]]) -> dict[str, float]:
+def _corrected(
+    problem: Problem, chosen: Mapping[str, Sequence[tuple[Any, float]]], *, is_streamed: bool
+) -> dict[str, float]:
     """Microseconds of each family, and of the dense multiplication, as far as times have taught them."""
-    traits, device = traits_of(problem), problem.device.name
+    traits, device = traits_of(problem, is_streamed=is_streamed), problem.device.name
     dense = dense_micros(traits, problem.device)
     found = {DENSE: dense * factor(DENSE, dense, traits=traits, device=device)}
     for name, plans in chosen.items():

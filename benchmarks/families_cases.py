@@ -16,6 +16,7 @@ from lospmm import readers
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.errors import BadRequest
+from lospmm.gpu.messages import CacheState
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem
 from lospmm.settings import settings
@@ -37,6 +38,9 @@ LLM_WORK = (
     (((4096, 4096), (4096, 11008), (11008, 4096)), (32, 64)),
 )
 LLM_SPARSITIES = (0.5, 0.7, 0.8, 0.9)
+
+#: Where A comes from memory at every launch; elsewhere only B does, as in a search.
+STREAMED = ("llm",)
 
 #: Elements of a drawn matrix that is kept.
 WORTH_KEEPING = 1 << 22
@@ -78,6 +82,10 @@ class Case:
     @property
     def problem(self) -> str:
         return f"{self.name}, n {self.n}, {self.dtype}"
+
+    @property
+    def cache(self) -> CacheState:
+        return "streamed" if self.set in STREAMED else "cold"
 
 
 @lru_cache(maxsize=4)

@@ -131,18 +131,21 @@ def _wins(records: Sequence[Record]) -> str:
         counts = ", ".join(f"{family} {count}" for family, count in found.most_common())
         lines.append(f"  {name:8} {len(own):4} problems: {counts}")
     failed = [
-        f"  {record['problem']}: {family}: {failure}"
+        (
+            f"  {record['problem']}: {family}: {len(found['failures'])}, as {found['failures'][0]}",
+            len(found["failures"]),
+        )
         for record in records
         for family, found in record["families"].items()
-        for failure in found["failures"]
+        if found["failures"]
     ]
     tried = {name for record in records for name in record["families"] if name != ROUNDED}
     fastest = {first[0] for record in records if (first := winner(record)) is not None}
     if idle := sorted(tried - fastest):
         lines.append(f"the fastest of none: {', '.join(idle)}")
     timed = sum(found["plans"] for record in records for found in record["families"].values())
-    lines.append(f"{timed} kernels, {len(failed)} of them failed{':' if failed else ''}")
-    return "\n".join(lines + failed[:20])
+    lines.append(f"{timed} kernels, {sum(count for _, count in failed)} of them failed{':' if failed else ''}")
+    return "\n".join(lines + [text for text, _ in failed[:20]])
 
 
 def _shapes(records: Sequence[Record]) -> str:

@@ -115,7 +115,7 @@ def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
             forecast, micros = family["brief"][0]
             found[name] = [Tried(forecast, micros, None, family.get("corrected_by", name))]
     if (dense := dense_micros(record)) is not None:
-        found[DENSE] = [Tried(dense_forecast(Traits(**record["traits"]), device), dense, None, DENSE)]
+        found[DENSE] = [Tried(dense_forecast(traits_in(record), device), dense, None, DENSE)]
     return found
 
 
@@ -150,9 +150,14 @@ def fastest_unrolled(records: Sequence[Record], device: DeviceSpec) -> list[tupl
     found = []
     for record in records:
         if (micros := family_micros(record).get(UNROLLED)) is not None:
-            traits = Traits(**record["traits"])
+            traits = traits_in(record)
             found.append((traits, Tried(unrolled_micros(traits, device), micros, None, FASTEST)))
     return found
+
+
+def traits_in(record: Record) -> Traits:
+    """Lines of before it was a trait have ``cache`` alone."""
+    return Traits(**({"is_streamed": record.get("cache") == "streamed"} | record["traits"]))
 
 
 def axes_in(plan: str) -> dict[str, float]:
@@ -186,7 +191,7 @@ def corrections(
     tried: dict[str, list[tuple[Traits, Tried]]] = {DENSE: list(dense)}
     tried[FASTEST] = fastest_unrolled([*records, *large], device)
     for record in records:
-        traits = Traits(**record["traits"])
+        traits = traits_in(record)
         for plans in first_plans(record, device).values():
             for plan in plans:
                 tried.setdefault(plan.corrected_by, []).append((traits, plan))
@@ -262,7 +267,7 @@ def _forecasts(name: str, record: Record, plans: Sequence[Tried], one: Correctio
     micros = np.array([plan.forecast for plan in plans])
     if one is None:
         return micros
-    numbers = np.array([_numbers(name, Traits(**record["traits"]), plan, one.axes) for plan in plans])
+    numbers = np.array([_numbers(name, traits_in(record), plan, one.axes) for plan in plans])
     unknown = [at for at, plan in enumerate(plans) if plan.axes is None]
     if one.axes and unknown:
         numbers[unknown, -len(one.axes) :] = one.mean[-len(one.axes) :]

@@ -1,4 +1,5 @@
-"""What an SM does in the forecasts of tensor_core, by the times of ``benchmarks.tensor_core``.
+"""What an SM does in the forecasts of tensor_core, by the times of ``benchmarks.tensor_core``, and of two of four by
+those of ``benchmarks.families`` too.
 
     python -m benchmarks.fit_tensor_core [--results DIR]
 
@@ -12,6 +13,7 @@ any other.
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from benchmarks.families import RESULTS_NAME
+from benchmarks.families_cases import SETS
+from benchmarks.families_cases import problem_of as case_problem
+from benchmarks.families_forecasts import plan_in
+from benchmarks.families_table import key, read_results
 from benchmarks.kernels import ROOT
 from benchmarks.tensor_core import TWO_OF_FOUR, WITH_ZEROS, problem_of
 from lospmm.families import two_of_four, warpgroups
@@ -31,9 +38,6 @@ from lospmm.model import Problem
 FITTED = (
     "multiplying_share", "copied_bytes_per_cycle", "stored_per_cycle", "chunk_cycles", "block_cycles", "way_cycles",
 )  # fmt: skip
-
-#: Of two of four: with fewer zeros more columns came twice when they were timed (docs/decisions/0033).
-TIMED_IN_THIS_ORDER = 0.8
 
 _problem = cache(problem_of)
 
@@ -56,15 +60,38 @@ class Fit(NamedTuple):
     slower: tuple[float, float]  # the mean over problems
 
 
-def timed(path: Path, dtype: str, plan_of: Callable[..., Any], least_sparsity: float = 0.0) -> Timed:
+def timed(path: Path, dtype: str, plan_of: Callable[..., Any]) -> Timed:
     every = map(json.loads, path.read_text().splitlines())
-    lines = [line for line in every if line["dtype"] == dtype and line["sparsity"] >= least_sparsity]
+    lines = [line for line in every if line["dtype"] == dtype]
     of = [(line["shape"], line["sparsity"], dtype) for line in lines]
     return Timed(
         tuple(_problem(*one) for one in of),
         tuple(plan_of(**line["plan"]) for line in lines),
         np.array([line["micros"] for line in lines]),
         tuple(map(str, of)),
+    )
+
+
+def of_families(path: Path) -> Timed:
+    """All plans of two of four for the 41 shapes and the map. Language models' take A from memory, as others do not."""
+    results, found = read_results(path), []
+    for case in (case for name in ("shapes", "map") for case in SETS[name]("h200", None)):
+        line = results.get(key({**asdict(case), "machine": {"device": case.device}}), {"families": {}})
+        told = line["families"].get("tensor_core", {})
+        if told.get("tried", [""])[0].startswith(TwoOfFour.__name__):
+            problem = case_problem(case)
+            for text, (_, micros) in zip(told["tried"], told["brief"], strict=True):
+                found.append((problem, plan_in(text, {TwoOfFour.__name__: TwoOfFour}), micros, case.problem))
+    problems, plans, times, of = zip(*found, strict=True)
+    return Timed(problems, plans, np.array(times), of)
+
+
+def joined(one: Timed, other: Timed) -> Timed:
+    return Timed(
+        one.problems + other.problems,
+        one.plans + other.plans,
+        np.concatenate([one.micros, other.micros]),
+        one.of + other.of,
     )
 
 
@@ -109,7 +136,7 @@ def fits(results: Path) -> list[Fit]:
         names = [name for name in FITTED if getattr(kind, name)]
         given = timed(results / WITH_ZEROS.results_name, dtype, Warpgroups)
         found.append(fitted(f"warpgroups, {dtype}", given, kind, names, warpgroups.micros))
-    given = timed(results / TWO_OF_FOUR.results_name, "float16", TwoOfFour, TIMED_IN_THIS_ORDER)
+    given = joined(timed(results / TWO_OF_FOUR.results_name, "float16", TwoOfFour), of_families(results / RESULTS_NAME))
     names = [name for name, value in two_of_four.RATES._asdict().items() if value]
     found.append(fitted("two of four, float16", given, two_of_four.RATES, names, two_of_four.micros))
     return found

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import families_unrolled
-from benchmarks.families import KERNEL_SECONDS, QUICK, QUICK_COPIES, RESULTS_NAME, cache_of, context_of
+from benchmarks.families import KERNEL_SECONDS, QUICK, QUICK_COPIES, RESULTS_NAME, context_of
 from benchmarks.families_build import UNROLLED, Kernel
 from benchmarks.families_cases import SETS, Case, problem_of
 from benchmarks.families_table import Record, key, read_results, write_results
@@ -176,7 +176,7 @@ def prepared_ahead(pool: ProcessPoolExecutor, cases: Sequence[Case], folder: Pat
 def timed(bench: Bench, case: Case, problem: Problem, made: Sequence[Made]) -> Record:
     """Every kernel briefly, and the fastest with full effort."""
     bench.turn_to(problem)
-    bench.kernel_seconds, bench.cache = KERNEL_SECONDS, cache_of(case)
+    bench.kernel_seconds, bench.cache = KERNEL_SECONDS, case.cache
     bench.most_copies = QUICK_COPIES if case.set in (*QUICK, BETWEEN) else MAX_COPIES
     failures, kernels = [], []
     for one in made:

@@ -136,7 +136,8 @@ def _contested(
     names = [family["name"] for family in manifest["search"]["families"]]
     if unknown := set(names) - {UNROLLED, DENSE, *FAMILIES}:
         raise BadRequest(f"kernel {manifest['name']}: search.families names {min(unknown)[:40]!r}, which there is not")
-    field = field_for(problem, contenders(names, problem, is_unrolled=is_unrolled))
+    cache = manifest["measured"]["cache"] if manifest["measured"] else "cold"
+    field = field_for(problem, contenders(names, problem, is_unrolled=is_unrolled), cache)
     if not lines or not manifest["search"]["measured"]:
         return Contest(field)
     log = _Log(lines)

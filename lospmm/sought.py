@@ -46,7 +46,8 @@ def sought_here(problem: Problem, options: Options, stages: Stages) -> Sought:
     """The same by this process, without what may be timed: that is looked for while the first kernels are built."""
     is_unrolled = takes_unrolled(problem, options)
     with stages.part("constraints"):
-        field = field_for(problem, contenders(options.family_names, problem, is_unrolled=is_unrolled))
+        names = contenders(options.family_names, problem, is_unrolled=is_unrolled)
+        field = field_for(problem, names, options.cache)
         if is_unrolled:
             field = replace(field, unrolled_micros=others_first(problem, options, field))
     if not is_unrolled or (field.entrants and is_far_behind(field, field.entrants[0].forecast_micros)):
@@ -106,9 +107,10 @@ def tuning_of(problem: Problem, options: Options) -> Hashable:
     return problem.matrix.fingerprint, problem.n, problem.device, layer, options
 
 
-def field_for(problem: Problem, names: Sequence[str]) -> Field:
-    """The plans of these families, their forecasts corrected by what was measured on such a device."""
-    traits, device = traits_of(problem), problem.device
+def field_for(problem: Problem, names: Sequence[str], cache: str = "cold") -> Field:
+    """The plans of these families, their forecasts corrected by what was measured on such a device; ``cache`` as of
+    ``Options``."""
+    traits, device = traits_of(problem, is_streamed=cache == "network"), problem.device
     of_dense = dense_micros(traits, device)
     of_dense *= factor(DENSE, of_dense, traits=traits, device=device.name)
     learned = partial(corrected, traits=traits, device=device.name)

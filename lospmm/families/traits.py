@@ -29,9 +29,10 @@ class Traits:
     filled_rows: float  # the share of rows with nonzeros
     longest_row: float  # over the mean of those
     block_fill: float  # of 16 x 16 blocks with a nonzero, the share of elements that are nonzero
+    is_streamed: bool = False  # A comes from memory at every launch, as in a model that no cache holds
 
 
-def traits_of(problem: Problem) -> Traits:
+def traits_of(problem: Problem, *, is_streamed: bool = False) -> Traits:
     matrix, dtype = problem.matrix, problem.dtype
     lengths = matrix.row_nnz
     filled = int(np.count_nonzero(lengths))
@@ -46,6 +47,7 @@ def traits_of(problem: Problem) -> Traits:
         filled_rows=filled / matrix.m,
         longest_row=float(lengths.max(initial=0)) / mean,
         block_fill=_block_fill(matrix),
+        is_streamed=is_streamed,
     )
 
 

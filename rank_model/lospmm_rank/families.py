@@ -136,7 +136,7 @@ def _of_dense(traits: Traits) -> NDArray[np.float64]:
     tiles, of up to 256, do not fit the sizes."""
     sizes = map(math.log, (traits.m, traits.k, traits.n, traits.element_bytes))
     aligned = (math.log2(math.gcd(size, 256)) for size in (traits.k, traits.n))
-    return np.array([*sizes, float(traits.is_exact), *aligned])
+    return np.array([*sizes, float(traits.is_exact), *aligned, float(traits.is_streamed)])
 
 
 def _of_sparse(traits: Traits) -> NDArray[np.float64]:
@@ -144,7 +144,15 @@ def _of_sparse(traits: Traits) -> NDArray[np.float64]:
     density = nnz / (traits.m * traits.k)
     counts = (traits.m, traits.k, traits.n, nnz, density, traits.element_bytes)
     shape = (max(traits.longest_row, 1.0), traits.block_fill / density + 1e-3)
-    return np.array([*map(math.log, counts), *map(math.log, shape), traits.filled_rows, float(traits.is_exact)])
+    return np.array(
+        [
+            *map(math.log, counts),
+            *map(math.log, shape),
+            traits.filled_rows,
+            float(traits.is_exact),
+            float(traits.is_streamed),
+        ]
+    )
 
 
 def dense_micros(traits: Traits, device: DeviceSpec) -> float:

@@ -140,7 +140,7 @@ def test_a_large_matrix_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_layers_of_language_models_are_timed_with_a_from_memory() -> None:
-    assert [families.cache_of(replace(CASE, set=name)) for name in ("llm", "map")] == ["streamed", "cold"]
+    assert [replace(CASE, set=name).cache for name in ("llm", "map")] == ["streamed", "cold"]
 
 
 def test_unrolled_takes_part_in_float32(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def fours() -> str:
     for (shape, zeros), plans in found.items():
         best = _fastest(plans)
         lines.append((_named(shape), f"{zeros:.0%}", best.plans, best.axes, *best.times, best.slower, best.worst))
-    heads = ("A, columns of B", "zeros", "plans", "fastest: groups, cols, blocks", "us", "cuBLAS float16")
+    heads = ("A, columns of B", "zeros", "plans", "fastest: groups, cols, blocks, cluster", "us", "cuBLAS float16")
     return table((*heads, "times as fast", "slower by forecast", "greatest error"), lines, right=7)
 
 

@@ -24,7 +24,7 @@ def test_what_is_timed_of_two_of_four_are_such_plans() -> None:
 
 
 def test_rates_are_found_again() -> None:
-    rates = Rates(copied_bytes_per_cycle=30.0, stored_per_cycle=8.0, chunk_cycles=400.0, block_cycles=0.0)
+    rates = RATES._replace(copied_bytes_per_cycle=30.0, stored_per_cycle=8.0)
     fit = fitted("made", made(rates), RATES, ("copied_bytes_per_cycle", "stored_per_cycle"), micros)
     assert fit.after == pytest.approx((30.0, 8.0), rel=0.02)
     assert fit.missed[0] > 0.05 > 0.005 > fit.missed[1] and fit.slower[1] == 0

@@ -98,6 +98,15 @@ def test_the_dense_forecast_follows_the_type() -> None:
     assert dense_micros(half, H200) < dense_micros(tf32, H200) < dense_micros(exact, H200)
 
 
+def test_the_time_of_cublas_is_longer_where_a_comes_from_memory() -> None:
+    """4096 x 4096 by 64 columns in 16 bits: 33 MB, which the L2 cache holds and memory gives in 7 us."""
+    traits = Traits(4096, 4096, 64, 3_000_000, 2, False, 1.0, 1.1, 0.2)
+    streamed = replace(traits, is_streamed=True)
+    forecast = dense_micros(traits, H200)
+    alone, behind_memory = (factor(DENSE, forecast, traits=one, device="h200") for one in (traits, streamed))
+    assert 1.15 < behind_memory / alone < 1.8
+
+
 def test_the_weights_are_those_of_the_results() -> None:
     """And they are worth what the card says: 89 of 100 choices, or more, are within a tenth of the fastest."""
     records = list(read_results(ROOT / "benchmarks" / "results" / "families.jsonl").values())
