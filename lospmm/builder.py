@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from lospmm.build import build
+from lospmm.build import build, build_packed
 from lospmm.errors import LospmmError, ToolchainFault
+from lospmm.families import Entrant
 from lospmm.gpu.messages import Answer, packed, receive
 from lospmm.model import Candidate, Compiled, OnDisk, Problem
 from lospmm.store import Store
@@ -30,7 +31,7 @@ class Order:
     cubin, None for the answer itself."""
 
     problem: Problem | None
-    candidate: Candidate
+    candidate: Candidate | Entrant
     emitter: str
     store: Store
     folder: Path | None = None
@@ -55,8 +56,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
                 assert isinstance(order, Order)
                 problem = order.problem or problem
                 assert problem is not None, "the first order names the problem"
-                built = build(problem, order.candidate, order.emitter, store=order.store, workers=1)
-                answer = Answer(built.compiled if order.folder is None else on_disk(built.compiled, order.folder))
+                built = _compiled(problem, order)
+                answer = Answer(built if order.folder is None else on_disk(built, order.folder))
         except LospmmError as error:
             answer = Answer(fault=str(error))
         except Exception as error:  # ours: told, and kept whole in the log of the process
@@ -64,6 +65,12 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             answer = Answer(fault=f"{type(error).__name__}: {error}")
         answers.write(packed(answer))
         answers.flush()
+
+
+def _compiled(problem: Problem, order: Order) -> Compiled:
+    if isinstance(order.candidate, Entrant):
+        return build_packed(problem, order.candidate, store=order.store, workers=1).compiled
+    return build(problem, order.candidate, order.emitter, store=order.store, workers=1).compiled
 
 
 def on_disk(built: Compiled, folder: Path) -> OnDisk:

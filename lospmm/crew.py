@@ -3,8 +3,8 @@
     with Crew(16) as crew:
         compiled = crew.build(problem, candidate, "sass", store)  # from several threads
 
-Machine code is written by Python, and of that only one thread of a process runs at a time. Text goes to compilers,
-which are processes already.
+Machine code is written by Python, as what a family's kernel reads of A is packed, and of that only one thread of a
+process runs at a time. Other text goes to compilers, which are processes already.
 """
 
 import sys
@@ -18,6 +18,7 @@ from typing import Self
 
 from lospmm.builder import Call, Order
 from lospmm.errors import GpuFault, ToolchainFault
+from lospmm.families import Entrant
 from lospmm.gpu.process import WorkerLost, WorkerProcess
 from lospmm.model import Built, Candidate, Compiled, OnDisk, Problem
 from lospmm.settings import settings
@@ -70,7 +71,7 @@ class Crew:
     def build(
         self,
         problem: Problem,
-        candidate: Candidate,
+        candidate: Candidate | Entrant,
         emitter: str,
         store: Store,
         cancel: threading.Event | None = None,

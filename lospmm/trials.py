@@ -109,10 +109,10 @@ class BuildAndTime:
 
     def build(self, candidate: Candidate | Entrant, place: "Place") -> Built:
         crew, stop = self.means.crew, place.stop
-        if isinstance(candidate, Entrant):
-            return build_packed(self.problem, candidate, store=self.store, workers=1, cancel=stop).compiled
         if crew is not None:
             return crew.build(self.problem, candidate, self.emitter, self.store, stop, folder=place.folder)
+        if isinstance(candidate, Entrant):
+            return build_packed(self.problem, candidate, store=self.store, workers=1, cancel=stop).compiled
         return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=stop).compiled
 
     def begin_timing(self, begun: "Running", at: int) -> None:

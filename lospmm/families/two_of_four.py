@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +82,14 @@ RATES = Rates(
     launch_micros=0.85,
     exchanged_per_cycle=2.6,
 )
+
+
+class Ordered(NamedTuple):
+    """A in chunks."""
+
+    starts: NDArray[np.int32]  # (blocks + 1,): the first chunk of each
+    columns: NDArray[np.uint32]  # (chunks x DEPTH,): of A
+    weights: NDArray[np.uint32]  # (chunks, groups, words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +222,22 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
 
 def _laid_out(problem: Problem, plan: TwoOfFour) -> list[NDArray[Any]]:
     """The first chunk of each block, where the rows of B of each chunk begin, and the weights of each chunk."""
-    starts, columns, weights = _ordered(problem.matrix, problem.dtype, plan.groups)
-    return [starts, columns * np.uint32(problem.n // 8), weights]
+    ordered = _ordered(problem.matrix, problem.dtype, plan.groups)
+    return [ordered.starts, ordered.columns * np.uint32(problem.n // 8), ordered.weights]
 
 
-@lru_cache(maxsize=2)
-def _ordered(
-    matrix: SparseMatrix, dtype: Dtype, groups: int
-) -> tuple[NDArray[np.int32], NDArray[np.uint32], NDArray[np.uint32]]:
-    """The first chunk of each block, the columns of A of each chunk, and its weights. To order them takes longer than
-    all else of packing, and most plans differ in other axes."""
+#: Of threads that ask for the same order at once, one makes it.
+_ORDERING = Lock()
+
+
+def _ordered(matrix: SparseMatrix, dtype: Dtype, groups: int) -> Ordered:
+    """To order columns takes longer than all else of packing, and most plans differ in other axes."""
+    with _ORDERING:
+        return _order(matrix, dtype, groups)
+
+
+@lru_cache(maxsize=len(GROUPS))
+def _order(matrix: SparseMatrix, dtype: Dtype, groups: int) -> Ordered:
     rows, starts = _ROWS * groups, [0]
     columns, weights = [], []
     for first in range(0, matrix.m, rows):
@@ -230,7 +245,7 @@ def _ordered(
         starts.append(starts[-1] + len(fours.columns) // DEPTH)
         columns.append(fours.columns.astype(np.uint32))
         weights.append(_fragments(fours, dtype, groups))
-    return np.array(starts, dtype=np.int32), np.concatenate(columns), np.concatenate(weights)
+    return Ordered(np.array(starts, dtype=np.int32), np.concatenate(columns), np.concatenate(weights))
 
 
 def _fragments(fours: Fours, dtype: Dtype, groups: int) -> NDArray[np.uint32]:

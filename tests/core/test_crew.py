@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ import psutil
 import pytest
 
 from lospmm import crew
-from lospmm.build import Written, build, written
+from lospmm.build import Written, build, build_packed, written
 from lospmm.codegen import source_of
 from lospmm.crew import LEAST_BUILDERS, Crew
 from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
 from lospmm.errors import ToolchainFault
-from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.families import FAMILIES, Entrant
+from lospmm.model import Candidate, OnDisk, Problem, Schedule, TileSize
 from lospmm.options import Options
 from lospmm.reorder import natural_order
 from lospmm.sought import Sought, sought_wholly
@@ -72,6 +75,18 @@ def test_they_build_what_this_process_builds(two: Crew, store: Store, tmp_path: 
     own = Store(tmp_path / "own")
     assert found == [build(*one, "sass", store=own, workers=1).compiled for one in asked]
     assert len(builders()) == 2
+
+
+@pytest.mark.parametrize("family", ["csr", "tensor_core"])
+def test_they_build_plans_of_families(two: Crew, store: Store, tmp_path: Path, family: str) -> None:
+    problem = Problem(random_matrix(70, 90, 0.3, seed=3), 24, DEVICES["h200"], dtype=DTYPES["float16"])
+    entrant = Entrant(family, FAMILIES[family].plans(problem)[0], 1.0)
+    found = two.build(problem, entrant, "sass", store)
+    assert found == build_packed(problem, entrant, store=Store(tmp_path / "own"), workers=1).compiled
+    on_disk = two.build(problem, entrant, "sass", store, folder=tmp_path)
+    assert isinstance(on_disk, OnDisk) and on_disk.cubin.read_bytes() == found.cubin
+    with pytest.raises(ToolchainFault, match="KeyError: 'none'"):
+        two.build(problem, replace(entrant, family="none"), "sass", store)
 
 
 def test_what_is_shipped_is_what_was_built(two: Crew, store: Store, tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import pytest
 from lospmm import trials
 from lospmm.budget import Budget
 from lospmm.build import Build
+from lospmm.crew import Crew
 from lospmm.device import DEVICES
 from lospmm.errors import GpuFault, ToolchainFault
+from lospmm.families import FAMILIES, Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
 from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize
@@ -36,13 +38,13 @@ class FakeBench:
     """Times what it is given by its launch; every kernel is written down."""
 
     def __init__(self) -> None:
-        self.measured: list[tuple[bytes, str, Launch]] = []
+        self.measured: list[tuple[bytes | Path, str, Launch]] = []
         self.efforts: list[Effort] = []
         self.kernel_seconds: float | None = None
         self.limits: list[float | None] = []
         self.inside = 0
 
-    def measure(self, cubin: bytes, entry: str, launch: Launch, *, effort: Effort) -> Measurement:
+    def measure(self, cubin: bytes | Path, entry: str, launch: Launch, *, effort: Effort) -> Measurement:
         self.inside += 1
         assert self.inside == 1, "one kernel at a time"
         self.measured.append((cubin, entry, launch))
@@ -104,6 +106,17 @@ def test_progress_counts_over_all_rounds(bench: FakeBench, tmp_path: Path) -> No
     ]
     seconds = stages.seconds()
     assert seconds["compile_trials"] > 0 and seconds["measure_trials"] > 0
+
+
+def test_plans_of_families_are_built_by_the_crew(bench: FakeBench, tmp_path: Path) -> None:
+    entrant = Entrant("csr", FAMILIES["csr"].plans(PROBLEM)[0], 1.0)
+    with Crew(1) as crew:
+        (measurement,) = made(bench, tmp_path, Stages(), Means(crew))([entrant])
+    ((cubin, entry, _),) = bench.measured
+    assert measurement.timing is not None and entry == "lospmm_csr"
+    assert (
+        isinstance(cubin, Path) and not cubin.exists()
+    )  # it was of the crew, in a folder that is gone with the trials
 
 
 def test_a_build_that_fails_is_a_kernel_that_failed(

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.families import gathered_panels, tensor_core, two_of_four
+from lospmm.families.fours import Fours, order_in_fours
 from lospmm.families.two_of_four import TwoOfFour, micros, pack_plan, plans, refusal, registers_of, stages_of
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
@@ -144,6 +146,22 @@ def test_blocks_share_columns_of_a_where_all_run_at_a_time() -> None:
     assert {plan.cluster for plan in plans(problem_of(pruned(4096, 4096, 0.2, seed=8), 4096))} == {1}
     narrow = plans(problem_of(pruned(768, 200, 0.2, seed=8), 64))
     assert {plan.cluster for plan in narrow} == {1, 2}  # three chunks
+
+
+def test_columns_are_ordered_once_for_threads_that_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight plans of two heights of blocks."""
+    problem = problem_of(pruned(192, 300, 0.4, seed=13), 320)
+    chosen = [replace(BASE, groups=groups, cols=cols) for cols in two_of_four.COLS for groups in (1, 2)]
+    asked: list[tuple[int, int]] = []
+
+    def watched(matrix: SparseMatrix, first: int, rows: int, *, multiple: int) -> Fours:
+        asked.append((first, rows))
+        return order_in_fours(matrix, first, rows, multiple=multiple)
+
+    monkeypatch.setattr(two_of_four, "order_in_fours", watched)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda plan: pack_plan(problem, plan), chosen))
+    assert sorted(asked) == [(0, 64), (0, 128), (64, 64), (128, 64), (128, 128)]
 
 
 def test_parts_are_added_up_in_the_same_order() -> None:
