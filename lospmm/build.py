@@ -115,8 +115,10 @@ def build(
     return Build(program, emission, binary)
 
 
-def written(problem: Problem, candidate: Candidate, emitter: str, store: Store) -> Written:
-    """``build`` with the text that is shipped beside the cubin. Raises as it does."""
+def written(problem: Problem, candidate: Candidate | Entrant, emitter: str, store: Store) -> Written | PackedBuild:
+    """``build`` with the text that is shipped beside the cubin; or ``build_packed``, which has it. Raises as they."""
+    if isinstance(candidate, Entrant):
+        return build_packed(problem, candidate, store=store, workers=1)
     made = build(problem, candidate, emitter, store=store, workers=1)
     source = source_of(made.program, made.emission, problem.device.arch)
     return Written(made.language, made.compiled, made.binary, source, made.dtype, made.words)

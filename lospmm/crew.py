@@ -9,11 +9,10 @@ process runs at a time. Other text goes to compilers, which are processes alread
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, LifoQueue
 from typing import Self
 
 from lospmm.builder import Call, Order
@@ -38,6 +37,7 @@ MOST_BUILDERS = 16
 class _Builder:
     process: WorkerProcess
     problem: Problem | None = None  # what it was told last
+    built: set[Hashable] = field(default_factory=set)  # of that
 
 
 class Crew:
@@ -46,7 +46,8 @@ class Crew:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._idle: LifoQueue[_Builder] = LifoQueue()
+        self._idle: list[_Builder] = []
+        self._choice = threading.Lock()
         self._turns = threading.BoundedSemaphore(size)
 
     def __enter__(self) -> Self:
@@ -57,16 +58,13 @@ class Crew:
 
     def start(self) -> None:
         """Have all builders start, which takes each half a second, while this process does something else."""
-        for _ in range(self.size - self._idle.qsize()):
-            self._idle.put(self._new())
+        for _ in range(self.size - len(self._idle)):
+            self._idle.append(self._new())
 
     def close(self) -> None:
         """End the builders that are idle."""
-        while True:
-            try:
-                self._idle.get_nowait().process.end()
-            except Empty:
-                return
+        while (builder := self._taken(None)) is not None:
+            builder.process.end()
 
     def build(
         self,
@@ -84,7 +82,9 @@ class Crew:
 
         def order(builder: _Builder) -> Order:
             told = None if builder.problem is problem else problem
-            builder.problem = problem
+            if told is not None:
+                builder.problem, builder.built = problem, set()
+            builder.built.add(candidate)
             return Order(told, candidate, emitter, store, folder)
 
         built = self._ask(order, cancel)
@@ -92,27 +92,42 @@ class Crew:
         return built
 
     def call(
-        self, function: Callable[..., object], *arguments: object, cancel: threading.Event | None = None
+        self,
+        function: Callable[..., object],
+        *arguments: object,
+        cancel: threading.Event | None = None,
+        who_built: Hashable = None,
     ) -> object:
-        """What a function of a module gives in a builder. Raises as ``build``."""
-        return self._ask(lambda _: Call(function, arguments), cancel)
+        """What a function of a module gives in a builder: of those that are idle the one ``who_built`` that candidate
+        of its last problem, which still has what took it long. Raises as ``build``."""
+        return self._ask(lambda _: Call(function, arguments), cancel, who_built)
 
-    def _ask(self, request_to: Callable[[_Builder], object], cancel: threading.Event | None) -> object:
+    def _ask(
+        self,
+        request_to: Callable[[_Builder], object],
+        cancel: threading.Event | None,
+        who_built: Hashable = None,
+    ) -> object:
         with self._turns:
             if cancel is not None and cancel.is_set():
                 raise CancelledError
-            try:
-                builder = self._idle.get_nowait()
-            except Empty:
-                builder = self._new()
+            builder = self._taken(who_built) or self._new()
             try:
                 answer = builder.process.ask(request_to(builder), settings().compile_seconds, cancel)
             except WorkerLost as lost:
                 raise ToolchainFault(f"a process that builds kernels: {lost}") from None
-            self._idle.put(builder)
+            self._idle.append(builder)
         if answer.fault is not None:
             raise ToolchainFault(answer.fault)
         return answer.value
+
+    def _taken(self, who_built: Hashable) -> _Builder | None:
+        """An idle one, the last that was at work or the one who built this; no longer idle."""
+        with self._choice:
+            if not self._idle:
+                return None
+            at = next((at for at, one in enumerate(self._idle) if who_built in one.built), -1)
+            return self._idle.pop(at)
 
     def _new(self) -> _Builder:
         try:

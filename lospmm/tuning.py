@@ -116,11 +116,11 @@ def tuned(job: Job) -> Callable[[], Outcome]:
             assert bench is not None
             stock = gpu.enter_context(job.workshop.stock(tuning_of(problem, options)))
             if found.field.unrolled_micros is not None:
-                found, others = _others_first(job, found, bench)
+                found, others = _others_first(job, found, bench, stock)
             if found.choice is not None:
                 found = replace(found, choice=_choose(job, found, others, bench, stock))
             _stock_ahead(job)
-            others = others if others.timed else _others_last(job, others.field, found.choice, bench)
+            others = others if others.timed else _others_last(job, others.field, found.choice, bench, stock)
         choice = found.choice
         winner = winner_of(problem, choice, others, options.emitter)
         made = _made(job, winner, stock)
@@ -229,11 +229,11 @@ def _choose(job: Job, found: Sought, others: Contest, bench: Bench, stock: Stock
     return chosen
 
 
-def _others_first(job: Job, found: Sought, bench: Bench) -> tuple[Sought, Contest]:
+def _others_first(job: Job, found: Sought, bench: Bench, stock: Stock) -> tuple[Sought, Contest]:
     """The other families, timed; and then, unless it is far behind the fastest of them, the unrolled one to search."""
     field = found.field
     assert field.unrolled_micros is not None, "it was forecast"
-    others = _contest(job, field, bench, limit_micros=field.unrolled_micros)
+    others = _contest(job, field, bench, stock, limit_micros=field.unrolled_micros)
     if (why := why_not_searched(others, is_over=job.budget.is_over)) is not None:
         refused = replace(field, refusals={**field.refusals, UNROLLED: why})
         return replace(found, choice=None), replace(others, field=refused)
@@ -241,23 +241,23 @@ def _others_first(job: Job, found: Sought, bench: Bench) -> tuple[Sought, Contes
     return replace(found, choice=choice), others
 
 
-def _others_last(job: Job, field: Field, choice: Choice | None, bench: Bench) -> Contest:
+def _others_last(job: Job, field: Field, choice: Choice | None, bench: Bench, stock: Stock) -> Contest:
     """The other families, timed after the unrolled one."""
     if choice is not None and job.budget.is_over:
         return Contest(field)
-    return _contest(job, field, bench, limit_micros=float("inf") if choice is None else choice.micros)
+    return _contest(job, field, bench, stock, limit_micros=float("inf") if choice is None else choice.micros)
 
 
-def _contest(job: Job, field: Field, bench: Bench, *, limit_micros: float) -> Contest:
+def _contest(job: Job, field: Field, bench: Bench, stock: Stock, *, limit_micros: float) -> Contest:
     if not field.entrants:
         return Contest(field)
-    timings = _timings(job, TEMPLATE)
+    timings, crew = _timings(job, TEMPLATE), job.workshop.crew(job.options.emitter)
+    kept = None if crew is None else stock  # in files: in memory ten kernels of large layers would take a gigabyte
     trials, finals = (
-        _trials(BuildAndTime, job, bench, TEMPLATE, Means(None, timings, effort, job.budget))
+        _trials(BuildAndTime, job, bench, TEMPLATE, Means(crew, timings, effort, job.budget, kept))
         for effort in (BRIEF, AGAIN)
     )
-    clock = Clock(trials, finals, lambda: job.budget.is_over)
-    return contest(field, clock, limit_micros=limit_micros)
+    return contest(field, Clock(trials, finals, lambda: job.budget.is_over), limit_micros=limit_micros)
 
 
 def _timings(job: Job, language: str) -> Timings:
@@ -292,27 +292,27 @@ class Made:
 
 def _made(job: Job, winner: Candidate | Entrant, stock: Stock | None) -> Made:
     """The winner, built again with all that is shipped, by another process where its code is in stock."""
-    runs = None if stock is None or isinstance(winner, Entrant) else stock.kept(winner)
+    runs = None if stock is None else stock.kept(winner)
     crew = None if runs is None else job.workshop.crew(job.options.emitter)
     with ExitStack() as stack:
         threads = ThreadPoolExecutor(1, thread_name_prefix="text")
         stack.callback(threads.shutdown, wait=False)
-        if runs is None or crew is None or isinstance(winner, Entrant) or job.options.verify == "cpu":
+        if runs is None or crew is None or job.options.verify == "cpu":
             build = _build(job, winner)
             text = threads.submit(_source, build, job.problem.device.arch)
             return Made(build.compiled, lambda: (build, text.result()), build)
         arguments = job.problem, winner, job.options.emitter, job.store
         code = runs.cubin if isinstance(runs.cubin, bytes) else runs.cubin.read_bytes()
-        coming = threads.submit(crew.call, written, *arguments, cancel=job.stages.cancel)
+        coming = threads.submit(crew.call, written, *arguments, cancel=job.stages.cancel, who_built=winner)
     for name in ("emit", "compile"):  # what is left of them nobody waits for
         job.stages.progress(name, 1, 1)
 
-    def shipped() -> tuple[Written, str]:
+    def shipped() -> tuple[Written | PackedBuild, str]:
         made = coming.result()
-        assert isinstance(made, Written)
+        assert isinstance(made, Written | PackedBuild)
         if made.binary.cubin != code:
             raise ToolchainFault(f"{made.compiled.entry}: built twice, and its code differs; run it again")
-        return made, made.source
+        return made, made.kernel.source if isinstance(made, PackedBuild) else made.source
 
     return Made(runs, shipped)
 

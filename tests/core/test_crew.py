@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from lospmm import crew
-from lospmm.build import Written, build, build_packed, written
+from lospmm.build import PackedBuild, Written, build, build_packed, written
 from lospmm.codegen import source_of
 from lospmm.crew import LEAST_BUILDERS, Crew
 from lospmm.device import DEVICES
@@ -85,8 +85,25 @@ def test_they_build_plans_of_families(two: Crew, store: Store, tmp_path: Path, f
     assert found == build_packed(problem, entrant, store=Store(tmp_path / "own"), workers=1).compiled
     on_disk = two.build(problem, entrant, "sass", store, folder=tmp_path)
     assert isinstance(on_disk, OnDisk) and on_disk.cubin.read_bytes() == found.cubin
+    shipped = two.call(written, problem, entrant, "sass", store)
+    assert isinstance(shipped, PackedBuild) and shipped.compiled == found and shipped.language == "template"
     with pytest.raises(ToolchainFault, match="KeyError: 'none'"):
         two.build(problem, replace(entrant, family="none"), "sass", store)
+
+
+def test_who_built_a_kernel_builds_it_again(two: Crew, store: Store) -> None:
+    problem, (first, second, *_) = PROBLEMS[0], candidates(PROBLEMS[0])
+    two.start()
+    with ThreadPoolExecutor(1) as threads:
+        busy = threads.submit(two.call, time.sleep, 4.0)
+        while len(two._idle) == 2:
+            time.sleep(0.01)
+        two.build(problem, first, "sass", store)  # so by the other one
+        assert not busy.done()
+    last = two.call(os.getpid)  # which is who was busy
+    who = two.call(os.getpid, who_built=first)
+    assert {last, who} == set(builders()) and last != who
+    assert two.call(os.getpid, who_built=second) == who  # nobody did: the last that was at work
 
 
 def test_what_is_shipped_is_what_was_built(two: Crew, store: Store, tmp_path: Path) -> None:

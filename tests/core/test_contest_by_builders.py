@@ -1,0 +1,101 @@
+"""Families timed where there are builders: they build all plans, and who built the winner builds what is shipped."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lospmm import trials, tuning
+from lospmm.budget import Budget
+from lospmm.build import PackedBuild
+from lospmm.crew import LEAST_BUILDERS
+from lospmm.device import DEVICES
+from lospmm.errors import ToolchainFault
+from lospmm.gpu.messages import Measurement
+from lospmm.gpu.timing import Timing
+from lospmm.model import OnDisk, Problem
+from lospmm.options import Options
+from lospmm.runtime.block import execute_packed
+from lospmm.sought import field_for
+from lospmm.stages import Stages
+from lospmm.stock import Stock
+from lospmm.store import Store
+from lospmm.tuning import Job
+from lospmm.workshop import Workshop
+from tests.core.test_space import random_matrix
+
+PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 40, DEVICES["h200"])
+
+
+class Bench:
+    """Each kernel takes a microsecond less than the one before."""
+
+    kernel_seconds: float | None = None
+
+    def __init__(self) -> None:
+        self.cubins: list[bytes] = []
+
+    def begin(self, cubin: Path, *_: Any, **__: Any) -> None:
+        assert cubin.exists()
+
+    def measure(self, cubin: Path, *_: Any, **__: Any) -> Measurement:
+        assert isinstance(cubin, Path), "it was built by this process"
+        self.cubins.append(cubin.read_bytes())
+        return Measurement(Timing(1000.0 - len(self.cubins), 0.0, 15), 1e-7, None)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    def nothing(*_: Any, **__: Any) -> None:
+        raise AssertionError("this process packs nothing")
+
+    monkeypatch.setattr(tuning, "_timings", lambda *_: None)
+    monkeypatch.setattr(trials, "build_packed", nothing)
+    monkeypatch.setattr(tuning, "build_packed", nothing)
+    options = Options(emitter="sass", ranker="none", measure="gpu", verify="gpu")
+    with Workshop(workers=LEAST_BUILDERS) as shop:
+        yield Job(PROBLEM, options, Store(tmp_path / "store"), Stages(), shop, Budget())
+
+
+def test_all_is_built_by_builders(job: Job) -> None:
+    bench: Any = Bench()
+    with Stock() as stock:
+        others = tuning._contest(job, field_for(PROBLEM, ["csr", "group_coo"]), bench, stock, limit_micros=1e9)
+        winner = others.best
+        assert winner is not None and len(others.timed) > 4
+        made = tuning._made(job, winner, stock)
+        assert isinstance(made.runs, OnDisk) and made.runs.cubin.read_bytes() in bench.cubins and made.build is None
+        build, text = made.shipped()
+    assert isinstance(build, PackedBuild) and build.entrant == winner and text == build.kernel.source
+    b = np.random.default_rng(0).normal(size=(30, 40)).astype(np.float32)
+    found = execute_packed(build.kernel, np.arange(40), b, m=24)
+    np.testing.assert_allclose(found, PROBLEM.matrix.to_scipy() @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_what_comes_out_differently_is_not_shipped(job: Job) -> None:
+    bench: Any = Bench()
+    with Stock() as stock:
+        others = tuning._contest(job, field_for(PROBLEM, ["csr"]), bench, stock, limit_micros=1e9)
+        winner = others.best
+        assert winner is not None
+        kept = stock.kept(winner)
+        assert isinstance(kept, OnDisk)
+        kept.cubin.write_bytes(kept.cubin.read_bytes() + b"x")
+        with pytest.raises(ToolchainFault, match="lospmm_csr: built twice, and its code differs; run it again"):
+            tuning._made(job, winner, stock).shipped()
+
+
+def test_a_plan_that_cannot_be_built_has_failed(job: Job) -> None:
+    """As a kernel that cannot be run has; the others go on."""
+    bench: Any = Bench()
+    field = field_for(PROBLEM, ["csr"])
+    broken = replace(field.entrants[0], family="none")
+    with Stock() as stock:
+        others = tuning._contest(
+            job, replace(field, entrants=(broken, *field.entrants)), bench, stock, limit_micros=1e9
+        )
+    failures = [trial.measurement.failure for trial in others.timed if trial.measurement.timing is None]
+    assert failures == ["KeyError: 'none'"] and others.best is not None
