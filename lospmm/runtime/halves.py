@@ -27,21 +27,25 @@ def values_of(words: Words, dtype: Dtype) -> NDArray[np.float32]:
     return dtype.from_storage(lower.view(dtype.to_storage(np.zeros(1, np.float32)).dtype))
 
 
+#: What hardware does in silence; a NaN that signals (0x7F81 in bfloat16) does when it is only converted.
+_silent = np.errstate(over="ignore", invalid="ignore")
+
+
+@_silent
 def half_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:
     """weights * x + accumulator of pairs of float16, (threads,)."""
     factor = np.array([weights], np.uint32).view(np.float16).astype(np.float64)
     values, before = (words.copy().view(np.float16).astype(np.float64).reshape(-1, 2) for words in (x, accumulator))
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = _sum(factor * values, before)
-        return np.ascontiguousarray(total.astype(np.float16)).view(np.uint32)[:, 0]
+    total = _sum(factor * values, before)
+    return np.ascontiguousarray(total.astype(np.float16)).view(np.uint32)[:, 0]
 
 
+@_silent
 def bfloat_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:
     """The same of bfloat16."""
     factor, values, before = map(_from_bfloats, (np.array([weights], np.uint32), x, accumulator))
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = _sum(factor * values, before)
-        single = total.astype(np.float32)
+    total = _sum(factor * values, before)
+    single = total.astype(np.float32)
     words = single.view(np.uint32)
     off = (single.astype(np.float64) != total) & (words & 1 == 0) & np.isfinite(single)
     towards = np.where(total > single, np.float32(np.inf), np.float32(-np.inf))

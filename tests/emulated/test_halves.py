@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -89,6 +89,10 @@ def rounded(value: Fraction, digits: int, least: int) -> Fraction:
 
 
 @given(st.tuples(*[st.integers(0, 0xFFFF)] * 3))
+@example((0x7F81, 0x3F80, 0x3F80))  # bfloat16: a NaN that signals
+@example((0x3F80, 0x7F81, 0xFFA0))
+@example((0x3C00, 0x7C01, 0x3C00))  # float16
+@example((0x7C01, 0xFC01, 0x7D00))
 @every_number
 def test_one_rounding(number: str, bits: tuple[int, int, int]) -> None:
     words = [np.array([value | value << 16], np.uint32) for value in bits]
