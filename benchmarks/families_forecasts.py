@@ -11,15 +11,14 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.families import RESULTS_NAME, cases_of
+from benchmarks.families import RESULTS_NAME, cases_of, key_of
 from benchmarks.families_cases import problem_of
-from benchmarks.families_table import Record, key, read_results, write_results
+from benchmarks.families_table import Record, read_results, write_results
 from benchmarks.kernels import ROOT, commit_of
 from lospmm.errors import BadRequest
 from lospmm.families import FAMILIES
@@ -60,7 +59,7 @@ def renew(
     """The lines of ``results`` in place; how many have other forecasts now, and which problems other plans."""
     changed, others = 0, []
     for case in cases_of(None, device, layers, ""):
-        line = results.get(key({**asdict(case), "machine": {"device": device}}))
+        line = results.get(key_of(case, {"machine": {"device": device}}))
         timed = [name for name in names if line is not None and line["families"].get(name, {}).get("tried")]
         for name in timed:
             assert line is not None

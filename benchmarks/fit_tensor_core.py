@@ -13,7 +13,6 @@ any other.
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from benchmarks.families import RESULTS_NAME
-from benchmarks.families_cases import SETS
+from benchmarks.families import RESULTS_NAME, cases_of, key_of
 from benchmarks.families_cases import problem_of as case_problem
 from benchmarks.families_forecasts import plan_in
-from benchmarks.families_table import key, read_results
+from benchmarks.families_table import read_results
 from benchmarks.kernels import ROOT
 from benchmarks.tensor_core import TWO_OF_FOUR, WITH_ZEROS, problem_of
 from lospmm.families import two_of_four, warpgroups
@@ -75,8 +73,8 @@ def timed(path: Path, dtype: str, plan_of: Callable[..., Any]) -> Timed:
 def of_families(path: Path) -> Timed:
     """All plans of two of four for the 41 shapes and the map. Language models' take A from memory, as others do not."""
     results, found = read_results(path), []
-    for case in (case for name in ("shapes", "map") for case in SETS[name]("h200", None)):
-        line = results.get(key({**asdict(case), "machine": {"device": case.device}}), {"families": {}})
+    for case in cases_of(("shapes", "map"), "h200", None, ""):
+        line = results.get(key_of(case, {"machine": {"device": case.device}}), {"families": {}})
         told = line["families"].get("tensor_core", {})
         if told.get("tried", [""])[0].startswith(TwoOfFour.__name__):
             problem = case_problem(case)
