@@ -35,7 +35,17 @@ from typing import Any
 
 from benchmarks.families_build import FAR, PLANS, UNROLLED, Built, Prepared, Shortlist, built_ahead, compile_all
 from benchmarks.families_cases import SETS, Case
-from benchmarks.families_table import ROUNDED, Record, key, read_results, summary, torch_times, write_results
+from benchmarks.families_table import (
+    BESIDE,
+    ROUNDED,
+    Record,
+    dense_micros,
+    key,
+    read_results,
+    summary,
+    torch_times,
+    write_results,
+)
 from benchmarks.kernels import ROOT, commit_of, versions
 from lospmm.baselines import BaselineTime
 from lospmm.baselines.work import COMMAND, BaselineTask
@@ -129,7 +139,7 @@ def timed_baseline(bench: Bench, name: str) -> Record:
 
 
 def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: Bench, *, beside: bool = True) -> Record:
-    """Everything about a problem, with the libraries ``beside`` its kernels."""
+    """Everything about a problem; ``beside`` its kernels all libraries, or the dense multiplication alone."""
     problem, started = prepared.problem, time.monotonic()
     matrix = problem.matrix
     bench.turn_to(problem)
@@ -140,7 +150,8 @@ def line_of(case: Case, context: Mapping[str, Any], prepared: Prepared, bench: B
     names = dict.fromkeys(one.family for one in prepared.built if one.family != ROUNDED)
     by_family = {name: timed_family(bench, [one for one in prepared.built if one.family == name]) for name in names}
     time_again(bench, prepared.built, by_family, 1 if is_quick else FINALISTS)
-    libraries = [name for name in baselines_for(problem) if beside and not (is_quick and name == "cusparse")]
+    is_dense_alone = is_quick or not beside
+    libraries = [name for name in baselines_for(problem) if not (is_dense_alone and name == "cusparse")]
     baselines = {name: timed_baseline(bench, name) for name in libraries}
     if rounded := [one for one in prepared.built if one.family == ROUNDED]:  # these are held to other limits
         bench.turn_to(replace(problem, sums=problem.dtype))
@@ -184,8 +195,12 @@ def progress(number: int, count: int, record: Record) -> str:
 
 
 def joined(before: Record, record: Record) -> Record:
-    """The line that there was, with the families of ``record`` and the commit that each of those is of."""
-    families = {name: found | {"commit": record["commit"]} for name, found in record["families"].items()}
+    """The line that there was, with the families of ``record``, the commit that each of those is of, and the time of the
+    dense multiplication beside them."""
+    own: Record = {"commit": record["commit"]}
+    if (dense := dense_micros(record)) is not None:
+        own[BESIDE] = dense
+    families = {name: found | own for name, found in record["families"].items()}
     refused = {name: why for name, why in before["refused"].items() if name not in families}
     refused |= {name: why for name, why in record["refused"].items() if name not in before["families"]}
     return before | {"families": before["families"] | families, "refused": refused}

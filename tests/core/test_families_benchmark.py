@@ -114,10 +114,26 @@ def test_some_families_alone_join_the_line_that_there_is(tmp_path: Path) -> None
     prepared = families_build.prepare(CASE, Shortlist(1, far=float("inf"), families=("csr",)), tmp_path)
     assert {one.family for one in prepared.built} == {"csr"}
     before = record(refused={"csr": "a forecast of 90.0 us", "tensor_core": "no plan"}, families={"hyb": {"plans": 1}})
-    after = families.joined(before, record(families={"csr": {"plans": 1}}, commit="4567def"))
+    after = families.joined(before, record(families={"csr": {"plans": 1}}, commit="4567def", baselines={}))
     assert after["families"] == {"hyb": {"plans": 1}, "csr": {"plans": 1, "commit": "4567def"}}
     assert after["refused"] == {"tensor_core": "no plan"}
     assert after["commit"] == before["commit"]
+
+
+@pytest.mark.parametrize(("micros", "beside"), [(5.0, 16.0), (12.0, 15.0)])
+def test_dense_counts_as_it_was_beside_the_fastest_kernel(micros: float, beside: float) -> None:
+    """Its time differs from run to run."""
+    again = record(families={"csr": {"plans": 1, "micros": micros}}, baselines={"cublas_fp16": {"micros": 16.0}})
+    after = families.joined(record(), again)
+    assert families_table.dense_micros(after) == beside
+
+
+def test_one_family_is_timed_beside_dense_alone(tmp_path: Path) -> None:
+    prepared = families_build.prepare(CASE, Shortlist(1, far=float("inf"), families=("csr",)), tmp_path)
+    case = replace(CASE, set="shapes")
+    with Bench(prepared.problem, command=(sys.executable, "-P", "-m", "benchmarks.dry_gpu")) as bench:
+        line = families.line_of(case, CONTEXT, prepared, bench, beside=False)
+    assert line["baselines"] == {"cublas_fp16": {"micros": 100.0}}
 
 
 def test_what_a_run_that_goes_on_leaves_out() -> None:
