@@ -365,11 +365,18 @@ static inline unsigned __ballot_sync(unsigned, int predicate) {
 
 // The functions of prelude.cuh, in C++.
 
-static inline float lospmm_float_of_half(lospmm_u16 bits) {
-  _Float16 value;
-  std::memcpy(&value, &bits, 2);
-  return static_cast<float>(value);
-}
+// By a table of all: without an instruction for it, which not every CPU has, one takes as long as a dozen products.
+static const std::vector<float> lospmm_halves = [] {
+  std::vector<float> floats(1 << 16);
+  for (unsigned bits = 0; bits < floats.size(); ++bits) {
+    const lospmm_u16 half = static_cast<lospmm_u16>(bits);
+    _Float16 value;
+    std::memcpy(&value, &half, 2);
+    floats[bits] = static_cast<float>(value);
+  }
+  return floats;
+}();
+static inline float lospmm_float_of_half(lospmm_u16 bits) { return lospmm_halves[bits]; }
 static inline lospmm_u16 lospmm_half_of_float(float value) {
   const _Float16 half = static_cast<_Float16>(value);
   lospmm_u16 bits;
@@ -572,21 +579,29 @@ static void wgmma_sparse(float (&d)[32], const unsigned (&a)[4], const unsigned 
                          unsigned selector, Convert convert) {
   const auto lanes = exchange(a[0], a[1], a[2], a[3], places);
   const unsigned lane = threadIdx.x % WARP, group = lane / 4;
-  for (unsigned at = 0; at < 32; ++at) {
-    const unsigned column = at / 4 * 8 + lane % 4 * 2 + at % 2, upper = at / 2 % 2;
-    double sum = d[at];
+  for (unsigned upper = 0; upper < 2; ++upper) {
+    double of_a[16];
+    unsigned ks[16];
     for (unsigned four = 0; four < 8; ++four) {
       const std::uint64_t pair = lanes[group * 4 + four % 4][four / 4 * 2 + upper];
       const std::uint64_t place = lanes[group * 4 + selector * 2 + four / 4][4] >> (upper * 16 + four % 4 * 4);
       if ((place & 3) >= (place >> 2 & 3)) fault("places of two of four columns that do not rise");
       for (unsigned part = 0; part < 2; ++part) {
-        const unsigned k = four * 4 + (place >> 2 * part & 3);
-        lospmm_u16 of_b;
-        std::memcpy(&of_b, columns + k * 128 + ((column / 8) ^ (k % 8)) * 16 + column % 8 * 2, 2);
-        sum += static_cast<double>(convert(part_of(pair, part))) * static_cast<double>(convert(of_b));
+        of_a[four * 2 + part] = static_cast<double>(convert(part_of(pair, part)));
+        ks[four * 2 + part] = four * 4 + (place >> 2 * part & 3);
       }
     }
-    d[at] = static_cast<float>(sum);
+    for (unsigned eight = 0; eight < 8; ++eight) {  // columns, of which a lane has two
+      float(&sums)[2] = *reinterpret_cast<float(*)[2]>(&d[eight * 4 + upper * 2]);
+      double first = sums[0], second = sums[1];
+      for (unsigned of = 0; of < 16; ++of) {
+        lospmm_u16 of_b[2];
+        std::memcpy(of_b, columns + ks[of] * 128 + (eight ^ (ks[of] % 8)) * 16 + lane % 4 * 4, 4);
+        first += of_a[of] * static_cast<double>(convert(of_b[0]));
+        second += of_a[of] * static_cast<double>(convert(of_b[1]));
+      }
+      sums[0] = static_cast<float>(first), sums[1] = static_cast<float>(second);
+    }
   }
 }
 
@@ -604,7 +619,9 @@ template <bool is_bfloat16>
 struct lospmm_wgmma_sparse_of {
   template <int selector>
   static void product(float (&d)[32], const unsigned (&a)[4], LospmmColumns columns, unsigned places) {
-    lospmm::wgmma_sparse(d, a, columns, places, selector, is_bfloat16 ? lospmm_float_of_bfloat16 : lospmm_float_of_half);
+    lospmm::wgmma_sparse(d, a, columns, places, selector, [](lospmm_u16 bits) {
+      return is_bfloat16 ? lospmm_float_of_bfloat16(bits) : lospmm_float_of_half(bits);
+    });
   }
 };
 template <int behind_from>
