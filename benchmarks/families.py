@@ -195,8 +195,8 @@ def progress(number: int, count: int, record: Record) -> str:
 
 
 def joined(before: Record, record: Record) -> Record:
-    """The line that there was, with the families of ``record``, the commit that each of those is of, and the time of the
-    dense multiplication beside them."""
+    """The line that there was, with the families of ``record``, the commit that each of those is of, and what the dense
+    multiplication took beside them."""
     own: Record = {"commit": record["commit"]}
     if (dense := dense_micros(record)) is not None:
         own[BESIDE] = dense

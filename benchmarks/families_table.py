@@ -69,7 +69,7 @@ def rounded_micros(record: Record) -> float | None:
 
 
 def dense_micros(record: Record) -> float | None:
-    """Of the dense multiplication of the same type, in the run in which the fastest kernel was timed; None where there is
+    """Of the dense multiplication of the same type, in the run in which the fastest kernel was timed; None: there is
     none."""
     if (best := best_sparse(record)) is not None and BESIDE in record["families"][best[0]]:
         return float(record["families"][best[0]][BESIDE])

@@ -27,6 +27,10 @@ _OF_A_SERVICE = re.compile(
 )
 
 
+#: LOSPMM_MAX_NONZEROS where others post what is read.
+SERVICE_NONZEROS = 4_000_000
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True)
 
@@ -76,7 +80,11 @@ class Settings(BaseSettings):
     max_n: int = Field(default=1 << 24, gt=0, description="The most columns of B that the service tunes for.")
     job_seconds: float = Field(default=7200.0, gt=0, description="Time limit of one job of the service.")
     upload_seconds: float = Field(default=300.0, gt=0, description="Time limit for the body of a request to arrive.")
-    max_nonzeros: int = Field(default=4_000_000, gt=0, description="The most nonzeros of a matrix that is read.")
+    max_nonzeros: int = Field(
+        default=50_000_000,
+        gt=0,
+        description=f"The most nonzeros of a matrix that is read; {SERVICE_NONZEROS} by a service unless it is set.",
+    )
     max_unrolled_nonzeros: int = Field(
         default=4_000_000, gt=0, description="The most nonzeros that a kernel has in its instructions."
     )
@@ -112,6 +120,13 @@ def settings() -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         raise BadSettings(f"{PREFIX}{str(first['loc'][0]).upper()}: {first['msg']}") from None
+
+
+def be_a_service() -> None:
+    """Sets what a service has by default in place of a user's own command, for this process and those it starts."""
+    if not os.environ.get(f"{PREFIX}MAX_NONZEROS"):
+        os.environ[f"{PREFIX}MAX_NONZEROS"] = str(SERVICE_NONZEROS)
+        settings.cache_clear()
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:

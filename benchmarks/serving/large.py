@@ -15,7 +15,7 @@ from tests.core.files import npy, npz, safetensors, tensor
 MEGABYTES = 255
 BYTES = MEGABYTES << 20
 
-#: LOSPMM_MAX_NONZEROS, and the most rows or columns.
+#: LOSPMM_MAX_NONZEROS of a service, and the most rows or columns.
 NONZEROS, SIDE = 4_000_000, 2**22
 
 _REAL = b"%%MatrixMarket matrix coordinate real general\n"

@@ -17,7 +17,7 @@ from lospmm import jobs
 from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.runtime.detect import own_gpu
-from lospmm.settings import settings, unknown_variables
+from lospmm.settings import be_a_service, settings, unknown_variables
 from lospmm_server import logs, memory
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
@@ -62,6 +62,7 @@ def serve(host: str, port: int, workers: int) -> None:
     Raises BadSettings for workers with an unknown GPU, BadRequest for an address that cannot be listened on, or that
     other machines can reach without there being an API key, and DatabaseFault.
     """
+    be_a_service()
     _check_worker_gpu(settings().worker_gpu)
     addresses = _addresses(host, port)
     database = open_database()
