@@ -1,4 +1,4 @@
-"""Progress of a job on stderr: a bar on a terminal, a line per stage elsewhere."""
+"""Progress of a job on stderr: a bar on a terminal, lines elsewhere."""
 
 import sys
 import time
@@ -10,6 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from lospmm.stages import Progress as Report
 from lospmm.stages import silent
+
+#: Where there is no terminal, how often a stage of many parts says how far it is, in seconds.
+LINE_SECONDS = 10.0
 
 
 @contextmanager
@@ -39,11 +42,20 @@ def _bars(bars: Progress) -> Report:
 
 
 def _lines(started: float) -> Report:
+    """The end of each stage; the beginning of one of many parts too, and now and then how far it is."""
     finished: set[str] = set()
+    told: dict[str, float] = {}
 
     def report(stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
         if (done, total) == (1, 1) and stage not in finished:
             finished.add(stage)
-            print(f"{stage}: done at {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+            said = "done"
+        elif total > 1 and now - told.get(stage, float("-inf")) >= LINE_SECONDS:
+            told[stage] = now
+            said = f"{done} of {total}"
+        else:
+            return
+        print(f"{stage}: {said} at {now - started:.1f} s", file=sys.stderr, flush=True)
 
     return report

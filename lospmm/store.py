@@ -7,6 +7,7 @@ reported as absent, so whoever asked builds it again. Faults of the disk are Too
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,9 @@ MANIFEST = "entry.json"
 
 #: Where entries are written and from where they are removed: on the file system of the root, so that rename works.
 SCRATCH = ".scratch"
+
+#: Files of those who make an entry that others need too.
+CLAIMS = ".claims"
 
 #: Writing an entry takes seconds at most: a scratch directory of this age has lost its writer. Its process id would
 #: not tell, since containers that share a cache do not see each other's processes.
@@ -92,6 +96,36 @@ class Store:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # these say that another writer was first
                 raise _fault(self.root, error) from error
 
+    @contextmanager
+    def claimed(self, kind: str, key: str, *, wait: bool) -> Iterator[bool]:
+        """Whether the block is the one that makes the entry: until its end no other is told so. With ``wait``, once
+        nobody else makes it, so that it may be there by then.
+
+        A claim falls with its process. Where the disk has no locks, or cannot be written, everybody makes the entry.
+        Raises BadRequest as ``directory``.
+        """
+        self.directory(kind, key)
+        claim = self.root / CLAIMS / f"{kind}-{key}"
+        try:
+            claim.parent.mkdir(parents=True, exist_ok=True)
+            file = claim.open("wb")
+        except OSError:
+            yield True
+            return
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            except OSError:
+                pass
+            try:
+                yield True
+            finally:
+                with suppress(OSError):  # who waits has the file open; who comes later finds the entry
+                    claim.unlink()
+
     def entries(self) -> Iterator[Entry]:
         """Every entry, in no order. One that disappears meanwhile is left out."""
         for directory in self.root.glob("[a-z]*/[0-9a-f][0-9a-f]/*"):
@@ -112,6 +146,10 @@ class Store:
                 with suppress(FileNotFoundError):  # its writer has just ended
                     if now - scratch.stat().st_mtime > STALE_SECONDS:
                         shutil.rmtree(scratch)
+            for claim in self.root.glob(f"{CLAIMS}/*"):
+                with suppress(FileNotFoundError):
+                    if now - claim.stat().st_mtime > STALE_SECONDS:
+                        claim.unlink()
             entries = sorted(self.entries(), key=lambda entry: entry.used)
             total = sum(entry.size_bytes for entry in entries)
             removed = []

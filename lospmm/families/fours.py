@@ -32,29 +32,47 @@ FEW, CHANGES = 4, 100
 _WORD = 64
 
 
+class Choice(NamedTuple):
+    """Which columns are fours, and which rows have something of each: what takes long to find."""
+
+    columns: NDArray[np.int32]  # (fours, 4)
+    kept: NDArray[np.uint64]  # (fours, 4, words): a bit for each row
+
+
 class Fours(NamedTuple):
     columns: NDArray[np.int32]  # (4 x fours,): of A; where nothing is taken of one, any
     weights: NDArray[np.float32]  # (rows, fours, 2)
     places: NDArray[np.uint8]  # (rows, fours, 2): which of four, the first before the second
 
 
-def order_in_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int = 1) -> Fours:
+def choose_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int = 1) -> Choice:
     """Of ``rows`` rows of A from ``first`` on; the last ones may not be there. At least ``multiple`` fours, and a
     multiple of these."""
-    last = min(first + rows, matrix.m)
-    begin, end = matrix.indptr[first], matrix.indptr[last]
-    row = np.repeat(np.arange(last - first), matrix.row_nnz[first:last])
-    dense = np.zeros((rows, matrix.k), dtype=np.float32)
-    dense[row, matrix.indices[begin:end]] = matrix.data[begin:end]
-    bits = _bits_of_columns(dense != 0)
+    bits = _bits_of_columns(_dense(matrix, first, rows) != 0)
     columns, kept = _fours(bits.copy())
     if 0 < len(columns) % multiple <= FEW:
         columns, kept = _once_each(bits, columns, kept, len(columns) // multiple * multiple)
     missing = -len(columns) % multiple if len(columns) else multiple
     columns = np.concatenate((columns, np.full((missing, 4), columns.flat[0] if len(columns) else 0)))
-    is_kept = np.zeros((rows, len(columns), 4), np.bool_)
-    is_kept[:, : len(kept)] = np.unpackbits(kept.view(np.uint8), axis=2)[:, :, :rows].transpose(2, 0, 1)
-    return Fours(columns.reshape(-1).astype(np.int32), *_twos(is_kept, dense[:, columns]))
+    kept = np.concatenate((kept, np.zeros((missing, *kept.shape[1:]), np.uint64)))
+    return Choice(columns.astype(np.int32), kept)
+
+
+def fours_of(matrix: SparseMatrix, first: int, rows: int, choice: Choice) -> Fours:
+    """The weights of the same rows, in the places that were chosen."""
+    is_kept = np.unpackbits(choice.kept.view(np.uint8), axis=2)[:, :, :rows].transpose(2, 0, 1).astype(np.bool_)
+    weights = _dense(matrix, first, rows)[:, choice.columns]
+    return Fours(choice.columns.reshape(-1), *_twos(is_kept, weights))
+
+
+def _dense(matrix: SparseMatrix, first: int, rows: int) -> NDArray[np.float32]:
+    """(rows, k): zeros where there is no row."""
+    last = min(first + rows, matrix.m)
+    begin, end = matrix.indptr[first], matrix.indptr[last]
+    row = np.repeat(np.arange(last - first), matrix.row_nnz[first:last])
+    dense = np.zeros((rows, matrix.k), dtype=np.float32)
+    dense[row, matrix.indices[begin:end]] = matrix.data[begin:end]
+    return dense
 
 
 def _fours(bits: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.dtype import Dtype
-from lospmm.families.fours import Fours, order_in_fours
+from lospmm.families.all_fours import choose_all
+from lospmm.families.fours import Fours, fours_of
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.warpgroups import ARCH, columns_of_a_block, waves_of
 from lospmm.matrix import SparseMatrix
@@ -56,7 +57,7 @@ _MOST_LAUNCHED, _MOST_TAKEN = 168, 240
 #: Weights of a warpgroup's chunk: 9 words of a thread.
 _WEIGHT_BYTES = _WARPGROUP * 4 * 9
 
-#: Places for each column of a block by its rows and the share of nonzeros (``order_in_fours`` of random matrices).
+#: Places for each column of a block by its rows and the share of nonzeros (``choose_fours`` of random matrices).
 _SHARES = (0.2, 0.3, 0.4, 0.5, 1.0)
 _PLACES = {64: (1.0, 1.01, 1.15, 1.26, 2.0), 128: (1.0, 1.1, 1.19, 1.34, 2.0), 192: (1.0, 1.14, 1.31, 1.35, 2.0)}
 
@@ -240,8 +241,8 @@ def _ordered(matrix: SparseMatrix, dtype: Dtype, groups: int) -> Ordered:
 def _order(matrix: SparseMatrix, dtype: Dtype, groups: int) -> Ordered:
     rows, starts = _ROWS * groups, [0]
     columns, weights = [], []
-    for first in range(0, matrix.m, rows):
-        fours = order_in_fours(matrix, first, rows, multiple=DEPTH // 4)
+    for number, choice in enumerate(choose_all(matrix, rows, multiple=DEPTH // 4)):
+        fours = fours_of(matrix, number * rows, rows, choice)
         starts.append(starts[-1] + len(fours.columns) // DEPTH)
         columns.append(fours.columns.astype(np.uint32))
         weights.append(_fragments(fours, dtype, groups))

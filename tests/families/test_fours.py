@@ -6,9 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.families.fours import Fours, order_in_fours
+from lospmm.families.fours import Fours, choose_fours, fours_of
 from lospmm.matrix import SparseMatrix, from_dense
 from tests.families.matrices import matrices, pruned
+
+
+def order_in_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int = 1) -> Fours:
+    return fours_of(matrix, first, rows, choose_fours(matrix, first, rows, multiple=multiple))
 
 
 def restored(fours: Fours, k: int) -> NDArray[np.float32]:

@@ -17,8 +17,8 @@ from lospmm import readers
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
-from lospmm.families import gathered_panels, tensor_core, two_of_four
-from lospmm.families.fours import Fours, order_in_fours
+from lospmm.families import all_fours, gathered_panels, tensor_core, two_of_four
+from lospmm.families.fours import Choice, choose_fours
 from lospmm.families.two_of_four import TwoOfFour, micros, pack_plan, plans, refusal, registers_of, stages_of
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.model import Problem
@@ -154,11 +154,11 @@ def test_columns_are_ordered_once_for_threads_that_ask_at_once(monkeypatch: pyte
     chosen = [replace(BASE, groups=groups, cols=cols) for cols in two_of_four.COLS for groups in (1, 2)]
     asked: list[tuple[int, int]] = []
 
-    def watched(matrix: SparseMatrix, first: int, rows: int, *, multiple: int) -> Fours:
+    def watched(matrix: SparseMatrix, first: int, rows: int, *, multiple: int) -> Choice:
         asked.append((first, rows))
-        return order_in_fours(matrix, first, rows, multiple=multiple)
+        return choose_fours(matrix, first, rows, multiple=multiple)
 
-    monkeypatch.setattr(two_of_four, "order_in_fours", watched)
+    monkeypatch.setattr(all_fours, "choose_fours", watched)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda plan: pack_plan(problem, plan), chosen))
     assert sorted(asked) == [(0, 64), (0, 128), (64, 64), (128, 64), (128, 128)]

@@ -1,0 +1,72 @@
+"""The columns of a whole matrix in fours (``fours``), those of each block of rows by themselves.
+
+Of a large matrix they are chosen by all processes that need them, and kept: plans that differ in their columns of B, or
+tunings for another number of them, have the same fours, and so have other weights in the same places.
+"""
+
+import hashlib
+import io
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from lospmm.families import fours
+from lospmm.families.fours import Choice, choose_fours
+from lospmm.matrix import SparseMatrix
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.together import Files, made_together
+
+#: The kind of entry in the store, and its file.
+FOURS, _FILE = "fours", "fours.npz"
+
+#: Columns of blocks that one process chooses at a time: some tenths of a second. Of fewer in all none are kept.
+PART_COLUMNS = 8192
+
+
+def choose_all(matrix: SparseMatrix, rows: int, *, multiple: int) -> list[Choice]:
+    """Of each ``rows`` rows of A, ``multiple`` fours or a multiple of these. Raises ToolchainFault as the store."""
+    firsts = range(0, matrix.m, rows)
+    if len(firsts) * matrix.k <= PART_COLUMNS:
+        return [choose_fours(matrix, first, rows, multiple=multiple) for first in firsts]
+    of_part = max(1, PART_COLUMNS // matrix.k)
+    parts = [firsts[at : at + of_part] for at in range(0, len(firsts), of_part)]
+
+    def make(at: int) -> Files:
+        return _written([choose_fours(matrix, first, rows, multiple=multiple) for first in parts[at]])
+
+    made = made_together(
+        Store(settings().cache_dir), FOURS, [_key(matrix, part, rows, multiple) for part in parts], make
+    )
+    return [choice for files in made for choice in _read(files)]
+
+
+def _key(matrix: SparseMatrix, firsts: range, rows: int, multiple: int) -> str:
+    """By which columns are chosen: the places of the nonzeros, and how it is done."""
+    last = min(firsts[-1] + rows, matrix.m)
+    offsets = matrix.indptr[firsts[0] : last + 1]
+    digest = hashlib.sha256(Path(fours.__file__).read_bytes())
+    digest.update(repr((len(firsts), rows, multiple, matrix.k, len(offsets))).encode())
+    digest.update((offsets - offsets[0]).astype("<i8").tobytes())
+    digest.update(matrix.indices[offsets[0] : offsets[-1]].astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def _written(choices: Sequence[Choice]) -> Files:
+    file = io.BytesIO()
+    np.savez(
+        file,
+        counts=np.array([len(choice.columns) for choice in choices]),
+        columns=np.concatenate([choice.columns for choice in choices]),
+        kept=np.concatenate([choice.kept for choice in choices]),
+    )
+    return {_FILE: file.getvalue()}
+
+
+def _read(files: Files) -> list[Choice]:
+    with np.load(io.BytesIO(files[_FILE])) as arrays:
+        ends = np.cumsum(arrays["counts"]).tolist()
+        columns, kept = arrays["columns"], arrays["kept"]
+    return [Choice(columns[begin:end], kept[begin:end]) for begin, end in pairwise([0, *ends])]

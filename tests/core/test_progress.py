@@ -1,0 +1,34 @@
+"""Progress where there is no terminal: a line now and then."""
+
+import time
+
+import pytest
+
+from lospmm.progress import LINE_SECONDS, reported
+
+
+def test_a_long_stage_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with reported(quiet=False) as report:
+        report("emit", 0, 1)
+        report("emit", 1, 1)
+        report("emit", 1, 1)
+        for done in range(7):
+            report("measure_trials", done, 8)
+            now += LINE_SECONDS / 2
+        report("compile", 0, 2)
+    assert capsys.readouterr().err.splitlines() == [
+        "emit: done at 0.0 s",
+        "measure_trials: 0 of 8 at 0.0 s",
+        "measure_trials: 2 of 8 at 10.0 s",
+        "measure_trials: 4 of 8 at 20.0 s",
+        "measure_trials: 6 of 8 at 30.0 s",
+        "compile: 0 of 2 at 35.0 s",
+    ]
+
+
+def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with reported(quiet=True) as report:
+        report("emit", 1, 1)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,63 @@
+"""Columns of a whole matrix in fours: those of each block of rows, whoever chose them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lospmm.families import all_fours
+from lospmm.families.all_fours import FOURS, choose_all
+from lospmm.families.fours import Choice, choose_fours
+from lospmm.matrix import SparseMatrix
+from lospmm.settings import settings
+from lospmm.store import Store
+from tests.families.matrices import pruned
+
+MATRIX = pruned(300, 200, 0.2, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOSPMM_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+
+
+def alone(matrix: SparseMatrix = MATRIX, *, multiple: int = 16) -> list[Choice]:
+    return [choose_fours(matrix, first, 64, multiple=multiple) for first in range(0, matrix.m, 64)]
+
+
+def assert_same(found: Sequence[Choice], expected: Sequence[Choice]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one.columns, other.columns) and np.array_equal(one.kept, other.kept)
+        assert (one.columns.dtype, one.kept.dtype) == (other.columns.dtype, other.kept.dtype)
+
+
+def entries() -> int:
+    return sum(entry.kind == FOURS for entry in Store(settings().cache_dir).entries())
+
+
+@pytest.mark.parametrize(("columns", "parts"), [(200, 5), (450, 3), (1000, 0)])
+def test_in_parts_they_are_the_same(monkeypatch: pytest.MonkeyPatch, columns: int, parts: int) -> None:
+    """Five blocks of rows; of few columns in all none are kept."""
+    monkeypatch.setattr(all_fours, "PART_COLUMNS", columns)
+    assert_same(choose_all(MATRIX, 64, multiple=16), alone())
+    assert entries() == parts
+
+
+def test_kept_fours_are_of_places_not_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_fours, "PART_COLUMNS", 450)
+    choose_all(MATRIX, 64, multiple=16)
+    monkeypatch.setattr(all_fours, "choose_fours", None)
+    again = replace(MATRIX, data=MATRIX.data * 2)
+    assert_same(choose_all(again, 64, multiple=16), alone())
+
+
+def test_other_fours_are_not_taken_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_fours, "PART_COLUMNS", 450)
+    for matrix, multiple in ((MATRIX, 16), (MATRIX, 1), (pruned(300, 200, 0.2, seed=2), 16)):
+        assert_same(choose_all(matrix, 64, multiple=multiple), alone(matrix, multiple=multiple))
+    assert entries() == 9
+    choose_all(MATRIX, 128, multiple=16)
+    assert entries() == 11
