@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Required, TypedDict, Unpack, overload
 
 from lospmm.codegen import emit, source_of
 from lospmm.codegen.emission import Emission
@@ -76,6 +77,10 @@ class PackedBuild:
         return self.emission.language
 
     @property
+    def source(self) -> str:
+        return self.kernel.source
+
+    @property
     def launch(self) -> Launch:
         return self.kernel.launch
 
@@ -88,67 +93,70 @@ def _unwatched(_stage: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+class Making(TypedDict, total=False):
+    """How a kernel is built: each step within ``stage`` of its name, "emit" or "compile"; ``progress`` is of the
+    latter."""
+
+    store: Required[Store]
+    workers: Required[int]
+    stage: Callable[[str], AbstractContextManager[None]]
+    progress: Callable[[int, int], None] | None
+    cancel: threading.Event | None
+
+
+@overload
+def build(problem: Problem, candidate: Candidate, emitter: str, **making: Unpack[Making]) -> Build: ...
+@overload
+def build(problem: Problem, candidate: Entrant, emitter: str, **making: Unpack[Making]) -> PackedBuild: ...
+@overload
 def build(
-    problem: Problem,
-    candidate: Candidate,
-    emitter: str,
-    *,
-    store: Store,
-    workers: int,
-    stage: Callable[[str], AbstractContextManager[None]] = _unwatched,
-    progress: Callable[[int, int], None] | None = None,
-    cancel: threading.Event | None = None,
-) -> Build:
-    """The kernel of ``candidate``, compiled; each step runs within ``stage`` of its name, "emit" or "compile".
+    problem: Problem, candidate: Candidate | Entrant, emitter: str, **making: Unpack[Making]
+) -> Build | PackedBuild: ...
+def build(
+    problem: Problem, candidate: Candidate | Entrant, emitter: str, **making: Unpack[Making]
+) -> Build | PackedBuild:
+    """The kernel of ``candidate``, compiled; that of a family's plan is its template's, compiled once for all matrices.
 
     Raises Unsupported, ToolchainFault, and CancelledError.
     """
-    arch = problem.device.arch
+    stage, arch = making.get("stage", _unwatched), problem.device.arch
+
+    def compiled(emission: Emission, registers: int) -> Binary:
+        return compile_kernel(
+            emission,
+            arch=arch,
+            registers=registers,
+            store=making["store"],
+            workers=making["workers"],
+            progress=making.get("progress"),
+            cancel=making.get("cancel"),
+        )
+
+    if isinstance(candidate, Entrant):
+        with stage("emit"):
+            kernel = FAMILIES[candidate.family].pack(problem, candidate.plan)
+            emission = emission_of(kernel)
+        with stage("compile"):
+            return PackedBuild(candidate, kernel, emission, compiled(emission, kernel.registers))
     with stage("emit"):
         program = lower(problem, candidate)
         emission = emit(program, emitter, arch)
     with stage("compile"):
-        registers = program.registers
-        binary = compile_kernel(
-            emission, arch=arch, registers=registers, store=store, workers=workers, progress=progress, cancel=cancel
-        )
-    return Build(program, emission, binary)
+        return Build(program, emission, compiled(emission, program.registers))
+
+
+def source(built: Build | PackedBuild, arch: str) -> str:
+    """The text that is shipped beside the cubin."""
+    return built.source if isinstance(built, PackedBuild) else source_of(built.program, built.emission, arch)
 
 
 def written(problem: Problem, candidate: Candidate | Entrant, emitter: str, store: Store) -> Written | PackedBuild:
-    """``build`` with the text that is shipped beside the cubin; or ``build_packed``, which has it. Raises as they."""
-    if isinstance(candidate, Entrant):
-        return build_packed(problem, candidate, store=store, workers=1)
+    """``build`` with the text that is shipped beside the cubin. Raises as it."""
     made = build(problem, candidate, emitter, store=store, workers=1)
-    source = source_of(made.program, made.emission, problem.device.arch)
-    return Written(made.language, made.compiled, made.binary, source, made.dtype, made.words)
-
-
-def build_packed(
-    problem: Problem,
-    entrant: Entrant,
-    *,
-    store: Store,
-    workers: int,
-    stage: Callable[[str], AbstractContextManager[None]] = _unwatched,
-    progress: Callable[[int, int], None] | None = None,
-    cancel: threading.Event | None = None,
-) -> PackedBuild:
-    """The same of a family's plan, whose template is compiled once for all matrices. Raises as ``build`` does."""
-    with stage("emit"):
-        kernel = FAMILIES[entrant.family].pack(problem, entrant.plan)
-        emission = emission_of(kernel)
-    with stage("compile"):
-        binary = compile_kernel(
-            emission,
-            arch=problem.device.arch,
-            registers=kernel.registers,
-            store=store,
-            workers=workers,
-            progress=progress,
-            cancel=cancel,
-        )
-    return PackedBuild(entrant, kernel, emission, binary)
+    if isinstance(made, PackedBuild):
+        return made
+    text = source(made, problem.device.arch)
+    return Written(made.language, made.compiled, made.binary, text, made.dtype, made.words)
 
 
 def for_emitter(problem: Problem, emitter: str) -> Problem:

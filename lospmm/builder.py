@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from lospmm.build import build, build_packed
+from lospmm.build import build
 from lospmm.errors import LospmmError, ToolchainFault
 from lospmm.families import Entrant
 from lospmm.gpu.messages import Answer, packed, receive
@@ -56,7 +56,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
                 assert isinstance(order, Order)
                 problem = order.problem or problem
                 assert problem is not None, "the first order names the problem"
-                built = _compiled(problem, order)
+                built = build(problem, order.candidate, order.emitter, store=order.store, workers=1).compiled
                 answer = Answer(built if order.folder is None else on_disk(built, order.folder))
         except LospmmError as error:
             answer = Answer(fault=str(error))
@@ -65,12 +65,6 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             answer = Answer(fault=f"{type(error).__name__}: {error}")
         answers.write(packed(answer))
         answers.flush()
-
-
-def _compiled(problem: Problem, order: Order) -> Compiled:
-    if isinstance(order.candidate, Entrant):
-        return build_packed(problem, order.candidate, store=order.store, workers=1).compiled
-    return build(problem, order.candidate, order.emitter, store=order.store, workers=1).compiled
 
 
 def on_disk(built: Compiled, folder: Path) -> OnDisk:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lospmm.budget import Budget
-from lospmm.build import build, build_packed
+from lospmm.build import build
 from lospmm.crew import Crew
 from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.families import Entrant
@@ -111,8 +111,6 @@ class BuildAndTime:
         crew, stop = self.means.crew, place.stop
         if crew is not None:
             return crew.build(self.problem, candidate, self.emitter, self.store, stop, folder=place.folder)
-        if isinstance(candidate, Entrant):
-            return build_packed(self.problem, candidate, store=self.store, workers=1, cancel=stop).compiled
         return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=stop).compiled
 
     def begin_timing(self, begun: "Running", at: int) -> None:

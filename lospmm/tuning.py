@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
 
 from lospmm.baselines import BASELINES, DENSE_OF
 from lospmm.behind import why_not_searched
 from lospmm.bench import Comparison, compare
 from lospmm.budget import Budget
-from lospmm.build import Build, PackedBuild, Written, build, build_packed, written
+from lospmm.build import Build, PackedBuild, Written, build, source, written
 from lospmm.clock import Clock, Trials
-from lospmm.codegen import source_of
 from lospmm.contest import Contest, Field, contest
 from lospmm.crew import Crew
 from lospmm.dense_choice import DenseChoice, dense_choice
@@ -121,6 +119,8 @@ def tuned(job: Job) -> Callable[[], Outcome]:
                 found = replace(found, choice=_choose(job, found, others, bench, stock))
             _stock_ahead(job)
             others = others if others.timed else _others_last(job, others.field, found.choice, bench, stock)
+            for name in ("compile_trials", "measure_trials"):
+                job.stages.progress(name, 1, 1)
         choice = found.choice
         winner = winner_of(problem, choice, others, options.emitter)
         made = _made(job, winner, stock)
@@ -131,8 +131,8 @@ def tuned(job: Job) -> Callable[[], Outcome]:
 
     def outcome() -> Outcome:
         with job.stages.part("emit"):
-            build, source = made.shipped()
-        return Outcome(problem, options, "stored", None, choice, others, build, source, verification, measured, dense)
+            built, text = made.shipped()
+        return Outcome(problem, options, "stored", None, choice, others, built, text, verification, measured, dense)
 
     return outcome
 
@@ -223,10 +223,7 @@ def _choose(job: Job, found: Sought, others: Contest, bench: Bench, stock: Stock
     )
     ranker = RANKERS[options.ranker](problem.device)
     locksteps = LOCKSTEPS[options.emitter]
-    chosen = choose_by_time(problem, choice, ranker, clock, stages, locksteps=locksteps, policy=way.policy, pool=pool)
-    for name in ("compile_trials", "measure_trials"):
-        stages.progress(name, 1, 1)
-    return chosen
+    return choose_by_time(problem, choice, ranker, clock, stages, locksteps=locksteps, policy=way.policy, pool=pool)
 
 
 def _others_first(job: Job, found: Sought, bench: Bench, stock: Stock) -> tuple[Sought, Contest]:
@@ -298,9 +295,9 @@ def _made(job: Job, winner: Candidate | Entrant, stock: Stock | None) -> Made:
         threads = ThreadPoolExecutor(1, thread_name_prefix="text")
         stack.callback(threads.shutdown, wait=False)
         if runs is None or crew is None or job.options.verify == "cpu":
-            build = _build(job, winner)
-            text = threads.submit(_source, build, job.problem.device.arch)
-            return Made(build.compiled, lambda: (build, text.result()), build)
+            built = _build(job, winner)
+            text = threads.submit(source, built, job.problem.device.arch)
+            return Made(built.compiled, lambda: (built, text.result()), built)
         arguments = job.problem, winner, job.options.emitter, job.store
         code = runs.cubin if isinstance(runs.cubin, bytes) else runs.cubin.read_bytes()
         coming = threads.submit(crew.call, written, *arguments, cancel=job.stages.cancel, who_built=winner)
@@ -312,27 +309,23 @@ def _made(job: Job, winner: Candidate | Entrant, stock: Stock | None) -> Made:
         assert isinstance(made, Written | PackedBuild)
         if made.binary.cubin != code:
             raise ToolchainFault(f"{made.compiled.entry}: built twice, and its code differs; run it again")
-        return made, made.kernel.source if isinstance(made, PackedBuild) else made.source
+        return made, made.source
 
     return Made(runs, shipped)
 
 
 def _build(job: Job, winner: Candidate | Entrant) -> Build | PackedBuild:
     stages = job.stages
-    common: dict[str, Any] = {
-        "store": job.store,
-        "workers": job.workshop.workers,
-        "stage": stages.stage,
-        "progress": lambda done, total: stages.progress("compile", done, total),
-        "cancel": stages.cancel,
-    }
-    if isinstance(winner, Entrant):
-        return build_packed(job.problem, winner, **common)
-    return build(job.problem, winner, job.options.emitter, **common)
-
-
-def _source(built: Build | PackedBuild, arch: str) -> str:
-    return built.kernel.source if isinstance(built, PackedBuild) else source_of(built.program, built.emission, arch)
+    return build(
+        job.problem,
+        winner,
+        job.options.emitter,
+        store=job.store,
+        workers=job.workshop.workers,
+        stage=stages.stage,
+        progress=lambda done, total: stages.progress("compile", done, total),
+        cancel=stages.cancel,
+    )
 
 
 def _verify(job: Job, made: Made, bench: Bench | None) -> Verification | None:

@@ -53,8 +53,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
         raise AssertionError("this process packs nothing")
 
     monkeypatch.setattr(tuning, "_timings", lambda *_: None)
-    monkeypatch.setattr(trials, "build_packed", nothing)
-    monkeypatch.setattr(tuning, "build_packed", nothing)
+    monkeypatch.setattr(trials, "build", nothing)
+    monkeypatch.setattr(tuning, "build", nothing)
     options = Options(emitter="sass", ranker="none", measure="gpu", verify="gpu")
     with Workshop(workers=LEAST_BUILDERS) as shop:
         yield Job(PROBLEM, options, Store(tmp_path / "store"), Stages(), shop, Budget())

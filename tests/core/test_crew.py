@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from lospmm import crew
-from lospmm.build import PackedBuild, Written, build, build_packed, written
+from lospmm.build import PackedBuild, Written, build, written
 from lospmm.codegen import source_of
 from lospmm.crew import LEAST_BUILDERS, Crew
 from lospmm.device import DEVICES
@@ -82,7 +82,7 @@ def test_they_build_plans_of_families(two: Crew, store: Store, tmp_path: Path, f
     problem = Problem(random_matrix(70, 90, 0.3, seed=3), 24, DEVICES["h200"], dtype=DTYPES["float16"])
     entrant = Entrant(family, FAMILIES[family].plans(problem)[0], 1.0)
     found = two.build(problem, entrant, "sass", store)
-    assert found == build_packed(problem, entrant, store=Store(tmp_path / "own"), workers=1).compiled
+    assert found == build(problem, entrant, "", store=Store(tmp_path / "own"), workers=1).compiled
     on_disk = two.build(problem, entrant, "sass", store, folder=tmp_path)
     assert isinstance(on_disk, OnDisk) and on_disk.cubin.read_bytes() == found.cubin
     shipped = two.call(written, problem, entrant, "sass", store)

@@ -10,7 +10,7 @@ import pytest
 from lospmm import artifact
 from lospmm.accuracy import tolerance_of
 from lospmm.baselines import baselines_of
-from lospmm.build import build, build_packed, for_emitter
+from lospmm.build import build, for_emitter
 from lospmm.cli import run
 from lospmm.codegen.sass.words import writes
 from lospmm.device import DEVICES
@@ -55,7 +55,7 @@ def packed(problem: Problem) -> Compiled:
     """The first plan of the csr family."""
     plan = FAMILIES["csr"].plans(problem)[0]
     store = Store(settings().cache_dir)
-    return build_packed(problem, Entrant("csr", plan, 1.0), store=store, workers=1).compiled
+    return build(problem, Entrant("csr", plan, 1.0), "", store=store, workers=1).compiled
 
 
 def unrolled(problem: Problem) -> Compiled:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm.build import build_packed
+from lospmm.build import build
 from lospmm.cli import run
 from lospmm.dtype import DTYPES
 from lospmm.epilogue import epilogue_of
@@ -37,7 +37,7 @@ def test_every_plan_passes_the_gate(dtype: str, m: int, k: int, n: int) -> None:
     store, worst, plans = Store(settings().cache_dir), 0.0, kind.plans(problem)
     with ThreadPoolExecutor(os.cpu_count()) as pool, Bench(problem) as bench:
         entrants = (Entrant("tensor_core", plan, 1.0) for plan in plans)
-        built = pool.map(lambda entrant: build_packed(problem, entrant, store=store, workers=1), entrants)
+        built = pool.map(lambda entrant: build(problem, entrant, "", store=store, workers=1), entrants)
         for plan, kernel in zip(plans, (one.compiled for one in built), strict=True):
             measured = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=BRIEF)
             assert measured.failure is None, plan
