@@ -1,7 +1,7 @@
 """From a candidate to a kernel that a GPU loads: lower, emit, compile."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Required, TypedDict, Unpack, overload
@@ -134,6 +134,7 @@ def build(
 
     if isinstance(candidate, Entrant):
         with stage("emit"):
+            prepare(problem, [candidate], making["store"])
             kernel = FAMILIES[candidate.family].pack(problem, candidate.plan)
             emission = emission_of(kernel)
         with stage("compile"):
@@ -143,6 +144,13 @@ def build(
         emission = emit(program, emitter, arch)
     with stage("compile"):
         return Build(program, emission, compiled(emission, program.registers))
+
+
+def prepare(problem: Problem, entrants: Sequence[Entrant], store: Store) -> None:
+    """What of their packing several processes may do together."""
+    for entrant in entrants:
+        if (prepared := FAMILIES[entrant.family].prepare) is not None:
+            prepared(problem, entrant.plan, store)
 
 
 def source(built: Build | PackedBuild, arch: str) -> str:

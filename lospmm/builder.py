@@ -8,12 +8,12 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from lospmm.build import build
+from lospmm.build import build, prepare
 from lospmm.errors import LospmmError, ToolchainFault
 from lospmm.families import Entrant
 from lospmm.gpu.messages import Answer, packed, receive
@@ -38,6 +38,15 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Preparation:
+    """What all builders do together before they build kernels of these. ``problem`` as in an ``Order``."""
+
+    problem: Problem | None
+    entrants: Sequence[Entrant]
+    store: Store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """Anything else that may be done beside: a function of a module, and what it is given."""
 
@@ -53,11 +62,14 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             if isinstance(order, Call):
                 answer = Answer(order.function(*order.arguments))
             else:
-                assert isinstance(order, Order)
+                assert isinstance(order, Order | Preparation)
                 problem = order.problem or problem
                 assert problem is not None, "the first order names the problem"
-                built = build(problem, order.candidate, order.emitter, store=order.store, workers=1).compiled
-                answer = Answer(built if order.folder is None else on_disk(built, order.folder))
+                if isinstance(order, Preparation):
+                    prepare(problem, order.entrants, order.store)
+                    answer = Answer()
+                else:
+                    answer = Answer(_built(problem, order))
         except LospmmError as error:
             answer = Answer(fault=str(error))
         except Exception as error:  # ours: told, and kept whole in the log of the process
@@ -65,6 +77,11 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             answer = Answer(fault=f"{type(error).__name__}: {error}")
         answers.write(packed(answer))
         answers.flush()
+
+
+def _built(problem: Problem, order: Order) -> Compiled | OnDisk:
+    built = build(problem, order.candidate, order.emitter, store=order.store, workers=1).compiled
+    return built if order.folder is None else on_disk(built, order.folder)
 
 
 def on_disk(built: Compiled, folder: Path) -> OnDisk:

@@ -9,16 +9,17 @@ process runs at a time. Other text goes to compilers, which are processes alread
 
 import sys
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from lospmm.builder import Call, Order
+from lospmm.builder import Call, Order, Preparation
 from lospmm.errors import GpuFault, ToolchainFault
 from lospmm.families import Entrant
 from lospmm.gpu.process import WorkerLost, WorkerProcess
+from lospmm.memory import memory_bytes
 from lospmm.model import Built, Candidate, Compiled, OnDisk, Problem
 from lospmm.settings import settings
 from lospmm.store import Store
@@ -29,8 +30,16 @@ BUILDER = (sys.executable, "-P", "-c", "from lospmm.builder import main; main()"
 #: With fewer cores, threads build as many.
 LEAST_BUILDERS = 4
 
-#: As many keep a GPU busy; each holds some hundred megabytes.
+#: As many keep a GPU busy; each holds some hundred megabytes, and A.
 MOST_BUILDERS = 16
+
+#: What one has of each nonzero at most, rounded up: a csr plan of 5.7 million took 46. Half of the memory is for it.
+BYTES_OF_NONZERO = 64
+
+
+def builders_for(problem: Problem, size: int) -> int:
+    """How many of ``size`` builders may work at the problem at a time, by what memory there is."""
+    return max(1, min(size, memory_bytes() // 2 // (BYTES_OF_NONZERO * max(problem.matrix.nnz, 1))))
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +47,13 @@ class _Builder:
     process: WorkerProcess
     problem: Problem | None = None  # what it was told last
     built: set[Hashable] = field(default_factory=set)  # of that
+
+    def told(self, problem: Problem) -> Problem | None:
+        """What it has to be told of the problem: nothing, if it was the last."""
+        if self.problem is problem:
+            return None
+        self.problem, self.built = problem, set()
+        return problem
 
 
 class Crew:
@@ -81,15 +97,20 @@ class Crew:
         a kernel to come."""
 
         def order(builder: _Builder) -> Order:
-            told = None if builder.problem is problem else problem
-            if told is not None:
-                builder.problem, builder.built = problem, set()
+            told = builder.told(problem)
             builder.built.add(candidate)
             return Order(told, candidate, emitter, store, folder)
 
         built = self._ask(order, cancel)
         assert isinstance(built, Compiled | OnDisk)
         return built
+
+    def prepare(
+        self, problem: Problem, entrants: Sequence[Entrant], store: Store, cancel: threading.Event | None = None
+    ) -> None:
+        """What several plans have in common, by one builder and as many others as are asked to at the same time. Raises
+        as ``build``."""
+        self._ask(lambda builder: Preparation(builder.told(problem), entrants, store), cancel)
 
     def call(
         self,

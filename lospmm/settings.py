@@ -124,7 +124,7 @@ def settings() -> Settings:
 
 def be_a_service() -> None:
     """Sets what a service has by default in place of a user's own command, for this process and those it starts."""
-    if not os.environ.get(f"{PREFIX}MAX_NONZEROS"):
+    if "max_nonzeros" not in settings().model_fields_set:
         os.environ[f"{PREFIX}MAX_NONZEROS"] = str(SERVICE_NONZEROS)
         settings.cache_clear()
 

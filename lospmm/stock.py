@@ -17,7 +17,7 @@ from typing import Self
 
 from lospmm.model import Built, OnDisk
 
-#: Kernels that are kept: those that are timed again, and some more.
+#: Kernels of a kind that are kept: those that are timed again, and some more.
 KEPT = 10
 
 
@@ -61,11 +61,12 @@ class Stock:
         return done
 
     def keep(self, candidate: Hashable, built: Built, micros: float) -> None:
-        """A kernel that took so long: kept as long as it is among the fastest. Its file may be removed."""
-        slowest = max(self._kept, key=lambda one: self._kept[one][0], default=None)
-        if candidate in self._kept or (
-            slowest is not None and len(self._kept) >= self._most and self._kept[slowest][0] <= micros
-        ):
+        """A kernel that took so long: kept as long as it is among the fastest of its kind, candidates or plans, each of
+        which has finals of its own. Its file may be removed."""
+        others = [one for one in self._kept if type(one) is type(candidate)]
+        slowest = max(others, key=lambda one: self._kept[one][0], default=None)
+        is_full = len(others) >= self._most
+        if candidate in self._kept or (is_full and self._kept[slowest][0] <= micros):
             return
         if isinstance(built, OnDisk):
             own = self._place.folder / f"kept-{built.cubin.name}"
@@ -75,7 +76,7 @@ class Stock:
                 return
             built = OnDisk(own, built.entry, built.launch)
         self._kept[candidate] = micros, built
-        if len(self._kept) > self._most:
+        if is_full:
             _, dropped = self._kept.pop(slowest)
             if isinstance(dropped, OnDisk):
                 with suppress(OSError):

@@ -97,11 +97,10 @@ class Store:
                 raise _fault(self.root, error) from error
 
     @contextmanager
-    def claimed(self, kind: str, key: str, *, wait: bool) -> Iterator[bool]:
-        """Whether the block is the one that makes the entry: until its end no other is told so. With ``wait``, once
-        nobody else makes it, so that it may be there by then.
+    def claimed(self, kind: str, key: str) -> Iterator[bool]:
+        """Whether the block may make the entry, as no other does until its end; but for rare chances, in which two do.
 
-        A claim falls with its process. Where the disk has no locks, or cannot be written, everybody makes the entry.
+        A claim falls with its process. Where the disk has no locks, or cannot be written, everybody may make the entry.
         Raises BadRequest as ``directory``.
         """
         self.directory(kind, key)
@@ -114,7 +113,7 @@ class Store:
             return
         with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
                 return
@@ -123,7 +122,7 @@ class Store:
             try:
                 yield True
             finally:
-                with suppress(OSError):  # who waits has the file open; who comes later finds the entry
+                with suppress(OSError):
                     claim.unlink()
 
     def entries(self) -> Iterator[Entry]:

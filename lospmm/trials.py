@@ -17,7 +17,7 @@ from lospmm.budget import Budget
 from lospmm.build import build
 from lospmm.crew import Crew
 from lospmm.errors import BadRequest, ToolchainFault
-from lospmm.families import Entrant
+from lospmm.families import PREPARING, Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.measure import FULL, Bench, Effort
 from lospmm.model import Built, Candidate, OnDisk, Problem
@@ -89,6 +89,7 @@ class BuildAndTime:
                     return
                 self._ran = self._ran or measurement.timing is not None
                 self.timed += 1
+                begun.drop(at)
                 self.begin_timing(begun, at)
                 yield measurement
         finally:
@@ -100,7 +101,11 @@ class BuildAndTime:
 
     def begin(self, candidates: Sequence[Any], pool: ThreadPoolExecutor, place: "Place") -> Sequence[Future[Built]]:
         """What is timed of each, being built by ``pool``: once, however often it is asked for."""
-        stock = self.means.stock
+        crew, stock = self.means.crew, self.means.stock
+        together = [one for one in candidates if isinstance(one, Entrant) and one.family in PREPARING]
+        if crew is not None and together:
+            for _ in range(self.workers):  # what fails does so in builds too
+                pool.submit(crew.prepare, self.problem, together, self.store, place.stop)
         builds: dict[Any, Future[Built]] = {}
         for candidate in dict.fromkeys(candidates):
             held = None if stock is None else stock.take(candidate)
@@ -184,6 +189,15 @@ class Running(Iterator[Measurement]):
         """Have the GPU begin with the first, which is asked for next."""
         if not self._is_begun:
             self._trials.begin_timing(self, 0)
+
+    def drop(self, count: int) -> None:
+        """Remove the file of the last of the first ``count``, which was timed: those of large layers fill a disk."""
+        future = self.builds[count - 1]
+        if future is None or future in self.builds[count:] or not future.done() or future.exception() is not None:
+            return
+        built = future.result()
+        if isinstance(built, OnDisk) and built.cubin.parent == self._place.folder:
+            built.cubin.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Time no more, and stop building."""

@@ -15,7 +15,7 @@ from lospmm.budget import Budget
 from lospmm.build import Build, PackedBuild, Written, build, source, written
 from lospmm.clock import Clock, Trials
 from lospmm.contest import Contest, Field, contest
-from lospmm.crew import Crew
+from lospmm.crew import Crew, builders_for
 from lospmm.dense_choice import DenseChoice, dense_choice
 from lospmm.errors import GpuFault, NothingFits, ToolchainFault, VerificationFailed
 from lospmm.estimate import estimate_micros
@@ -32,7 +32,7 @@ from lospmm.record import Outcome
 from lospmm.runtime.detect import driver_version, own_gpu_id
 from lospmm.search import POLICY, Choice, Policy, choose_by_time, spread_over
 from lospmm.settings import settings
-from lospmm.sought import Sought, ranked_of, sought, takes_unrolled, tuning_of, unrolled_refusal
+from lospmm.sought import Sought, ranked_of, sought, tuning_of, unrolled_refusal
 from lospmm.stages import Stages
 from lospmm.stock import Place, Stock
 from lospmm.store import Store
@@ -99,8 +99,8 @@ def tuned(job: Job) -> Callable[[], Outcome]:
     """
     options, problem = job.options, job.problem
     job.budget.reserve_seconds, job.budget.measurements = reserve_seconds(job), MEASUREMENTS
-    is_timed, is_unrolled = options.measure == "gpu", takes_unrolled(job.problem, options)
-    if is_timed and is_unrolled:
+    is_timed = options.measure == "gpu"
+    if is_timed:
         job.workshop.crew(options.emitter)  # which starts while this process searches
     found = sought(problem, options, job.workshop, job.stages)
     others = Contest(found.field)
@@ -274,7 +274,7 @@ def _whole(job: Job, bench: Bench, timings: Timings, stock: Stock, *, effort: Ef
 
 def _trials(kind: type[BuildAndTime], job: Job, bench: Bench, language: str, means: Means) -> BuildAndTime:
     """Built by the crew where there is one, else by threads of this process."""
-    workers = job.workshop.workers if means.crew is None else means.crew.size
+    workers = job.workshop.workers if means.crew is None else builders_for(job.problem, means.crew.size)
     return kind(job.problem, language, bench, store=job.store, workers=workers, stages=job.stages, means=means)
 
 

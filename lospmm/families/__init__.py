@@ -6,6 +6,8 @@ as data that a template reads (``lospmm.packed``), and few enough plans to name 
     refusal   why it has no kernel for a problem, in a few words, or None
     plans     what it would try: frozen values, whose fields are the axes of its space; every one of them can be built
     forecast  microseconds of each plan, (plans,), by counting what limits it; the order is what matters
+    prepare   what of packing takes long and several plans have in common, done by all processes that need it and kept
+              in a store: ``pack`` finds it. Of most families nothing
     pack      the kernel of a plan
 
 Raises are those of ``Unsupported`` alone, from ``pack``, for what ``plans`` could not know.
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from lospmm.families import bitmap, block_group_coo, csr, group_coo, hyb, tensor_core
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
+from lospmm.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Family:
     plans: Callable[[Problem], Sequence[Any]]
     forecast: Callable[[Problem, Sequence[Any]], NDArray[np.float64]]
     pack: Callable[[Problem, Any], PackedKernel]
+    prepare: Callable[[Problem, Any, Store], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "hyb": Family(hyb.refusal, hyb.plans, hyb.forecast, hyb.pack_plan),
         "bitmap": Family(bitmap.refusal, bitmap.plans, bitmap.forecast, bitmap.pack_plan),
-        "tensor_core": Family(tensor_core.refusal, tensor_core.plans, tensor_core.forecast, tensor_core.pack_plan),
+        "tensor_core": Family(
+            tensor_core.refusal,
+            tensor_core.plans,
+            tensor_core.forecast,
+            tensor_core.pack_plan,
+            tensor_core.prepare,
+        ),
     }
 )
+
+#: Those whose plans have something to prepare.
+PREPARING = frozenset(name for name, family in FAMILIES.items() if family.prepare is not None)

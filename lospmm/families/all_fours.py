@@ -15,7 +15,6 @@ import numpy as np
 from lospmm.families import fours
 from lospmm.families.fours import Choice, choose_fours
 from lospmm.matrix import SparseMatrix
-from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.together import Files, made_together
 
@@ -26,28 +25,45 @@ FOURS, _FILE = "fours", "fours.npz"
 PART_COLUMNS = 8192
 
 
-def choose_all(matrix: SparseMatrix, rows: int, *, multiple: int) -> list[Choice]:
-    """Of each ``rows`` rows of A, ``multiple`` fours or a multiple of these. Raises ToolchainFault as the store."""
+#: Matrices and heights of blocks whose fours a process remembers.
+_REMEMBERED = 3
+
+_found: dict[tuple[SparseMatrix, int, int], list[Choice]] = {}
+
+
+def choose_all(matrix: SparseMatrix, rows: int, *, multiple: int, store: Store | None = None) -> list[Choice]:
+    """Of each ``rows`` rows of A, ``multiple`` fours or a multiple of these. Without a ``store`` by this thread alone,
+    unless this process has them already."""
+    asked = matrix, rows, multiple
+    if (known := _found.get(asked)) is not None:
+        return known
     firsts = range(0, matrix.m, rows)
-    if len(firsts) * matrix.k <= PART_COLUMNS:
-        return [choose_fours(matrix, first, rows, multiple=multiple) for first in firsts]
+    if store is None or len(firsts) * matrix.k <= PART_COLUMNS:
+        found = [choose_fours(matrix, first, rows, multiple=multiple) for first in firsts]
+    else:
+        found = _together(matrix, firsts, rows, multiple, store)
+    while len(_found) >= _REMEMBERED:
+        _found.pop(next(iter(_found)), None)
+    _found[asked] = found
+    return found
+
+
+def _together(matrix: SparseMatrix, firsts: range, rows: int, multiple: int, store: Store) -> list[Choice]:
     of_part = max(1, PART_COLUMNS // matrix.k)
     parts = [firsts[at : at + of_part] for at in range(0, len(firsts), of_part)]
 
     def make(at: int) -> Files:
         return _written([choose_fours(matrix, first, rows, multiple=multiple) for first in parts[at]])
 
-    made = made_together(
-        Store(settings().cache_dir), FOURS, [_key(matrix, part, rows, multiple) for part in parts], make
-    )
+    made = made_together(store, FOURS, [_key(matrix, part, rows, multiple) for part in parts], make)
     return [choice for files in made for choice in _read(files)]
 
 
 def _key(matrix: SparseMatrix, firsts: range, rows: int, multiple: int) -> str:
-    """By which columns are chosen: the places of the nonzeros, and how it is done."""
+    """By which columns are chosen: the places of the nonzeros, and how it is done and written down."""
     last = min(firsts[-1] + rows, matrix.m)
     offsets = matrix.indptr[firsts[0] : last + 1]
-    digest = hashlib.sha256(Path(fours.__file__).read_bytes())
+    digest = hashlib.sha256(Path(fours.__file__).read_bytes() + Path(__file__).read_bytes())
     digest.update(repr((len(firsts), rows, multiple, matrix.k, len(offsets))).encode())
     digest.update((offsets - offsets[0]).astype("<i8").tobytes())
     digest.update(matrix.indices[offsets[0] : offsets[-1]].astype("<i4").tobytes())

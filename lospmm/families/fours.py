@@ -158,7 +158,7 @@ def _once_each(
                 return columns, kept
             changes += 1
     takes = padded[tried]
-    tried[tried == nothing] = tried.flat[0]
+    tried[tried == nothing] = columns.flat[0]
     return tried, takes
 
 

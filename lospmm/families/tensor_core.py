@@ -13,6 +13,7 @@ from lospmm.families.two_of_four import TwoOfFour
 from lospmm.families.warpgroups import Warpgroups
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
+from lospmm.store import Store
 
 Plan = GatheredPanels | Warpgroups | TwoOfFour
 
@@ -44,6 +45,11 @@ def _micros(problem: Problem, plan: Plan) -> float:
             return warpgroups.micros(problem, plan)
         case TwoOfFour():
             return two_of_four.micros(problem, plan)
+
+
+def prepare(problem: Problem, plan: Plan, store: Store) -> None:
+    if isinstance(plan, TwoOfFour):
+        two_of_four.prepare(problem, plan, store)
 
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:

@@ -24,6 +24,7 @@ from lospmm.families.warpgroups import ARCH, columns_of_a_block, waves_of
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.store import Store
 
 GROUPS = (1, 2, 3)
 COLS = (64, 128, 192, 256)
@@ -144,9 +145,11 @@ def plans(problem: Problem) -> list[TwoOfFour]:
 
 
 def _run_together(plan: TwoOfFour, problem: Problem) -> bool:
-    """All blocks, one on an SM, each with a chunk at least: of no two waves they were the fastest (decision 33)."""
-    blocks = math.prod(_grid(plan, problem))
-    return blocks <= problem.device.sms_of_clusters(plan.cluster) and plan.cluster * DEPTH <= problem.matrix.k
+    """All blocks, one on an SM: of no two waves they were the fastest (decision 33). Each has room for its sums in the
+    ring, and a chunk, unless columns are empty."""
+    blocks, most = math.prod(_grid(plan, problem)), problem.device.sms_of_clusters(plan.cluster)
+    is_roomy = stages_of(plan, problem) >= 2 * plan.groups
+    return plan.blocks == 1 and blocks <= most and plan.cluster * DEPTH <= problem.matrix.k and is_roomy
 
 
 def _grid(plan: TwoOfFour, problem: Problem) -> tuple[int, int, int]:
@@ -188,6 +191,10 @@ def micros(problem: Problem, plan: TwoOfFour, rates: Rates = RATES) -> float:
     weights = ceil_div(matrix.m, plan.rows) * places / DEPTH * plan.groups * _WEIGHT_BYTES
     memory = (weights + problem.dtype.element_bytes * problem.n * (matrix.k + matrix.m)) / device.memory_bandwidth
     return rates.launch_micros + 1e6 * max(cycles / device.clock_hz, memory)
+
+
+def prepare(problem: Problem, plan: TwoOfFour, store: Store) -> None:
+    choose_all(problem.matrix, plan.rows, multiple=DEPTH // 4, store=store)
 
 
 def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:

@@ -592,7 +592,7 @@ static void wgmma_sparse(float (&d)[32], const unsigned (&a)[4], const unsigned 
       }
     }
     for (unsigned eight = 0; eight < 8; ++eight) {  // columns, of which a lane has two
-      float(&sums)[2] = *reinterpret_cast<float(*)[2]>(&d[eight * 4 + upper * 2]);
+      float *const sums = d + eight * 4 + upper * 2;
       double first = sums[0], second = sums[1];
       for (unsigned of = 0; of < 16; ++of) {
         lospmm_u16 of_b[2];

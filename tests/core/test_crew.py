@@ -23,6 +23,7 @@ from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.errors import ToolchainFault
 from lospmm.families import FAMILIES, Entrant
+from lospmm.families.two_of_four import TwoOfFour
 from lospmm.model import Candidate, OnDisk, Problem, Schedule, TileSize
 from lospmm.options import Options
 from lospmm.reorder import natural_order
@@ -89,6 +90,18 @@ def test_they_build_plans_of_families(two: Crew, store: Store, tmp_path: Path, f
     assert isinstance(shipped, PackedBuild) and shipped.compiled == found and shipped.language == "template"
     with pytest.raises(ToolchainFault, match="KeyError: 'none'"):
         two.build(problem, replace(entrant, family="none"), "sass", store)
+
+
+def test_builders_prepare_together(two: Crew, store: Store) -> None:
+    """The columns in fours of 40 blocks of rows, each by one of them; a plan's builder then finds them."""
+    problem = Problem(random_matrix(2500, 512, 0.1, seed=3), 64, DEVICES["h200"], dtype=DTYPES["float16"])
+    entrant = Entrant("tensor_core", TwoOfFour(1, 64, 1), 1.0)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: two.prepare(problem, [entrant], store), range(2)))
+    kept = [entry for entry in store.entries() if entry.kind == "fours"]
+    assert len(kept) == 3
+    two.build(problem, entrant, "sass", store)
+    assert {entry.key for entry in store.entries() if entry.kind == "fours"} == {entry.key for entry in kept}
 
 
 def test_who_built_a_kernel_builds_it_again(two: Crew, store: Store) -> None:

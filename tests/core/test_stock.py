@@ -41,6 +41,15 @@ def test_the_fastest_are_kept(timed: list[tuple[int, float]]) -> None:
                 assert stock.kept(name) is stock.take(name) is None
 
 
+def test_candidates_and_plans_have_places_of_their_own() -> None:
+    """One kind's fastest do not push out the other's, each of which is timed again."""
+    with Stock(kept=2) as stock:
+        for name in ("a", "b", "c"):
+            stock.keep(name, Compiled(name.encode(), "k", LAUNCH), 1.0)
+        stock.keep(7, Compiled(b"7", "k", LAUNCH), 9.0)
+        assert [content(stock.kept(name)) for name in ("a", "b", "c", 7)] == [b"a", b"b", None, b"7"]
+
+
 def test_files_live_as_long_as_they_are_kept(tmp_path: Path) -> None:
     with Stock(kept=2) as stock:
         for number, micros in enumerate((30.0, 20.0, 10.0, 40.0)):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lospmm import together
 from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.store import CLAIMS, STALE_SECONDS, Store
 from lospmm.together import made_together
@@ -42,7 +43,7 @@ def test_each_part_is_made_by_one_process(tmp_path: Path) -> None:
 
 
 def hang(root: Path, begun: Event) -> None:
-    with Store(root).claimed("part", KEYS[0], wait=False):
+    with Store(root).claimed("part", KEYS[0]):
         begun.set()
         time.sleep(60)
 
@@ -53,12 +54,19 @@ def test_what_a_killed_process_was_at_is_made_by_another(tmp_path: Path) -> None
     other = context.Process(target=hang, args=(tmp_path / "store", begun))
     other.start()
     assert begun.wait(30)
-    with Store(tmp_path / "store").claimed("part", KEYS[0], wait=False) as is_ours:
+    with Store(tmp_path / "store").claimed("part", KEYS[0]) as is_ours:
         assert not is_ours
     assert other.pid is not None
     os.kill(other.pid, signal.SIGKILL)
     other.join()
     assert take(tmp_path / "store", tmp_path / "log")[0] == b"part 0"
+
+
+def test_who_is_stopped_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "PATIENCE_SECONDS", 0.3)
+    store = Store(tmp_path)
+    with store.claimed("part", KEYS[0]), store.claimed("part", KEYS[7]):
+        assert take(tmp_path, tmp_path / "log")[7] == b"part 7"
 
 
 def test_what_one_fails_at_another_may_make(tmp_path: Path) -> None:
@@ -84,20 +92,22 @@ def test_where_there_are_no_locks_everybody_makes_it(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("lospmm.store.fcntl.flock", unlocked)
     assert len(take(tmp_path / "store", tmp_path / "log")) == len(KEYS)
-    (tmp_path / "file").touch()
-    with Store(tmp_path / "file").claimed("part", KEYS[0], wait=True) as is_ours:  # nor can one be made here
-        assert is_ours
+
+
+def test_where_nothing_can_be_kept_everybody_makes_it(tmp_path: Path) -> None:
+    (tmp_path / "store").touch()
+    assert len(take(tmp_path / "store", tmp_path / "log")) == len(KEYS)
 
 
 def test_a_claim_is_of_a_key(tmp_path: Path) -> None:
-    claim = Store(tmp_path).claimed("part", "../../etc", wait=False)
+    claim = Store(tmp_path).claimed("part", "../../etc")
     with pytest.raises(BadRequest, match="not a key"), claim:
         pass
 
 
 def test_claims_of_the_dead_are_pruned(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with store.claimed("part", KEYS[0], wait=False), store.claimed("part", KEYS[1], wait=False):
+    with store.claimed("part", KEYS[0]), store.claimed("part", KEYS[1]):
         (old, _) = sorted((tmp_path / CLAIMS).iterdir())
         long_ago = time.time() - 2 * STALE_SECONDS
         os.utime(old, (long_ago, long_ago))

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lospmm.budget import Budget
 from lospmm.build import Build
 from lospmm.crew import Crew
 from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
 from lospmm.errors import GpuFault, ToolchainFault
 from lospmm.families import FAMILIES, Entrant
 from lospmm.gpu.messages import Measurement
@@ -43,6 +45,9 @@ class FakeBench:
         self.kernel_seconds: float | None = None
         self.limits: list[float | None] = []
         self.inside = 0
+
+    def begin(self, *_: Any, **__: Any) -> None:
+        """A GPU would begin with the next kernel."""
 
     def measure(self, cubin: bytes | Path, entry: str, launch: Launch, *, effort: Effort) -> Measurement:
         self.inside += 1
@@ -114,9 +119,25 @@ def test_plans_of_families_are_built_by_the_crew(bench: FakeBench, tmp_path: Pat
         (measurement,) = made(bench, tmp_path, Stages(), Means(crew))([entrant])
     ((cubin, entry, _),) = bench.measured
     assert measurement.timing is not None and entry == "lospmm_csr"
-    assert (
-        isinstance(cubin, Path) and not cubin.exists()
-    )  # it was of the crew, in a folder that is gone with the trials
+    assert isinstance(cubin, Path) and not cubin.exists(), "of the crew, and gone with the trials"
+
+
+def test_what_plans_have_in_common_is_done_together(
+    bench: FakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By as many builders as may work at a time, before they build; and a file goes when its kernel was timed, but for
+    one that is asked for again."""
+    problem = replace(PROBLEM, n=64, dtype=DTYPES["float16"])
+    shared = [Entrant("tensor_core", plan, 1.0) for plan in FAMILIES["tensor_core"].plans(problem)[:2]]
+    asked: list[Any] = []
+    fake: Any = bench
+    with Crew(2) as crew:
+        monkeypatch.setattr(crew, "prepare", lambda *given: asked.append(given[1]))
+        store, means = Store(tmp_path / "store"), Means(crew)
+        many = BuildAndTime(problem, "template", fake, store=store, workers=2, stages=Stages(), means=means)
+        running = many([*shared, shared[0]])
+        left = [sum(cubin.exists() for cubin, _, _ in bench.measured) for _ in running]
+    assert asked == [[*shared, shared[0]]] * 2 and left == [1, 1, 0]
 
 
 def test_a_build_that_fails_is_a_kernel_that_failed(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -104,3 +104,16 @@ def test_where_nothing_is_zero_there_are_about_two_places_a_column() -> None:
 def test_rows_without_a_nonzero_have_one_empty_chunk() -> None:
     fours = order_in_fours(from_dense(np.zeros((64, 80), dtype=np.float32)), 0, 64, multiple=16)
     assert len(fours.columns) == 64 and not fours.weights.any()
+
+
+@settings(max_examples=200)
+@given(st.integers(9, 20), st.integers(1, 63), st.sampled_from([2, 4]), st.floats(0.2, 0.6), st.integers(0, 2**32 - 1))
+@example(13, 11, 2, 0.39, 792)
+@example(14, 11, 4, 0.39, 1093)
+def test_what_fills_up_a_four_is_a_column(k: int, rows: int, multiple: int, density: float, seed: int) -> None:
+    """Also where all columns come once, with places left over."""
+    rng = np.random.default_rng(seed)
+    matrix = from_dense((rng.random((rows, k)) < density).astype(np.float32))
+    choice = choose_fours(matrix, 0, 64, multiple=multiple)
+    assert choice.columns.max() < k
+    assert np.array_equal(restored(fours_of(matrix, 0, 64, choice), k)[:rows], matrix.to_scipy().toarray())

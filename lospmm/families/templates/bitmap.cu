@@ -269,15 +269,15 @@ LOSPMM_KERNEL(lospmm_bitmap) {
   lospmm_cluster_wait();
 #endif
   for (int place = blockIdx.y * THREADS + threadIdx.x; place < BLOCK_ROWS * COLS; place += LOSPMM_CLUSTER * THREADS) {
+    const long long of_row = block * BLOCK_ROWS + place / COLS, column = first + place % COLS;
+    if (of_row >= m || column >= n) continue;  // nothing that is not used is under way when the others may go
     float sum = 0;
 #if LOSPMM_CLUSTER > 1
     for (int other = 0; other < LOSPMM_CLUSTER; ++other) sum += lospmm_cluster_float(all + place, other);
 #else
     for (int other = 0; other < PARTS; ++other) sum += all[other * BLOCK_ROWS * COLS + place];
 #endif
-    const long long of_row = block * BLOCK_ROWS + place / COLS, column = first + place % COLS;
-    if (of_row < m && column < n)
-      c[of_row * n + column] = lospmm_finished(sum, static_cast<int>(of_row), of_row * n + column, residual);
+    c[of_row * n + column] = lospmm_finished(sum, static_cast<int>(of_row), of_row * n + column, residual);
   }
 #if LOSPMM_CLUSTER > 1
   lospmm_cluster_leave();  // nobody goes while others read its sums

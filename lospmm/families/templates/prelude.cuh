@@ -157,8 +157,8 @@ LOSPMM_INLINE void lospmm_wait() {
 
 // A cluster, from sm_90 on: blocks along y that run together (LOSPMM_CLUSTER of them, all that there are along y), wait for
 // each other, and read each other's shared memory behind the first wait, until the last. What has to be seen is in shared
-// memory alone: an ordinary release waits for all that was stored to memory too (MEMBAR.ALL.GPU), and nothing of shared
-// memory is new at the last.
+// memory alone: an ordinary release waits for all that was stored to memory too (MEMBAR.ALL.GPU). At the last nothing is
+// new there, and who comes has used what it read of the others.
 #if LOSPMM_CLUSTER > 1
 LOSPMM_INLINE void lospmm_cluster_wait() {
 #if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208  // PTX ISA 8.6

@@ -146,7 +146,8 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   const int m = static_cast<int>(lospmm_number(1));
   const int above = static_cast<int>(blockIdx.z) * (64 * GROUPS) + threadIdx.x / 32 * 16;
 #if LOSPMM_CLUSTER > 1
-  // Each block of a cluster adds up and stores a part of the columns: all that others have of it is asked for at once.
+  // Each block of a cluster adds up and stores a part of the columns: all that others have of it is asked for at once. What
+  // is not stored is not asked for, so that nothing is under way any more when a thread is done with its part.
   constexpr int THREADS = 128 * GROUPS, FOURS = COLS / 8, OWN = FOURS / LOSPMM_CLUSTER;
   static_assert(FOURS % LOSPMM_CLUSTER == 0 && FOURS * THREADS * sizeof(float4) <= STAGES * STAGE);
   float4 *const given = reinterpret_cast<float4 *>(ring) + threadIdx.x;
@@ -161,8 +162,10 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   for (int other = 0; other < LOSPMM_CLUSTER; ++other)
 #pragma unroll
     for (int four = 0; four < OWN; ++four) {
-      const float4 more = lospmm_cluster_floats(given + (rank * OWN + four) * THREADS, other);
-      all[four][0] += more.x, all[four][1] += more.y, all[four][2] += more.z, all[four][3] += more.w;
+      if (above + lane / 4 < m && column + (rank * OWN + four) * 8 < n) {
+        const float4 more = lospmm_cluster_floats(given + (rank * OWN + four) * THREADS, other);
+        all[four][0] += more.x, all[four][1] += more.y, all[four][2] += more.z, all[four][3] += more.w;
+      }
     }
 #pragma unroll
   for (int four = 0; four < OWN; ++four) {

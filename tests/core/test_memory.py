@@ -1,0 +1,30 @@
+"""Memory, and how many builders it is enough for."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lospmm import crew, memory
+from lospmm.crew import BYTES_OF_NONZERO, builders_for
+from lospmm.device import DEVICES
+from lospmm.matrix import from_dense
+from lospmm.model import Problem
+
+
+@pytest.mark.parametrize(("limit", "is_less"), [("1073741824\n", True), ("max\n", False), (None, False)])
+def test_a_container_may_have_less(
+    limit: str | None, *, is_less: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr(memory, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    assert (memory.memory_bytes() == 1 << 30) is is_less
+
+
+def test_large_matrices_are_built_by_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(from_dense(np.ones((100, 100), np.float32)), 32, DEVICES["h200"])
+    of_one = 2 * BYTES_OF_NONZERO * 10_000
+    for memory_bytes, builders in ((100 * of_one, 16), (5 * of_one, 5), (of_one // 2, 1)):
+        monkeypatch.setattr(crew, "memory_bytes", lambda own=memory_bytes: own)
+        assert builders_for(problem, 16) == builders
