@@ -75,6 +75,11 @@ LOSPMM_INLINE unsigned finished_pair(float first, float second, int row, long lo
          static_cast<unsigned>(lospmm_finished(second, row, place + 1, residual)) << 16;
 }
 
+template <bool is_so>
+struct Whether {
+  static constexpr bool value = is_so;
+};
+
 LOSPMM_KERNEL(lospmm_two_of_four) {
 #if !RESIDUAL
   const Element *residual = nullptr;
@@ -147,7 +152,7 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
   const int above = static_cast<int>(blockIdx.z) * (64 * GROUPS) + threadIdx.x / 32 * 16;
 #if LOSPMM_CLUSTER > 1
   // Each block of a cluster adds up and stores a part of the columns: all that others have of it is asked for at once. What
-  // is not stored is not asked for, so that nothing is under way any more when a thread is done with its part.
+  // is not stored is not asked for: a thread that is done with its part must have nothing under way.
   constexpr int THREADS = 128 * GROUPS, FOURS = COLS / 8, OWN = FOURS / LOSPMM_CLUSTER;
   static_assert(FOURS % LOSPMM_CLUSTER == 0 && FOURS * THREADS * sizeof(float4) <= STAGES * STAGE);
   float4 *const given = reinterpret_cast<float4 *>(ring) + threadIdx.x;
@@ -157,27 +162,34 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
     given[four * THREADS] = make_float4(own_sums[0], own_sums[1], own_sums[2], own_sums[3]);
   }
   lospmm_cluster_wait();
-  float all[OWN][4] = {};
+  const auto collect = [&](auto whole) {
+    constexpr bool is_whole = decltype(whole)::value;
+    float all[OWN][4] = {};
 #pragma unroll
-  for (int other = 0; other < LOSPMM_CLUSTER; ++other)
+    for (int other = 0; other < LOSPMM_CLUSTER; ++other)
+#pragma unroll
+      for (int four = 0; four < OWN; ++four)
+        if (is_whole || (above + lane / 4 < m && column + (rank * OWN + four) * 8 < n)) {
+          const float4 more = lospmm_cluster_floats(given + (rank * OWN + four) * THREADS, other);
+          all[four][0] += more.x, all[four][1] += more.y, all[four][2] += more.z, all[four][3] += more.w;
+        }
 #pragma unroll
     for (int four = 0; four < OWN; ++four) {
-      if (above + lane / 4 < m && column + (rank * OWN + four) * 8 < n) {
-        const float4 more = lospmm_cluster_floats(given + (rank * OWN + four) * THREADS, other);
-        all[four][0] += more.x, all[four][1] += more.y, all[four][2] += more.z, all[four][3] += more.w;
+      const long long of_block = column + (rank * OWN + four) * 8 + lane % 4 * 2;
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) {
+        const int row = above + lane / 4 + 8 * upper;
+        if (is_whole || (row < m && of_block < n))
+          *reinterpret_cast<unsigned *>(c + row * n + of_block) =
+              finished_pair(all[four][2 * upper], all[four][2 * upper + 1], row, row * n + of_block, residual);
       }
     }
-#pragma unroll
-  for (int four = 0; four < OWN; ++four) {
-    const long long of_block = column + (rank * OWN + four) * 8 + lane % 4 * 2;
-#pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      const int row = above + lane / 4 + 8 * upper;
-      if (row < m && of_block < n)
-        *reinterpret_cast<unsigned *>(c + row * n + of_block) =
-            finished_pair(all[four][2 * upper], all[four][2 * upper + 1], row, row * n + of_block, residual);
-    }
-  }
+  };
+  // By itself, since loads with a condition wait for each other.
+  if (static_cast<int>(blockIdx.z + 1) * (64 * GROUPS) <= m && column + COLS <= n)
+    collect(Whether<true>());
+  else
+    collect(Whether<false>());
   lospmm_cluster_leave();  // nobody goes while others read its sums
 #else
   // A warp's part of C by way of shared memory, where it is read again row by row.
