@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 
 from lospmm import __version__, artifact, jobs, readers, timings
@@ -42,6 +43,7 @@ from lospmm.command_options import (
 )
 from lospmm.convolution import parse_convolution
 from lospmm.device import DEVICES, DeviceSpec, find_device
+from lospmm.dtype import DTYPES, FLOAT32
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
 from lospmm.gpu.messages import CACHE_STATES
@@ -131,8 +133,23 @@ def tune(
         request = jobs.Request(problem, options, file.values, seed)
         with reported(quiet=quiet) as progress:
             done = jobs.tune_to_folder(request, out, store=jobs.open_store(), progress=progress)
+        _note_of_elements(file, dtype)
     show_manifest(done.manifest, out, as_json=as_json)
     _warn_of_experiments(done)
+
+
+def _note_of_elements(file: readers.MatrixFile, dtype: str) -> None:
+    """B and C are float32 by default; weights of 16 bits may be meant for others, which take half of the time."""
+    weights = file.matrix.data
+    if dtype != FLOAT32.name or file.values != "stored" or (weights == np.rint(weights)).all():
+        return
+    for one in (DTYPES["bfloat16"], DTYPES["float16"]):  # most of the former are of the latter too
+        with np.errstate(over="ignore"):
+            is_exact = np.array_equal(one.rounded(weights), weights)
+        if is_exact:
+            note = f"note: all weights are {one.name}; B and C are float32 unless --dtype {one.name} says otherwise"
+            print(note, file=sys.stderr)
+            return
 
 
 def _warn_of_experiments(made: artifact.Artifact) -> None:

@@ -174,7 +174,7 @@ def _kept_matrix(fingerprint: str, store: Store) -> SparseMatrix | None:
 def _check_size(problem: Problem, options: Options) -> None:
     """An unrolled kernel has an instruction for each nonzero and each row, the empty ones too."""
     if options.kernel_names == (UNROLLED,) and (why := unrolled_refusal(problem, options.emitter)) is not None:
-        raise BadRequest(why)
+        raise BadRequest(f"{why}; other families may have a kernel for it")
 
 
 def open_store() -> Store:

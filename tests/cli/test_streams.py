@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lospmm
@@ -48,6 +49,25 @@ def test_what_never_ran_on_a_gpu_is_said(
     assert json.loads(answer.out)["emitter"] == ("ptx" if emitter == "auto" else "sass")
     shown = lospmm_command("inspect", tmp_path / "out").out
     assert bool(re.search(r"^emitter +sass, experimental: ", shown, re.MULTILINE)) is noted
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(
+    ("weights", "noted"),
+    [([0.1, -1.7], "float16"), ([0.5, 2.0**100], "bfloat16"), ([1.0, 3.0], None), ([0.1, 1e-9], None)],
+)
+def test_weights_of_16_bits_are_noted(
+    lospmm_command: Command, tmp_path: Path, weights: list[float], noted: str | None
+) -> None:
+    """Where B and C are float32, which is the default: whole numbers are weights of any type."""
+    kept = np.array(weights, np.float16 if noted == "float16" else np.float32)
+    np.save(tmp_path / "w.npy", np.array([kept.astype(np.float32), [0, 0]], np.float32))
+    request = ("tune", tmp_path / "w.npy", "--n", 32, *H200, "--verify", "none", "--quiet")
+    for dtype in ("float32", "tf32"):
+        answer = lospmm_command(*request, "--dtype", dtype, "--out", tmp_path / dtype)
+        assert answer.status == 0, answer.err
+        note = f"note: all weights are {noted}; B and C are float32 unless --dtype {noted} says otherwise\n"
+        assert answer.err == (note if noted and dtype == "float32" else "")
 
 
 def test_an_error_of_a_process(tmp_path: Path) -> None:

@@ -185,10 +185,11 @@ LOSPMM_KERNEL(lospmm_two_of_four) {
       }
     }
   };
-  // By itself, since loads with a condition wait for each other.
-  if (static_cast<int>(blockIdx.z + 1) * (64 * GROUPS) <= m && column + COLS <= n)
+  // What is all there by itself, since loads with a condition wait for each other.
+  const long long own_begin = column + rank * OWN * 8;
+  if (static_cast<int>(blockIdx.z + 1) * (64 * GROUPS) <= m && own_begin + OWN * 8 <= n)
     collect(Whether<true>());
-  else
+  else if (own_begin < n)
     collect(Whether<false>());
   lospmm_cluster_leave();  // nobody goes while others read its sums
 #else
