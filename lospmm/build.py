@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Required, TypedDict, Unpack, overload
 
 from lospmm.codegen import emit, source_of
@@ -16,6 +17,7 @@ from lospmm.lower import lower
 from lospmm.model import Candidate, Compiled, Launch, Problem
 from lospmm.packed import PackedKernel, emission_of
 from lospmm.store import Store
+from lospmm.together import made_together
 from lospmm.toolchain.compile import Binary, compile_kernel
 from lospmm.words import Words
 
@@ -150,7 +152,7 @@ def prepare(problem: Problem, entrants: Sequence[Entrant], store: Store) -> None
     """What of their packing several processes may do together."""
     for entrant in entrants:
         if (prepared := FAMILIES[entrant.family].prepare) is not None:
-            prepared(problem, entrant.plan, store)
+            prepared(problem, entrant.plan, partial(made_together, store))
 
 
 def source(built: Build | PackedBuild, arch: str) -> str:

@@ -47,6 +47,7 @@ class LayerReport:
     estimated_micros: float | None = None
     micros: float | None = None
     dense_micros: float | None = None  # of cuBLAS in the same type
+    dense_forecast_micros: float | None = None
     advice: str | None = None
     family: str | None = None  # of the choice: dense where cuBLAS is to be called
     error: LayerError | None = None
@@ -104,6 +105,7 @@ def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) 
         estimated_micros=manifest["search"]["estimated_micros"],
         micros=measured.get("micros"),
         dense_micros=measured.get(DENSE_MICROS[manifest["dtype"]]),
+        dense_forecast_micros=manifest["search"]["dense_forecast_micros"],
         advice=measured.get("advice"),
         family=manifest["family"],
     )
@@ -135,15 +137,15 @@ def table(layers: Sequence[LayerReport]) -> list[tuple[str, ...]]:
             layer.name,
             "-" if layer.m is None else f"{layer.m} x {layer.k}",
             "-" if layer.sparsity is None else f"{layer.sparsity:.1%}",
-            _micros(layer),
-            "-" if layer.dense_micros is None else f"{layer.dense_micros:.2f}",
+            _timed_or_not(layer.micros, layer.estimated_micros),
+            _timed_or_not(layer.dense_micros, layer.dense_forecast_micros),
             f"no kernel: {layer.error.type}" if layer.error is not None else layer.advice or "not timed",
         )
         for layer in layers
     ]
 
 
-def _micros(layer: LayerReport) -> str:
-    if layer.micros is not None:
-        return f"{layer.micros:.2f}"
-    return "-" if layer.estimated_micros is None else f"~{layer.estimated_micros:.2f}"
+def _timed_or_not(micros: float | None, forecast_micros: float | None) -> str:
+    if micros is not None:
+        return f"{micros:.2f}"
+    return "-" if forecast_micros is None else f"~{forecast_micros:.2f}"

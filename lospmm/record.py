@@ -59,6 +59,7 @@ class Outcome:
     verification: Verification | None
     measured: Measured | None
     dense: DenseChoice | None = None  # None: it was not asked for
+    forecast_micros: float | None = None  # of the model that chose an unrolled kernel without a clock
 
 
 def files_of(outcome: Outcome, seconds: dict[str, float]) -> dict[str, bytes]:
@@ -306,6 +307,8 @@ def _estimated_micros(outcome: Outcome) -> float:
     """Of what was built."""
     if isinstance(outcome.build, PackedBuild):
         return outcome.build.entrant.forecast_micros
+    if outcome.forecast_micros is not None:
+        return outcome.forecast_micros
     assert outcome.choice is not None, "an unrolled kernel was searched for"
     return float(estimate_micros(searched_problem(outcome), [outcome.choice.winner])[0])
 

@@ -128,11 +128,14 @@ def tuned(job: Job) -> Callable[[], Outcome]:
         compared = _compare(job, made, bench)
     dense = beside_dense(problem, others.field, winner, compared, choice) if DENSE in options.family_names else None
     measured = None if compared is None else compared.measured()
+    is_of_model = choice is not None and choice.forecast_micros is not None and not (choice.trials or others.timed)
+    forecast = _forecast_micros(problem, winner, choice) if is_of_model else None
 
     def outcome() -> Outcome:
         with job.stages.part("emit"):
             built, text = made.shipped()
-        return Outcome(problem, options, "stored", None, choice, others, built, text, verification, measured, dense)
+        made_of = (choice, others, built, text, verification, measured)
+        return Outcome(problem, options, "stored", None, *made_of, dense=dense, forecast_micros=forecast)
 
     return outcome
 

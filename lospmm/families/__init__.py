@@ -6,8 +6,8 @@ as data that a template reads (``lospmm.packed``), and few enough plans to name 
     refusal   why it has no kernel for a problem, in a few words, or None
     plans     what it would try: frozen values, whose fields are the axes of its space; every one of them can be built
     forecast  microseconds of each plan, (plans,), by counting what limits it; the order is what matters
-    prepare   what of packing takes long and several plans have in common, done by all processes that need it and kept
-              in a store: ``pack`` finds it. Of most families nothing
+    prepare   what of packing takes long and several plans have in common, done together by all processes that need it:
+              ``pack`` finds it. Of most families nothing
     pack      the kernel of a plan
 
 Raises are those of ``Unsupported`` alone, from ``pack``, for what ``plans`` could not know.
@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families import bitmap, block_group_coo, csr, group_coo, hyb, tensor_core
+from lospmm.families.all_fours import Together
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
-from lospmm.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Family:
     plans: Callable[[Problem], Sequence[Any]]
     forecast: Callable[[Problem, Sequence[Any]], NDArray[np.float64]]
     pack: Callable[[Problem, Any], PackedKernel]
-    prepare: Callable[[Problem, Any, Store], None] | None = None
+    prepare: Callable[[Problem, Any, Together], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

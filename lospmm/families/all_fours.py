@@ -6,7 +6,7 @@ tunings for another number of them, have the same fours, and so have other weigh
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,8 +15,11 @@ import numpy as np
 from lospmm.families import fours
 from lospmm.families.fours import Choice, choose_fours
 from lospmm.matrix import SparseMatrix
-from lospmm.store import Store
-from lospmm.together import Files, made_together
+
+#: What is kept of some blocks, and who has parts of such made: of a kind, by their keys and their maker, by whatever
+#: processes need them (``lospmm.together``).
+Files = Mapping[str, bytes]
+Together = Callable[[str, Sequence[str], Callable[[int], Files]], Sequence[Files]]
 
 #: The kind of entry in the store, and its file.
 FOURS, _FILE = "fours", "fours.npz"
@@ -31,31 +34,31 @@ _REMEMBERED = 3
 _found: dict[tuple[SparseMatrix, int, int], list[Choice]] = {}
 
 
-def choose_all(matrix: SparseMatrix, rows: int, *, multiple: int, store: Store | None = None) -> list[Choice]:
-    """Of each ``rows`` rows of A, ``multiple`` fours or a multiple of these. Without a ``store`` by this thread alone,
-    unless this process has them already."""
+def choose_all(matrix: SparseMatrix, rows: int, *, multiple: int, together: Together | None = None) -> list[Choice]:
+    """Of each ``rows`` rows of A, ``multiple`` fours or a multiple of these: by this thread alone, or ``together`` with
+    others, unless this process has them already."""
     asked = matrix, rows, multiple
     if (known := _found.get(asked)) is not None:
         return known
     firsts = range(0, matrix.m, rows)
-    if store is None or len(firsts) * matrix.k <= PART_COLUMNS:
+    if together is None or len(firsts) * matrix.k <= PART_COLUMNS:
         found = [choose_fours(matrix, first, rows, multiple=multiple) for first in firsts]
     else:
-        found = _together(matrix, firsts, rows, multiple, store)
+        found = _in_parts(matrix, firsts, rows, multiple, together)
     while len(_found) >= _REMEMBERED:
         _found.pop(next(iter(_found)), None)
     _found[asked] = found
     return found
 
 
-def _together(matrix: SparseMatrix, firsts: range, rows: int, multiple: int, store: Store) -> list[Choice]:
+def _in_parts(matrix: SparseMatrix, firsts: range, rows: int, multiple: int, together: Together) -> list[Choice]:
     of_part = max(1, PART_COLUMNS // matrix.k)
     parts = [firsts[at : at + of_part] for at in range(0, len(firsts), of_part)]
 
     def make(at: int) -> Files:
         return _written([choose_fours(matrix, first, rows, multiple=multiple) for first in parts[at]])
 
-    made = made_together(store, FOURS, [_key(matrix, part, rows, multiple) for part in parts], make)
+    made = together(FOURS, [_key(matrix, part, rows, multiple) for part in parts], make)
     return [choice for files in made for choice in _read(files)]
 
 

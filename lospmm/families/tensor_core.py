@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families import gathered_panels, two_of_four, warpgroups
+from lospmm.families.all_fours import Together
 from lospmm.families.gathered_panels import Plan as GatheredPanels
 from lospmm.families.two_of_four import TwoOfFour
 from lospmm.families.warpgroups import Warpgroups
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
-from lospmm.store import Store
 
 Plan = GatheredPanels | Warpgroups | TwoOfFour
 
@@ -47,9 +47,9 @@ def _micros(problem: Problem, plan: Plan) -> float:
             return two_of_four.micros(problem, plan)
 
 
-def prepare(problem: Problem, plan: Plan, store: Store) -> None:
+def prepare(problem: Problem, plan: Plan, together: Together) -> None:
     if isinstance(plan, TwoOfFour):
-        two_of_four.prepare(problem, plan, store)
+        two_of_four.prepare(problem, plan, together)
 
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:

@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.dtype import Dtype
-from lospmm.families.all_fours import choose_all
+from lospmm.families.all_fours import Together, choose_all
 from lospmm.families.fours import Fours, fours_of
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.warpgroups import ARCH, columns_of_a_block, waves_of
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Launch, Problem, ceil_div
 from lospmm.packed import PackedKernel, pack, source_of_template
-from lospmm.store import Store
 
 GROUPS = (1, 2, 3)
 COLS = (64, 128, 192, 256)
@@ -193,8 +192,8 @@ def micros(problem: Problem, plan: TwoOfFour, rates: Rates = RATES) -> float:
     return rates.launch_micros + 1e6 * max(cycles / device.clock_hz, memory)
 
 
-def prepare(problem: Problem, plan: TwoOfFour, store: Store) -> None:
-    choose_all(problem.matrix, plan.rows, multiple=DEPTH // 4, store=store)
+def prepare(problem: Problem, plan: TwoOfFour, together: Together) -> None:
+    choose_all(problem.matrix, plan.rows, multiple=DEPTH // 4, together=together)
 
 
 def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:

@@ -15,6 +15,7 @@ from lospmm.cli import run
 from lospmm.clock import Clock
 from lospmm.contest import FINALS, Contest, contest
 from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
 from lospmm.epilogue import epilogue_of
 from lospmm.errors import BadRequest, NothingFits
 from lospmm.families import Entrant
@@ -147,6 +148,16 @@ def test_nobody_has_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_budget_of_nothing_times_nothing() -> None:
     resolved = Options(budget_seconds=0).resolved(DEVICES["h200"], "h200")
     assert (resolved.measure, resolved.verify, resolved.budget_seconds) == ("none", "gpu", None)
+
+
+def test_what_an_unrolled_kernel_was_chosen_by_is_told(tmp_path: Path) -> None:
+    """In 16 bits a model forecasts it: less than cuBLAS takes by forecast, or that would have been the choice."""
+    rng = np.random.default_rng(3)
+    weights = np.where(rng.random((256, 256)) < 0.11, rng.normal(size=(256, 256)), 0).astype(np.float32)
+    problem = Problem(from_dense(weights), 64, DEVICES["h200"], dtype=DTYPES["float16"])
+    manifest = jobs.tune(jobs.Request(problem, Options(verify="none", measure="none")), store=Store(tmp_path)).manifest
+    assert (manifest["family"], manifest["search"]["chosen_by"]) == ("unrolled", "model")
+    assert manifest["search"]["estimated_micros"] < manifest["search"]["dense_forecast_micros"]
 
 
 def test_families_are_named_in_one_order() -> None:
