@@ -11,7 +11,7 @@ from lospmm.codegen import emit, source_of
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.reserve import layer_registers, reserved_registers
 from lospmm.dtype import Dtype
-from lospmm.families import FAMILIES, Entrant
+from lospmm.families import FAMILIES, Entrant, shared_of
 from lospmm.ir import KernelProgram, launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Compiled, Launch, Problem
@@ -151,8 +151,8 @@ def build(
 def prepare(problem: Problem, entrants: Sequence[Entrant], store: Store) -> None:
     """What of their packing several processes may do together."""
     for entrant in entrants:
-        if (prepared := FAMILIES[entrant.family].prepare) is not None:
-            prepared(problem, entrant.plan, partial(made_together, store))
+        if (work := shared_of(problem, entrant)) is not None:
+            work(partial(made_together, store))
 
 
 def source(built: Build | PackedBuild, arch: str) -> str:

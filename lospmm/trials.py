@@ -17,7 +17,7 @@ from lospmm.budget import Budget
 from lospmm.build import build
 from lospmm.crew import Crew
 from lospmm.errors import BadRequest, ToolchainFault
-from lospmm.families import PREPARING, Entrant
+from lospmm.families import Entrant, shared_of
 from lospmm.gpu.messages import Measurement
 from lospmm.measure import FULL, Bench, Effort
 from lospmm.model import Built, Candidate, OnDisk, Problem
@@ -102,15 +102,18 @@ class BuildAndTime:
     def begin(self, candidates: Sequence[Any], pool: ThreadPoolExecutor, place: "Place") -> Sequence[Future[Built]]:
         """What is timed of each, being built by ``pool``: once, however often it is asked for."""
         crew, stock = self.means.crew, self.means.stock
-        together = [one for one in candidates if isinstance(one, Entrant) and one.family in PREPARING]
-        if crew is not None and together:
+        if crew is not None and (shared := self._sharing(candidates)):
             for _ in range(self.workers):  # what fails does so in builds too
-                pool.submit(crew.prepare, self.problem, together, self.store, place.stop)
+                pool.submit(crew.prepare, self.problem, shared, self.store, place.stop)
         builds: dict[Any, Future[Built]] = {}
         for candidate in dict.fromkeys(candidates):
             held = None if stock is None else stock.take(candidate)
             builds[candidate] = pool.submit(self.build, candidate, place) if held is None else held
         return [builds[candidate] for candidate in candidates]
+
+    def _sharing(self, candidates: Sequence[Any]) -> list[Entrant]:
+        plans = [one for one in dict.fromkeys(candidates) if isinstance(one, Entrant)]
+        return [one for one in plans if shared_of(self.problem, one) is not None]
 
     def build(self, candidate: Candidate | Entrant, place: "Place") -> Built:
         crew, stop = self.means.crew, place.stop

@@ -6,8 +6,8 @@ as data that a template reads (``lospmm.packed``), and few enough plans to name 
     refusal   why it has no kernel for a problem, in a few words, or None
     plans     what it would try: frozen values, whose fields are the axes of its space; every one of them can be built
     forecast  microseconds of each plan, (plans,), by counting what limits it; the order is what matters
-    prepare   what of packing takes long and several plans have in common, done together by all processes that need it:
-              ``pack`` finds it. Of most families nothing
+    shared    what of packing a plan takes long and others need too, which all processes that do may do together, before
+              ``pack``, which finds it; None: nothing
     pack      the kernel of a plan
 
 Raises are those of ``Unsupported`` alone, from ``pack``, for what ``plans`` could not know.
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families import bitmap, block_group_coo, csr, group_coo, hyb, tensor_core
-from lospmm.families.all_fours import Together
+from lospmm.families.all_fours import Shared
 from lospmm.model import Problem
 from lospmm.packed import PackedKernel
 
@@ -33,7 +33,7 @@ class Family:
     plans: Callable[[Problem], Sequence[Any]]
     forecast: Callable[[Problem, Sequence[Any]], NDArray[np.float64]]
     pack: Callable[[Problem, Any], PackedKernel]
-    prepare: Callable[[Problem, Any, Together], None] | None = None
+    shared: Callable[[Problem, Any], Shared | None] = lambda _problem, _plan: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             tensor_core.plans,
             tensor_core.forecast,
             tensor_core.pack_plan,
-            tensor_core.prepare,
+            tensor_core.shared,
         ),
     }
 )
 
-#: Those whose plans have something to prepare.
-PREPARING = frozenset(name for name, family in FAMILIES.items() if family.prepare is not None)
+
+def shared_of(problem: Problem, entrant: Entrant) -> Shared | None:
+    """What an entrant's plan shares with others."""
+    return FAMILIES[entrant.family].shared(problem, entrant.plan)

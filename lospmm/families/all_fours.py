@@ -9,17 +9,22 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
 from lospmm.families import fours
 from lospmm.families.fours import Choice, choose_fours
 from lospmm.matrix import SparseMatrix
+from lospmm.model import ceil_div
 
 #: What is kept of some blocks, and who has parts of such made: of a kind, by their keys and their maker, by whatever
 #: processes need them (``lospmm.together``).
 Files = Mapping[str, bytes]
 Together = Callable[[str, Sequence[str], Callable[[int], Files]], Sequence[Files]]
+
+#: What of packing a plan has such parts, and leaves what it finds for ``pack``.
+Shared = Callable[[Together], object]
 
 #: The kind of entry in the store, and its file.
 FOURS, _FILE = "fours", "fours.npz"
@@ -27,11 +32,16 @@ FOURS, _FILE = "fours", "fours.npz"
 #: Columns of blocks that one process chooses at a time: some tenths of a second. Of fewer in all none are kept.
 PART_COLUMNS = 8192
 
-
 #: Matrices and heights of blocks whose fours a process remembers.
 _REMEMBERED = 3
 
 _found: dict[tuple[SparseMatrix, int, int], list[Choice]] = {}
+_finding = Lock()
+
+
+def is_long(matrix: SparseMatrix, rows: int) -> bool:
+    """Whether to choose takes so long that it is done together."""
+    return ceil_div(matrix.m, rows) * matrix.k > PART_COLUMNS
 
 
 def choose_all(matrix: SparseMatrix, rows: int, *, multiple: int, together: Together | None = None) -> list[Choice]:
@@ -41,13 +51,14 @@ def choose_all(matrix: SparseMatrix, rows: int, *, multiple: int, together: Toge
     if (known := _found.get(asked)) is not None:
         return known
     firsts = range(0, matrix.m, rows)
-    if together is None or len(firsts) * matrix.k <= PART_COLUMNS:
+    if together is None or not is_long(matrix, rows):
         found = [choose_fours(matrix, first, rows, multiple=multiple) for first in firsts]
     else:
         found = _in_parts(matrix, firsts, rows, multiple, together)
-    while len(_found) >= _REMEMBERED:
-        _found.pop(next(iter(_found)), None)
-    _found[asked] = found
+    with _finding:
+        if len(_found) >= _REMEMBERED:
+            del _found[next(iter(_found))]
+        _found[asked] = found
     return found
 
 

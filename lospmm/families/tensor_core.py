@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families import gathered_panels, two_of_four, warpgroups
-from lospmm.families.all_fours import Together
+from lospmm.families.all_fours import Shared
 from lospmm.families.gathered_panels import Plan as GatheredPanels
 from lospmm.families.two_of_four import TwoOfFour
 from lospmm.families.warpgroups import Warpgroups
@@ -47,9 +47,8 @@ def _micros(problem: Problem, plan: Plan) -> float:
             return two_of_four.micros(problem, plan)
 
 
-def prepare(problem: Problem, plan: Plan, together: Together) -> None:
-    if isinstance(plan, TwoOfFour):
-        two_of_four.prepare(problem, plan, together)
+def shared(problem: Problem, plan: Plan) -> Shared | None:
+    return two_of_four.shared(problem, plan) if isinstance(plan, TwoOfFour) else None
 
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.dtype import Dtype
-from lospmm.families.all_fours import Together, choose_all
+from lospmm.families.all_fours import Shared, choose_all, is_long
 from lospmm.families.fours import Fours, fours_of
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.warpgroups import ARCH, columns_of_a_block, waves_of
@@ -192,8 +192,10 @@ def micros(problem: Problem, plan: TwoOfFour, rates: Rates = RATES) -> float:
     return rates.launch_micros + 1e6 * max(cycles / device.clock_hz, memory)
 
 
-def prepare(problem: Problem, plan: TwoOfFour, together: Together) -> None:
-    choose_all(problem.matrix, plan.rows, multiple=DEPTH // 4, together=together)
+def shared(problem: Problem, plan: TwoOfFour) -> Shared | None:
+    if not is_long(problem.matrix, plan.rows):
+        return None
+    return lambda together: choose_all(problem.matrix, plan.rows, multiple=DEPTH // 4, together=together)
 
 
 def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
