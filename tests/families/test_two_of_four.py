@@ -175,6 +175,17 @@ def test_parts_are_added_up_in_the_same_order() -> None:
     assert (shared == again).all() and np.abs(shared - alone).max() < 0.05
 
 
+@pytest.mark.parametrize("n", [24, 40, 88])
+@pytest.mark.parametrize("cluster", [2, 8])
+def test_blocks_of_a_cluster_with_all_some_or_none_of_their_columns(n: int, cluster: int) -> None:
+    """And rows, of the second and third block of 64."""
+    problem = problem_of(pruned(130, 700, 0.3, seed=12), n)
+    b = np.random.default_rng(1).normal(size=(700, n)).astype(np.float16).astype(np.float32)
+    found = execute_packed(pack_plan(problem, replace(BASE, cluster=cluster)), np.arange(n), b, m=130)
+    exact = problem.matrix.to_scipy().toarray().astype(np.float16).astype(np.float64) @ b
+    assert np.abs(found - exact).max() < 0.05
+
+
 def test_the_forecast_is_near_what_was_timed() -> None:
     """By today's rates, which were fitted to these times."""
     weights = lru_cache(pruned)
