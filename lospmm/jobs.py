@@ -8,7 +8,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from lospmm.convolution import Convolution, convolution_of
 from lospmm.device import DeviceSpec
 from lospmm.dtype import dtype_named
 from lospmm.epilogue import Epilogue
-from lospmm.errors import BadMatrix, BadRequest
+from lospmm.errors import BadMatrix, BadRequest, ToolchainFault
 from lospmm.matrix import SparseMatrix
 from lospmm.model import Problem, layer_fields
 from lospmm.npz import write_npz
@@ -187,6 +187,11 @@ def find(digest: str, store: Store) -> Artifact | None:
     return None if files is None else artifact.from_files(files, f"the store's entry {digest}")
 
 
+def keep(made: Artifact, digest: str, store: Store) -> None:
+    """Have the artifact of a request in ``store``. Raises ToolchainFault where the disk fails."""
+    store.put(KERNELS, digest, made.files)
+
+
 def tune(
     request: Request,
     *,
@@ -196,7 +201,7 @@ def tune(
     workers: int | None = None,
     workshop: Workshop | None = None,
 ) -> Artifact:
-    """The artifact of ``request``: the one in the store, or a new one, which is then kept there.
+    """The artifact of ``request``: the one in the store, or a new one, which is then kept there if the disk lets it.
 
     ``workers`` is the most compilers at a time, where that is less than LOSPMM_WORKERS. ``workshop`` is for several
     tunings, one after the other.
@@ -237,9 +242,11 @@ def chosen(
         seed = request.seed if request.values == "drawn" else None
         outcome = replace(known or found(), problem=request.problem, values=request.values, seed=seed)
         made = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
-        store.put(KERNELS, digest, made.files)
-        # Another process may have been first: both then give the same artifact, its times included.
-        return find(digest, store) or made
+        with suppress(ToolchainFault):  # of a disk that is full: the kernel is there all the same
+            keep(made, digest, store)
+            # Another process may have been first: both then give the same artifact, its times included.
+            return find(digest, store) or made
+        return made
 
     return finished
 

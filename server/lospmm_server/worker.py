@@ -78,7 +78,9 @@ def tune_here(store: Store) -> Tune:
     def tune(claim: Claim, progress: Progress, cancel: threading.Event) -> Artifact:
         request = jobs.from_json(claim.request, store)
         check_digest(request, claim.digest)
-        return jobs.tune(request, store=store, progress=progress, cancel=cancel)
+        made = jobs.tune(request, store=store, progress=progress, cancel=cancel)
+        jobs.keep(made, claim.digest, store)  # or say why not: the server has it from there
+        return made
 
     return tune
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm import build, jobs, tuning
+from lospmm import artifact, build, jobs, tuning
 from lospmm.device import DEVICES
-from lospmm.errors import BadRequest, LospmmError, NothingFits, Unsupported, VerificationFailed
+from lospmm.errors import BadRequest, LospmmError, NothingFits, ToolchainFault, Unsupported, VerificationFailed
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
 from lospmm.matrix import from_dense
@@ -105,6 +105,23 @@ def test_of_two_processes_both_give_what_the_first_kept(store: Store, monkeypatc
 
     monkeypatch.setattr(Store, "put", late)
     assert jobs.tune(request(), store=store).files == first
+
+
+def test_a_kernel_that_the_disk_does_not_take_is_not_lost(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Store.put
+
+    def full(store: Store, kind: str, key: str, files: Mapping[str, bytes]) -> None:
+        if kind == jobs.KERNELS:
+            raise ToolchainFault("No space left on device")
+        put(store, kind, key, files)
+
+    monkeypatch.setattr(Store, "put", full)
+    made = jobs.tune_to_folder(request(), tmp_path / "kernel", store=store)
+    assert artifact.read(tmp_path / "kernel").files == made.files and not kernels(store)
+    with pytest.raises(ToolchainFault, match="No space"):  # as whoever has to have it there
+        jobs.keep(made, request().digest, store)
 
 
 def test_the_file_is_the_kept_one(store: Store, tmp_path: Path) -> None:
