@@ -46,7 +46,8 @@ PACKAGE = Path(lospmm.__file__).parent
 
 #: What ``lospmm.build`` imports, or is timed through, without deciding the code of a kernel or its time.
 HARMLESS = {
-    "lospmm.errors", "lospmm.settings", "lospmm.store", "lospmm.together", "lospmm.matrix", "lospmm.device", "lospmm.candidates",
+    "lospmm.errors", "lospmm.settings", "lospmm.store", "lospmm.together", "lospmm.matrix", "lospmm.device",
+    "lospmm.candidates",
     "lospmm.toolchain.discover", "lospmm.toolchain.faults", "lospmm.toolchain.guard", "lospmm.toolchain.lifetime",
     "lospmm.toolchain.process", "lospmm.toolchain.nvrtc", "lospmm.toolchain", "lospmm",
     "lospmm.toml_file", "lospmm.terminal",
