@@ -23,6 +23,7 @@ from lospmm.readers import Values
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import compilers
+from tests.core.full_disk import take_no_kernels
 
 WEIGHTS = np.array([[1, 0, 2], [0, 0, 0], [0, 3, 0]], dtype=np.float32)
 
@@ -110,14 +111,7 @@ def test_of_two_processes_both_give_what_the_first_kept(store: Store, monkeypatc
 def test_a_kernel_that_the_disk_does_not_take_is_not_lost(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = Store.put
-
-    def full(store: Store, kind: str, key: str, files: Mapping[str, bytes]) -> None:
-        if kind == jobs.KERNELS:
-            raise ToolchainFault("No space left on device")
-        put(store, kind, key, files)
-
-    monkeypatch.setattr(Store, "put", full)
+    take_no_kernels(monkeypatch)
     made = jobs.tune_to_folder(request(), tmp_path / "kernel", store=store)
     assert artifact.read(tmp_path / "kernel").files == made.files and not kernels(store)
     with pytest.raises(ToolchainFault, match="No space"):  # as whoever has to have it there

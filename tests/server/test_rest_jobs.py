@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 from lospmm import jobs
 from lospmm.errors import LospmmError, NothingFits, ToolchainFault, VerificationFailed
-from lospmm.store import Store
 from lospmm_server import queue, retention
 from lospmm_server.service import Service
+from tests.core.full_disk import take_no_kernels
 from tests.server.conftest import SlowToolkit, client_of, new_service, npy_file, working
 
 POST = "/v1/kernels?n=128&device=h200"
@@ -222,14 +222,7 @@ def test_a_job_for_the_gpu_of_the_workers_waits_for_one_that_has_it(
 
 def test_a_kernel_that_the_disk_does_not_take_is_a_job_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server would look for it in vain."""
-    put = Store.put
-
-    def full(store: Store, kind: str, key: str, files: Mapping[str, bytes]) -> None:
-        if kind == jobs.KERNELS:
-            raise ToolchainFault("the store in /cache cannot be used: No space left on device")
-        put(store, kind, key, files)
-
-    monkeypatch.setattr(Store, "put", full)
+    take_no_kernels(monkeypatch)
     with working(), client_of(new_service()) as client:
         failed = client.get(f"{post(client).headers['location']}?wait=60").json()
     assert failed["state"] == "failed" and "No space left on device" in failed["error"]["detail"]
