@@ -27,7 +27,7 @@ WORK = (
 )
 
 #: Of each type, how many are drawn; a longer run times more of them.
-DRAWN = 400
+DRAWN = 800
 
 #: Rows and columns of A, from and to; nonzeros; elements of B and C.
 SIDES, NONZEROS, MOST_ELEMENTS = (24, 2048), (300, 160_000), 48_000_000
