@@ -10,13 +10,9 @@ briefly, as a search does it, and the fastest of a problem again with full effor
 those that are drawn some of them (``sampled``). What the model is told of them goes into ``untimed.npz``. Builders on
 all cores work ahead of the GPU. ``--dry`` builds, has times made up, and writes nothing.
 
-    python -m benchmarks.untimed --from-families
-
-takes the TF32 shapes from ``families.jsonl``, where every one of these kernels was timed, among others, and
-
     python -m benchmarks.untimed --features [--layers DIR]
 
-writes anew what the model is told of all kernels; neither needs a GPU.
+writes anew what the model is told of all kernels, and needs no GPU.
 """
 
 import argparse
@@ -36,9 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import families_unrolled
-from benchmarks.families import KERNEL_SECONDS, QUICK, QUICK_COPIES, RESULTS_NAME, context_of
-from benchmarks.families_build import UNROLLED, Kernel
-from benchmarks.families_cases import SETS, Case, problem_of
+from benchmarks.families import KERNEL_SECONDS, QUICK, QUICK_COPIES, context_of
+from benchmarks.families_build import Kernel
+from benchmarks.families_cases import Case, problem_of
 from benchmarks.families_table import Record, key, read_results, write_results
 from benchmarks.kernels import ROOT, SEED, commit_of
 from benchmarks.untimed_cases import BETWEEN, UNTIMED_SETS, WORK, cases_of
@@ -288,32 +284,6 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
     return done
 
 
-def from_families(out: Path) -> int:
-    """The TF32 shapes of ``families.jsonl`` as lines of their own; how many. Raises BadRequest where a kernel's
-    estimate is not the one that stands there: another version has timed them."""
-    lines, results = read_results(out / RESULTS_NAME), read_results(out / NAME)
-    for line in lines.values():
-        if (line["set"], line["dtype"]) != ("shapes", "tf32") or line["families"][UNROLLED].get("by") == "search":
-            continue
-        case = next(one for one in SETS["shapes"](line["machine"]["device"], None) if one.problem == line["problem"])
-        problem, own = for_emitter(problem_of(case), EMITTER), line["families"][UNROLLED]
-        every = families_unrolled.with_variants(problem, families_unrolled.shortlist(problem, 12))
-        estimates = estimate_micros(in_words(problem), every)
-        if not np.allclose(estimates, [one[0] for one in own["brief"]], rtol=1e-6):
-            raise BadRequest(f"{out / RESULTS_NAME}: {case.problem}: timed by another version; time it anew")
-        micros = {axes_of(one): brief[1] for one, brief in zip(every, own["brief"], strict=True)}
-        kept, _ = considered_of(problem)
-        numbers = estimate_micros(in_words(problem), kept).tolist()
-        kernels = [[*axes_of(one), round(at, 4), micros[axes_of(one)]] for one, at in zip(kept, numbers, strict=True)]
-        best = min(range(len(kernels)), key=lambda at: float(kernels[at][-1]))
-        fields = {name: line[name] for name in ("machine", "versions")} | {"commit": own["commit"]}
-        rest = {"kernels": kernels, "failures": [], "best": best, "micros": own["micros"]}
-        found = {**about(case, problem), **fields, **rest}
-        results[key(found)] = found
-    write_results(out / NAME, results)
-    return len(results)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
@@ -325,15 +295,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), metavar="COUNT")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--dry", action="store_true", help="with made up times")
-    parser.add_argument("--from-families", action="store_true", help="take the TF32 shapes from families.jsonl")
     parser.add_argument("--features", action="store_true", help="write anew what the model is told of each kernel")
     arguments = parser.parse_args()
     try:
         if arguments.features:
             print(f"{write_features(arguments.out, arguments.layers, arguments.workers)} problems")
-            return
-        if arguments.from_families:
-            print(f"{from_families(arguments.out)} problems")
             return
         cases = cases_of("h200", arguments.layers, arguments.set, arguments.dtype)
         done = measure(cases, arguments)

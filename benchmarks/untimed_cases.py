@@ -17,6 +17,7 @@ BETWEEN = "between"
 #: Sets and types, what a run that is stopped must have first.
 WORK = (
     ("shapes", "float16"),
+    ("shapes", "tf32"),
     ("map", "tf32"),
     ("map", "float16"),
     ("real", "float16"),

@@ -11,6 +11,7 @@ one GPU.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,7 +27,7 @@ from lospmm.deeper import PREFETCHES, deepened
 from lospmm.dtype import FLOAT32
 from lospmm.early import stored_early
 from lospmm.features import FEATURES, Subject, features_of
-from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.model import Candidate, Problem, Schedule, TileSize, ceil_div
 from lospmm.options import Options
 from lospmm.ranker import Ranker, shortlist
 from lospmm.search import Choice, spread_over
@@ -87,10 +88,12 @@ SUFFIXES = (".txt", ".slower.txt", ".off.txt")
 EMITTER = "sass"
 
 #: What a search lists of each, for these to be chosen from.
-LISTED = 40
+LISTED = 400
 
-#: Of the ranker's order, and of the estimate's of two columns to a thread.
+#: Of the ranker's order, and of the estimate's of two columns to a thread; and more of each that differ in their columns
+#: and in how many blocks there are, of which these two know little.
 SINGLES, DOUBLES = 12, 16
+OTHER_SINGLES, OTHER_DOUBLES = 24, 40
 
 #: Of each, and of those of several tiles to a block, so many have more loads in flight and rows stored early, too.
 LEADING_SINGLES, LEADING_DOUBLES, LEADING_CHAINED = 6, 8, 6
@@ -177,7 +180,7 @@ def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> li
     ``problem`` is that of a search (``words.in_words``).
     """
     singles, doubles = (
-        _candidates(spread_over(_of_all_kinds(listed, size), locksteps))
+        _candidates(spread_over(_of_all_kinds(listed, size, _tiles_of), locksteps))
         for listed, size in ((choice.shortlist, SINGLES), (choice.doubles, DOUBLES))
     )
     first = _distinct([choice.winner, *singles])[:SINGLES]
@@ -187,7 +190,26 @@ def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> li
     chains = chained(problem, first)
     deeper = [one for one in deepened(problem, leading) if one.schedule.prefetch == PREFETCHES[0]]
     early = stored_early(problem, [*leading, *chains[:LEADING_CHAINED], *deeper])
-    return _distinct([*first, *chains, *deeper, *early])
+    return _distinct([*first, *chains, *deeper, *early, *_others(problem, choice, locksteps, first)])
+
+
+def _others(problem: Problem, choice: Choice, locksteps: Sequence[int], known: Sequence[Candidate]) -> list[Candidate]:
+    """More of what is listed, of tiles that are not ``known``; rows are stored early where that may be."""
+
+    def blocks_of(one: Candidate) -> tuple[int, int]:
+        blocks = (
+            len(one.tiling.tiles)
+            * ceil_div(problem.n, one.tile.cols * one.schedule.thread_words)
+            * one.schedule.split_k
+        )
+        return one.tile.cols, round(2 * math.log2(blocks))
+
+    tiles = {(one.tile, one.schedule.thread_words) for one in known}
+    found = []
+    for listed, size in ((choice.shortlist, OTHER_SINGLES), (choice.doubles, OTHER_DOUBLES)):
+        of_each = _candidates(spread_over(_of_all_kinds(listed, size, blocks_of), locksteps))
+        found += [one for one in of_each if (one.tile, one.schedule.thread_words) not in tiles]
+    return [early for one in found for early in stored_early(problem, [one]) or [one]]
 
 
 def features(problem: Problem, candidates: Sequence[Candidate], ranker: Ranker) -> NDArray[np.float64]:
@@ -231,15 +253,20 @@ def _places(values: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.argsort(np.argsort(values, kind="stable"), kind="stable")
 
 
-def _of_all_kinds(listed: Sequence[Scored[Candidate]], size: int) -> list[Scored[Candidate]]:
-    """As ``search`` lists no more than ``size``."""
+def _of_all_kinds(
+    listed: Sequence[Scored[Candidate]], size: int, kind_of: Callable[[Candidate], tuple[int, int]]
+) -> list[Scored[Candidate]]:
+    """As ``search`` lists no more than ``size``, by kinds of one's own."""
     if not listed:
         return []
     splits = np.array([one.candidate.schedule.split_k for one in listed])
-    tiles = [(len(one.candidate.tiling.tiles), one.candidate.tile.cols) for one in listed]
-    kinds = np.column_stack((np.array(tiles), splits))
+    kinds = np.column_stack((np.array([kind_of(one.candidate) for one in listed]), splits))
     chosen = shortlist(np.array([one.score for one in listed]), size, kinds, splits)
     return [listed[at] for at in chosen]
+
+
+def _tiles_of(one: Candidate) -> tuple[int, int]:
+    return len(one.tiling.tiles), one.tile.cols
 
 
 def _candidates(listed: Iterable[Scored[Candidate]]) -> list[Candidate]:
