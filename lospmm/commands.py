@@ -130,12 +130,25 @@ def tune(
         file, plain = _problem(matrix, columns, device, tensor, seed)
         epilogue = epilogue_of(numbers, relu=relu, residual=residual)
         problem = Problem(plain.matrix, columns, plain.device, convolution, epilogue)
-        request = jobs.Request(problem, options, file.values, seed)
+        request, store = jobs.Request(problem, options, file.values, seed), jobs.open_store()
+        was_kept = jobs.is_kept(request, store)
         with reported(quiet=quiet) as progress:
-            done = jobs.tune_to_folder(request, out, store=jobs.open_store(), progress=progress)
+            done = jobs.tune_to_folder(request, out, store=store, progress=progress)
+        if was_kept and not quiet:
+            print(f"note: tuned before: the kernel and its figures are of then, from {store.root}", file=sys.stderr)
+        _note_of_zeros(file)
         _note_of_elements(file, dtype)
     show_manifest(done.manifest, out, as_json=as_json)
     _warn_of_experiments(done)
+
+
+def _note_of_zeros(file: readers.MatrixFile) -> None:
+    """Weights of which none is 0 are likely those of before the pruning."""
+    matrix = file.matrix
+    if matrix.nnz == matrix.m * matrix.k > 1:
+        print("note: no weight is 0; if the layer was pruned, its mask is not in these weights", file=sys.stderr)
+    elif matrix.nnz == 0:
+        print("note: all weights are 0", file=sys.stderr)
 
 
 def _note_of_elements(file: readers.MatrixFile, dtype: str) -> None:

@@ -40,7 +40,8 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "registers": f"{manifest['registers']} a thread, {manifest['spill_bytes']} bytes spilled",
         "code": f"{manifest['code_bytes']:,} bytes",
         **_search(search),
-        "chosen by": f"{search['chosen_by']}, {search['estimated_micros']:.1f} us{_timed(manifest.get('measured'))}",
+        "chosen by": f"{search['chosen_by']}, {search['estimated_micros']:.1f} us"
+        f"{_timed(manifest.get('measured'), search['dense_forecast_micros'])}",
         "verified": "no"
         if verified is None
         else f"on the {verified['on']}, relative error {verified['max_relative_error']:.1e}",
@@ -213,9 +214,10 @@ def show_replay(found: Replay) -> None:
     print_table(("", *names), rows, numbers=names)
 
 
-def _timed(measured: Mapping[str, Any] | None) -> str:
+def _timed(measured: Mapping[str, Any] | None, dense_forecast_micros: float | None) -> str:
     if measured is None:
-        return "; not measured"
+        beside = "" if dense_forecast_micros is None else f", cuBLAS {dense_forecast_micros:.1f} us by forecast"
+        return f"; not measured{beside}"
     state = {"warm": " with a warm cache", "network": " as in a network"}.get(measured["cache"], "")
     return f"; measured {measured['micros']:.1f} us{state}, {measured['advice']}"
 

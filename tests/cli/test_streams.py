@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import lospmm
 from lospmm import artifact, cli
@@ -52,6 +53,14 @@ def test_what_never_ran_on_a_gpu_is_said(
 
 
 @pytest.mark.usefixtures("own_cache")
+def test_a_kernel_from_the_cache_is_noted(lospmm_command: Command, matrix: Path, tmp_path: Path) -> None:
+    """Its seconds are those of then; whoever asks for quiet knows."""
+    request = ("tune", matrix, "--n", 50, *H200, "--verify", "none", "--out", tmp_path / "out")
+    said = [lospmm_command(*request, *more).err for more in ((), (), ("--quiet",))]
+    assert ["note: tuned before: the kernel and its figures are of then, from " in one for one in said] == [0, 1, 0]
+
+
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize(
     ("weights", "noted"),
     [([0.1, -1.7], "float16"), ([0.5, 2.0**100], "bfloat16"), ([1.0, 3.0], None), ([0.1, 1e-9], None)],
@@ -68,6 +77,27 @@ def test_weights_of_16_bits_are_noted(
         assert answer.status == 0, answer.err
         note = f"note: all weights are {noted}; B and C are float32 unless --dtype {noted} says otherwise\n"
         assert answer.err == (note if noted and dtype == "float32" else "")
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(
+    ("weights", "noted"),
+    [
+        (
+            np.ones((2, 2), np.float32),
+            "note: no weight is 0; if the layer was pruned, its mask is not in these weights\n",
+        ),
+        (np.zeros((2, 2), np.float32), "note: all weights are 0\n"),
+        (np.eye(2, dtype=np.float32), ""),
+        (np.ones((1, 1), np.float32), ""),
+    ],
+)
+def test_weights_that_are_not_pruned_are_noted(
+    lospmm_command: Command, tmp_path: Path, weights: NDArray[np.float32], noted: str
+) -> None:
+    np.save(tmp_path / "w.npy", weights)
+    request = ("tune", tmp_path / "w.npy", "--n", 32, *H200, "--verify", "none", "--out", tmp_path / "out", "--quiet")
+    assert lospmm_command(*request).err == noted
 
 
 def test_an_error_of_a_process(tmp_path: Path) -> None:
