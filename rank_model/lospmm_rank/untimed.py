@@ -90,8 +90,8 @@ EMITTER = "sass"
 #: What a search lists of each, for these to be chosen from.
 LISTED = 400
 
-#: Of the ranker's order, and of the estimate's of two columns to a thread; and more of each that differ in their columns
-#: and in how many blocks there are, of which these two know little.
+#: Of the ranker's order, and of the estimate's of two columns to a thread; and more of each that differ in the columns
+#: and the number of their blocks, of which these two know little.
 SINGLES, DOUBLES = 12, 16
 OTHER_SINGLES, OTHER_DOUBLES = 24, 40
 
@@ -194,18 +194,15 @@ def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> li
 
 
 def _others(problem: Problem, choice: Choice, locksteps: Sequence[int], known: Sequence[Candidate]) -> list[Candidate]:
-    """More of what is listed, of tiles that are not ``known``; rows are stored early where that may be."""
+    """More of what is listed, of tiles that are not ``known``; rows are stored early where they may be."""
 
     def blocks_of(one: Candidate) -> tuple[int, int]:
-        blocks = (
-            len(one.tiling.tiles)
-            * ceil_div(problem.n, one.tile.cols * one.schedule.thread_words)
-            * one.schedule.split_k
-        )
-        return one.tile.cols, round(2 * math.log2(blocks))
+        """The columns, and the number to a factor of the square root of two."""
+        blocks = len(one.tiling.tiles) * ceil_div(problem.n, one.tile.cols * one.schedule.thread_words)
+        return one.tile.cols, round(2 * math.log2(max(blocks, 1) * one.schedule.split_k))
 
     tiles = {(one.tile, one.schedule.thread_words) for one in known}
-    found = []
+    found: list[Candidate] = []
     for listed, size in ((choice.shortlist, OTHER_SINGLES), (choice.doubles, OTHER_DOUBLES)):
         of_each = _candidates(spread_over(_of_all_kinds(listed, size, blocks_of), locksteps))
         found += [one for one in of_each if (one.tile, one.schedule.thread_words) not in tiles]

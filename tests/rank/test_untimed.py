@@ -59,6 +59,14 @@ def listed(problem: Problem) -> Choice:
 
 
 @types
+def test_of_no_nonzeros_something_is_considered(dtype: str) -> None:
+    """It has no tile."""
+    problem = for_emitter(Problem(uniform(64, 64, 1.0, seed=0), 64, H200, dtype=DTYPES[dtype]), "sass")
+    found = considered(in_words(problem), listed(problem), LOCKSTEPS["sass"])
+    assert found and not any(one.tiling.tiles for one in found)
+
+
+@types
 def test_what_is_considered_begins_with_the_ranker_s_first(dtype: str) -> None:
     problem = problem_of(dtype)
     choice, words = listed(problem), in_words(problem)
@@ -73,6 +81,7 @@ def test_what_is_considered_begins_with_the_ranker_s_first(dtype: str) -> None:
     for name in ("score_place", "estimate_place"):
         assert sorted(told[:, NAMES.index(name)]) == list(range(len(found)))
     assert told[:, NAMES.index("score_behind")].min() == told[:, NAMES.index("estimate_over_best")].min() == 0
+    assert len({one.tile.cols for one in found}) > len({one.tile.cols for one in found[:12]})
     across = [-(-words.n // (one.tile.cols * one.schedule.thread_words)) for one in found]
     grid = [at * one.tiling.block_rows * one.schedule.split_k for at, one in zip(across, found, strict=True)]
     assert told[:, NAMES.index("grid")].tolist() == grid
