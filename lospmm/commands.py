@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Fully unrolled SpMM kernels for pruned neural networks: tune, inspect, serve.",
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 cache_app = typer.Typer(help="The store of compiled units and tuned kernels.")
@@ -210,8 +211,10 @@ def inspect(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `lospmm tune` wrote.")],
     as_json: JsonOption = False,
 ) -> None:
-    """What an artifact holds; its cubin is checked against the manifest."""
-    show_manifest(artifact.read(directory).manifest, directory, as_json=as_json)
+    """What an artifact holds; its cubin, its matrix and its bias are checked against the manifest."""
+    kept = artifact.read(directory)
+    kept.matrix(), kept.epilogue()
+    show_manifest(kept.manifest, directory, as_json=as_json)
 
 
 @app.command()

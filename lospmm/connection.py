@@ -70,7 +70,7 @@ class Connection:
     ) -> None:
         self.url = _checked(url)
         self._patience_seconds, self._waits = patience_seconds, waits
-        self._has_answered = False
+        self._has_answered, self._has_key = False, key is not None
         timeout = httpx2.Timeout(STILL_SECONDS, connect=CONNECT_SECONDS)
         self._http = httpx2.Client(base_url=self.url, headers=_authorization(key), timeout=timeout)
 
@@ -99,6 +99,9 @@ class Connection:
                 return answer
             elif answer.status_code == 404:
                 raise Gone(f"{self.url}: {problem_of(answer).detail}")
+            elif answer.status_code == 401:
+                asked = "does not take this API key" if self._has_key else "asks for an API key"
+                raise BadRequest(f"{self.url}: {asked}; give one of its own with --key, LOSPMM_KEY or key=")
             else:
                 raise error_of(problem_of(answer), self.url)
 
@@ -120,7 +123,8 @@ class Connection:
         patience = self._patience_seconds if self._has_answered else min(STRANGER_SECONDS, self._patience_seconds)
         left = tries.since + patience - time.monotonic()
         if left <= 0:
-            raise ServiceFault(f"{self.url}: {printable(reason)}; tried for {patience:g} s")
+            hint = "" if self._has_answered else "; does `lospmm serve` run there, by this address?"
+            raise ServiceFault(f"{self.url}: {printable(reason)}; tried for {patience:g} s{hint}")
         if self._waits is not None and not tries.pause:
             self._waits(f"waiting for {self.url}: {printable(reason)}")
         shortest, longest = BACKOFF_SECONDS
@@ -137,7 +141,8 @@ def _checked(url: str) -> str:
     except httpx2.InvalidURL as error:
         raise BadRequest(f"the address of the service: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise BadRequest("the address of the service must begin with http:// or https:// and name a host")
+        told = "" if "@" in url else f" is {printable(url.strip())[:80]!r}: it"
+        raise BadRequest(f"the address of the service{told} must begin with http:// or https:// and name a host")
     if parsed.userinfo:
         raise BadRequest("the address of the service holds a password; give an API key with --key or LOSPMM_KEY")
     if parsed.query or parsed.fragment:

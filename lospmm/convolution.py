@@ -50,6 +50,9 @@ class Convolution:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.type is Pair and not isinstance(value, tuple):  # as PyTorch takes them: [2, 2], or 2
+                value = tuple(value) if isinstance(value, list) else (value, value)
+                object.__setattr__(self, field.name, value)
             least = 0 if field.name == "padding" else 1
             numbers = value if isinstance(value, tuple) else (value,)
             if len(numbers) != (2 if field.type is Pair else 1) or not all(_is_whole(one) for one in numbers):

@@ -53,6 +53,22 @@ class Dtype:
         large = _tf32(values)
         return [large, _tf32(values - large)]
 
+    def not_in_parts(self, values: NDArray[np.float32]) -> float | None:
+        """One of ``values`` that is not the sum of its parts: so large that the first is infinite, or so small that the
+        second is none; None where all are."""
+        magnitudes = np.abs(values[values != 0])
+        if self.parts == 1 or not magnitudes.size:
+            return None
+        least, largest = magnitudes.min(), magnitudes.max()
+        if least < LEAST_IN_PARTS:
+            return float(least)
+        return float(largest) if largest >= BEYOND_PARTS else None
+
+
+#: Of TF32 numbers: the least whose rest, down to 2^-12 of it, has all its bits above the least normal float32; and the
+#: least that is rounded to infinity.
+LEAST_IN_PARTS, BEYOND_PARTS = 2.0**-103, (2.0 - 2.0**-11) * 2.0**127
+
 
 def _same(values: NDArray[Any]) -> NDArray[np.float32]:
     return np.ascontiguousarray(values, dtype=np.float32)

@@ -109,6 +109,8 @@ class Request:
         }
         if (untimed := model_digest(self.problem, self.resolved)) is not None:
             decisive["untimed"] = untimed
+        if UNROLLED in self.resolved.kernel_names and unrolled_refusal(self.searched, self.resolved.emitter):
+            decisive["unrolled"] = False  # the limits are settings
         if not settings().fetch_code:
             decisive["fetch_code"] = False
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()

@@ -26,7 +26,7 @@ from lospmm.gpu.launcher import Launcher
 from lospmm.ir import narrowed
 from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
 from lospmm.model import Launch, Problem, ceil_div, columns_of
-from lospmm.options import options_of
+from lospmm.options import ARGUMENTS, options_of
 from lospmm.packed import PackedKernel
 from lospmm.readers import Values
 from lospmm.runtime import execute
@@ -236,7 +236,7 @@ def tune(
     columns = whole_number("n", columns_of(n, convolution))
     epilogue = epilogue_of(bias, relu=relu, residual=residual)
     problem = Problem(matrix, columns, gpu, convolution, epilogue)
-    request = jobs.Request(problem, options_of(options), values, seed)
+    request = jobs.Request(problem, options_of(options, ARGUMENTS), values, seed)
     return Kernel(jobs.tune(request, store=jobs.open_store()))
 
 
@@ -267,11 +267,13 @@ def load(directory: str | os.PathLike[str]) -> Kernel:
 
 def matrix_and_values(weights: Weights, tensor: str | None = None, seed: int = 0) -> tuple[SparseMatrix, Values]:
     """The matrix, and whether its values were drawn. Raises BadMatrix, BadRequest for a ``tensor`` of no file."""
+    if not isinstance(tensor, str | None):
+        raise BadRequest(f"tensor is {tensor!r:.80}: give the name of one")
     if isinstance(weights, str | os.PathLike):
         file = readers.read(Path(weights), tensor=tensor, seed=seed)
         return file.matrix, file.values
     if tensor is not None:
-        raise BadRequest(f"tensor {tensor[:80]!r} chooses from a .safetensors file; these weights are no file")
+        raise BadRequest(f"tensor {tensor!r:.80} chooses from a .safetensors file; these weights are no file")
     return _matrix(weights), "stored"
 
 
@@ -291,9 +293,9 @@ def _matrix(weights: Matrix) -> SparseMatrix:
         except (ValueError, IndexError) as error:
             raise BadMatrix(f"SciPy refuses these weights: {error}") from None
         return from_coo(shape, entries.row, entries.col, entries.data)
-    raise BadMatrix(
-        f"weights of type {type(weights).__name__}: give a NumPy array, a SciPy sparse matrix, a SparseMatrix or a path"
-    )
+    hint = ", as weights.detach().cpu().float().numpy()" if hasattr(weights, "detach") else ""
+    some = f"a NumPy array{hint}, a SciPy sparse matrix, a SparseMatrix or a path"
+    raise BadMatrix(f"weights of type {type(weights).__name__}: give {some}")
 
 
 def _float32(name: str, array: NDArray[np.floating], shape: tuple[int, ...]) -> NDArray[np.float32]:

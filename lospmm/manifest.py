@@ -214,7 +214,9 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, RecursionError):
         raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged, or not that of a kernel") from None
     if schema != SCHEMA:
-        raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}; tune it again")
+        is_later = isinstance(schema, int) and schema > SCHEMA
+        do = "read it with a later version of lospmm" if is_later else "tune it again"
+        raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}; {do}")
     try:
         _MANIFEST.validate_json(content, strict=True)
         check_sums(dtype_named(manifest["dtype"]).name, manifest.get("sums", "float32"))

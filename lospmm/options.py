@@ -2,7 +2,7 @@
 
 import difflib
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Real
 from types import MappingProxyType
@@ -114,13 +114,18 @@ def called(name: str) -> str:
     return name.removesuffix("_size").removesuffix("_seconds")
 
 
-def options_of(given: Mapping[str, Any]) -> Options:
-    """Options by their names, as functions of the library take them. Raises BadRequest, also for names of none."""
+#: What functions that tune take beside the options.
+ARGUMENTS = ("device", "convolution", "bias", "relu", "residual", "tensor", "seed")
+
+
+def options_of(given: Mapping[str, Any], beside: Sequence[str] = ()) -> Options:
+    """Options by their names, as functions of the library take them, ``beside`` others. Raises BadRequest, also for
+    names of none."""
     known = [option.name for option in fields(Options)]
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            close = difflib.get_close_matches(name, (*beside, *known), n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join((*beside, *known))}"
             raise BadRequest(f"{name!r:.80}: no such option; {hint}")
     return Options(**given)
 

@@ -60,7 +60,11 @@ def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
             content = content_in(stream)
     except OSError as error:
         raise BadMatrix(f"{_printable(str(path))}: cannot be read: {error.strerror}") from None
-    return read_bytes(content, path.name, tensor=tensor, seed=seed)
+    try:
+        return read_bytes(content, path.name, tensor=tensor, seed=seed)
+    except BadMatrix as error:  # which names the file, as of an upload
+        folder = "" if path.parent == Path() else f"{_printable(str(path.parent)).rstrip('/')}/"
+        raise BadMatrix(f"{folder}{error}") from None
 
 
 def content_in(stream: IO[bytes]) -> Content:
@@ -193,7 +197,7 @@ def _read_safetensors(content: Content, tensor: str | None = None) -> tuple[Spar
         if not eligible:
             raise BadMatrix(_NO_WEIGHT)
         if len(eligible) != 1:
-            raise BadMatrix(f"holds {len(eligible)} weights; choose one as tensor: {_listed(eligible)}")
+            raise BadMatrix(f"holds {len(eligible)} weights; choose one by --tensor, or tensor=: {_listed(eligible)}")
         tensor = eligible[0]
     if tensor not in weights:
         raise BadMatrix(f"has no tensor {tensor[:80]!r}; its weights are: {_listed(eligible)}")

@@ -15,6 +15,7 @@ from lospmm.replay import Replay
 from lospmm.space import Space
 from lospmm.store import Entry
 from lospmm.terminal import print_json, print_pairs, print_table, printable
+from lospmm_rank.families import is_learned
 
 #: Stages shorter than this are not listed.
 SHOWN_SECONDS = 0.005
@@ -41,7 +42,7 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "code": f"{manifest['code_bytes']:,} bytes",
         **_search(search),
         "chosen by": f"{search['chosen_by']}, {search['estimated_micros']:.1f} us"
-        f"{_timed(manifest.get('measured'), search['dense_forecast_micros'])}",
+        f"{_timed(manifest.get('measured'), search['dense_forecast_micros'], manifest['device'])}",
         "verified": "no"
         if verified is None
         else f"on the {verified['on']}, relative error {verified['max_relative_error']:.1e}",
@@ -214,10 +215,12 @@ def show_replay(found: Replay) -> None:
     print_table(("", *names), rows, numbers=names)
 
 
-def _timed(measured: Mapping[str, Any] | None, dense_forecast_micros: float | None) -> str:
+def _timed(measured: Mapping[str, Any] | None, dense_forecast_micros: float | None, device: str) -> str:
+    if measured is None and dense_forecast_micros is None:
+        return "; not measured"
     if measured is None:
-        beside = "" if dense_forecast_micros is None else f", cuBLAS {dense_forecast_micros:.1f} us by forecast"
-        return f"; not measured{beside}"
+        least = "" if is_learned(device) else "at least "
+        return f"; not measured, cuBLAS {least}{dense_forecast_micros:.1f} us by forecast"
     state = {"warm": " with a warm cache", "network": " as in a network"}.get(measured["cache"], "")
     return f"; measured {measured['micros']:.1f} us{state}, {measured['advice']}"
 

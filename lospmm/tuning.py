@@ -42,7 +42,7 @@ from lospmm.trials import BuildAndTime, Means
 from lospmm.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.words import in_words
 from lospmm.workshop import Workshop
-from lospmm_rank.families import UNTIMED, factor, is_learned, sure_share
+from lospmm_rank.families import UNTIMED, dense_share, factor, is_learned, sure_share
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
 #: to run it on the CPU.
@@ -143,12 +143,14 @@ def tuned(job: Job) -> Callable[[], Outcome]:
 def beside_dense(
     problem: Problem, field: Field, winner: Candidate | Entrant, found: Comparison | None, choice: Choice | None
 ) -> DenseChoice:
-    """Whether cuBLAS is faster than the winner: both in one run, or, without a clock, by forecast. ``choice`` is the
-    unrolled family's."""
+    """Whether cuBLAS is faster than the winner: both in one run, or, without a clock, by forecast (``dense_share``).
+    ``choice`` is the unrolled family's."""
     assert field.dense_micros is not None, "it was forecast"
     if found is not None:
         return dense_choice(problem, field.dense_micros, found.baselines, kernel_micros=found.micros)
-    return dense_choice(problem, field.dense_micros, {}, kernel_micros=_forecast_micros(problem, winner, choice))
+    share = dense_share(problem.device.name) if isinstance(winner, Candidate) else 1.0
+    to_beat = share * _forecast_micros(problem, winner, choice)
+    return dense_choice(problem, field.dense_micros, {}, kernel_micros=to_beat)
 
 
 def _forecast_micros(problem: Problem, winner: Candidate | Entrant, choice: Choice | None) -> float:

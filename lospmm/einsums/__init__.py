@@ -20,7 +20,7 @@ from lospmm.einsums import run
 from lospmm.einsums.expression import Expression, parse
 from lospmm.einsums.gathered import kernel_of_gathered
 from lospmm.einsums.loops import MAX_INPUTS, kernel_of_loops
-from lospmm.einsums.operands import Operands, check, float32_of
+from lospmm.einsums.operands import Operands, check, check_range, float32_of
 from lospmm.einsums.products import product_of
 from lospmm.errors import BadRequest
 from lospmm.families.block_group_coo import has_tensor_cores
@@ -43,6 +43,11 @@ class EinsumKernel:
     family: str
     device: DeviceSpec
     runs_on_gpu: bool
+
+    def __repr__(self) -> str:
+        text = " ".join(self.operands.expression.text.split())
+        of = ", ".join(self.inputs) or "nothing"
+        return f"<EinsumKernel {text!r} of {of}: {self.family}, {self.packed.dtype.name}, {self.device.name}>"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -76,6 +81,7 @@ class EinsumKernel:
                 raise BadRequest(
                     f"einsum: {name} has the shape {array.shape}; this kernel takes {self.operands.shapes[name]}"
                 )
+            check_range(name, array, self.packed.dtype)
         if 0 in self.output_shape:
             return np.zeros(self.output_shape, np.float32)
         if self.runs_on_gpu:
@@ -118,6 +124,8 @@ def _kernel(operands: Operands, dtype: str, device: str) -> EinsumKernel:
     own = own_gpu() if device == "auto" else None
     spec = find_device(own or USUAL_DEVICE if device in ("auto", "cpu") else device)
     type_of_elements = dtype_named(dtype)
+    for name, array in operands.values.items():
+        check_range(name, array, type_of_elements)
     product = product_of(operands, type_of_elements, spec)
     if product is not None:
         return EinsumKernel(operands, product.kernel, product.family, spec, own is not None)

@@ -16,7 +16,7 @@ from lospmm.einsums.expression import Access
 from lospmm.einsums.operands import Operands, Shape
 from lospmm.einsums.plan import LoopPlan, plan_loops
 from lospmm.epilogue import PLAIN
-from lospmm.errors import BadRequest, Unsupported
+from lospmm.errors import Unsupported
 from lospmm.model import Launch, ceil_div
 from lospmm.packed import PLACES, PackedKernel, pack, source_of_prelude
 
@@ -105,16 +105,9 @@ def _arrays(operands: Operands, plan: LoopPlan, dtype: Dtype) -> dict[str, NDArr
         arrays[f"starts_{at}"] = bucket.starts
         for variable, values in zip(bucket.variables, bucket.values, strict=True):
             arrays[f"sorted_{variable}"] = values
-    return arrays | {f"factor_{name}": _rounded(name, array, dtype) for name, array in operands.values.items()}
-
-
-def _rounded(name: str, array: NDArray[np.float32], dtype: Dtype) -> NDArray[np.float32]:
-    """As a factor that comes later is. Raises BadRequest for what the type has no number for."""
-    if not dtype.is_16_bit:
-        return array
-    if (beyond := dtype.beyond(array)) is not None:
-        raise BadRequest(f"einsum: {name} holds {beyond:g}, beyond the range of {dtype.name}")
-    return dtype.rounded(array)
+    # as factors that come later are
+    factors = {name: dtype.rounded(array) if dtype.is_16_bit else array for name, array in operands.values.items()}
+    return arrays | {f"factor_{name}": array for name, array in factors.items()}
 
 
 def _text(operands: Operands, plan: LoopPlan, team: Team, arrays: Sequence[str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.dtype import Dtype
 from lospmm.einsums.expression import Access, Expression, Index, fault
 from lospmm.errors import BadRequest
 
@@ -15,6 +16,9 @@ Shape = tuple[int, ...]
 #: Values of a variable, and elements of an array: what kernels count.
 MAX_SIZE = 2**31 - 1
 MAX_ELEMENTS = 2**40
+
+#: Names that no array can be given by.
+TAKEN = frozenset({"expression", "dtype", "device"})
 
 _MASKED = "a masked array: fill what is masked first, as in array.filled(0)"
 
@@ -46,7 +50,11 @@ def check(expression: Expression, given: Mapping[str, Any]) -> Operands:
     A factor is an array, or the shape of one that comes later; an array of indices is an array; the output is its shape
     or an array, and need not be given where the sizes follow from its variables.
     """
-    wanted = {access.name for access in expression.accesses} | {index.name for index in expression.indirect}
+    places = {access.name: access.at for access in expression.accesses}
+    places |= {index.name: index.at for index in expression.indirect}
+    for name in TAKEN & places.keys():
+        raise fault(expression.text, places[name], f"{name} is an argument of einsum: call the array something else")
+    wanted = places.keys()
     for name in given:
         if name not in wanted:
             raise BadRequest(f"einsum: {name} is given and does not occur in {expression.text.strip()}")
@@ -88,6 +96,12 @@ def float32_of(name: str, array: Any) -> NDArray[np.float32]:
             f"einsum: {name} holds {np.abs(array[np.isfinite(array)]).max():g}, beyond the range of float32"
         )
     return found
+
+
+def check_range(name: str, array: NDArray[np.float32], dtype: Dtype) -> None:
+    """Raises BadRequest for what the type has no number for."""
+    if (beyond := dtype.beyond(array)) is not None:
+        raise BadRequest(f"einsum: {name} holds {beyond:g}, beyond the range of {dtype.name}")
 
 
 def _indices(expression: Expression, index: Index, given: Mapping[str, Any]) -> NDArray[np.int64]:

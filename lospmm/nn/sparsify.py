@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
 from lospmm.dense_choice import left_to_cublas
@@ -72,6 +73,10 @@ def sparsify_(
         raise BadRequest(f"choice {choice!r:.80}: choose measured or sparse")
     calling_of(called)
     columns = _columns(n)
+    if isinstance(example, np.ndarray | str | bytes | int | float):
+        raise BadRequest(
+            f"the example is of type {type(example).__name__}: give a tensor, a tuple or a mapping of them"
+        )
     if example is None and not columns:
         raise BadRequest("give an example of the model's input, or n, the columns that its products have")
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ from lospmm.settings import be_a_service, settings, unknown_variables
 from lospmm_server import logs, memory
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
-from lospmm_server.keys import Keyring
+from lospmm_server.keys import Keyring, read_file
 from lospmm_server.service import Service
 from lospmm_server.uploads import NO_GPU
 from lospmm_server.worker import Worker, tune_here
@@ -155,9 +155,12 @@ def _addresses(host: str, port: int) -> list[Address]:
 
 
 def _keyring(addresses: Sequence[Address], database: Database) -> Keyring | None:
-    """None where only this machine can ask. Raises BadRequest where others can and there is no key."""
+    """None where only this machine can ask. Raises BadRequest where others can and there is no key, and BadSettings for
+    a file of keys that is none."""
     others = [address[0] for _, address in addresses if not ip_address(address[0].partition("%")[0]).is_loopback]
     if not others:
+        if (path := settings().api_keys) is not None:
+            read_file(path)  # whoever names it shall know, though nobody is asked for a key
         return None
     keyring = Keyring(database)
     if not keyring.refresh():

@@ -63,7 +63,7 @@ def test_a_pattern_gets_values_of_a_seed(lospmm_command: Command, tmp_path: Path
 def test_a_tensor_has_to_be_chosen(lospmm_command: Command, tmp_path: Path) -> None:
     answer = lospmm_command("space", write_matrix(tmp_path, ".safetensors"), "--n", 5, *H200)
     assert answer.status == 2
-    assert "holds 2 weights; choose one as tensor: conv.weight, fc.weight" in answer.error
+    assert "holds 2 weights; choose one by --tensor, or tensor=: conv.weight, fc.weight" in answer.error
 
 
 def mostly_empty() -> NDArray[np.float32]:

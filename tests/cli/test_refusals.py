@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from lospmm import artifact, build, jobs
@@ -15,6 +16,7 @@ from lospmm.ir import KernelProgram
 from lospmm.lower import lower
 from lospmm.matrix import from_dense
 from lospmm.model import Candidate, Problem
+from lospmm.npz import write_npz
 from lospmm.store import Store
 from lospmm.toolchain import discover
 from tests.cli.command import H200, WEIGHTS, Command
@@ -204,6 +206,10 @@ def test_a_setting_that_is_wrong(
     assert answer.error.startswith("LOSPMM_WORKERS: ")
 
 
+def _npz(weights: NDArray[np.float32]) -> bytes:
+    return write_npz(from_dense(weights))
+
+
 def test_a_damaged_artifact_is_told_from_a_sound_one(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:
     out = tmp_path / "out"
     assert lospmm_command("tune", matrix, "--n", 50, *H200, "--out", out).status == 0
@@ -216,6 +222,11 @@ def test_a_damaged_artifact_is_told_from_a_sound_one(lospmm_command: Command, tm
     (out / "kernel.cubin").write_bytes(cubin[:-1])
     assert "kernel.cubin is not the one that the manifest names" in lospmm_command("inspect", out).error
     (out / "kernel.cubin").write_bytes(cubin)
+    weights = (out / "matrix.npz").read_bytes()
+    for content, says in ((b"x", "matrix.npz"), (_npz(np.eye(3, dtype=np.float32)), "holds another matrix")):
+        (out / "matrix.npz").write_bytes(content)
+        assert says in lospmm_command("inspect", out).error
+    (out / "matrix.npz").write_bytes(weights)
     (out / "manifest.json").write_text(manifest.replace('"registers"', '"register"'))
     answer = lospmm_command("inspect", out)
     assert (answer.status, answer.error) == (2, f"{out}: manifest.json is damaged: registers: Field required")

@@ -237,3 +237,15 @@ def test_no_element_of_a_drawn_product_overflows(scale: float) -> None:
 def test_a_type_in_memory_is_not_rounded_by_a_tolerance() -> None:
     assert tolerance_of(DTYPES["float32"]).factor_rounding == tolerance_of(DTYPES["float16"]).factor_rounding == 0
     assert tolerance_of(DTYPES["tf32"]).factor_rounding == 3 * 2.0**-11
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
+def test_what_is_in_parts_is_their_sum(numbers: list[float]) -> None:
+    """To 2^-22, where tensor cores take what is below the normal numbers for 0."""
+    values, exact = np.array(numbers, np.float32), DTYPES["float32"]
+    if exact.not_in_parts(values) is None:
+        parts = [np.where(np.abs(part) < 2.0**-126, 0.0, part).astype(np.float64) for part in exact.in_parts(values)]
+        assert (np.abs(sum(parts) - values) <= 2.0**-22 * np.abs(values)).all()
+    else:
+        assert np.abs(values[values != 0]).min() < 2.0**-100 or np.abs(values).max() > 3.4e38
+    assert DTYPES["tf32"].not_in_parts(values) is None

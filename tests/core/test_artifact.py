@@ -125,6 +125,7 @@ def test_a_manifest_of_any_kind_is_refused_or_can_be_shown(place: tuple[Any, ...
     ("place", "value", "words"),
     [
         (("schema",), 1, "manifest schema 1; this version reads 2; tune it again"),
+        (("schema",), 3, "manifest schema 3; this version reads 2; read it with a later version of lospmm"),
         (("schema",), ..., "manifest.json is damaged, or not that of a kernel"),
         (("registers",), ..., "manifest.json is damaged: registers: Field required"),
         (("tile", "rows"), "1", "manifest.json is damaged: tile.rows: Input should be a valid integer"),

@@ -121,7 +121,8 @@ REFUSED = {
     "at least 1": {"batch": 0},
     "stride is \\(0, 1\\): at least 1": {"stride": (0, 1)},
     "padding is \\(-1, 0\\): at least 0": {"padding": (-1, 0)},
-    "stride is 2: give a pair of whole numbers": {"stride": 2},
+    "stride is \\(2, 2, 2\\): give a pair of whole numbers": {"stride": (2, 2, 2)},
+    "padding is \\('a', 'a'\\): give a pair of whole numbers": {"padding": "a"},
     "height is 2.5: give a whole number": {"height": 2.5},
     "channels is True": {"channels": True},
     "does not fit into 8 x 9 padded by \\(0, 0\\)": {"kernel_height": 9},
@@ -133,6 +134,10 @@ REFUSED = {
 def test_what_is_no_convolution_is_refused(reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         Convolution(**{**SIZES, **REFUSED[reason]})
+
+
+def test_pairs_are_given_as_pytorch_takes_them() -> None:
+    assert Convolution(**SIZES, stride=[2, 1], padding=1) == Convolution(**SIZES, stride=(2, 1), padding=(1, 1))  # type: ignore[arg-type]
 
 
 def test_a_large_window_is_refused_where_it_is_padded() -> None:

@@ -232,7 +232,7 @@ REFUSED = {
     "tensor several": (
         "a.safetensors",
         save_tensors({"v": EYE, "w": EYE}),
-        "holds 2 weights; choose one as tensor: v, w",
+        "holds 2 weights; choose one by --tensor, or tensor=: v, w",
     ),
     "tensor many": (
         "a.safetensors",
@@ -352,7 +352,7 @@ def test_limit_of_nonzeros(tmp_path):
     }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(BadMatrix, match=f"^{name}: 11 nonzeros, more than the 10 that LOSPMM_MAX_NONZEROS allows"):
+        with pytest.raises(BadMatrix, match=f"/{name}: 11 nonzeros, more than the 10 that LOSPMM_MAX_NONZEROS allows"):
             read(tmp_path / name)
 
 
@@ -360,7 +360,7 @@ def test_limit_of_nonzeros(tmp_path):
 def test_limit_of_bytes(tmp_path):
     path = tmp_path / "a.npy"
     path.write_bytes(saved(np.save, np.zeros((32, 32), np.float32)))
-    with pytest.raises(BadMatrix, match=r"^a.npy: is larger than the 4096 bytes that LOSPMM_MAX_UPLOAD_BYTES allows"):
+    with pytest.raises(BadMatrix, match=r"/a.npy: is larger than the 4096 bytes that LOSPMM_MAX_UPLOAD_BYTES allows"):
         read(path)
 
 

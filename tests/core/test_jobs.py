@@ -68,6 +68,19 @@ def test_the_digest_says_all_that_decides_a_kernel() -> None:
     assert len({one.digest for one in same}) == 1
 
 
+def test_a_limit_of_unrolled_kernels_makes_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it leaves the unrolled family out, and only there."""
+    before = request(families="all").digest
+    digests = []
+    for limit in (10_000, 2):
+        monkeypatch.setenv("LOSPMM_MAX_UNROLLED_NONZEROS", str(limit))
+        settings.cache_clear()
+        digests.append(request(families="all").digest)
+    monkeypatch.undo()
+    settings.cache_clear()
+    assert digests[0] == before != digests[1]
+
+
 def test_another_toolkit_makes_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     before = request().digest
     older = replace(compilers.find_toolkit(), version="12.8.93")

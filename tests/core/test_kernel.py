@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -302,7 +303,11 @@ def corrupted(name: str, value: int) -> scipy.sparse.csr_array:
         (np.array([[1.0, 1e300]]), "not a finite float32"),
         (np.ones((2, 2), dtype=np.complex64), "not real numbers"),
         (np.array([["a", "b"]]), "not real numbers"),
-        ([[1.0, 2.0]], "weights of type list"),
+        ([[1.0, 2.0]], "weights of type list: give a NumPy array, a SciPy"),
+        (
+            SimpleNamespace(detach=None),
+            r"a NumPy array, as weights\.detach\(\)\.cpu\(\)\.float\(\)\.numpy\(\), a S",
+        ),
         (Path("absent.npz"), "no such file"),
     ],
 )
@@ -319,6 +324,8 @@ def test_bad_weights_are_refused(weights: Any, reason: str) -> None:
         ({"emitter": "opencl"}, BadRequest, "choose one of"),
         ({"emitter": "sass", "device": "b200"}, Unsupported, "machine code for sm_100: known are sm_90"),
         ({"tensor": "fc1.weight"}, BadRequest, "no file"),
+        ({"tensor": 5}, BadRequest, "tensor is 5: give the name of one"),
+        ({"biass": np.ones(16)}, BadRequest, "no such option; did you mean bias?"),
         ({"n": 1.5}, BadRequest, "n is 1.5: give a whole number"),
         ({"n": True}, BadRequest, "n is True: give a whole number"),
         ({"seed": 1.5}, BadRequest, "seed is 1.5: give a whole number"),
@@ -327,7 +334,11 @@ def test_bad_weights_are_refused(weights: Any, reason: str) -> None:
         ({"convolution": "1x48x8x8,1x1"}, BadRequest, "convolution is of type str: give a lospmm.Convolution"),
         ({"bias": np.ma.array(np.ones(16), mask=np.arange(16) > 3)}, BadRequest, "bias is a masked array: fill what"),
         ({"device": None}, BadRequest, "unknown device 'None'"),
-        ({"colour": "red"}, BadRequest, "colour"),
+        (
+            {"colour": "red"},
+            BadRequest,
+            "'colour': no such option; there are device, convolution, bias",
+        ),
     ],
 )
 def test_bad_requests_are_refused(

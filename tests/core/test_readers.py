@@ -129,7 +129,7 @@ def test_safetensors_convolution_and_choice():
     content = save_tensors({"conv": kernel, "fc": np.eye(2, dtype=np.float32)})
     assert read_bytes(content, "m.safetensors", tensor="conv").matrix == from_dense(kernel.reshape(2, 12))
     assert read_bytes(content, "m.safetensors", tensor="fc").matrix == from_dense(np.eye(2))
-    with pytest.raises(BadMatrix, match="holds 2 weights; choose one as tensor: conv, fc"):
+    with pytest.raises(BadMatrix, match="holds 2 weights; choose one by --tensor, or tensor=: conv, fc"):
         read_bytes(content, "m.safetensors")
 
 

@@ -356,8 +356,28 @@ def test_what_a_type_has_no_number_for_is_refused() -> None:
         lospmm.einsum("C[i] += A[i,j]", A=np.array([[1e300, np.inf]]), device="cpu")
     known = lospmm.einsum_kernel("C[i] += A[i,j] * B[i,j]", A=np.full((1, 2), 7e4), B=(1, 2), device="cpu")
     assert known(B=np.ones((1, 2))) == [1.4e5]
+    sums = "C[r[p],n] += A[p] * B[k[p],n]"
+    places, b = {"r": np.array([0]), "k": np.array([0]), "C": (1, 2)}, np.full((1, 2), 7e4)
+    for operands, name in (({"A": np.array([7e4]), "B": b / 7e4}, "A"), ({"A": np.ones(1), "B": b}, "B")):
+        with pytest.raises(BadRequest, match=f"{name} holds 70000, beyond the range of float16"):
+            lospmm.einsum(sums, **places, **operands, dtype="float16", device="cpu")
+    later = lospmm.einsum_kernel(sums, **places, A=np.ones(1), B=(1, 2), dtype="float16", device="cpu")
+    with pytest.raises(BadRequest, match="B holds 70000, beyond the range of float16"):
+        later(B=b)
+    assert not np.isfinite(later(B=np.full((1, 2), np.inf))).any()
     with pytest.raises(BadRequest, match="A holds 70000, beyond the range of float16"):
         lospmm.einsum_kernel("C[i] += A[i,j] * B[i,j]", A=np.full((1, 2), 7e4), B=(1, 2), dtype="float16", device="cpu")
+
+
+def test_arguments_are_no_names_of_arrays() -> None:
+    with pytest.raises(BadRequest, match="device is an argument of einsum: call the array something else"):
+        lospmm.einsum("C[i] += device[i]", device="cpu")
+
+
+def test_a_kernel_shows_itself_in_one_line() -> None:
+    places = {"r": np.array([0]), "k": np.array([0]), "A": np.ones(1), "C": (1, 2)}
+    kernel = lospmm.einsum_kernel("C[r[p],n] += A[p] * B[k[p],n]", **places, B=(1, 2), device="h200")
+    assert repr(kernel) == "<EinsumKernel 'C[r[p],n] += A[p] * B[k[p],n]' of B: group_coo, float32, h200>"
 
 
 @pytest.mark.parametrize("device", [None, 3])

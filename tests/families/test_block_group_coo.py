@@ -125,6 +125,11 @@ def test_refusals_say_why() -> None:
     assert plans(problem) == []
     full = Problem(from_dense(np.ones((64, 64), np.float32)), 64, DEVICE)
     assert refusal(full) is None
+    for weight in (1e-37, 3.4028e38):
+        extreme = replace(full, matrix=from_dense(np.full((64, 64), weight, np.float32)))
+        assert (refusal(extreme) or "").endswith("is not the sum of two TF32 numbers")
+    small = replace(full, matrix=from_dense(np.full((64, 64), 1e-37, np.float32)), dtype=DTYPES["tf32"])
+    assert refusal(small) is None
     old = replace(full, device=find_device("rtx2080ti"))
     assert refusal(old) == "sm_75 has no tensor cores for float32"
 

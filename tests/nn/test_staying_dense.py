@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
@@ -94,6 +95,8 @@ def test_a_layer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None
         ({"n": "16"}, BadRequest, "n is '16'"),
         ({"n": 4, "measur": "gpu"}, BadRequest, "'measur': no such option; did you mean measure"),
         ({"n": [4, 0]}, BadRequest, "n is 0: B must have from 1 to"),
+        ({"example": np.ones((2, 3), np.float32)}, BadRequest, "the example is of type ndarray: give a tensor"),
+        ({"example": "tokens"}, BadRequest, "the example is of type str: give a tensor"),
         ({"n": 4, "min_sparsity": 60}, BadRequest, "min_sparsity is 60: give a share of zeros, from 0 to 1"),
         ({"n": 4, "choice": "fast"}, BadRequest, "choice 'fast'"),
         ({"n": 4, "called": "often"}, BadRequest, "called 'often': choose eager, graph, compiled, compiled_graph"),

@@ -178,7 +178,8 @@ def test_a_service_reads_less_than_a_command_unless_it_is_told(tmp_path: Path) -
 
 def test_addresses_and_keys_that_are_none() -> None:
     for url, says in (
-        ("localhost:8000", "must begin with http"),
+        ("localhost:8000", "is 'localhost:8000': it must begin with http"),
+        ("user:secret@host", "the address of the service must begin with http"),
         ("ftp://host", "must begin with http"),
         ("http://", "name a host"),
         ("http://user:secret@host", "holds a password"),
@@ -196,7 +197,8 @@ def test_addresses_and_keys_that_are_none() -> None:
 
 def test_nobody_at_the_address_and_somebody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.3)
-    with client_of(free_port()) as client, pytest.raises(ServiceFault, match=r"refused; tried for 0\.3 s"):
+    says = r"refused; tried for 0\.3 s; does `lospmm serve` run there"
+    with client_of(free_port()) as client, pytest.raises(ServiceFault, match=says):
         client.tune(weights(), 64, device="h200")
     port = free_port()
     pages = subprocess.Popen(
@@ -223,8 +225,8 @@ def test_a_key(tmp_path: Path) -> None:
     key = keys.add(database, "team")
     database.close()
     with serving(tmp_path, (*SERVE, "--host", "0.0.0.0")) as (_, port):
-        for wrong in (None, "x" * 20):
-            with client_of(port, key=wrong) as client, pytest.raises(BadRequest, match="API key"):
+        for wrong, says in ((None, "asks for an API key"), ("x" * 20, "does not take this API key")):
+            with client_of(port, key=wrong) as client, pytest.raises(BadRequest, match=f"{says}; give one of its own"):
                 client.tune(weights(), 64, device="h200")
         with client_of(port, key=key) as client:
             assert client.tune(weights(), 64, device="h200").manifest["n"] == 64

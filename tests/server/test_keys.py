@@ -1,6 +1,7 @@
 """API keys: where other machines can reach the service, nobody gets in without one."""
 
 import base64
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -175,3 +176,12 @@ def test_the_commands(tmp_path: Path) -> None:
     assert lospmm("keys", "revoke", "team").returncode == 0
     refused = lospmm("serve", "--host", "0.0.0.0", "--port", "0")
     assert (refused.returncode, "there is no API key" in refused.stderr) == (2, True)
+
+
+def test_a_wrong_file_is_refused_where_nobody_is_asked_for_a_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("garbage\n")
+    command = (sys.executable, "-m", "lospmm.cli", "serve", "--port", "0", "--workers", "0")
+    environment = os.environ | {"LOSPMM_API_KEYS": f"{tmp_path / 'keys'}"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "LOSPMM_API_KEYS: " in ended.stderr and "line 1: a name and the sha256 of its key" in ended.stderr
