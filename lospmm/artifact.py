@@ -86,6 +86,8 @@ class Artifact:
                 bias = npy.parse(self.files.get(BIAS_FILE, b""))
             except BadMatrix as error:
                 raise BadRequest(f"kernel {self.manifest['name']}: {BIAS_FILE}: {error}; tune it again") from None
+            if bias.shape != (self.manifest["m"],):
+                raise BadRequest(f"kernel {self.manifest['name']}: {BIAS_FILE} is of shape {bias.shape}; tune it again")
         return epilogue_of(bias, relu=added["relu"], residual=added["residual"])
 
     @property

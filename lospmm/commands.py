@@ -213,7 +213,8 @@ def inspect(
 ) -> None:
     """What an artifact holds; its cubin, its matrix and its bias are checked against the manifest."""
     kept = artifact.read(directory)
-    kept.matrix(), kept.epilogue()
+    kept.matrix()
+    kept.epilogue()
     show_manifest(kept.manifest, directory, as_json=as_json)
 
 

@@ -227,6 +227,16 @@ def test_a_damaged_artifact_is_told_from_a_sound_one(lospmm_command: Command, tm
         (out / "matrix.npz").write_bytes(content)
         assert says in lospmm_command("inspect", out).error
     (out / "matrix.npz").write_bytes(weights)
+    np.save(tmp_path / "bias.npy", np.ones(WEIGHTS.shape[0], np.float32))
+    with_bias = tmp_path / "with bias"
+    answer = lospmm_command(
+        "tune", matrix, "--n", 50, *H200, "--out", with_bias, "--verify", "none", "--bias", tmp_path / "bias.npy"
+    )
+    assert answer.status == 0
+    short = npy((3,), values=bytes(12))
+    for content, says in ((b"x", "bias.npy: "), (short, "bias.npy is of shape (3,); tune it again")):
+        (with_bias / "bias.npy").write_bytes(content)
+        assert says in lospmm_command("inspect", with_bias).error
     (out / "manifest.json").write_text(manifest.replace('"registers"', '"register"'))
     answer = lospmm_command("inspect", out)
     assert (answer.status, answer.error) == (2, f"{out}: manifest.json is damaged: registers: Field required")
