@@ -163,8 +163,10 @@ def _model(row: Any, found: Sequence[Any]) -> Job:
         name=row.name,
         key=row.key,
         created=row.created,
-        started=min((layer.started for layer in found if layer.started), default=None),
-        ended=max((layer.ended for layer in found if layer.ended), default=None) if state in ENDED else None,
+        started=_since(row.created, min((layer.started for layer in found if layer.started), default=None)),
+        ended=_since(row.created, max((layer.ended for layer in found if layer.ended), default=None))
+        if state in ENDED
+        else None,
         is_cancelling=row.cancel and done < len(states),
         stage=next((layer.stage for layer in states if layer.state == "running"), None),
         progress={"layers": (done, len(states))},
@@ -172,6 +174,11 @@ def _model(row: Any, found: Sequence[Any]) -> Job:
         request={"n": row.n, "device": {"name": row.device}},
         layers=states,
     )
+
+
+def _since(created: datetime, moment: datetime | None) -> datetime | None:
+    """``moment`` as the model's own: kernels of others may have been tuned before it was posted."""
+    return None if moment is None else max(created, moment)
 
 
 def _layer(row: Any) -> LayerState:

@@ -47,6 +47,17 @@ class TestModels:
         assert self.job(database, posted).state == "succeeded"
         assert queue.claim(database, "worker", "") is None
 
+    def test_a_model_does_not_begin_before_it_is_posted(self, database: Database) -> None:
+        submitted(database, 1)
+        queue.finish(database, claimed(database), {})
+        posted = model(order(1, is_kept=True), order(2))
+        queue.submit_model(database, posted, "")
+        job = self.job(database, posted)
+        assert job.started == job.created and job.ended is None
+        queue.finish(database, claimed(database), {})
+        job = self.job(database, posted)
+        assert job.created == job.started < job.ended
+
     def test_cancel_leaves_what_others_wait_for(self, database: Database) -> None:
         submitted(database, 1)
         mine, theirs = model(order(1), order(2), order(3), name="mine"), model(order(3), name="theirs")
