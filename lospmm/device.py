@@ -293,6 +293,10 @@ DEVICES: Mapping[str, DeviceSpec] = {
 _MAY_BE_ZERO = ("reserved_registers", "reserved_shared_bytes", "tf32_flops", "fp16_flops", "bf16_flops")
 
 
+#: Where somebody is to choose and there is no GPU to go by: most was measured on it.
+USUAL_DEVICE = "h200"
+
+
 def find_device(name: str) -> DeviceSpec:
     """The GPU of that name in ``DEVICES``, or the one that a device file describes (``name`` ends in .toml).
 

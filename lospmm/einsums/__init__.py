@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.device import DeviceSpec, find_device
+from lospmm.device import USUAL_DEVICE, DeviceSpec, find_device
 from lospmm.dtype import dtype_named
 from lospmm.einsums import run
 from lospmm.einsums.expression import Expression, parse
@@ -26,9 +26,6 @@ from lospmm.errors import BadRequest
 from lospmm.families.block_group_coo import has_tensor_cores
 from lospmm.packed import PackedKernel
 from lospmm.runtime.detect import own_gpu
-
-#: What kernels are chosen for on a machine without a GPU, where they run on the CPU.
-USUAL_DEVICE = "h200"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

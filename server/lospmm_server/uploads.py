@@ -27,7 +27,7 @@ from lospmm.errors import BadRequest
 from lospmm.model import Problem, columns_of
 from lospmm.options import Options
 from lospmm.readers import MatrixFile, bias_in, read_bytes
-from lospmm.runtime.detect import detect_device
+from lospmm.runtime.detect import detect_device, own_gpu
 from lospmm.settings import settings
 from lospmm_server.schemas import KernelQuery, TuningQuery
 
@@ -116,6 +116,12 @@ def wanted_of(query: TuningQuery) -> Wanted:
         cache=query.cache,
     )
     return Wanted(n, convolution, epilogue, _device(query.device), options, query.seed)
+
+
+def has_gpu() -> bool:
+    """Whether the device "auto" is one."""
+    workers = settings().worker_gpu
+    return own_gpu() is not None if workers is None else workers != NO_GPU
 
 
 def _device(name: str) -> DeviceSpec:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fastapi import HTTPException
@@ -17,8 +18,10 @@ from lospmm.artifact import Artifact
 from lospmm.device import DEVICES
 from lospmm.errors import BadMatrix
 from lospmm.store import Store
+from lospmm_server import uploads
 from lospmm_server.faults import Busy, DatabaseFault
 from lospmm_server.pages import HEADERS
+from lospmm_server.uploads import NO_GPU
 from lospmm_server.views import JobView
 from tests.server.page_reader import BROWSER, Page, page
 from tests.server.page_service import (
@@ -137,13 +140,27 @@ def test_the_form_posts_a_matrix_and_leads_to_its_job(client: TestClient, view: 
     assert {field.get("name") for field in (*form.all("input"), *form.all("select"))} == {"matrix", "n", "device"}
     labels = {label["for"] for label in form.all("label")}
     assert labels == {"matrix", "n", "device"}
-    assert [option["value"] for option in form.all("option")] == ["auto", *DEVICES]
     files = {"matrix": ("W.npy", b"a matrix")}
     response = client.post("/jobs", files=files, data={"n": "64", "device": "h200"}, follow_redirects=False)
     assert response.status_code == 303
     [(name, content, query)] = view.submitted
     assert (name, content, query.n, query.device, query.wait) == ("W.npy", b"a matrix", 64, "h200", 0.0)
     assert "Queued." in page(client, response.headers["location"]).text
+
+
+@pytest.mark.parametrize(
+    ("gpu", "offered", "selected"),
+    [("h100", ["auto", *DEVICES], []), (NO_GPU, [*DEVICES], ["h200"]), (None, [*DEVICES], ["h200"])],
+)
+def test_the_form_offers_the_gpu_of_the_service_where_there_is_one(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, gpu: str | None, offered: list[str], selected: list[str]
+) -> None:
+    """None: what this machine has, which is none."""
+    monkeypatch.setattr(uploads, "settings", lambda: SimpleNamespace(worker_gpu=gpu))
+    monkeypatch.setattr(uploads, "own_gpu", lambda: None)
+    options = page(client, "/").all("option")
+    assert [option["value"] for option in options] == offered
+    assert [option["value"] for option in options if "selected" in option] == selected
 
 
 @pytest.mark.parametrize(
