@@ -51,7 +51,7 @@ KERNELS = "kernel"
 MATRICES = "matrix"
 
 #: Part of every request's digest: raise it when a request gives another artifact than before.
-ARTIFACT_FORMAT = 15
+ARTIFACT_FORMAT = 16
 
 
 @dataclass(frozen=True)
