@@ -53,16 +53,16 @@ class Dtype:
         large = _tf32(values)
         return [large, _tf32(values - large)]
 
-    def not_in_parts(self, values: NDArray[np.float32]) -> float | None:
-        """One of ``values`` that is not the sum of its parts: so large that the first is infinite, or so small that the
+    def not_in_parts(self, values: NDArray[np.float32]) -> str | None:
+        """That one of ``values`` is not the sum of its parts, so large that the first is infinite, or so small that the
         second is none; None where all are."""
-        magnitudes = np.abs(values[values != 0])
-        if self.parts == 1 or not magnitudes.size:
+        if self.parts == 1:
             return None
-        least, largest = magnitudes.min(), magnitudes.max()
-        if least < LEAST_IN_PARTS:
-            return float(least)
-        return float(largest) if largest >= BEYOND_PARTS else None
+        magnitudes = np.abs(values)
+        least, largest = magnitudes.min(initial=np.inf, where=magnitudes > 0), magnitudes.max(initial=0)
+        if least >= LEAST_IN_PARTS and largest < BEYOND_PARTS:
+            return None
+        return f"{least if least < LEAST_IN_PARTS else largest:.3g} is not the sum of two TF32 numbers"
 
 
 #: Of TF32 numbers: the least whose rest, down to 2^-12 of it, has all its bits above the least normal float32; and the

@@ -85,12 +85,10 @@ def refusal(problem: Problem) -> str | None:
         return "a convolution"
     if not has_tensor_cores(problem.device):
         return f"{problem.device.arch} has no tensor cores for {problem.dtype.name}"
-    if (weight := problem.dtype.not_in_parts(problem.matrix.data)) is not None:
-        return f"{weight:.3g} is not the sum of two TF32 numbers"
     fill = max(_counted(problem.matrix).fills.values())
     if fill < MIN_FILL:
         return f"no blocks: where 8 x 8 to 64 x 64 hold a nonzero, at most {fill:.1%} is nonzero, not {MIN_FILL:.0%}"
-    return None
+    return problem.dtype.not_in_parts(problem.matrix.data)
 
 
 def has_tensor_cores(device: DeviceSpec) -> bool:

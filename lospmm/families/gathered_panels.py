@@ -55,9 +55,7 @@ def refusal(problem: Problem) -> str | None:
         return f"{problem.device.arch} has no such tensor cores"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
         return f"more than {MAX_CELLS} cells"
-    if (weight := problem.dtype.not_in_parts(problem.matrix.data)) is not None:
-        return f"{weight:.3g} is not the sum of two TF32 numbers"
-    return None
+    return problem.dtype.not_in_parts(problem.matrix.data)
 
 
 def plans(problem: Problem) -> list[Plan]:
