@@ -131,16 +131,22 @@ def tune(
         file, plain = _problem(matrix, columns, device, tensor, seed)
         epilogue = epilogue_of(numbers, relu=relu, residual=residual)
         problem = Problem(plain.matrix, columns, plain.device, convolution, epilogue)
-        request, store = jobs.Request(problem, options, file.values, seed), jobs.open_store()
-        was_kept = jobs.is_kept(request, store)
-        with reported(quiet=quiet) as progress:
-            done = jobs.tune_to_folder(request, out, store=store, progress=progress)
-        if was_kept and not quiet:
-            print(f"note: tuned before: the kernel and its figures are of then, from {store.root}", file=sys.stderr)
+        done = _tuned_here(jobs.Request(problem, options, file.values, seed), out, quiet=quiet)
         _note_of_zeros(file)
         _note_of_elements(file, dtype)
     show_manifest(done.manifest, out, as_json=as_json)
     _warn_of_experiments(done)
+
+
+def _tuned_here(request: jobs.Request, out: Path, *, quiet: bool) -> artifact.Artifact:
+    """Its figures may be of before, which is said."""
+    store = jobs.open_store()
+    was_kept = jobs.is_kept(request, store)
+    with reported(quiet=quiet) as progress:
+        done = jobs.tune_to_folder(request, out, store=store, progress=progress)
+    if was_kept and not quiet:
+        print(f"note: tuned before: the kernel and its figures are of then, from {store.root}", file=sys.stderr)
+    return done
 
 
 def _note_of_zeros(file: readers.MatrixFile) -> None:

@@ -65,20 +65,7 @@ def sparsify_(
     A layer that fails stays dense, with the reason in its row. Raises BadRequest and Unsupported for a request that no
     layer can have; the model is then as it was. A model that was swapped before is given its dense layers back first.
     """
-    if not isinstance(model, nn.Module):
-        raise BadRequest(f"the model is of type {type(model).__name__}: give a torch.nn.Module")
-    if not isinstance(min_sparsity, int | float) or not 0 <= min_sparsity <= 1:
-        raise BadRequest(f"min_sparsity is {min_sparsity!r:.80}: give a share of zeros, from 0 to 1")
-    if choice not in ("measured", "sparse"):
-        raise BadRequest(f"choice {choice!r:.80}: choose measured or sparse")
-    calling_of(called)
-    columns = _columns(n)
-    if isinstance(example, np.ndarray | str | bytes | int | float):
-        raise BadRequest(
-            f"the example is of type {type(example).__name__}: give a tensor, a tuple or a mapping of them"
-        )
-    if example is None and not columns:
-        raise BadRequest("give an example of the model's input, or n, the columns that its products have")
+    columns = _checked(model, n, example, min_sparsity, choice, called)
     with ExitStack() as stack:
         tuner = _tuner(stack, (server, key), device, options_of({"cache": "network", **options}), progress)
         restore_(model)
@@ -95,6 +82,27 @@ def sparsify_(
     order = {name: at for at, (name, _) in enumerate(model.named_modules())}
     rows += [row for work in works for row in _rows(work, choice)]
     return Report(tuple(sorted(rows, key=lambda row: order.get(_module_of(row.layer, order), 0))), times)
+
+
+def _checked(
+    model: object, n: int | Iterable[int], example: object, min_sparsity: object, choice: object, called: Called
+) -> Sequence[Shape]:
+    """The columns that ``n`` names. Raises BadRequest for what is none of these arguments."""
+    if not isinstance(model, nn.Module):
+        raise BadRequest(f"the model is of type {type(model).__name__}: give a torch.nn.Module")
+    if not isinstance(min_sparsity, int | float) or not 0 <= min_sparsity <= 1:
+        raise BadRequest(f"min_sparsity is {min_sparsity!r:.80}: give a share of zeros, from 0 to 1")
+    if choice not in ("measured", "sparse"):
+        raise BadRequest(f"choice {choice!r:.80}: choose measured or sparse")
+    calling_of(called)
+    columns = _columns(n)
+    if isinstance(example, np.ndarray | str | bytes | int | float):
+        raise BadRequest(
+            f"the example is of type {type(example).__name__}: give a tensor, a tuple or a mapping of them"
+        )
+    if example is None and not columns:
+        raise BadRequest("give an example of the model's input, or n, the columns that its products have")
+    return columns
 
 
 def _swapped(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from lospmm import artifact, build, jobs
@@ -206,10 +205,6 @@ def test_a_setting_that_is_wrong(
     assert answer.error.startswith("LOSPMM_WORKERS: ")
 
 
-def _npz(weights: NDArray[np.float32]) -> bytes:
-    return write_npz(from_dense(weights))
-
-
 def test_a_damaged_artifact_is_told_from_a_sound_one(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:
     out = tmp_path / "out"
     assert lospmm_command("tune", matrix, "--n", 50, *H200, "--out", out).status == 0
@@ -223,7 +218,7 @@ def test_a_damaged_artifact_is_told_from_a_sound_one(lospmm_command: Command, tm
     assert "kernel.cubin is not the one that the manifest names" in lospmm_command("inspect", out).error
     (out / "kernel.cubin").write_bytes(cubin)
     weights = (out / "matrix.npz").read_bytes()
-    for content, says in ((b"x", "matrix.npz"), (_npz(np.eye(3, dtype=np.float32)), "holds another matrix")):
+    for content, says in ((b"x", "matrix.npz"), (write_npz(from_dense(np.eye(3))), "holds another matrix")):
         (out / "matrix.npz").write_bytes(content)
         assert says in lospmm_command("inspect", out).error
     (out / "matrix.npz").write_bytes(weights)

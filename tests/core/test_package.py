@@ -1,0 +1,17 @@
+"""The names of the package, and what importing it alone brings."""
+
+import subprocess
+import sys
+
+import lospmm
+
+
+def test_importing_the_package_alone_is_light() -> None:
+    """Every module of it imports the package first: it must not import them all."""
+    code = "import sys, lospmm; sys.exit('numpy' in sys.modules or not callable(lospmm.tune))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_package_has_no_other_names() -> None:
+    assert all(hasattr(lospmm, name) for name in lospmm.__all__)
+    assert not hasattr(lospmm, "melody")
