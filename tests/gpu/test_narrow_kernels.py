@@ -7,8 +7,9 @@ import pytest
 
 from lospmm.codegen.sass.words import writes
 from lospmm.convolution import output_elements, unfold
+from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES
-from lospmm.epilogue import epilogue_of
+from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.gpu.driver import Driver
 from lospmm.ir import KernelProgram
 from lospmm.lower import lower
@@ -44,20 +45,32 @@ def check(driver: Driver, problem: Problem, program: KernelProgram) -> None:
     np.testing.assert_array_equal(c[places].view(np.uint32), expected.view(np.uint32))
 
 
-@numbers
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_is_bit_for_bit_what_the_oracle_says(driver: Driver, shape: str, number: str) -> None:
+#: A thread of 16-bit elements walks its code once.
+NARROW = [name for name, (*_, options) in SHAPES.items() if "walks" not in options]
+
+
+def lowered(
+    shape: str, number: str, device: DeviceSpec, epilogue: Epilogue = PLAIN, **axes: int
+) -> tuple[Problem, KernelProgram]:
+    """The product of that name in SHAPES, by a kernel of its schedule and ``axes``."""
     m, k, density, n, rows, threads, options = SHAPES[shape]
-    problem = Problem(from_dense(dense(m, k, density)), n, detect_device(), dtype=DTYPES[number])
-    schedule = Schedule(**{"prefetch": 8, **options})
+    problem = Problem(from_dense(dense(m, k, density)), n, device, epilogue=epilogue, dtype=DTYPES[number])
+    schedule = Schedule(**{"prefetch": 8, **options, **axes})
     program = lower(problem, Candidate(TileSize(rows, threads), schedule, natural_order(problem.matrix, rows)))
-    check(driver, problem, replace(program, registers=255))
+    return problem, replace(program, registers=255)
+
+
+@numbers
+@pytest.mark.parametrize("shape", NARROW)
+def test_a_product_is_bit_for_bit_what_the_oracle_says(driver: Driver, shape: str, number: str) -> None:
+    check(driver, *lowered(shape, number, detect_device()))
 
 
 #: Of even columns, in tiles of one block, whose threads may have twice the registers.
 EVEN = [
     name
-    for name, (*_, n, rows, threads, options) in SHAPES.items()
+    for name in NARROW
+    for *_, n, rows, threads, options in [SHAPES[name]]
     if n % 2 == 0 and "split_k" not in options and rows < 99 and threads < 1024
 ]
 
@@ -66,15 +79,13 @@ EVEN = [
 @pytest.mark.parametrize("shape", EVEN)
 @pytest.mark.parametrize("is_layer", [False, True])
 def test_so_are_two_columns_to_a_thread(driver: Driver, shape: str, number: str, is_layer: bool) -> None:
-    m, k, density, n, rows, threads, options = SHAPES[shape]
-    matrix, epilogue = from_dense(dense(m, k, density)), epilogue_of(None, relu=False, residual=False)
+    m, *_, options = SHAPES[shape]
+    epilogue = PLAIN
     if is_layer:  # a residual is added behind all sums
         epilogue = epilogue_of(np.linspace(-1, 1, m), relu=True, residual="stores_early" not in options)
-    problem = Problem(matrix, n, detect_device(), epilogue=epilogue, dtype=DTYPES[number])
-    schedule = Schedule(**{"prefetch": 8, **options, "thread_words": 2})
-    program = lower(problem, Candidate(TileSize(rows, threads), schedule, natural_order(matrix, rows)))
+    problem, program = lowered(shape, number, detect_device(), epilogue, thread_words=2)
     assert program.words == DOUBLE
-    check(driver, problem, replace(program, registers=255))
+    check(driver, problem, program)
 
 
 @numbers
