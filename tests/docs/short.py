@@ -1,5 +1,5 @@
-"""Tables of docs/decisions/0026, from ``early.jsonl``, ``ahead.jsonl``, ``jumps.jsonl`` and ``overlapping.jsonl``: what
-was tried for kernels that take few microseconds."""
+"""Tables of docs/decisions/0026: what was tried for kernels that take few microseconds. Of ``early.jsonl``,
+``ahead.jsonl``, ``jumps.jsonl``, ``staggered.jsonl``, ``hints.jsonl`` and ``overlapping.jsonl``."""
 
 import math
 import statistics
@@ -100,6 +100,8 @@ REGIONS: Mapping[str, Callable[[], str]] = {
     "early by shape": partial(shapes, _dissected),
     "ahead": partial(worth, partial(_all_of, "ahead")),
     "jumps": partial(shapes, partial(_all_of, "jumps")),
+    "staggered": partial(worth, partial(_all_of, "staggered")),
+    "hints": partial(worth, partial(_all_of, "hints"), "as it is"),
     "overlapping": overlapping,
     "mixed": mixed,
 }

@@ -1,22 +1,32 @@
 """The kernels that ``benchmarks.early``, ``ahead`` and ``jumps`` time: each computes the product it is timed for."""
 
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.ablation import LDG, OPCODE_MASK, POLICY_BIT, STG
 from benchmarks.ahead import asked_ahead
 from benchmarks.early import axes_of, cases, forms
+from benchmarks.hints import FORMS as HINTS
+from benchmarks.hints import build
 from benchmarks.jumps import equally_long
+from benchmarks.staggered import FORMS
 from lospmm.codegen import emit
+from lospmm.codegen.sass.emit import tiles_of
 from lospmm.codegen.sass.form import Opcode
+from lospmm.codegen.sass.machine import MachineCode
 from lospmm.device import DEVICES
 from lospmm.interpret import interpret
+from lospmm.ir import KernelProgram
 from lospmm.lower import lower
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import regroup
 from lospmm.runtime import execute
 from lospmm.runtime.geometry import geometry_of
+from lospmm.toolchain import elf
 from tests.emulated.drawn import random_matrix
 
 N = 4096
@@ -42,13 +52,20 @@ def test_every_form_computes_the_product() -> None:
             np.testing.assert_allclose(interpret(program, B), expected, rtol=0, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("change", ["prefetched", "equally long"])
+CHANGES: dict[str, Callable[[MachineCode, KernelProgram], MachineCode]] = {
+    "prefetched": lambda code, program: asked_ahead(code, program, Opcode.PREFETCH),
+    "equally long": lambda code, _: equally_long(code),
+    "zeros late": lambda code, _: FORMS["zeros late"](code),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_machine_code_that_is_changed_computes_the_same(change: str) -> None:
     program = lower(PROBLEM, CANDIDATE)
     emission = emit(program, "sass", "sm_90")
     code = emission.machine
     assert code is not None
-    changed = equally_long(code) if change == "equally long" else asked_ahead(code, program, Opcode.PREFETCH)
+    changed = CHANGES[change](code, program)
     assert len(changed.form) > len(code.form)
     columns = np.array([0, N - 1])
     one, other = (
@@ -56,6 +73,39 @@ def test_machine_code_that_is_changed_computes_the_same(change: str) -> None:
         for each in (code, changed)
     )
     np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def test_half_of_a_block_loads_before_the_other_half() -> None:
+    """The rows of a tile as they were, and where the halves meet: before all loads, and behind the last one."""
+    code = tiles_of(lower(PROBLEM, replace(CANDIDATE, schedule=Schedule(16))), "sm_90")
+    changed = FORMS["staggered"](code).form[: len(code.form) // len(code.starts)]
+    meets = np.flatnonzero(changed["op"] == Opcode.BAR_SYNC)
+    loads, stores = (np.flatnonzero(changed["op"] == op) for op in (Opcode.LDG, Opcode.STG))
+    assert changed["op"][0] == Opcode.LOP3_TEST and len(meets) == 2
+    assert meets[0] < loads[0] and loads[-1] == meets[1] - 1 < stores[0]
+    assert changed["predicate_negated"][meets].tolist() == [0, 1]
+    kept = np.delete(changed, [0, *meets])
+    assert (kept == code.form[: len(kept)]).all()
+
+
+def test_hints_change_nothing_but_hints() -> None:
+    case = (128, 96, 1024), 0.9, ((TileSize(16, 64), Schedule(8)),)
+    with tempfile.TemporaryDirectory() as folder:
+        built = {name: kernel.cubin for name, _, kernel in build(case, DEVICES["h200"], folder)}
+    assert len(built) == len(HINTS) and len(set(built.values())) == 6  # which priorities is in a kernel's arguments
+    plain, none, first = (words_of(built[name]) for name in ("as it is", "loads none, stores none", "L2 normal, first"))
+    memory = np.isin(plain[:, 0] & OPCODE_MASK, (LDG, STG))
+    hint = np.uint64(7 << POLICY_BIT)
+    assert (none[memory, 1] & hint == np.uint64(1 << POLICY_BIT)).all()
+    np.testing.assert_array_equal(none & ~hint, plain & ~hint)
+    changed = np.flatnonzero((first != plain).any(axis=1))
+    stores = np.flatnonzero(plain[:, 0] & OPCODE_MASK == STG)
+    assert set(stores) < set(changed) and len(changed) == len(stores) + 2  # and where the two descriptors are loaded
+
+
+def words_of(cubin: bytes) -> np.ndarray:
+    text = next(section.content for section in elf.sections(cubin) if section.name.startswith(".text."))
+    return np.frombuffer(text, "<u8").reshape(-1, 2)
 
 
 def test_tiles_of_earlier_searches_are_read_however_they_were_written() -> None:
