@@ -22,6 +22,9 @@ BASELINES = (
     Baseline("cuBLAS TF32", "cublas_tf32_micros", "cublas_tf32"),
 )
 
+#: Without the preprocessing of A that cuSPARSE's other algorithm profits from.
+ALG2 = Baseline("ALG2", "cusparse_alg2_micros", "cusparse_alg2")
+
 #: A kernel may take this much of the prototype's time, both relative to cuBLAS TF32 in the same run.
 PROTOTYPE_LIMIT = 1.05
 
@@ -60,7 +63,7 @@ def ratios(measured: Mapping[str, Any], known: Known | None = None) -> dict[str,
     known problem: the kernel's time over TF32's, over the same of the prototype; below 1 the kernel is faster.
     """
     micros = measured["micros"]
-    found = {one.ratio: measured[one.micros] / micros for one in BASELINES if measured.get(one.micros)}
+    found = {one.ratio: measured[one.micros] / micros for one in (*BASELINES, ALG2) if measured.get(one.micros)}
     found["bound"] = measured["bound_micros"] / micros
     if known is not None and "cublas_tf32" in found:
         found["prototype"] = known.tf32_micros / known.prototype_micros / found["cublas_tf32"]

@@ -99,6 +99,7 @@ class Comparison:
             bound_micros=self.bound.micros,
             cusparse_micros=self._micros("cusparse"),
             cusparse_algorithm=None if best is None else best.name,
+            cusparse_alg2_micros=None if cusparse is None else cusparse.micros_of("CSR_ALG2"),
             cublas_fp32_micros=self._micros("cublas_fp32"),
             cublas_tf32_micros=self._micros("cublas_tf32"),
             cublas_fp16_micros=self._micros("cublas_fp16"),

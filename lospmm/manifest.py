@@ -151,6 +151,7 @@ class Measured:
     bound_micros: float
     cusparse_micros: float | None
     cusparse_algorithm: str | None  # the faster one
+    cusparse_alg2_micros: float | None = None  # which needs no preprocessing
     cublas_fp32_micros: float | None
     cublas_tf32_micros: float | None
     sputnik_micros: float | None

@@ -103,6 +103,11 @@ class BaselineTime:
     def micros(self) -> float | None:
         return None if self.best is None else self.best.micros
 
+    def micros_of(self, variant: str) -> float | None:
+        """None where it was not timed."""
+        timings = (way.timing for way in self.variants if way.name == variant)
+        return next((timing.micros for timing in timings if timing is not None), None)
+
 
 #: Puts the work for one copy of B and C on the stream.
 Enqueue = Callable[[int], None]

@@ -43,7 +43,8 @@ MEASURED = {
     "noise": 0.004,
     "bound_micros": 8.0,
     "cusparse_micros": 120.0,
-    "cusparse_algorithm": "CSR ALG2",
+    "cusparse_algorithm": "CSR_ALG3",
+    "cusparse_alg2_micros": 150.0,
     "cublas_fp32_micros": 100.0,
     "cublas_tf32_micros": 30.0,
     "advice": "sparse",
@@ -124,8 +125,10 @@ def test_ratios_are_those_of_the_times() -> None:
     found = ratios({**MEASURED, "micros": 25.9, "cublas_tf32_micros": 28.4}, known)
     assert found["prototype"] == pytest.approx(1.0, abs=1e-4)
     assert found["cusparse"] == pytest.approx(120 / 25.9, abs=1e-4)
+    assert found["cusparse_alg2"] == pytest.approx(150 / 25.9, abs=1e-4)
     assert found["bound"] == pytest.approx(8 / 25.9, abs=1e-4)
-    assert ratios({**MEASURED, "cusparse_micros": None, "cublas_tf32_micros": None}, known).keys() == {
+    missing = dict.fromkeys(("cusparse_micros", "cusparse_alg2_micros", "cublas_tf32_micros"))
+    assert ratios({**MEASURED, **missing}, known).keys() == {
         "cublas_fp32",
         "bound",
     }
@@ -279,7 +282,7 @@ def test_the_page_shows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> No
     records[0]["ratios"]["prototype"] = 1.06
     records += [invented("shapes", f"x{zeros}", zeros) for zeros in (0.7, 0.9, 0.9)]
     monkeypatch.setattr(page, "records", lambda _: records)
-    assert f"| {first} | 20.0 | 0.4% | 6.00 | 5.00 | 1.50 | 0.40 | 1.06 | no |" in page.seven()
+    assert f"| {first} | 20.0 | 0.4% | 6.00 | 7.50 | 5.00 | 1.50 | 0.40 | 1.06 | no |" in page.seven()
     assert f"| {second} | failed | - |" in page.seven()
     assert "| shapes at 90% | 2 | 6.00 |" in page.means() and "| all shapes | 3 |" in page.means()
     assert "| seven | 1 | 1 | 0.4% | H200, driver 580.1 | `0123abc` |" in page.conditions()

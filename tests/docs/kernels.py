@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.kernels import SHAPES_FILE
 from benchmarks.kernels_table import (
+    ALG2,
     BASELINES,
     KNOWN,
     PROTOTYPE_LIMIT,
@@ -21,6 +22,9 @@ from tests.docs.results import RESULTS, records, table
 
 #: Microseconds apart, the columns of both tables of times: key of the ratios and title.
 COLUMNS = (*((one.ratio, f"x {one.title}") for one in BASELINES), ("bound", "of the bound"))
+
+#: Where both algorithms of cuSPARSE are shown.
+BOTH = (COLUMNS[0], (ALG2.ratio, f"x its {ALG2.title}"), *COLUMNS[1:])
 
 #: Libraries that are compared with, as PyPI and as people call them.
 LIBRARIES = {"nvidia-cusparse": "cuSPARSE", "nvidia-cublas": "cuBLAS"}
@@ -76,9 +80,9 @@ def seven() -> str:
         micros = f"{record['micros']:.1f}" if "micros" in record else "failed" if "failure" in record else "-"
         shares = record.get("ratios", {})
         noise = f"{record['noise']:.1%}" if "noise" in record else "-"
-        figures = (cell(shares.get(key)) for key, _ in (*COLUMNS, ("prototype", "")))
+        figures = (cell(shares.get(key)) for key, _ in (*BOTH, ("prototype", "")))
         lines.append((name, micros, noise, *figures, within(record)))
-    titles = (title for _, title in COLUMNS)
+    titles = (title for _, title in BOTH)
     headings = ("problem", "us", "noise", *titles, "time/TF32, of the prototype's", f"within {PROTOTYPE_LIMIT}")
     return table(headings, lines, right=len(headings) - 1)
 
@@ -141,10 +145,10 @@ def means() -> str:
         groups[f"shapes at {sparsity:.0%}"] = [record for record in drawn if zeros(record) == sparsity]
     groups |= {"all shapes": drawn, "real pruned layers": lines_of("real")}
     lines = [
-        (name, str(len(measured_of(group))), *(cell(mean_ratio(group, key)) for key, _ in COLUMNS))
+        (name, str(len(measured_of(group))), *(cell(mean_ratio(group, key)) for key, _ in BOTH))
         for name, group in groups.items()
     ]
-    headings = ("set", "kernels", *(title for _, title in COLUMNS))
+    headings = ("set", "kernels", *(title for _, title in BOTH))
     return table(headings, lines, right=len(headings) - 1)
 
 
