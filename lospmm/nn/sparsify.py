@@ -4,7 +4,7 @@ Layers are chosen by their own times first, then all together by the model's: as
 order of what each gains.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -118,8 +118,8 @@ def _swapped(
     sites = [work.site for work in works]
     shapes = _shapes(model, sites, example, columns)
     layout = UNKNOWN if example is None else watch_layout(model, sites, example)
-    for work in works:
-        _tune(work, shapes[work.site.name], tuner, choice)
+    _tune(works, shapes, tuner, choice)
+    tuner.close()
     if choice == "sparse":
         swap([work for work in works if work.buckets], layout)
         return None
@@ -156,10 +156,10 @@ def _tuner(
     options: Options,
     progress: LayerProgress | None,
 ) -> Tuner:
-    """By the service of this address and key, or here. ``stack`` closes the connection."""
+    """By the service of this address and key, or here. ``stack`` closes the connection, or ends what tunes."""
     address, key = service
     if address is None:
-        return tuner_here(device, options, progress)
+        return tuner_here(stack, device, options, progress)
     from lospmm.client import Client  # HTTP takes a while to import
 
     return tuner_there(stack.enter_context(Client(address, key)), device, options, progress)
@@ -182,14 +182,13 @@ def _shapes(model: nn.Module, sites: Sequence[Site], example: Any, columns: Sequ
     return learned
 
 
-def _tune(work: Work, shapes: Sequence[Shape], tuner: Tuner, choice: Choice) -> None:
-    for shape in shapes:
-        try:
-            bucket = tuner.bucket(work.site, shape)
-        except LospmmError as error:
-            work.failed[shape] = str(error)
-            continue
-        if choice == "measured" and (why := left_to_cublas(bucket.kernel.artifact.manifest)) is not None:
+def _tune(works: Sequence[Work], shapes: Mapping[str, Sequence[Shape]], tuner: Tuner, choice: Choice) -> None:
+    asked = [(work, shape) for work in works for shape in shapes[work.site.name]]
+    buckets = tuner.buckets([(work.site, shape) for work, shape in asked])
+    for (work, shape), bucket in zip(asked, buckets, strict=True):
+        if isinstance(bucket, LospmmError):
+            work.failed[shape] = str(bucket)
+        elif choice == "measured" and (why := left_to_cublas(bucket.kernel.artifact.manifest)) is not None:
             work.failed[shape] = why
         else:
             work.buckets[shape] = bucket

@@ -1,17 +1,18 @@
 """Kernels for the sites of a model: from the store, tuned here, or by a service."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from lospmm import jobs
+from lospmm.convolution import Convolution
 from lospmm.device import DeviceSpec, find_device
 from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
-from lospmm.errors import BadRequest, Unsupported
+from lospmm.errors import BadRequest, LospmmError, Unsupported
 from lospmm.job_events import LayerProgress
 from lospmm.kernel import Kernel
 from lospmm.model import Problem, ceil_div
@@ -22,7 +23,9 @@ from lospmm.nn.site import Site, convolution_of
 from lospmm.options import Options, called
 from lospmm.progress import reported
 from lospmm.runtime.detect import detect_device
+from lospmm.settings import settings
 from lospmm.stages import Progress
+from lospmm.workshop import Workshop
 
 if TYPE_CHECKING:
     from lospmm.client import Client
@@ -30,24 +33,46 @@ if TYPE_CHECKING:
 #: The kernel of a problem; told its progress.
 Tune: TypeAlias = Callable[[Problem, Progress], Kernel]
 
+#: Buckets that are begun with before their turn, as layers of a model are (``lospmm.batch``).
+AHEAD = 2
+
 #: Of a bucket's columns, the share that a call must fill where no time says better.
 LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Tuner:
-    """Makes the kernels of one ``sparsify_``. ``progress`` None shows bars on a terminal."""
+    """Makes the kernels of one ``sparsify_``. ``progress`` None shows bars on a terminal. ``close`` ends what tuning
+    has started: who times the model wants the GPU for it."""
 
     device: DeviceSpec
     tune: Tune
     progress: LayerProgress | None
+    ahead: Callable[[Problem], None] = lambda _: None  # what there is to do for a problem to come
+    close: Callable[[], None] = lambda: None
+
+    def buckets(self, asked: Sequence[tuple[Site, tuple[int, ...]]]) -> Iterator[Bucket | LospmmError]:
+        """For each site with a shape its kernel, as ``bucket``, or why there is none."""
+        begun = 1
+        for at, (site, shape) in enumerate(asked):
+            for later in asked[begun : at + 1 + AHEAD]:
+                self._begin(*later)
+            begun = at + 1 + AHEAD
+            try:
+                yield self.bucket(site, shape)
+            except LospmmError as error:
+                yield error
+
+    def _begin(self, site: Site, shape: tuple[int, ...]) -> None:
+        with suppress(LospmmError):  # which it says when its turn comes
+            self.ahead(self._problem(site, shape, _epilogue_of(site))[0])
 
     def bucket(self, site: Site, shape: tuple[int, ...]) -> Bucket:
         """The kernel of a site for B of (n,) columns, or for an input (batch, channels, height, width).
 
         Raises what ``jobs.tune`` raises, or ``Client.tune``.
         """
-        epilogue = epilogue_of(site.tensors.bias_values(), relu=site.relu, residual=site.adds)
+        epilogue = _epilogue_of(site)
         with self._told(site.name) as progress:
             try:
                 return self._bucket(site, shape, epilogue, progress)
@@ -57,23 +82,26 @@ class Tuner:
             return self._bucket(site, shape, PLAIN, progress)
 
     def _bucket(self, site: Site, shape: tuple[int, ...], epilogue: Epilogue, progress: Progress) -> Bucket:
-        matrix, dtype = site.matrix, dtype_of(site.tensors.weight)
-        assert dtype is not None, "sites are of a type that kernels take"
+        problem, window = self._problem(site, shape, epilogue)
         values = site.tensors.bias_values()
         fuses = epilogue != PLAIN or (values is None and not site.relu and not site.adds)
         bias = None if epilogue == PLAIN or values is None else bias_digest(values)
-        if not site.is_convolution:
-            (n,) = shape
-            kernel = self.tune(Problem(matrix, n, self.device, epilogue=epilogue, dtype=dtype), progress)
-            call = ((matrix.k, n), site.relu, False, ())
-            return Bucket(kernel, call, (matrix.m, n), max(1, int(n * LEAST_SHARE)), fuses, bias)
-        window = convolution_of(site, shape)
-        kernel = self.tune(Problem(matrix, window.n, self.device, window, epilogue, dtype), progress)
+        kernel, m = self.tune(problem, progress), site.matrix.m
+        if window is None:
+            call = ((site.matrix.k, problem.n), site.relu, False, ())
+            return Bucket(kernel, call, (m, problem.n), max(1, int(problem.n * LEAST_SHARE)), fuses, bias)
         way = way_of(site.module)
         assert way is not None
         flat = tuple(number for pair in way for number in pair)
         least = ceil_div(shape[0], 2) * window.pixels
-        return Bucket(kernel, (shape, site.relu, site.adds, flat), window.output_shape(matrix.m), least, fuses, bias)
+        return Bucket(kernel, (shape, site.relu, site.adds, flat), window.output_shape(m), least, fuses, bias)
+
+    def _problem(self, site: Site, shape: tuple[int, ...], epilogue: Epilogue) -> tuple[Problem, Convolution | None]:
+        dtype = dtype_of(site.tensors.weight)
+        assert dtype is not None, "sites are of a type that kernels take"
+        window = convolution_of(site, shape) if site.is_convolution else None
+        n = shape[0] if window is None else window.n
+        return Problem(site.matrix, n, self.device, window, epilogue, dtype), window
 
     @contextmanager
     def _told(self, layer: str) -> Iterator[Progress]:
@@ -85,22 +113,32 @@ class Tuner:
             yield progress
 
 
+def _epilogue_of(site: Site) -> Epilogue:
+    return epilogue_of(site.tensors.bias_values(), relu=site.relu, residual=site.adds)
+
+
 def _is_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-def tuner_here(device: str, options: Options, progress: LayerProgress | None) -> Tuner:
-    """Raises BadRequest for a device that there is not."""
+def tuner_here(stack: ExitStack, device: str, options: Options, progress: LayerProgress | None) -> Tuner:
+    """Its processes, which all layers share, end with ``stack``. Raises BadRequest for a device that there is not."""
     gpu = detect_device() if device == "auto" else find_device(device)
-    store = jobs.open_store()
+    store, workshop = jobs.open_store(), stack.enter_context(Workshop(settings().workers))
+
+    def request_of(problem: Problem) -> jobs.Request:
+        return jobs.Request(problem, options_for(problem, options))
 
     def tune(problem: Problem, told: Progress) -> Kernel:
         # Tuning runs in a process of its own, which needs memory that PyTorch has no use for just now.
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        return Kernel(jobs.tune(jobs.Request(problem, options_for(problem, options)), store=store, progress=told))
+        return Kernel(jobs.tune(request_of(problem), store=store, progress=told, workshop=workshop))
 
-    return Tuner(gpu, tune, progress)
+    def ahead(problem: Problem) -> None:
+        jobs.search_ahead(request_of(problem), store=store, workshop=workshop)
+
+    return Tuner(gpu, tune, progress, ahead, stack.close)
 
 
 def tuner_there(client: "Client", device: str, options: Options, progress: LayerProgress | None) -> Tuner:

@@ -3,6 +3,8 @@
 import copy
 import json
 import pickle
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,15 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm.errors import BadRequest  # noqa: E402
+from lospmm.errors import BadRequest, NothingFits  # noqa: E402
 from lospmm.job_events import LayerProgress  # noqa: E402
+from lospmm.kernel import Kernel  # noqa: E402
+from lospmm.model import Problem  # noqa: E402
 from lospmm.nn import report as report_module  # noqa: E402
 from lospmm.nn import sparsify  # noqa: E402
 from lospmm.nn.tuning import Tuner, tuner_here  # noqa: E402
 from lospmm.options import Options  # noqa: E402
+from lospmm.stages import Progress  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, Mask, drawn, error, exact, perceptron, pruned  # noqa: E402
 from tests.server.processes import serving  # noqa: E402
 
@@ -49,14 +54,50 @@ def test_kernels_are_timed_as_in_a_network(monkeypatch: pytest.MonkeyPatch) -> N
     """Unless it is asked for otherwise: that is where they will run."""
     seen: list[str] = []
 
-    def noted(device: str, options: Options, progress: LayerProgress | None) -> Tuner:
+    def noted(stack: ExitStack, device: str, options: Options, progress: LayerProgress | None) -> Tuner:
         seen.append(options.cache)
-        return tuner_here(device, options, progress)
+        return tuner_here(stack, device, options, progress)
 
     monkeypatch.setattr(sparsify, "tuner_here", noted)
     for options in ({}, {"cache": "cold"}, {"cache": "network"}):
         lospmm.nn.sparsify_(perceptron(), drawn(2, 24), **EMULATED, **options)
     assert seen == ["network", "cold", "network"]
+
+
+def test_layers_are_begun_with_two_ahead_of_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what has tuned them is gone before anything of the model is timed. A layer that fails holds up no other."""
+    told: list[tuple[str, int]] = []
+
+    def noted(stack: ExitStack, device: str, options: Options, progress: LayerProgress | None) -> Tuner:
+        made = tuner_here(stack, device, options, progress)
+
+        def ahead(problem: Problem) -> None:
+            told.append(("begun", problem.matrix.m))
+            if problem.matrix.m == 24:
+                raise NothingFits("no kernel")
+
+        def tune(problem: Problem, progress: Progress) -> Kernel:
+            told.append(("tuned", problem.matrix.m))
+            if problem.matrix.m == 24:
+                raise NothingFits("no kernel")
+            return made.tune(problem, progress)
+
+        def close() -> None:
+            told.append(("closed", 0))
+            made.close()
+
+        return replace(made, ahead=ahead, tune=tune, close=close)
+
+    monkeypatch.setattr(sparsify, "tuner_here", noted)
+    monkeypatch.setattr(sparsify, "swap", lambda *_: told.append(("swapped", 0)))
+    layers = [nn.Linear(16, 8), nn.Linear(8, 24), nn.Linear(24, 32), nn.Linear(32, 40)]
+    report = lospmm.nn.sparsify_(pruned(*layers), drawn(2, 16), **EMULATED)
+    assert told == [
+        *(("begun", 24), ("begun", 32), ("tuned", 8)),
+        *(("begun", 40), ("tuned", 24), ("tuned", 32), ("tuned", 40)),
+        *(("closed", 0), ("swapped", 0)),
+    ]
+    assert [row.reason for row in report.rows if row.shape == (24, 8)] == ["no kernel"]
 
 
 @torch.no_grad()
