@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -58,8 +58,11 @@ EFFORT = Effort(replays=9, warm_micros=5_000.0)
 #: Beside the tiles that were chosen before, so many that the rank model puts first, at the first sparsity, once.
 OTHERS = 10
 
-#: One shape and the tiles to be timed.
-Case = tuple[tuple[int, int, int], float, tuple[tuple[TileSize, Schedule], ...]]
+Tile = TypeVar("Tile")
+
+#: One shape, its sparsity, and what of it is to be timed.
+CaseOf = tuple[tuple[int, int, int], float, tuple[Tile, ...]]
+Case = CaseOf[tuple[TileSize, Schedule]]
 
 AXES = ("prefetch", "fmas_per_load", "column_group", "lockstep", "split_k")
 
@@ -191,8 +194,13 @@ def build(case: Case, device: DeviceSpec, folder: str) -> Built:
     return found
 
 
-def timed(wanted: Sequence[Case], build: Callable[[Case, DeviceSpec, str], Built]) -> Iterator[Row]:
-    """What each kernel takes in every turn; those that are labelled as not ``chosen`` in the first alone."""
+def timed(
+    wanted: Sequence[CaseOf[Tile]],
+    build: Callable[[CaseOf[Tile], DeviceSpec, str], Built],
+    extra: Callable[[str], Sequence[np.generic]] = lambda _: (),
+) -> Iterator[Row]:
+    """What each kernel takes in every turn; those that are labelled as not ``chosen`` in the first alone. ``extra`` is
+    what a form's kernels are given beside B and C."""
     device = detect_device()
     workers = max(1, (os.cpu_count() or 2) - 2)
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(workers, get_context("spawn")) as pool:
@@ -206,7 +214,7 @@ def timed(wanted: Sequence[Case], build: Callable[[Case, DeviceSpec, str], Built
                         continue
                     yield {"device": device.name, "m": m, "k": k, "n": n, "sparsity": sparsity, "form": name, **labels,
                            "code_bytes": kernel.code_bytes, "turn": turn,
-                           **operands.time(kernel, effort=EFFORT)}  # fmt: skip
+                           **operands.time(kernel, extra(name), effort=EFFORT)}  # fmt: skip
             operands.close()
         driver.close()
 

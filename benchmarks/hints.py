@@ -7,12 +7,8 @@ before is timed with each pair of hints (``FORMS``); the kernels differ in nothi
 ``hints.jsonl`` and prints a line per kernel.
 """
 
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,32 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.ablation import LDG, OPCODE_MASK, POLICY_BIT, STG
-from benchmarks.checked import Kernel, Operands
-from benchmarks.early import EFFORT, Case, cases
+from benchmarks.checked import Kernel
+from benchmarks.early import Built, Case, cases, timed
 from benchmarks.jumps import BRXU
 from benchmarks.kernels import SEED
-from benchmarks.recorded import Row, record
+from benchmarks.recorded import record
 from lospmm.build import for_emitter
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.emit import tiles_of
 from lospmm.codegen.sass.fetch import FETCHED
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.device import DeviceSpec
-from lospmm.dtype import FLOAT32
 from lospmm.early import may_store_early
-from lospmm.gpu.driver import open_driver
 from lospmm.ir import launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import regroup
-from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.elf_rewrite import rewrite
 from lospmm_datasets.synthetic import uniform
 
-TURNS = 2
 REGISTERS = 65_536
 
 #: Shapes that are timed at 90 and 95 % zeros too.
@@ -128,7 +120,7 @@ def is_plain(tile: TileSize, schedule: Schedule) -> bool:
     return schedule.split_k == 1 and tile.cols * (tile.rows + schedule.prefetch + 12) <= REGISTERS
 
 
-def build(case: Case, device: DeviceSpec, folder: str) -> list[tuple[str, Row, Kernel]]:
+def build(case: Case, device: DeviceSpec, folder: str) -> Built:
     (m, k, n), sparsity, tiles = case
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=SEED), n, device), "sass")
     tile, schedule = tiles[0]
@@ -148,27 +140,20 @@ def build(case: Case, device: DeviceSpec, folder: str) -> list[tuple[str, Row, K
     ]
 
 
-def records() -> Iterator[Row]:
-    device = detect_device()
-    found = cases((0.98,)) + [case for case in cases((0.95, 0.9)) if case[0] in DENSER]
-    wanted = [(gemm, sparsity, tiles) for gemm, sparsity, tiles in found if is_plain(*tiles[0])]
-    workers = max(1, (os.cpu_count() or 2) - 2)
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        built = [pool.submit(build, case, device, folder) for case in wanted]
-        driver = open_driver()
-        for ((m, k, n), sparsity, _), kernels in zip(wanted, built, strict=True):
-            operands = Operands(driver, uniform(m, k, sparsity, seed=SEED), n, FLOAT32)
-            for turn in range(TURNS):
-                for name, labels, kernel in kernels.result():
-                    priorities = [np.uint64(FORMS[name].loads_l2 or 0), np.uint64(FORMS[name].stores_l2 or 0)]
-                    yield {"device": device.name, "m": m, "k": k, "n": n, "sparsity": sparsity, "form": name, **labels,
-                           "turn": turn, **operands.time(kernel, priorities, effort=EFFORT)}  # fmt: skip
-            operands.close()
-        driver.close()
+def wanted() -> Iterator[Case]:
+    denser = (case for case in cases((0.95, 0.9)) if case[0] in DENSER)
+    for case in (*cases((0.98,)), *denser):
+        if is_plain(*case[2][0]):
+            yield case
+
+
+def priorities(form: str) -> tuple[np.uint64, np.uint64]:
+    """What a kernel is given as its third and fourth argument."""
+    return np.uint64(FORMS[form].loads_l2 or 0), np.uint64(FORMS[form].stores_l2 or 0)
 
 
 def main() -> None:
-    record("hints", records(), description=__doc__)
+    record("hints", timed([*wanted()], build, priorities), description=__doc__)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 needs an H200 or H100. A block stores everything behind its loads, when all others do the same, and memory has to take
 back what earlier kernels wrote. Two ways to spread that are timed, on the fastest known tiles of some shapes at 98 %
-zeros (``cases``) and others of 256 columns:
+zeros and others of 256 columns (``CASES``):
 
 - *staggered*: the threads of a block from bit 7 of their number on wait with their first load until the others have
   issued their last one, so that these store while those load.
@@ -15,22 +15,18 @@ Also timed: the same kernels without stores. Each kernel is checked but the last
 ``staggered.jsonl`` and prints a line per kernel.
 """
 
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.ablation import blanked
-from benchmarks.checked import Kernel, Operands
-from benchmarks.early import EFFORT
+from benchmarks.checked import Kernel
+from benchmarks.early import Built, CaseOf, timed
 from benchmarks.kernels import SEED
-from benchmarks.recorded import Row, record
+from benchmarks.recorded import record
 from lospmm.build import for_emitter
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.emit import tiles_of
@@ -39,18 +35,14 @@ from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.machine import ENTRY, MachineCode
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.device import DeviceSpec
-from lospmm.dtype import FLOAT32
-from lospmm.gpu.driver import open_driver
 from lospmm.ir import launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.reorder import regroup
-from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.synthetic import uniform
 
-TURNS = 2
 
 #: The prologue leaves 32 times a thread's number in a register: the bit of its number that says which half it is of.
 HALF = 128 * 32
@@ -152,10 +144,10 @@ FORMS: dict[str, Callable[[MachineCode], MachineCode]] = {
     "without stores": lambda code: blanked(code, Opcode.STG),
 }  # fmt: skip
 
-Case = tuple[tuple[int, int, int], float, tuple[tuple[int, int, int, int], ...]]
+Case = CaseOf[tuple[int, int, int, int]]
 
 
-def build(case: Case, device: DeviceSpec, folder: str) -> list[tuple[str, Row, Kernel]]:
+def build(case: Case, device: DeviceSpec, folder: str) -> Built:
     (m, k, n), sparsity, tiles = case
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=SEED), n, device), "sass")
     found = []
@@ -176,24 +168,8 @@ def build(case: Case, device: DeviceSpec, folder: str) -> list[tuple[str, Row, K
     return found
 
 
-def records() -> Iterator[Row]:
-    device = detect_device()
-    workers = max(1, (os.cpu_count() or 2) - 2)
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        built = [pool.submit(build, case, device, folder) for case in CASES]
-        driver = open_driver()
-        for ((m, k, n), sparsity, _), kernels in zip(CASES, built, strict=True):
-            operands = Operands(driver, uniform(m, k, sparsity, seed=SEED), n, FLOAT32)
-            for turn in range(TURNS):
-                for name, labels, kernel in kernels.result():
-                    yield {"device": device.name, "m": m, "k": k, "n": n, "sparsity": sparsity, "form": name, **labels,
-                           "turn": turn, **operands.time(kernel, effort=EFFORT)}  # fmt: skip
-            operands.close()
-        driver.close()
-
-
 def main() -> None:
-    record("staggered", records(), description=__doc__)
+    record("staggered", timed(CASES, build), description=__doc__)
 
 
 if __name__ == "__main__":
