@@ -69,7 +69,7 @@ def overhead() -> Iterator[dict[str, Any]]:
     dense = copy.deepcopy(layer)
     lospmm.nn.sparsify_(model, x, choice="sparse", **UNTIMED)
     b, weight, bias = x.t().contiguous(), layer.weight.detach(), layer.bias.detach()
-    found = bound.find((weight.data_ptr(), bias.data_ptr()))
+    found = bound.find(bound.address_of(weight, None, bias))
     assert found is not None and found.refusal is None
     (ready,) = found.ready.values()
     assert ready.launcher is not None

@@ -13,7 +13,8 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,8 +32,27 @@ Call = tuple[tuple[int, ...], bool, bool, tuple[int, ...]]
 #: What a template loads at a time, at most: a view of a tensor may begin where it cannot.
 VECTOR_BYTES = 16
 
-#: The addresses of a weight and of the bias that goes with it; 0 where there is none.
-Address = tuple[int, int]
+#: Where the elements of a tensor lie: its address, and the sizes and strides of its dimensions; nothing where there is
+#: none.
+Storage: TypeAlias = tuple[int, tuple[tuple[int, int], ...]] | None
+
+#: What A and its bias are made of: the places of weight and mask, the groups, and the address of the bias.
+Address: TypeAlias = tuple[Storage, Storage, int, int]
+
+
+def address_of(weight: Tensor, mask: Tensor | None, bias: Tensor | None, groups: int = 1) -> Address:
+    """Layers that share a weight share its kernels only if they read it in the same way: a transpose of it, some of its
+    rows, or what another mask leaves of it is another A at the same address."""
+    own = weight.data_ptr(), _layout(weight.shape, weight.stride())
+    masked = None if mask is None else (mask.data_ptr(), _layout(mask.shape, mask.stride()))
+    return own, masked, groups, 0 if bias is None else bias.data_ptr()
+
+
+@lru_cache(maxsize=1024)
+def _layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Without dimensions of one element, whose strides mean nothing, and which images of one row have and rows have
+    not."""
+    return tuple((size, step) for size, step in zip(shape, stride, strict=True) if size != 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +81,7 @@ class Tensors:
 
     @property
     def address(self) -> Address:
-        return self.weight.data_ptr(), 0 if self.bias is None else self.bias.data_ptr()
+        return address_of(self.weight, self.mask, self.bias, self.groups)
 
     def matrix(self) -> np.ndarray:
         """A (m, k) as it is now, of float32, on the CPU."""

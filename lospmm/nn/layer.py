@@ -98,12 +98,19 @@ def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) ->
     n = x.numel() // x.shape[-1]
     if n > tuned.sizes[-1][1]:
         y = _in_pieces(x.reshape(n, x.shape[-1]), tuned, tensors, relu=relu)
-        return y.unflatten(0, x.shape[:-1]) if x.dim() != 2 else y
+        return _as_given(y, x)
     is_alone = torch.compiler.is_compiling() or tuned.shares == "no"
     b = _transposed(x) if is_alone else _transposed_once(x, tuned.shares)
     c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias, None, relu)
     c = c.t() if tuned.features_first else turned(c)
-    return c.unflatten(0, x.shape[:-1]) if x.dim() != 2 else c
+    return _as_given(c, x)
+
+
+def _as_given(c: Tensor, x: Tensor) -> Tensor:
+    """(n, m) as (..., m) of an ``x`` (..., k)."""
+    if x.dim() == 2:
+        return c
+    return c.squeeze(0) if x.dim() == 1 else c.unflatten(0, x.shape[:-1])
 
 
 def pieces(sizes: tuple[tuple[int, int], ...], n: int) -> tuple[tuple[int, int], ...]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lospmm.nn.bound import Bound, Ready, find
+from lospmm.nn.bound import Bound, Ready, address_of, find
 from lospmm.nn.dtypes import named
 
 _NAMESPACE = "lospmm"
@@ -46,17 +46,21 @@ def _spmm(
     relu: bool = False,
 ) -> Tensor:
     _refuse_gradients(b, weight, bias, residual)
-    bound = find((weight.data_ptr(), 0 if bias is None else bias.data_ptr()))
+    bound = find(address_of(weight, mask, bias))
     if bound is not None:
         ready = bound.ready.get((b.shape, relu, residual is not None, ()))
-        if ready is not None and _is_usable(bound, ready, b, residual):
-            return _run(ready, b, bias, residual, relu=relu)
+        if ready is not None and _is_usable(bound, ready, b):
+            added = _added(residual, ready.bucket.out_shape, ready)
+            if residual is None or added is not None:
+                return _run(ready, b, bias, added, relu=relu)
     _check_product(b, weight, residual)
     if bound is not None:
         padded = bound.padded(b.shape, (relu, residual is not None, ()))
-        if padded is not None and _is_usable(bound, padded, b, None):
-            return _run_padded(padded, b, bias, residual, relu=relu)
-        bound.warn_once(bound.refusal or _unserved(bound, b))
+        if padded is not None and _is_usable(bound, padded, b):
+            added = _added(residual, (weight.shape[0], b.shape[1]), padded)
+            if residual is None or added is not None:
+                return _run_padded(padded, b, bias, added, relu=relu)
+        bound.warn_once(bound.refusal or _unserved(bound, b, residual))
     return dense_product(b, weight, mask, bias, residual, relu=relu)
 
 
@@ -72,26 +76,38 @@ def _conv2d(
     dilation: Sequence[int],
 ) -> Tensor:
     _refuse_gradients(input, weight, bias, residual)
-    bound = find((weight.data_ptr(), 0 if bias is None else bias.data_ptr()))
+    bound = find(address_of(weight, mask, bias, input.shape[1] // weight.shape[1] or 1))
     if bound is not None:
         ready = bound.ready.get((input.shape, relu, residual is not None, (*stride, *padding, *dilation)))
-        if ready is not None and _is_usable(bound, ready, input, residual):
-            return _run(ready, input, bias, residual, relu=relu)
+        if ready is not None and _is_usable(bound, ready, input):
+            added = _added(residual, ready.bucket.out_shape, ready)
+            if residual is None or added is not None:
+                return _run(ready, input, bias, added, relu=relu)
         fewer = bound.fewer_images(input.shape, (relu, residual is not None, (*stride, *padding, *dilation)))
-        if fewer is not None and _is_usable(bound, fewer, input, None):
-            return _run_fewer_images(fewer, input, bias, residual, relu=relu)
-        bound.warn_once(bound.refusal or _unserved(bound, input))
+        if fewer is not None and _is_usable(bound, fewer, input):
+            added = _added(residual, (input.shape[0], *fewer.bucket.out_shape[1:]), fewer)
+            if residual is None or added is not None:
+                return _run_fewer_images(fewer, input, bias, added, relu=relu)
+        bound.warn_once(bound.refusal or _unserved(bound, input, residual))
     way = tuple(stride), tuple(padding), tuple(dilation)
     return dense_convolution(input, weight, mask, bias, residual, relu=relu, way=way)
 
 
-def _is_usable(bound: Bound, ready: Ready, b: Tensor, residual: Tensor | None) -> bool:
-    return (
-        b.dtype is ready.dtype
-        and b.device == ready.device
-        and (residual is None or (residual.shape == ready.bucket.out_shape and residual.dtype is ready.dtype))
-        and bound.is_current()
+def _is_usable(bound: Bound, ready: Ready, b: Tensor) -> bool:
+    return b.dtype is ready.dtype and b.device == ready.device and bound.is_current()
+
+
+def _added(residual: Tensor | None, shape: tuple[int, ...], ready: Ready) -> Tensor | None:
+    """A residual as a kernel adds it: of the shape and the type of C. None where there is none, or where the sum would
+    have another shape, type or device than C."""
+    if residual is None or (residual.dtype is ready.dtype and residual.shape == shape):
+        return residual if residual is None or residual.device == ready.device else None
+    if residual.device != ready.device or torch.promote_types(residual.dtype, ready.dtype) is not ready.dtype:
+        return None
+    fits = residual.dim() <= len(shape) and all(
+        own in (1, wanted) for own, wanted in zip(reversed(residual.shape), reversed(shape), strict=False)
     )
+    return residual.to(ready.dtype).expand(shape) if fits else None
 
 
 def _run(ready: Ready, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
@@ -184,10 +200,13 @@ def _check_product(b: Tensor, weight: Tensor, residual: Tensor | None) -> None:
         raise RuntimeError(f"lospmm::spmm: the residual has the shape {tuple(residual.shape)}; C has {(m, b.shape[1])}")
 
 
-def _unserved(bound: Bound, b: Tensor) -> str:
+def _unserved(bound: Bound, b: Tensor, residual: Tensor | None) -> str:
     wanted = {ready.dtype for ready in bound.ready.values()}
     if wanted and b.dtype not in wanted:
         return f"its input is {named(b.dtype)}, and its kernels take {' and '.join(map(named, wanted))}"
+    if residual is not None and any(call[0] == b.shape for call in bound.ready):
+        size = " x ".join(map(str, residual.shape)) or "one element"
+        return f"what is added to its product, {size} of {named(residual.dtype)}, does not become a part of that"
     held = ", ".join(" x ".join(map(str, call[0])) for call in bound.ready)
     return f"no kernel serves an input of {' x '.join(map(str, b.shape))} (there are kernels for {held})"
 
@@ -229,7 +248,11 @@ def _fake_conv2d(
         (input.shape[2 + at] + 2 * padding[at] - dilation[at] * (weight.shape[2 + at] - 1) - 1) // stride[at] + 1
         for at in range(2)
     ]
-    return input.new_empty((input.shape[0], weight.shape[0], *sides))
+    shape = input.shape[0], weight.shape[0], *sides
+    if residual is None:
+        return input.new_empty(shape)
+    dtype = torch.promote_types(input.dtype, residual.dtype)
+    return input.new_empty(torch.broadcast_shapes(shape, residual.shape), dtype=dtype)
 
 
 for _device in ("CPU", "CUDA"):

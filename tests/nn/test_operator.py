@@ -142,7 +142,7 @@ def test_a_compiled_model_falls_back_when_its_weights_change() -> None:
 def test_a_weight_is_forgotten_with_its_module() -> None:
     model = pruned(nn.Linear(K, M))
     lospmm.nn.sparsify_(model, n=N, **EMULATED)
-    address = (model[0].weight.data_ptr(), model[0].bias.data_ptr())
+    address = bound.address_of(model[0].weight, None, model[0].bias)
     other = pruned(nn.Linear(K, M))
     other[0].weight, other[0].bias = model[0].weight, model[0].bias  # tied
     lospmm.nn.sparsify_(other, n=N, **EMULATED)
