@@ -103,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES])
     parser.add_argument("--variant", action="append", choices=[variant.name for variant in VARIANTS])
     parser.add_argument("--layers", type=Path, help="a folder of real patterns")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, help="by default benchmarks/results; with --toy build/toy")
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--measure", default="auto", help="whether tuning times candidates")
     parser.add_argument("--budget-seconds", type=float, metavar="SECONDS", help="of tuning one layer")
@@ -132,7 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = real_patterns(arguments.layers) if arguments.layers is not None else ()
     variants = [variant for variant in VARIANTS if not arguments.variant or variant.name in arguments.variant]
     way = Way(device, options, gpu_alone() if on_gpu else None)
-    path, lines, started = arguments.out / RESULTS_NAME, [], time.monotonic()
+    out = arguments.out or ROOT / ("build/toy" if arguments.toy else "benchmarks/results")
+    path, lines, started = out / RESULTS_NAME, [], time.monotonic()
     for case in chosen(CASES, arguments.case):
         pruned, bench = None, None
         for variant in variants:

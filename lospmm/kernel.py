@@ -76,6 +76,8 @@ class Kernel:
 
         Raises BadRequest for any other folder, ToolchainFault where the disk fails.
         """
+        if not isinstance(directory, str | os.PathLike):
+            raise BadRequest(f"the directory is of type {type(directory).__name__}: give a path")
         artifact.write(self.artifact, Path(directory))
 
     def launcher(self, driver: Driver) -> Launcher | Dense:
@@ -231,6 +233,9 @@ def tune(
     NothingFits, ToolchainFault and VerificationFailed.
     """
     seed = whole_number("seed", seed)
+    if not isinstance(convolution, Convolution | None):
+        kind = type(convolution).__name__
+        raise BadRequest(f"convolution is of type {kind}: give a lospmm.Convolution, or leave it out for a product")
     matrix, values = matrix_and_values(flattened(weights, convolution), tensor, seed)
     gpu = detect_device() if device == "auto" else find_device(str(device))
     columns = whole_number("n", columns_of(n, convolution))
