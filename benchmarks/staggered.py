@@ -43,7 +43,6 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.synthetic import uniform
 
-
 #: The prologue leaves 32 times a thread's number in a register: the bit of its number that says which half it is of.
 HALF = 128 * 32
 
