@@ -111,8 +111,10 @@ def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
         files[SOURCE_FILES[manifest["emitter"]]].decode()
     except UnicodeDecodeError:
         raise BadRequest(f"{where}: {SOURCE_FILES[manifest['emitter']]} is damaged: it is not text") from None
-    if hashlib.sha256(files[CUBIN_FILE]).hexdigest() != manifest["cubin_sha256"]:
-        raise BadRequest(f"{where}: {CUBIN_FILE} is not the one that the manifest names (its sha256 differs)")
+    named = {CUBIN_FILE: manifest["cubin_sha256"], SOURCE_FILES[manifest["emitter"]]: manifest.get("source_sha256")}
+    for name, digest in named.items():  # the text too: it is what runs on a CPU
+        if digest is not None and hashlib.sha256(files[name]).hexdigest() != digest:
+            raise BadRequest(f"{where}: {name} is not the one that the manifest names (its sha256 differs)")
     return Artifact(manifest, files)
 
 

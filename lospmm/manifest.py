@@ -187,6 +187,7 @@ class Manifest:
     spill_bytes: int
     code_bytes: int
     cubin_sha256: str
+    source_sha256: str | None = None  # null in manifests of older versions
     search: SearchSummary
     seconds: Seconds
     verified: Verified | None

@@ -190,6 +190,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         spill_bytes=binary.spill_bytes,
         code_bytes=binary.code_bytes,
         cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
+        source_sha256=hashlib.sha256(outcome.source.encode()).hexdigest(),
         search=_summary(
             outcome.choice,
             outcome.others,

@@ -56,6 +56,7 @@ FIELDS = {
     "spill_bytes": None,
     "code_bytes": None,
     "cubin_sha256": None,
+    "source_sha256": None,
     "search": {
         "space",
         "after_registers",

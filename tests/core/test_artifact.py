@@ -136,6 +136,7 @@ def test_a_manifest_of_any_kind_is_refused_or_can_be_shown(place: tuple[Any, ...
         (("emitter",), "sass", "kernel.sass is missing"),
         (("emitter",), "cuda", "kernel.cu is missing"),
         (("cubin_sha256",), "0" * 64, "kernel.cubin is not the one that the manifest names"),
+        (("source_sha256",), "0" * 64, "kernel.ptx is not the one that the manifest names"),
     ],
 )
 def test_a_damaged_manifest_is_refused_with_the_field(place: tuple[Any, ...], value: object, words: str) -> None:

@@ -1,5 +1,7 @@
 """The library: whatever form the weights come in, the kernel multiplies by them, also after a way through a folder."""
 
+import hashlib
+import json
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 import lospmm
 from lospmm import kernel as kernel_module
 from lospmm import tuning
-from lospmm.artifact import SOURCE_FILES
+from lospmm.artifact import MANIFEST_FILE, SOURCE_FILES
 from lospmm.convolution import unfold
 from lospmm.device import DEVICES
 from lospmm.epilogue import epilogue_of
@@ -173,7 +175,7 @@ def test_what_a_layer_is_given_wrong_is_refused(dense: NDArray[np.float32], kern
         lospmm.tune(dense, device="h200")
     with pytest.raises(BadMatrix, match=r"weights of shape \(2, 3, 3, 2\): the convolution takes \(2, 3, 3, 3\)"):
         lospmm.tune(np.ones((2, 3, 3, 2)), convolution=WINDOW, device="h200")
-    with pytest.raises(BadRequest, match="convolution is of type str: give a lospmm[.]Convolution"):
+    with pytest.raises(BadRequest, match=r"convolution is of type str: give a lospmm\.Convolution"):
         lospmm.tune(np.ones((2, 3, 3, 3)), convolution="1x3x8x8,3x3", device="h200")
     with pytest.raises(BadRequest, match="the directory is of type NoneType: give a path"):
         kernel.save(None)
@@ -245,6 +247,10 @@ def test_what_runs_is_the_text_in_the_folder(
     tune(dense, emitter="ptx").save(tmp_path)
     source = tmp_path / SOURCE_FILES["ptx"]
     source.write_text(source.read_text().replace("fma.rn", "fma.rz", 1))
+    with pytest.raises(BadRequest, match=r"kernel\.ptx is not the one that the manifest names"):
+        lospmm.load(tmp_path)
+    digest = {"source_sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(json.loads((tmp_path / MANIFEST_FILE).read_text()) | digest))
     with pytest.raises(VerificationFailed, match=r"fma\.rz"):
         lospmm.load(tmp_path).run_on_cpu(b)
 
