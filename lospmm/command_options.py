@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,6 +73,17 @@ ServerOption = Annotated[
 KeyOption = Annotated[str | None, typer.Option("--key", help="The API key of the service (LOSPMM_KEY).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
+
+
+def out_option(meaning: str) -> Any:
+    """--out: a folder, which an empty text does not name: it would stand for the current one."""
+
+    def folder(text: str) -> Path:
+        if not text:
+            raise BadRequest("--out is empty: name a folder, a new one or one of its own")
+        return Path(text)
+
+    return typer.Option("--out", parser=folder, metavar="<path>", help=meaning)
 
 
 def chosen_server(server: str | None, key: str | None) -> str | None:

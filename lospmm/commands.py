@@ -40,6 +40,7 @@ from lospmm.command_options import (
     TrialsOption,
     VerifyOption,
     chosen_server,
+    out_option,
 )
 from lospmm.convolution import parse_convolution
 from lospmm.device import DEVICES, DeviceSpec, find_device
@@ -78,7 +79,7 @@ app.add_typer(keys_app, name="keys")
 @app.command()
 def tune(
     matrix: MatrixArgument,
-    out: Annotated[Path, typer.Option("--out", help="The folder to put the kernel in.")],
+    out: Annotated[Path, out_option("The folder to put the kernel in.")],
     n: LayerColumnsOption = None,
     conv: ConvolutionOption = None,
     bias: BiasOption = None,
@@ -120,8 +121,8 @@ def tune(
     convolution = None if conv is None else parse_convolution(conv)
     numbers = None if bias is None else readers.read_bias(bias)
     columns = columns_of(n, convolution)
+    artifact.check_target(out)
     if (address := chosen_server(server, key)) is not None:
-        artifact.check_target(out)
         layer = {"convolution": convolution, "bias": numbers, "relu": relu, "residual": residual}
         more = {"device": device, "tensor": tensor, "seed": seed, **layer, **asdict(options)}
         with open_client(address, key, quiet=quiet) as client, reported(quiet=quiet) as progress:

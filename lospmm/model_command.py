@@ -34,6 +34,7 @@ from lospmm.command_options import (
     TrialsOption,
     VerifyOption,
     chosen_server,
+    out_option,
     say,
 )
 from lospmm.convolution import parse_convolution
@@ -58,7 +59,7 @@ def tune_model(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="A .safetensors, or a folder of matrix files with a layer each.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The folder to put a folder for each layer in.")],
+    out: Annotated[Path, out_option("The folder to put a folder for each layer in.")],
     n: LayerColumnsOption = None,
     conv: ConvolutionOption = None,
     biases: BiasesOption = False,

@@ -309,15 +309,28 @@ def test_places_that_cannot_be_written(
     lospmm_command: Command, set_environment: Callable[[str, object], None], tmp_path: Path, matrix: Path
 ) -> None:
     tune = ("tune", matrix, "--n", 51, *H200, "--quiet")
-    answer = lospmm_command(*tune, "--out", "/proc/kernel")
-    assert (answer.status, answer.out) == (4, "")
-    assert answer.error.startswith("/proc/kernel: cannot be written: ")
     (tmp_path / "file").touch()
     set_environment("LOSPMM_CACHE_DIR", tmp_path / "file")
     answer = lospmm_command(*tune, "--out", tmp_path / "out")
     assert (answer.status, answer.out) == (4, "")
     assert "LOSPMM_CACHE_DIR names another place" in answer.error
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["tune", "tune-model", "train-ranker"])
+def test_out_is_looked_at_before_the_work(lospmm_command: Command, tmp_path: Path, command: str) -> None:
+    """Before a file is read, where one alone is: of what is not there a message would say so."""
+    save_file({"w": WEIGHTS}, tmp_path / "w.safetensors")
+    given = tmp_path / ("w.safetensors" if command == "tune-model" else "gone")
+    ask = (command, given, *(() if command == "train-ranker" else ("--n", 4, *H200)))
+    for out, status, words in (
+        ("", 2, "--out is empty: name a folder, a new one or one of its own"),
+        ("/dev/null", 2, "/dev/null: is a file; name a folder"),
+        ("/proc/x", 4, "/proc/x: cannot be written: /proc takes no new folder (No such file or directory); name a"),
+    ):
+        answer = lospmm_command(*ask, "--out", out)
+        assert (answer.status, answer.out) == (status, "")
+        assert answer.error.startswith(words), "and no line of progress"
 
 
 def test_a_wrong_kernel_is_not_written(
