@@ -23,12 +23,13 @@ from lospmm.content import content_of
 from lospmm.convolution import Convolution, parse_convolution
 from lospmm.device import DEVICES, DeviceSpec
 from lospmm.epilogue import Epilogue, epilogue_of
-from lospmm.errors import BadRequest
+from lospmm.errors import BadRequest, LospmmError
 from lospmm.model import Problem, columns_of
 from lospmm.options import Options
 from lospmm.readers import MatrixFile, bias_in, read_bytes
 from lospmm.runtime.detect import detect_device, own_gpu
 from lospmm.settings import settings
+from lospmm.toolchain.discover import find_toolkit, has_arch
 from lospmm_server.schemas import KernelQuery, TuningQuery
 
 #: LOSPMM_WORKER_GPU of workers without one.
@@ -122,6 +123,15 @@ def has_gpu() -> bool:
     """Whether the device "auto" is one."""
     workers = settings().worker_gpu
     return own_gpu() is not None if workers is None else workers != NO_GPU
+
+
+def offered_devices() -> list[DeviceSpec]:
+    """Those that the toolkit of the service can compile for; all where it has none, which whoever posts is told."""
+    try:
+        toolkit = find_toolkit()
+    except LospmmError:
+        return list(DEVICES.values())
+    return [device for device in DEVICES.values() if has_arch(toolkit, device.arch)]
 
 
 def _device(name: str) -> DeviceSpec:
