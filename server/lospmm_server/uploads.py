@@ -21,7 +21,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from lospmm import jobs
 from lospmm.content import content_of
 from lospmm.convolution import Convolution, parse_convolution
-from lospmm.device import DEVICES, DeviceSpec
+from lospmm.device import DEVICES, USUAL_DEVICE, DeviceSpec
 from lospmm.epilogue import Epilogue, epilogue_of
 from lospmm.errors import BadRequest, LospmmError
 from lospmm.model import Problem, columns_of
@@ -139,7 +139,11 @@ def _device(name: str) -> DeviceSpec:
     workers = settings().worker_gpu
     chosen = workers if name == "auto" else name
     if chosen is None:
-        return detect_device()
+        try:
+            return detect_device()
+        except BadRequest:  # whose message is for who may describe a device in a file
+            why = "device auto: this service has no GPU of the device table"
+            raise BadRequest(f"{why}; name the one to tune for, such as {USUAL_DEVICE}") from None
     if name == "auto" and workers == NO_GPU:
         raise BadRequest("device auto: this service's workers have no GPU; name the one to tune for, such as h200")
     if chosen not in DEVICES:
