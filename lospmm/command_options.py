@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from lospmm.errors import BadRequest
+from lospmm.options import Options, check_served
 from lospmm.settings import settings
 from lospmm.terminal import printable
 
@@ -92,6 +93,14 @@ def chosen_server(server: str | None, key: str | None) -> str | None:
     if key and server is None and address is None:
         raise BadRequest("--key goes with a service: name it with --server or in LOSPMM_SERVER, or leave the key out")
     return address
+
+
+def options_for(address: str | None, **given: Any) -> Options:
+    """The options of a command; what a service at ``address`` decides itself is refused without a look at its value, of
+    which a message would say what it may be."""
+    if address is not None:
+        check_served(given)
+    return Options(**given)
 
 
 def say(*, quiet: bool) -> Callable[[str], None]:

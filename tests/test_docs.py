@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from lospmm import errors, estimate, ir, options
-from lospmm.client import SERVED_OPTIONS
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass import addresses, scheduler
 from lospmm.manifest import SCHEMA, Manifest
@@ -115,7 +114,7 @@ def test_options_of_the_library() -> None:
 )
 def test_what_a_service_decides_itself(name: str, words: str, of_a_command: bool) -> None:
     shown = {"shortlist_size": "shortlist", "budget_seconds": "budget"}
-    own = [field.name for field in dataclasses.fields(options.Options) if field.name not in SERVED_OPTIONS]
+    own = [field.name for field in dataclasses.fields(options.Options) if field.name not in options.SERVED_OPTIONS]
     found = re.search(words, " ".join(text_of(name).split()))
     assert found
     assert set(names(found[1])) == {f"--{shown.get(option, option)}" if of_a_command else option for option in own}

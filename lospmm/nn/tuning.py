@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from lospmm import jobs
 from lospmm.device import DeviceSpec, find_device
 from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
-from lospmm.errors import BadRequest, Unsupported
+from lospmm.errors import Unsupported
 from lospmm.job_events import LayerProgress
 from lospmm.kernel import Kernel
 from lospmm.model import Problem, ceil_div
@@ -19,7 +19,7 @@ from lospmm.nn.bound import Bucket, bias_digest
 from lospmm.nn.dtypes import dtype_of, options_for
 from lospmm.nn.layer import way_of
 from lospmm.nn.site import Site, convolution_of
-from lospmm.options import Options, called
+from lospmm.options import SERVED_OPTIONS, Options, check_served
 from lospmm.progress import reported
 from lospmm.runtime.detect import detect_device
 from lospmm.stages import Progress
@@ -105,13 +105,8 @@ def tuner_here(device: str, options: Options, progress: LayerProgress | None) ->
 
 def tuner_there(client: "Client", device: str, options: Options, progress: LayerProgress | None) -> Tuner:
     """By a service, which is told the device's name; "auto" needs a GPU here. Raises BadRequest and Unsupported."""
-    from lospmm.client import SERVED_OPTIONS
-
     gpu = detect_device() if device == "auto" else find_device(device)
-    usual = Options()
-    for field in fields(Options):
-        if field.name not in SERVED_OPTIONS and getattr(options, field.name) != getattr(usual, field.name):
-            raise BadRequest(f"{called(field.name)}: a service decides that itself; leave it out")
+    check_served(asdict(options))
 
     def tune(problem: Problem, told: Progress) -> Kernel:
         own = options_for(problem, options)
