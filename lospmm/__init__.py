@@ -13,10 +13,21 @@ if TYPE_CHECKING:
     from lospmm.convolution import Convolution
     from lospmm.einsums import EinsumKernel, einsum, einsum_kernel
     from lospmm.kernel import Kernel, load, tune
+    from lospmm.matrix import SparseMatrix
 
 __version__ = "0.1.0"
 
-__all__ = ["Convolution", "EinsumKernel", "Kernel", "__version__", "einsum", "einsum_kernel", "load", "tune"]
+__all__ = [
+    "Convolution",
+    "EinsumKernel",
+    "Kernel",
+    "SparseMatrix",
+    "__version__",
+    "einsum",
+    "einsum_kernel",
+    "load",
+    "tune",
+]
 
 #: Where a public name is, if not in ``lospmm.kernel``.
 _HOMES = MappingProxyType(dict.fromkeys(("EinsumKernel", "einsum", "einsum_kernel"), "lospmm.einsums"))

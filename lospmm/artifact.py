@@ -163,15 +163,37 @@ def check_target(directory: Path) -> None:
         raise BadRequest(f"{str(directory)!r:.80}: holds a NUL; name a folder")
     try:
         place = next((path for path in directory.absolute().parents if path.exists()), directory)
-        if directory.is_file() or not place.is_dir():
-            raise BadRequest(f"{directory}: {'' if directory.is_file() else f'{place} '}is a file; name a folder")
+        is_other = directory.exists() and not directory.is_dir()
+        if is_other or not place.is_dir():
+            raise BadRequest(f"{directory}: {'' if is_other else f'{place} '}is a file; name a folder")
         _check_held(_names(directory) if directory.exists() else set(), directory)
         if directory.is_mount() or directory.resolve() == Path.cwd():  # others hold on to it
             raise BadRequest(f"{directory}: is the current folder or a mount point; name a folder in it")
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise ToolchainFault(f"{directory}: cannot be written: no permission to write to {place}")
+        _check_place(place, directory)
     except OSError as error:
         raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
+
+
+def check_folder(directory: Path) -> None:
+    """Raise BadRequest where ``directory`` is a file or lies in one, ToolchainFault where nothing can be made in it."""
+    try:
+        place = next((path for path in (directory, *directory.absolute().parents) if path.exists()), directory)
+        if not place.is_dir():
+            raise BadRequest(f"{directory}: {'' if place == directory else f'{place} '}is a file; name a folder")
+        _check_place(place, directory)
+    except OSError as error:
+        raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
+
+
+def _check_place(place: Path, directory: Path) -> None:
+    """Make a folder in ``place`` and remove it: permissions tell nothing of /proc. Raises ToolchainFault."""
+    scratch = place / (SCRATCH + secrets.token_hex(8))
+    try:
+        scratch.mkdir()
+        scratch.rmdir()
+    except OSError as error:
+        why = f"{place} takes no new folder ({error.strerror})"
+        raise ToolchainFault(f"{directory}: cannot be written: {why}; name a folder elsewhere") from None
 
 
 def _names(directory: Path) -> set[str]:

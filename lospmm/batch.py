@@ -4,7 +4,6 @@ A layer that fails, fails alone. A folder that holds the right kernel already is
 stopped goes on where it was.
 """
 
-import os
 import secrets
 import time
 from collections import deque
@@ -263,12 +262,8 @@ def _remembered(here: _Here, digest: str, work: Callable[[], Done]) -> Done:
 
 def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:
     """What an earlier run has put there. Raises BadRequest, and ToolchainFault, before there is anything to write."""
+    artifact.check_folder(directory)
     try:
-        place = next((path for path in (directory, *directory.absolute().parents) if path.exists()), directory)
-        if not place.is_dir():
-            raise BadRequest(f"{directory}: {'' if place == directory else f'{place} '}is a file; name a folder")
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise ToolchainFault(f"{directory}: cannot be written: no permission to write to {place}")
         held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
         if not {name for name in held if not name.startswith(_SCRATCH)}:
             return ()

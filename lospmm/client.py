@@ -12,7 +12,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -23,11 +23,11 @@ from lospmm import artifact
 from lospmm.artifact import BIAS_FILE, CUBIN_FILE, MANIFEST_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
 from lospmm.connection import Connection, Gone
 from lospmm.convolution import Convolution, written
-from lospmm.errors import BadRequest, LospmmError, ServiceFault, Unsupported
+from lospmm.errors import BadRequest, LospmmError, ServiceFault
 from lospmm.job_events import Hear, LayerProgress, ignore, layer_stages, stages, tell
 from lospmm.kernel import Kernel, Weights, flattened, matrix_and_values, whole_number
-from lospmm.model import columns_of
-from lospmm.options import Options, called, options_of
+from lospmm.model import check_columns, columns_of
+from lospmm.options import SERVED_OPTIONS, Options, check_served, options_of
 from lospmm.remote import Job, Page, error_of, parsed
 from lospmm.stages import Progress, silent
 from lospmm.uploads import Biases, ModelWeights, Upload, read_uploads, upload_of, with_bias
@@ -42,9 +42,6 @@ PAUSE_SECONDS = 0.3
 
 #: How often a job or kernel that the service has forgotten is posted again.
 POSTS = 3
-
-#: The fields of ``Options`` that the service takes; the others it decides itself.
-SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families", "cache")
 
 #: Of a model's name, as many as the service takes.
 NAME_CHARACTERS = 200
@@ -348,15 +345,13 @@ class Client:
 
 def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a tuning. Raises BadRequest, and Unsupported for what the service decides itself."""
-    chosen, usual = options_of(options), Options()
-    for option in fields(Options):
-        value = getattr(chosen, option.name)
-        if option.name not in SERVED_OPTIONS and value != getattr(usual, option.name):
-            raise Unsupported(f"{called(option.name)} {value!r}: a service decides that itself; leave it out")
+    check_served(options)
+    chosen = options_of(options)
     served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
-    if served["cache"] == usual.cache:
+    if served["cache"] == Options().cache:
         del served["cache"]  # which an older service does not know
-    return {"n": whole_number("n", n), "device": str(device), "seed": whole_number("seed", seed), **served}
+    check_columns(columns := whole_number("n", n))
+    return {"n": columns, "device": str(device), "seed": whole_number("seed", seed), **served}
 
 
 def _layer_query(convolution: Convolution | None, *, relu: bool, residual: bool) -> dict[str, Any]:

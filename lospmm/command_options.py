@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lospmm.errors import BadRequest
+from lospmm.options import Options, check_served
 from lospmm.settings import settings
 from lospmm.terminal import printable
 
@@ -75,12 +76,31 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on std
 QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")]
 
 
+def out_option(meaning: str) -> Any:
+    """--out: a folder, which an empty text does not name: it would stand for the current one."""
+
+    def folder(text: str) -> Path:
+        if not text:
+            raise BadRequest("--out is empty: name a folder, a new one or one of its own")
+        return Path(text)
+
+    return typer.Option("--out", parser=folder, metavar="<path>", help=meaning)
+
+
 def chosen_server(server: str | None, key: str | None) -> str | None:
     """The address of the service that is to do the work; None: this machine. Raises BadRequest for a key of none."""
     address = (settings().server if server is None else server) or None
     if key and server is None and address is None:
         raise BadRequest("--key goes with a service: name it with --server or in LOSPMM_SERVER, or leave the key out")
     return address
+
+
+def options_for(address: str | None, **given: Any) -> Options:
+    """The options of a command; what a service at ``address`` decides itself is refused without a look at its value, of
+    which a message would say what it may be."""
+    if address is not None:
+        check_served(given)
+    return Options(**given)
 
 
 def say(*, quiet: bool) -> Callable[[str], None]:

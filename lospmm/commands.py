@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +40,8 @@ from lospmm.command_options import (
     TrialsOption,
     VerifyOption,
     chosen_server,
+    options_for,
+    out_option,
 )
 from lospmm.convolution import parse_convolution
 from lospmm.device import DEVICES, DeviceSpec, find_device
@@ -78,7 +80,7 @@ app.add_typer(keys_app, name="keys")
 @app.command()
 def tune(
     matrix: MatrixArgument,
-    out: Annotated[Path, typer.Option("--out", help="The folder to put the kernel in.")],
+    out: Annotated[Path, out_option("The folder to put the kernel in.")],
     n: LayerColumnsOption = None,
     conv: ConvolutionOption = None,
     bias: BiasOption = None,
@@ -104,7 +106,8 @@ def tune(
     quiet: QuietOption = False,
 ) -> None:
     """Make the fastest kernel for C = A x B that is found, and write it to a folder."""
-    options = Options(
+    options = options_for(
+        address := chosen_server(server, key),
         emitter=emitter,
         ranker=ranker,
         measure=measure,
@@ -120,8 +123,8 @@ def tune(
     convolution = None if conv is None else parse_convolution(conv)
     numbers = None if bias is None else readers.read_bias(bias)
     columns = columns_of(n, convolution)
-    if (address := chosen_server(server, key)) is not None:
-        artifact.check_target(out)
+    artifact.check_target(out)
+    if address is not None:
         layer = {"convolution": convolution, "bias": numbers, "relu": relu, "residual": residual}
         more = {"device": device, "tensor": tensor, "seed": seed, **layer, **asdict(options)}
         with open_client(address, key, quiet=quiet) as client, reported(quiet=quiet) as progress:
@@ -129,8 +132,7 @@ def tune(
         artifact.write(done, out)
     else:
         file, plain = _problem(matrix, columns, device, tensor, seed)
-        epilogue = epilogue_of(numbers, relu=relu, residual=residual)
-        problem = Problem(plain.matrix, columns, plain.device, convolution, epilogue)
+        problem = replace(plain, convolution=convolution, epilogue=epilogue_of(numbers, relu=relu, residual=residual))
         done = _tuned_here(jobs.Request(problem, options, file.values, seed), out, quiet=quiet)
         _note_of_zeros(file)
         _note_of_elements(file, dtype)

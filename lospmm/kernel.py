@@ -299,7 +299,7 @@ def _matrix(weights: Matrix) -> SparseMatrix:
             raise BadMatrix(f"SciPy refuses these weights: {error}") from None
         return from_coo(shape, entries.row, entries.col, entries.data)
     hint = ", as weights.detach().cpu().float().numpy()" if hasattr(weights, "detach") else ""
-    some = f"a NumPy array{hint}, a SciPy sparse matrix, a SparseMatrix or a path"
+    some = f"a NumPy array{hint}, a SciPy sparse matrix, a lospmm.SparseMatrix or a path"
     raise BadMatrix(f"weights of type {type(weights).__name__}: give {some}")
 
 

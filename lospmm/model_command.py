@@ -34,6 +34,8 @@ from lospmm.command_options import (
     TrialsOption,
     VerifyOption,
     chosen_server,
+    options_for,
+    out_option,
     say,
 )
 from lospmm.convolution import parse_convolution
@@ -58,7 +60,7 @@ def tune_model(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="A .safetensors, or a folder of matrix files with a layer each.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The folder to put a folder for each layer in.")],
+    out: Annotated[Path, out_option("The folder to put a folder for each layer in.")],
     n: LayerColumnsOption = None,
     conv: ConvolutionOption = None,
     biases: BiasesOption = False,
@@ -83,7 +85,8 @@ def tune_model(
     quiet: QuietOption = False,
 ) -> None:
     """Make a kernel for every layer of a model, each in a folder of its own, and report.json about all of them."""
-    options = Options(
+    options = options_for(
+        address := chosen_server(server, key),
         emitter=emitter,
         ranker=ranker,
         measure=measure,
@@ -102,7 +105,7 @@ def tune_model(
     batch = Batch(open_model(model, seed=seed), columns, device, convolution, epilogue)
     if biases:
         batch.model.check_biases()
-    if (address := chosen_server(server, key)) is None:
+    if address is None:
         folder = _tuned_here(batch, options, out, biases=biases, seed=seed, quiet=quiet)
     else:
         with open_client(address, key, quiet=quiet) as client:

@@ -12,7 +12,7 @@ from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES, SUMS, check_sums
-from lospmm.errors import BadRequest
+from lospmm.errors import BadRequest, Unsupported
 from lospmm.families import FAMILIES
 from lospmm.model import SPLITS
 
@@ -112,6 +112,18 @@ def decisive_fields(options: Options) -> dict[str, Any]:
 def called(name: str) -> str:
     """What messages call an option of this name: as its flag of the command line is called, without the unit."""
     return name.removesuffix("_size").removesuffix("_seconds")
+
+
+#: The fields of ``Options`` that a service takes; the others it decides itself.
+SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families", "cache")
+
+
+def check_served(given: Mapping[str, object]) -> None:
+    """Raises Unsupported for an option that a service decides itself, whatever its value, but for the default."""
+    for option in fields(Options):
+        if option.name in given and option.name not in SERVED_OPTIONS and given[option.name] != option.default:
+            value = f"{given[option.name]!r:.80}"
+            raise Unsupported(f"{called(option.name)} {value}: a service decides that itself; leave it out")
 
 
 #: What functions that tune take beside the options.

@@ -42,12 +42,14 @@ def _bars(bars: Progress) -> Report:
 
 
 def _lines(started: float) -> Report:
-    """The end of each stage; the beginning of one of many parts too, and now and then how far it is."""
+    """The end of each stage, and of one that lasts how far it is: at once where its parts are known when it begins."""
     finished: set[str] = set()
     told: dict[str, float] = {}
 
     def report(stage: str, done: int, total: int) -> None:
         now = time.monotonic()
+        if (done, total) == (0, 1):
+            told.setdefault(stage, now)
         if (done, total) == (1, 1) and stage not in finished:
             finished.add(stage)
             said = "done"

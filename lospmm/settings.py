@@ -109,7 +109,7 @@ class Settings(BaseSettings):
         try:
             return None if path is None else path.expanduser()
         except RuntimeError:
-            raise ValueError(f"{path}: there is no such user") from None
+            raise ValueError("there is no such user") from None
 
 
 @cache
@@ -119,7 +119,8 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors()[0]
-        raise BadSettings(f"{PREFIX}{str(first['loc'][0]).upper()}: {first['msg']}") from None
+        why = first["msg"].removeprefix("Value error, ")
+        raise BadSettings(f"{PREFIX}{str(first['loc'][0]).upper()}: {str(first['input'])!r:.80}: {why}") from None
 
 
 def be_a_service() -> None:

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 #: Told (stage, done, total); a stage without countable parts reports 0 of 1, then 1 of 1.
 Progress = Callable[[str, int, int], None]
 
+#: Told (done, total) of the parts of one stage.
+Count = Callable[[int, int], None]
+
 #: The stages of tuning one matrix, as they stand in the manifest.
 STAGES = (
     "reorder", "constraints", "rank", "compile_trials", "measure_trials", "emit", "compile", "verify", "compare"
@@ -17,6 +20,10 @@ STAGES = (
 
 def silent(_stage: str, _done: int, _total: int) -> None:
     """Progress that nobody watches."""
+
+
+def uncounted(_done: int, _total: int) -> None:
+    """Parts that nobody counts."""
 
 
 class Stages:

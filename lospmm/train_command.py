@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lospmm.command_options import JsonOption, QuietOption, say
+from lospmm.artifact import check_folder
+from lospmm.command_options import JsonOption, QuietOption, out_option, say
 from lospmm.errors import BadRequest
 from lospmm.progress import reported
 from lospmm.settings import settings
@@ -16,7 +17,7 @@ def train_ranker(
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="A .npz of measured kernels, or a folder of what --collect measured.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The folder for <device>.txt, its card, and the data as .npz.")],
+    out: Annotated[Path, out_option("The folder for <device>.txt, its card, and the data as .npz.")],
     collect: Annotated[
         float, typer.Option("--collect", help="Seconds to measure on this machine's GPU first, into DATA, a folder.")
     ] = 0.0,
@@ -62,11 +63,10 @@ def train_ranker(
 
 
 def _check(out: Path, collect: float, matrices: Path | None) -> None:
-    """What would be found out after minutes. Raises BadRequest."""
+    """What would be found out after minutes. Raises BadRequest, ToolchainFault."""
     if not 0 <= collect < float("inf"):
         raise BadRequest(f"--collect {collect}: a number of seconds, from 0 on")
-    if out.exists() and not out.is_dir():
-        raise BadRequest(f"{out}: is a file; name a folder")
+    check_folder(out)
     if matrices is not None and not matrices.is_dir():
         raise BadRequest(f"--matrices {matrices}: there is no such folder")
 

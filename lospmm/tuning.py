@@ -338,11 +338,11 @@ def _verify(job: Job, made: Made, bench: Bench | None) -> Verification | None:
         return None
     with job.stages.stage("verify"):
         if job.options.verify == "cpu":
-            built = made.build
+            built, progress = made.build, partial(job.stages.progress, "verify")
             assert built is not None, "its text is at hand"
             if isinstance(built, PackedBuild):
-                return verify_packed_on_cpu(job.problem, built.kernel)
-            return verify_on_cpu(job.problem, built.program, built.emission)
+                return verify_packed_on_cpu(job.problem, built.kernel, progress=progress)
+            return verify_on_cpu(job.problem, built.program, built.emission, progress=progress)
         assert bench is not None
         bench.kernel_seconds = None
         kernel = made.runs

@@ -25,6 +25,7 @@ from lospmm.packed import PackedKernel
 from lospmm.runtime import execute
 from lospmm.runtime.block import execute_packed
 from lospmm.runtime.geometry import geometry_of
+from lospmm.stages import Count, uncounted
 
 #: The most columns of C that are computed, and how many at each end of a column block.
 MAX_COLUMNS = 64
@@ -50,7 +51,9 @@ class Verification:
     columns: int  # of C, that were computed
 
 
-def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0) -> Verification:
+def verify_on_cpu(
+    problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0, progress: Count = uncounted
+) -> Verification:
     """Run the emission's text on the CPU for some columns. Raises VerificationFailed."""
     geometry = geometry_of(program, n=problem.n, cols=LAUNCH_COLS)
     words = geometry.together(choose_columns(geometry.n, geometry.cols, _column_limit(problem.matrix)))
@@ -64,12 +67,14 @@ def verify_on_cpu(problem: Problem, program: KernelProgram, emission: Emission, 
     idle = np.arange(max(last_thread, geometry.n), last_thread + 1) if geometry.walks == 1 else words[:0]
     every, more = np.concatenate((words, idle)), len(geometry.columns_of(idle))
     third = None if residual is None else _with_nan(residual, more)
-    c = execute(emission, geometry, every, _with_nan(given, more), third)
+    c = execute(emission, geometry, every, _with_nan(given, more), third, progress)
     error = _compared(problem, columns, held_to, c[:, : len(columns)], residual)
     return Verification("cpu", error, len(columns))
 
 
-def verify_packed_on_cpu(problem: Problem, kernel: PackedKernel, *, seed: int = 0) -> Verification:
+def verify_packed_on_cpu(
+    problem: Problem, kernel: PackedKernel, *, seed: int = 0, progress: Count = uncounted
+) -> Verification:
     """Run whole blocks of a packed kernel's text on the CPU: those of the first, a middle and the last columns.
 
     B has NaN in the columns of other blocks. Raises VerificationFailed, and Unsupported for a B and C beyond
@@ -88,7 +93,7 @@ def verify_packed_on_cpu(problem: Problem, kernel: PackedKernel, *, seed: int = 
     if (drawn := draw_residual(problem, len(columns), seed)) is not None:
         residual = np.full((matrix.m, n), np.nan, dtype=np.float32)
         residual[:, columns] = drawn
-    c = execute_packed(kernel, columns, b, m=matrix.m, residual=residual)
+    c = execute_packed(kernel, columns, b, m=matrix.m, residual=residual, progress=progress)
     step = _column_limit(matrix)
     pieces = (columns[start : start + step] for start in range(0, len(columns), step))
     errors = [

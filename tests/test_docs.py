@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -10,16 +11,18 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from lospmm import errors, estimate, ir, options
-from lospmm.client import SERVED_OPTIONS
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass import addresses, scheduler
 from lospmm.manifest import SCHEMA, Manifest
 from lospmm.runtime import hazards
 from lospmm.runtime.detect import detect_device, own_gpu
 from lospmm.settings import Settings
+from tests.cli.command import H200, WEIGHTS, process
 from tests.docs.commands import check, commands, leaves, targets
 from tests.docs.pages import DOCS, ROOT, Block, anchors, blocks, links, names, pages, rows, section
 from tests.docs.renew import REGIONS, renewed
@@ -28,6 +31,9 @@ PAGES = {str(path.relative_to(ROOT)): path for path in pages()}
 
 #: Lines of a kernel's description that depend on the compiler and the clock.
 VOLATILE = ("device", "registers", "code", "seconds")
+
+#: Objects whose fields are the names of constraints, or the axes of a family.
+ANY_NAMES = ("removed", "winner", "built")
 
 #: How a block of commands begins that only a machine with a GPU can run.
 NEEDS_GPU = "# needs an NVIDIA GPU"
@@ -115,7 +121,7 @@ def test_options_of_the_library() -> None:
 )
 def test_what_a_service_decides_itself(name: str, words: str, of_a_command: bool) -> None:
     shown = {"shortlist_size": "shortlist", "budget_seconds": "budget"}
-    own = [field.name for field in dataclasses.fields(options.Options) if field.name not in SERVED_OPTIONS]
+    own = [field.name for field in dataclasses.fields(options.Options) if field.name not in options.SERVED_OPTIONS]
     found = re.search(words, " ".join(text_of(name).split()))
     assert found
     assert set(names(found[1])) == {f"--{shown.get(option, option)}" if of_a_command else option for option in own}
@@ -144,6 +150,37 @@ def test_fields_of_the_manifest() -> None:
     described = [name for cells in table for name in names(cells[0])]
     assert sorted(described) == sorted(fields(Manifest))
     assert ["`schema`", str(SCHEMA)] in table
+
+
+def printed_fields(value: typing.Any, prefix: str = "") -> Iterator[str]:
+    """The fields of a JSON object, those of the objects in it with a dot; but for objects of ANY_NAMES."""
+    if isinstance(value, list):
+        for part in value:
+            yield from printed_fields(part, prefix)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield prefix + name
+            if name not in ANY_NAMES:
+                yield from printed_fields(inner, f"{prefix}{name}.")
+
+
+@pytest.mark.usefixtures("own_settings", "workplace")
+def test_fields_of_what_commands_print() -> None:
+    save_file({"a": WEIGHTS, "nan": np.full((2, 2), np.nan, np.float32)}, "net.safetensors")
+    assert process("keys", "add", "team").status == 0
+    weights, untimed = ("net.safetensors", "--n", 4, *H200), ("--measure", "none", "--verify", "none")
+    for heading, status, orders in (
+        ("report.json", 2, [("tune-model", *weights, *untimed, "--out", "net")]),
+        ("space", 0, [("space", *weights, "--tensor", "a")]),
+        ("replay", 0, [("replay", "net/a")]),
+        ("cache ls, prune and verify", 0, [("cache", "verify"), ("cache", "ls"), ("cache", "prune", "--max-mb", 0)]),
+        ("keys ls", 0, [("keys", "ls")]),
+    ):
+        answers = [process(*order, "--json") for order in orders]
+        assert {answer.status for answer in answers} == {status}, answers
+        described = [name for cells in table_below("docs/cli.md", f"### {heading}") for name in names(cells[0])]
+        printed = {field for answer in answers for field in printed_fields(json.loads(answer.out))}
+        assert sorted(described) == sorted(printed), heading
 
 
 def test_settings_and_their_defaults() -> None:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -12,7 +12,7 @@ from lospmm import jobs
 from lospmm.convolution import Convolution
 from lospmm.device import DeviceSpec, find_device
 from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
-from lospmm.errors import BadRequest, LospmmError, Unsupported
+from lospmm.errors import LospmmError, Unsupported
 from lospmm.job_events import LayerProgress
 from lospmm.kernel import Kernel
 from lospmm.model import Problem, ceil_div
@@ -20,7 +20,7 @@ from lospmm.nn.bound import Bucket, bias_digest
 from lospmm.nn.dtypes import dtype_of, options_for
 from lospmm.nn.layer import way_of
 from lospmm.nn.site import Site, convolution_of
-from lospmm.options import Options, called
+from lospmm.options import SERVED_OPTIONS, Options, check_served
 from lospmm.progress import reported
 from lospmm.runtime.detect import detect_device
 from lospmm.settings import settings
@@ -143,13 +143,8 @@ def tuner_here(stack: ExitStack, device: str, options: Options, progress: LayerP
 
 def tuner_there(client: "Client", device: str, options: Options, progress: LayerProgress | None) -> Tuner:
     """By a service, which is told the device's name; "auto" needs a GPU here. Raises BadRequest and Unsupported."""
-    from lospmm.client import SERVED_OPTIONS
-
     gpu = detect_device() if device == "auto" else find_device(device)
-    usual = Options()
-    for field in fields(Options):
-        if field.name not in SERVED_OPTIONS and getattr(options, field.name) != getattr(usual, field.name):
-            raise BadRequest(f"{called(field.name)}: a service decides that itself; leave it out")
+    check_served(asdict(options))
 
     def tune(problem: Problem, told: Progress) -> Kernel:
         own = options_for(problem, options)

@@ -8,6 +8,7 @@ A row is a function of the emission, the launch's ``Geometry``, the chosen colum
 nothing was written. B of a convolution is its unfolded input, and what it has for the padding must show nowhere. A
 column may lie in the last block behind the end of B and C: its thread runs too, and must touch nothing. Each thread may
 touch its own column of B and C and nothing else; anything else, and a text that cannot be run, is VerificationFailed.
+``progress`` is told of the parts of the kernel that have run: tiles, or hundredths.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from lospmm.dtype import Dtype
 from lospmm.errors import Unsupported
 from lospmm.runtime import cpu, ptx_machine, sass_machine
 from lospmm.runtime.geometry import Geometry
+from lospmm.stages import Count, uncounted
 
 
 class Runtime(Protocol):
@@ -32,6 +34,7 @@ class Runtime(Protocol):
         columns: NDArray[np.int64],
         b: NDArray[np.float32],
         residual: NDArray[np.float32] | None = None,
+        progress: Count = uncounted,
     ) -> NDArray[np.float32]: ...
 
 
@@ -46,6 +49,7 @@ def execute(
     columns: NDArray[np.int64],
     b: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
+    progress: Count = uncounted,
 ) -> NDArray[np.float32]:
     """C of an emission on the CPU. Raises Unsupported for a language without a runtime.
 
@@ -57,9 +61,9 @@ def execute(
     assert b.shape == (geometry.k, per_word * len(columns)), f"B of shape {b.shape} for {len(columns)} columns"
     assert (residual is not None) == geometry.takes_residual, "a residual where the kernel takes one"
     if per_word == 1:
-        return RUNTIMES[emission.language](emission, geometry, columns, b, residual)
+        return RUNTIMES[emission.language](emission, geometry, columns, b, residual, progress)
     third = None if residual is None else _paired(residual, geometry.dtype)
-    c = RUNTIMES[emission.language](emission, geometry, columns, _paired(b, geometry.dtype), third)
+    c = RUNTIMES[emission.language](emission, geometry, columns, _paired(b, geometry.dtype), third, progress)
     return geometry.dtype.from_storage(c.view(geometry.dtype.to_storage(c[:0]).dtype))
 
 

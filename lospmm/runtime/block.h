@@ -688,7 +688,7 @@ static void call() {
 }  // namespace lospmm
 
 // ``shape`` is the grid, the threads of a block, and the bytes of shared memory; ``columns`` the values of blockIdx.x
-// that are run.
+// that are run. Each hundredth of them is a dot on stdout.
 extern "C" void lospmm_run_blocks(void *entry, const std::uint64_t *shape, const std::int64_t *columns,
                                   std::uint64_t count, unsigned char *data, const void *b, void *c,
                                   const void *residual) {
@@ -705,11 +705,15 @@ extern "C" void lospmm_run_blocks(void *entry, const std::uint64_t *shape, const
     block.shared = static_cast<unsigned char *>(std::aligned_alloc(1024, (shared_bytes + 2047) / 1024 * 1024));
   gridDim = {static_cast<unsigned>(shape[0]), static_cast<unsigned>(shape[1]), static_cast<unsigned>(shape[2])};
   blockDim = {static_cast<unsigned>(shape[3]), 1, 1};
+  std::uint64_t done = 0, dots = 0;
+  const std::uint64_t total = count * gridDim.z * ((gridDim.y + together - 1) / together);
   for (unsigned z = 0; z < gridDim.z; ++z)
     for (unsigned y = 0; y < gridDim.y; y += together)
       for (std::uint64_t at = 0; at < count; ++at) {
         for (unsigned rank = 0; rank < together; ++rank)
           lospmm::blocks[rank].index = {static_cast<unsigned>(columns[at]), y + rank, z};
         lospmm::run_blocks(static_cast<unsigned>(shape[3]), shared_bytes);
+        for (++done; dots < 100 * done / total; ++dots) std::putchar('.');
+        std::fflush(stdout);
       }
 }

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from lospmm.errors import VerificationFailed
 from lospmm.packed import PackedKernel
+from lospmm.runtime.cpu import HUNDREDTHS
 from lospmm.settings import settings
+from lospmm.stages import Count, uncounted
 from lospmm.store import Store
 from lospmm.toolchain import lifetime
 from lospmm.toolchain.gxx import BLOCK_OPTIONS, compile_shared_library
@@ -30,15 +32,17 @@ def execute_packed(
     *,
     m: int,
     residual: NDArray[np.float32] | None = None,
+    progress: Count = uncounted,
 ) -> NDArray[np.float32]:
     """C (m, n) of ``b`` (k, n), of which only the blocks that hold ``columns`` are computed; NaN elsewhere.
+    ``progress`` is told of hundredths.
 
     Raises VerificationFailed where the kernel faults, or writes to a column of another block, and ToolchainFault where
     g++ is missing or fails.
     """
     n = b.shape[1]
     blocks = np.unique(columns // kernel.cols)
-    result = run_blocks(kernel, blocks, b, np.full((m, n), np.nan, dtype=np.float32), residual)
+    result = run_blocks(kernel, blocks, b, np.full((m, n), np.nan, dtype=np.float32), residual, progress=progress)
     others = ~np.isin(np.arange(n) // kernel.cols, blocks)
     if not np.isnan(result[:, others]).all():
         raise VerificationFailed(f"{kernel.entry} on the CPU: a block writes to columns of another one")
@@ -51,6 +55,8 @@ def run_blocks(
     b: NDArray[np.float32],
     c: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
+    *,
+    progress: Count = uncounted,
 ) -> NDArray[np.float32]:
     """What the blocks with these numbers along x make of ``c``, whose shape is free. Raises as ``execute_packed``."""
     header = (_HERE / "block.h").read_text()
@@ -77,7 +83,7 @@ def run_blocks(
             kernel.entry,
             *map(str, shape),
         )
-        finished = run(command, cwd=directory, limits=RUN_LIMITS)
+        finished = run(command, cwd=directory, limits=RUN_LIMITS, watch=lambda dots: progress(dots, HUNDREDTHS))
         if finished.failure is not None:
             last_line = finished.stderr.strip().rpartition("\n")[2]
             raise VerificationFailed(f"{kernel.entry} on the CPU: {finished.failure} {last_line}".strip())

@@ -1,8 +1,8 @@
 """The process that runs a packed kernel compiled by g++: whatever a wrong kernel does, it does here.
 
 Run by path, as ``python -I block_process.py LIBRARY ENTRY SHAPE...`` (shape is block.h's), in a directory with the
-files ``columns`` (int64), ``data``, ``b``, ``c`` and perhaps ``residual``, of which c is written. It imports nothing of
-lospmm, which makes it quick to start.
+files ``columns`` (int64), ``data``, ``b``, ``c`` and perhaps ``residual``, of which c is written; a dot on stdout is a
+hundredth of it. It imports nothing of lospmm, which makes it quick to start.
 """
 
 import ctypes

@@ -12,6 +12,7 @@ from lospmm.codegen.emission import Emission
 from lospmm.errors import VerificationFailed
 from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, refusal, stray_access
 from lospmm.settings import settings
+from lospmm.stages import Count, uncounted
 from lospmm.store import Store
 from lospmm.toolchain import lifetime
 from lospmm.toolchain.gxx import compile_shared_library
@@ -19,6 +20,9 @@ from lospmm.toolchain.process import Finished, Limits, run
 
 #: A million multiply-adds of 64 columns take a second or two; more than this and the kernel does not end.
 RUN_LIMITS = Limits(seconds=120.0, address_space_bytes=8 << 30)
+
+#: Dots that the process writes in all.
+HUNDREDTHS = 100
 
 _HERE = Path(__file__).parent
 _STRAY = re.compile(r"stray (\d+) ([BCR]) (-?\d+) (\d+)")
@@ -31,6 +35,7 @@ def execute(
     columns: NDArray[np.int64],
     b: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
+    progress: Count = uncounted,
 ) -> NDArray[np.float32]:
     """A row of ``RUNTIMES``. Raises VerificationFailed, and ToolchainFault where g++ is missing or fails."""
     header = (_HERE / "shim.h").read_text()
@@ -52,7 +57,7 @@ def execute(
             emission.entry,
             *numbers,
         )
-        finished = run(command, cwd=directory, limits=RUN_LIMITS)
+        finished = run(command, cwd=directory, limits=RUN_LIMITS, watch=lambda dots: progress(dots, HUNDREDTHS))
         if finished.failure is not None:
             raise _failed(emission, finished)
         return np.fromfile(directory / "c", dtype=np.float32).reshape(c.shape)

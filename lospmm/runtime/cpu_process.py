@@ -2,7 +2,8 @@
 
 Run by path, as ``python -I cpu_process.py LIBRARY ENTRY B_ADDRESS C_ADDRESS RESIDUAL_ADDRESS SIZE...`` (the sizes are
 shim.h's ``Geometry``), in a directory with the files ``columns`` (int64), ``b``, ``c`` and perhaps ``residual``
-(float32, row-major), of which c is written. It imports nothing of lospmm, which makes it quick to start.
+(float32, row-major), of which c is written; a dot on stdout is a hundredth of it. It imports nothing of lospmm,
+which makes it quick to start.
 """
 
 import ctypes

@@ -16,6 +16,7 @@ from lospmm.codegen.emission import Emission
 from lospmm.interpret import fused_multiply_add
 from lospmm.runtime.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, refusal, stray_access
 from lospmm.runtime.ptx_text import Address, Function, PtxError, parse
+from lospmm.stages import Count, uncounted
 
 #: One element per thread: uint32, uint64, float32 or bool.
 Vector = NDArray[Any]
@@ -49,6 +50,7 @@ class _Machine:
     b: _Operand
     c: _Operand
     residual: _Operand | None
+    progress: Count  # of tiles
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +82,7 @@ def execute(
     columns: NDArray[np.int64],
     b: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
+    progress: Count = uncounted,
 ) -> NDArray[np.float32]:
     """A row of ``RUNTIMES``. Raises VerificationFailed."""
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
@@ -87,7 +90,7 @@ def execute(
         functions = parse(emission.source)
         third = None if residual is None else _Operand("the residual", RESIDUAL_ADDRESS, residual)
         operands = _Operand("B", B_ADDRESS, b), _Operand("C", C_ADDRESS, c), third
-        machine = _Machine(functions, geometry, columns, *operands)
+        machine = _Machine(functions, geometry, columns, *operands, progress)
         # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
         with np.errstate(over="ignore", invalid="ignore"):
             _run(_launch(machine, emission.entry), start=0)
@@ -297,7 +300,8 @@ def _branch(group: _Group, index: str, table: str) -> None:
         raise _Fault("branch to a label that is not there")
     order = np.argsort(target, kind="stable")
     cuts = np.flatnonzero(np.diff(target[order])) + 1
-    for members in np.split(order, cuts):
+    for done, members in enumerate(np.split(order, cuts)):
+        group.machine.progress(done, len(cuts) + 1)
         _run(group.part(members), start=int(target[members[0]]))
     group.leave()
 

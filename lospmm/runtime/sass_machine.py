@@ -30,6 +30,7 @@ from lospmm.runtime.halves import bits_of, values_of
 from lospmm.runtime.hazards import Hazard, Hazards, Instruction, instructions
 from lospmm.runtime.sass_arithmetic import ARITHMETIC, target_of
 from lospmm.runtime.warp import WORD_MASK, Operand, Warp, at_entry
+from lospmm.stages import Count, uncounted
 
 #: A tile that issues more instructions than this many times its length does not end.
 LOOP_LIMIT = 16
@@ -41,6 +42,7 @@ def execute(
     columns: NDArray[np.int64],
     b: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
+    progress: Count = uncounted,
 ) -> NDArray[np.float32]:
     """C (m, columns) of machine code, as a row of ``RUNTIMES`` does it for an emission.
 
@@ -62,8 +64,10 @@ def execute(
     third = None if residual is None else residual[:, own]
     # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
     with np.errstate(over="ignore", invalid="ignore"):
-        tiles = zip(*(code.dispatch[part::parts] for part in range(parts)), strict=True)
-        for tile in dict.fromkeys(tiles):  # twice the same stores the same
+        every = zip(*(code.dispatch[part::parts] for part in range(parts)), strict=True)
+        tiles = tuple(dict.fromkeys(every))  # twice the same stores the same
+        for done, tile in enumerate(tiles):
+            progress(done, len(tiles))
             blocks = cluster_of(parts, geometry, own_columns)
             warps = [at_entry(code.entry, geometry, own_b, own_c, block, size, third) for block in blocks]
             running = [_run_part(code, part, warp, generation) for part, warp in zip(tile, warps, strict=True)]
@@ -94,10 +98,11 @@ def execute_emission(
     columns: NDArray[np.int64],
     b: NDArray[np.float32],
     residual: NDArray[np.float32] | None = None,
+    progress: Count = uncounted,
 ) -> NDArray[np.float32]:
     """The row of ``RUNTIMES``: an emission of machine code. Raises as ``execute``."""
     assert emission.machine is not None, "an emission in this language holds machine code"
-    return execute(emission.machine, geometry, columns, b, residual)
+    return execute(emission.machine, geometry, columns, b, residual, progress)
 
 
 def _check_descriptors(code: MachineCode, generation: Generation) -> None:

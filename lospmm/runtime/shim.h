@@ -119,6 +119,7 @@ extern "C" void lospmm_run(Kernel kernel, const lospmm::Geometry *geometry, cons
   lospmm::chosen = count;
   blockDim = {static_cast<unsigned>(geometry->cols), 1, 1};
   gridDim = {static_cast<unsigned>(geometry->grid_x), 1, 1};
+  std::uint64_t dots = 0;
   for (unsigned block_row = 0; block_row < geometry->block_rows; ++block_row) {
     for (lospmm::slot = 0; lospmm::slot < count; ++lospmm::slot) {
       lospmm::column = static_cast<std::uint64_t>(columns[lospmm::slot]);
@@ -127,5 +128,7 @@ extern "C" void lospmm_run(Kernel kernel, const lospmm::Geometry *geometry, cons
       threadIdx = {static_cast<unsigned>(lospmm::column % geometry->cols), 0, 0};
       start(kernel, addresses);
     }
+    for (; dots < 100 * (block_row + std::uint64_t{1}) / geometry->block_rows; ++dots) std::putchar('.');  // each hundredth is one
+    std::fflush(stdout);
   }
 }

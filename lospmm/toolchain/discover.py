@@ -56,9 +56,14 @@ def find_toolkit() -> Toolkit:
     )
 
 
+def has_arch(toolkit: Toolkit, arch: str) -> bool:
+    """Whether the toolkit can compile for ``arch``."""
+    return f"sm_{_number(arch)}" in toolkit.archs
+
+
 def check_arch(toolkit: Toolkit, arch: str) -> None:
     """Raises Unsupported where the toolkit cannot compile for ``arch``, with what to do about it."""
-    if f"sm_{_number(arch)}" in toolkit.archs:
+    if has_arch(toolkit, arch):
         return
     oldest = min(toolkit.archs, key=_number)
     problem = f"{arch} is not among the targets of CUDA {toolkit.version} ({toolkit.origin})"

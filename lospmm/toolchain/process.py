@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,8 +64,10 @@ def run(
     limits: Limits,
     cancel: threading.Event | None = None,
     environment: Mapping[str, str] | None = None,
+    watch: Callable[[int], None] | None = None,
 ) -> Finished:
-    """Run a program in ``cwd``, which also holds its temporary files, and wait for it.
+    """Run a program in ``cwd``, which also holds its temporary files, and wait for it. ``watch`` is told how many bytes
+    it has written to stdout so far.
 
     Raises ToolchainFault where it cannot be started and CancelledError once ``cancel`` is set.
     """
@@ -75,7 +77,7 @@ def run(
     outputs: dict[object, bytearray] = {child.stdout: bytearray(), child.stderr: bytearray()}
     try:
         _limit(child.pid, limits.address_space_bytes)
-        in_time = _follow(child, outputs, started + limits.seconds, cancel)
+        in_time = _follow(child, outputs, started + limits.seconds, cancel, watch)
     finally:
         _end_group(child)
     stdout, stderr = (content.decode(errors="replace") for content in outputs.values())
@@ -110,7 +112,11 @@ def _limit(pid: int, address_space_bytes: int) -> None:
 
 
 def _follow(
-    child: subprocess.Popen[bytes], outputs: Mapping[object, bytearray], deadline: float, cancel: threading.Event | None
+    child: subprocess.Popen[bytes],
+    outputs: Mapping[object, bytearray],
+    deadline: float,
+    cancel: threading.Event | None,
+    watch: Callable[[int], None] | None,
 ) -> bool:
     """Collect a child's output until it ends. False if the deadline came first."""
     with selectors.DefaultSelector() as selector:
@@ -123,6 +129,8 @@ def _follow(
             for key, _ in selector.select(0 if ended else patience):
                 if not _drain(key.fd, outputs[key.fileobj]):
                     selector.unregister(key.fileobj)
+                elif watch is not None and key.fileobj is child.stdout:
+                    watch(len(outputs[child.stdout]))
             if ended:
                 return True
             if cancel is not None and cancel.is_set():

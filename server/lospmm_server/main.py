@@ -18,6 +18,7 @@ from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.runtime.detect import own_gpu
 from lospmm.settings import be_a_service, settings, unknown_variables
+from lospmm.toolchain.discover import find_toolkit
 from lospmm_server import logs, memory
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
@@ -59,11 +60,12 @@ class _Server(uvicorn.Server):
 def serve(host: str, port: int, workers: int) -> None:
     """Serve until SIGTERM or SIGINT, which end the process in seconds, its workers and their compilers with it.
 
-    Raises BadSettings for workers with an unknown GPU, BadRequest for an address that cannot be listened on, or that
-    other machines can reach without there being an API key, and DatabaseFault.
+    Raises BadSettings for workers with an unknown GPU and for a toolkit that is none, BadRequest for an address that
+    cannot be listened on, or that other machines can reach without there being an API key, and DatabaseFault.
     """
     be_a_service()
     _check_worker_gpu(settings().worker_gpu)
+    _check_toolkit()
     addresses = _addresses(host, port)
     database = open_database()
     database.migrate()
@@ -85,9 +87,10 @@ def work(name: str, parent: int | None, ray: str | None = None) -> None:
 
     One after the other here, or as many as there are slots on the Ray cluster at the address ``ray``. The end takes
     seconds: jobs that run are given back. Raises DatabaseFault where there is no database at the start, BadRequest
-    where there is no such cluster, or for a name that cannot be.
+    where there is no such cluster, or for a name that cannot be, and BadSettings for a toolkit that is none.
     """
     _check_name(name)
+    _check_toolkit()
     logs.configure()
     if parent is None:  # else the server has said it
         for line in unknown_variables():
@@ -141,6 +144,12 @@ def _check_worker_gpu(name: str | None) -> None:
     """Raises BadSettings."""
     if name is not None and name not in (NO_GPU, *DEVICES):
         raise BadSettings(f"LOSPMM_WORKER_GPU: {name!r:.80} is none of {', '.join(DEVICES)}, {NO_GPU}")
+
+
+def _check_toolkit() -> None:
+    """Whoever names one shall know that it is not usable before the first job does. Raises BadSettings."""
+    if settings().toolkit is not None:
+        find_toolkit()
 
 
 def _addresses(host: str, port: int) -> list[Address]:

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lospmm import __version__
 from lospmm.artifact import Artifact
-from lospmm.device import DEVICES, USUAL_DEVICE
+from lospmm.device import USUAL_DEVICE
 from lospmm.settings import settings
 from lospmm_server import problems
 from lospmm_server.forms import received_form
@@ -27,7 +27,7 @@ from lospmm_server.kernel_view import KernelView, speedup_scale, view_kernel
 from lospmm_server.negotiation import negotiate
 from lospmm_server.responses import CACHE_CONTROL
 from lospmm_server.schemas import DIGEST_PATTERN, JobState, Problem
-from lospmm_server.uploads import has_gpu
+from lospmm_server.uploads import has_gpu, offered_devices
 from lospmm_server.views import STATES, JobList, JobView, View
 
 _FOLDER = Path(__file__).parent
@@ -194,7 +194,7 @@ def _jobs_page(pages: Pages, request: Request, found: JobList, asked: Mapping[st
         is_later=asked["cursor"] is not None,
         has_gpu=has_gpu(),
         usual=USUAL_DEVICE,
-        devices=[(device.name, device.title) for device in DEVICES.values()],
+        devices=[(device.name, device.title) for device in offered_devices()],
         max_n=settings().max_n,
     )
 

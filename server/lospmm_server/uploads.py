@@ -21,14 +21,15 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from lospmm import jobs
 from lospmm.content import content_of
 from lospmm.convolution import Convolution, parse_convolution
-from lospmm.device import DEVICES, DeviceSpec
+from lospmm.device import DEVICES, USUAL_DEVICE, DeviceSpec
 from lospmm.epilogue import Epilogue, epilogue_of
-from lospmm.errors import BadRequest
+from lospmm.errors import BadRequest, LospmmError
 from lospmm.model import Problem, columns_of
 from lospmm.options import Options
 from lospmm.readers import MatrixFile, bias_in, read_bytes
 from lospmm.runtime.detect import detect_device, own_gpu
 from lospmm.settings import settings
+from lospmm.toolchain.discover import find_toolkit, has_arch
 from lospmm_server.schemas import KernelQuery, TuningQuery
 
 #: LOSPMM_WORKER_GPU of workers without one.
@@ -124,12 +125,25 @@ def has_gpu() -> bool:
     return own_gpu() is not None if workers is None else workers != NO_GPU
 
 
+def offered_devices() -> list[DeviceSpec]:
+    """Those that the toolkit of the service can compile for; all where it has none, which whoever posts is told."""
+    try:
+        toolkit = find_toolkit()
+    except LospmmError:
+        return list(DEVICES.values())
+    return [device for device in DEVICES.values() if has_arch(toolkit, device.arch)]
+
+
 def _device(name: str) -> DeviceSpec:
     """By the table alone: a client must not make the service open device files."""
     workers = settings().worker_gpu
     chosen = workers if name == "auto" else name
     if chosen is None:
-        return detect_device()
+        try:
+            return detect_device()
+        except BadRequest:  # whose message is for who may describe a device in a file
+            why = "device auto: this service has no GPU of the device table"
+            raise BadRequest(f"{why}; name the one to tune for, such as {USUAL_DEVICE}") from None
     if name == "auto" and workers == NO_GPU:
         raise BadRequest("device auto: this service's workers have no GPU; name the one to tune for, such as h200")
     if chosen not in DEVICES:

@@ -127,13 +127,13 @@ def test_settings(
     assert (tmp_path / "home" / "kept" / "kernel").is_dir()
     set_environment("LOSPMM_CACHE_DIR", "~nobody-here/kept")
     answer = lospmm_command(*ask)
-    assert (answer.status, "LOSPMM_CACHE_DIR: " in answer.error) == (2, True)
-    assert answer.error.endswith("~nobody-here/kept: there is no such user")
+    assert answer.status == 2
+    assert answer.error == "LOSPMM_CACHE_DIR: '~nobody-here/kept': there is no such user"
     set_environment("LOSPMM_WORKERS", "some")
     set_environment("LOSPMM_CACHE_DIR", tmp_path)
     answer = lospmm_command(*ask)
     assert answer.status == 2
-    assert answer.error.startswith("LOSPMM_WORKERS: Input should be a valid integer")
+    assert answer.error.startswith("LOSPMM_WORKERS: 'some': Input should be a valid integer")
 
 
 def test_a_gpu_without_a_model(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:
@@ -199,10 +199,16 @@ def test_out_is_not_somebody_elses(lospmm_command: Command, tmp_path: Path, matr
 def test_a_setting_that_is_wrong(
     lospmm_command: Command, set_environment: Callable[[str, object], None], tmp_path: Path, matrix: Path
 ) -> None:
-    set_environment("LOSPMM_WORKERS", "many")
-    answer = lospmm_command("tune", matrix, "--n", 4, *H200, "--out", tmp_path / "out")
-    assert answer.status == 2
-    assert answer.error.startswith("LOSPMM_WORKERS: ")
+    for name, value, why in (
+        ("WORKERS", "many", "Input should be a valid integer, unable to parse string as an integer"),
+        ("WORKERS", "0", "Input should be greater than or equal to 1"),
+        ("MEASURE_SECONDS", "soon", "Input should be a valid number, unable to parse string as a number"),
+        ("DRIVER", "x" * 100, "Input should be 'auto', 'cuda-core' or 'pycuda'"),
+    ):
+        set_environment(f"LOSPMM_{name}", value)
+        answer = lospmm_command("tune", matrix, "--n", 4, *H200, "--out", tmp_path / "out")
+        assert (answer.status, answer.error) == (2, f"LOSPMM_{name}: {value!r:.80}: {why}")
+        set_environment(f"LOSPMM_{name}", "")
 
 
 def test_a_damaged_artifact_is_told_from_a_sound_one(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:
@@ -309,15 +315,28 @@ def test_places_that_cannot_be_written(
     lospmm_command: Command, set_environment: Callable[[str, object], None], tmp_path: Path, matrix: Path
 ) -> None:
     tune = ("tune", matrix, "--n", 51, *H200, "--quiet")
-    answer = lospmm_command(*tune, "--out", "/proc/kernel")
-    assert (answer.status, answer.out) == (4, "")
-    assert answer.error.startswith("/proc/kernel: cannot be written: ")
     (tmp_path / "file").touch()
     set_environment("LOSPMM_CACHE_DIR", tmp_path / "file")
     answer = lospmm_command(*tune, "--out", tmp_path / "out")
     assert (answer.status, answer.out) == (4, "")
     assert "LOSPMM_CACHE_DIR names another place" in answer.error
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["tune", "tune-model", "train-ranker"])
+def test_out_is_looked_at_before_the_work(lospmm_command: Command, tmp_path: Path, command: str) -> None:
+    """Before a file is read, where one alone is: of what is not there a message would say so."""
+    save_file({"w": WEIGHTS}, tmp_path / "w.safetensors")
+    given = tmp_path / ("w.safetensors" if command == "tune-model" else "gone")
+    ask = (command, given, *(() if command == "train-ranker" else ("--n", 4, *H200)))
+    for out, status, words in (
+        ("", 2, "--out is empty: name a folder, a new one or one of its own"),
+        ("/dev/null", 2, "/dev/null: is a file; name a folder"),
+        ("/proc/x", 4, "/proc/x: cannot be written: /proc takes no new folder (No such file or directory); name a"),
+    ):
+        answer = lospmm_command(*ask, "--out", out)
+        assert (answer.status, answer.out) == (status, "")
+        assert answer.error.startswith(words), "and no line of progress"
 
 
 def test_a_wrong_kernel_is_not_written(

@@ -255,6 +255,9 @@ def test_a_place_where_no_folder_can_be(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "file").touch()
     with pytest.raises(BadRequest, match=f"{tmp_path}/file is a file"):
         artifact.check_target(tmp_path / "file" / "deep" / "kernel")
+    for check in (artifact.check_target, artifact.check_folder):
+        with pytest.raises(BadRequest, match=r"/dev/null: is a file; name a folder"):
+            check(Path("/dev/null"))
     with pytest.raises(BadRequest, match="holds a NUL; name a folder"):
         artifact.check_target(Path("a\0b"))
     with pytest.raises(BadRequest, match="File name too long"):
@@ -274,9 +277,21 @@ def test_a_place_where_no_folder_can_be(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_no_permission_is_found_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(ToolchainFault, match="no permission to write to"):
-        artifact.check_target(tmp_path / "kernel")
+    def refused(_path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", refused)  # root may write everywhere
+    for check in (artifact.check_target, artifact.check_folder):
+        with pytest.raises(
+            ToolchainFault, match=rf"{tmp_path} takes no new folder \(Permission denied\); name a folder"
+        ):
+            check(tmp_path / "deep" / "kernel")
+
+
+def test_looking_at_a_place_leaves_nothing_there(tmp_path: Path) -> None:
+    for check in (artifact.check_target, artifact.check_folder):
+        check(tmp_path / "deep" / "kernel")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("after", range(len(made().files)))

@@ -3,13 +3,25 @@
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
 import lospmm
+from lospmm.errors import BadMatrix
+from lospmm.matrix import from_dense
 
 
 def test_importing_the_package_alone_is_light() -> None:
     """Every module of it imports the package first: it must not import them all."""
     code = "import sys, lospmm; sys.exit('numpy' in sys.modules or not callable(lospmm.tune))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_matrix_has_the_type_that_messages_name() -> None:
+    matrix = from_dense(np.eye(2))
+    assert type(matrix) is lospmm.SparseMatrix
+    with pytest.raises(BadMatrix, match=r"a lospmm\.SparseMatrix or a path$"):
+        lospmm.tune([[1.0]], 8, device="h200")
 
 
 def test_the_package_has_no_other_names() -> None:

@@ -18,6 +18,10 @@ def test_a_long_stage_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys
             report("measure_trials", done, 8)
             now += LINE_SECONDS / 2
         report("compile", 0, 2)
+        report("verify", 0, 1)
+        for done in range(4):
+            report("verify", 25 * done, 100)
+            now += LINE_SECONDS / 2
     assert capsys.readouterr().err.splitlines() == [
         "emit: done at 0.0 s",
         "measure_trials: 0 of 8 at 0.0 s",
@@ -25,6 +29,7 @@ def test_a_long_stage_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys
         "measure_trials: 4 of 8 at 20.0 s",
         "measure_trials: 6 of 8 at 30.0 s",
         "compile: 0 of 2 at 35.0 s",
+        "verify: 50 of 100 at 45.0 s",
     ]
 
 

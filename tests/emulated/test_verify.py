@@ -84,3 +84,16 @@ def test_the_same_seed_draws_the_same_b() -> None:
     problem, program, emission = two_tiles("ptx")
     first, second, other = (verify_on_cpu(problem, program, emission, seed=seed) for seed in (7, 7, 8))
     assert first == second != other
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_how_much_of_a_kernel_has_run_is_told(language: str) -> None:
+    """Some of these take minutes. CUDA C++ is run by another process, which tells hundredths."""
+    told: list[tuple[int, int]] = []
+    problem, program, emission = two_tiles(language)
+    verify_on_cpu(problem, program, emission, progress=lambda *parts: told.append(parts))
+    if language == "cuda":
+        assert told == sorted(told) and {total for _, total in told} == {100}
+    else:
+        parts = 3 if language == "ptx" else 2  # with the empty row
+        assert told == [(done, parts) for done in range(parts)]

@@ -78,7 +78,9 @@ def test_a_wrong_weight_in_the_data_is_refused(dtype: Dtype, seed: int) -> None:
     problem = Problem(MATRIX, N, DEVICES["h200"], epilogue=epilogue, dtype=dtype)
     family = FAMILIES["csr"]
     kernel = family.pack(problem, family.plans(problem)[0])
-    assert verify_packed_on_cpu(problem, kernel, seed=seed).columns > 64
+    told: list[tuple[int, int]] = []
+    assert verify_packed_on_cpu(problem, kernel, seed=seed, progress=lambda *parts: told.append(parts)).columns > 64
+    assert told[-1] == (100, 100) and told == sorted(told), "hundredths"
     weights = MATRIX.data.copy()
     place = int(np.argsort(abs(weights))[len(weights) // 2])
     weights[place] *= -1

@@ -157,7 +157,7 @@ def test_a_gpu_without_a_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         "builtins.__import__", lambda name, *rest: missing() if name == "lightgbm" else real(name, *rest)
     )
-    with pytest.raises(ToolchainFault, match="apt-get install libgomp1"):
+    with pytest.raises(ToolchainFault, match=r"apt-get install libgomp1\) on the machine that tunes"):
         library.lightgbm()
 
 

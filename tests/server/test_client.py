@@ -16,10 +16,11 @@ from safetensors.numpy import save_file
 import lospmm
 from lospmm import connection, jobs, remote
 from lospmm.artifact import MANIFEST_FILE, MATRIX_FILE, SPACE_FILE
-from lospmm.client import SERVED_OPTIONS, Client, _query
+from lospmm.client import Client, _query
 from lospmm.connection import Gone
 from lospmm.errors import BadMatrix, BadRequest, BadSettings, LospmmError, ServiceFault, Unsupported
 from lospmm.matrix import from_dense
+from lospmm.options import SERVED_OPTIONS
 from lospmm.remote import Problem
 from lospmm_server import keys, problems
 from lospmm_server.database import open_database
@@ -75,8 +76,11 @@ def test_options_of_the_service(client: Client) -> None:
         client.tune(weights(), 16, shortlist_size=3)
     with pytest.raises(BadRequest, match="unknown device 'h2000'"):
         client.tune(weights(), 16, device="h2000")
-    with pytest.raises(BadRequest, match="query n: Input should be greater"):
-        client.tune(weights(), 0, device="h200")
+    for n in (0, -1, 2**30):
+        with pytest.raises(BadRequest, match=rf"^n is {n}: B must have from 1 to"):
+            client.tune(weights(), n, device="h200")
+    with pytest.raises(BadRequest, match=r"device auto: this service has no GPU of the device table; name the one"):
+        client.tune(weights(), 16)
     with pytest.raises(Unsupported, match="CUDA 12 toolkit"):
         client.tune(weights(), 16, device="v100")
     with pytest.raises(BadRequest, match="is not the id"):

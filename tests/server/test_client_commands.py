@@ -72,6 +72,10 @@ def test_what_a_service_refuses(port: int, matrix: Path, tmp_path: Path) -> None
     (tmp_path / "held" / "thesis.tex").write_text("years")
     for more, says in (
         (("--measure", "none"), "measure 'none': a service decides that itself"),
+        (("--trials", "proxy"), "trials 'proxy': a service decides that itself"),
+        (("--ranker", "best"), "ranker 'best': a service decides that itself; leave it out"),
+        (("--shortlist", 0), "shortlist 0: a service decides that itself; leave it out"),
+        (("--budget", -1), "budget -1.0: a service decides that itself; leave it out"),
         (("--verify", "gpu"), "verify gpu: h200 is needed"),
         (("--device", "gpu.toml"), "unknown device 'gpu.toml'"),
         (("--server", "localhost"), "must begin with http"),
@@ -81,7 +85,19 @@ def test_what_a_service_refuses(port: int, matrix: Path, tmp_path: Path) -> None
         command = ("tune", matrix, "--n", 16, *H200, "--out", tmp_path / "k", *address, *more)
         answer = process(*command)
         assert (answer.status, says in answer.error) == (2, True), answer.err
+    for n in (0, -3, 2**30):
+        there, here = (
+            process("tune", matrix, "--n", n, *H200, "--out", tmp_path / "k", *more) for more in (address, ())
+        )
+        assert there == here and here.error.startswith(f"n is {n}: B must have from 1 to ")
     assert not (tmp_path / "k").exists()
+
+
+def test_a_service_takes_the_defaults_of_what_it_decides(port: int, matrix: Path, tmp_path: Path) -> None:
+    usual = ("--ranker", "auto", "--shortlist", 10, "--measure", "auto", "--trials", "full")
+    address = f"http://127.0.0.1:{port}"
+    done = process("tune", matrix, "--n", 16, *H200, "--server", address, "--out", tmp_path / "k", *usual)
+    assert done.status == 0, done.err
 
 
 def test_nobody_there_and_no_key(matrix: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,9 @@ from starlette.testclient import TestClient
 
 from lospmm.artifact import Artifact
 from lospmm.device import DEVICES
-from lospmm.errors import BadMatrix
+from lospmm.errors import BadMatrix, ToolchainFault
 from lospmm.store import Store
+from lospmm.toolchain.discover import Toolkit
 from lospmm_server import uploads
 from lospmm_server.faults import Busy, DatabaseFault
 from lospmm_server.pages import HEADERS
@@ -36,6 +38,9 @@ from tests.server.page_service import (
 )
 
 KERNEL = digest_of("kernel")
+
+#: One of CUDA 12, which compiles for all devices.
+TOOLKIT = Toolkit(Path(), Path(), Path(), None, None, "12.9", frozenset(one.arch for one in DEVICES.values()), "PATH")
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +153,20 @@ def test_the_form_posts_a_matrix_and_leads_to_its_job(client: TestClient, view: 
     assert "Queued." in page(client, response.headers["location"]).text
 
 
+def test_the_form_offers_what_the_toolkit_compiles_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offered() -> list[str]:
+        return [option["value"] for option in page(client, "/").all("option")]
+
+    def none_found() -> None:
+        raise ToolchainFault("no CUDA toolkit")
+
+    monkeypatch.setattr(uploads, "settings", lambda: SimpleNamespace(worker_gpu=NO_GPU))
+    monkeypatch.setattr(uploads, "find_toolkit", lambda: replace(TOOLKIT, archs=TOOLKIT.archs - {"sm_70"}))
+    assert offered() == [name for name in DEVICES if name != "v100"]
+    monkeypatch.setattr(uploads, "find_toolkit", none_found)
+    assert offered() == [*DEVICES], "whoever posts is told"
+
+
 @pytest.mark.parametrize(
     ("gpu", "offered", "selected"),
     [("h100", ["auto", *DEVICES], []), (NO_GPU, [*DEVICES], ["h200"]), (None, [*DEVICES], ["h200"])],
@@ -156,6 +175,7 @@ def test_the_form_offers_the_gpu_of_the_service_where_there_is_one(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, gpu: str | None, offered: list[str], selected: list[str]
 ) -> None:
     """None: what this machine has, which is none."""
+    monkeypatch.setattr(uploads, "find_toolkit", lambda: TOOLKIT)
     monkeypatch.setattr(uploads, "settings", lambda: SimpleNamespace(worker_gpu=gpu))
     monkeypatch.setattr(uploads, "own_gpu", lambda: None)
     options = page(client, "/").all("option")

@@ -1,6 +1,7 @@
 """``lospmm serve`` as users start it, and its end."""
 
 import ipaddress
+import os
 import re
 import shutil
 import signal
@@ -160,6 +161,15 @@ def test_workers_with_a_gpu_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -
     settings.cache_clear()
     with pytest.raises(BadSettings, match=r"LOSPMM_WORKER_GPU: 'h20' is none of v100, .*, b200, none$"):
         serve("127.0.0.1", 0, 0)
+
+
+@pytest.mark.parametrize("arguments", [("serve", "--port", "0"), ("worker",)])
+def test_a_toolkit_that_is_none(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "lospmm.cli", *arguments]
+    environment = {**os.environ, "LOSPMM_TOOLKIT": str(tmp_path)}
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == f"error: LOSPMM_TOOLKIT: no nvcc in {tmp_path}/bin\n"
 
 
 def test_more_workers_than_a_machine_can_have() -> None:

@@ -48,6 +48,18 @@ def test_output_and_success(tmp_path: Path, write_tool: Tool) -> None:
     assert 0 < finished.seconds < 30
 
 
+def test_what_is_written_is_counted_meanwhile(tmp_path: Path, write_tool: Tool) -> None:
+    counted: list[int] = []
+    tool = write_tool("tool", "printf .; echo error >&2; while [ ! -e seen ]; do sleep 0.01; done; printf ..")
+
+    def watch(size: int) -> None:
+        counted.append(size)
+        (tmp_path / "seen").touch()
+
+    assert run([tool], cwd=tmp_path, limits=LIMITS, watch=watch).stdout == "..."
+    assert counted == [1, 3]
+
+
 def test_a_failure_tells_the_status(tmp_path: Path, write_tool: Tool) -> None:
     assert run([write_tool("tool", "exit 3")], cwd=tmp_path, limits=LIMITS).failure == "exit status 3"
 
