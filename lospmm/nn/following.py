@@ -9,9 +9,11 @@ import operator
 from types import FunctionType
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional
+from torch.nn.utils import prune
+from torch.nn.utils.prune import BasePruningMethod
 
 from lospmm.errors import Unsupported
 
@@ -50,7 +52,18 @@ def followed(model: nn.Module) -> fx.GraphModule:
         traced = fx.GraphModule(tracer.root, graph, type(model).__name__)
     except Exception as error:  # whatever the model's own code does with a proxy
         raise Unsupported(f"torch.fx cannot follow the model: {str(error).splitlines()[0][:200]}") from error
-    return copy.deepcopy(traced).eval()
+    return _copied(traced).eval()
+
+
+def _copied(traced: fx.GraphModule) -> fx.GraphModule:
+    """With tensors of its own. What ``torch.nn.utils.prune`` masks is pruned for good, so that it can be changed."""
+    # Weights that hooks compute lie beside the parameters, and with a gradient PyTorch does not copy them.
+    beside = [one for module in traced.modules() for one in vars(module).values() if isinstance(one, Tensor)]
+    copied = copy.deepcopy(traced, {id(one): one.detach().clone() for one in beside if not one.is_leaf})
+    for module in copied.modules():
+        for hook in [one for one in module._forward_pre_hooks.values() if isinstance(one, BasePruningMethod)]:
+            prune.remove(module, hook._tensor_name)
+    return copied
 
 
 def may_write(graph: fx.GraphModule, node: fx.Node) -> bool:
@@ -59,7 +72,7 @@ def may_write(graph: fx.GraphModule, node: fx.Node) -> bool:
         return True
     target: Any = node.target
     if node.op == "call_module":
-        return any(getattr(one, "inplace", False) for one in graph.get_submodule(target).modules())
+        return any(getattr(one, "inplace", False) or has_hooks(one) for one in graph.get_submodule(target).modules())
     if node.op == "call_method":
         return bool(target.endswith("_"))
     if node.op != "call_function":
@@ -71,3 +84,8 @@ def may_write(graph: fx.GraphModule, node: fx.Node) -> bool:
         return any(one is True for one in node.args)  # inplace by its place
     # A model's own function, that ``torch.fx`` was told to call, and ``in_place``.
     return isinstance(target, FunctionType) and not home.startswith("torch")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anything sees, or changes, what the module is given or computes."""
+    return bool(module._forward_pre_hooks or module._forward_hooks)

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from lospmm.nn.following import followed, in_place, may_write
+from lospmm.nn.following import followed, has_hooks, in_place, may_write
 
 
 class FusedConv2d(nn.Conv2d):
@@ -45,13 +45,14 @@ def fused(model: nn.Module) -> fx.GraphModule:
     """A copy of ``model`` for inference with its layers fused with what follows. Its weights are its own.
 
     Give it to ``sparsify_``: where a layer stays dense it computes the same. The keys of its state_dict are those of
-    ``model`` but for batch norms, which are gone. Raises Unsupported for a model that ``torch.fx`` cannot follow.
+    ``model`` but for batch norms, which are gone, and masks of ``torch.nn.utils.prune``, which its weights have taken
+    in. Modules with hooks are left alone. Raises Unsupported for a model that ``torch.fx`` cannot follow.
     """
     graph = followed(model)
     modules = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         fuse = _FUSES.get(type(modules.get(node.target))) if node.op == "call_module" else None
-        if fuse is not None and _is_only_call(graph, node):
+        if fuse is not None and _is_only_call(graph, node) and not has_hooks(modules[node.target]):
             fuse(graph, node)
     graph.graph.lint()
     graph.delete_all_unused_submodules()
@@ -151,7 +152,8 @@ def _next(graph: fx.GraphModule, chain: list[fx.Node]) -> fx.Node | None:
 
 def _calls(graph: fx.GraphModule, node: fx.Node, what: frozenset[Any]) -> bool:
     if node.op == "call_module":
-        return what is _RELUS and type(graph.get_submodule(str(node.target))) is nn.ReLU
+        module = graph.get_submodule(str(node.target))
+        return what is _RELUS and type(module) is nn.ReLU and not has_hooks(module)
     return node.op in ("call_function", "call_method") and node.target in what
 
 
@@ -159,7 +161,7 @@ def _is_norm(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op != "call_module" or not _is_only_call(graph, node):
         return False
     module = graph.get_submodule(str(node.target))
-    return type(module) is nn.BatchNorm2d and module.running_mean is not None
+    return type(module) is nn.BatchNorm2d and module.running_mean is not None and not has_hooks(module)
 
 
 def _take_in(module: nn.Conv2d, norm: Any) -> None:
