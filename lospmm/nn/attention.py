@@ -40,6 +40,7 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
         is_plain = why_passed_by(self) is None and not (self.training and self.dropout > 0)
         if not is_plain or not self._takes(query, key, value, key_padding_mask, attn_mask):
             masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            self._mask_weights()
             return super().forward(query, key, value, *masks)
         q, k, v = (self._heads(one) for one in self._projected(query, key, value))
         mask = self._mask(q, k, key_padding_mask, attn_mask)
@@ -57,6 +58,14 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
         if not need_weights:
             return out, None
         return out, weights.mean(dim=1) if average_attn_weights else weights
+
+    def _mask_weights(self) -> None:
+        """What hooks of ``torch.nn.utils.prune``, which tuned layers are without, do before each call."""
+        for module in (self, self.out_proj):
+            for name, tuned in module.lospmm_state.tuned.items() if isinstance(module, Sparse) else ():
+                if tuned.place.weight == (f"{name}_orig",):
+                    tensors = tensors_of(module, tuned.place)
+                    setattr(module, name, tensors.weight * tensors.mask)
 
     def _takes(
         self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, attention: Tensor | None

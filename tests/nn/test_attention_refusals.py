@@ -73,3 +73,20 @@ def test_keys_of_another_batch_are_refused() -> None:
     for key in (x[:1], x[0]):
         with pytest.raises((RuntimeError, AssertionError)):
             model(x, key, key)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:lospmm")
+def test_without_a_batch_the_weights_are_those_of_now() -> None:
+    dense, model = attention(batch_first=True), attention(batch_first=True)
+    x = drawn(BATCH, TOKENS, SIZE)
+    lospmm.nn.sparsify_(model, (x, x, x), **EMULATED)
+    for one in (dense, model):
+        one.in_proj_weight_orig.copy_(drawn(3 * SIZE, SIZE))
+        one.out_proj.weight_orig.copy_(drawn(SIZE, SIZE))
+    dense.out_proj(x)  # whose hook attention does not call
+    assert torch.allclose(model(x[0], x[0], x[0])[0], dense(x[0], x[0], x[0])[0], atol=1e-6)
+    dense, model = dense.double(), model.double()
+    dense.out_proj(x.double())
+    one = x[0].double()
+    assert torch.allclose(model(one, one, one)[0], dense(one, one, one)[0])
