@@ -102,3 +102,15 @@ def test_a_normalised_layer_is_dense_alone(normalised: Any) -> None:
     assert report.sparse == ("0",)
     [row] = [row for row in report.rows if row.layer == "1"]
     assert row.advice == "dense" and ("more than a mask" in row.reason or "is not a parameter" in row.reason)
+
+
+def test_a_layer_is_pruned_further_once_restored() -> None:
+    model = nn.Sequential(nn.Linear(16, 16)).eval()
+    prune.l1_unstructured(model[0], "weight", 0.8)
+    lospmm.nn.sparsify_(model, n=8, **EMULATED)
+    with pytest.raises(ValueError, match="has to be pruned before"):
+        prune.remove(model[0], "weight")
+    lospmm.nn.restore_(model)
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    prune.remove(model[0], "weight")
+    assert 0.85 < float((model[0].weight == 0).float().mean()) < 0.95
