@@ -56,7 +56,7 @@ def place_of(module: nn.Module, name: str, bias: str) -> Place:
         raise Unsupported(f"its {bias} is pruned or parametrized too; make that permanent first")
     at_bias = (bias,) if getattr(module, bias, None) is not None else ()
     if _is_parametrized(module, name):
-        return Place(("parametrizations", name, "original"), (_mask_of(module, name),), at_bias)
+        return Place(("parametrizations", name, "original"), _mask_of(module, name), at_bias)
     hooks = module._forward_pre_hooks.values()
     if f"{name}_orig" in module._parameters and any(_prunes(hook, name) for hook in hooks):
         return Place((f"{name}_orig",), (f"{name}_mask",), at_bias)
@@ -69,17 +69,24 @@ def _is_parametrized(module: nn.Module, name: str) -> bool:
     return parametrize.is_parametrized(module, name)
 
 
-def _mask_of(module: nn.Module, name: str) -> str:
-    """The buffer with the mask that a parametrization comes to. Raises Unsupported where it is more than a mask."""
-    mask = _fixed_mask(module.parametrizations[name])
+def _mask_of(module: nn.Module, name: str) -> tuple[str, ...]:
+    """Where the mask is that a parametrization comes to. Raises Unsupported where it is more than a mask.
+
+    It is the parametrization's own, where it has one, so that it may be changed there; else a buffer of the module.
+    """
+    parametrization = module.parametrizations[name]
+    mask = _fixed_mask(parametrization)
     if mask is None:
         raise Unsupported(
             "its parametrization is more than a mask that is always the same; call "
             "torch.nn.utils.parametrize.remove_parametrizations first"
         )
+    for own, tensor in parametrization.named_buffers():
+        if tensor.shape == mask.shape and torch.equal(tensor, mask.to(tensor.dtype)) and _is_read(parametrization, own):
+            return ("parametrizations", name, *own.split("."))
     buffer = MASK_BUFFER.format(name)
     module.register_buffer(buffer, mask, persistent=False)
-    return buffer
+    return (buffer,)
 
 
 def _fixed_mask(parametrization: Any) -> Tensor | None:
@@ -102,6 +109,15 @@ def _fixed_mask(parametrization: Any) -> Tensor | None:
     except Exception:  # whatever a parametrization of the model's own does
         return None
     return mask if is_mask else None
+
+
+def _is_read(parametrization: Any, buffer: str) -> bool:
+    """Whether this buffer is the mask: without any of its ones, nothing is left."""
+    parts = copy.deepcopy(list(parametrization))
+    at, *path = buffer.split(".")
+    with torch.no_grad():
+        _at(parts[int(at)], tuple(path)).zero_()
+        return not bool(_through(parts, torch.ones_like(parametrization.original)).any())
 
 
 def _through(parts: Sequence[Any], weight: Tensor) -> Tensor:

@@ -92,6 +92,34 @@ def test_fixed_masks_are_kernels() -> None:
         assert torch.allclose(found, functional.linear(x, layer.weight, layer.bias), atol=1e-6)
 
 
+class Unread(Mask):
+    """A mask beside the one that is read."""
+
+    def __init__(self, mask: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.register_buffer("a_copy", mask.clone())
+        self.register_buffer("mask", mask)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.uint8])
+@pytest.mark.parametrize("kind", [Mask, Unread])
+def test_a_mask_may_be_changed_where_it_is(dtype: Any, kind: type[Mask]) -> None:
+    mask, x = torch.rand(16, 16) < 0.2, drawn(8, 16)
+    model = nn.Sequential(computed(kind(mask.clone().to(dtype)))).eval()
+    before, state = set(dict(model.named_buffers())), list(model.state_dict())
+    assert lospmm.nn.sparsify_(model, x, **EMULATED).sparse == ("0",)
+    assert set(dict(model.named_buffers())) == before and list(model.state_dict()) == state
+    assert torch.allclose(model(x), functional.linear(x, model[0].weight, model[0].bias), atol=1e-6)
+    part = model[0].parametrizations.weight[0]
+    part.mask.copy_(mask.flip(0))
+    with pytest.warns(UserWarning):
+        assert torch.equal(model(x), functional.linear(x, model[0].weight, model[0].bias))
+    part.mask = mask.to(dtype)
+    lospmm.nn.status(model)
+    assert torch.allclose(model(x), functional.linear(x, model[0].weight, model[0].bias), atol=1e-6)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("normalised", [parametrizations.weight_norm, parametrizations.spectral_norm, spectral_norm])
 def test_a_normalised_layer_is_dense_alone(normalised: Any) -> None:
