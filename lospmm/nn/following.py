@@ -6,6 +6,8 @@
 import copy
 import functools
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -48,11 +50,24 @@ def followed(model: nn.Module) -> fx.GraphModule:
     """A copy of a model as a graph, for inference. Raises Unsupported."""
     tracer = Follower()
     try:
-        graph = tracer.trace(model)
+        with evaluated(model):  # a forward that asks for it has the answer in the graph
+            graph = tracer.trace(model)
         traced = fx.GraphModule(tracer.root, graph, type(model).__name__)
     except Exception as error:  # whatever the model's own code does with a proxy
         raise Unsupported(f"torch.fx cannot follow the model: {str(error).splitlines()[0][:200]}") from error
     return _copied(traced).eval()
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """In the mode for inference; every module gets its own mode back."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _copied(traced: fx.GraphModule) -> fx.GraphModule:

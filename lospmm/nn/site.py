@@ -1,7 +1,7 @@
 """The pruned weights of a model, and the shapes of what each is multiplied with."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts, why_passed_by
 from lospmm.nn.bound import Tensors
 from lospmm.nn.dtypes import dtype_of, named
+from lospmm.nn.following import evaluated
 from lospmm.nn.fusion import FusedConv2d, FusedLinear
 from lospmm.nn.layer import CLASSES, Sparse, as_images, sparse_class, way_of
 from lospmm.nn.place import Place, place_of, tensors_of
@@ -169,18 +170,6 @@ def call_with(model: Callable[..., Any], example: Any) -> Any:
     if isinstance(example, Mapping):
         return model(**example)
     return model(*example) if isinstance(example, tuple | list) else model(example)
-
-
-@contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """In the mode for inference; every module gets its own mode back."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _operand(site: Site, x: Tensor) -> tuple[int, ...] | None:

@@ -80,3 +80,19 @@ def test_modules_with_hooks_stay_alone(at: int, fused: bool) -> None:
     handle.remove()
     model[at].register_forward_pre_hook(lambda _, arguments: (arguments[0] - 1,))
     assert torch.allclose(lospmm.nn.fused(model)(x), model(x), atol=1e-6)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(torch.relu(self.linear(x)), training=self.training)
+
+
+def test_a_model_in_training_is_followed_as_for_inference() -> None:
+    model, x = Dropping(), drawn(3, 8)
+    graph = lospmm.nn.fused(model)
+    assert model.training and model.linear.training
+    assert torch.equal(graph(x), model.eval()(x))
