@@ -37,9 +37,10 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        plain = query.dim() == 3 and self._qkv_same_embed_dim and self.bias_k is None and not self.add_zero_attn
-        if not plain or (self.training and self.dropout > 0):
+        is_plain = why_passed_by(self) is None and not (self.training and self.dropout > 0)
+        if not is_plain or not self._takes(query, key, value, key_padding_mask, attn_mask):
             masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            self._mask_weights()
             return super().forward(query, key, value, *masks)
         q, k, v = (self._heads(one) for one in self._projected(query, key, value))
         mask = self._mask(q, k, key_padding_mask, attn_mask)
@@ -57,6 +58,33 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
         if not need_weights:
             return out, None
         return out, weights.mean(dim=1) if average_attn_weights else weights
+
+    def _mask_weights(self) -> None:
+        """What hooks of ``torch.nn.utils.prune``, which tuned layers are without, do before each call."""
+        for module in (self, self.out_proj):
+            for name, tuned in module.lospmm_state.tuned.items() if isinstance(module, Sparse) else ():
+                if tuned.place.weight == (f"{name}_orig",):
+                    tensors = tensors_of(module, tuned.place)
+                    setattr(module, name, tensors.weight * tensors.mask)
+
+    def _takes(
+        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, attention: Tensor | None
+    ) -> bool:
+        """Whether the shapes and types are such as PyTorch takes for a batch; of others it says what is wrong."""
+        batch, tokens = (0, 1) if self.batch_first else (1, 0)
+        if any(one.dim() != 3 or one.is_nested for one in (query, key, value)):
+            return False
+        if key.shape != value.shape or key.shape[batch] != query.shape[batch]:
+            return False
+        scores = (query.shape[tokens], key.shape[tokens])
+        shapes = (
+            (padding, [(key.shape[batch], scores[1])]),
+            (attention, [scores, (query.shape[batch] * self.num_heads, *scores)]),
+        )
+        return all(
+            mask is None or ((mask.dtype is torch.bool or mask.is_floating_point()) and tuple(mask.shape) in taken)
+            for mask, taken in shapes
+        )
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         tuned = self.lospmm_tuned.get("in_proj_weight")
@@ -91,6 +119,15 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
             padded = _as_numbers(padding, q.dtype).view(q.shape[0], 1, 1, k.shape[2])
             found = padded if found is None else found + padded
         return found
+
+
+def why_passed_by(module: nn.MultiheadAttention) -> str | None:
+    """Why all of an attention is PyTorch's own, which calls no kernel of its projections; None where it is not."""
+    if not module._qkv_same_embed_dim:
+        return "its keys and values have sizes of their own"
+    if module.bias_k is not None or module.add_zero_attn:
+        return f"its attention has {'add_bias_kv' if module.bias_k is not None else 'add_zero_attn'}, and kernels none"
+    return None
 
 
 def _as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,7 +5,6 @@ addition and the ReLU behind into ``FusedConv2d`` (the paper's fused Conv2D + Re
 linear layer into ``FusedLinear``. Otherwise each is a pass of its own through memory.
 """
 
-import copy
 import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from lospmm.errors import Unsupported
+from lospmm.nn.following import followed, has_hooks, in_place, may_write
 
 
 class FusedConv2d(nn.Conv2d):
@@ -38,7 +37,7 @@ class FusedLinear(nn.Linear):
         return functional.relu(super().forward(input))
 
 
-_ADDITIONS: frozenset[Any] = frozenset({operator.add, operator.iadd, torch.add, "add", "add_"})
+_ADDITIONS: frozenset[Any] = frozenset({operator.add, torch.add, "add", "add_", in_place})
 _RELUS: frozenset[Any] = frozenset({functional.relu, functional.relu_, torch.relu, torch.relu_, "relu", "relu_"})
 
 
@@ -46,17 +45,14 @@ def fused(model: nn.Module) -> fx.GraphModule:
     """A copy of ``model`` for inference with its layers fused with what follows. Its weights are its own.
 
     Give it to ``sparsify_``: where a layer stays dense it computes the same. The keys of its state_dict are those of
-    ``model`` but for batch norms, which are gone. Raises Unsupported for a model that ``torch.fx`` cannot follow.
+    ``model`` but for batch norms, which are gone, and masks of ``torch.nn.utils.prune``, which its weights have taken
+    in. Modules with hooks are left alone. Raises Unsupported for a model that ``torch.fx`` cannot follow.
     """
-    try:
-        traced = fx.symbolic_trace(model)
-    except Exception as error:  # whatever the model's own code does with a proxy
-        raise Unsupported(f"torch.fx cannot follow the model: {str(error).splitlines()[0][:200]}") from error
-    graph = copy.deepcopy(traced).eval()
+    graph = followed(model)
     modules = dict(graph.named_modules())
     for node in list(graph.graph.nodes):
         fuse = _FUSES.get(type(modules.get(node.target))) if node.op == "call_module" else None
-        if fuse is not None and _is_only_call(graph, node):
+        if fuse is not None and _is_only_call(graph, node) and not has_hooks(modules[node.target]):
             fuse(graph, node)
     graph.graph.lint()
     graph.delete_all_unused_submodules()
@@ -65,23 +61,20 @@ def fused(model: nn.Module) -> fx.GraphModule:
 
 
 def _is_only_call(graph: fx.GraphModule, node: fx.Node) -> bool:
-    return sum(one.op == "call_module" and one.target == node.target for one in graph.graph.nodes) == 1
+    """Whether nothing else calls the module, or reads its tensors, which may be given other values."""
+    others = [one for one in graph.graph.nodes if one is not node and one.op in ("call_module", "get_attr")]
+    return not any(f"{one.target}.".startswith(f"{node.target}.") for one in others)
 
 
 def _fuse(graph: fx.GraphModule, convolution: fx.Node) -> None:
     module = graph.get_submodule(str(convolution.target))
     assert isinstance(module, nn.Conv2d)
     chain = [convolution]
-    norm = _only_user(chain[-1])
+    norm = _next(graph, chain)
     if norm is not None and _is_norm(graph, norm):
         _take_in(module, graph.get_submodule(str(norm.target)))
         chain.append(norm)
-    addition, residual = _only_user(chain[-1]), None
-    if addition is not None and _calls(graph, addition, _ADDITIONS) and not addition.kwargs:
-        others = [one for one in addition.args if one is not chain[-1]]
-        if len(others) == 1 and isinstance(others[0], fx.Node):
-            chain.append(addition)
-            residual = others[0]
+    residual = _take_addition(graph, chain)
     has_relu = _take_relu(graph, chain)
     if len(chain) == 1:
         return
@@ -103,9 +96,29 @@ _FUSES: Mapping[Any, Callable[[fx.GraphModule, fx.Node], None]] = MappingProxyTy
 )
 
 
+def _take_addition(graph: fx.GraphModule, chain: list[fx.Node]) -> fx.Node | None:
+    """What is added to the chain's result, and to nothing else; the addition is then its end.
+
+    An addition in place is one to a tensor that nothing else reads only where it is to the chain's own.
+    """
+    addition = _next(graph, chain)
+    if addition is None or not _calls(graph, addition, _ADDITIONS) or addition.kwargs:
+        return None
+    is_in_place, terms = addition.target in (in_place, "add_"), addition.args
+    if addition.target is in_place:
+        if terms[0] != "iadd":
+            return None
+        terms = terms[1:]
+    others = [one for one in terms if one is not chain[-1]]
+    if len(others) != 1 or not isinstance(others[0], fx.Node) or (is_in_place and terms[0] is not chain[-1]):
+        return None
+    chain.append(addition)
+    return others[0]
+
+
 def _take_relu(graph: fx.GraphModule, chain: list[fx.Node]) -> bool:
     """Whether a ReLU, and nothing else, follows the chain; it is then its end."""
-    relu = _only_user(chain[-1])
+    relu = _next(graph, chain)
     if relu is None or not _calls(graph, relu, _RELUS):
         return False
     chain.append(relu)
@@ -116,19 +129,31 @@ def _replace(graph: fx.GraphModule, chain: list[fx.Node], more: tuple[fx.Node, .
     """One call of the first node's module in place of the chain, with ``more`` arguments."""
     first, last = chain[0], chain[-1]
     with graph.graph.inserting_after(last):
-        made = graph.graph.call_module(str(first.target), (*first.args, *more), dict(first.kwargs))
+        made = graph.graph.call_module(str(first.target), (*first.args, *first.kwargs.values(), *more))
     last.replace_all_uses_with(made)
     for node in reversed(chain):
         graph.graph.erase_node(node)
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
+def _next(graph: fx.GraphModule, chain: list[fx.Node]) -> fx.Node | None:
+    """The only use of what the chain computes.
+
+    None also where anything is written to before it: the chain will be computed there, and reads its input then.
+    """
+    if len(chain[-1].users) != 1:
+        return None
+    user, node = next(iter(chain[-1].users)), chain[0].next
+    while node is not user:
+        if node not in chain and may_write(graph, node):
+            return None
+        node = node.next
+    return user
 
 
 def _calls(graph: fx.GraphModule, node: fx.Node, what: frozenset[Any]) -> bool:
     if node.op == "call_module":
-        return what is _RELUS and type(graph.get_submodule(str(node.target))) is nn.ReLU
+        module = graph.get_submodule(str(node.target))
+        return what is _RELUS and type(module) is nn.ReLU and not has_hooks(module)
     return node.op in ("call_function", "call_method") and node.target in what
 
 
@@ -136,7 +161,7 @@ def _is_norm(graph: fx.GraphModule, node: fx.Node) -> bool:
     if node.op != "call_module" or not _is_only_call(graph, node):
         return False
     module = graph.get_submodule(str(node.target))
-    return type(module) is nn.BatchNorm2d and module.running_mean is not None
+    return type(module) is nn.BatchNorm2d and module.running_mean is not None and not has_hooks(module)
 
 
 def _take_in(module: nn.Conv2d, norm: Any) -> None:

@@ -1,7 +1,7 @@
 """The pruned weights of a model, and the shapes of what each is multiplied with."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from lospmm.convolution import Convolution
 from lospmm.errors import LospmmError, Unsupported
 from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts
+from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts, why_passed_by
 from lospmm.nn.bound import Tensors
 from lospmm.nn.dtypes import dtype_of, named
+from lospmm.nn.following import evaluated
 from lospmm.nn.fusion import FusedConv2d, FusedLinear
 from lospmm.nn.layer import CLASSES, Sparse, as_images, sparse_class, way_of
 from lospmm.nn.place import Place, place_of, tensors_of
@@ -68,6 +69,7 @@ class Site:
 def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[Row]]:
     """What can have kernels, and a row for each weight that cannot, in the model's order."""
     sites, rows = [], []
+    passed_by = _passed_by(model)
     for name, module in model.named_modules():
         sparse = sparse_class(type(module), _ALL)
         if sparse is None:
@@ -83,6 +85,8 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
             "advice": "dense",
         }
         try:
+            if module in passed_by:
+                raise Unsupported(passed_by[module])
             place, matrix = _pruned(module, weight, bias)
         except LospmmError as error:
             rows.append(Row(shape=shape, sparsity=None, reason=str(error), **base))
@@ -97,6 +101,13 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
     return sites, rows
 
 
+def _passed_by(model: nn.Module) -> dict[nn.Module, str]:
+    """What PyTorch reads the weights of without calling it, and why: attention that is not as kernels have it."""
+    attentions = [one for one in model.modules() if isinstance(one, nn.MultiheadAttention)]
+    reasons = [(one, why_passed_by(one)) for one in attentions]
+    return {part: why for one, why in reasons if why is not None for part in (one, one.out_proj)}
+
+
 def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[Place, SparseMatrix]:
     """Raises Unsupported and BadMatrix."""
     if isinstance(module, nn.Conv1d | nn.Conv2d):
@@ -106,8 +117,6 @@ def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[Place, SparseMat
             raise Unsupported(f"its padding is {module.padding_mode!r}, and kernels pad with zeros")
         if way_of(module) is None:
             raise Unsupported(f"its padding {module.padding!r} differs at both ends")
-    if isinstance(module, nn.MultiheadAttention) and not module._qkv_same_embed_dim:
-        raise Unsupported("its keys and values have sizes of their own")
     place = place_of(module, weight, bias)
     tensors = tensors_of(module, place)
     if tensors.weight.is_meta:
@@ -161,18 +170,6 @@ def call_with(model: Callable[..., Any], example: Any) -> Any:
     if isinstance(example, Mapping):
         return model(**example)
     return model(*example) if isinstance(example, tuple | list) else model(example)
-
-
-@contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """In the mode for inference; every module gets its own mode back."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _operand(site: Site, x: Tensor) -> tuple[int, ...] | None:

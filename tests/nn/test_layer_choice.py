@@ -42,6 +42,14 @@ def test_the_faster_are_chosen_and_their_neighbours_timed_again(monkeypatch: pyt
     assert "take 9.0 us of 12.0 us dense" in str(report)
 
 
+class Unregistered(Mask):
+    """A mask that is no buffer, so that one has to be made."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        nn.Module.__init__(self)
+        self.mask = mask
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("fastest", "kept"), [(1, ("0",)), (0, ())])
 def test_masks_outlive_the_trials_of_a_model(
@@ -50,7 +58,7 @@ def test_masks_outlive_the_trials_of_a_model(
     torch.manual_seed(4)
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval(), drawn(16, 8)
     for layer in model:
-        parametrize.register_parametrization(layer, "weight", Mask(torch.rand(8, 8) < 0.2))
+        parametrize.register_parametrization(layer, "weight", Unregistered(torch.rand(8, 8) < 0.2))
     wanted, keys = model(x).double(), list(model.state_dict())
     monkeypatch.setattr(choice, "misfit", lambda *_, **__: None)
     monkeypatch.setattr(timing, "dense_micros", lambda *_, **__: 4.0)
