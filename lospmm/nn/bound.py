@@ -1,8 +1,8 @@
-"""Which kernels stand for a weight: found by the address of the tensor, so that a compiled graph is the same for all.
+"""Which kernels stand for a weight: found by where the tensor lies, so that a compiled graph is the same for all.
 
 An operator that named its kernel by a number would be another graph for every layer. The weight is its argument
-instead, which it needs anyway where it has to be dense, and the kernels are looked up by the weight's address when it
-runs. A tensor that lies here stays alive, so that no other can have its address.
+instead, which it needs anyway where it has to be dense, and the kernels are looked up by the weight's place in memory
+when it runs. A tensor that lies here stays alive, so that no other can have its address.
 
 In-place changes are noticed by PyTorch's version counter of each tensor, at the cost of a comparison per call; the
 weights are then compared with the kernels' by their fingerprint. A change through ``tensor.data`` is not counted, nor
