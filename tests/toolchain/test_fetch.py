@@ -67,6 +67,18 @@ def built(program: KernelProgram, folder: Path) -> bytes:
     ).cubin  # fmt: skip
 
 
+@pytest.mark.parametrize("prefetch", [1, 2, 3])
+def test_the_smallest_tiles_have_a_register_to_fetch_by(prefetch: int) -> None:
+    """Of one row and few elements in flight, which need none as high."""
+    problem = Problem(uniform(256, 512, 0.9, seed=1), 40, DEVICES["h200"])
+    candidate = Candidate(TileSize(1, 32), Schedule(prefetch), natural_order(problem.matrix, 1))
+    program = lower(problem, candidate)
+    emission = emit(program, "sass", "sm_90")
+    assert emission.machine is not None and emission.machine.entry.fetched is not None
+    assert emission.machine.registers >= emission.machine.entry.fetched + 3
+    assert verify_on_cpu(problem, program, emission).max_relative_error < 1e-6
+
+
 @given(
     nonzeros=st.integers(7_000, 40_000),
     rows=st.integers(1, 100),

@@ -86,7 +86,9 @@ def fetching(code: MachineCode, span: int) -> MachineCode:
     form = np.concatenate(parts)
     behind = [start + _head_length(count) for start, count in zip(starts[:-1].tolist(), loads, strict=True) if count]
     form["wait"][behind] |= 1 << ADDRESS_SCOREBOARD  # loads have read the address before any register is written
-    registers = max(code.registers, pair + 2 + HARDWARE_REGISTERS)
+    assert entry.fetched is not None
+    highest = max(pair + 1, entry.fetched)  # above all others where a tile has one row and one element in flight
+    registers = max(code.registers, highest + 1 + HARDWARE_REGISTERS)
     return replace(code, form=form, starts=starts[:-1], registers=registers, entry=entry)
 
 
