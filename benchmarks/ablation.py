@@ -23,6 +23,7 @@ from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD
 from lospmm.codegen.sass.emit import without_fetch
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import MachineCode
+from lospmm.codegen.sass.scheduler import LINE_INSTRUCTIONS
 from lospmm.gpu.driver import Driver, open_driver
 from lospmm.gpu.timing import copies_beyond_l2, time_rotating
 from lospmm.ir import launch
@@ -85,16 +86,25 @@ def blanked(code: MachineCode, op: Opcode) -> MachineCode:
 
 def without_fmas(code: MachineCode) -> MachineCode:
     """Only those multiply-adds that wait for loads are left, and the code is shorter."""
+
+    def shorter(tile: Code) -> Code:
+        kept = tile[((tile["op"] != Opcode.FFMA_IMM) | (tile["wait"] != 0)) & (tile["op"] != Opcode.NOP)].copy()
+        kept["reuse"] = 0
+        return kept
+
+    return each_tile(code, shorter)
+
+
+def each_tile(code: MachineCode, change: Callable[[Code], Code]) -> MachineCode:
+    """``code`` with each tile as ``change`` makes it, filled up to where the next one may begin."""
     parts: list[Code] = []
     starts = [0]
     for start, end in zip(code.starts, [*code.starts[1:], len(code.form)], strict=True):
-        tile = code.form[start:end]
-        tile = tile[((tile["op"] != Opcode.FFMA_IMM) | (tile["wait"] != 0)) & (tile["op"] != Opcode.NOP)].copy()
-        tile["reuse"] = 0
-        padding = blank(-len(tile) % 8)
-        padding["op"] = Opcode.NOP
-        parts += [tile, padding]
-        starts.append(starts[-1] + len(tile) + len(padding))
+        tile = change(code.form[start:end])
+        nothing = blank(-len(tile) % LINE_INSTRUCTIONS)
+        nothing["op"] = Opcode.NOP
+        parts += [tile, nothing]
+        starts.append(starts[-1] + len(tile) + len(nothing))
     return replace(code, form=np.concatenate(parts), starts=np.array(starts[:-1]))
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.ablation import LDG, OPCODE_MASK, POLICY_BIT, STG
 from benchmarks.checked import Kernel
 from benchmarks.early import Built, Case, cases, timed
-from benchmarks.jumps import BRXU
+from benchmarks.jumps import BRXU, CONTROL
 from benchmarks.kernels import SEED
 from benchmarks.recorded import record
 from lospmm.build import for_emitter
@@ -55,7 +55,6 @@ ULDC, DESCRIPTOR, PARAMETERS, FETCHED_SHIFT = 0xAB9, 0x208 // 4, (0x220 // 4, 0x
 #: Of uniform registers: the one with the descriptor of stores, where they have one of their own.
 STORES_DESCRIPTOR = 20
 PLAIN_PARAMETERS, MORE_PARAMETERS = ".param .u64 c)", ".param .u64 c, .param .u64 loads, .param .u64 stores)"
-CONTROL = ~((1 << 41) - 1) & 0xFFFFFFFFFFFFFFFF
 
 
 class Form(NamedTuple):

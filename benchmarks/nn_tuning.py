@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -55,17 +56,11 @@ WAYS: dict[str, Callable[[nn.Sequential], None]] = {"one by one": one_by_one, "s
 
 @contextmanager
 def empty_store() -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as folder:
-        before = os.environ.get("LOSPMM_CACHE_DIR")
-        os.environ["LOSPMM_CACHE_DIR"] = folder
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, LOSPMM_CACHE_DIR=folder):
         settings.cache_clear()
         try:
             yield
         finally:
-            if before is None:
-                del os.environ["LOSPMM_CACHE_DIR"]
-            else:
-                os.environ["LOSPMM_CACHE_DIR"] = before
             settings.cache_clear()
 
 

@@ -20,9 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.ablation import blanked
+from benchmarks.ablation import Code, blanked, each_tile
 from benchmarks.checked import Kernel
 from benchmarks.early import Built, CaseOf, timed
 from benchmarks.kernels import SEED
@@ -32,6 +31,7 @@ from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.emit import tiles_of
 from lospmm.codegen.sass.fetch import FETCHED
 from lospmm.codegen.sass.form import RZ, Opcode, blank
+from lospmm.codegen.sass.layer import PREDICATE_LATENCY
 from lospmm.codegen.sass.machine import ENTRY, MachineCode
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.device import DeviceSpec
@@ -50,10 +50,7 @@ HALF = 128 * 32
 LATER, INNER = 5, 6
 BETWEEN_LINES = 0x7C
 
-PREDICATE_STALL = 13
 BARRIER = 1
-
-Code = NDArray[np.void]
 
 #: (M, K, N), sparsity, and tiles with prefetches.
 CASES = (
@@ -76,7 +73,7 @@ CASES = (
 def _predicate(register: int, bits: int, predicate: int) -> Code:
     form = blank(1)
     form["op"], form["ra"], form["immediate"], form["carry"] = Opcode.LOP3_TEST, register, bits, predicate
-    form["stall"], form["yields"] = PREDICATE_STALL, 1
+    form["stall"], form["yields"] = PREDICATE_LATENCY, 1
     return form
 
 
@@ -101,18 +98,6 @@ def _claims(tile: Code, *, is_stored: bool) -> Code:
     return plain
 
 
-def _each(code: MachineCode, change: Callable[[Code], Code]) -> MachineCode:
-    parts: list[Code] = []
-    starts = [0]
-    for start, end in zip(code.starts, [*code.starts[1:], len(code.form)], strict=True):
-        tile = change(code.form[start:end])
-        nothing = blank(-len(tile) % 8)
-        nothing["op"] = Opcode.NOP
-        parts += [tile, nothing]
-        starts.append(starts[-1] + len(tile) + len(nothing))
-    return replace(code, form=np.concatenate(parts), starts=np.array(starts[:-1]))
-
-
 def _staggered(tile: Code) -> Code:
     loads = np.flatnonzero(tile["op"] == Opcode.LDG)
     if not len(loads):
@@ -133,12 +118,12 @@ def _claimed(tile: Code, *, is_stored: bool, is_late: bool) -> Code:
 
 FORMS: dict[str, Callable[[MachineCode], MachineCode]] = {
     "plain": lambda code: code,
-    "staggered": lambda code: _each(code, _staggered),
-    "touched": lambda code: _each(code, lambda tile: _claimed(tile, is_stored=False, is_late=False)),
-    "touched late": lambda code: _each(code, lambda tile: _claimed(tile, is_stored=False, is_late=True)),
-    "zeros": lambda code: _each(code, lambda tile: _claimed(tile, is_stored=True, is_late=False)),
-    "zeros late": lambda code: _each(code, lambda tile: _claimed(tile, is_stored=True, is_late=True)),
-    "zeros, staggered": lambda code: _each(
+    "staggered": lambda code: each_tile(code, _staggered),
+    "touched": lambda code: each_tile(code, lambda tile: _claimed(tile, is_stored=False, is_late=False)),
+    "touched late": lambda code: each_tile(code, lambda tile: _claimed(tile, is_stored=False, is_late=True)),
+    "zeros": lambda code: each_tile(code, lambda tile: _claimed(tile, is_stored=True, is_late=False)),
+    "zeros late": lambda code: each_tile(code, lambda tile: _claimed(tile, is_stored=True, is_late=True)),
+    "zeros, staggered": lambda code: each_tile(
         code, lambda tile: _claimed(_staggered(tile), is_stored=True, is_late=False)),
     "without stores": lambda code: blanked(code, Opcode.STG),
 }  # fmt: skip

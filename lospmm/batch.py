@@ -26,7 +26,7 @@ from lospmm.readers import MatrixFile
 from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.store import Store
-from lospmm.workshop import Workshop
+from lospmm.workshop import AHEAD, Workshop
 
 if TYPE_CHECKING:
     from lospmm.client import LayerResult
@@ -38,9 +38,6 @@ Done = TypeVar("Done")
 
 #: The name of a layer, and its matrix.
 Layer = tuple[str, Found]
-
-#: Layers that are looked at before their turn: a large one takes longer to explore than a small one to be timed.
-AHEAD = 2
 
 #: Shows a layer's progress while it is tuned, by its name.
 Watch = Callable[[str], AbstractContextManager[Progress]]

@@ -21,6 +21,9 @@ from lospmm.measure import Bench
 from lospmm.model import Problem
 from lospmm.stock import Stock
 
+#: Layers that are looked at before their turn: a large one takes longer to explore than a small one to be timed.
+AHEAD = 2
+
 #: How long a thread that writes a kernel down may keep Python's lock from the one that times another on the GPU.
 SWITCH_SECONDS = 0.0005
 

@@ -100,9 +100,11 @@ def _is_usable(bound: Bound, ready: Ready, b: Tensor) -> bool:
 def _added(residual: Tensor | None, shape: tuple[int, ...], ready: Ready) -> Tensor | None:
     """A residual as a kernel adds it: of the shape and the type of C. None where there is none, or where the sum would
     have another shape, type or device than C."""
-    if residual is None or (residual.dtype is ready.dtype and residual.shape == shape):
-        return residual if residual is None or residual.device == ready.device else None
-    if residual.device != ready.device or torch.promote_types(residual.dtype, ready.dtype) is not ready.dtype:
+    if residual is None or residual.device != ready.device:
+        return None
+    if residual.dtype is ready.dtype and residual.shape == shape:
+        return residual
+    if torch.promote_types(residual.dtype, ready.dtype) is not ready.dtype:
         return None
     fits = residual.dim() <= len(shape) and all(
         own in (1, wanted) for own, wanted in zip(reversed(residual.shape), reversed(shape), strict=False)

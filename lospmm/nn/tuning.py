@@ -25,16 +25,13 @@ from lospmm.progress import reported
 from lospmm.runtime.detect import detect_device
 from lospmm.settings import settings
 from lospmm.stages import Progress
-from lospmm.workshop import Workshop
+from lospmm.workshop import AHEAD, Workshop
 
 if TYPE_CHECKING:
     from lospmm.client import Client
 
 #: The kernel of a problem; told its progress.
 Tune: TypeAlias = Callable[[Problem, Progress], Kernel]
-
-#: Buckets that are begun with before their turn, as layers of a model are (``lospmm.batch``).
-AHEAD = 2
 
 #: Of a bucket's columns, the share that a call must fill where no time says better.
 LEAST_SHARE = 0.5
