@@ -2,13 +2,15 @@
 
     python -m benchmarks.moving [--out DIR]
 
-needs an H200 or H100. Of the 41 shapes of section 7.1, in float32: ``vectors`` of 16 bytes, so many to a thread, all
-loaded before the first is stored; and ``bulk`` copies, of so many KiB, to shared memory and from there. Blocks each
-have as large a share of B as of C. "Kernel" is the tile that an earlier search chose at 98 % zeros. None of the others
-has seen A: their errors mean nothing. The kernel is timed twice. Writes ``moving.jsonl`` and prints a line per kernel.
+needs an H200 or H100. Of the 41 shapes of section 7.1, in float32, and with half as many columns, which are as many
+bytes as of 16 bits: ``vectors`` of 16 bytes, so many to a thread, all loaded before the first is stored; and ``bulk``
+copies, of so many KiB, to shared memory and from there. Blocks each have as large a share of B as of C. "Kernel" is the
+float32 tile that an earlier search chose at 98 % zeros. None of the others has seen A: their errors mean nothing. The
+kernel is timed twice. Writes ``moving.jsonl`` and prints a line per kernel.
 """
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.checked import Kernel
@@ -94,23 +96,30 @@ def by_bulk(b_bytes: int, c_bytes: int, most: int) -> tuple[str, Launch]:
 
 
 def build(case: Case, device: DeviceSpec, folder: str) -> Built:
-    """The kernel that was chosen before, and those that move as much."""
+    """The kernels that were chosen before, and those that move as much."""
     (m, k, n), sparsity, tiles = case
     store = Store(Path(folder))
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=SEED), n, device), "sass")
     found: Built = [("kernel", *plain(problem, *tile, store)) for tile in tiles]
-    sizes = 4 * k * n, 4 * m * n
+    sizes, bits = (4 * k * n, 4 * m * n), 32 if tiles else 16
     texts = {f"vectors, {threads} x {most}": by_vectors(*sizes, threads, most) for threads, most in VECTORS}
     texts |= {f"bulk, {size >> 10} KiB": by_bulk(*sizes, size) for size in BULK}
     for name, (text, launch) in texts.items():
         emission = Emission("ptx", NAME, text, (text,))
         binary = compile_kernel(emission, arch=device.arch, registers=255, store=store, workers=1)
-        found.append((name, {"chosen": False}, Kernel(binary.cubin, NAME, launch, binary.code_bytes)))
+        found.append((name, {"chosen": False, "bits": bits}, Kernel(binary.cubin, NAME, launch, binary.code_bytes)))
     return found
 
 
+def wanted() -> Iterator[Case]:
+    """In 32 bits, and in 16: half as many words, and no kernel."""
+    whole = cases((SPARSITY,))
+    yield from whole
+    yield from (((m, k, n // 2), sparsity, ()) for (m, k, n), sparsity, _ in whole)
+
+
 def main() -> None:
-    record("moving", timed(cases((SPARSITY,)), build), description=__doc__)
+    record("moving", timed([*wanted()], build), description=__doc__)
 
 
 if __name__ == "__main__":

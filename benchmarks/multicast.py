@@ -80,7 +80,8 @@ def rings(gemm: tuple[int, int, int], sparsity: float) -> Iterator[Ring]:
     for way in WAYS:
         found: list[tuple[float, Ring]] = []
         for cols in range(128, 1024 - 32, 32):
-            most = min(255, REGISTERS // (cols + 32) // 8 * 8) - PREFETCH - KEPT
+            threads = ceil_div(cols + 32, 128) * 128  # each quarter of an SM has registers for its own warps
+            most = min(255, REGISTERS // threads // 8 * 8) - PREFETCH - KEPT
             stages = min(MOST_STAGES, (SHARED_BYTES - DATA) // (STAGE_ROWS * cols * 4), k // STAGE_ROWS)
             counts = {ceil_div(m, rows) for rows in range(16, most + 1)}
             for rows in {ceil_div(m, count) for count in counts if stages >= 3}:
