@@ -4,9 +4,10 @@
 
 needs an H200 or H100. At 98 % zeros kernels wait for B from the L2 cache, which every tile reads anew. The blocks of a
 cluster, with a tile each, can share what they copy (``benchmarks.ring_kernel``): 2, 4 or 8 of them, and in ``pairs``
-with the next columns, so that two SMs next to each other walk the same code. Of each shape and way the tile sizes are
-timed that a count of bytes puts first, and of the first of them its copies and its code alone. "Registers" is the
-tile that an earlier search chose. Forms take turns. Writes ``multicast.jsonl`` and prints a line per kernel.
+with the next columns, so that two SMs next to each other walk the same code. Of each shape and way the tile size is
+timed that a count of bytes puts first, in rings of few stages and of many, whole and with nothing but its copies; and
+of the first ring its code alone. "Registers" is the tile that an earlier search chose, timed twice. Writes
+``multicast.jsonl`` and prints a line per kernel.
 """
 
 import math
@@ -25,7 +26,7 @@ from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.device import DeviceSpec
 from lospmm.early import may_store_early
-from lospmm.ir import launch
+from lospmm.ir import FLOAT_BYTES, launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Problem, Schedule, TileSize, ceil_div
 from lospmm.reorder import regroup
@@ -34,19 +35,13 @@ from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.synthetic import uniform
 
 SPARSITIES = (0.98, 0.9)
-SHAPES = (
-    (768, 768, 4096),
-    (3072, 768, 4096),
-    (768, 3072, 4096),
-    (512, 1024, 3136),
-    (1024, 512, 3136),
-    (256, 2304, 3136),
-    (2048, 1024, 784),
-    (512, 2048, 784),
-)
+SHAPES = ((768, 768, 4096), (3072, 768, 4096))
 
-STAGE_ROWS, PREFETCH, MOST_STAGES, FIRST = 16, 12, 12, 2
+STAGE_ROWS, PREFETCH = 16, 12
 SHARED_BYTES, REGISTERS, KEPT = 227 * 1024, 65_536, 10
+
+#: Of a ring, beside as many as there is room for.
+STAGES = (3, 6)
 
 
 class Way(NamedTuple):
@@ -75,20 +70,21 @@ Wanted = TileSize | Ring
 
 
 def rings(gemm: tuple[int, int, int], sparsity: float) -> Iterator[Ring]:
-    """The first of each way, by the longest of what a block waits for."""
-    m, k, _ = gemm
+    """Of each way the tile size with the least of what a block waits for longest, in all rings."""
+    m = gemm[0]
     for way in WAYS:
         found: list[tuple[float, Ring]] = []
         for cols in range(128, 1024 - 32, 32):
             threads = ceil_div(cols + 32, 128) * 128  # each quarter of an SM has registers for its own warps
             most = min(255, REGISTERS // threads // 8 * 8) - PREFETCH - KEPT
-            stages = min(MOST_STAGES, (SHARED_BYTES - DATA) // (STAGE_ROWS * cols * 4), k // STAGE_ROWS)
-            counts = {ceil_div(m, rows) for rows in range(16, most + 1)}
-            for rows in {ceil_div(m, count) for count in counts if stages >= 3}:
-                ring = Ring(rows, cols, STAGE_ROWS, stages, PREFETCH, 2, way.multicast, pairs=way.pairs)
+            stages = (SHARED_BYTES - DATA) // (STAGE_ROWS * cols * FLOAT_BYTES)
+            for count in {ceil_div(m, rows) for rows in range(16, most + 1)}:
+                ring = Ring(ceil_div(m, count), cols, STAGE_ROWS, stages, PREFETCH, 2, way.multicast, pairs=way.pairs)
                 found.append((_cycles(ring, way, gemm, sparsity), ring))
-        found.sort(key=lambda one: one[0])
-        yield from (ring for _, ring in found[:FIRST])
+        _, ring = min(found, key=lambda one: one[0])
+        for stages in (*(few for few in STAGES if few < ring.stages), ring.stages):
+            yield replace(ring, stages=stages)
+            yield replace(ring, stages=stages, first_out=False)
 
 
 def _cycles(ring: Ring, way: Way, gemm: tuple[int, int, int], sparsity: float) -> float:
@@ -98,7 +94,7 @@ def _cycles(ring: Ring, way: Way, gemm: tuple[int, int, int], sparsity: float) -
     entries, read = ring.rows * k * (1 - sparsity), k * (1 - sparsity**ring.rows)
     code = 16 * (entries + read + ring.rows) / way.code_bytes
     issued = (entries + read) * ring.cols / 32 / MULTIPLY_ADDS
-    return waves * (max(code, issued, 4 * k * ring.cols / way.multicast / B_BYTES) + 0.2 * (code + issued))
+    return waves * (max(code, issued, FLOAT_BYTES * k * ring.cols / way.multicast / B_BYTES) + 0.2 * (code + issued))
 
 
 def wanted() -> Iterator[CaseOf[tuple[TileSize, Schedule]]]:
@@ -114,15 +110,14 @@ def build(case: CaseOf[tuple[TileSize, Schedule]], device: DeviceSpec, folder: s
     found: Built = []
     for tile, schedule in chosen:
         found.append(("registers", *plain(problem, tile, schedule, store)))
-    seen = set()
     for ring in rings(gemm, sparsity):
         name = f"multicast {ring.multicast}{', pairs' if ring.pairs else ''}"
-        for without in ("", "multiply-adds", "copies") if name not in seen else ("",):
+        is_first = ring.first_out and ring.stages == STAGES[0]
+        for without in ("", "multiply-adds", "copies") if is_first else ("", "multiply-adds"):
             kernel = ring_of(problem, replace(ring, without=without), store)
-            size = _labels(TileSize(ring.rows, ring.cols), math.prod(kernel.launch.grid)) | {"stages": ring.stages}
-            found.append((name, {**size, "without": without, "chosen": True},
-                          Kernel(kernel.cubin, NAME, kernel.launch, kernel.code_bytes)))  # fmt: skip
-        seen.add(name)
+            size = _labels(TileSize(ring.rows, ring.cols), math.prod(kernel.launch.grid))
+            axes = {"stages": ring.stages, "first_out": ring.first_out, "without": without, "chosen": False}
+            found.append((name, size | axes, Kernel(kernel.cubin, NAME, kernel.launch, kernel.code_bytes)))
     return found
 
 

@@ -52,7 +52,8 @@ Form = NDArray[np.void]
 class Ring:
     """A tile size and the stages of its ring. ``multicast`` blocks of a cluster, 1, 2, 4 or 8, with tiles next to each
     other, each copy a share of a stage's rows to all of them. A cluster of ``pairs`` has as many blocks again, with the
-    same tiles and the next columns. ``without`` leaves out a part: "multiply-adds" or "copies".
+    same tiles and the next columns. ``without`` leaves out a part: "multiply-adds" or "copies". B's lines are the
+    first to be evicted from the L2 cache, or (not ``first_out``) as any.
     """
 
     rows: int
@@ -64,6 +65,7 @@ class Ring:
     multicast: int = 1
     without: str = ""
     pairs: bool = False
+    first_out: bool = True
 
     @property
     def stage_bytes(self) -> int:
@@ -192,10 +194,11 @@ def _copying(problem: Problem, ring: Ring) -> list[str]:
     at_once, others = min(ROWS_AT_ONCE, share), range(1, ring.multicast)
     assert ring.multicast in (1, 2, 4, 8) and share % at_once == 0, "a stage's rows are shared evenly"
     copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-    copy += (".multicast::cluster" if ring.shared else "") + ".L2::cache_hint"
+    copy += (".multicast::cluster" if ring.shared else "") + (".L2::cache_hint" if ring.first_out else "")
+    how = (", %all" if ring.shared else "") + (", %policy" if ring.first_out else "")
     copies = [
         f"@%one {copy} [%to+{DATA + row * ring.cols * FLOAT_BYTES}], [%row+{row * row_bytes}], "
-        f"{ring.cols * FLOAT_BYTES}, [%full]{', %all' if ring.shared else ''}, %policy;"
+        f"{ring.cols * FLOAT_BYTES}, [%full]{how};"
         for row in range(at_once)
     ]
     of_several = (
