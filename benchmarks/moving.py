@@ -10,18 +10,24 @@ kernel is timed twice. Writes ``moving.jsonl`` and prints a line per kernel.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.checked import Kernel
 from benchmarks.early import Built, Case, cases, timed
 from benchmarks.kernels import SEED
-from benchmarks.multicast import plain
-from benchmarks.recorded import record
+from benchmarks.recorded import Row, record
 from lospmm.build import for_emitter
+from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
 from lospmm.device import DeviceSpec
-from lospmm.model import Launch, Problem, ceil_div
+from lospmm.early import may_store_early
+from lospmm.ir import launch
+from lospmm.lower import lower
+from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize, ceil_div
+from lospmm.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.synthetic import uniform
@@ -95,19 +101,31 @@ def by_bulk(b_bytes: int, c_bytes: int, most: int) -> tuple[str, Launch]:
     return "\n".join(lines), Launch((blocks, 1, 1), 32, 128 + max(load, store))
 
 
+def kernel_of(problem: Problem, tile: TileSize, schedule: Schedule, store: Store) -> tuple[Row, Kernel]:
+    """The kernel of that tile, rows stored early where they may be."""
+    arch = problem.device.arch
+    early = replace(schedule, stores_early=may_store_early(problem, schedule))
+    program = lower(problem, Candidate(tile, early, regroup(problem.matrix, [tile.rows])[tile.rows]))
+    emission = emit(program, "sass", arch)
+    binary = compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=1)
+    shape = launch(program)
+    labels = {**tile._asdict(), "blocks": math.prod(shape.grid)}
+    return labels, Kernel(binary.cubin, program.name, shape, binary.code_bytes)
+
+
 def build(case: Case, device: DeviceSpec, folder: str) -> Built:
     """The kernels that were chosen before, and those that move as much."""
     (m, k, n), sparsity, tiles = case
     store = Store(Path(folder))
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=SEED), n, device), "sass")
-    found: Built = [("kernel", *plain(problem, *tile, store)) for tile in tiles]
+    found: Built = [("kernel", *kernel_of(problem, *tile, store)) for tile in tiles]
     sizes, bits = (4 * k * n, 4 * m * n), 32 if tiles else 16
     texts = {f"vectors, {threads} x {most}": by_vectors(*sizes, threads, most) for threads, most in VECTORS}
     texts |= {f"bulk, {size >> 10} KiB": by_bulk(*sizes, size) for size in BULK}
-    for name, (text, launch) in texts.items():
+    for name, (text, shape) in texts.items():
         emission = Emission("ptx", NAME, text, (text,))
         binary = compile_kernel(emission, arch=device.arch, registers=255, store=store, workers=1)
-        found.append((name, {"chosen": False, "bits": bits}, Kernel(binary.cubin, NAME, launch, binary.code_bytes)))
+        found.append((name, {"chosen": False, "bits": bits}, Kernel(binary.cubin, NAME, shape, binary.code_bytes)))
     return found
 
 

@@ -50,10 +50,8 @@ Form = NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A tile size and the stages of its ring. ``multicast`` blocks of a cluster, 1, 2, 4 or 8, with tiles next to each
-    other, each copy a share of a stage's rows to all of them. A cluster of ``pairs`` has as many blocks again, with the
-    same tiles and the next columns. ``without`` leaves out a part: "multiply-adds" or "copies". B's lines are the
-    first to be evicted from the L2 cache, or (not ``first_out``) as any.
+    """A tile size and the stages of its ring. ``multicast`` blocks of a cluster, with tiles next to each other, each
+    copy a share of a stage's rows to all of them. ``without`` leaves out a part: "multiply-adds" or "copies".
     """
 
     rows: int
@@ -64,8 +62,6 @@ class Ring:
     column_group: int = 2
     multicast: int = 1
     without: str = ""
-    pairs: bool = False
-    first_out: bool = True
 
     @property
     def stage_bytes(self) -> int:
@@ -78,11 +74,6 @@ class Ring:
     @property
     def shared(self) -> bool:
         return self.multicast > 1
-
-    @property
-    def width(self) -> int:
-        """Blocks of a cluster that have one tile."""
-        return 2 if self.pairs else 1
 
     @property
     def empty(self) -> int:
@@ -148,11 +139,11 @@ def prologue(problem: Problem, ring: Ring) -> str:
         ".version 8.6\n.target sm_90\n.address_size 64",
         ".extern .shared .align 128 .b8 memory[];",
         f".visible .entry {NAME} (.param .u64 b, .param .u64 c) .maxntid {ring.threads}",
-        *([f".reqnctapercluster {ring.width}, {ring.multicast}, 1"] if ring.shared else []),
+        *([f".reqnctapercluster 1, {ring.multicast}, 1"] if ring.shared else []),
         "{",
         ".reg .b64 %b, %c, %row, %policy, %offset; .reg .pred %p, %done, %one, %mine; .reg .f32 %value;",
         ".reg .b32 %thread, %ring, %warp, %full, %stage, %lane, %odd, %even, %to, %end, %tile, %own, %group, %members;",
-        ".reg .b32 %member, %block, %column, %i, %x, %y, %rank, %other<8>; .reg .b16 %all;",
+        ".reg .b32 %member, %block, %column, %i, %rank, %other; .reg .b16 %both;",
         "ld.param.u64 %b, [b]; ld.param.u64 %c, [c]; cvta.to.global.u64 %b, %b; cvta.to.global.u64 %c, %c;",
         "mov.u32 %thread, %tid.x; mov.u32 %ring, memory;",
         "shr.u32 %warp, %thread, 5; shfl.sync.idx.b32 %warp, %warp, 0, 31, 0xffffffff;",
@@ -185,41 +176,32 @@ def _barriers(ring: Ring) -> Iterator[str]:
         yield f"@%one mbarrier.init.shared.b64 [%ring+{8 * stage}], 1;"
         yield f"@%one mbarrier.init.shared.b64 [%ring+{ring.empty + 8 * stage}], {ring.cols // WARP};"
         if ring.shared:
-            yield f"@%one mbarrier.init.shared.b64 [%ring+{2 * ring.empty + 8 * stage}], {ring.multicast - 1};"
+            yield f"@%one mbarrier.init.shared.b64 [%ring+{2 * ring.empty + 8 * stage}], 1;"
 
 
 def _copying(problem: Problem, ring: Ring) -> list[str]:
     """The loop of the warp that copies: a stage a turn, ``ROWS_AT_ONCE`` rows of it at a time."""
     row_bytes, share = problem.n * FLOAT_BYTES, ring.stage_rows // ring.multicast
-    at_once, others = min(ROWS_AT_ONCE, share), range(1, ring.multicast)
-    assert ring.multicast in (1, 2, 4, 8) and share % at_once == 0, "a stage's rows are shared evenly"
+    assert ring.multicast in (1, 2) and share % ROWS_AT_ONCE == 0, "of two blocks each knows the other"
     copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-    copy += (".multicast::cluster" if ring.shared else "") + (".L2::cache_hint" if ring.first_out else "")
-    how = (", %all" if ring.shared else "") + (", %policy" if ring.first_out else "")
+    copy += (".multicast::cluster" if ring.shared else "") + ".L2::cache_hint"
     copies = [
         f"@%one {copy} [%to+{DATA + row * ring.cols * FLOAT_BYTES}], [%row+{row * row_bytes}], "
-        f"{ring.cols * FLOAT_BYTES}, [%full]{how};"
-        for row in range(at_once)
+        f"{ring.cols * FLOAT_BYTES}, [%full]{', %both' if ring.shared else ''}, %policy;"
+        for row in range(ROWS_AT_ONCE)
     ]
-    of_several = (
-        "mov.u32 %x, %cluster_ctaid.x; mov.u32 %y, %cluster_ctaid.y;",
-        f"mad.wide.u32 %row, %y, {share * row_bytes}, %row;",
-        f"mad.lo.u32 %to, %y, {share * ring.cols * FLOAT_BYTES}, %to;",
-        f"mov.u32 %i, {sum(1 << ring.width * block for block in range(ring.multicast))};",
-        "shl.b32 %i, %i, %x; cvt.u16.u32 %all, %i;",
-        *(
-            f"add.u32 %rank, %y, {other}; and.b32 %rank, %rank, {ring.multicast - 1};\n"
-            f"mad.lo.u32 %rank, %rank, {ring.width}, %x; mapa.shared::cluster.u32 %other{other}, %ring, %rank;"
-            for other in others
-        ),
+    of_two = (
+        "mov.u32 %rank, %cluster_ctarank;",
+        f"mad.wide.u32 %row, %rank, {share * row_bytes}, %row;",
+        f"mad.lo.u32 %to, %rank, {share * ring.cols * FLOAT_BYTES}, %to;",
+        "mov.b16 %both, 3;",
+        "xor.b32 %rank, %rank, 1;",
+        "mapa.shared::cluster.u32 %other, %ring, %rank;",
     )
-    agree = (  # the other blocks may be written too, once their warps have read the stage
-        "sub.u32 %rank, %full, %ring;",
-        *(
-            f"add.u32 %i, %rank, %other{other};\n"
-            f"@%one mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%i+{2 * ring.empty}];"
-            for other in others
-        ),
+    agree = (  # the other block may be written too, once its warps have read the stage
+        "sub.u32 %i, %full, %ring;",
+        "add.u32 %i, %i, %other;",
+        f"@%one mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%i+{2 * ring.empty}];",
         "AGREE:",
         f"mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 %done, [%full+{2 * ring.empty}], %even;",
         "@!%done bra AGREE;",
@@ -227,7 +209,7 @@ def _copying(problem: Problem, ring: Ring) -> list[str]:
     return [
         f"mul.wide.u32 %offset, %column, 4; add.u64 %row, %b, %offset; mov.u64 %policy, {POLICY};",
         "mov.u32 %stage, 0; mov.u32 %to, %ring; mov.u32 %full, %ring; mov.u32 %odd, 1; mov.u32 %even, 0;",
-        *(of_several if ring.shared else ()),
+        *(of_two if ring.shared else ()),
         "STAGE:",
         f"mbarrier.try_wait.parity.shared.b64 %done, [%full+{ring.empty}], %odd; @!%done bra STAGE;",
         f"@%one mbarrier.arrive.expect_tx.shared.b64 _, [%full], {ring.stage_bytes};",
@@ -235,8 +217,8 @@ def _copying(problem: Problem, ring: Ring) -> list[str]:
         "mov.u32 %i, 0;",
         "ROWS:",
         *copies,
-        f"add.u64 %row, %row, {at_once * row_bytes}; add.u32 %to, %to, {at_once * ring.cols * FLOAT_BYTES};",
-        f"add.u32 %i, %i, {at_once}; setp.lt.u32 %p, %i, {share}; @%p bra ROWS;",
+        f"add.u64 %row, %row, {ROWS_AT_ONCE * row_bytes}; add.u32 %to, %to, {ROWS_AT_ONCE * ring.cols * FLOAT_BYTES};",
+        f"add.u32 %i, %i, {ROWS_AT_ONCE}; setp.lt.u32 %p, %i, {share}; @%p bra ROWS;",
         f"add.u64 %row, %row, {(ring.stage_rows - share) * row_bytes};",
         f"add.u32 %to, %to, {(ring.stage_rows - share) * ring.cols * FLOAT_BYTES};",
         f"add.u32 %full, %full, 8; add.u32 %end, %ring, {ring.empty}; setp.eq.u32 %p, %full, %end;",
