@@ -1,5 +1,6 @@
 """The kernels that benchmarks make for themselves: they are built, and `Hazards` finds nothing in what it knows."""
 
+import re
 import struct
 from itertools import chain
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import chains, clusters, gpcs, pairs, quads, reloads, ring_kernel, walking
+from benchmarks import chains, clusters, gpcs, moving, pairs, quads, reloads, ring_kernel, walking
 from benchmarks.ring_kernel import Ring
 from lospmm.build import for_emitter
+from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.device import find_device
@@ -20,6 +22,7 @@ from lospmm.runtime.hazards import Hazards, instructions
 from lospmm.runtime.sass_machine import execute
 from lospmm.store import Store
 from lospmm.toolchain import elf
+from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.cubin import machine_code
 from lospmm_datasets.synthetic import uniform
 
@@ -64,6 +67,23 @@ def test_a_walk(banks: str, tmp_path: Path) -> None:
 def test_a_wait_behind_an_arrival(tmp_path: Path) -> None:
     kernels = {clusters.waiting_kernel(cycles, Store(tmp_path)) for cycles in clusters.WAIT_CYCLES}
     assert len(kernels) == len(clusters.WAIT_CYCLES)
+
+
+@pytest.mark.parametrize(("b_bytes", "c_bytes"), [(64 * 784 * 4, 192 * 784 * 4), (768 * 27 * 4, 48 * 4), (16, 16)])
+def test_kernels_that_only_move(b_bytes: int, c_bytes: int, tmp_path: Path) -> None:
+    sizes = (b_bytes, c_bytes)
+    vectors, bulk = moving.by_vectors(*sizes, 128, 2), moving.by_bulk(*sizes, 4096)
+    for text, _ in (vectors, bulk):
+        emission = Emission("ptx", moving.NAME, text, (text,))
+        binary = compile_kernel(emission, arch="sm_90", registers=255, store=Store(tmp_path), workers=1)
+        assert elf.kernel_usage(binary.cubin, moving.NAME).stack_bytes == 0, "nothing else is moved"
+    text, launch = vectors
+    for size, does in zip(sizes, ("ld.global", "st.global"), strict=True):
+        assert 16 * text.count(does) * launch.block * launch.grid[0] >= size
+    text, launch = bulk
+    shares = re.findall(r"mul.lo.u32 %at, %block, (\d+); min.u32 %at, %at, (\d+);", text)
+    for size, (share, last) in zip(sizes, shares, strict=True):
+        assert int(share) * launch.grid[0] >= size == int(last) + int(share)
 
 
 @pytest.mark.parametrize("layout", reloads.LAYOUTS)
