@@ -24,7 +24,7 @@ from lospmm.runtime.detect import detect_device, own_gpu
 from lospmm.settings import Settings
 from tests.cli.command import H200, WEIGHTS, process
 from tests.docs.commands import check, commands, leaves, targets
-from tests.docs.pages import DOCS, ROOT, Block, anchors, blocks, links, names, pages, rows, section
+from tests.docs.pages import DOCS, ROOT, Block, anchors, blocks, links, names, pages, printed_fields, rows, section
 from tests.docs.renew import REGIONS, renewed
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages()}
@@ -152,18 +152,6 @@ def test_fields_of_the_manifest() -> None:
     assert ["`schema`", str(SCHEMA)] in table
 
 
-def printed_fields(value: typing.Any, prefix: str = "") -> Iterator[str]:
-    """The fields of a JSON object, those of the objects in it with a dot; but for objects of ANY_NAMES."""
-    if isinstance(value, list):
-        for part in value:
-            yield from printed_fields(part, prefix)
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield prefix + name
-            if name not in ANY_NAMES:
-                yield from printed_fields(inner, f"{prefix}{name}.")
-
-
 @pytest.mark.usefixtures("own_settings", "workplace")
 def test_fields_of_what_commands_print() -> None:
     save_file({"a": WEIGHTS, "nan": np.full((2, 2), np.nan, np.float32)}, "net.safetensors")
@@ -179,7 +167,7 @@ def test_fields_of_what_commands_print() -> None:
         answers = [process(*order, "--json") for order in orders]
         assert {answer.status for answer in answers} == {status}, answers
         described = [name for cells in table_below("docs/cli.md", f"### {heading}") for name in names(cells[0])]
-        printed = {field for answer in answers for field in printed_fields(json.loads(answer.out))}
+        printed = {field for answer in answers for field in printed_fields(json.loads(answer.out), ANY_NAMES)}
         assert sorted(described) == sorted(printed), heading
 
 

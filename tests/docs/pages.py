@@ -1,9 +1,10 @@
 """The pages of the documentation as text, and the parts of a page that tests look at."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -77,3 +78,15 @@ def region(text: str, name: str) -> str:
 def with_region(text: str, name: str, content: str) -> str:
     region(text, name)
     return re.sub(_REGION.format(name=name), lambda match: match[1] + content + match[2], text, flags=re.DOTALL)
+
+
+def printed_fields(value: Any, any_names: Collection[str] = (), prefix: str = "") -> Iterator[str]:
+    """The fields of a JSON object, those of the objects in it with a dot; but for objects that are called so."""
+    if isinstance(value, list):
+        for part in value:
+            yield from printed_fields(part, any_names, prefix)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield prefix + name
+            if name not in any_names:
+                yield from printed_fields(inner, any_names, f"{prefix}{name}.")

@@ -1,0 +1,39 @@
+"""What ``--json`` prints where it takes a GPU or minutes to print it, against docs/cli.md."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lospmm.baselines import BaselineTime, VariantTime
+from lospmm.bench import Bound, Comparison
+from lospmm.gpu.clocks import Clocks
+from lospmm.gpu.timing import Timing
+from lospmm.report import show_comparison
+from tests.docs.pages import ROOT, names, printed_fields, rows, section
+
+#: Objects of the card whose fields are names of what there happens to be.
+CARD_NAMES = ("problems", "ranges", "provenance", "parameters", "importance", "orders", "by")
+
+TIMING = Timing(20.0, 0.01, 15)
+FAST, SLOW = VariantTime("CSR_ALG2", TIMING, 1e-7, None), VariantTime("CSR_ALG3", None, None, "a reason")
+
+
+def described(heading: str) -> list[str]:
+    page = section((ROOT / "docs" / "cli.md").read_text(), f"### {heading}")
+    return sorted(name for cells in list(rows(page))[1:] for name in names(cells[0]))
+
+
+def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = BaselineTime("cusparse", "cuSPARSE 12", (FAST, SLOW), None)
+    clocks = Clocks(1980, 3201, 40, ())
+    found = Comparison("a GPU", "cold", 2, TIMING, 1e-7, 0.01, Bound(1.0, "memory"), {"cusparse": baseline}, clocks)
+    show_comparison(found, {"name": "kernel"}, as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    printed["baselines"] = list(printed["baselines"].values())
+    assert described("bench") == sorted(set(printed_fields(printed)))
+
+
+def test_train_ranker() -> None:
+    card = Path(ROOT, "rank_model", "lospmm_rank", "weights", "h200.json")
+    assert described("train-ranker") == sorted(set(printed_fields(json.loads(card.read_text()), CARD_NAMES)))
