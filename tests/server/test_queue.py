@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
@@ -302,6 +303,20 @@ def test_the_figures_of_the_queue(database: Database) -> None:
     figures = queries.figures(database)
     assert (figures.queued, figures.running) == (2, 1)
     assert 0 <= figures.oldest_seconds < 20
+
+
+def test_what_is_queued_again_has_waited_since_then(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not since it was posted first: a kernel may be lost from the cache long after it was made."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(queue, "_now", lambda: datetime.now(UTC) - timedelta(days=7))
+        submitted(database, 1, 2)
+        assert queries.figures(database).oldest_seconds > 6 * 86400
+        for _ in range(2):
+            queue.finish(database, claimed(database), {})
+    assert queue.requeue(database, order(1).digest)
+    assert 0 <= queries.figures(database).oldest_seconds < 20
+    assert queue.give_back(database, claimed(database))
+    assert 0 <= queries.figures(database).oldest_seconds < 20
 
 
 @pytest.mark.parametrize(
