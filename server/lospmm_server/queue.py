@@ -367,12 +367,14 @@ def _under_way(connection: sa.Connection, key: str) -> tuple[int, int]:
 
 def _refuse(total: int, of_key: int, *, new: int) -> None:
     limits = settings()
-    for count, limit, whose in (
-        (total, limits.max_jobs, "jobs are under way"),
-        (of_key, limits.max_jobs_per_key, "jobs of this key are under way"),
-    ):
+    known = (
+        (total, limits.max_jobs, "", "jobs are under way"),
+        (of_key, limits.max_jobs_per_key, " of one key", "jobs of this key are under way"),
+    )
+    for _, limit, of, _ in known:  # first what will never do
         if new > limit:
-            raise BadRequest(f"{new} jobs at once, more than the {limit} that this service takes; post fewer")
+            raise BadRequest(f"{new} jobs at once, more than the {limit} that this service takes{of}; post fewer")
+    for count, limit, _, whose in known:
         if count + new > limit:
             raise Busy(f"{count} {whose}, and this service takes {limit}; try again later")
 

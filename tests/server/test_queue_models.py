@@ -110,3 +110,12 @@ class TestModels:
         queue.submit_model(database, model(order(1), order(2), order(3)), "")
         with pytest.raises(BadRequest, match="4 jobs at once, more than the 3"):
             queue.submit_model(database, model(*map(order, (5, 6, 7, 8))), "")
+
+    def test_more_than_a_key_may_ever_have_is_not_to_be_tried_again(
+        self, database: Database, set_environment: Callable[[str, object], None]
+    ) -> None:
+        set_environment("LOSPMM_MAX_JOBS", 3)
+        set_environment("LOSPMM_MAX_JOBS_PER_KEY", 2)
+        queue.submit(database, order(1), "another")
+        with pytest.raises(BadRequest, match="3 jobs at once, more than the 2 that this service takes of one key"):
+            queue.submit_model(database, model(*map(order, (2, 3, 4))), "mine")
