@@ -43,8 +43,10 @@ class Database:
 
     @property
     def name(self) -> str:
-        """For people: without the password."""
-        return self.engine.url.render_as_string(hide_password=True)
+        """For people: without the password, which may also stand behind the question mark."""
+        url = self.engine.url
+        told = {name: "***" if "password" in name.lower() else value for name, value in url.query.items()}
+        return url.set(query=told).render_as_string(hide_password=True)
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:

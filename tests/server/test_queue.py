@@ -332,8 +332,16 @@ def test_a_url_that_cannot_be_used(url: str, says: str) -> None:
         open_database(url)
 
 
-def test_no_password_is_told() -> None:
-    database = open_database("postgresql://user:secret@127.0.0.1:1/name")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:secret@127.0.0.1:1/name",
+        "postgresql://user@127.0.0.1:1/name?password=secret",
+        "postgresql://user@/name?host=127.0.0.1&port=1&sslpassword=secret&sslkey=/etc/key",
+    ],
+)
+def test_no_password_is_told(url: str) -> None:
+    database = open_database(url)
     with pytest.raises(DatabaseFault) as fault, database.read():
         pass
     assert "secret" not in f"{fault.value} {database.name}"
