@@ -110,12 +110,12 @@ def _address(url: str | None) -> URL:
         return URL.create(DRIVERS["sqlite"], database=str(settings().cache_dir / FILE))
     try:
         address = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # the latter of a port that is no number
         raise BadSettings("LOSPMM_DATABASE_URL: not a URL; it looks like postgresql://user:word@host/name") from None
     backend = address.drivername.partition("+")[0]
     if backend not in DRIVERS:
         raise BadSettings(f"LOSPMM_DATABASE_URL: {backend[:40]!r} is none of {', '.join(DRIVERS)}")
-    if backend == "sqlite" and not address.database:
+    if backend == "sqlite" and address.database in (None, "", ":memory:"):  # memory is of one process
         raise BadSettings("LOSPMM_DATABASE_URL: name a file, as in sqlite:////var/lib/lospmm/service.db")
     return address.set(drivername=DRIVERS[backend])
 

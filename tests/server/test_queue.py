@@ -325,6 +325,9 @@ def test_what_is_queued_again_has_waited_since_then(database: Database, monkeypa
         ("nonsense", "not a URL"),
         ("mysql://host/name", "'mysql' is none of sqlite, postgresql"),
         ("sqlite://", "name a file"),
+        ("sqlite:///:memory:", "name a file"),
+        ("postgresql://user:word@host:port/name", "not a URL"),
+        ("postgresql://user:word@[::1/name", "not a URL"),
     ],
 )
 def test_a_url_that_cannot_be_used(url: str, says: str) -> None:
