@@ -228,7 +228,8 @@ def requeue(database: Database, digest: str) -> bool:
 
 def _submit(connection: sa.Connection, order: Order, key: str, model: str | None = None) -> None:
     row = connection.execute(sa.select(kernels).where(kernels.c.digest == order.digest)).first()
-    posted = model is None or (row is not None and row.posted)
+    is_cancelled = row is not None and (row.cancel or row.state == "cancelled")  # who posted it alone asks no more
+    posted = model is None or (row is not None and row.posted and not is_cancelled)
     if row is not None and row.state in PENDING:
         _change(connection, order.digest, {"posted": posted, "cancel": False})  # it is wanted after all
         return

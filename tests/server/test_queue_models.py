@@ -9,7 +9,7 @@ from lospmm_server import queries, queue
 from lospmm_server.database import Database
 from lospmm_server.faults import Busy
 from lospmm_server.problems import describe
-from lospmm_server.queue import Model
+from lospmm_server.queue import Model, Verdict
 from tests.server.orders import claimed, model, order, state, submitted
 
 
@@ -73,6 +73,23 @@ class TestModels:
         assert state(database, 3) == "cancelled"
         queue.submit_model(database, mine, "")
         assert self.job(database, mine).state == "queued"
+
+    @pytest.mark.parametrize("is_running", [False, True])
+    def test_who_cancelled_a_kernel_does_not_keep_it_from_the_model(
+        self, database: Database, *, is_running: bool
+    ) -> None:
+        """Posted alone and cancelled, it is the model's alone, and ends with it."""
+        submitted(database, 1)
+        mine = claimed(database) if is_running else None
+        queue.cancel(database, order(1).digest)
+        posted = model(order(1))
+        queue.submit_model(database, posted, "")
+        assert self.job(database, posted).state == ("running" if is_running else "queued")
+        queue.cancel(database, posted.id)
+        if mine is not None:
+            assert queue.look(database, mine) is Verdict.CANCEL
+            queue.give_back(database, mine)
+        assert state(database, 1) == "cancelled"
 
     @pytest.mark.parametrize(
         ("ends", "expected"),
