@@ -16,6 +16,12 @@ _BODY = body(
     "A pruned weight matrix: .npz .npy .mtx .smtx .safetensors, known by its content; a bias: .npy.", bias=True
 )
 
+#: What else a file of a kernel may be answered with.
+_OTHERWISE = {
+    304: {"description": "The client has it already (If-None-Match)."},
+    **problems_of(401, 403, 404, 422, 503),
+}
+
 router = APIRouter(tags=["kernels"])
 
 
@@ -50,7 +56,7 @@ async def post_kernel(
     return kernel_response(order.digest, (await behind.kernel(order.digest)).files, media_type)
 
 
-@router.get("/v1/kernels/{digest}", responses={200: {"model": Kernel}, **problems_of(401, 403, 404, 422, 503)})
+@router.get("/v1/kernels/{digest}", responses={200: {"model": Kernel}, **_OTHERWISE})
 async def get_kernel(digest: Digest, request: Request, behind: Behind) -> Response:
     """The manifest of a kernel."""
     return await _sent(digest, "manifest", request, behind)
@@ -59,7 +65,7 @@ async def get_kernel(digest: Digest, request: Request, behind: Behind) -> Respon
 @router.get(
     "/v1/kernels/{digest}/cubin",
     response_class=Response,
-    responses={200: {"content": {BINARY: {"schema": FILE}}}, **problems_of(401, 403, 404, 422, 503)},
+    responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
 )
 async def get_cubin(digest: Digest, request: Request, behind: Behind) -> Response:
     """The binary to load."""
@@ -69,7 +75,7 @@ async def get_cubin(digest: Digest, request: Request, behind: Behind) -> Respons
 @router.get(
     "/v1/kernels/{digest}/source",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, **problems_of(401, 403, 404, 422, 503)},
+    responses={200: {"content": {"text/plain": {}}}, **_OTHERWISE},
 )
 async def get_source(digest: Digest, request: Request, behind: Behind) -> Response:
     """The text that the binary was compiled from."""
@@ -79,7 +85,7 @@ async def get_source(digest: Digest, request: Request, behind: Behind) -> Respon
 @router.get(
     "/v1/kernels/{digest}/tuning",
     response_class=Response,
-    responses={200: {"content": {"application/x-ndjson": {}}}, **problems_of(401, 403, 404, 422, 503)},
+    responses={200: {"content": {"application/x-ndjson": {}}}, **_OTHERWISE},
 )
 async def get_tuning(digest: Digest, request: Request, behind: Behind) -> Response:
     """The shortlist of the search, a JSON object a line, best first."""
@@ -89,7 +95,7 @@ async def get_tuning(digest: Digest, request: Request, behind: Behind) -> Respon
 @router.get(
     "/v1/kernels/{digest}/matrix",
     response_class=Response,
-    responses={200: {"content": {BINARY: {"schema": FILE}}}, **problems_of(401, 403, 404, 422, 503)},
+    responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
 )
 async def get_matrix(digest: Digest, request: Request, behind: Behind) -> Response:
     """The matrix that the kernel multiplies by, as an .npz of SciPy."""
@@ -99,7 +105,7 @@ async def get_matrix(digest: Digest, request: Request, behind: Behind) -> Respon
 @router.get(
     "/v1/kernels/{digest}/bias",
     response_class=Response,
-    responses={200: {"content": {BINARY: {"schema": FILE}}}, **problems_of(401, 403, 404, 422, 503)},
+    responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
 )
 async def get_bias(digest: Digest, request: Request, behind: Behind) -> Response:
     """The bias that is in the kernel's code, as a .npy."""
@@ -109,7 +115,7 @@ async def get_bias(digest: Digest, request: Request, behind: Behind) -> Response
 @router.get(
     "/v1/kernels/{digest}/space",
     response_class=Response,
-    responses={200: {"content": {"application/json": {}}}, **problems_of(401, 403, 404, 422, 503)},
+    responses={200: {"content": {"application/json": {}}}, **_OTHERWISE},
 )
 async def get_space(digest: Digest, request: Request, behind: Behind) -> Response:
     """The tiling space: what became of every tile size."""

@@ -62,14 +62,17 @@ class Crew:
         while not self._is_stopping:
             started = time.monotonic()
             name = new_name()
-            status = await self._one_life(name)
+            try:
+                end = f"has ended with status {await self._one_life(name)}"
+            except OSError as error:  # no memory, or no more files: which may go by
+                end = f"cannot be started: {error}"
             if self._is_stopping:
                 return
             with suppress(DatabaseFault):  # else another worker finds its job
                 await asyncio.to_thread(queue.release_all_of, self._database, name)
             is_young = time.monotonic() - started < YOUNG_SECONDS
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause + 0.5) if is_young else 0.0
-            _log.warning("the worker %s has ended with status %s; another starts in %.1f s", name, status, pause)
+            _log.warning("the worker %s %s; another starts in %.1f s", name, end, pause)
             await asyncio.sleep(pause)
 
     async def _one_life(self, name: str) -> int:

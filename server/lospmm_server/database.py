@@ -43,8 +43,10 @@ class Database:
 
     @property
     def name(self) -> str:
-        """For people: without the password."""
-        return self.engine.url.render_as_string(hide_password=True)
+        """For people: without the password, which may also stand behind the question mark."""
+        url = self.engine.url
+        told = {name: "***" if "password" in name.lower() else value for name, value in url.query.items()}
+        return url.set(query=told).render_as_string(hide_password=True)
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -108,12 +110,12 @@ def _address(url: str | None) -> URL:
         return URL.create(DRIVERS["sqlite"], database=str(settings().cache_dir / FILE))
     try:
         address = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # the latter of a port that is no number
         raise BadSettings("LOSPMM_DATABASE_URL: not a URL; it looks like postgresql://user:word@host/name") from None
     backend = address.drivername.partition("+")[0]
     if backend not in DRIVERS:
         raise BadSettings(f"LOSPMM_DATABASE_URL: {backend[:40]!r} is none of {', '.join(DRIVERS)}")
-    if backend == "sqlite" and not address.database:
+    if backend == "sqlite" and address.database in (None, "", ":memory:"):  # memory is of one process
         raise BadSettings("LOSPMM_DATABASE_URL: name a file, as in sqlite:////var/lib/lospmm/service.db")
     return address.set(drivername=DRIVERS[backend])
 

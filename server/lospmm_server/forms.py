@@ -8,11 +8,10 @@ from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 from lospmm.settings import settings
 from lospmm_server.schemas import KernelQuery
-from lospmm_server.uploads import FIELD, FORM_BYTES, body_within
+from lospmm_server.uploads import FIELD, FORM_BYTES, body_within, form_of
 
 #: Fields beside the file.
 FIELDS = ("n", "device")
@@ -26,14 +25,11 @@ class Form:
 
 @asynccontextmanager
 async def received_form(request: Request) -> AsyncIterator[Form]:
-    """The form until the block ends. Raises HTTPException 400, 408 and 413, RequestValidationError for its fields."""
+    """The form until the block ends. Raises HTTPException 400, 408, 413, 503; RequestValidationError for its fields."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(400, "expected the form of the page, as multipart/form-data")
     body = body_within(request, settings().max_upload_bytes + FORM_BYTES)
-    try:
-        form = await MultiPartParser(request.headers, body, max_files=1, max_fields=len(FIELDS)).parse()
-    except MultiPartException as error:
-        raise HTTPException(400, error.message) from None
+    form = await form_of(request.headers, body, max_files=1, max_fields=len(FIELDS))
     try:
         yield Form(_upload(form), _query(form))
     finally:

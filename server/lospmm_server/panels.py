@@ -108,7 +108,7 @@ SECTIONS: Sequence[Section] = (
                 "Mean seconds of each stage per tuning: the layers add up to the mean tuning.",
                 (
                     Query(
-                        f"sum by (stage) (rate({_STAGE}_sum[$window])) / scalar(sum(rate({_TUNING}_count[$window])))",
+                        f"sum by (stage) (rate({_STAGE}_sum[$window])) / scalar(sum(rate({_TUNED}[$window])))",
                         "{{stage}}",
                     ),
                 ),

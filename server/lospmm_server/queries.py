@@ -122,8 +122,10 @@ def last_event(database: Database) -> int:
 
 def figures(database: Database) -> QueueFigures:
     """The depth of the queue, and the age of its oldest job by this machine's clock."""
-    columns = (kernels.c.state, sa.func.count(), sa.func.min(kernels.c.created))
-    counted = sa.select(*columns).where(kernels.c.state.in_(PENDING)).group_by(kernels.c.state)
+    since = sa.func.min(events.c.time)  # of the event that queued it; the job itself may be of long ago
+    counted = sa.select(kernels.c.state, sa.func.count(), since)
+    counted = counted.select_from(kernels.outerjoin(events, events.c.id == kernels.c.turn))
+    counted = counted.where(kernels.c.state.in_(PENDING)).group_by(kernels.c.state)
     with database.read() as connection:
         found = {row[0]: (row[1], row[2]) for row in connection.execute(counted)}
     queued, oldest = found.get("queued", (0, None))

@@ -228,7 +228,8 @@ def requeue(database: Database, digest: str) -> bool:
 
 def _submit(connection: sa.Connection, order: Order, key: str, model: str | None = None) -> None:
     row = connection.execute(sa.select(kernels).where(kernels.c.digest == order.digest)).first()
-    posted = model is None or (row is not None and row.posted)
+    is_cancelled = row is not None and (row.cancel or row.state == "cancelled")  # who posted it alone asks no more
+    posted = model is None or (row is not None and row.posted and not is_cancelled)
     if row is not None and row.state in PENDING:
         _change(connection, order.digest, {"posted": posted, "cancel": False})  # it is wanted after all
         return
@@ -367,12 +368,14 @@ def _under_way(connection: sa.Connection, key: str) -> tuple[int, int]:
 
 def _refuse(total: int, of_key: int, *, new: int) -> None:
     limits = settings()
-    for count, limit, whose in (
-        (total, limits.max_jobs, "jobs are under way"),
-        (of_key, limits.max_jobs_per_key, "jobs of this key are under way"),
-    ):
+    known = (
+        (total, limits.max_jobs, "", "jobs are under way"),
+        (of_key, limits.max_jobs_per_key, " of one key", "jobs of this key are under way"),
+    )
+    for _, limit, of, _ in known:  # first what will never do
         if new > limit:
-            raise BadRequest(f"{new} jobs at once, more than the {limit} that this service takes; post fewer")
+            raise BadRequest(f"{new} jobs at once, more than the {limit} that this service takes{of}; post fewer")
+    for count, limit, _, whose in known:
         if count + new > limit:
             raise Busy(f"{count} {whose}, and this service takes {limit}; try again later")
 

@@ -23,4 +23,9 @@ def reasons_not_ready(store: Store, database: Database) -> list[str]:
             pass
     except OSError as error:
         reasons.append(f"the cache {store.root} cannot be written: {error.strerror}")
+    try:
+        with tempfile.TemporaryFile():
+            pass
+    except OSError as error:  # it names the folder
+        reasons.append(f"uploads and compilers have no place for temporary files: {error}")
     return reasons

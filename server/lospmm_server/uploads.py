@@ -7,15 +7,16 @@ problem+json.
 """
 
 import asyncio
+import logging
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 from fastapi import HTTPException, Request
 from numpy.typing import NDArray
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from lospmm import jobs
@@ -30,6 +31,7 @@ from lospmm.readers import MatrixFile, bias_in, read_bytes
 from lospmm.runtime.detect import detect_device, own_gpu
 from lospmm.settings import settings
 from lospmm.toolchain.discover import find_toolkit, has_arch
+from lospmm_server.faults import RETRY_SECONDS
 from lospmm_server.schemas import KernelQuery, TuningQuery
 
 #: LOSPMM_WORKER_GPU of workers without one.
@@ -44,6 +46,11 @@ FORM_BYTES = 1 << 16
 #: The most layers of a model, in a file or as files.
 MAX_LAYERS = 2000
 
+#: Of a form, beside its files: none is expected, and so many are read before that is said.
+MAX_FIELDS = 1000
+
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -57,8 +64,8 @@ def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager
     """The files of the body, at most so many matrices, on disk unless they are small, until the block ends.
 
     Biases may stand beside them, no more than matrices. Entering raises HTTPException 413 for more than
-    LOSPMM_MAX_UPLOAD_BYTES, 408 for longer than LOSPMM_UPLOAD_SECONDS, and 400 for a form without files or with
-    anything else.
+    LOSPMM_MAX_UPLOAD_BYTES, 408 for longer than LOSPMM_UPLOAD_SECONDS, 400 for a form that is cut, without files or
+    with anything else, and 503 where the disk does not take them.
     """
     limit = settings().max_upload_bytes
     is_form = request.headers.get("content-type", "").lower().startswith("multipart/form-data")
@@ -153,22 +160,28 @@ def _device(name: str) -> DeviceSpec:
 
 @asynccontextmanager
 async def _raw(request: Request, limit: int) -> AsyncIterator[Received]:
-    with tempfile.TemporaryFile() as file:
-        upload = UploadFile(file, filename=FIELD)
+    upload = await _written(request, limit)
+    try:
+        yield Received([upload])
+    finally:
+        await upload.close()
+
+
+async def _written(request: Request, limit: int) -> UploadFile:
+    with _to_disk(), ExitStack() as stack:
+        upload = UploadFile(stack.enter_context(tempfile.TemporaryFile()), filename=FIELD)
         async for chunk in body_within(request, limit):
             await upload.write(chunk)
-        await upload.seek(0)
-        yield Received([upload])
+        await upload.seek(0)  # all is written down then
+        stack.pop_all()
+        return upload
 
 
 @asynccontextmanager
 async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[Received]:
     most = 2 * files  # each with a bias
     body = body_within(request, limit + FORM_BYTES * most)
-    try:
-        form = await MultiPartParser(request.headers, body, max_files=most).parse()
-    except MultiPartException as error:
-        raise HTTPException(400, error.message) from None
+    form = await form_of(request.headers, body, max_files=most)
     try:
         uploads, biases = (
             [upload for upload in form.getlist(field) if isinstance(upload, UploadFile)]
@@ -186,6 +199,49 @@ async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[
         yield Received(uploads, biases)
     finally:
         await form.close()
+
+
+class _WholeForm(MultiPartParser):
+    """Refuses a form without its end: Starlette leaves out the part in which it is cut, a bias or a layer."""
+
+    spool_max_size = 1  # in bytes: files are read from the disk, and whether it takes them is known at once
+
+    def __init__(self, headers: Headers, body: AsyncGenerator[bytes, None], *, max_files: int, max_fields: int) -> None:
+        super().__init__(headers, self._to_its_end(body), max_files=max_files, max_fields=max_fields)
+        self._is_whole = False
+
+    def on_end(self) -> None:
+        self._is_whole = True
+
+    async def _to_its_end(self, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        async for chunk in body:
+            yield chunk
+        if not self._is_whole:
+            raise MultiPartException("the form ends before its last boundary: a part of it is missing")
+
+
+async def form_of(
+    headers: Headers, body: AsyncGenerator[bytes, None], *, max_files: int, max_fields: int = MAX_FIELDS
+) -> FormData:
+    """A form, which is whole. Raises what ``body`` does, and HTTPException 400 and 503."""
+    try:
+        with _to_disk():
+            return await _WholeForm(headers, body, max_files=max_files, max_fields=max_fields).parse()
+    except MultiPartException as error:
+        raise HTTPException(400, error.message) from None
+    except UnicodeError:
+        raise HTTPException(400, "a name in the form is not of the charset that its header Content-Type has") from None
+
+
+@contextmanager
+def _to_disk() -> Iterator[None]:
+    """Raises HTTPException 503 where an upload cannot be written down, as on a disk that is full."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning("an upload cannot be written down: %s", error)
+        why = f"the disk of the service takes no upload now: {error.strerror or error}"
+        raise HTTPException(503, why, {"Retry-After": str(RETRY_SECONDS)}) from None
 
 
 async def body_within(request: Request, limit: int) -> AsyncGenerator[bytes, None]:

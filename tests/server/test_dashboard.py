@@ -71,6 +71,15 @@ def test_what_a_query_groups_by_and_its_legend_are_labels(query: Query) -> None:
         assert legend == grouped - ADDED_LABELS
 
 
+@pytest.mark.parametrize(
+    "query", [query for query in QUERIES if " / " in query.text], ids=lambda query: query.text[:60]
+)
+def test_what_a_figure_is_divided_by_is_counted_from_the_start(query: Query) -> None:
+    """A series that is first seen above 0 has not risen for Prometheus: the mean would be of too few, or of none."""
+    for selector in selectors(filled(query.text).partition(" / ")[2]):
+        assert all(label.values for label in metric_of(selector.name).labels), selector.name
+
+
 @pytest.mark.parametrize("text", ["sum(", "rate(lospmm_requests_total)[5m]", "lospmm requests"])
 def test_what_is_no_query_is_noticed(text: str) -> None:
     with pytest.raises(ValueError):

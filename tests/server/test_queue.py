@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
@@ -304,12 +305,29 @@ def test_the_figures_of_the_queue(database: Database) -> None:
     assert 0 <= figures.oldest_seconds < 20
 
 
+def test_what_is_queued_again_has_waited_since_then(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not since it was posted first: a kernel may be lost from the cache long after it was made."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(queue, "_now", lambda: datetime.now(UTC) - timedelta(days=7))
+        submitted(database, 1, 2)
+        assert queries.figures(database).oldest_seconds > 6 * 86400
+        for _ in range(2):
+            queue.finish(database, claimed(database), {})
+    assert queue.requeue(database, order(1).digest)
+    assert 0 <= queries.figures(database).oldest_seconds < 20
+    assert queue.give_back(database, claimed(database))
+    assert 0 <= queries.figures(database).oldest_seconds < 20
+
+
 @pytest.mark.parametrize(
     ("url", "says"),
     [
         ("nonsense", "not a URL"),
         ("mysql://host/name", "'mysql' is none of sqlite, postgresql"),
         ("sqlite://", "name a file"),
+        ("sqlite:///:memory:", "name a file"),
+        ("postgresql://user:word@host:port/name", "not a URL"),
+        ("postgresql://user:word@[::1/name", "not a URL"),
     ],
 )
 def test_a_url_that_cannot_be_used(url: str, says: str) -> None:
@@ -317,8 +335,16 @@ def test_a_url_that_cannot_be_used(url: str, says: str) -> None:
         open_database(url)
 
 
-def test_no_password_is_told() -> None:
-    database = open_database("postgresql://user:secret@127.0.0.1:1/name")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:secret@127.0.0.1:1/name",
+        "postgresql://user@127.0.0.1:1/name?password=secret",
+        "postgresql://user@/name?host=127.0.0.1&port=1&sslpassword=secret&sslkey=/etc/key",
+    ],
+)
+def test_no_password_is_told(url: str) -> None:
+    database = open_database(url)
     with pytest.raises(DatabaseFault) as fault, database.read():
         pass
     assert "secret" not in f"{fault.value} {database.name}"

@@ -9,7 +9,7 @@ from lospmm_server import queries, queue
 from lospmm_server.database import Database
 from lospmm_server.faults import Busy
 from lospmm_server.problems import describe
-from lospmm_server.queue import Model
+from lospmm_server.queue import Model, Verdict
 from tests.server.orders import claimed, model, order, state, submitted
 
 
@@ -74,6 +74,23 @@ class TestModels:
         queue.submit_model(database, mine, "")
         assert self.job(database, mine).state == "queued"
 
+    @pytest.mark.parametrize("is_running", [False, True])
+    def test_who_cancelled_a_kernel_does_not_keep_it_from_the_model(
+        self, database: Database, *, is_running: bool
+    ) -> None:
+        """Posted alone and cancelled, it is the model's alone, and ends with it."""
+        submitted(database, 1)
+        mine = claimed(database) if is_running else None
+        queue.cancel(database, order(1).digest)
+        posted = model(order(1))
+        queue.submit_model(database, posted, "")
+        assert self.job(database, posted).state == ("running" if is_running else "queued")
+        queue.cancel(database, posted.id)
+        if mine is not None:
+            assert queue.look(database, mine) is Verdict.CANCEL
+            queue.give_back(database, mine)
+        assert state(database, 1) == "cancelled"
+
     @pytest.mark.parametrize(
         ("ends", "expected"),
         [
@@ -110,3 +127,12 @@ class TestModels:
         queue.submit_model(database, model(order(1), order(2), order(3)), "")
         with pytest.raises(BadRequest, match="4 jobs at once, more than the 3"):
             queue.submit_model(database, model(*map(order, (5, 6, 7, 8))), "")
+
+    def test_more_than_a_key_may_ever_have_is_not_to_be_tried_again(
+        self, database: Database, set_environment: Callable[[str, object], None]
+    ) -> None:
+        set_environment("LOSPMM_MAX_JOBS", 3)
+        set_environment("LOSPMM_MAX_JOBS_PER_KEY", 2)
+        queue.submit(database, order(1), "another")
+        with pytest.raises(BadRequest, match="3 jobs at once, more than the 2 that this service takes of one key"):
+            queue.submit_model(database, model(*map(order, (2, 3, 4))), "mine")

@@ -46,6 +46,13 @@ def test_openapi_knows_only_problem_json(client: TestClient) -> None:
     assert "HTTPValidationError" not in client.get("/openapi.json").text
 
 
+def test_openapi_knows_that_a_client_may_have_a_file_already(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    files = {path: methods["get"]["responses"] for path, methods in paths.items() if "{digest}" in path}
+    assert len(files) == 7
+    assert all("304" in responses for responses in files.values())
+
+
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
 def test_the_description_is_served(client: TestClient, path: str) -> None:
     assert "/v1/kernels" in client.get("/openapi.json").text

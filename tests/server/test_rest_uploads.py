@@ -55,6 +55,14 @@ def boundary(*parts: bytes) -> dict[str, object]:
     return {"content": body, "headers": {"Content-Type": "multipart/form-data; boundary=x"}}
 
 
+def part(field: str, name: str, content: bytes) -> bytes:
+    return f'Content-Disposition: form-data; name="{field}"; filename="{name}"\r\n\r\n'.encode() + content
+
+
+def without_its_end(form: dict[str, object]) -> dict[str, object]:
+    return {**form, "content": form["content"][:-20]}
+
+
 FORMS = {
     "no field": {"files": {"other": ("W.npy", b"x")}},
     "two files": {"files": [("matrix", ("W.npy", b"x")), ("matrix", ("V.npy", b"x"))]},
@@ -67,6 +75,13 @@ FORMS = {
         "content": b'--x\r\nContent-Disposition: form-data; name="matrix"; filename="W"\r\n\r\nx',
         "headers": {"Content-Type": "multipart/form-data; boundary=x"},
     },
+    "cut in its bias": without_its_end(
+        boundary(part("matrix", "W.npy", npy_file()), part("bias", "b.npy", npy((16,), values=bytes(64))))
+    ),
+    "of bytes that its charset does not have": {
+        **boundary(part("matrix", "W.npy", npy_file())),
+        "headers": {"Content-Type": "multipart/form-data; boundary=x; charset=undefined"},
+    },
 }
 
 
@@ -78,6 +93,15 @@ def test_hostile_forms(client: TestClient, form: dict[str, object]) -> None:
     gc.collect()
     assert answer.headers["content-type"] == "application/problem+json"
     assert (answer.status_code, answer.json()["type"]) == (400, "/problems/bad-body")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_model_whose_form_is_cut_is_not_tuned_without_its_last_layer(client: TestClient) -> None:
+    form = without_its_end(boundary(part("matrix", "a.npy", npy_file(1)), part("matrix", "b.npy", npy_file(2))))
+    answer = client.post("/v1/models?n=16&device=h200", **form)
+    assert (answer.status_code, answer.json()["type"]) == (400, "/problems/bad-body")
+    assert "boundary" in answer.json()["detail"]
+    assert client.get("/v1/jobs").json()["jobs"] == []
 
 
 def pieces(content: bytes) -> Iterator[bytes]:
@@ -130,6 +154,20 @@ def test_nothing_of_an_upload_stays(client: TestClient, tmp_path, monkeypatch: p
     for body in ({"content": large}, {"files": {"matrix": ("W.npy", large + b"x")}}, {"content": large[:-1]}):
         client.post(POST, **body)
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_form", [False, True], ids=["raw", "form"])
+def test_a_disk_that_takes_no_upload(client: TestClient, monkeypatch: pytest.MonkeyPatch, *, is_form: bool) -> None:
+    """As one that is full: it is said, and may go by."""
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    large = npy((2**10, 2**9), values=bytes(2**21))
+    answer = client.post(POST, **({"files": {"matrix": ("W.npy", large)}} if is_form else {"content": large}))
+    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
+    assert answer.headers["retry-after"]
+    assert "takes no upload now: No such file or directory" in answer.json()["detail"]
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json()["type"]) == (503, "/problems/unavailable")
+    assert "/proc/nowhere" in ready.json()["detail"]
 
 
 def test_a_body_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

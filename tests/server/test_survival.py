@@ -55,6 +55,22 @@ def test_a_killed_worker_is_replaced_and_its_job_done(tmp_path: Path, slow_toolk
         assert client.get(ended["links"]["kernel"]).status_code == 200
 
 
+def test_a_worker_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    """As where a machine is short of memory or a server of files, which may be what ended the last one."""
+    with serving(tmp_path) as (server, port), client_at(port) as client:
+        wait_until(lambda: workers_of(server.pid))
+        (worker,) = workers_of(server.pid)
+        process = psutil.Process(server.pid)
+        limits = process.rlimit(psutil.RLIMIT_NOFILE)
+        process.rlimit(psutil.RLIMIT_NOFILE, (3, limits[1]))
+        worker.kill()
+        wait_until(lambda: not is_alive(worker))
+        time.sleep(1.5)  # the first is tried after half a second
+        process.rlimit(psutil.RLIMIT_NOFILE, limits)
+        answer = client.post(f"{POST}&wait=60", content=npy_file())
+        assert answer.status_code == 201, answer.text
+
+
 @pytest.mark.usefixtures("either_database")
 def test_a_killed_server_loses_no_job_and_leaves_no_worker(tmp_path: Path, slow_toolkit: SlowToolkit) -> None:
     with serving(tmp_path) as (server, port), client_at(port) as client:
