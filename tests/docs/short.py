@@ -1,5 +1,6 @@
 """Tables of docs/decisions/0026: what was tried for kernels that take few microseconds. Of ``early.jsonl``,
-``ahead.jsonl``, ``jumps.jsonl``, ``staggered.jsonl``, ``hints.jsonl``, ``moving.jsonl`` and ``overlapping.jsonl``."""
+``ahead.jsonl``, ``jumps.jsonl``, ``staggered.jsonl``, ``delays.jsonl``, ``in_step.jsonl``, ``hints.jsonl``,
+``moving.jsonl`` and ``overlapping.jsonl``."""
 
 import math
 import statistics
@@ -61,6 +62,22 @@ def shapes(times: Callable[[], Times]) -> str:
         for (m, k, n), by in times().items()
     ]
     return table(("shape", *forms), lines, right=len(forms))
+
+
+def in_step() -> str:
+    """Microseconds of each tile size: the best order of blocks, and the best clusters, by how often they meet."""
+    times: dict[tuple[object, ...], dict[str, float]] = {}
+    for one in records("in_step"):
+        about = tuple(one[name] for name in ("m", "k", "n", "sparsity", "rows", "cols"))
+        how = "no clusters" if one["form"].startswith("alone") else one["form"].partition(", ")[2]
+        forms = times.setdefault(about, {})
+        forms[how] = min(forms.get(how, math.inf), one["micros"])
+    hows = ("no clusters", "0 times", "3 times", "15 times")
+    lines = [
+        (f"{m} x {k}, n {n}, {sparsity:.0%}", f"{rows} x {cols}", *(f"{forms[how]:.2f}" for how in hows))
+        for (m, k, n, sparsity, rows, cols), forms in times.items()
+    ]
+    return table(("A and zeros", "M1 x N1", "no clusters", "never met", "3 times", "15 times"), lines, right=4)
 
 
 def _moved() -> dict[tuple[int, int, int, int], float]:
@@ -147,6 +164,8 @@ REGIONS: Mapping[str, Callable[[], str]] = {
     "ahead": partial(worth, partial(_all_of, "ahead")),
     "jumps": partial(shapes, partial(_all_of, "jumps")),
     "staggered": partial(worth, partial(_all_of, "staggered")),
+    "delays": partial(worth, partial(_all_of, "delays"), "as it is"),
+    "in step": in_step,
     "hints": partial(worth, partial(_all_of, "hints"), "as it is"),
     "moving": moving,
     "overlapping": overlapping,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import chains, clusters, gpcs, moving, pairs, quads, reloads, ring_kernel, walking
+from benchmarks import chains, clusters, delays, gpcs, in_step, moving, pairs, quads, reloads, ring_kernel, walking
 from benchmarks.ring_kernel import Ring
 from lospmm.build import for_emitter
 from lospmm.codegen.emission import Emission
@@ -84,6 +84,30 @@ def test_kernels_that_only_move(b_bytes: int, c_bytes: int, tmp_path: Path) -> N
     shares = re.findall(r"mul.lo.u32 %at, %block, (\d+); min.u32 %at, %at, (\d+);", text)
     for size, (share, last) in zip(sizes, shares, strict=True):
         assert int(share) * launch.grid[0] >= size == int(last) + int(share)
+
+
+def test_kernels_of_sms_that_begin_later(tmp_path: Path) -> None:
+    case = (64, 128, 256), 0.9, ((TileSize(16, 64), Schedule(8)), (TileSize(16, 64), Schedule(8, split_k=2)))
+    kernels = [(name, kernel) for name, _, kernel in delays.build(case, H200, str(tmp_path))]
+    assert len(kernels) == 2 * (2 + len(delays.PARTS) * len(delays.CYCLES))
+    code = [machine_code(kernel.cubin, kernel.entry, "sm_90") for _, kernel in kernels]
+    alike = [one.form[["op", "offset", "stall"]] for one in code[: len(code) // 2]]
+    assert all((one == alike[0]).all() for one in alike), "but for registers they differ in their prologues alone"
+    assert len({kernel.cubin for _, kernel in kernels}) == len(kernels) - 2, "as it is, and once more, are the same"
+
+
+def test_kernels_of_blocks_in_step(tmp_path: Path) -> None:
+    case = (64, 256, 256), 0.5, ((16, 64, 8, (2, 4)),)
+    for name, _, kernel in in_step.build(case, H200, str(tmp_path)):
+        text = next(one.content for one in elf.sections(kernel.cubin) if one.name == f".text.{kernel.entry}")
+        opcodes = np.frombuffer(text, "<u8").reshape(-1, 2)[:, 0] & 0xFFF
+        size, times = (
+            (int(word) for word in re.findall(r"^(\d) together, (\d+)", name)[0]) if name[0] != "a" else (1, 0)
+        )
+        assert (opcodes == 0x9C7).sum() == (opcodes == 0xDC7).sum() == 4 * times, "each of 4 tiles arrives and waits"
+        info = next(one.content for one in elf.sections(kernel.cubin) if one.name == f".nv.info.{kernel.entry}")
+        sizes = [struct.unpack("<III", value) for _, kind, value in elf.attributes(info) if kind == in_step.CLUSTER]
+        assert sizes == ([(1, size, 1)] if size > 1 else [])
 
 
 @pytest.mark.parametrize("layout", reloads.LAYOUTS)
