@@ -46,7 +46,7 @@ class SparseMatrix:
 
     @property
     def row_nnz(self) -> NDArray[np.int64]:
-        """Nonzeros of each row, (m,)."""
+        """Nonzeros of each row, (m,): counted anew, so that of a few rows alone ``indptr`` says it sooner."""
         return self.indptr[1:] - self.indptr[:-1]
 
     @property
