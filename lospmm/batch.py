@@ -82,6 +82,8 @@ class ModelFolder:
             return None
         try:
             found = artifact.read(self.path(name))
+            found.matrix()
+            found.epilogue()
         except BadRequest:
             return None
         return found if found.manifest["cubin_sha256"] == former.cubin_sha256 else None
@@ -269,7 +271,8 @@ def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:
         report = parse((directory / REPORT_FILE).read_bytes(), f"{directory / REPORT_FILE}")
     except OSError as error:
         raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
-    if others := {layer.name for layer in report.layers} - set(batch.model.names):
+    own = set(batch.model.names)
+    if others := {layer.name for layer in report.layers if layer.name not in own and layer.folder in held}:
         raise BadRequest(
             f"{directory}: holds the layer {min(others)[:80]!r}, which this model does not have; "
             "name an empty or a new folder"

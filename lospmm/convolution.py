@@ -52,14 +52,16 @@ class Convolution:
             value = getattr(self, field.name)
             if field.type is Pair and not isinstance(value, tuple):  # as PyTorch takes them: [2, 2], or 2
                 value = tuple(value) if isinstance(value, list) else (value, value)
-                object.__setattr__(self, field.name, value)
             least = 0 if field.name == "padding" else 1
-            numbers = value if isinstance(value, tuple) else (value,)
+            # NumPy's numbers become Python's, which are written down as JSON.
+            given = value if field.type is Pair else (value,)
+            numbers = [int(one) if isinstance(one, np.integer) else one for one in given]
             if len(numbers) != (2 if field.type is Pair else 1) or not all(_is_whole(one) for one in numbers):
                 kind = "a pair of whole numbers" if field.type is Pair else "a whole number"
                 raise BadRequest(f"convolution: {field.name} is {value!r:.80}: give {kind}")
             if min(numbers) < least:
                 raise BadRequest(f"convolution: {field.name} is {value}: at least {least}")
+            object.__setattr__(self, field.name, tuple(numbers) if field.type is Pair else numbers[0])
         if min(self.out_height, self.out_width) < 1:
             raise BadRequest(
                 f"convolution: a window of {self.kernel_height} x {self.kernel_width}, dilated by {self.dilation}, "

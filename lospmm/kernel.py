@@ -76,9 +76,7 @@ class Kernel:
 
         Raises BadRequest for any other folder, ToolchainFault where the disk fails.
         """
-        if not isinstance(directory, str | os.PathLike):
-            raise BadRequest(f"the directory is of type {type(directory).__name__}: give a path")
-        artifact.write(self.artifact, Path(directory))
+        artifact.write(self.artifact, _path(directory))
 
     def launcher(self, driver: Driver) -> Launcher | Dense:
         """What puts it on a stream, again and again: ``launch(stream, b, c, residual=0)``, all of them addresses.
@@ -260,14 +258,23 @@ def flattened(weights: Weights, convolution: Convolution | None) -> Weights:
 
 def whole_number(name: str, value: object) -> int:
     """A whole number, of NumPy or of Python. Raises BadRequest."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise BadRequest(f"{name} is {value!r:.80}: give a whole number")
-    return operator.index(value)
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # of an array, too
+        pass
+    raise BadRequest(f"{name} is {value!r:.80}: give a whole number")
 
 
 def load(directory: str | os.PathLike[str]) -> Kernel:
     """The kernel in a folder that ``Kernel.save`` or ``lospmm tune`` wrote. Raises BadRequest."""
-    return Kernel(artifact.read(Path(directory)))
+    return Kernel(artifact.read(_path(directory)))
+
+
+def _path(directory: str | os.PathLike[str]) -> Path:
+    if not isinstance(directory, str | os.PathLike):
+        raise BadRequest(f"the directory is of type {type(directory).__name__}: give a path")
+    return Path(directory)
 
 
 def matrix_and_values(weights: Weights, tensor: str | None = None, seed: int = 0) -> tuple[SparseMatrix, Values]:

@@ -17,22 +17,22 @@ MANIFEST_FILE = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    rows: int
-    cols: int
-    prefetch: int
+    rows: PositiveInt
+    cols: PositiveInt
+    prefetch: NonNegativeInt
     fmas_per_load: int | None
-    column_group: int  # column blocks next to each other that run the same tile; 0: all of them
-    lockstep: int  # instructions between two barriers; 0: none
-    count: int  # tiles with nonzeros
-    zero_blocks: int  # block rows that only write the zeros of empty rows
+    column_group: NonNegativeInt  # column blocks next to each other that run the same tile; 0: all of them
+    lockstep: NonNegativeInt  # instructions between two barriers; 0: none
+    count: NonNegativeInt  # tiles with nonzeros
+    zero_blocks: NonNegativeInt  # block rows that only write the zeros of empty rows
     nnc_sum: int
     nnc_max: int
-    split_k: int = 1  # blocks that share a tile, block rows next to each other
-    thread_columns: int = 1  # that a thread computes; ``cols`` counts threads
-    tiles_per_block: int = 1  # tiles that a block computes, one after another
-    thread_words: int = 1  # of the search, that a thread computes: 2 where it has two columns with sums in float32
+    split_k: PositiveInt = 1  # blocks that share a tile, block rows next to each other
+    thread_columns: PositiveInt = 1  # that a thread computes; ``cols`` counts threads
+    tiles_per_block: PositiveInt = 1  # tiles that a block computes, one after another
+    thread_words: PositiveInt = 1  # of the search, of a thread: 2 where it has two columns with sums in float32
     stores_early: bool = False  # each row as soon as it is finished
-    walks: int = 1  # columns of a thread, one after another, each by a walk of its own
+    walks: PositiveInt = 1  # columns of a thread, one after another, each by a walk of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Plan:
     """Of a packed kernel: the fields of its family's plan, the columns of C that a block writes, and the bytes of A."""
 
     axes: dict[str, int]
-    cols: int
+    cols: PositiveInt
     data_bytes: int
 
 
@@ -224,6 +224,8 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         check_sums(dtype_named(manifest["dtype"]).name, manifest.get("sums", "float32"))
         if (manifest["tile"] is None) == (manifest.get("plan") is None):
             raise BadRequest("tile, plan: one of them is null")
+        if manifest["tile"] is not None and not manifest["tile"]["count"] + manifest["tile"]["zero_blocks"]:
+            raise BadRequest("tile: it has no blocks")
         if (manifest.get("family") == "dense") != (manifest.get("dense") is not None):
             raise BadRequest("dense: it is there in the family dense alone")
     except ValidationError as error:
@@ -250,7 +252,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     manifest["search"].setdefault("dense_forecast_micros", None)
     manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types
     manifest.setdefault("sums", "float32")
-    if manifest.get("measured") is not None:
+    if manifest.setdefault("measured", None) is not None:
         for name in ("cublas_fp16_micros", "cublas_bf16_micros"):
             manifest["measured"].setdefault(name, None)
         manifest["measured"].setdefault("cache", "cold" if manifest["measured"]["cold"] else "warm")

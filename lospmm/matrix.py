@@ -1,6 +1,7 @@
 """The pruned weight matrix A as a frozen, canonical CSR (readers of files are in ``readers.py``)."""
 
 import hashlib
+import operator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +46,7 @@ class SparseMatrix:
 
     @property
     def row_nnz(self) -> NDArray[np.int64]:
-        """Nonzeros of each row, (m,)."""
+        """Nonzeros of each row, (m,): counted anew, so that of a few rows alone ``indptr`` says it sooner."""
         return self.indptr[1:] - self.indptr[:-1]
 
     @property
@@ -83,6 +84,8 @@ def from_coo(
     a finite float32.
     """
     m, k = check_shape(shape)
+    for noun, array in (("row indices", rows), ("column indices", cols), ("values", values)):
+        _check_array(noun, array)
     if not (rows.ndim == cols.ndim == values.ndim == 1 and len(rows) == len(cols) == len(values)):
         raise BadMatrix(
             f"row indices of shape {rows.shape}, column indices of shape {cols.shape} and values of shape "
@@ -122,6 +125,8 @@ def from_csr(
 ) -> SparseMatrix:
     """As ``from_coo``, from compressed rows: row r holds entries ``indptr[r]`` to ``indptr[r + 1]``."""
     m, _ = check_shape(shape)
+    _check_array("offsets", indptr)
+    _check_array("column indices", indices)
     return from_coo(shape, expand_offsets(indptr, m, len(indices)), indices, data)
 
 
@@ -134,6 +139,7 @@ def check_axes(count: int) -> None:
 
 def from_dense(weights: NDArray[np.floating]) -> SparseMatrix:
     """The nonzeros of a dense (m, k) array."""
+    _check_array("weights", weights)
     check_axes(weights.ndim)
     rows, cols = np.nonzero(weights)
     return from_coo(weights.shape, rows, cols, weights[rows, cols])
@@ -159,10 +165,20 @@ def expand_offsets(offsets: NDArray[np.integer], lines: int, entries: int) -> ND
 
 def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """The sides (m, k) as Python integers. Raises BadMatrix unless there are two, from 1 to MAX_DIMENSION."""
-    sides = [int(side) for side in shape]
+    try:
+        sides = tuple(operator.index(side) for side in shape)
+    except TypeError:
+        sides = ()
     if len(sides) != 2 or not all(1 <= side <= MAX_DIMENSION for side in sides):
-        raise BadMatrix(f"shape {tuple(sides)}: a matrix has two sides, each from 1 to {MAX_DIMENSION}")
+        shown = f"{sides or shape}"[:80]
+        raise BadMatrix(f"shape {shown}: a matrix has two sides, each from 1 to {MAX_DIMENSION}")
     return sides[0], sides[1]
+
+
+def _check_array(noun: str, array: object) -> None:
+    """Raises BadMatrix for what is no array, or one whose mask would be lost."""
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        raise BadMatrix(f"the {noun} are of type {type(array).__name__}: give a NumPy array")
 
 
 def check_indices(noun: str, index: NDArray[np.integer], lowest: int, highest: int) -> None:

@@ -66,7 +66,7 @@ class EinsumKernel:
         """
         return run.compile_for(self.packed, self.device.arch)
 
-    def __call__(self, **inputs: NDArray[Any]) -> NDArray[np.float32]:
+    def __call__(self, /, **inputs: NDArray[Any]) -> NDArray[np.float32]:
         """The sums, from zero. Raises BadRequest for other names or shapes, GpuFault and ToolchainFault."""
         if set(inputs) != set(self.inputs):
             raise BadRequest(

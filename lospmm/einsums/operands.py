@@ -91,7 +91,8 @@ def float32_of(name: str, array: Any) -> NDArray[np.float32]:
         raise BadRequest(f"einsum: {name} is of type {kind}: give a NumPy array of real numbers")
     with np.errstate(over="ignore"):
         found = np.ascontiguousarray(array, dtype=np.float32)
-    if array.dtype == np.float64 and (np.isinf(found) & np.isfinite(array)).any():
+    is_wider = array.dtype.kind == "f" and array.dtype.itemsize > found.itemsize  # in either byte order
+    if is_wider and (np.isinf(found) & np.isfinite(array)).any():
         raise BadRequest(
             f"einsum: {name} holds {np.abs(array[np.isfinite(array)]).max():g}, beyond the range of float32"
         )

@@ -91,7 +91,7 @@ def _product(
     if not (1 <= m <= MAX_DIMENSION and 1 <= k <= MAX_DIMENSION and 1 <= n <= MAX_COLUMNS):
         return None
     rows, cols = operands.indices[output.indices[0].name], operands.indices[factors[1].indices[0].name]
-    matrix = _matrix((m, k), *form.entries(rows, cols, values))
+    matrix = _matrix((m, k), *form.entries(rows, cols, values), dtype)
     if matrix is None:
         return None
     problem = Problem(matrix, n, device, None, PLAIN, dtype)
@@ -114,16 +114,21 @@ def _sides(shape: Shape) -> tuple[int, int]:
 
 
 def _matrix(
-    shape: tuple[int, int], rows: NDArray[np.int64], cols: NDArray[np.int64], values: NDArray[np.float32]
+    shape: tuple[int, int], rows: NDArray[np.int64], cols: NDArray[np.int64], values: NDArray[np.float32], dtype: Dtype
 ) -> SparseMatrix | None:
-    """What is given twice is added. None where a value is not finite, which zeros of a family would spread."""
+    """What is given twice is added. None where a value is not finite, which zeros of a family would spread, or a sum of
+    factors in 16 bits is no number of that type: it would be rounded again."""
     if not np.isfinite(values).all():
         return None
+    if dtype.is_16_bit:
+        values = dtype.rounded(values)
     summed = scipy.sparse.coo_array((values.astype(np.float64), (rows, cols)), shape=shape).tocsr()
     summed.sum_duplicates()
     with np.errstate(over="ignore"):
         data = summed.data.astype(np.float32)
-    if not np.isfinite(data).all():
+    if not np.isfinite(data).all() or dtype.beyond(data) is not None:
+        return None
+    if dtype.is_16_bit and not np.array_equal(dtype.rounded(data), summed.data):
         return None
     return from_csr(shape, summed.indptr, summed.indices, data)
 

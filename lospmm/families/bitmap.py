@@ -163,7 +163,7 @@ def counts(matrix: SparseMatrix) -> NDArray[np.int32]:
     found = np.zeros((tall, units), dtype=np.int32)
     for tile in range(tall):
         first, after = tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, matrix.m)
-        row = np.repeat(np.arange(after - first), matrix.row_nnz[first:after])
+        row = np.repeat(np.arange(after - first), np.diff(matrix.indptr[first : after + 1]))
         held = np.zeros((TILE_ROWS, units * UNIT // 2), dtype=bool)
         held[row, matrix.indices[matrix.indptr[first] : matrix.indptr[after]] // 2] = True
         found[tile] = held.reshape(TILE_ROWS, units, UNIT // 2).sum(axis=(0, 2))
@@ -313,7 +313,7 @@ def _in_order(problem: Problem, row: int, rows: int, plan: Plan) -> NDArray[np.u
     """Two values of ``rows`` rows from ``row`` on to a number, by their bits: a line is a piece."""
     matrix, dtype, pieces = problem.matrix, problem.dtype, ceil_div(problem.matrix.k, plan.depth)
     start, end = matrix.indptr[min(row, matrix.m)], matrix.indptr[min(row + rows, matrix.m)]
-    lengths = matrix.row_nnz[row : row + rows]
+    lengths = np.diff(matrix.indptr[row : row + rows + 1])
     dense = np.zeros((rows, pieces * plan.depth), dtype="<u2")
     values = dtype.to_storage(dtype.rounded(matrix.data[start:end])).view(np.uint16)
     dense[np.repeat(np.arange(len(lengths)), lengths), matrix.indices[start:end]] = values * (values != 0x8000)

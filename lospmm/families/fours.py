@@ -69,7 +69,7 @@ def _dense(matrix: SparseMatrix, first: int, rows: int) -> NDArray[np.float32]:
     """(rows, k): zeros where there is no row."""
     last = min(first + rows, matrix.m)
     begin, end = matrix.indptr[first], matrix.indptr[last]
-    row = np.repeat(np.arange(last - first), matrix.row_nnz[first:last])
+    row = np.repeat(np.arange(last - first), np.diff(matrix.indptr[first : last + 1]))
     dense = np.zeros((rows, matrix.k), dtype=np.float32)
     dense[row, matrix.indices[begin:end]] = matrix.data[begin:end]
     return dense

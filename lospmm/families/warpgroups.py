@@ -303,7 +303,8 @@ def _chunks(
         of_block = np.full(chunks * plan.depth, matrix.k, dtype=np.int32)
         of_block[: len(needed)] = needed
         dense = np.zeros((plan.rows, len(of_block)), dtype=np.float32)
-        row = np.repeat(np.arange(min(plan.rows, matrix.m - first)), matrix.row_nnz[first : first + plan.rows])
+        lengths = np.diff(matrix.indptr[first : first + plan.rows + 1])
+        row = np.repeat(np.arange(len(lengths)), lengths)
         dense[row, place[indices]] = matrix.data[begin:end]
         steps = dense.reshape(plan.rows // 8, 8, chunks, plan.depth // kind.step, kind.step)[..., list(kind.order)]
         pieces = steps.reshape(*steps.shape[:-1], 2, kind.step // 2).transpose(2, 3, 0, 4, 1, 5)

@@ -130,13 +130,15 @@ def test_equal_layers_are_tuned_once_and_finished_ones_not_again(
     assert tune_model(model).status == 0
     assert len(set(tunings)) == 3
     before, first = inodes(tmp_path / "out"), report_in(tmp_path / "out")
-    tunings.clear()
-    (tmp_path / "out" / "fc.1" / "kernel.cubin").write_bytes(b"damaged")
-    assert tune_model(model).status == 0
-    assert len(tunings) == 1
-    after = inodes(tmp_path / "out")
-    assert {name for name in before if before[name] != after[name]} == {"fc.1"}
-    assert report_in(tmp_path / "out") == first
+    for file in ("kernel.cubin", "matrix.npz"):
+        tunings.clear()
+        (tmp_path / "out" / "fc.1" / file).write_bytes(b"damaged")
+        assert tune_model(model).status == 0
+        assert len(tunings) == 1
+        after = inodes(tmp_path / "out")
+        assert {name for name in before if before[name] != after[name]} == {"fc.1"}
+        assert report_in(tmp_path / "out") == first
+        before = after
     assert tune_model(model, n=33).status == 0
     assert all(artifact.read(tmp_path / "out" / name).manifest["n"] == 33 for name in before)
 
@@ -218,6 +220,8 @@ def test_bad_layers_fail_alone_and_the_worst_decides(
     assert good["error"] is None and artifact.read(tmp_path / "out" / "good")
     assert bad["error"] == {"type": "BadMatrix", "message": answer.error.removeprefix("layer nan: "), "exit_code": 2}
     assert not (tmp_path / "out" / "nan").exists()
+    save_file({"good": WEIGHTS}, tmp_path / "net.safetensors")
+    assert tune_model(tmp_path / "net.safetensors", "--quiet").status == 0, "nothing of the other is there"
 
     failures = [NothingFits("too tall"), VerificationFailed("other numbers")]
     monkeypatch.setattr(jobs, "chosen", lambda *_, **__: (_ for _ in ()).throw(failures.pop()))

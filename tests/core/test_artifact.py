@@ -31,7 +31,7 @@ from lospmm.artifact import (
     Artifact,
 )
 from lospmm.errors import BadRequest, ToolchainFault
-from lospmm.manifest import Argument, LaunchConfig, Manifest, SearchSummary, Seconds, Tile, Verified
+from lospmm.manifest import Argument, LaunchConfig, Manifest, SearchSummary, Seconds, Tile, Verified, parse
 from lospmm.report import show_manifest
 
 CUBIN = b"\x7fELF, or so"
@@ -131,6 +131,8 @@ def test_a_manifest_of_any_kind_is_refused_or_can_be_shown(place: tuple[Any, ...
         (("tile", "rows"), "1", "manifest.json is damaged: tile.rows: Input should be a valid integer"),
         (("seconds", "total"), ..., "manifest.json is damaged: seconds.total: Field required"),
         (("launch", "block"), 0, "manifest.json is damaged: launch.block: Input should be greater than 0"),
+        (("tile", "walks"), 0, "manifest.json is damaged: tile.walks: Input should be greater than 0"),
+        (("tile", "count"), 0, "manifest.json is damaged: tile: it has no blocks"),
         (("m",), -1, "manifest.json is damaged: m: Input should be greater than 0"),
         (("emitter",), "wasm", "emitter 'wasm' is not one of ptx, cuda, sass"),
         (("emitter",), "sass", "kernel.sass is missing"),
@@ -158,6 +160,7 @@ def test_what_is_no_manifest(content: bytes) -> None:
 def test_a_later_version_may_add_fields() -> None:
     manifest = changed(("tile", "cluster"), 2)
     assert artifact.from_files({**made().files, MANIFEST_FILE: manifest}, "here").manifest["tile"]["cluster"] == 2
+    assert parse(changed(("measured",), ...), "here")["measured"] is None, "an earlier one had fewer"
 
 
 @pytest.mark.parametrize("name", sorted(made().files.keys() - {MATRIX_FILE}))

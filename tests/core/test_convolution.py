@@ -1,5 +1,7 @@
 """A convolution as a product: its sizes, what it refuses, and its B against loops and against PyTorch."""
 
+import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -125,6 +127,7 @@ REFUSED = {
     "padding is \\('a', 'a'\\): give a pair of whole numbers": {"padding": "a"},
     "height is 2.5: give a whole number": {"height": 2.5},
     "channels is True": {"channels": True},
+    "batch is \\(2,\\): give a whole number": {"batch": (2,)},
     "does not fit into 8 x 9 padded by \\(0, 0\\)": {"kernel_height": 9},
     "an image has 1073741824 elements or more": {"height": 1 << 15, "width": 1 << 15},
 }
@@ -138,6 +141,13 @@ def test_what_is_no_convolution_is_refused(reason: str) -> None:
 
 def test_pairs_are_given_as_pytorch_takes_them() -> None:
     assert Convolution(**SIZES, stride=[2, 1], padding=1) == Convolution(**SIZES, stride=(2, 1), padding=(1, 1))  # type: ignore[arg-type]
+
+
+def test_sizes_may_be_numpys_numbers() -> None:
+    sizes = {name: np.int64(size) for name, size in SIZES.items()}
+    convolution = Convolution(**sizes, padding=np.int32(1), stride=(np.int64(2), 1))
+    assert convolution == Convolution(**SIZES, padding=(1, 1), stride=(2, 1))
+    assert json.dumps(asdict(convolution)), "as it stands in a manifest"
 
 
 def test_a_large_window_is_refused_where_it_is_padded() -> None:

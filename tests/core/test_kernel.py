@@ -342,11 +342,8 @@ def test_bad_weights_are_refused(weights: Any, reason: str) -> None:
         ({"convolution": "1x48x8x8,1x1"}, BadRequest, "convolution is of type str: give a lospmm.Convolution"),
         ({"bias": np.ma.array(np.ones(16), mask=np.arange(16) > 3)}, BadRequest, "bias is a masked array: fill what"),
         ({"device": None}, BadRequest, "unknown device 'None'"),
-        (
-            {"colour": "red"},
-            BadRequest,
-            "'colour': no such option; there are device, convolution, bias",
-        ),
+        ({"colour": "red"}, BadRequest, "'colour': no such option; there are device, convolution, bias"),
+        ({"n": np.array([4])}, BadRequest, r"n is array\(\[4\]\): give a whole number"),
     ],
 )
 def test_bad_requests_are_refused(
@@ -389,6 +386,8 @@ def test_folders_without_a_kernel_are_refused(tmp_path: Path, kernel: lospmm.Ker
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(BadRequest, match="no such folder"):
         lospmm.load(tmp_path / "absent")
+    with pytest.raises(BadRequest, match="the directory is of type NoneType: give a path"):
+        lospmm.load(None)  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match="holds no"):
         lospmm.load(tmp_path)
     with pytest.raises(BadRequest, match="something else"):

@@ -135,3 +135,18 @@ def test_limit_of_nonzeros():
 def test_dense_has_two_dimensions(shape):
     with pytest.raises(BadMatrix, match="two dimensions"):
         from_dense(np.ones(shape))
+
+
+@pytest.mark.parametrize("given", [[1.0, 2.0], np.ma.array([1.0, 2.0], mask=[True, False]), None])
+def test_what_is_no_array_is_refused(given):
+    """A mask would be lost."""
+    with pytest.raises(BadMatrix, match=f"the values are of type {type(given).__name__}: give a NumPy array"):
+        from_csr((2, 2), integers(0, 1, 2), integers(0, 1), given)
+    with pytest.raises(BadMatrix, match=f"the weights are of type {type(given).__name__}: give a NumPy array"):
+        from_dense(given)
+
+
+@pytest.mark.parametrize("shape", [(2.5, 2), ("2", 2), None, 4])
+def test_a_shape_is_of_whole_numbers(shape):
+    with pytest.raises(BadMatrix, match=r"shape .*: a matrix has two sides, each from 1 to"):
+        from_coo(shape, integers(0), integers(0), np.ones(1))

@@ -1,0 +1,25 @@
+"""Matrices of many rows: what is done for some of them takes as long as these, not as long as all."""
+
+import numpy as np
+import pytest
+
+from lospmm.device import DEVICES
+from lospmm.dtype import DTYPES
+from lospmm.families import FAMILIES
+from lospmm.matrix import SparseMatrix, from_coo
+from lospmm.model import Problem
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("bitmap", "float16"), ("tensor_core", "float16"), ("tensor_core", "tf32")]
+)
+def test_rows_are_counted_a_few_times(family: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.arange(0, 8192, 3)
+    matrix = from_coo((8192, 64), rows, rows % 64, np.ones(len(rows)))
+    calls: list[int] = []
+    counted = SparseMatrix.row_nnz.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(SparseMatrix, "row_nnz", property(lambda self: calls.append(self.m) or counted(self)))
+    problem, row = Problem(matrix, 8, DEVICES["h200"], dtype=DTYPES[dtype]), FAMILIES[family]
+    plans = list(row.plans(problem))
+    row.pack(problem, plans[int(row.forecast(problem, plans).argmin())])
+    assert calls.count(matrix.m) < 64
