@@ -82,12 +82,15 @@ class Artifact:
         """What it adds to A x B. Raises BadRequest where the files do not hold its bias."""
         added, bias = self.manifest["epilogue"], None
         if added["bias"]:
+            where, content = f"kernel {self.manifest['name']}: {BIAS_FILE}", self.files.get(BIAS_FILE, b"")
             try:
-                bias = npy.parse(self.files.get(BIAS_FILE, b""))
+                bias = npy.parse(content)
             except BadMatrix as error:
-                raise BadRequest(f"kernel {self.manifest['name']}: {BIAS_FILE}: {error}; tune it again") from None
+                raise BadRequest(f"{where}: {error}; tune it again") from None
             if bias.shape != (self.manifest["m"],):
-                raise BadRequest(f"kernel {self.manifest['name']}: {BIAS_FILE} is of shape {bias.shape}; tune it again")
+                raise BadRequest(f"{where} is of shape {bias.shape}; tune it again")
+            if self.manifest.get("bias_sha256") not in (None, hashlib.sha256(content).hexdigest()):
+                raise BadRequest(f"{where} is not the one that the manifest names (its sha256 differs); tune it again")
         return epilogue_of(bias, relu=added["relu"], residual=added["residual"])
 
     @property

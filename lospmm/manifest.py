@@ -188,6 +188,7 @@ class Manifest:
     code_bytes: int
     cubin_sha256: str
     source_sha256: str | None = None  # null in manifests of older versions
+    bias_sha256: str | None = None  # likewise, and without a bias
     search: SearchSummary
     seconds: Seconds
     verified: Verified | None

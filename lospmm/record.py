@@ -191,6 +191,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
         code_bytes=binary.code_bytes,
         cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
         source_sha256=hashlib.sha256(outcome.source.encode()).hexdigest(),
+        bias_sha256=None if problem.epilogue.bias is None else hashlib.sha256(_npy(problem.epilogue.bias)).hexdigest(),
         search=_summary(
             outcome.choice,
             outcome.others,

@@ -234,8 +234,9 @@ def test_a_damaged_artifact_is_told_from_a_sound_one(lospmm_command: Command, tm
         "tune", matrix, "--n", 50, *H200, "--out", with_bias, "--verify", "none", "--bias", tmp_path / "bias.npy"
     )
     assert answer.status == 0
-    short = npy((3,), values=bytes(12))
-    for content, says in ((b"x", "bias.npy: "), (short, "bias.npy is of shape (3,); tune it again")):
+    short, other = npy((3,), values=bytes(12)), npy((len(WEIGHTS),), values=bytes(4 * len(WEIGHTS)))
+    refused = ((b"x", "bias.npy: "), (short, "is of shape (3,); tune it again"), (other, "its sha256 differs"))
+    for content, says in refused:
         (with_bias / "bias.npy").write_bytes(content)
         assert says in lospmm_command("inspect", with_bias).error
     (out / "manifest.json").write_text(manifest.replace('"registers"', '"register"'))
