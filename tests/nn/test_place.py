@@ -114,7 +114,8 @@ def test_a_mask_may_be_changed_where_it_is(dtype: Any, kind: type[Mask]) -> None
     part = model[0].parametrizations.weight[0]
     part.mask.copy_(mask.flip(0))
     with pytest.warns(UserWarning):
-        assert torch.equal(model(x), functional.linear(x, model[0].weight, model[0].bias))
+        found = model(x)  # dense, of a matrix that lies otherwise: sums in another order on some processors
+    assert torch.allclose(found, functional.linear(x, model[0].weight, model[0].bias), atol=1e-6)
     part.mask = mask.to(dtype)
     lospmm.nn.status(model)
     assert torch.allclose(model(x), functional.linear(x, model[0].weight, model[0].bias), atol=1e-6)
