@@ -40,17 +40,17 @@ from lospmm_datasets.synthetic import uniform
 #: Rows and columns of a tile, loads in flight, and sizes of clusters that all fit one wave.
 Tiles = tuple[int, int, int, tuple[int, ...]]
 CASES: tuple[CaseOf[Tiles], ...] = (
-    ((768, 768, 4096), 0.9, (
-        (48, 608, 16, (2, 4, 8)), (48, 608, 24, (2, 4, 8)), (48, 608, 32, (2, 4, 8)),
-        (39, 704, 16, (2, 4)), (39, 704, 24, (2, 4)), (43, 608, 24, (2,)))),
-    ((768, 3072, 4096), 0.98, ((96, 288, 36, (8,)), (96, 288, 56, (8,)), (64, 416, 32, (4,)), (64, 416, 48, (4,)))),
-    ((256, 2304, 3136), 0.98, ((32, 224, 72, (8,)), (32, 224, 144, (8,)))),
-    ((512, 1024, 3136), 0.98, ((64, 224, 72, (8,)), (64, 224, 144, (8,)))),
-    ((768, 768, 4096), 0.98, ((96, 288, 56, (8,)),)),
+    ((768, 768, 4096), 0.98, ((96, 288, 56, (2, 4, 8)), (77, 320, 72, (2,)), (64, 416, 48, (2, 4)))),
+    ((768, 3072, 4096), 0.98, ((96, 288, 56, (2, 4, 8)), (64, 416, 48, (2, 4)))),
+    ((256, 2304, 3136), 0.98, ((16, 448, 72, (2, 4, 8)), (32, 224, 72, (2, 4, 8)))),
+    ((512, 1024, 3136), 0.98, ((64, 224, 72, (2, 4, 8)),)),
+    ((1024, 512, 3136), 0.98, ((128, 224, 72, (2, 4, 8)),)),
+    ((768, 768, 4096), 0.9, ((39, 704, 16, (2, 4)), (43, 608, 24, (2,)), (48, 512, 40, (2,)))),
+    ((256, 576, 12544), 0.9, ((43, 608, 24, (2,)), (32, 832, 24, (2, 4, 8)))),
 )  # fmt: skip
 
-#: How often the blocks of a cluster meet; loads between coming there and waiting, at most.
-MEETINGS = (0, 15, 47, 95)
+#: How often the blocks of a cluster meet; loads between coming there and waiting.
+MEETINGS = (0, 3, 15)
 LOADS_BEHIND = 8
 
 GROUPS = (0, 1, 2)
@@ -64,8 +64,8 @@ def meeting(tile: Code, *, times: int) -> Code:
     loads = np.flatnonzero(tile["op"] == Opcode.LDG)
     pieces = []
     for number in range(1, times + 1):
-        at, behind = number * len(loads) // (times + 1), min(LOADS_BEHIND, len(loads) // (times + 1) // 2)
-        for place, op in ((at, Opcode.CLUSTER_ARRIVE), (at + behind, Opcode.CLUSTER_WAIT)):
+        at = number * len(loads) // (times + 1)
+        for place, op in ((at, Opcode.CLUSTER_ARRIVE), (at + LOADS_BEHIND, Opcode.CLUSTER_WAIT)):
             pieces.append((int(loads[place]), _cluster((op,))))
     if not pieces:
         return tile

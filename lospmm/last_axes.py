@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lospmm.chains import chained
-from lospmm.deeper import deepened
+from lospmm.deeper import deepened, filled
 from lospmm.early import stored_early
 from lospmm.model import Candidate, Problem
 
@@ -21,12 +21,13 @@ class LastAxes:
 
     chained: int = 4
     deeper: int = 1
+    filled: int = 1
     early: int = 3
     walked: int = 4
 
 
 LAST_AXES = LastAxes()
-NO_LAST_AXES = LastAxes(0, 0, 0, 0)
+NO_LAST_AXES = LastAxes(0, 0, 0, 0, 0)
 
 
 def varied(problem: Problem, fastest: Sequence[Candidate], counts: LastAxes) -> list[Candidate]:
@@ -34,5 +35,6 @@ def varied(problem: Problem, fastest: Sequence[Candidate], counts: LastAxes) -> 
     a block and by the first with more loads in flight: what each of two axes gains may add up."""
     chains = chained(problem, fastest)[: counts.chained]
     deeper = deepened(problem, fastest)[: counts.deeper]
-    early = stored_early(problem, [*fastest[:1], *chains[:1], *deeper[:1], *fastest[1:]])[: counts.early]
-    return [*chains, *deeper, *early]
+    full = filled(problem, fastest)[: counts.filled]
+    early = stored_early(problem, [*fastest[:1], *chains[:1], *(deeper or full)[:1], *fastest[1:]])[: counts.early]
+    return [*chains, *deeper, *full, *early]

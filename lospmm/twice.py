@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.candidates import Candidates, Ints, ceil_divs
-from lospmm.device import DeviceSpec
 from lospmm.estimate import RATES, costs_of, micros_of, work_of
 from lospmm.model import Candidate, Problem, Schedule, TileSize
 from lospmm.occupancy import registers_of_block
@@ -17,7 +16,7 @@ from lospmm.walks import KEPT_BYTES, KEPT_WORDS, REACH, WALKS, may_walk_twice, r
 from lospmm.words import SINGLE
 
 #: Elements of B in flight: multiples of the scoreboards that loads have.
-PREFETCHES = (40, 35, 30, 25, 20, 15, 10)
+PREFETCHES = (70, 60, 50, 40, 35, 30, 25, 20, 15, 10)
 
 #: Between the threads of two sizes that are worth timing both: the estimate tells heights better than widths.
 APART = 1.25
@@ -57,11 +56,10 @@ def _tiles(problem: Problem, candidates: Candidates) -> Candidates:
     _, first = np.unique(sizes, return_index=True)
     tiles = candidates.take(first)
     sums = tiles.rows + seconds_of_each(problem, tiles)
-    most = _most_in_flight(problem.device, sums, tiles.cols)
+    most = _most_in_flight(problem, sums, tiles.cols)
     needed = ceil_divs(sums, KEPT_WORDS) + 1
     fits = (most > 0) & (needed * KEPT_BYTES * tiles.cols <= problem.device.shared_bytes_per_block)
-    fits &= (WALKS * tiles.cols <= problem.n) & (most <= problem.matrix.k)
-    fits &= most * problem.n * SINGLE.stored_bytes < REACH
+    fits &= WALKS * tiles.cols <= problem.n
     found = [
         Candidate(TileSize(one.tile.rows, one.tile.cols), Schedule(int(prefetch), walks=WALKS), one.tiling)
         for one, prefetch in ((tiles[int(at)], most[at]) for at in np.flatnonzero(fits))
@@ -69,10 +67,12 @@ def _tiles(problem: Problem, candidates: Candidates) -> Candidates:
     return Candidates.of(found)
 
 
-def _most_in_flight(device: DeviceSpec, sums: Ints, cols: Ints) -> Ints:
-    """The largest of PREFETCHES that leaves room for so many sums; 0 where none does."""
-    most = np.zeros(len(sums), np.int64)
-    for prefetch in reversed(PREFETCHES):
+def _most_in_flight(problem: Problem, sums: Ints, cols: Ints) -> Ints:
+    """The largest of PREFETCHES that leaves room for so many sums, of rows of B that there are and that one address
+    reaches; 0 where none does."""
+    device, most = problem.device, np.zeros(len(sums), np.int64)
+    reached = (REACH - 1) // (problem.n * SINGLE.stored_bytes)
+    for prefetch in sorted(one for one in PREFETCHES if one <= min(problem.matrix.k, reached)):
         registers = registers_of_walks(sums, prefetch)
         room = (registers <= device.registers_per_thread) & (
             registers_of_block(cols, registers, device) <= device.registers_per_block

@@ -1,8 +1,10 @@
-"""More loads in flight than the space has: which candidates take them."""
+"""More loads in flight than the space has, or than its steps leave: which candidates take them."""
+
+from dataclasses import replace
 
 from lospmm.candidates import Candidates, ceil_divs
 from lospmm.constraints import runs
-from lospmm.deeper import PREFETCHES, deepened
+from lospmm.deeper import PREFETCHES, STEP, deepened, filled
 from lospmm.device import DEVICES
 from lospmm.estimate import work_of
 from lospmm.model import Candidate, Problem, Schedule, TileSize
@@ -43,3 +45,30 @@ def test_two_that_lead_to_the_same_are_one() -> None:
     found = deepened(PROBLEM, [candidate_of(12, 256, 72), candidate_of(12, 256, 48)])
     assert len(found) == len(PREFETCHES)
     assert deepened(PROBLEM, []) == []
+
+
+def test_what_a_step_of_the_space_leaves_is_filled() -> None:
+    """384 threads have 168 registers each, beside 124 sums too few for 32 loads in flight."""
+    [found] = filled(PROBLEM, [candidate_of(124, 384, 24)])
+    assert (found.tile, found.schedule) == (TileSize(124, 384), Schedule(28))
+    assert filled(PROBLEM, [found]) == filled(PROBLEM, [candidate_of(124, 384, 16)]) == []
+
+
+def test_only_where_the_next_step_does_not_fit() -> None:
+    asked = [
+        candidate_of(rows, cols, depth) for rows in (12, 64, 110) for cols in (128, 256, 384) for depth in (24, 72)
+    ]
+    seen = 0
+    for one in asked:
+        own, found = one.schedule.prefetch, filled(PROBLEM, [one])
+        for full in found:
+            more = replace(full, schedule=replace(full.schedule, prefetch=full.schedule.prefetch + STEP))
+            every = Candidates.of([one, full, more])
+            work = work_of(PROBLEM, every)
+            waves = ceil_divs(work.blocks, work.resident.clip(1))
+            assert own < full.schedule.prefetch < {24: 32, 72: PREFETCHES[0]}[own]
+            assert waves[0] == waves[1] and runs(PROBLEM, every)[:2].all()
+            assert waves[2] > waves[0] or not runs(PROBLEM, every)[2], "there was room for more"
+            assert not deepened(PROBLEM, [one])
+            seen += 1
+    assert seen

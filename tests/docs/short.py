@@ -1,6 +1,6 @@
 """Tables of docs/decisions/0026: what was tried for kernels that take few microseconds. Of ``early.jsonl``,
-``ahead.jsonl``, ``jumps.jsonl``, ``staggered.jsonl``, ``delays.jsonl``, ``in_step.jsonl``, ``hints.jsonl``,
-``moving.jsonl`` and ``overlapping.jsonl``."""
+``ahead.jsonl``, ``jumps.jsonl``, ``staggered.jsonl``, ``delays.jsonl``, ``in_step.jsonl``,
+``in_flight.jsonl``, ``hints.jsonl``, ``moving.jsonl`` and ``overlapping.jsonl``."""
 
 import math
 import statistics
@@ -78,6 +78,28 @@ def in_step() -> str:
         for (m, k, n, sparsity, rows, cols), forms in times.items()
     ]
     return table(("A and zeros", "M1 x N1", "no clusters", "never met", "3 times", "15 times"), lines, right=4)
+
+
+#: Loads in flight that have a column.
+_DEPTHS = (8, 16, 24, 32, 48, 72)
+
+
+def in_flight() -> str:
+    """Microseconds of each kernel, by its loads in flight; those that a search chose, and the fastest, with theirs."""
+    times: dict[tuple[object, ...], dict[int, float]] = {}
+    for one in records("in_flight"):
+        about = tuple(one[name] for name in ("m", "k", "n", "sparsity", "rows", "cols", "walks", "was"))
+        depths = times.setdefault(about, {})
+        depths[int(one["form"])] = min(depths.get(int(one["form"]), math.inf), one["micros"])
+    lines = []
+    for (m, k, n, sparsity, rows, cols, walks, was), by in times.items():
+        columns = f"{cols}" if walks == 1 else f"{walks} x {cols}"
+        best = min(by, key=by.__getitem__)
+        lines.append((f"{m} x {k}, n {n}, {sparsity:.0%}", f"{rows} x {columns}",
+                      *(f"{by[depth]:.2f}" if depth in by else "-" for depth in _DEPTHS),
+                      f"{by[was]:.2f} ({was})", f"{by[best]:.2f} ({best})"))  # fmt: skip
+    heads = ("A and zeros", "M1 x N1", *map(str, _DEPTHS), "as found", "fastest")
+    return table(heads, lines, right=len(_DEPTHS) + 2)
 
 
 def _moved() -> dict[tuple[int, int, int, int], float]:
@@ -166,6 +188,7 @@ REGIONS: Mapping[str, Callable[[], str]] = {
     "staggered": partial(worth, partial(_all_of, "staggered")),
     "delays": partial(worth, partial(_all_of, "delays"), "as it is"),
     "in step": in_step,
+    "in flight": in_flight,
     "hints": partial(worth, partial(_all_of, "hints"), "as it is"),
     "moving": moving,
     "overlapping": overlapping,

@@ -28,7 +28,7 @@ from lospmm.reorder import natural_order
 from lospmm.runtime import execute
 from lospmm.runtime.geometry import geometry_of
 from lospmm.space import explore
-from lospmm.twice import walked_twice
+from lospmm.twice import _tiles, walked_twice
 from lospmm.verify import choose_columns, draw_b, verify_on_cpu
 from tests.emulated.drawn import random_matrix
 
@@ -55,7 +55,7 @@ def computed(problem: Problem, program: KernelProgram, emission: Emission, colum
 @settings(deadline=None, max_examples=25)
 @given(
     rows=st.integers(1, 40),
-    prefetch=st.sampled_from([1, 4, 5, 10, 15, 25, 40]),
+    prefetch=st.sampled_from([1, 4, 5, 10, 15, 25, 40, 60]),
     density=st.sampled_from([0.02, 0.2, 0.9]),
     length=st.sampled_from([40, 150, 1750]),
     n=st.integers(64, 300),
@@ -181,3 +181,17 @@ def test_those_that_come_in_waves_are_walked_twice() -> None:
     assert {one.schedule.column_group for one, _ in found[:2]} == {2, 0}
     small = problem_of(768, 768, 1024, 0.02)
     assert not walked_twice(small, sizes, Candidate(TileSize(96, 512), Schedule(16), natural_order(small.matrix, 96)))
+
+
+def test_as_many_rows_of_b_are_in_flight_as_there_is_room_for() -> None:
+    """In registers, and within what one address reaches: of 65,536 columns 31 rows; of 20 rows no more than these."""
+
+    def depths(k: int, n: int) -> dict[int, int]:
+        problem = problem_of(3072, k, n, 0.02)
+        sizes = [TileSize(rows, 256) for rows in (60, 100, 146, 190)]
+        tiles = [Candidate(size, Schedule(8), natural_order(problem.matrix, size.rows)) for size in sizes]
+        return {one.tile.rows: one.schedule.prefetch for one in _tiles(problem, Candidates.of(tiles))}
+
+    assert depths(768, 4096) == {60: 70, 100: 70, 146: 70, 190: 50}
+    assert set(depths(768, 65_536).values()) == {30}
+    assert set(depths(20, 4096).values()) == {20}
