@@ -45,7 +45,11 @@ def pruned_low_rank(m: int, k: int, sparsity: float, seed: int, *, rank: int = 1
     """
     random = np.random.default_rng(seed)
     factors = [random.standard_normal((side, rank), dtype=np.float32) for side in (m, k)]
-    weights: NDArray[np.float32] = factors[0] @ factors[1].T * np.float32(rank**-0.5)
+    weights = np.zeros((m, k), np.float32)
+    # As BLAS adds up where it has fused multiply-adds; it has not everywhere, nor always one after another.
+    for one, other in zip(*(factor.T.astype(np.float64) for factor in factors), strict=True):
+        weights = (np.multiply.outer(one, other) + weights).astype(np.float32)
+    weights *= np.float32(rank**-0.5)
     weights += np.float32(noise) * random.standard_normal((m, k), dtype=np.float32)
     return _first(-np.abs(weights), sparsity, random)
 
@@ -103,12 +107,12 @@ def _likeliest(chance: NDArray[np.float64], sparsity: float, random: np.random.G
 
 
 def _first(score: NDArray[np.float32], sparsity: float, random: np.random.Generator) -> SparseMatrix:
-    """Nonzeros where ``score`` (m, k) is least."""
+    """Nonzeros where ``score`` (m, k) is least, in ascending order: that of a partition is each CPU's own."""
     m, k = score.shape
     count = _count(m, k, sparsity)
     if count == m * k:
         return _matrix(m, k, np.arange(count), random)
-    return _matrix(m, k, np.argpartition(score, count, axis=None)[:count], random)
+    return _matrix(m, k, np.sort(np.argpartition(score, count, axis=None)[:count]), random)
 
 
 def _matrix(m: int, k: int, position: NDArray[np.int64], random: np.random.Generator) -> SparseMatrix:

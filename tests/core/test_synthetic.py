@@ -1,15 +1,21 @@
 """Matrices drawn from a seed: as many nonzeros as asked for, the same every time, and of the pattern that is named."""
 
+import ast
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy._core import _multiarray_umath as umath
 
 from lospmm.errors import BadRequest
 from lospmm.matrix import SparseMatrix
 from lospmm_datasets.synthetic import clustered, pruned_low_rank, uneven, uniform
+from tests.docs.pages import ROOT
 
 DRAWS: dict[str, Callable[[int, int, float, int], SparseMatrix]] = {
     "uniform": uniform,
@@ -26,6 +32,26 @@ def test_a_seed_is_one_matrix_with_that_share_of_zeros(name: str, m: int, k: int
     drawn = DRAWS[name](m, k, sparsity, seed)
     assert (drawn.m, drawn.k, drawn.nnz) == (m, k, round((1 - sparsity) * m * k))
     assert DRAWS[name](m, k, sparsity, seed).fingerprint == drawn.fingerprint
+
+
+#: How the fingerprints of ``drawn()`` begin.
+KNOWN = {"uniform": "3c57f4f9", "uneven": "6dc4d37d", "clustered": "1b1e261f", "low rank": "b1e78bab"}
+
+
+def drawn() -> dict[str, str]:
+    return {name: draw(300, 400, 0.9, 0).fingerprint[:8] for name, draw in DRAWS.items()}
+
+
+def test_a_seed_is_the_same_matrix_on_every_cpu() -> None:
+    """With what NumPy and BLAS do on this one, and on one with none of its vector instructions: what was measured of a
+    matrix says of which one by its seed."""
+    assert drawn() == KNOWN
+    found = [name for name in umath.__cpu_dispatch__ if umath.__cpu_features__[name]]
+    script = "from tests.core.test_synthetic import drawn; print(drawn())"
+    changed = {"NPY_DISABLE_CPU_FEATURES": " ".join(found), "OPENBLAS_CORETYPE": "Prescott"}
+    command = [sys.executable, "-c", script]
+    finished = subprocess.run(command, cwd=ROOT, env={**os.environ, **changed}, capture_output=True, text=True)
+    assert ast.literal_eval(finished.stdout) == KNOWN, finished.stderr
 
 
 @pytest.mark.parametrize("name", DRAWS)

@@ -8,14 +8,18 @@ from benchmarks.serving.fuzz import fuzz
 from lospmm_server.app import ROUTERS
 from tests.server.processes import serving
 
-SECONDS = 15
+#: Enough for every operation; and where others use this machine too.
+SECONDS = (15, 75)
 
 
 def test_no_unexpected_answer(tmp_path: Path, set_environment: Callable[[str, object], None]) -> None:
     for name, value in FUZZED.items():
         set_environment(name, value)
     with serving(tmp_path) as (server, port):
-        report = fuzz(port, tmp_path, examples=10, seed=0, seconds=SECONDS)
+        for seconds in SECONDS:
+            report = fuzz(port, tmp_path, examples=10, seed=0, seconds=seconds)
+            if report.failures or report.tested == report.operations:
+                break
         assert server.poll() is None
     assert report.failures == []
     assert report.tested == report.operations == sum(len(router.routes) for router in ROUTERS)

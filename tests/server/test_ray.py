@@ -91,7 +91,7 @@ def test_a_model_on_three_nodes_one_of_which_is_killed(
     files = [("matrix", (f"layer{seed}.npy", npy_file(seed))) for seed in range(6)]
     model = client.post("/v1/models?n=16&device=h200&name=net&wait=0", files=files).headers["location"]
     with working_on(address, tmp_path / "log"):
-        wait_until(lambda: len(compilers(closed.log)) >= 3 and closed.compilations == 3, 30)
+        wait_until(lambda: len(compilers(closed.log)) >= 3 and closed.compilations == 3, 90)
         running = [layer for layer in client.get(model).json()["layers"] if layer["state"] == "running"]
         assert len(running) == 3
         wait_until(lambda: stages_of(client, model).count("compile") == 3)
