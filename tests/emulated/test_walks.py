@@ -83,6 +83,20 @@ def test_they_compute_what_is_computed_without(
     assert launch(program).grid[0] * launch(program).grid[2] == -(-n // 64)
 
 
+@pytest.mark.parametrize("rows", [64, 96, 146])
+@pytest.mark.parametrize("prefetch", [40, 50, 60, 70])
+def test_no_scoreboard_overflows(rows: int, prefetch: int) -> None:
+    """The first loads of a walk and what tall tiles store between two walks share one, which counts to 63."""
+    problem = problem_of(rows, 160, 128, 0.2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walks, "PIECE_INSTRUCTIONS", 600)
+        program, emission = kernel_of(problem, rows, 32, prefetch, walks=2)
+        columns = geometry_of(program, n=128, cols=32).together(np.arange(2))
+        found = computed(problem, program, emission, columns)
+        expected = computed(problem, *kernel_of(problem, rows, 32, min(prefetch, 40)), columns)
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
 @pytest.mark.parametrize(("n", "prefetch"), [(1_500_001, 1), (400_000, 5)])
 def test_addresses_move_over_windows(n: int, prefetch: int) -> None:
     """Of B and of C, to either side."""

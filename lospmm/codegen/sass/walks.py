@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass import layer
-from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, move, raise_before
+from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, ADDRESSES_OUTSTANDING, move, raise_before
 from lospmm.codegen.sass.folds import fold, next_of_each
 from lospmm.codegen.sass.form import RZ, Opcode, blank, joined
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
@@ -42,6 +42,9 @@ _BRANCH_STALL = 5
 #: Loads and stores between two waits for their addresses: with those of the next walk, fewer than a scoreboard counts.
 _OUTSTANDING = 12
 _STORES_OUTSTANDING = 40
+
+#: The same of the first loads of a walk, which come behind so many others.
+_FIRST_OUTSTANDING = 40
 
 #: Bytes of registers that shared memory gives or takes at a time, by how many of four accumulators there are.
 _PARTS = {1: ((0, 1),), 2: ((0, 2),), 3: ((0, 2), (2, 1)), 4: ((0, 4),)}
@@ -222,6 +225,7 @@ class _Walker:
         slots = np.arange(self.buffers)
         form = self._loads(slots)
         form["offset"] = slots * self.row_bytes
+        form["wait"][_FIRST_OUTSTANDING::_FIRST_OUTSTANDING] |= 1 << ADDRESS_SCOREBOARD
         return form
 
     def _reached(
@@ -313,8 +317,11 @@ class _Walker:
         for first in range(0, len(self.kept), step):
             quads = list(range(first, min(first + step, len(self.kept))))
             places = self.kept[first:] if is_first else self.free
-            form.append(self._moved_quads(Opcode.STS, quads, places[: len(quads)]))
-            if is_first:
+            out = self._moved_quads(Opcode.STS, quads, places[: len(quads)])
+            form.append(out)
+            if is_first:  # behind loads that nobody has waited for
+                before = _OUTSTANDING + min(self.buffers, _FIRST_OUTSTANDING)
+                out["wait"][:1] |= (before + len(out) > ADDRESSES_OUTSTANDING) << ADDRESS_SCOREBOARD
                 continue
             into = self._moved_quads(Opcode.LDS, quads, [self.kept[quad] for quad in quads])
             into["wait"][0] |= 1 << ADDRESS_SCOREBOARD
