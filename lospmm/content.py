@@ -7,6 +7,7 @@ cache, and comes again from there when it is read again.
 import mmap
 import os
 from collections.abc import Iterator
+from tempfile import SpooledTemporaryFile
 from typing import IO, TypeAlias
 
 Content: TypeAlias = bytes | mmap.mmap
@@ -20,6 +21,9 @@ SMALL_BYTES = 1 << 20
 
 def content_of(file: IO[bytes]) -> Content:
     """The whole of an open file, which nobody may cut short meanwhile: reading beyond its end would be a bus error."""
+    if isinstance(file, SpooledTemporaryFile) and file.name is None:  # in memory: to ask for its number makes it a file
+        file.seek(0)
+        return bytes(file.read())
     descriptor = file.fileno()
     file.flush()
     if os.fstat(descriptor).st_size > SMALL_BYTES:

@@ -127,7 +127,7 @@ def from_csr(
     m, _ = check_shape(shape)
     _check_array("offsets", indptr)
     _check_array("column indices", indices)
-    return from_coo(shape, expand_offsets(indptr, m, len(indices)), indices, data)
+    return from_coo(shape, expand_offsets(indptr, m, np.size(indices)), indices, data)
 
 
 def check_axes(count: int) -> None:

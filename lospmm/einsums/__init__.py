@@ -86,7 +86,7 @@ class EinsumKernel:
         return run.run_on_cpu(self.packed, arrays, self.output_shape)
 
 
-def einsum_kernel(expression: str, *, dtype: str = "float32", device: str = "auto", **operands: Any) -> EinsumKernel:
+def einsum_kernel(expression: str, /, *, dtype: str = "float32", device: str = "auto", **operands: Any) -> EinsumKernel:
     """The kernel of ``expression``, whose meaning is that of loops over all its variables (docs/einsum.md).
 
     Arrays among ``operands`` are known and become part of the kernel; a factor given as a tuple, its shape, is an input
@@ -98,7 +98,7 @@ def einsum_kernel(expression: str, *, dtype: str = "float32", device: str = "aut
     return _kernel(check(parsed, operands), dtype, device)
 
 
-def einsum(expression: str, *, dtype: str = "float32", device: str = "auto", **operands: Any) -> NDArray[np.float32]:
+def einsum(expression: str, /, *, dtype: str = "float32", device: str = "auto", **operands: Any) -> NDArray[np.float32]:
     """The output of ``expression`` as float32: sums of products, added to the output where that is given as an array.
 
     All ``operands`` are arrays; the output may be given as its shape, or, where that follows, not at all. With another

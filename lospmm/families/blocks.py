@@ -40,7 +40,7 @@ def strips_of(matrix: SparseMatrix, nonzeros: int | None = None) -> SparseMatrix
     drawn = np.sort(np.random.default_rng(0).choice(strips, count, replace=False)) * SIDES[-1]
     rows = [slice(int(first), min(int(first) + SIDES[-1], matrix.m)) for first in drawn]
     held = [slice(int(matrix.indptr[own.start]), int(matrix.indptr[own.stop])) for own in rows]
-    lengths = np.concatenate([matrix.row_nnz[own] for own in rows])
+    lengths = np.concatenate([np.diff(matrix.indptr[own.start : own.stop + 1]) for own in rows])
     indptr = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     indices, data = (np.concatenate([array[own] for own in held]) for array in (matrix.indices, matrix.data))
     return SparseMatrix(len(lengths), matrix.k, indptr, indices, data)

@@ -64,11 +64,11 @@ class Crew:
             name = new_name()
             try:
                 end = f"has ended with status {await self._one_life(name)}"
-            except OSError as error:  # no memory, or no more files: which may go by
+            except (OSError, RuntimeError) as error:  # no memory, no more files or threads: which may go by
                 end = f"cannot be started: {error}"
             if self._is_stopping:
                 return
-            with suppress(DatabaseFault):  # else another worker finds its job
+            with suppress(DatabaseFault, RuntimeError):  # else another worker finds its job
                 await asyncio.to_thread(queue.release_all_of, self._database, name)
             is_young = time.monotonic() - started < YOUNG_SECONDS
             pause = min(LONGEST_PAUSE_SECONDS, 2 * pause + 0.5) if is_young else 0.0

@@ -115,7 +115,8 @@ def _address(url: str | None) -> URL:
     backend = address.drivername.partition("+")[0]
     if backend not in DRIVERS:
         raise BadSettings(f"LOSPMM_DATABASE_URL: {backend[:40]!r} is none of {', '.join(DRIVERS)}")
-    if backend == "sqlite" and address.database in (None, "", ":memory:"):  # memory is of one process
+    if backend == "sqlite" and (address.database in (None, "", ":memory:") or "uri" in address.query):
+        # Memory, which a URI may name too, is of one process.
         raise BadSettings("LOSPMM_DATABASE_URL: name a file, as in sqlite:////var/lib/lospmm/service.db")
     return address.set(drivername=DRIVERS[backend])
 

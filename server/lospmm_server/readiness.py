@@ -1,12 +1,16 @@
 """Whether the service could take and tune a kernel now."""
 
 import tempfile
+from pathlib import Path
 
 from lospmm.errors import LospmmError
 from lospmm.store import Store
 from lospmm.toolchain.discover import find_toolkit
 from lospmm_server import queries
 from lospmm_server.database import Database
+
+#: What a disk has to take.
+PROBE_BYTES = 64 << 10
 
 
 def reasons_not_ready(store: Store, database: Database) -> list[str]:
@@ -19,13 +23,18 @@ def reasons_not_ready(store: Store, database: Database) -> list[str]:
             reasons.append(str(error))
     try:
         store.root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=store.root):
-            pass
+        _write_to(store.root)
     except OSError as error:
         reasons.append(f"the cache {store.root} cannot be written: {error.strerror}")
     try:
-        with tempfile.TemporaryFile():
-            pass
+        _write_to(None)
     except OSError as error:  # it names the folder
         reasons.append(f"uploads and compilers have no place for temporary files: {error}")
     return reasons
+
+
+def _write_to(folder: Path | None) -> None:
+    """A file for a moment, with something in it: a disk that is full takes empty ones."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(PROBE_BYTES))
+        file.flush()

@@ -7,6 +7,7 @@ problem+json.
 """
 
 import asyncio
+import errno
 import logging
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -204,8 +205,6 @@ async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[
 class _WholeForm(MultiPartParser):
     """Refuses a form without its end: Starlette leaves out the part in which it is cut, a bias or a layer."""
 
-    spool_max_size = 1  # in bytes: files are read from the disk, and whether it takes them is known at once
-
     def __init__(self, headers: Headers, body: AsyncGenerator[bytes, None], *, max_files: int, max_fields: int) -> None:
         super().__init__(headers, self._to_its_end(body), max_files=max_files, max_fields=max_fields)
         self._is_whole = False
@@ -240,7 +239,8 @@ def _to_disk() -> Iterator[None]:
         yield
     except OSError as error:
         _log.warning("an upload cannot be written down: %s", error)
-        why = f"the disk of the service takes no upload now: {error.strerror or error}"
+        who = "service" if error.errno in (errno.EMFILE, errno.ENFILE) else "disk of the service"
+        why = f"the {who} takes no upload now: {error.strerror or error}"
         raise HTTPException(503, why, {"Retry-After": str(RETRY_SECONDS)}) from None
 
 

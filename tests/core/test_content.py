@@ -102,3 +102,12 @@ def test_memory_is_given_back():
         give_back(mapped)
         assert _mapped_bytes() < before + (4 << 20)
         assert not view.any(), "what refers to it stays as it is"
+
+
+@pytest.mark.parametrize("most", [1, 1 << 20], ids=["on disk", "in memory"])
+def test_what_is_small_stays_in_memory(most: int) -> None:
+    """A file on disk is a descriptor, of which a form of thousands of matrices would take one each."""
+    with tempfile.SpooledTemporaryFile(max_size=most) as file:
+        file.write(b"some bytes")
+        assert content_of(file) == content_of(file) == b"some bytes"
+        assert (file.name is None) == (most > 1)

@@ -18,9 +18,11 @@ def test_too_large_a_number_is_refused_in_every_type(dtype: str) -> None:
         lospmm.einsum("C[i] += A[i]", C=large, A=one, device="cpu")
 
 
-def test_an_input_may_have_any_name() -> None:
+def test_an_input_may_have_any_name_but_those_of_arguments() -> None:
     ones = np.ones((2, 3), np.float32)
     assert np.array_equal(lospmm.einsum("C[i] += self[i,j]", self=ones, device="cpu"), [3, 3])
+    with pytest.raises(BadRequest, match="expression is an argument of einsum: call the array something else"):
+        lospmm.einsum("C[i] += expression[i,j]", expression=ones, device="cpu")
 
 
 @pytest.mark.parametrize(("dtype", "large"), [("float16", 60000.0), ("bfloat16", 3e38), ("tf32", 1.7014117e38)])

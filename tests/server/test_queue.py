@@ -315,8 +315,16 @@ def test_what_is_queued_again_has_waited_since_then(database: Database, monkeypa
             queue.finish(database, claimed(database), {})
     assert queue.requeue(database, order(1).digest)
     assert 0 <= queries.figures(database).oldest_seconds < 20
-    assert queue.give_back(database, claimed(database))
-    assert 0 <= queries.figures(database).oldest_seconds < 20
+
+
+def test_what_is_given_back_keeps_its_age(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it keeps its place: for who posted it, it has waited since then."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(queue, "_now", lambda: datetime.now(UTC) - timedelta(days=7))
+        submitted(database, 1)
+        mine = claimed(database)
+    assert queue.give_back(database, mine)
+    assert queries.figures(database).oldest_seconds > 6 * 86400
 
 
 @pytest.mark.parametrize(
@@ -326,6 +334,7 @@ def test_what_is_queued_again_has_waited_since_then(database: Database, monkeypa
         ("mysql://host/name", "'mysql' is none of sqlite, postgresql"),
         ("sqlite://", "name a file"),
         ("sqlite:///:memory:", "name a file"),
+        ("sqlite:///file::memory:?uri=true", "name a file"),
         ("postgresql://user:word@host:port/name", "not a URL"),
         ("postgresql://user:word@[::1/name", "not a URL"),
     ],

@@ -1,6 +1,7 @@
 """Bodies that are too large, not whole, or hostile."""
 
 import gc
+import resource
 import socket
 import zipfile
 from collections.abc import Callable, Iterator
@@ -10,12 +11,20 @@ import pytest
 from starlette.testclient import TestClient
 
 from lospmm.settings import settings
+from lospmm_server import readiness
 from lospmm_server.uploads import FORM_BYTES
 from tests.core.files import csr, npy, npz, safetensors, tensor
 from tests.server.conftest import npy_file
-from tests.server.processes import SERVE, serving
+from tests.server.processes import SERVE, client_at, serving
 
 POST = "/v1/kernels?n=16&device=h200&wait=60"
+
+#: A service that may have 256 files open.
+FEW_FILES = """
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+runpy.run_module("lospmm.cli", run_name="__main__")
+"""
 
 HOSTILE = {
     "empty": b"",
@@ -168,6 +177,27 @@ def test_a_disk_that_takes_no_upload(client: TestClient, monkeypatch: pytest.Mon
     ready = client.get("/readyz")
     assert (ready.status_code, ready.json()["type"]) == (503, "/problems/unavailable")
     assert "/proc/nowhere" in ready.json()["detail"]
+
+
+def test_a_disk_that_is_full_is_not_ready(client: TestClient) -> None:
+    """It takes files all the same, as long as nothing is in them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (readiness.PROBE_BYTES // 2, hard))
+    try:
+        answer = client.get("/readyz")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert answer.status_code == 503
+    assert "no place for temporary files: " in answer.json()["detail"]
+    assert client.get("/readyz").status_code == 200
+
+
+def test_more_files_than_may_be_open(tmp_path: Path) -> None:
+    """Small ones are none: a model of hundreds of layers may come as a form."""
+    layers = [("matrix", (f"layer{number}.npy", npy_file(number % 3))) for number in range(400)]
+    with serving(tmp_path, ("-c", FEW_FILES, *SERVE[2:], "--workers", "0")) as (_, port), client_at(port) as client:
+        answer = client.post("/v1/models?n=16&device=h200&wait=0", files=layers)
+        assert answer.status_code == 202, answer.text
 
 
 def test_a_body_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
