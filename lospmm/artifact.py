@@ -46,6 +46,9 @@ FILES = (
     *dict.fromkeys(SOURCE_FILES.values()),
 )
 
+#: Of these, those whose names are hardly anybody else's.
+OWN_FILES = {MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, *SOURCE_FILES.values()}
+
 #: How the name of a folder that is being written begins.
 SCRATCH = ".lospmm-"
 
@@ -204,7 +207,7 @@ def _names(directory: Path) -> set[str]:
 
 
 def _check_held(names: Set[str], directory: Path) -> None:
-    if names and not names >= {MANIFEST_FILE, CUBIN_FILE}:
+    if names and len(names & OWN_FILES) < 2:  # a kernel, though files of it may be lost
         raise BadRequest(f"{directory}: holds something else than a kernel; name an empty or a new folder")
     if others := names - set(FILES):
         raise BadRequest(f"{directory}: holds {min(others)} beside a kernel, which would be lost; move it")

@@ -181,6 +181,8 @@ def _numbers(content: Content, at: int, count: int) -> Iterator[NDArray[np.float
         words = content[at:end].split()
         if b"_" in content[at:end]:
             raise BadMatrix(f"among the numbers from {filled + 1}: an underscore, which no number of this format has")
+        if b"%" in content[at:end]:
+            raise BadMatrix(f"among the numbers from {filled + 1}: a comment, which stands before the line of sizes")
         at = end
         if filled + len(words) > count:
             raise BadMatrix(f"the header promises {count} numbers, more follow it")

@@ -1,5 +1,7 @@
 """The tiling space as Figure 3 draws it: one cell per tile size, coloured by the stage that removed it."""
 
+import secrets
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -62,10 +64,26 @@ def plot_space(problem: Problem, space: Space, path: Path, winner: TileSize | No
         if winner is not None:
             axes.plot(widths.index(winner.cols), winner.rows, marker="*", color="#c03030", markersize=14)
         figure.legend(handles=_legend(space), loc="outside lower center", ncols=2, frameon=False)
-        try:
-            figure.savefig(path, dpi=150)
-        except OSError as error:
-            raise ToolchainFault(f"--plot {path}: cannot be written: {error.strerror}") from None
+        picture = BytesIO()
+        figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
+    try:
+        _write(path, picture.getvalue())
+    except OSError as error:
+        raise ToolchainFault(f"--plot {path}: cannot be written: {error.strerror}") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole, or not at all: a picture that is there stays where the disk is full. A link stays a link."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():  # a pipe, say
+        target.write_bytes(content)
+        return
+    scratch = target.with_name(f".lospmm-{secrets.token_hex(8)}")
+    try:
+        scratch.write_bytes(content)
+        scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _stage_numbers(space: Space, heights: list[int], widths: list[int]) -> NDArray[np.int64]:

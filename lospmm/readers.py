@@ -311,7 +311,9 @@ def _tensors(content: Content) -> dict[str, dict[str, Any]]:
             tensors[name] = {"dtype": tensor["dtype"], "shape": tensor["shape"], "data": values[start:end]}
     for name in tensors:
         path = PurePosixPath(name.replace("\\", "/"))
-        if path.is_absolute() or ".." in path.parts or not name.isprintable():
+        if not name.isprintable():
+            raise BadMatrix(f"tensor name {name[:80]!r} holds a character that cannot be printed; rename the tensor")
+        if path.is_absolute() or ".." in path.parts:
             raise BadMatrix(f"tensor name {name[:80]!r} could point outside a directory; rename the tensor")
     return tensors
 

@@ -68,11 +68,14 @@ class Store:
             if not directory.exists():
                 return None
             files = _read(directory)
-            if files is None:
-                self._remove(directory)
-                return None
         except OSError as error:
             raise _fault(directory, error) from error
+        if files is None:
+            with suppress(
+                OSError, ToolchainFault
+            ):  # where it cannot be removed, whoever made it anew keeps it to himself
+                self._remove(directory)
+            return None
         with suppress(OSError):  # a cache that may only be read is still worth reading
             os.utime(directory)
         return files
@@ -126,13 +129,24 @@ class Store:
                     claim.unlink()
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, in no order. One that disappears meanwhile is left out."""
+        """Every entry, in no order. One that disappears meanwhile is left out; of one that cannot be looked at the size
+        is 0, and its use long ago. Raises ToolchainFault where the root cannot be."""
+        try:
+            next(self.root.iterdir(), None)  # a pattern finds nothing there, and says nothing
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _fault(self.root, error) from error
         for directory in self.root.glob("[a-z]*/[0-9a-f][0-9a-f]/*"):
             kind, key = directory.parts[-3], directory.name
             if _KIND.fullmatch(kind) and _KEY.fullmatch(key):
-                with suppress(FileNotFoundError):
+                try:
                     size = sum(file.stat().st_size for file in directory.iterdir())
                     yield Entry(kind, key, size, directory.stat().st_mtime)
+                except FileNotFoundError:
+                    continue
+                except (NotADirectoryError, PermissionError):
+                    yield Entry(kind, key, 0, 0.0)
 
     def prune(self, *, max_bytes: int | None = None, older_than_seconds: float | None = None) -> list[Entry]:
         """Remove what was not used for so long, then the least recently used until the rest fits ``max_bytes``.
@@ -144,7 +158,7 @@ class Store:
             for scratch in self.root.glob(f"{SCRATCH}/*"):
                 with suppress(FileNotFoundError):  # its writer has just ended
                     if now - scratch.stat().st_mtime > STALE_SECONDS:
-                        shutil.rmtree(scratch)
+                        shutil.rmtree(scratch, ignore_errors=True)  # it may be another user's
             for claim in self.root.glob(f"{CLAIMS}/*"):
                 with suppress(FileNotFoundError):
                     if now - claim.stat().st_mtime > STALE_SECONDS:
@@ -157,7 +171,10 @@ class Store:
                 too_much = max_bytes is not None and total > max_bytes
                 if not (too_old or too_much):
                     break
-                self._remove(self.directory(entry.kind, entry.key))
+                with suppress(PermissionError):
+                    self._remove(self.directory(entry.kind, entry.key))
+                if self.directory(entry.kind, entry.key).exists():
+                    continue
                 total -= entry.size_bytes
                 removed.append(entry)
         except OSError as error:
@@ -184,7 +201,7 @@ class Store:
         scratch = self._scratch()
         with suppress(FileNotFoundError):  # another process was first
             directory.rename(scratch / directory.name)
-        shutil.rmtree(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _read(directory: Path) -> dict[str, bytes] | None:
@@ -201,7 +218,9 @@ def _read(directory: Path) -> dict[str, bytes] | None:
             if expected != _described(content):
                 return None
             files[name] = content
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return files
 

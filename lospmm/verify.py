@@ -83,7 +83,8 @@ def verify_packed_on_cpu(
     matrix, n = problem.matrix, problem.n
     if (matrix.m + matrix.k) * n > MAX_PACKED_ELEMENTS:
         raise Unsupported(
-            f"verify cpu: B and C have {(matrix.m + matrix.k) * n} elements, over {MAX_PACKED_ELEMENTS}; use a GPU"
+            f"verify cpu: B and C have {(matrix.m + matrix.k) * n} elements, over the {MAX_PACKED_ELEMENTS} that a CPU "
+            "runs such a kernel on; tune on a machine with the GPU, or with --verify none, or for fewer columns"
         )
     last = ceil_div(n, kernel.cols) - 1
     columns = np.flatnonzero(np.isin(np.arange(n) // kernel.cols, (0, last // 2, last)))

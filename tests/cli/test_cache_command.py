@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lospmm.store import Store
 from tests.cli.command import H200, Command
 
@@ -41,6 +43,19 @@ def test_a_store_in_disorder_is_reported(lospmm_command: Command, own_cache: Sto
     path = own_cache.directory("unit", "ab" * 32)
     path.parent.mkdir(parents=True)
     path.write_text("a file where a folder should be")
-    answer = lospmm_command("cache", "ls")
-    assert (answer.status, answer.out) == (4, "")
-    assert answer.error == f"{path}: Not a directory"
+    assert "ab" * 32 in lospmm_command("cache", "ls").out
+    answer = lospmm_command("cache", "verify")
+    assert (answer.status, "ab" * 32 in answer.out) == (4, True)
+    assert lospmm_command("cache", "prune", "--older-than-days", 1).status == 0
+    assert not path.exists()
+
+
+def test_a_store_that_is_none_is_not_an_empty_one(
+    lospmm_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LOSPMM_CACHE_DIR", str(tmp_path / "file"))
+    for what in ("ls", "verify", "prune"):
+        answer = lospmm_command("cache", what)
+        assert (answer.status, answer.out) == (4, ""), what
+        assert "file cannot be used: Not a directory" in answer.error

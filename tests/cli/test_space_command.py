@@ -1,6 +1,8 @@
 """lospmm space: counts that add up, and the picture."""
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -99,3 +101,25 @@ def test_a_plot_on_a_full_disk(lospmm_command: Command, tmp_path: Path, matrix: 
     answer = lospmm_command("space", matrix, "--n", 4, *H200, "--plot", tmp_path / "full.svg", "--quiet")
     assert (answer.status, answer.out) == (4, "")
     assert "full.svg: cannot be written: No space left on device" in answer.error
+
+
+def test_a_plot_is_there_whole_or_not_at_all(
+    lospmm_command: Command, tmp_path: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plot = tmp_path / "space.svg"
+    plot.write_text("a picture of before")
+    write = Path.write_bytes
+
+    def full(self: Path, content: bytes) -> int:
+        write(self, content[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        answer = lospmm_command("space", matrix, "--n", 4, *H200, "--plot", plot, "--quiet")
+    assert (answer.status, plot.read_text()) == (4, "a picture of before")
+    (tmp_path / "link.svg").symlink_to(plot)
+    assert lospmm_command("space", matrix, "--n", 4, *H200, "--plot", tmp_path / "link.svg", "--quiet").status == 0
+    assert plot.read_bytes().startswith(b"<?xml") and (tmp_path / "link.svg").is_symlink()
+    assert sorted(path.name for path in tmp_path.glob("*space*")) == ["space.svg"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".lospmm-")]

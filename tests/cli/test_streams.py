@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 import lospmm
-from lospmm import artifact, cli
+from lospmm import artifact, cli, jobs
+from lospmm.settings import settings
 from tests.cli.command import H200, Answer, Command, process
 
 
@@ -58,6 +59,9 @@ def test_a_kernel_from_the_cache_is_noted(lospmm_command: Command, matrix: Path,
     request = ("tune", matrix, "--n", 50, *H200, "--verify", "none", "--out", tmp_path / "out")
     said = [lospmm_command(*request, *more).err for more in ((), (), ("--quiet",))]
     assert ["note: tuned before: the kernel and its figures are of then, from " in one for one in said] == [0, 1, 0]
+    for kept in (settings().cache_dir / jobs.KERNELS).glob("*/*/kernel.cubin"):
+        kept.write_bytes(b"damaged")
+    assert "tuned before" not in lospmm_command(*request).err
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -245,6 +245,18 @@ def test_nothing_else_is_destroyed(tmp_path: Path, make: Callable[[Path], None],
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("lost", [{"kernel.cubin"}, {"manifest.json"}, {"kernel.cubin", "matrix.npz"}])
+def test_a_kernel_that_lost_files_is_written_anew(tmp_path: Path, lost: set[str]) -> None:
+    target = tmp_path / "kernel"
+    artifact.write(made(), target)
+    for name in lost:
+        (target / name).unlink()
+    with pytest.raises(BadRequest):
+        artifact.read(target)
+    artifact.write(made(), target)
+    assert artifact.read(target).files == made().files
+
+
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_file_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
     artifact.write(made(), tmp_path / "kernel")

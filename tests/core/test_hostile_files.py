@@ -242,7 +242,11 @@ REFUSED = {
     ),
     "tensor parent": ("a.safetensors", save_tensors({"../w": EYE}), "tensor name '../w' could point outside"),
     "tensor absolute": ("a.safetensors", save_tensors({"/w": EYE}), "tensor name '/w' could point outside"),
-    "tensor control": ("a.safetensors", save_tensors({"w\n": EYE}), r"tensor name 'w\n' could point outside"),
+    "tensor control": (
+        "a.safetensors",
+        save_tensors({"w\n": EYE}),
+        r"tensor name 'w\n' holds a character that cannot be printed",
+    ),
     "tensor NaN": ("a.safetensors", save_tensors({"w": EYE * np.nan}), "row 0, column 0: nan"),
 }
 

@@ -211,3 +211,42 @@ def test_an_entry_that_was_copied_to_another_key_is_not_served(store: Store) -> 
     assert [entry.key for entry in store.verify()] == [other]
     assert store.get("unit", other) is None and not target.exists()
     assert store.get("unit", one) == {"x": b"1"}
+
+
+def test_a_store_that_cannot_be_looked_at_is_a_fault(tmp_path: Path) -> None:
+    """It is not an empty one; a root that is not there is."""
+    (tmp_path / "file").touch()
+    for look in (lambda: list(Store(tmp_path / "file").entries()), Store(tmp_path / "file").verify):
+        with pytest.raises(ToolchainFault, match=f"the store in {tmp_path}/file cannot be used: Not a directory"):
+            look()
+    assert Store(tmp_path / "nowhere").verify() == []
+
+
+def test_what_is_no_entry_is_a_corrupt_one(store: Store) -> None:
+    """A file in the place of an entry, or a folder in the place of a file, keeps nobody from the others."""
+    for key in (KEY, OTHER):
+        store.put("unit", key, FILES)
+    (store.directory("unit", KEY) / "kernel.cubin").unlink()
+    (store.directory("unit", KEY) / "kernel.cubin").mkdir()
+    stray = store.directory("unit", "ef" * 32)
+    stray.parent.mkdir()
+    stray.touch()
+    assert {entry.key for entry in store.verify()} == {KEY, "ef" * 32}
+    assert store.get("unit", KEY) is None and not store.directory("unit", KEY).exists()
+    assert store.get("unit", OTHER) == FILES
+    assert [entry.key for entry in store.prune(older_than_seconds=3600)] == ["ef" * 32]
+    assert [entry.key for entry in store.entries()] == [OTHER]
+
+
+def test_a_damaged_entry_that_cannot_be_removed_is_absent(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put("unit", KEY, FILES)
+    (store.directory("unit", KEY) / "kernel.cubin").write_bytes(b"")
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "rename", refused)
+    assert store.get("unit", KEY) is None
+    store.put("unit", KEY, FILES)
+    assert [entry.key for entry in store.verify()] == [KEY]
+    assert store.prune(max_bytes=0) == []
