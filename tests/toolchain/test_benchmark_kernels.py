@@ -8,7 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import chains, clusters, delays, gpcs, in_step, moving, pairs, quads, reloads, ring_kernel, walking
+from benchmarks import (
+    chains,
+    clusters,
+    delays,
+    gpcs,
+    idle_blocks,
+    in_step,
+    moving,
+    pairs,
+    quads,
+    reloads,
+    ring_kernel,
+    walking,
+)
 from benchmarks.ring_kernel import Ring
 from lospmm.build import for_emitter
 from lospmm.codegen.emission import Emission
@@ -108,6 +121,29 @@ def test_kernels_of_blocks_in_step(tmp_path: Path) -> None:
         info = next(one.content for one in elf.sections(kernel.cubin) if one.name == f".nv.info.{kernel.entry}")
         sizes = [struct.unpack("<III", value) for _, kind, value in elf.attributes(info) if kind == in_step.CLUSTER]
         assert sizes == ([(1, size, 1)] if size > 1 else [])
+
+
+def test_kernels_whose_idle_blocks_are_last(tmp_path: Path) -> None:
+    """7 column blocks: in groups of 2 one is alone in the last, of 4 three are."""
+    case = (64, 128, 64 * 7 - 5), 0.9, ((TileSize(16, 64), Schedule(8)),)
+    found = idle_blocks.build(case, H200, str(tmp_path))
+    names = [(name, labels["group"], labels["blocks"]) for name, labels, _ in found]
+    assert names == [("none idle", 1, 28), ("between", 2, 32), ("last", 2, 32), ("between", 4, 32), ("last", 4, 32),
+                     ("none idle", 0, 28)]  # fmt: skip
+    assert {labels["with_columns"] for _, labels, _ in found} == {28}
+    code = [machine_code(kernel.cubin, kernel.entry, "sm_90") for _, _, kernel in found]
+    assert all((one.form[["op", "offset", "stall"]] == code[0].form[["op", "offset", "stall"]]).all() for one in code)
+    assert len({kernel.cubin for _, _, kernel in found}) == 3, "prologues differ by what is numbered anew alone"
+
+
+def test_who_is_numbered_anew() -> None:
+    """Of 3 block rows and groups of 4, of which the last has 3: all block rows of all column blocks, and then none."""
+    size, whole, short = idle_blocks.groups_of(64 * 7, (TileSize(16, 64), Schedule(8)), 4)
+    assert (size, whole, short) == (4, 1, 3)
+    numbers = np.arange(3 * size)  # in the order in which blocks of the last plane begin
+    rows, places = np.divmod(numbers, short)
+    assert [*zip(rows[rows < 3].tolist(), places[rows < 3].tolist(), strict=True)] == [*np.ndindex(3, 3)]
+    assert (np.flatnonzero(rows >= 3) == [9, 10, 11]).all()
 
 
 @pytest.mark.parametrize("layout", reloads.LAYOUTS)
