@@ -65,6 +65,7 @@ class ModelFolder:
         self.directory, self._batch, self._heard = directory, batch, heard
         self._layers = {layer.name: layer for layer in _former(directory, batch)}
         self._begun = False
+        self._is_spared = any(layer.error is None for layer in self._layers.values())
 
     @property
     def report(self) -> ModelReport:
@@ -96,9 +97,15 @@ class ModelFolder:
         self.tell(succeeded(name, folder_of(name), digest, kernel.manifest))
 
     def tell(self, layer: LayerReport) -> None:
-        """Have it in the report. Raises ToolchainFault where the disk fails."""
+        """Have it in the report. Raises ToolchainFault where the disk fails.
+
+        The report of kernels that are there is left as it is while every layer is asked for in a wrong way: then the
+        command is likely wrong, and the kernels are as good as before.
+        """
         self._layers[layer.name] = layer
-        self._write()
+        self._is_spared = self._is_spared and layer.error is not None and layer.error.exit_code == BadRequest.exit_code
+        if not self._is_spared:
+            self._write()
         self._heard(layer)
 
     def _write(self) -> None:

@@ -308,6 +308,20 @@ def test_requests_that_are_refused_before_any_work(
     assert (tmp_path / "held" / "thesis.tex").read_text() == "years"
 
 
+def test_a_wrong_command_leaves_a_model_as_it_is(
+    tune_model: Callable[..., Answer], model: Path, tmp_path: Path
+) -> None:
+    """No layer fits: its report, and the table of its kernels, are those of the command that was right."""
+    assert tune_model(model, "--quiet").status == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    answer = tune_model(model, "--quiet", "--json", "--conv", "1x7x9x9,3x3")
+    assert answer.status == 2
+    assert all(layer["error"] for layer in json.loads(answer.out)["layers"])
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+    assert tune_model(model, "--quiet", "--conv", "1x7x9x9,3x3", out=tmp_path / "new").status == 2
+    assert json.loads((tmp_path / "new" / "report.json").read_text())["layers"]
+
+
 def test_folders_of_others_are_left_alone(tune_model: Callable[..., Answer], model: Path, tmp_path: Path) -> None:
     save_file({"other": WEIGHTS}, tmp_path / "other.safetensors")
     assert tune_model(tmp_path / "other.safetensors", "--quiet").status == 0
