@@ -1,10 +1,9 @@
 """lospmm cache: listed, checked and pruned."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from lospmm.store import Store
 from tests.cli.command import H200, Command
@@ -51,10 +50,10 @@ def test_a_store_in_disorder_is_reported(lospmm_command: Command, own_cache: Sto
 
 
 def test_a_store_that_is_none_is_not_an_empty_one(
-    lospmm_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lospmm_command: Command, tmp_path: Path, set_environment: Callable[[str, object], None]
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("LOSPMM_CACHE_DIR", str(tmp_path / "file"))
+    set_environment("LOSPMM_CACHE_DIR", tmp_path / "file")
     for what in ("ls", "verify", "prune"):
         answer = lospmm_command("cache", what)
         assert (answer.status, answer.out) == (4, ""), what
