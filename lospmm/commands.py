@@ -143,7 +143,6 @@ def tune(
 def _tuned_here(request: jobs.Request, out: Path, *, quiet: bool) -> artifact.Artifact:
     """Its figures may be of before, which is said."""
     store, stages = jobs.open_store(), set()
-    was_kept = jobs.is_kept(request, store)
     with reported(quiet=quiet) as progress:
 
         def watched(stage: str, done: int, total: int) -> None:
@@ -151,7 +150,7 @@ def _tuned_here(request: jobs.Request, out: Path, *, quiet: bool) -> artifact.Ar
             progress(stage, done, total)
 
         done = jobs.tune_to_folder(request, out, store=store, progress=watched)
-    if was_kept and not stages and not quiet:  # what was damaged is tuned anew
+    if not stages and not quiet:  # nothing had to be done
         print(f"note: tuned before: the kernel and its figures are of then, from {store.root}", file=sys.stderr)
     return done
 

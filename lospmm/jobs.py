@@ -189,11 +189,6 @@ def find(digest: str, store: Store) -> Artifact | None:
     return None if files is None else artifact.from_files(files, f"the store's entry {digest}")
 
 
-def is_kept(request: Request, store: Store) -> bool:
-    """Whether ``find`` is likely to find it. Raises as ``Request.digest`` does."""
-    return store.directory(KERNELS, request.digest).exists()
-
-
 def keep(made: Artifact, digest: str, store: Store) -> None:
     """Have the artifact of a request in ``store``. Raises ToolchainFault where the disk fails."""
     store.put(KERNELS, digest, made.files)

@@ -71,9 +71,8 @@ class Store:
         except OSError as error:
             raise _fault(directory, error) from error
         if files is None:
-            with suppress(
-                OSError, ToolchainFault
-            ):  # where it cannot be removed, whoever made it anew keeps it to himself
+            # Where it cannot be removed, whoever makes it anew keeps it to himself.
+            with suppress(OSError, ToolchainFault):
                 self._remove(directory)
             return None
         with suppress(OSError):  # a cache that may only be read is still worth reading
@@ -171,9 +170,9 @@ class Store:
                 too_much = max_bytes is not None and total > max_bytes
                 if not (too_old or too_much):
                     break
-                with suppress(PermissionError):
+                try:
                     self._remove(self.directory(entry.kind, entry.key))
-                if self.directory(entry.kind, entry.key).exists():
+                except PermissionError:  # another user's
                     continue
                 total -= entry.size_bytes
                 removed.append(entry)
