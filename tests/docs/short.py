@@ -1,6 +1,6 @@
 """Tables of docs/decisions/0026: what was tried for kernels that take few microseconds. Of ``early.jsonl``,
 ``ahead.jsonl``, ``jumps.jsonl``, ``staggered.jsonl``, ``delays.jsonl``, ``in_step.jsonl``,
-``in_flight.jsonl``, ``hints.jsonl``, ``moving.jsonl`` and ``overlapping.jsonl``."""
+``in_flight.jsonl``, ``hints.jsonl``, ``idle_blocks.jsonl``, ``moving.jsonl`` and ``overlapping.jsonl``."""
 
 import math
 import statistics
@@ -102,6 +102,24 @@ def in_flight() -> str:
     return table(heads, lines, right=len(_DEPTHS) + 2)
 
 
+def idle_blocks() -> str:
+    """By the column blocks of a group: what grids with blocks without columns gain where these come last."""
+    times: dict[tuple[object, ...], dict[str, float]] = {}
+    for one in records("idle_blocks"):
+        about = tuple(one[name] for name in ("m", "k", "n", "sparsity", "rows", "cols", "prefetch", "group"))
+        forms = times.setdefault(about, {})
+        forms[one["form"]] = min(forms.get(one["form"], math.inf), one["micros"])
+    lines = []
+    for group in sorted({about[-1] for about, forms in times.items() if "last" in forms}, key=str):
+        gains = [
+            forms["between"] / forms["last"] for about, forms in times.items() if about[-1] == group and "last" in forms
+        ]
+        lines.append((f"{group}", f"{len(gains)}", f"{math.exp(statistics.fmean(map(math.log, gains))):.3f}",
+                      f"{sum(gain > 1.02 for gain in gains)}", f"{sum(gain < 0.98 for gain in gains)}",
+                      f"{min(gains):.2f} to {max(gains):.2f}"))  # fmt: skip
+    return table(("groups of", "kernels", "between / last", "faster", "slower", "least to most"), lines, right=5)
+
+
 def _moved() -> dict[tuple[int, int, int, int], float]:
     """What the fastest way to move B and C takes, by the bits of an element and the shape."""
     micros: dict[tuple[int, int, int, int], float] = {}
@@ -189,6 +207,7 @@ REGIONS: Mapping[str, Callable[[], str]] = {
     "delays": partial(worth, partial(_all_of, "delays"), "as it is"),
     "in step": in_step,
     "in flight": in_flight,
+    "idle blocks": idle_blocks,
     "hints": partial(worth, partial(_all_of, "hints"), "as it is"),
     "moving": moving,
     "overlapping": overlapping,
