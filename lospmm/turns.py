@@ -37,6 +37,11 @@ class Turns:
         """Whether the second way is faster, by more than the error."""
         return self.ratio + self.error < 1.0
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether it is slower, by more than the error. What is neither is level."""
+        return self.ratio - self.error > 1.0
+
 
 def in_turn(first: Block, second: Block, rounds: int) -> Turns:
     """Time both ``rounds`` times, at least 2; which of them begins alternates, so that a trend favours neither."""

@@ -33,6 +33,9 @@ Shape = tuple[int, ...]
 #: Rounds of dense model and choice, of a trial and of what was chosen.
 TRIAL_ROUNDS, LAST_ROUNDS = 7, 15
 
+#: Gives a block of calls of a model in its present state. Raises Unsupported where it cannot be called so.
+Ready = Callable[[], Block]
+
 
 @dataclass(slots=True, eq=False)
 class Work:
@@ -105,11 +108,12 @@ class _Trials:
     model: nn.Module
     order: Sequence[Work]
     layout: Layout
-    ready: Callable[[], Block]
+    ready: Ready
     dense: Block = field(init=False)
     block: Block = field(init=False)
     now: int = 0
     dense_micros: list[float] = field(default_factory=list)
+    found: dict[int, Turns] = field(default_factory=dict)  # the last times by the number of layers
 
     def __post_init__(self) -> None:
         self.turn_to(0)
@@ -128,6 +132,7 @@ class _Trials:
         with uncollected():
             found = in_turn(self._asleep, self.block, rounds)
         self.dense_micros.append(found.first_micros)
+        self.found[keep] = found
         return found
 
     def _asleep(self) -> float:
@@ -135,13 +140,26 @@ class _Trials:
             return self.dense()
 
 
-def settle(model: nn.Module, chosen: Sequence[Work], layout: Layout, ready: Callable[[], Block]) -> Turns:
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The dense model in turn with what was chosen; and the GPU's part of both, where that decided."""
+
+    times: Turns
+    on_gpu: Turns | None = None
+
+
+def settle(
+    model: nn.Module, chosen: Sequence[Work], layout: Layout, ready: Ready, ready_on_gpu: Ready | None = None
+) -> Settled:
     """Give back as many of the ``chosen`` layers as the model is faster without; the times of the dense model and this.
 
-    ``ready`` gives a block of calls of the model in its present state. Every number of layers is timed in turn with the
+    ``ready`` is how the model will be called. Every number of layers is timed in turn with the
     dense model, and what is fastest once more, for longer: the best of several times was likely lucky. So are all the
     layers, which are kept unless the model is faster without some by more than these times differ. If what is left is
     not faster than the dense model by as much, the model is dense, and its time stands in both places.
+
+    But a model that waits for Python is as fast with kernels as without, and leaves more of the GPU to others. So where
+    it is level with all layers, they are kept if the GPU does its part faster with them, by ``ready_on_gpu``.
     """
     order = sorted(chosen, key=lambda work: -work.gain)
     trials = _Trials(model, order, layout, ready)
@@ -152,15 +170,30 @@ def settle(model: nn.Module, chosen: Sequence[Work], layout: Layout, ready: Call
         whole = trials.measure(every, LAST_ROUNDS)
         if whole.ratio - whole.error <= found.ratio + found.error:
             best, found = every, whole
-    if found is None or not found.is_faster:
-        best = 0
+    if found is not None and found.is_faster:
+        times = Settled(found)
+    elif (level := _level(trials, ready_on_gpu)) is not None:
+        best, times = every, level
+    else:
         micros = statistics.median(trials.dense_micros)
-        found = Turns(micros, micros, 1.0, 0.0, LAST_ROUNDS)
+        best, times = 0, Settled(Turns(micros, micros, 1.0, 0.0, LAST_ROUNDS))
     if best != trials.now:
         trials.turn_to(best)
     for work in order[best:]:
         work.given_back = True
-    return found
+    return times
+
+
+def _level(trials: _Trials, ready_on_gpu: Ready | None) -> Settled | None:
+    """The times with all layers, if the model is level with them and the GPU's part of it is faster."""
+    every = len(trials.order)
+    whole = trials.found[every]
+    if whole.is_slower or ready_on_gpu is None:
+        return None
+    on_gpu = _Trials(trials.model, trials.order, trials.layout, ready_on_gpu)
+    found = on_gpu.measure(every, LAST_ROUNDS)
+    trials.now = on_gpu.now
+    return Settled(whole, found) if found.is_faster else None
 
 
 def swap(works: Iterable[Work], layout: Layout) -> frozenset[str]:

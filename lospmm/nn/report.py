@@ -34,6 +34,7 @@ class ModelTimes:
     ratio: float  # of the second to the first, the median of rounds in which both took turns
     noise: float  # interquartile range of these ratios; 0 of a model that stayed dense
     given_back: int  # layers that were faster alone, and are dense because the model is faster so
+    gpu_ratio: float | None = None  # of the GPU's part alone, where that decided, since both are level as called
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Report:
         called = times.called.replace("_", " ")
         line = f"the model, {called}: {times.chosen_micros:.1f} us of {times.dense_micros:.1f} us dense"
         line += f", {times.ratio:.3f} of it (noise {times.noise:.1%})" if times.ratio != 1.0 else ""
+        line += f"; of the GPU's part {times.gpu_ratio:.3f}" if times.gpu_ratio is not None else ""
         return [f"{line}; {times.given_back} layers are dense for its sake" if times.given_back else line]
 
 

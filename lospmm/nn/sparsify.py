@@ -6,6 +6,7 @@ order of what each gains.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -204,14 +205,17 @@ def _choose(model: nn.Module, works: Sequence[Work], layout: Layout, example: An
     if example is None or not chosen:
         return None
     with whole.timed_whole(model, calling):
-        found = settle(model, chosen, layout, lambda: whole.block_of(model, example, calling))
+        ready = partial(whole.block_of, model, example, calling)
+        ready_on_gpu = None if calling.captured else partial(whole.gpu_block_of, model, example, calling)
+        found = settle(model, chosen, layout, ready, ready_on_gpu)
     return ModelTimes(
         called=called,
-        dense_micros=found.first_micros,
-        chosen_micros=found.second_micros,
-        ratio=found.ratio,
-        noise=found.noise,
+        dense_micros=found.times.first_micros,
+        chosen_micros=found.times.second_micros,
+        ratio=found.times.ratio,
+        noise=found.times.noise,
         given_back=sum(work.given_back for work in chosen),
+        gpu_ratio=None if found.on_gpu is None else found.on_gpu.ratio,
     )
 
 

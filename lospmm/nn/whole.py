@@ -25,6 +25,9 @@ _BLOCK_SECONDS = 0.03
 #: Before anything is timed: compiling, choosing algorithms, allocating.
 _WARM_CALLS = 3
 
+#: The GPU waits for so many calls' time while one is launched, at a clock that no GPU is above.
+_AHEAD, _CYCLES_PER_SECOND = 2, 3e9
+
 #: How often PyTorch may compile one piece of code: once for each state, and there are few.
 _RECOMPILES = 64
 
@@ -53,7 +56,44 @@ def block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
     The model has to be in that state again whenever the block is run. Raises Unsupported where it cannot be compiled or
     captured.
     """
-    device = next(model.parameters()).device
+    run, seconds = _made_ready(model, example, calling)
+    device, calls = _device_of(model), max(1, int(_BLOCK_SECONDS / seconds))
+
+    def block() -> float:
+        run()  # what the other way left in caches, and guards that look at other compiled code first
+        return 1e6 * _seconds(run, calls, device) / calls
+
+    return block
+
+
+def gpu_block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
+    """As ``block_of``, of what the GPU does for one call: it begins when Python has launched all of it.
+
+    A call that waits for the GPU itself, or launches more than a stream holds, has Python in its time all the same.
+    """
+    run, seconds = _made_ready(model, example, calling)
+    device = _device_of(model)
+
+    def block() -> float:
+        run()
+        _wait(device)
+        with torch.cuda.device(device):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(
+                int(_AHEAD * seconds * _CYCLES_PER_SECOND)
+            )  # not said to stay, but PyTorch's own tests need it
+            begin.record()
+            run()
+            end.record()
+        _wait(device)
+        return float(1e3 * begin.elapsed_time(end))
+
+    return block
+
+
+def _made_ready(model: nn.Module, example: Any, calling: Calling) -> tuple[Callable[[], Any], float]:
+    """A call of the model in its present state that compiles and chooses nothing any more, and its seconds."""
+    device = _device_of(model)
     try:
         call = apart(model) if calling.compiled else model
         run: Callable[[], Any] = lambda: call_with(call, example)  # noqa: E731
@@ -61,17 +101,15 @@ def block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
             run = captured(run, device)
         for _ in range(_WARM_CALLS):
             run()
-        calls = max(1, int(_BLOCK_SECONDS / max(_seconds(run, 1, device), 1e-6)))
+        return run, max(_seconds(run, 1, device), 1e-6)
     except Exception as error:  # of PyTorch, its compiler and the model's own code
         how = "captured" if calling.captured else "compiled" if calling.compiled else "called"
         why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
         raise Unsupported(f"the model cannot be {how}: {why}; give called another value") from error
 
-    def block() -> float:
-        run()  # what the other way left in caches, and guards that look at other compiled code first
-        return 1e6 * _seconds(run, calls, device) / calls
 
-    return block
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def apart(call: Callable[..., Any], *, fullgraph: bool = False) -> Callable[..., Any]:

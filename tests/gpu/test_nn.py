@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +15,8 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm.nn import transpose  # noqa: E402
+from lospmm.nn import transpose, whole  # noqa: E402
+from lospmm.nn.calling import calling_of  # noqa: E402
 from lospmm.nn.operator import spmm  # noqa: E402
 
 #: PyTorch's compiler warns of itself: of a graph that it captures to know its memory, and of TF32.
@@ -239,6 +241,30 @@ def test_the_whole_model_is_timed_as_it_is_called(called: Any) -> None:
     assert error(model(x), wanted) < MAX_ERROR
     run = torch.compile(model) if called.startswith("compiled") else model
     assert error(run(x), wanted) < MAX_ERROR
+
+
+class Slow(nn.Linear):
+    """Python takes its time, and, where it ``waits``, does so when the GPU is done with the product."""
+
+    waits = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        if self.waits:
+            y.sum().item()
+        time.sleep(3e-3)
+        return y + 0
+
+
+@torch.no_grad()
+def test_the_gpus_part_is_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, eager = Slow(256, 256).cuda().eval(), torch.randn(256, 256, device="cuda"), calling_of("eager")
+    with whole.timed_whole(model, eager):
+        part = [whole.gpu_block_of(model, x, eager)() for _ in range(2)]
+        assert all(0 < micros < 1000 for micros in part)
+        assert whole.block_of(model, x, eager)() > 3000
+        monkeypatch.setattr(Slow, "waits", True)
+        assert whole.gpu_block_of(model, x, eager)() > 3000
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from lospmm.nn import choice, timing, whole  # noqa: E402
 from lospmm.nn.calling import calling_of, settled  # noqa: E402
 from lospmm.nn.layer import Sparse  # noqa: E402
 from lospmm.nn.layout import UNKNOWN  # noqa: E402
-from lospmm.nn.report import from_json  # noqa: E402
+from lospmm.nn.report import ModelTimes, Report, from_json  # noqa: E402
 from lospmm.turns import Block, Turns, in_turn  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 
@@ -209,6 +209,39 @@ def test_layers_are_given_back_until_the_model_is_faster() -> None:
     assert settled(52, 100.0, lambda keep: 100.0 - keep) == (52, 48.0)
 
 
+class Turning:
+    """A model of two layers; blocks take as long as is said of so many on kernels, the first and every other time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now: list[Any] = []
+        self.works: list[Any] = [SimpleNamespace(gain=gain, given_back=False) for gain in (5.0, 2.0)]
+        monkeypatch.setattr(choice, "unswap", lambda _: self.now.clear())
+        monkeypatch.setattr(choice, "call_parts", lambda _: None)
+        monkeypatch.setattr(choice, "swap", lambda works, _: self.now.extend(works))
+
+    def ready(self, ratios: dict[int, float], again: dict[int, float]) -> Callable[[], Block]:
+        tried: list[int] = []
+
+        def ready() -> Block:
+            keep = len(self.now)
+            assert gc.isenabled(), "what is compiled may be collected"
+            micros = 100.0 if not keep else 100.0 * (again if keep in tried else ratios).get(keep, ratios[keep])
+            tried.append(keep)
+
+            def block() -> float:
+                assert not gc.isenabled()
+                return micros
+
+            return block
+
+        return ready
+
+    def settle(self, kept: int, *ready: Callable[[], Block]) -> choice.Settled:
+        found = choice.settle(nn.Identity(), self.works[::-1], UNKNOWN, *ready)
+        assert [work for work in self.works if not work.given_back] == self.works[:kept] == self.now
+        return found
+
+
 @pytest.mark.parametrize(
     ("ratios", "again", "kept"),
     [
@@ -223,30 +256,38 @@ def test_layers_are_given_back_until_the_model_is_faster() -> None:
 def test_what_was_chosen_has_to_be_faster_once_more(
     ratios: dict[int, float], again: dict[int, float], kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now: list[Any] = []
-    tried: list[int] = []
-    monkeypatch.setattr(choice, "unswap", lambda _: now.clear())
-    monkeypatch.setattr(choice, "call_parts", lambda _: None)
-    monkeypatch.setattr(choice, "swap", lambda works, _: now.extend(works))
-    works: list[Any] = [SimpleNamespace(gain=gain, given_back=False) for gain in (5.0, 2.0)]
-
-    def ready() -> Block:
-        keep = len(now)
-        assert gc.isenabled(), "what is compiled may be collected"
-        micros = 100.0 if not keep else 100.0 * (again if keep in tried else ratios).get(keep, ratios[keep])
-        tried.append(keep)
-
-        def block() -> float:
-            assert not gc.isenabled()
-            return micros
-
-        return block
-
-    found = choice.settle(nn.Identity(), works[::-1], UNKNOWN, ready)
-    assert [work for work in works if not work.given_back] == works[:kept] == now
+    turning = Turning(monkeypatch)
+    found = turning.settle(kept, turning.ready(ratios, again)).times
     assert found.first_micros == 100.0
     assert found.second_micros == pytest.approx(100.0 * again.get(kept, ratios[kept]) if kept else 100.0)
     assert found.ratio <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("called", "on_gpu", "kept"),
+    [
+        ({2: 1.0, 1: 1.0}, {2: 0.5}, 2),
+        ({2: 1.0, 1: 1.1}, {2: 1.0}, 0),
+        ({2: 0.99, 1: 0.98}, {2: 0.5}, 1),  # no need to ask
+        ({2: 1.01, 1: 1.0}, {2: 0.5}, 0),  # slower is slower
+    ],
+)
+def test_of_what_is_level_the_gpu_decides(
+    called: dict[int, float], on_gpu: dict[int, float], kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turning = Turning(monkeypatch)
+    found = turning.settle(kept, turning.ready(called, {}), turning.ready(on_gpu, {}))
+    assert found.times.ratio == (called[kept] if kept else 1.0)
+    assert (None if found.on_gpu is None else found.on_gpu.ratio) == (0.5 if kept == 2 else None)
+
+
+def test_who_is_level_says_what_the_gpu_does() -> None:
+    times = ModelTimes(
+        called="compiled", dense_micros=9.0, chosen_micros=9.1, ratio=1.01, noise=0.1, given_back=0, gpu_ratio=0.5
+    )
+    report = Report((), times)
+    assert str(report).endswith("9.1 us of 9.0 us dense, 1.010 of it (noise 10.0%); of the GPU's part 0.500")
+    assert from_json(report.to_json()) == report
 
 
 @pytest.mark.parametrize(("ratio", "noise", "expected"), [(0.99, 0.001, True), (0.99, 0.08, False), (1.0, 0.0, False)])
