@@ -63,6 +63,9 @@ class Artifact:
     manifest: Mapping[str, Any]
     files: Mapping[str, bytes]
 
+    def __hash__(self) -> int:
+        return hash((self.manifest["name"], self.manifest["cubin_sha256"]))
+
     @property
     def cubin(self) -> bytes:
         return self.files[CUBIN_FILE]

@@ -305,7 +305,10 @@ def _matrix(weights: Matrix) -> SparseMatrix:
         except (ValueError, IndexError) as error:
             raise BadMatrix(f"SciPy refuses these weights: {error}") from None
         return from_coo(shape, entries.row, entries.col, entries.data)
-    hint = ", as weights.detach().cpu().float().numpy()" if hasattr(weights, "detach") else ""
+    is_sparse = str(getattr(weights, "layout", "torch.strided")) != "torch.strided"  # a tensor of PyTorch
+    hint = (
+        f", as weights.detach().cpu().float(){'.to_dense()' * is_sparse}.numpy()" if hasattr(weights, "detach") else ""
+    )
     some = f"a NumPy array{hint}, a SciPy sparse matrix, a lospmm.SparseMatrix or a path"
     raise BadMatrix(f"weights of type {type(weights).__name__}: give {some}")
 

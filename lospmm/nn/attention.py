@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lospmm.nn.layer import Sparse, product, serves
+from lospmm.nn.layer import Sparse, is_dense, product, serves
 from lospmm.nn.place import tensors_of
 
 #: Attributes that PyTorch asks before it takes a short cut, by the class that has them, and what says no.
@@ -38,7 +38,8 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         is_plain = why_passed_by(self) is None and not (self.training and self.dropout > 0)
-        if not is_plain or not self._takes(query, key, value, key_padding_mask, attn_mask):
+        is_hint = is_causal and attn_mask is None  # without what it is a hint of, PyTorch refuses it
+        if not is_plain or is_hint or not self._takes(query, key, value, key_padding_mask, attn_mask):
             masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
             self._mask_weights()
             return super().forward(query, key, value, *masks)
@@ -49,7 +50,7 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
             weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
             attended = weights @ v
         else:
-            hint = is_causal and attn_mask is not None and key_padding_mask is None
+            hint = is_causal and key_padding_mask is None
             attended = functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=None if hint else mask, is_causal=hint
             )
@@ -72,7 +73,7 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
     ) -> bool:
         """Whether the shapes and types are such as PyTorch takes for a batch; of others it says what is wrong."""
         batch, tokens = (0, 1) if self.batch_first else (1, 0)
-        if any(one.dim() != 3 or one.is_nested for one in (query, key, value)):
+        if any(one.dim() != 3 or not is_dense(one) for one in (query, key, value)):
             return False
         if key.shape != value.shape or key.shape[batch] != query.shape[batch]:
             return False
@@ -82,7 +83,7 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
             (attention, [scores, (query.shape[batch] * self.num_heads, *scores)]),
         )
         return all(
-            mask is None or ((mask.dtype is torch.bool or mask.is_floating_point()) and tuple(mask.shape) in taken)
+            mask is None or (mask.dtype in (torch.bool, query.dtype) and tuple(mask.shape) in taken)
             for mask, taken in shapes
         )
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lospmm.errors import BadMatrix, GpuFault
+from lospmm.errors import BadMatrix, GpuFault, Unsupported
 from lospmm.gpu.launcher import Launcher
 from lospmm.kernel import Kernel
 from lospmm.matrix import from_dense
@@ -65,6 +65,27 @@ class Bucket:
     least: int
     fuses: bool  # bias, ReLU and residual are in its code; else they are PyTorch's
     bias: str | None = None  # ``bias_digest`` of the one in its code
+
+
+def bucket_of(kernel: Kernel, least: int, *, has_bias: bool, relu: bool, adds: bool) -> Bucket:
+    """A kernel for a layer that ends so: with all of that in its code, or nothing.
+
+    Raises BadRequest where its files lack the bias, Unsupported where its code ends otherwise.
+    """
+    artifact = kernel.artifact
+    m, k, n = (artifact.manifest[name] for name in ("m", "k", "n"))
+    window, epilogue = artifact.convolution, artifact.epilogue()
+    ends = epilogue.bias is not None, epilogue.relu, epilogue.residual
+    if not epilogue.is_plain and ends != (has_bias, relu, adds):
+        parts = [part for part, is_there in zip(("a bias", "ReLU", "a residual"), ends, strict=True) if is_there]
+        raise Unsupported(f"its kernels end with {', '.join(parts)}, and it does not; sparsify_ the model again")
+    fuses = not epilogue.is_plain or not (has_bias or relu or adds)
+    bias = None if epilogue.bias is None else bias_digest(np.array(epilogue.bias, dtype=np.float32))
+    if window is None:
+        return Bucket(kernel, ((k, n), relu, False, ()), (m, n), least, fuses, bias)
+    shape = window.batch, window.channels, window.height, window.width
+    way = (*window.stride, *window.padding, *window.dilation)
+    return Bucket(kernel, (shape, relu, adds, way), window.output_shape(m), least, fuses, bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

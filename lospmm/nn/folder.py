@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import nn
 
 from lospmm import artifact
-from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.errors import BadRequest, ToolchainFault, Unsupported
 from lospmm.kernel import Kernel
 from lospmm.nn import layer
 from lospmm.nn.bound import Bucket, bias_in, difference, misfit
@@ -27,7 +27,7 @@ from lospmm.nn.choice import call_parts
 from lospmm.nn.layer import Shares, Sparse, Tuned
 from lospmm.nn.place import forget_mask
 from lospmm.nn.report import Report, Row
-from lospmm.nn.site import Site, find_sites
+from lospmm.nn.site import Site, convolution_of, find_sites
 from lospmm.nn.sparsify import restore_
 
 SCHEMA = 1
@@ -39,15 +39,10 @@ _DIGITS = 20
 
 @dataclass(frozen=True)
 class _KernelEntry:
-    """A ``Bucket``; ``folder`` holds its kernel."""
+    """A kernel in ``folder``, for calls of ``least`` columns or more: all else of a ``Bucket`` is the kernel's."""
 
     folder: str
-    shape: tuple[int, ...]  # of the operand
-    way: tuple[int, ...]  # stride, padding and dilation of a convolution
-    out_shape: tuple[int, ...]
-    least: int
-    fuses: bool
-    bias: str | None
+    least: PositiveInt
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class _LayerEntry:
     name: str
     features_first: bool
     shares: Shares
-    kernels: tuple[_KernelEntry, ...]
+    kernels: Annotated[tuple[_KernelEntry, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -72,13 +67,13 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
 
     Raises BadRequest for a model without kernels or a folder that holds something else, ToolchainFault for the disk.
     """
-    folder = Path(directory)
+    folder = _checked(model, directory)
     tuned = [
         one for module in model.modules() if isinstance(module, Sparse) for one in module.lospmm_state.tuned.values()
     ]
     if not tuned:
         raise BadRequest("no layer of the model has kernels: sparsify_ it first, and see its report")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MODEL_FILE).is_file():
+    if folder.is_dir() and any(folder.iterdir()) and not _is_model(folder / MODEL_FILE):
         raise BadRequest(f"{folder}: holds something else than a tuned model; name an empty or a new folder")
     layers = []
     for one in tuned:
@@ -90,10 +85,35 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
 def _written(bucket: Bucket, folder: Path) -> _KernelEntry:
     digest = bucket.kernel.artifact.manifest["cubin_sha256"][:_DIGITS]
     name = f"{bucket.kernel.artifact.manifest['name']}-{digest}"
-    if not (folder / name / artifact.MANIFEST_FILE).is_file():
+    if not _holds(folder / name, bucket.kernel):
         bucket.kernel.save(folder / name)
-    shape, _, _, way = bucket.call
-    return _KernelEntry(name, tuple(shape), way, bucket.out_shape, bucket.least, bucket.fuses, bucket.bias)
+    return _KernelEntry(name, bucket.least)
+
+
+def _holds(folder: Path, kernel: Kernel) -> bool:
+    """Whether a kernel's files are all there, and are its own."""
+    try:
+        return artifact.read(folder).files == kernel.artifact.files
+    except BadRequest:
+        return False
+
+
+def _is_model(file: Path) -> bool:
+    """Whether ``save`` wrote it, of this version or another one."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"schema", "layers"} <= content.keys()
+
+
+def _checked(model: object, directory: object) -> Path:
+    """Raises BadRequest for what is no model or no path."""
+    if not isinstance(model, nn.Module):
+        raise BadRequest(f"the model is of type {type(model).__name__}: give a torch.nn.Module")
+    if not isinstance(directory, str | os.PathLike):
+        raise BadRequest(f"the directory is of type {type(directory).__name__}: give a path")
+    return Path(directory)
 
 
 def _replace(file: Path, text: str) -> None:
@@ -116,7 +136,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
 
     Raises BadRequest for a folder that is not one of ``save``, or is damaged; the model is then as it was.
     """
-    folder = Path(directory)
+    folder = _checked(model, directory)
     content = _read(folder)
     kernels = {entry.folder: _kernel(folder, entry) for one in content.layers for entry in one.kernels}
     restore_(model)
@@ -140,17 +160,10 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
 
 
 def _swapped(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, emulate: bool) -> list[Row]:
-    buckets = tuple(
-        Bucket(
-            kernels[one.folder],
-            (one.shape, site.relu, site.adds, one.way),
-            one.out_shape,
-            one.least,
-            one.fuses,
-            one.bias,
-        )
-        for one in entry.kernels
-    )
+    try:
+        buckets = tuple(_bucket(site, kernels[one.folder], one.least) for one in entry.kernels)
+    except Unsupported as error:
+        return [site.row(str(error))]
     manifest = buckets[0].kernel.artifact.manifest
     reason = difference(site.tensors, manifest["fingerprint"], bias_in(buckets)) or misfit(
         site.tensors.weight, buckets, emulate=emulate
@@ -160,6 +173,18 @@ def _swapped(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, e
     tuned = Tuned(site.name, site.place, buckets, emulate, entry.features_first, entry.shares)
     layer.swap(site.module, {site.weight: tuned}, site.sparse)
     return [site.row("loaded", n=bucket.kernel.artifact.manifest["n"], advice="sparse") for bucket in buckets]
+
+
+def _bucket(site: Site, kernel: Kernel, least: int) -> Bucket:
+    """Raises Unsupported where the kernel is not of such a layer, whatever its weights."""
+    window = kernel.artifact.convolution
+    if site.is_convolution != (window is not None):
+        raise Unsupported(f"its kernels are those of a {'product' if window is None else 'convolution'}")
+    if window is not None:
+        shape = window.batch, window.channels, window.height, window.width
+        if convolution_of(site, shape) != window:
+            raise Unsupported("its kernels are those of another window, stride, padding or dilation")
+    return site.bucket(kernel, least)
 
 
 def _read(folder: Path) -> _ModelEntry:
@@ -183,4 +208,6 @@ def _kernel(folder: Path, entry: _KernelEntry) -> Kernel:
     """Raises BadRequest for a folder elsewhere, or one that is damaged."""
     if Path(entry.folder).name != entry.folder:
         raise BadRequest(f"{folder / MODEL_FILE}: is damaged: {entry.folder[:80]!r} is not the name of a folder")
-    return Kernel(artifact.read(folder / entry.folder))
+    kernel = Kernel(artifact.read(folder / entry.folder))
+    kernel.artifact.epilogue()  # before the model is touched
+    return kernel

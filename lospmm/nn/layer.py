@@ -13,8 +13,10 @@ result depends.
 of tokens becomes a B of a kernel's own width: the kernel is as fast as for its own N, and needs no N at run time.
 """
 
+import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -65,6 +67,7 @@ class State:
     tuned: dict[str, Tuned] = field(default_factory=dict)
     bound: dict[str, Bound] = field(default_factory=dict)
     hooks: dict[int, Any] = field(default_factory=dict)  # of torch.nn.utils.prune, which there is no need of
+    end: Any = None  # the ``weakref.finalize`` that lets go of all when the module is no more
 
 
 class Sparse(nn.Module):
@@ -84,13 +87,20 @@ class Sparse(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        weakref.finalize(self, let_go, self.lospmm_state).atexit = False
+        _watch(self, self.lospmm_state)
         rebind(self)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state["lospmm_state"] = replace(state["lospmm_state"], bound={})
+        state["lospmm_state"] = replace(state["lospmm_state"], bound={}, end=None)
         return state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Sparse":
+        # Classes of parametrizations have one of their own, which copies what is bound as well.
+        copied: Sparse = self.__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
 
 
 def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) -> Tensor:
@@ -133,7 +143,8 @@ def _in_pieces(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool) -> Tens
     """(n, m) of ``x`` (n, k), piece by piece. Compiled, the transposes are written where the pieces are joined."""
     ends = pieces(tuned.sizes, x.shape[0])
     dense = x[ends[-1][1] :]
-    rest = [_dense(dense, tensors, relu=relu)] if len(dense) else []
+    with _unlowered(x, tuned):
+        rest = [_dense(dense, tensors, relu=relu)] if len(dense) else []
     parts = [
         operator.spmm(turned(x[first:end]), tensors.weight, tensors.mask, tensors.bias, None, relu)
         for first, end in ends
@@ -171,9 +182,26 @@ def _transposed_once(x: Tensor, shares: Shares) -> Tensor:
     return kept[1]
 
 
+def is_dense(x: Tensor) -> bool:
+    """Whether it lies in memory as kernels read it: neither sparse nor nested."""
+    return x.layout is torch.strided and not x.is_nested
+
+
+def _is_taken(x: Tensor, tuned: Tuned) -> bool:
+    return x.dtype is tuned.dtype and is_dense(x)
+
+
+def _unlowered(x: Tensor, tuned: Tuned) -> AbstractContextManager[Any]:
+    """Around what is dense of a layer with kernels for such elements: of autocast's type a result would be of one type
+    or another by its number of columns, or in part."""
+    if (tuned.sizes or tuned.inputs) and _is_taken(x, tuned) and torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
+
+
 def serves(tuned: Tuned, x: Tensor) -> bool:
     """Whether kernels hold so many columns. No look at any tensor, so that it is decided when a graph is compiled."""
-    if x.dtype is not tuned.dtype or x.dim() < 1 or x.shape[-1] == 0:
+    if not _is_taken(x, tuned) or x.dim() < 1 or x.shape[-1] == 0:
         return False
     return bool(pieces(tuned.sizes, x.numel() // x.shape[-1]))
 
@@ -189,7 +217,8 @@ class SparseLinear(Sparse, nn.Linear):
         tensors = tensors_of(self, tuned.place)
         if serves(tuned, x):
             return product(x, tuned, tensors, relu=relu)
-        return _dense(x, tensors, relu=relu)
+        with _unlowered(x, tuned):
+            return _dense(x, tensors, relu=relu)
 
 
 class SparseFusedLinear(SparseLinear, FusedLinear):
@@ -217,11 +246,12 @@ class _Convolution(Sparse):
         weight, mask, bias = tensors.weight, tensors.mask, tensors.bias
         way = way_of(self)
         inner = as_images(x, weight.dim())
-        if way is not None and inner is not None and x.dtype is tuned.dtype and _has_kernel(tuned, inner.shape):
+        if way is not None and inner is not None and _is_taken(x, tuned) and _has_kernel(tuned, inner.shape):
             images = [one if one is None else as_images(one, one.dim()) for one in (weight, mask)]
             c = operator.conv2d(inner, images[0], images[1], bias, residual, relu, *way)
             return c if weight.dim() == 4 else c.squeeze(2)
-        c = self._conv_forward(x, _effective(tensors), bias)
+        with _unlowered(x, tuned):
+            c = self._conv_forward(x, _effective(tensors), bias)
         c = c if residual is None else c + residual
         return functional.relu(c) if relu else c
 
@@ -309,11 +339,16 @@ def swap(module: nn.Module, tuned: Mapping[str, Tuned], sparse: type[Sparse]) ->
     if state is None:
         state = module.__dict__["lospmm_state"] = State(type(module))
         module.__class__ = sparse
-        weakref.finalize(module, let_go, state).atexit = False
+        _watch(module, state)
     state.tuned = {name: _summed_up(one) for name, one in tuned.items()}
     for name in tuned:
         state.hooks |= take_hooks(module, name)
     rebind(module)
+
+
+def _watch(module: nn.Module, state: State) -> None:
+    state.end = weakref.finalize(module, let_go, state)
+    state.end.atexit = False
 
 
 def restore(module: nn.Module) -> None:
@@ -329,6 +364,7 @@ def unswap(module: nn.Module) -> None:
     state: State = module.__dict__.pop("lospmm_state")
     module.__dict__.pop("lospmm_tuned", None)
     let_go(state)
+    state.end.detach()  # which keeps the state and its kernels otherwise for as long as there is the module
     module.__class__ = state.original
     module._forward_pre_hooks.update(state.hooks)
 
@@ -336,13 +372,14 @@ def unswap(module: nn.Module) -> None:
 def rebind(module: nn.Module) -> None:
     """Bind the kernels to the weights where they are now; a layer that cannot have them there is dense."""
     state: State = module.__dict__["lospmm_state"]
+    warned = {name: bound.warned for name, bound in state.bound.items()}
     let_go(state)
-    usable = {name: _bound(module, state, name) for name in state.tuned}
+    usable = {name: _bound(module, state, name, warned.get(name, set())) for name in state.tuned}
     # Of a layer with one weight, its kernels; of several, all of them.
     module.__dict__["lospmm_tuned"] = usable["weight"] if set(usable) == {"weight"} else usable
 
 
-def _bound(module: nn.Module, state: State, name: str) -> Tuned:
+def _bound(module: nn.Module, state: State, name: str, warned: set[str]) -> Tuned:
     """What ``forward`` looks at: no buckets where there is no kernel for this place."""
     tuned = state.tuned[name]
     tensors = tensors_of(module, tuned.place)
@@ -350,6 +387,7 @@ def _bound(module: nn.Module, state: State, name: str) -> Tuned:
         if tensors.weight.is_cuda:
             prepare(tensors.weight.device)
         bound = state.bound[name] = bind(tuned.name, tensors, tuned.buckets, emulate=tuned.emulate)
+        bound.warned |= warned
         if bound.refusal is not None:
             bound.warn_once(bound.refusal)
         if bound.ready:

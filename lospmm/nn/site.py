@@ -1,5 +1,6 @@
 """The pruned weights of a model, and the shapes of what each is multiplied with."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 
 from lospmm.convolution import Convolution
 from lospmm.errors import LospmmError, Unsupported
+from lospmm.kernel import Kernel
 from lospmm.matrix import SparseMatrix, from_dense
 from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts, why_passed_by
-from lospmm.nn.bound import Tensors
+from lospmm.nn.bound import Bucket, Tensors, bucket_of
 from lospmm.nn.dtypes import dtype_of, named
 from lospmm.nn.following import evaluated
 from lospmm.nn.fusion import FusedConv2d, FusedLinear
-from lospmm.nn.layer import CLASSES, Sparse, as_images, sparse_class, way_of
+from lospmm.nn.layer import CLASSES, Sparse, as_images, is_dense, sparse_class, way_of
 from lospmm.nn.place import Place, place_of, tensors_of
 from lospmm.nn.report import Row
 
@@ -58,6 +60,11 @@ class Site:
         """Whether the layer adds a residual."""
         return isinstance(self.module, FusedConv2d) and self.module.adds
 
+    def bucket(self, kernel: Kernel, least: int) -> Bucket:
+        """``kernel`` for calls of ``least`` columns or more. Raises BadRequest and Unsupported (``bucket_of``)."""
+        has_bias = self.tensors.bias is not None
+        return bucket_of(kernel, least, has_bias=has_bias, relu=self.relu, adds=self.adds)
+
     def row(self, reason: str, **rest: Any) -> Row:
         """Its row of the report, dense unless ``rest`` says otherwise."""
         matrix = self.matrix
@@ -77,7 +84,7 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
         weight, bias = _WEIGHTS.get(sparse, ("weight", "bias"))
         full = ".".join(part for part in (name, "" if weight == "weight" else weight) if part) or type(module).__name__
         kept = module._parameters.get(weight, module._parameters.get(f"{weight}_orig"))
-        shape = (0, 0) if kept is None else (kept.shape[0], kept[0].numel())
+        shape = (0, 0) if kept is None else (kept.shape[0], math.prod(kept.shape[1:]))
         base: dict[str, Any] = {
             "layer": full,
             "kind": sparse.__name__.removeprefix("Sparse"),
@@ -121,6 +128,9 @@ def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[Place, SparseMat
     tensors = tensors_of(module, place)
     if tensors.weight.is_meta:
         raise Unsupported("its weights are on the device meta")
+    for one in (tensors.weight, tensors.mask):
+        if one is not None and not is_dense(one):
+            raise Unsupported(f"its weights lie in memory as {one.layout}, not {torch.strided}: make them dense first")
     if dtype_of(tensors.weight) is None:
         raise Unsupported(f"its weights are {named(tensors.weight.dtype)}, and kernels take float32 and 16-bit types")
     return place, from_dense(tensors.matrix())
@@ -173,6 +183,8 @@ def call_with(model: Callable[..., Any], example: Any) -> Any:
 
 
 def _operand(site: Site, x: Tensor) -> tuple[int, ...] | None:
+    if not is_dense(x):
+        return None
     if not site.is_convolution:
         return (x.numel() // x.shape[-1],) if x.dim() and x.shape[-1] else None
     images = as_images(x, site.tensors.weight.dim())

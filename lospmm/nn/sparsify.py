@@ -168,7 +168,8 @@ def _tuner(
 
 def _columns(n: int | Iterable[int]) -> list[Shape]:
     """Raises BadRequest."""
-    columns = [whole_number("n", one) for one in (n if isinstance(n, Iterable) and not isinstance(n, str) else [n])]
+    are_several = isinstance(n, Iterable) and not isinstance(n, str) and getattr(n, "ndim", 1) > 0
+    columns = [whole_number("n", one) for one in (n if are_several else [n])]  # type: ignore[union-attr]
     for one in columns:
         check_columns(one)
     return [(one,) for one in columns]

@@ -16,9 +16,8 @@ from lospmm.errors import LospmmError, Unsupported
 from lospmm.job_events import LayerProgress
 from lospmm.kernel import Kernel
 from lospmm.model import Problem, ceil_div
-from lospmm.nn.bound import Bucket, bias_digest
+from lospmm.nn.bound import Bucket
 from lospmm.nn.dtypes import dtype_of, options_for
-from lospmm.nn.layer import way_of
 from lospmm.nn.site import Site, convolution_of
 from lospmm.options import SERVED_OPTIONS, Options, check_served
 from lospmm.progress import reported
@@ -80,18 +79,9 @@ class Tuner:
 
     def _bucket(self, site: Site, shape: tuple[int, ...], epilogue: Epilogue, progress: Progress) -> Bucket:
         problem, window = self._problem(site, shape, epilogue)
-        values = site.tensors.bias_values()
-        fuses = epilogue != PLAIN or (values is None and not site.relu and not site.adds)
-        bias = None if epilogue == PLAIN or values is None else bias_digest(values)
-        kernel, m = self.tune(problem, progress), site.matrix.m
-        if window is None:
-            call = ((site.matrix.k, problem.n), site.relu, False, ())
-            return Bucket(kernel, call, (m, problem.n), max(1, int(problem.n * LEAST_SHARE)), fuses, bias)
-        way = way_of(site.module)
-        assert way is not None
-        flat = tuple(number for pair in way for number in pair)
-        least = ceil_div(shape[0], 2) * window.pixels
-        return Bucket(kernel, (shape, site.relu, site.adds, flat), window.output_shape(m), least, fuses, bias)
+        whole_images = window is not None and ceil_div(window.batch, 2) * window.pixels
+        least = whole_images or max(1, int(problem.n * LEAST_SHARE))
+        return site.bucket(self.tune(problem, progress), least)
 
     def _problem(self, site: Site, shape: tuple[int, ...], epilogue: Epilogue) -> tuple[Problem, Convolution | None]:
         dtype = dtype_of(site.tensors.weight)

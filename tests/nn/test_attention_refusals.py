@@ -47,6 +47,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "one head": {"attn_mask": torch.zeros(BATCH, TOKENS, TOKENS)},
     "flat padding": {"key_padding_mask": torch.zeros(BATCH * TOKENS, dtype=torch.bool)},
     "padding of the batch": {"key_padding_mask": torch.zeros(TOKENS, BATCH, dtype=torch.bool)},
+    "doubles": {"attn_mask": torch.zeros(TOKENS, TOKENS, dtype=torch.float64)},
     "integers": {"key_padding_mask": torch.zeros(BATCH, TOKENS, dtype=torch.int64)},
 }
 
@@ -64,6 +65,19 @@ def test_masks_are_refused_as_pytorch_does(wrong: str, batch_first: bool, need_w
         dense(x, x, x, **masks)
     with pytest.raises(type(refused.value)):
         model(x, x, x, **masks)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_hint_without_a_mask_is_left_to_pytorch(batch_first: bool) -> None:
+    dense, model = attention(batch_first=batch_first), attention(batch_first=batch_first)
+    x = drawn(BATCH, TOKENS, SIZE)
+    assert lospmm.nn.sparsify_(model, (x, x, x), **EMULATED).sparse
+    if batch_first:
+        assert torch.allclose(model(x, x, x, is_causal=True)[0], dense(x, x, x, is_causal=True)[0], atol=1e-6)
+        return
+    with pytest.raises(RuntimeError, match="Need attn_mask"):
+        model(x, x, x, is_causal=True)
 
 
 @torch.no_grad()

@@ -79,8 +79,11 @@ def test_layers_that_do_not_fit_are_dense_with_a_reason(saved: Path) -> None:
         (lambda folder: (folder / MODEL_FILE).write_text("{"), "is damaged"),
         (lambda folder: (folder / MODEL_FILE).write_text('{"schema": 1}'), "is damaged"),
         (lambda folder: (folder / MODEL_FILE).write_text('{"schema": 9, "layers": []}'), "schema 9"),
-        (lambda folder: _edit(folder, "../elsewhere"), "not the name of a folder"),
-        (lambda folder: _edit(folder, "absent"), "there is no such folder"),
+        (lambda folder: _edit(folder, folder="../elsewhere"), "not the name of a folder"),
+        (lambda folder: _edit(folder, folder="absent"), "there is no such folder"),
+        (lambda folder: _edit(folder, least=-5), "is damaged"),
+        (lambda folder: _edit(folder, None), "is damaged"),
+        (lambda folder: next(folder.glob("*bias*/bias.npy")).unlink(), "bias.npy: .*; tune it again"),
         (lambda folder: next(folder.glob("*/kernel.cubin")).write_bytes(b"other"), "its sha256 differs"),
     ],
 )
@@ -96,10 +99,69 @@ def test_a_damaged_folder_is_refused_and_the_model_stays(
     assert type(model[0]) is nn.Linear
 
 
-def _edit(folder: Path, name: str) -> None:
-    content = json.loads((folder / MODEL_FILE).read_text())
-    content["layers"][0]["kernels"][0]["folder"] = name
-    (folder / MODEL_FILE).write_text(json.dumps(content))
+def _edit(model: Path, *kernels: None, **changed: object) -> None:
+    """``changed`` of the first layer's first kernel; or no kernels, for a None."""
+    content = json.loads((model / MODEL_FILE).read_text())
+    first = content["layers"][0]
+    first["kernels"] = [] if kernels else [first["kernels"][0] | changed]
+    (model / MODEL_FILE).write_text(json.dumps(content))
+
+
+@torch.no_grad()
+def test_kernels_of_another_layer_with_the_same_weights_are_not_taken(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    conv, x = pruned(nn.Conv2d(4, 8, 3, padding=1))[0], drawn(2, 4, 5, 5)
+    added, ended = lospmm.nn.fused(nn.Sequential(conv, nn.ReLU())), nn.Sequential(conv)
+    lospmm.nn.sparsify_(added, x, **EMULATED)
+    lospmm.nn.save(added, tmp_path / "conv")
+    lospmm.nn.restore_(added)
+
+    def like(layer: nn.Module) -> nn.Sequential:
+        layer.weight.copy_(conv.weight.reshape(layer.weight.shape))
+        layer.bias.copy_(conv.bias)
+        return nn.Sequential(layer).eval()
+
+    others = {
+        "end with a bias, ReLU, and it does not": ended,
+        "another window, stride, padding or dilation": lospmm.nn.fused(
+            nn.Sequential(*like(nn.Conv2d(4, 8, 3, stride=2, padding=1)), nn.ReLU())
+        ),
+        "are those of a convolution": lospmm.nn.fused(nn.Sequential(*like(nn.Linear(36, 8)), nn.ReLU())),
+    }
+    for words, model in others.items():
+        (row,) = lospmm.nn.load_(model, tmp_path / "conv", emulate=True).rows
+        assert row.advice == "dense" and words in row.reason
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "kernel.cubin", "bias.npy", "tuning.jsonl", "matrix.npz"])
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_saving_again_mends_a_folder(saved: Path, tmp_path: Path, file: str, harm: Callable[[Path], object]) -> None:
+    folder, model = tmp_path / "tuned", perceptron()
+    shutil.copytree(saved, folder)
+    lospmm.nn.load_(model, folder, emulate=True)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    harm(next(folder.glob(f"*bias*/{file}")))
+    lospmm.nn.save(model, folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("text", ['{"format": "layers-model"}', "[]", "not JSON"])
+def test_a_model_json_of_others_stays(saved: Path, tmp_path: Path, text: str) -> None:
+    model = perceptron()
+    lospmm.nn.load_(model, saved, emulate=True)
+    (tmp_path / MODEL_FILE).write_text(text)
+    with pytest.raises(BadRequest, match="holds something else than a tuned model"):
+        lospmm.nn.save(model, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [MODEL_FILE]
+    assert (tmp_path / MODEL_FILE).read_text() == text
+
+
+def test_what_is_no_model_or_no_path(tmp_path: Path) -> None:
+    for call in (lospmm.nn.save, lospmm.nn.load_):
+        with pytest.raises(BadRequest, match=r"the model is of type NoneType: give a torch\.nn\.Module"):
+            call(None, tmp_path)
+        with pytest.raises(BadRequest, match="the directory is of type NoneType: give a path"):
+            call(perceptron(), None)
 
 
 def test_saving_again_and_saving_nothing(saved: Path, tmp_path: Path) -> None:

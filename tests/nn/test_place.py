@@ -1,5 +1,7 @@
 """Weights that are computed: fixed masks are found, and any other leaves its layer alone dense."""
 
+import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,10 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm  # noqa: E402
 
+import lospmm  # noqa: E402
 import lospmm.nn  # noqa: E402
+from lospmm.nn.bound import _BOUND  # noqa: E402
+from lospmm.nn.layer import State  # noqa: E402
 from tests.nn.models import EMULATED, Mask, drawn  # noqa: E402
 
 
@@ -90,6 +95,32 @@ def test_fixed_masks_are_kernels() -> None:
         with pytest.warns(UserWarning):
             found = layer(x)
         assert torch.allclose(found, functional.linear(x, layer.weight, layer.bias), atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_copy_of_a_layer_with_a_mask_runs_on_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Sequential(computed(Mask(torch.rand(16, 16) < 0.2))).eval(), drawn(8, 16)
+    lospmm.nn.sparsify_(model, x, **EMULATED)
+    ran: list[lospmm.Kernel] = []
+    run = lospmm.Kernel.run_on_cpu
+    monkeypatch.setattr(lospmm.Kernel, "run_on_cpu", lambda *given: ran.append(given[0]) or run(*given))
+    bound = len(_BOUND)
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied(x), model(x)) and len(ran) == 2
+    assert len(_BOUND) == bound + 1
+    del copied
+    gc.collect()
+    assert len(_BOUND) == bound
+
+
+def test_a_restored_layer_keeps_no_kernels() -> None:
+    model = nn.Sequential(computed(Mask(torch.rand(16, 16) < 0.2))).eval()
+    lospmm.nn.sparsify_(model, n=8, **EMULATED)
+    gc.collect()
+    states = sum(type(one) is State for one in gc.get_objects())
+    lospmm.nn.restore_(model)
+    gc.collect()
+    assert sum(type(one) is State for one in gc.get_objects()) < states
 
 
 class Unread(Mask):

@@ -22,6 +22,8 @@ class Own(nn.Linear):
         return super().forward(x) + 1
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta state:UserWarning")
 def test_every_layer_that_stays_dense_has_a_reason() -> None:
     model = nn.ModuleDict(
         {
@@ -34,6 +36,8 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
             "zero": pruned(nn.Linear(8, 8), share=1.0)[0],
             "unheard": pruned(nn.Conv2d(8, 8, 3))[0],
             "doubled": nn.Linear(8, 8),
+            "no outputs": nn.Linear(8, 0),
+            **{f"as {layout}".replace("torch.", ""): laid_out(layout) for layout in LAYOUTS},
         }
     )
     parametrize.register_parametrization(model["doubled"], "weight", Doubled())
@@ -49,6 +53,8 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
         "zero": "all its weights are zero",
         "unheard": "no example reached it",
         "doubled": "more than a mask",
+        "no outputs": "a matrix has two sides",
+        **{f"as {layout}".replace("torch.", ""): "make them dense first" for layout in LAYOUTS},
     }
     zeros = {row.layer: row.sparsity for row in report.rows}
     assert (zeros["full"], zeros["zero"], zeros["doubles"]) == (0.0, 1.0, None)
@@ -60,13 +66,55 @@ def test_every_layer_that_stays_dense_has_a_reason() -> None:
 
 WORDS = (
     "fewer zeros", "float64", "depthwise", "circular", "differs at both ends", "all its weights are zero",
-    "no example reached it", "more than a mask",
+    "no example reached it", "more than a mask", "a matrix has two sides", "make them dense first",
 )  # fmt: skip
+
+
+LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr)
+
+
+def laid_out(layout: torch.layout) -> nn.Linear:
+    layer = pruned(nn.Linear(8, 8))[0]
+    blocks = {"blocksize": (2, 2)} if layout is torch.sparse_bsr else {}
+    layer.weight = nn.Parameter(layer.weight.detach().to_sparse(layout=layout, **blocks), requires_grad=False)
+    return layer
 
 
 class Doubled(nn.Module):
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         return 2 * weight
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_inputs_that_are_nested_or_sparse_are_multiplied_as_before() -> None:
+    dense, model = perceptron()[:1], perceptron()[:1]
+    lospmm.nn.sparsify_(model, n=10, **EMULATED)
+    x = drawn(10, 24) * (drawn(10, 24, seed=1) > 1)
+    parts = [x[:4], x[4:]]
+    for given in (
+        torch.nested.nested_tensor(parts),
+        torch.nested.nested_tensor(parts, layout=torch.jagged),
+        x.to_sparse(),
+        x.to_sparse_csr(),
+    ):
+        found, wanted = model(given), dense(given)
+        pairs = zip(found.unbind(), wanted.unbind(), strict=True) if given.is_nested else [(found, wanted)]
+        assert all(torch.allclose(one.to_dense(), other.to_dense()) for one, other in pairs)
+
+
+@torch.no_grad()
+def test_a_changed_weight_warns_once() -> None:
+    model = perceptron()
+    lospmm.nn.sparsify_(model, n=10, **EMULATED)
+    model[0].weight.mul_(2)
+    with pytest.warns(UserWarning, match="its weights are not those") as warned:
+        for _ in range(3):
+            assert "its weights are not those" in lospmm.nn.status(model)["0"]
+        model.load_state_dict(model.state_dict())
+        model(drawn(10, 24))
+    assert len(warned) == 1
 
 
 def test_a_layer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +141,7 @@ def test_a_layer_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None
         ({}, BadRequest, "give an example"),
         ({"n": 2.5}, BadRequest, "n is 2.5"),
         ({"n": "16"}, BadRequest, "n is '16'"),
+        ({"n": torch.tensor(2.5)}, BadRequest, "n is tensor"),
         ({"n": 4, "measur": "gpu"}, BadRequest, "'measur': no such option; did you mean measure"),
         ({"n": [4, 0]}, BadRequest, "n is 0: B must have from 1 to"),
         ({"example": np.ones((2, 3), np.float32)}, BadRequest, "the example is of type ndarray: give a tensor"),

@@ -80,6 +80,24 @@ def test_a_convolution_of_16_bits_has_a_kernel_where_machine_code_is_written() -
     assert rows["2"].advice == "sparse"
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_dense_of_a_layer_with_kernels_is_of_its_type_within_autocast(compiled: bool) -> None:
+    model, image = pruned(nn.Linear(16, 24)), pruned(nn.Conv2d(4, 8, 3))
+    dense = copy.deepcopy(model)
+    lospmm.nn.sparsify_(model, n=32, **EMULATED)
+    lospmm.nn.sparsify_(image, drawn(2, 4, 5, 5), **EMULATED)
+    run = torch.compile(model, backend="aot_eager") if compiled else model
+    for n in (32, 5, 37):
+        x = drawn(n, 16)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = run(x)
+        assert found.dtype is torch.float32 and error(found, exact(dense, x)) < MAX_ERROR
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert {image(drawn(2, 4, size, 5)).dtype for size in (5, 7)} == {torch.float32}
+        assert model(drawn(5, 16).bfloat16()).dtype is torch.bfloat16
+
+
 def test_a_type_that_is_asked_for_must_be_the_model_s() -> None:
     half, full = problem_of("float16"), problem_of("float32")
     usual = Options()
