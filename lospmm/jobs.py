@@ -158,10 +158,13 @@ def from_json(content: Mapping[str, Any], store: Store) -> Request:
     return Request(Problem(matrix, n, device, convolution, epilogue), options, values, seed, is_settled=True)
 
 
-def keep_matrix(matrix: SparseMatrix, store: Store) -> None:
-    """Have the matrix in ``store``, whole, for ``from_json``. Raises ToolchainFault where the disk fails."""
+def keep_matrix(matrix: SparseMatrix, store: Store, staged: Store | None = None) -> None:
+    """Have the matrix in ``store``, whole, for ``from_json``; or in ``staged``, from where ``store`` is to take it.
+
+    Raises ToolchainFault where the disk fails.
+    """
     if store.get(MATRICES, matrix.fingerprint) is None:  # which removes a damaged one
-        store.put(MATRICES, matrix.fingerprint, {MATRIX_FILE: write_npz(matrix)})
+        (staged or store).put(MATRICES, matrix.fingerprint, {MATRIX_FILE: write_npz(matrix)})
 
 
 def _kept_matrix(fingerprint: str, store: Store) -> SparseMatrix | None:

@@ -90,13 +90,28 @@ class Store:
         scratch = self._scratch()
         try:
             _write(scratch, kind, key, files)
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            scratch.rename(directory)
-            _sync(directory.parent)
+            self._place(scratch, directory)
         except OSError as error:
+            raise _fault(self.root, error) from error
+        finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # these say that another writer was first
-                raise _fault(self.root, error) from error
+
+    @contextmanager
+    def staging(self) -> Iterator["Store"]:
+        """A store for entries that may not be wanted in the end: ``adopt`` takes them, and what is left in it goes."""
+        scratch = self._new_scratch()
+        try:
+            yield Store(scratch)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def adopt(self, staged: "Store") -> None:
+        """Take the entries of a store of ``staging``, but for those that there are."""
+        try:
+            for entry in staged.entries():
+                self._place(staged.directory(entry.kind, entry.key), self.directory(entry.kind, entry.key))
+        except OSError as error:
+            raise _fault(self.root, error) from error
 
     @contextmanager
     def claimed(self, kind: str, key: str) -> Iterator[bool]:
@@ -187,8 +202,22 @@ class Store:
         except OSError as error:
             raise _fault(self.root, error) from error
 
+    def _place(self, whole: Path, directory: Path) -> None:
+        """Rename what is whole, unless another writer was first. Raises OSError."""
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            whole.rename(directory)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            _sync(directory.parent)
+
+    def _new_scratch(self) -> Path:
+        return self.root / SCRATCH / secrets.token_hex(8)
+
     def _scratch(self) -> Path:
-        directory = self.root / SCRATCH / secrets.token_hex(8)
+        directory = self._new_scratch()
         try:
             directory.mkdir(parents=True)
         except OSError as error:

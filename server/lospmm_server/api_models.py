@@ -1,5 +1,6 @@
 """The routes of models: a batch of kernels, one for each layer."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -41,7 +42,7 @@ async def post_model(query: Annotated[ModelQuery, Query()], request: Request, be
     ```
     """
     async with received(request, files=MAX_LAYERS) as files:
-        model = await behind.take(lambda: read_model(files, query, lambda found: behind.order(found, key)))
+        model = await behind.take(lambda: behind.order_all(partial(read_model, files, query), key))
     for layer in model.layers:
         if layer.order is not None:
             behind.metrics.artifact_requested(hit=layer.order.is_kept)

@@ -63,6 +63,16 @@ class Model:
     device: str
     layers: Sequence[Layer]
 
+    @property
+    def orders(self) -> dict[str, Order]:
+        """By their digests: equal layers have one."""
+        return {layer.order.digest: layer.order for layer in self.layers if layer.order is not None}
+
+    @property
+    def new(self) -> list[str]:
+        """The digests of the kernels that are to be tuned."""
+        return [digest for digest, order in self.orders.items() if not order.is_kept]
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -87,23 +97,22 @@ def submit(database: Database, order: Order, key: str) -> None:
 
 def submit_model(database: Database, model: Model, key: str) -> None:
     """Have every layer tuned, equal ones once; all of them are accepted or none. Raises Busy."""
-    orders = {layer.order.digest: layer.order for layer in model.layers if layer.order is not None}
     with database.write() as connection:
-        _check_room(connection, key, [digest for digest, order in orders.items() if not order.is_kept])
+        _check_room(connection, key, model.new)
         connection.execute(sa.delete(layers).where(layers.c.model == model.id))
         connection.execute(sa.delete(models).where(models.c.id == model.id))
         turn = _event(connection, model.id, "posted", {"model": model.name, "layers": len(model.layers)})
         row = {"id": model.id, "turn": turn, "name": model.name, "n": model.n, "device": model.device, "key": key}
         connection.execute(sa.insert(models).values(**row, cancel=False, created=_now()))
         connection.execute(sa.insert(layers), [_layer_row(model.id, *found) for found in enumerate(model.layers)])
-        for order in orders.values():
+        for order in model.orders.values():
             _submit(connection, order, key, model.name)
 
 
-def check_room(database: Database, key: str, digest: str) -> None:
-    """Raises Busy where this job would be refused: before its matrix is written anywhere."""
+def check_room(database: Database, key: str, digests: Sequence[str]) -> None:
+    """Raises Busy where these jobs would be refused: before their matrices are in the store."""
     with database.read() as connection:
-        _check_room(connection, key, [digest])
+        _check_room(connection, key, digests)
 
 
 def claim(database: Database, owner: str, gpu: str) -> Claim | None:

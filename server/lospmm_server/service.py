@@ -26,7 +26,7 @@ from lospmm_server.keys import Keyring
 from lospmm_server.memory import forget_frames
 from lospmm_server.metrics import Metrics
 from lospmm_server.queries import Job
-from lospmm_server.queue import Order
+from lospmm_server.queue import Model, Order
 from lospmm_server.schemas import JobState
 from lospmm_server.shelf import Kept, Shelf
 
@@ -91,18 +91,27 @@ class Service:
             raise HTTPException(503, "the service is stopping; post again later", {"Retry-After": "10"})
         return await self._in(self._readers, lambda: _forgetful(read))
 
-    def order(self, request: jobs.Request, key: str) -> Order:
-        """From any thread: the order of a settled request, with its matrix in the store where it is to be tuned.
+    def order(self, request: jobs.Request, key: str, staged: Store | None = None) -> Order:
+        """From any thread: the order of a settled request, with its matrix in the store where it is to be tuned; or in
+        ``staged``, where more is to be known before anything is accepted.
 
         Raises Busy before anything is written, ToolchainFault where the disk fails.
         """
         digest, options = request.digest, request.options
         is_kept = (self.shelf.at_hand(digest) or self.shelf.find(digest)) is not None
         if not is_kept:
-            queue.check_room(self.database, key, digest)
-            jobs.keep_matrix(request.problem.matrix, self.store)
+            queue.check_room(self.database, key, [digest])
+            jobs.keep_matrix(request.problem.matrix, self.store, staged)
         gpu = request.problem.device.name if "gpu" in (options.measure, options.verify) else ""
         return Order(digest, request.to_json(), gpu, is_kept)
+
+    def order_all(self, read: Callable[[Callable[[jobs.Request], Order]], Model], key: str) -> Model:
+        """``order`` for the layers of the model that ``read`` makes of them: of one that is refused nothing is kept."""
+        with self.store.staging() as staged:
+            model = read(lambda request: self.order(request, key, staged))
+            queue.check_room(self.database, key, model.new)
+            self.store.adopt(staged)
+        return model
 
     async def kernel(self, digest: str) -> Kept:
         """A finished kernel. Raises HTTPException 404; one that was lost is then tuned again."""

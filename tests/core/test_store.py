@@ -75,6 +75,22 @@ def test_the_first_writer_wins(store: Store) -> None:
     assert store.get("unit", KEY) == {"file": b"first"}
 
 
+def test_staged_entries_are_taken_or_leave_nothing(store: Store) -> None:
+    store.put("unit", KEY, {"a": b"first"})
+    other = KEY[::-1]
+    with store.staging() as staged:
+        for key in (KEY, other):
+            staged.put("unit", key, {"a": b"second"})
+        assert [entry.key for entry in store.entries()] == [KEY]
+    assert [entry.key for entry in store.entries()] == [KEY]
+    with store.staging() as staged:
+        for key in (KEY, other):
+            staged.put("unit", key, {"a": b"second"})
+        store.adopt(staged)
+    assert (store.get("unit", KEY), store.get("unit", other)) == ({"a": b"first"}, {"a": b"second"})
+    assert list((store.root / SCRATCH).iterdir()) == []
+
+
 def test_writers_of_one_key_do_no_harm(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them find nothing there, write at once, and one rename wins."""
     monkeypatch.setattr(store_module, "_sync", lambda _: time.sleep(0.01))
