@@ -40,6 +40,9 @@ POLL_SECONDS = 20.0
 #: The pause between two looks at a job whose service answers at once, as one does that is stopping.
 PAUSE_SECONDS = 0.3
 
+#: How long a service may take, once the time is up, to say how far a job is.
+LAST_SECONDS = 2.0
+
 #: How often a job or kernel that the service has forgotten is posted again.
 POSTS = 3
 
@@ -205,12 +208,16 @@ class Client:
 
     def kernel(self, digest: str) -> Kernel:
         """A finished kernel, every byte of its files checked. Raises Gone for one that the service does not have."""
+        return self._kernel(_identity(digest), math.inf)
+
+    def _kernel(self, digest: str, deadline: float) -> Kernel:
+        path = f"/v1/kernels/{digest}"
         while True:
-            manifest = self._connection.ask("GET", f"/v1/kernels/{_identity(digest)}")
-            files = self._files(digest, parsed(dict[str, Any], manifest))
+            manifest = self._connection.ask("GET", path, deadline=deadline)
+            files = self._files(digest, parsed(dict[str, Any], manifest), deadline)
             unchanged = {"If-None-Match": manifest.headers.get("etag", "")}
             # One that was damaged there is tuned again: its files must not be those of two tunings.
-            again = self._connection.ask("GET", f"/v1/kernels/{digest}", headers=unchanged)
+            again = self._connection.ask("GET", path, headers=unchanged, deadline=deadline)
             if again.status_code == 304 or again.content == manifest.content:
                 return self._whole(digest, files)
 
@@ -226,9 +233,12 @@ class Client:
 
     def job(self, job_id: str, wait_seconds: float = 0.0) -> Job:
         """A job as it is now, or once it has ended, or after so long (600 s at most). Raises Gone for an unknown id."""
-        params = {"wait": wait_seconds}
-        path = f"/v1/jobs/{_identity(job_id)}"
-        return parsed(Job, self._connection.ask("GET", path, params=params, still_seconds=wait_seconds + 60.0))
+        return self._job(_identity(job_id), wait_seconds, math.inf)
+
+    def _job(self, job_id: str, wait_seconds: float, deadline: float) -> Job:
+        path, params, still_seconds = f"/v1/jobs/{job_id}", {"wait": wait_seconds}, wait_seconds + 60.0
+        answer = self._connection.ask("GET", path, params=params, still_seconds=still_seconds, deadline=deadline)
+        return parsed(Job, answer)
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job; what has ended stays as it is. Raises Gone for an unknown id."""
@@ -247,14 +257,15 @@ class Client:
 
     def _follow(self, job_id: str, hear: Hear, deadline: float) -> Job:
         """The job once it has ended; ``hear`` is told of its events, each once."""
-        path, after, is_ended = f"/v1/jobs/{job_id}/events", "", False
+        path, after, is_ended = f"/v1/jobs/{self._told(job_id)}/events", "", False
         while True:
             heard, last = False, ""
             for event in self._connection.listen(path, after, deadline):
                 heard, after, last = True, event.id or after, event.kind
                 tell(hear, event.kind, event.data)
             # Without events the answer comes when the job has ended; with them it should have.
-            job = self.job(job_id, 0.0 if heard else max(0.0, min(POLL_SECONDS, deadline - time.monotonic())))
+            waits = 0.0 if heard else max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))
+            job = self._job(job_id, waits, deadline + LAST_SECONDS)
             if job.is_ended and (is_ended or last == "state"):
                 return job
             if job.is_ended:  # while the service was away: once more, for what was missed
@@ -273,7 +284,7 @@ class Client:
         """Every layer once all have ended, without the kernels."""
         files = [("matrix", upload.file) for upload in uploads]
         files += [("bias", upload.bias) for upload in uploads if upload.bias is not None]
-        job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files))
+        job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files, deadline=deadline))
         names = _layers_by_digest(job, uploads)
         if not job.is_ended:
             job = self._follow(job.id, layer_stages(progress, names), deadline)
@@ -292,19 +303,26 @@ class Client:
     def _tuned(self, upload: Upload, query: Mapping[str, Any], hear: Hear, deadline: float) -> Kernel:
         def attempt() -> Kernel:
             files = {"matrix": upload.file, **({} if upload.bias is None else {"bias": upload.bias})}
-            answer = self._connection.ask("POST", "/v1/kernels", params={**query, "wait": 0}, files=files)
+            params = {**query, "wait": 0}
+            answer = self._connection.ask("POST", "/v1/kernels", params=params, files=files, deadline=deadline)
             if answer.status_code == 201:
-                return self._fetched(parsed(_Named, answer).digest, upload)
+                return self._fetched(parsed(_Named, answer).digest, upload, deadline)
             job = self._follow(parsed(Job, answer).id, hear, deadline)
             if job.error is not None:
                 raise error_of(job.error, self._connection.url)
-            return self._fetched(job.id, upload)
+            return self._fetched(job.id, upload, deadline)
 
         return self._again(attempt)
 
-    def _fetched(self, digest: str, upload: Upload) -> Kernel:
+    def _told(self, identity: str) -> str:
+        """An id or a digest that the service has answered with. Raises ServiceFault for what is none."""
+        if not _IDENTITY.fullmatch(identity):
+            raise ServiceFault(f"{self._connection.url}: answered with {identity[:80]!r}, which names no job or kernel")
+        return identity
+
+    def _fetched(self, digest: str, upload: Upload, deadline: float = math.inf) -> Kernel:
         """The kernel, which must be of the matrix that was posted."""
-        kernel = self.kernel(digest)
+        kernel = self._kernel(self._told(digest), deadline)
         if kernel.artifact.manifest["fingerprint"] != upload.fingerprint:
             raise ServiceFault(f"{self._connection.url}: kernel {digest} is of another matrix than was posted")
         return kernel
@@ -319,7 +337,7 @@ class Client:
         except LospmmError as error:
             return replace(result, error=error)
 
-    def _files(self, digest: str, described: Mapping[str, Any]) -> dict[str, bytes]:
+    def _files(self, digest: str, described: Mapping[str, Any], deadline: float) -> dict[str, bytes]:
         """The files of an artifact, as the service's store has them."""
         manifest = {name: value for name, value in described.items() if name not in ("digest", "links")}
         links = described.get("links")
@@ -331,7 +349,8 @@ class Client:
         later = {MATRIX_FILE: "matrix", SPACE_FILE: "space", BIAS_FILE: "bias"}
         parts |= {name: part for name, part in later.items() if links.get(part) is not None}
         files = {
-            name: self._connection.ask("GET", f"/v1/kernels/{digest}/{part}").content for name, part in parts.items()
+            name: self._connection.ask("GET", f"/v1/kernels/{digest}/{part}", deadline=deadline).content
+            for name, part in parts.items()
         }
         return {**files, MANIFEST_FILE: f"{json.dumps(manifest, indent=2)}\n".encode()}
 

@@ -24,7 +24,7 @@ def ignore(_kind: str, _data: Mapping[str, Any]) -> None:
 def tell(hear: Hear, kind: str, data: str) -> None:
     try:
         content = json.loads(data)
-    except ValueError:  # a part of one: what happened is in the job
+    except (ValueError, RecursionError):  # a part of one: what happened is in the job
         return
     if isinstance(content, dict):
         hear(kind, content)
