@@ -29,7 +29,7 @@ async def get_jobs(
 ) -> Response:
     """The jobs that were posted, the last queued first."""
     before = None if cursor is None else int(cursor)
-    return list_response(await behind.ask(queries.list_jobs, behind.database, state, before, limit), limit)
+    return list_response(*await behind.ask(queries.page_of_jobs, behind.database, state, before, limit))
 
 
 @router.get("/v1/jobs/{id}", response_model=JobView, responses=problems_of(401, 403, 404, 422, 503))

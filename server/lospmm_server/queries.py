@@ -106,6 +106,13 @@ def list_jobs(database: Database, state: str | None, before: int | None, limit: 
     return sorted(found, key=lambda job: -job.turn)[:limit]
 
 
+def page_of_jobs(database: Database, state: str | None, before: int | None, limit: int) -> tuple[list[Job], int | None]:
+    """``list_jobs``, and ``before`` of the next page; None on the last."""
+    found = list_jobs(database, state, before, limit + 1)
+    shown = found[:limit]
+    return shown, shown[-1].turn if len(found) > limit else None
+
+
 def events_after(database: Database, jobs: Sequence[str] | None, after: int, limit: int = 500) -> list[Event]:
     """The events of these jobs, or of all, that follow the one with the id ``after``."""
     chosen = sa.select(events).where(events.c.id > after).order_by(events.c.id).limit(limit)

@@ -113,10 +113,10 @@ def job_response(job: Job, status: int = 200, headers: Mapping[str, str] | None 
     return JSONResponse(content, status, {**(headers or {}), **retry, "Cache-Control": "no-store"})
 
 
-def list_response(jobs: list[Job], limit: int) -> Response:
+def list_response(jobs: list[Job], following: int | None) -> Response:
     """A ``schemas.JobList``."""
-    following = str(jobs[-1].turn) if len(jobs) == limit else None
-    view = JobList(jobs=[job_view(job).model_copy(update={"layers": None}) for job in jobs], next=following)
+    listed = [job_view(job).model_copy(update={"layers": None}) for job in jobs]
+    view = JobList(jobs=listed, next=None if following is None else str(following))
     return JSONResponse(view.model_dump(mode="json"), headers={"Cache-Control": "no-store"})
 
 

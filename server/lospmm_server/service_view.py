@@ -19,8 +19,8 @@ class ServiceView:
         self._service = service
 
     async def jobs(self, state: str | None, cursor: int | None) -> JobList:
-        found = await self._service.ask(queries.list_jobs, self._service.database, state, cursor, PAGE)
-        return JobList(tuple(map(_job, found)), found[-1].turn if len(found) == PAGE else None)
+        found, following = await self._service.ask(queries.page_of_jobs, self._service.database, state, cursor, PAGE)
+        return JobList(tuple(map(_job, found)), following)
 
     async def job(self, job: str) -> JobView:
         return _job(await self._service.job(job))

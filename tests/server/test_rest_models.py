@@ -199,6 +199,7 @@ def test_jobs_are_listed_by_pages_and_states(idle_client: TestClient) -> None:
     TypeAdapter(JobList).validate_python(first)
     rest = idle_client.get(f"/v1/jobs?limit=3&cursor={first['next']}").json()
     assert [job["id"] for job in first["jobs"] + rest["jobs"]] == posted[::-1]
+    assert idle_client.get("/v1/jobs?limit=4").json()["next"] is None
     assert (rest["next"], [job["layers"] for job in first["jobs"]]) == (None, [None] * 3)
     cancelled = idle_client.get("/v1/jobs?state=cancelled").json()["jobs"]
     assert [job["id"] for job in cancelled] == [posted[1]]
