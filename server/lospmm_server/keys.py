@@ -81,7 +81,7 @@ def digest_of(key: str) -> str:
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """The hash of each key by its name. Raises BadSettings."""
+    """The name of each key by its hash: several may have one name. Raises BadSettings."""
     found = {}
     try:
         lines = path.read_text().splitlines()
@@ -93,7 +93,7 @@ def read_file(path: Path) -> dict[str, str]:
             continue
         if (match := _LINE.fullmatch(text)) is None:
             raise BadSettings(f"LOSPMM_API_KEYS: {path}, line {number}: a name and the sha256 of its key are expected")
-        found[match[1]] = match[2]
+        found[match[2]] = match[1]
     return found
 
 
@@ -103,7 +103,7 @@ class Keyring:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.Lock()
-        self._hashes: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # by the hash of the key
         self._read: float | None = None
 
     @property
@@ -114,23 +114,23 @@ class Keyring:
         """Whether there is any key. Raises BadSettings for the file, DatabaseFault where no key was read before."""
         with self._lock:
             if not self.is_stale:  # another request was first
-                return bool(self._hashes)
+                return bool(self._names)
             path = settings().api_keys
             found = {} if path is None else read_file(path)
             try:
                 with self._database.read() as connection:
-                    found |= {row.name: row.sha256 for row in connection.execute(_valid())}
+                    found |= {row.sha256: row.name for row in connection.execute(_valid())}
             except DatabaseFault:
                 if self._read is None:
                     raise
-                found = self._hashes  # those that were valid last may go on until the database is back
-            self._hashes, self._read = found, time.monotonic()
+                found = self._names  # those that were valid last may go on until the database is back
+            self._names, self._read = found, time.monotonic()
             return bool(found)
 
     def name_of(self, key: str) -> str | None:
         """Who has this key. Takes the same time whichever it is, and for one that there is not."""
         digest = digest_of(key)
-        matching = [name for name, known in self._hashes.items() if hmac.compare_digest(known, digest)]
+        matching = [name for known, name in self._names.items() if hmac.compare_digest(known, digest)]
         return matching[0] if matching else None
 
 

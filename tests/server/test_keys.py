@@ -132,6 +132,15 @@ class TestFile:
         file.write_text(f"other {keys.digest_of('two')}\n")
         assert guarded.get("/v1/jobs", headers=bearer("one")).status_code == 401
 
+    def test_keys_of_one_name_are_all_valid(
+        self, database: Database, tmp_path: Path, set_environment: Callable[[str, object], None]
+    ) -> None:
+        (tmp_path / "keys").write_text(f"team {keys.digest_of('one')}\nteam {keys.digest_of('two')}\n")
+        set_environment("LOSPMM_API_KEYS", tmp_path / "keys")
+        added, keyring = keys.add(database, "team"), Keyring(database)
+        keyring.refresh()
+        assert [keyring.name_of(key) for key in ("one", "two", added, "three")] == ["team", "team", "team", None]
+
     @pytest.mark.parametrize("line", ["team", "team secret", f"team {'A' * 64}", f"te am {'0' * 64}"])
     def test_a_wrong_line_is_named(self, tmp_path: Path, line: str) -> None:
         (tmp_path / "keys").write_text(f"ok {'0' * 64}\n{line}\n")
