@@ -156,7 +156,7 @@ def _asset(name: str, media_type: str) -> Asset:
 
 def _checked(digest: str) -> str:
     """Raises HTTPException 404 for what can be no digest."""
-    if not _DIGEST.match(digest):
+    if not _DIGEST.fullmatch(digest):
         raise HTTPException(404, f"{digest[:80]}: is not the id of a job, which has 64 hexadecimal digits")
     return digest
 

@@ -18,7 +18,7 @@ from lospmm.options import CHOICES
 MAX_WAIT = 600.0
 DEFAULT_WAIT = 30.0
 
-DIGEST_PATTERN = "^[0-9a-f]{64}$"
+DIGEST_PATTERN = "^[0-9a-f]{64}$"  # in Python for ``fullmatch``: its $ lets a line feed follow
 EXAMPLE_DIGEST = "5d1e1f1a6f0c7c8c1f0f7b1f0f3a9d0b2c4e6a8890a1b2c3d4e5f60718293a4b"
 
 Digest = Annotated[str, Path(pattern=DIGEST_PATTERN, description="The kernel's digest.", examples=[EXAMPLE_DIGEST])]

@@ -52,6 +52,11 @@ def test_a_model_shows_its_layers(client: TestClient) -> None:
     assert "Model two failed 2 of 2 layers" in page(client, "/").text
 
 
+def test_what_only_begins_as_an_id_is_none(idle_client: TestClient) -> None:
+    for path in ("jobs", "kernels"):
+        assert idle_client.get(f"/{path}/{'0' * 64}%0A", headers=BROWSER).status_code == 404
+
+
 def test_a_damaged_matrix_is_refused_with_a_page(client: TestClient) -> None:
     response = client.post("/jobs", files={"matrix": ("W.npy", b"\x93NUMPY")}, data=FORM, headers=BROWSER)
     assert (response.status_code, "The matrix file cannot be used" in response.text) == (422, True)

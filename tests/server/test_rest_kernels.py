@@ -289,6 +289,7 @@ def test_pages_of_other_sites_are_refused(client: TestClient, headers: dict[str,
         own,
         {"Origin": "http://LocalHost:8000", "Host": "localhost:8000"},
         own | {"Origin": "https://tuner"},
+        {"Host": "LOCALHOST:8171"},
     ):
         assert client.get("/v1/jobs", headers=headers).status_code == 200
 
