@@ -1,5 +1,6 @@
 """A line of the log and a count for every request, and the id that ties its lines together."""
 
+import asyncio
 import re
 import secrets
 import time
@@ -11,9 +12,11 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lospmm_server.faults import Stopping
 from lospmm_server.heads import Heads
 from lospmm_server.logs import about_request
 from lospmm_server.metrics import Metrics
+from lospmm_server.problems import describe, problem_response
 from lospmm_server.unread import Unread
 
 HEADER = "X-Request-ID"
@@ -67,6 +70,11 @@ class Access:
         with about_request(request_id):
             try:
                 await self._app(scope, receive, answer)
+            except asyncio.CancelledError:  # the server ends, and has waited for this request for long enough
+                if status:
+                    raise
+                stopping = Stopping()
+                await problem_response(describe(stopping), stopping.headers)(scope, receive, answer)
             except Exception:
                 if not status:
                     raise

@@ -22,6 +22,15 @@ class Busy(LospmmError):
     headers: ClassVar[Mapping[str, str]] = {"Retry-After": str(RETRY_SECONDS)}
 
 
+class Stopping(LospmmError):
+    """The process is about to end. Another may take its place."""
+
+    headers: ClassVar[Mapping[str, str]] = {"Retry-After": "10"}
+
+    def __init__(self) -> None:
+        super().__init__("the service is stopping; post again later")
+
+
 class GaveUp(LospmmError):
     """A job has ended its worker too often."""
 

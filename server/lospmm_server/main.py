@@ -2,11 +2,13 @@
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from types import FrameType
 from typing import Any, TypeAlias
@@ -64,6 +66,7 @@ def serve(host: str, port: int, workers: int) -> None:
     cannot be listened on, or that other machines can reach without there being an API key, and DatabaseFault.
     """
     be_a_service()
+    _allow_open_files()
     _check_worker_gpu(settings().worker_gpu)
     _check_toolkit()
     addresses = _addresses(host, port)
@@ -80,6 +83,13 @@ def serve(host: str, port: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     service = Service(database, jobs.open_store(), keyring=keyring, workers=workers)
     _Server(service).run(sockets=listeners)
+
+
+def _allow_open_files() -> None:
+    """As many as the process may ask for: each connection is one, and each larger file of a form."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(OSError, ValueError):  # a system that has less to give than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def work(name: str, parent: int | None, ray: str | None = None) -> None:

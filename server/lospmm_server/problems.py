@@ -21,7 +21,7 @@ from lospmm.errors import (
     Unsupported,
     VerificationFailed,
 )
-from lospmm_server.faults import Busy, Cancelled, DatabaseFault, GaveUp, LayersFailed, OutOfTime
+from lospmm_server.faults import Busy, Cancelled, DatabaseFault, GaveUp, LayersFailed, OutOfTime, Stopping
 from lospmm_server.schemas import Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -50,6 +50,7 @@ ERRORS: Mapping[type[LospmmError], Kind] = {
     GpuFault: Kind("gpu-fault", "The GPU failed", 500),
     VerificationFailed: Kind("verification-failed", "The kernel computes something else", 500),
     DatabaseFault: Kind("unavailable", "The service cannot do work now", 503),
+    Stopping: Kind("unavailable", "The service cannot do work now", 503),
     Busy: Kind("busy", "Too many jobs wait already", 429),
     Cancelled: Kind("cancelled", "The job was cancelled", 409),
     GaveUp: Kind("gave-up", "The job ends its workers", 500),

@@ -21,7 +21,7 @@ from lospmm_server import queries, queue
 from lospmm_server.beside import Crew
 from lospmm_server.database import Database
 from lospmm_server.events import Watch
-from lospmm_server.faults import DatabaseFault
+from lospmm_server.faults import DatabaseFault, Stopping
 from lospmm_server.keys import Keyring
 from lospmm_server.memory import forget_frames
 from lospmm_server.metrics import Metrics
@@ -86,9 +86,9 @@ class Service:
         return await self._in(self._clerks, partial(function, *arguments))
 
     async def take(self, read: Callable[[], Result]) -> Result:
-        """``read`` a body in a thread, with few others at the same time. Raises what it does, and HTTPException 503."""
+        """``read`` a body in a thread, with few others at the same time. Raises what it does, and Stopping."""
         if self.is_stopping:
-            raise HTTPException(503, "the service is stopping; post again later", {"Retry-After": "10"})
+            raise Stopping
         return await self._in(self._readers, lambda: _forgetful(read))
 
     def order(self, request: jobs.Request, key: str, staged: Store | None = None) -> Order:

@@ -44,6 +44,9 @@ BIAS_FIELD = "bias"
 #: What a form may add to its files, to each of them: boundaries and headers.
 FORM_BYTES = 1 << 16
 
+#: Files of a form up to so many bytes stay in memory; each of the others is a file, and open.
+SMALL_BYTES = 1 << 16
+
 #: The most layers of a model, in a file or as files.
 MAX_LAYERS = 2000
 
@@ -204,6 +207,8 @@ async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[
 
 class _WholeForm(MultiPartParser):
     """Refuses a form without its end: Starlette leaves out the part in which it is cut, a bias or a layer."""
+
+    spool_max_size = SMALL_BYTES
 
     def __init__(self, headers: Headers, body: AsyncGenerator[bytes, None], *, max_files: int, max_fields: int) -> None:
         super().__init__(headers, self._to_its_end(body), max_files=max_files, max_fields=max_fields)

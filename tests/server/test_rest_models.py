@@ -163,13 +163,13 @@ def test_of_a_refused_model_nothing_is_kept(
     service: Service, idle_client: TestClient, set_environment: Callable[[str, object], None]
 ) -> None:
     idle_client.post("/v1/kernels?n=64&device=h200&wait=0", content=npy_file(1))
-    held = list(service.store.entries())
+    held = [entry.key for entry in service.store.entries()]
     files = [("matrix", (f"{seed}.npy", npy_file(seed))) for seed in (1, 2, 3, 4)]
     assert idle_client.post(f"{POST}&biases=true", files=files).status_code == 400
     set_environment("LOSPMM_MAX_JOBS_PER_KEY", 2)
     assert idle_client.post(POST, files=files).status_code == 400  # which never fits
     assert idle_client.post(POST, files=files[:3]).status_code == 429
-    assert list(service.store.entries()) == held
+    assert [entry.key for entry in service.store.entries()] == held
 
 
 def test_a_model_that_is_cancelled(client: TestClient, slow_toolkit: SlowToolkit) -> None:

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from starlette.testclient import TestClient
 
@@ -15,7 +16,7 @@ from lospmm_server import readiness
 from lospmm_server.uploads import FORM_BYTES
 from tests.core.files import csr, npy, npz, safetensors, tensor
 from tests.server.conftest import npy_file
-from tests.server.processes import SERVE, client_at, serving
+from tests.server.processes import SERVE, client_at, serving, wait_until
 
 POST = "/v1/kernels?n=16&device=h200&wait=60"
 
@@ -198,6 +199,40 @@ def test_more_files_than_may_be_open(tmp_path: Path) -> None:
     with serving(tmp_path, ("-c", FEW_FILES, *SERVE[2:], "--workers", "0")) as (_, port), client_at(port) as client:
         answer = client.post("/v1/models?n=16&device=h200&wait=0", files=layers)
         assert answer.status_code == 202, answer.text
+
+
+def test_files_of_a_form_take_little_memory(tmp_path: Path) -> None:
+    """Each is below what Starlette keeps of one; the last boundary is held back, so that all are held."""
+    content, boundary = bytes(900_000), b"--x\r\nContent-Disposition: form-data; name=matrix; filename=W.npy\r\n\r\n"
+    body = (boundary + content + b"\r\n") * 200
+    head = f"POST {POST} HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    head = head.replace("kernels", "models") + f"Content-Length: {len(body) + 5}\r\n\r\n"
+    with (
+        serving(tmp_path, (*SERVE, "--workers", "0")) as (process, port),
+        socket.create_connection(("127.0.0.1", port)) as client,
+    ):
+        held = psutil.Process(process.pid).memory_info().rss
+        client.sendall(head.encode() + body)
+        wait_until(lambda: psutil.Process(process.pid).num_fds() >= 200)
+        assert psutil.Process(process.pid).memory_info().rss - held < len(body) // 2
+
+
+def test_a_server_that_is_stopped_says_so_to_who_uploads(tmp_path: Path) -> None:
+    head = f"POST {POST} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n\r\n"
+    with serving(tmp_path, (*SERVE, "--workers", "0")) as (process, port):
+        before = psutil.Process(process.pid).num_fds()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.settimeout(20)
+            client.sendall(head.encode() + bytes(1_000_000))
+            wait_until(lambda: psutil.Process(process.pid).num_fds() >= before + 2)  # the connection, and what it sends
+            process.terminate()
+            answer = b""
+            while b"stopping" not in answer and (piece := client.recv(10_000)):
+                answer += piece
+        process.wait(20)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 10" in answer.lower()
+    assert b'"/problems/unavailable"' in answer and b"the service is stopping; post again later" in answer
+    assert "Traceback" not in next(tmp_path.glob("serve-*.log")).read_text()
 
 
 def test_a_body_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
