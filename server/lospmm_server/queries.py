@@ -6,7 +6,7 @@ A model has no state of its own: it follows from those of its kernels. All funct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import sqlalchemy as sa
 
@@ -19,6 +19,14 @@ from lospmm_server.tables import ENDED, PENDING, events, kernels, layers, models
 
 #: Failed layers that the error of a model names.
 NAMED_LAYERS = 3
+
+#: When a model was cancelled last.
+_STOPPED = (
+    sa.select(sa.func.max(events.c.time))
+    .where((events.c.job == models.c.id) & (events.c.kind == "stopped"))
+    .scalar_subquery()
+    .label("stopped")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +92,14 @@ def find_job(database: Database, job: str) -> Job | None:
         row = connection.execute(sa.select(kernels).where(kernels.c.digest == job)).first()
         if row is not None:
             return _kernel(row)
-        model = connection.execute(sa.select(models).where(models.c.id == job)).first()
+        model = connection.execute(sa.select(models, _STOPPED).where(models.c.id == job)).first()
         return None if model is None else _model(model, _layers_of(connection, [job]).get(job, ()))
 
 
 def list_jobs(database: Database, state: str | None, before: int | None, limit: int) -> list[Job]:
     """What was posted, the last queued first: models, and kernels that are not only a layer."""
     of_kernels = sa.select(kernels).where(kernels.c.posted).order_by(kernels.c.turn.desc()).limit(limit)
-    of_models = sa.select(models).order_by(models.c.turn.desc()).limit(limit)
+    of_models = sa.select(models, _STOPPED).order_by(models.c.turn.desc()).limit(limit)
     if state is not None:
         states = _model_states()
         of_kernels = of_kernels.where(kernels.c.state == state)
@@ -173,16 +181,20 @@ def _model(row: Any, found: Sequence[Any]) -> Job:
         key=row.key,
         created=row.created,
         started=_since(row.created, min((layer.started for layer in found if layer.started), default=None)),
-        ended=_since(row.created, max((layer.ended for layer in found if layer.ended), default=None))
-        if state in ENDED
-        else None,
-        is_cancelling=row.cancel and done < len(states),
+        ended=_ended(row, found) if state in ENDED else None,
         stage=next((layer.stage for layer in states if layer.state == "running"), None),
         progress={"layers": (done, len(states))},
         error=_layers_failed(states) if state == "failed" else None,
         request={"n": row.n, "device": {"name": row.device}},
         layers=states,
     )
+
+
+def _ended(row: Any, found: Sequence[Any]) -> datetime | None:
+    """A model that was cancelled has ended then, though others may wait for its kernels."""
+    if row.cancel:
+        return cast(datetime, row.stopped)
+    return _since(row.created, max((layer.ended for layer in found if layer.ended), default=None))
 
 
 def _since(created: datetime, moment: datetime | None) -> datetime | None:
@@ -209,7 +221,7 @@ def _state_of(states: Sequence[LayerState], *, is_cancelled: bool) -> str:
     """What ``_model_states`` says in SQL."""
     found = [layer.state for layer in states]
     readable = [layer.state for layer in states if layer.digest is not None]
-    if is_cancelled and any(state != "succeeded" for state in found):
+    if is_cancelled:
         return "cancelled"
     if readable and all(state == "queued" for state in readable):
         return "queued"
@@ -228,10 +240,10 @@ def _model_states() -> sa.Subquery:
     def count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
         return sa.func.count().filter(condition)
 
-    total, readable = sa.func.count(), count(layers.c.digest.is_not(None))
+    readable = count(layers.c.digest.is_not(None))
     queued = count(state == "queued")
     of_model = sa.case(
-        (models.c.cancel & (count(state == "succeeded") < total), "cancelled"),
+        (models.c.cancel, "cancelled"),
         ((readable > 0) & (queued == readable), "queued"),
         (count(state.in_(PENDING)) > 0, "running"),
         (count(state == "failed") > 0, "failed"),

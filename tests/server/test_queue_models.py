@@ -74,6 +74,19 @@ class TestModels:
         queue.submit_model(database, mine, "")
         assert self.job(database, mine).state == "queued"
 
+    def test_what_was_cancelled_stays_so_though_its_kernels_go_on(self, database: Database) -> None:
+        mine, theirs = model(order(1), name="mine"), model(order(1), name="theirs")
+        queue.submit_model(database, mine, "")
+        queue.submit_model(database, theirs, "")
+        queue.cancel(database, mine.id)
+        cancelled = self.job(database, mine)
+        assert (cancelled.state, cancelled.is_cancelling) == ("cancelled", False)
+        assert cancelled.created <= cancelled.ended
+        queue.finish(database, claimed(database), {})
+        assert self.job(database, theirs).state == "succeeded"
+        later = self.job(database, mine)
+        assert (later.state, later.ended) == ("cancelled", cancelled.ended)
+
     @pytest.mark.parametrize("is_running", [False, True])
     def test_who_cancelled_a_kernel_does_not_keep_it_from_the_model(
         self, database: Database, *, is_running: bool
