@@ -9,6 +9,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
@@ -144,9 +145,9 @@ def _read_files(directory: Path) -> dict[str, bytes]:
     def files() -> dict[str, bytes]:
         found = {}
         for name in FILES:
-            if (path := directory / name).exists() and not path.is_file():
-                raise BadRequest(f"{path}: is not a file")
             with suppress(FileNotFoundError):
+                if not stat.S_ISREG((path := directory / name).stat().st_mode):  # one look: it may be gone for another
+                    raise BadRequest(f"{path}: is not a file")
                 found[name] = path.read_bytes()
         return found
 

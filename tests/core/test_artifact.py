@@ -407,3 +407,23 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> N
     os.utime(tmp_path / left, (moment, moment))
     artifact.write(made(b"newer"), target)
     assert names(tmp_path) == {"kernel"}
+
+
+def test_a_folder_is_replaced_between_two_looks_at_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a kernel that has no such file: the new one is read."""
+    target, look = tmp_path / "kernel", Path.stat
+    old, files = made(b"old"), dict(made(b"new").files)
+    files["kernel.sass"] = files.pop("kernel.ptx")
+    manifest = {**json.loads(files[MANIFEST_FILE]), "emitter": "sass"}
+    new = artifact.from_files({**files, MANIFEST_FILE: json.dumps(manifest).encode()}, "the test's")
+    artifact.write(old, target)
+    meanwhile = [new]
+
+    def replacing(path: Path, **options: Any) -> os.stat_result:
+        seen = look(path, **options)
+        if path.name == "kernel.ptx" and meanwhile:
+            artifact.write(meanwhile.pop(), target)
+        return seen
+
+    monkeypatch.setattr(Path, "stat", replacing)
+    assert artifact.read(target) == new
