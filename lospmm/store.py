@@ -65,9 +65,9 @@ class Store:
         """The files of an entry by name, every checksum verified, or None. Marks the entry as used."""
         directory = self.directory(kind, key)
         try:
-            if not directory.exists():
-                return None
             files = _read(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except OSError as error:
             raise _fault(directory, error) from error
         if files is None:
@@ -198,7 +198,7 @@ class Store:
     def verify(self) -> list[Entry]:
         """The corrupt entries, which stay where they are until somebody asks for them."""
         try:
-            return [entry for entry in self.entries() if _read(self.directory(entry.kind, entry.key)) is None]
+            return [entry for entry in self.entries() if _is_corrupt(self.directory(entry.kind, entry.key))]
         except OSError as error:
             raise _fault(self.root, error) from error
 
@@ -232,8 +232,29 @@ class Store:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _is_corrupt(directory: Path) -> bool:
+    try:
+        return _read(directory) is None
+    except FileNotFoundError:  # removed meanwhile
+        return False
+
+
 def _read(directory: Path) -> dict[str, bytes] | None:
-    """The files of an entry, or None where anything is missing or wrong."""
+    """The files of an entry, or None where it is corrupt. Raises FileNotFoundError where it is gone.
+
+    It looks again where another entry took this one's place meanwhile.
+    """
+    while True:
+        before = directory.stat()
+        if (files := _checked(directory)) is not None:
+            return files
+        after = directory.stat()
+        if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
+            return None
+
+
+def _checked(directory: Path) -> dict[str, bytes] | None:
+    """The files, or None where anything is missing or wrong."""
     files = {}
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())

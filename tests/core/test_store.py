@@ -266,3 +266,33 @@ def test_a_damaged_entry_that_cannot_be_removed_is_absent(store: Store, monkeypa
     store.put("unit", KEY, FILES)
     assert [entry.key for entry in store.verify()] == [KEY]
     assert store.prune(max_bytes=0) == []
+
+
+def test_an_entry_that_is_removed_while_it_is_read_is_not_corrupt(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one removed that another writer has put in its place."""
+    read_bytes = Path.read_bytes
+    meanwhile: list[dict[str, bytes]] = []
+
+    def replaced(path: Path) -> bytes:
+        if meanwhile:
+            shutil.rmtree(store.directory("unit", KEY))
+            if new := meanwhile.pop():
+                store.put("unit", KEY, new)
+                (store.directory("unit", KEY) / path.name).rename(path.with_name("aside"))
+                try:
+                    return read_bytes(path)
+                finally:
+                    path.with_name("aside").rename(path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", replaced)
+    for new, found in (({}, None), (FILES, FILES)):
+        store.put("unit", KEY, FILES)
+        meanwhile.append(new)
+        assert store.verify() == []
+        store.put("unit", KEY, FILES)
+        meanwhile.append(new)
+        assert store.get("unit", KEY) == found
+    assert store.get("unit", KEY) == FILES
