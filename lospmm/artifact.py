@@ -177,7 +177,9 @@ def check_target(directory: Path) -> None:
         if is_other or not place.is_dir():
             raise BadRequest(f"{directory}: {'' if is_other else f'{place} '}is a file; name a folder")
         _check_held(_names(directory) if directory.exists() else set(), directory)
-        if directory.is_mount() or directory.resolve() == Path.cwd():  # others hold on to it
+        _check_links(directory)
+        is_held = directory.is_mount() or (directory.exists() and directory.samefile(os.curdir))
+        if is_held:  # by others
             raise BadRequest(f"{directory}: is the current folder or a mount point; name a folder in it")
         _check_place(place, directory)
     except OSError as error:
@@ -187,12 +189,20 @@ def check_target(directory: Path) -> None:
 def check_folder(directory: Path) -> None:
     """Raise BadRequest where ``directory`` is a file or lies in one, ToolchainFault where nothing can be made in it."""
     try:
+        _check_links(directory)
         place = next((path for path in (directory, *directory.absolute().parents) if path.exists()), directory)
         if not place.is_dir():
             raise BadRequest(f"{directory}: {'' if place == directory else f'{place} '}is a file; name a folder")
         _check_place(place, directory)
     except OSError as error:
         raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
+
+
+def _check_links(directory: Path) -> None:
+    try:
+        directory.resolve()
+    except RuntimeError:  # of Python before 3.13
+        raise BadRequest(f"{directory}: is a link that leads back to itself; name a folder") from None
 
 
 def _check_place(place: Path, directory: Path) -> None:

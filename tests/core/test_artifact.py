@@ -291,6 +291,22 @@ def test_a_place_where_no_folder_can_be(tmp_path: Path, monkeypatch: pytest.Monk
         artifact.check_target(Path("/"))
 
 
+def test_links_that_lead_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for check in (artifact.check_target, artifact.check_folder):
+        with pytest.raises(BadRequest, match=r"leads back to itself|Too many levels of symbolic links"):
+            check(tmp_path / "loop")
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    artifact.check_target(tmp_path / "kernel")
+    (tmp_path / "kernel").mkdir()
+    artifact.check_target(tmp_path / "kernel")
+
+
 def test_no_permission_is_found_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
