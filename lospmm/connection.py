@@ -84,11 +84,8 @@ class Connection:
         headers = _authorization(key)
         try:
             self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout)
-        except (
-            ImportError,
-            OSError,
-            ValueError,
-        ) as error:  # of a proxy or of certificates, which the environment names
+        except (ImportError, OSError, ValueError) as error:
+            # Of a proxy or of certificates, which the environment names.
             why = f"what the environment says of connections cannot be used: {error}"
             raise BadRequest(f"{why}; see HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR") from None
 

@@ -153,10 +153,10 @@ def settle(
 ) -> Settled:
     """Give back as many of the ``chosen`` layers as the model is faster without; the times of the dense model and this.
 
-    ``ready`` is how the model will be called. Every number of layers is timed in turn with the
-    dense model, and what is fastest once more, for longer: the best of several times was likely lucky. So are all the
-    layers, which are kept unless the model is faster without some by more than these times differ. If what is left is
-    not faster than the dense model by as much, the model is dense, and its time stands in both places.
+    ``ready`` is how the model will be called. Every number of layers is timed in turn with the dense model, and what is
+    fastest once more, for longer: the best of several times was likely lucky. So are all the layers, which are kept
+    unless the model is faster without some by more than these times differ. If what is left is not faster than the
+    dense model by as much, the model is dense, and its time stands in both places.
 
     But a model that waits for Python is as fast with kernels as without, and leaves more of the GPU to others. So where
     it is level with all layers, they are kept if the GPU does its part faster with them, by ``ready_on_gpu``.

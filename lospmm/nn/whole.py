@@ -25,8 +25,8 @@ _BLOCK_SECONDS = 0.03
 #: Before anything is timed: compiling, choosing algorithms, allocating.
 _WARM_CALLS = 3
 
-#: The GPU waits for so many calls' time while one is launched, at a clock that no GPU is above.
-_AHEAD, _CYCLES_PER_SECOND = 2, 3e9
+#: The GPU waits for so many calls' time while one is launched, so long at most; at a clock that no GPU is above.
+_AHEAD, _MOST_AHEAD_SECONDS, _CYCLES_PER_SECOND = 2, 0.1, 3e9
 
 #: How often PyTorch may compile one piece of code: once for each state, and there are few.
 _RECOMPILES = 64
@@ -69,19 +69,19 @@ def block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
 def gpu_block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
     """As ``block_of``, of what the GPU does for one call: it begins when Python has launched all of it.
 
-    A call that waits for the GPU itself, or launches more than a stream holds, has Python in its time all the same.
+    A call that waits for the GPU itself, or launches more than a stream holds or for longer than the GPU waits, has
+    Python in its time all the same.
     """
     run, seconds = _made_ready(model, example, calling)
     device = _device_of(model)
+    asleep = int(min(_AHEAD * seconds, _MOST_AHEAD_SECONDS) * _CYCLES_PER_SECOND)
 
     def block() -> float:
         run()
         _wait(device)
         with torch.cuda.device(device):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(
-                int(_AHEAD * seconds * _CYCLES_PER_SECOND)
-            )  # not said to stay, but PyTorch's own tests need it
+            torch.cuda._sleep(asleep)  # nobody says that it stays, but PyTorch's own tests need it
             begin.record()
             run()
             end.record()
