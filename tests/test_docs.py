@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from lospmm import errors, estimate, ir, options
+from lospmm.cli import BROKEN_PIPE
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass import addresses, scheduler
 from lospmm.manifest import SCHEMA, Manifest
@@ -130,7 +131,7 @@ def test_what_a_service_decides_itself(name: str, words: str, of_a_command: bool
 def test_exit_codes() -> None:
     described = {int(cells[0]) for cells in list(rows(text_of("docs/cli.md").partition("\n## ")[0]))[1:]}
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LospmmError)]
-    assert described == {0} | {kind.exit_code for kind in kinds if kind is not errors.LospmmError}
+    assert described == {0, BROKEN_PIPE} | {kind.exit_code for kind in kinds if kind is not errors.LospmmError}
     listed = {name for cells in table_below("docs/library.md", "## Errors") for name in names(cells[0])}
     assert listed == {kind.__name__ for kind in kinds} - {"LospmmError"}
 

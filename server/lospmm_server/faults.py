@@ -27,8 +27,8 @@ class Stopping(LospmmError):
 
     headers: ClassVar[Mapping[str, str]] = {"Retry-After": "10"}
 
-    def __init__(self) -> None:
-        super().__init__("the service is stopping; post again later")
+    def __init__(self, message: str = "the service is stopping; post again later") -> None:
+        super().__init__(message)
 
 
 class GaveUp(LospmmError):
