@@ -119,7 +119,7 @@ def service(gate_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with ExitStack() as stack:
         process, port = stack.enter_context(serving(tmp_path, serve))
         stack.enter_context(_emulated_worker(gate_library, tmp_path))
-        client = stack.enter_context(httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=120))
+        client = stack.enter_context(httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=330))
 
         def work() -> None:
             jobs = [
@@ -128,7 +128,7 @@ def service(gate_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             ]
             for job in jobs:
                 assert job.status_code == 202, job.text
-                assert client.get(job.headers["location"], params={"wait": 100}).json()["state"] == "succeeded"
+                assert client.get(job.headers["location"], params={"wait": 300}).json()["state"] == "succeeded"
             again = client.post(f"/v1/models?n={N}&device=h200&name=again&wait=10", content=models["bert"])
             assert again.json()["state"] == "succeeded"
 
