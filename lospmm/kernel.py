@@ -76,7 +76,7 @@ class Kernel:
 
         Raises BadRequest for any other folder, ToolchainFault where the disk fails.
         """
-        artifact.write(self.artifact, _path(directory))
+        artifact.write(self.artifact, path_of(directory))
 
     def launcher(self, driver: Driver) -> Launcher | Dense:
         """What puts it on a stream, again and again: ``launch(stream, b, c, residual=0)``, all of them addresses.
@@ -268,10 +268,11 @@ def whole_number(name: str, value: object) -> int:
 
 def load(directory: str | os.PathLike[str]) -> Kernel:
     """The kernel in a folder that ``Kernel.save`` or ``lospmm tune`` wrote. Raises BadRequest."""
-    return Kernel(artifact.read(_path(directory)))
+    return Kernel(artifact.read(path_of(directory)))
 
 
-def _path(directory: str | os.PathLike[str]) -> Path:
+def path_of(directory: str | os.PathLike[str]) -> Path:
+    """Raises BadRequest for what is none."""
     if not isinstance(directory, str | os.PathLike):
         raise BadRequest(f"the directory is of type {type(directory).__name__}: give a path")
     return Path(directory)

@@ -20,7 +20,7 @@ from torch import nn
 
 from lospmm import artifact
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
-from lospmm.kernel import Kernel
+from lospmm.kernel import Kernel, path_of
 from lospmm.nn import layer
 from lospmm.nn.bound import Bucket, bias_in, difference, misfit
 from lospmm.nn.choice import call_parts
@@ -28,7 +28,7 @@ from lospmm.nn.layer import Shares, Sparse, Tuned
 from lospmm.nn.place import forget_mask
 from lospmm.nn.report import Report, Row
 from lospmm.nn.site import Site, convolution_of, find_sites
-from lospmm.nn.sparsify import restore_
+from lospmm.nn.sparsify import check_model, restore_
 
 SCHEMA = 1
 MODEL_FILE = "model.json"
@@ -67,7 +67,8 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
 
     Raises BadRequest for a model without kernels or a folder that holds something else, ToolchainFault for the disk.
     """
-    folder = _checked(model, directory)
+    check_model(model)
+    folder = path_of(directory)
     tuned = [
         one for module in model.modules() if isinstance(module, Sparse) for one in module.lospmm_state.tuned.values()
     ]
@@ -107,15 +108,6 @@ def _is_model(file: Path) -> bool:
     return isinstance(content, dict) and {"schema", "layers"} <= content.keys()
 
 
-def _checked(model: object, directory: object) -> Path:
-    """Raises BadRequest for what is no model or no path."""
-    if not isinstance(model, nn.Module):
-        raise BadRequest(f"the model is of type {type(model).__name__}: give a torch.nn.Module")
-    if not isinstance(directory, str | os.PathLike):
-        raise BadRequest(f"the directory is of type {type(directory).__name__}: give a path")
-    return Path(directory)
-
-
 def _replace(file: Path, text: str) -> None:
     scratch = file.with_name(f".{file.name}-{secrets.token_hex(8)}")
     try:
@@ -136,7 +128,8 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
 
     Raises BadRequest for a folder that is not one of ``save``, or is damaged; the model is then as it was.
     """
-    folder = _checked(model, directory)
+    check_model(model)
+    folder = path_of(directory)
     content = _read(folder)
     kernels = {entry.folder: _kernel(folder, entry) for one in content.layers for entry in one.kernels}
     restore_(model)

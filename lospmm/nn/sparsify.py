@@ -85,12 +85,17 @@ def sparsify_(
     return Report(tuple(sorted(rows, key=lambda row: order.get(_module_of(row.layer, order), 0))), times)
 
 
+def check_model(model: object) -> None:
+    """Raises BadRequest for what is none."""
+    if not isinstance(model, nn.Module):
+        raise BadRequest(f"the model is of type {type(model).__name__}: give a torch.nn.Module")
+
+
 def _checked(
     model: object, n: int | Iterable[int], example: object, min_sparsity: object, choice: object, called: Called
 ) -> Sequence[Shape]:
     """The columns that ``n`` names. Raises BadRequest for what is none of these arguments."""
-    if not isinstance(model, nn.Module):
-        raise BadRequest(f"the model is of type {type(model).__name__}: give a torch.nn.Module")
+    check_model(model)
     if not isinstance(min_sparsity, int | float) or not 0 <= min_sparsity <= 1:
         raise BadRequest(f"min_sparsity is {min_sparsity!r:.80}: give a share of zeros, from 0 to 1")
     if choice not in ("measured", "sparse"):
