@@ -1,6 +1,6 @@
 """Section 5: proxies, short programs that are built and timed in the stead of kernels (docs/proxies.md).
 
-``proxies`` is a ``TrialMaker``. ``blocks.py`` has fewer thread block functions (5.1.2), ``loops.py`` fewer iterations
+``blocks.py`` has fewer thread block functions (5.1.2), ``loops.py`` fewer iterations
 in each (5.1.3), ``launch.py`` the run-time arguments with which one program stands for many kernels (5.2).
 """
 
