@@ -3,11 +3,10 @@
     python -m benchmarks.ahead [--out DIR]
 
 needs an H200 or H100. Blocks that run at the same time load the same few rows of B, ``prefetch`` of them, so only so
-much of it is on its way from memory at a time, however many tiles there are. Here tiles have more loads in flight
-(``lospmm.deeper``), or each asks for a share of all rows of B behind its first loads: by prefetches into the L2 cache,
-or by loads into a register that nobody reads. Beside them, loads with other hints to the caches, and what
-``benchmarks.early`` calls early, turned and diagonal. Of the 41 shapes at 98 % zeros, with the tile that
-``benchmarks.families`` chose. Writes ``ahead.jsonl`` and prints a line per kernel.
+much of it is on its way from memory at a time, however many tiles there are. Here each tile asks for a share of all
+rows of B behind its first loads: by prefetches into the L2 cache, or by loads into a register that nobody reads. Beside
+them, loads with other hints to the caches, and what ``benchmarks.early`` calls turned and diagonal. Of the 41 shapes at
+98 % zeros, with the tile that ``benchmarks.families`` chose. Writes ``ahead.jsonl`` and prints a line per kernel.
 """
 
 from dataclasses import replace
@@ -25,10 +24,8 @@ from lospmm.codegen.sass.emit import without_fetch
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, padding
-from lospmm.deeper import deepened
 from lospmm.device import DeviceSpec
 from lospmm.dtype import FLOAT32
-from lospmm.early import stored_early
 from lospmm.ir import KernelProgram, Op, launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Problem
@@ -78,15 +75,10 @@ def build(case: Case, device: DeviceSpec, folder: str) -> Built:
     tile, schedule = next(one for one in tiles if one[1].split_k == 1)
     candidate = Candidate(tile, schedule, regroup(problem.matrix, [tile.rows])[tile.rows])
     program = lower(problem, candidate)
-    deeper = {f"{one.schedule.prefetch} in flight": lower(problem, one) for one in deepened(problem, [candidate])}
-    (early,) = stored_early(problem, [candidate])
     programs = {
         "plain": program,
         "turned": turned(problem, candidate, program),
-        "early": lower(problem, early),
         "diagonal": diagonal(problem, candidate),
-        "diagonal, early": diagonal(problem, early),
-        **deeper,
     }
     forms = {name: (one, without_fetch(one, device.arch)) for name, one in programs.items()}
     for name, op in (("prefetched", Opcode.PREFETCH), ("loaded", Opcode.LDG)):

@@ -33,7 +33,6 @@ from benchmarks.tables import AXES, Point, Table, parts_of, point_of, read_lines
 from lospmm.clock import Clock, Trials
 from lospmm.device import DEVICES
 from lospmm.errors import LospmmError
-from lospmm.last_axes import NO_LAST_AXES
 from lospmm.measure import AGAIN, BRIEF, Bench, Effort, Measurement, Timing
 from lospmm.model import Candidate, Problem, Tiling
 from lospmm.options import LOCKSTEPS, Options, splits_of
@@ -151,7 +150,7 @@ def by_search(place: Place, trials: str | None = None) -> Found:
     name = trials or Options().trials
     clock = Clock(trials=place.kernels(BRIEF) if name == "full" else place.proxies(), finals=place.kernels(AGAIN))
     choice, ranker = place.searched(), place.ranker()
-    policy = replace(TRIALS[name].policy, last=NO_LAST_AXES)  # tables know nothing of these
+    policy = replace(TRIALS[name].policy, walked=0)  # tables know nothing of these
     locksteps = LOCKSTEPS[EMITTER]
     found = choose_by_time(place.problem, choice, ranker, clock, Stages(), locksteps=locksteps, policy=policy)
     return Found(point_of(found.winner))

@@ -3,7 +3,7 @@
     python -m benchmarks.cold_choices [--out DIR]
 
 needs an H200 or H100. Of each problem the kernels that a search times first are built: what the rank model puts first,
-and the fastest of these with chains of tiles, more loads and early stores. All are timed in two ways: one launch after
+and the fastest of these in other column groups. All are timed in two ways: one launch after
 another, as a search does it, with B from memory and the code in the L2 cache; and as a layer of a network, behind an
 activation that reads and writes more than the cache has and another that writes B. Of the latter the time of both
 activations is taken off. Writes ``cold_choices.jsonl``, a line for each kernel with ``micros`` by way and turn.
@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.families_unrolled import shortlist, with_variants
+from benchmarks.families_unrolled import shortlist
 from benchmarks.overlapping import activation
 from benchmarks.placing import CASES, Case, Places, problem_of
 from benchmarks.recorded import Row, record
@@ -68,7 +68,7 @@ def work_of(gemm: tuple[int, int, int], sparsity: float) -> list[Work]:
     listed = shortlist(problem, LISTED)
     first = listed[:VARIED]
     grouped = [replace(one, schedule=replace(one.schedule, column_group=group)) for one in first for group in GROUPS]
-    every = {(one.tile, one.schedule): one for one in (*listed, *with_variants(problem, first), *grouped)}
+    every = {(one.tile, one.schedule): one for one in (*listed, *grouped)}
     return [Work(gemm, sparsity, one) for one in every.values()]
 
 

@@ -103,8 +103,7 @@ def build(case: CaseOf[Tile], device: DeviceSpec, folder: str) -> Built:
             late = replace(emission, units=(unit.replace(TILE_FOUND, TILE_FOUND + text),))
             binary = compile_kernel(late, arch=device.arch, registers=program.registers, store=Store(Path(folder)),
                                     workers=1)  # fmt: skip
-            labels = {**tile._asdict(), "walks": schedule.walks, "tiles_per_block": schedule.tiles_per_block,
-                      "blocks": math.prod(shape.grid)}  # fmt: skip
+            labels = {**tile._asdict(), "walks": schedule.walks, "blocks": math.prod(shape.grid)}  # fmt: skip
             found.append((name, labels, Kernel(binary.cubin, program.name, shape, binary.code_bytes)))
     return found
 

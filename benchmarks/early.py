@@ -1,11 +1,10 @@
-"""Rows stored as soon as they are finished, over the 41 shapes of section 7.1.
+"""The order in which a tile loads rows of B, over the 41 shapes of section 7.1.
 
     python -m benchmarks.early [--out DIR]
 
 needs an H200 or H100. Of each shape, at the sparsities of SPARSITIES, the tiles that ``benchmarks.families`` and
 ``benchmarks.kernels`` chose before, and others that the rank model puts first, are timed with columns as they are
-numbered and stores at the end ("plain"), and with each row stored as soon as it is finished
-(``Schedule.stores_early``). Where blocks come in waves, a tile of each to a block too (``Schedule.tiles_per_block``).
+numbered ("plain").
 One tile of each shape is timed with columns in an order of each tile's own, in which rows are finished one after
 another, with each tile beginning with other columns ("turned"), and with a matrix of the same size that uses every row
 of B once ("diagonal": its errors mean nothing). Forms take turns. Kernels are built in processes ahead of the GPU.
@@ -32,14 +31,12 @@ from benchmarks.families_unrolled import shortlist
 from benchmarks.kernels import ROOT, SEED, SHAPES_FILE
 from benchmarks.recorded import Row, record
 from lospmm.build import for_emitter
-from lospmm.chains import chained
 from lospmm.codegen import emit
 from lospmm.device import DeviceSpec
 from lospmm.dtype import FLOAT32
-from lospmm.early import may_store_early, store_places, stored_early
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.timing import Effort
-from lospmm.ir import WINDOW_BYTES, KernelProgram, Op, TileProgram, launch
+from lospmm.ir import WINDOW_BYTES, KernelProgram, TileProgram, launch
 from lospmm.lower import lower
 from lospmm.matrix import from_coo
 from lospmm.model import Candidate, Problem, Schedule, TileSize
@@ -103,17 +100,10 @@ def forms(problem: Problem, candidate: Candidate, *, is_dissected: bool) -> Iter
     """Each with its name."""
     plain = lower(problem, candidate)
     yield "plain", plain
-    also = [*chained(problem, [candidate])]
-    for one in [*also, *stored_early(problem, [candidate, *also])]:
-        together, is_early = one.schedule.tiles_per_block, one.schedule.stores_early
-        names = [*([f"{together} tiles"] if together > 1 else []), *(["early"] if is_early else [])]
-        yield ", ".join(names), lower(problem, one)
-    if is_dissected and may_store_early(problem, candidate.schedule):
+    if is_dissected and candidate.schedule.split_k == 1:
         tiles = candidate.tiling.tiles
         ordered = [_ordered(problem, candidate, number) for number in range(len(tiles))]
         yield "order", replace(plain, tiles=(*ordered, *plain.tiles[len(tiles) :]))
-        early = [_stored_early(tile) for tile in ordered]
-        yield "order, early", replace(plain, tiles=(*early, *plain.tiles[len(tiles) :]))
         yield "turned", turned(problem, candidate, plain)
         yield "diagonal", diagonal(problem, candidate)
 
@@ -140,13 +130,6 @@ def _ordered(problem: Problem, candidate: Candidate, number: int) -> TileProgram
         found = np.sort(found)  # a thread reaches two windows of B in any order
     (program,) = tile_programs(matrix, rows, candidate.schedule, order=found)
     return program
-
-
-def _stored_early(tile: TileProgram) -> TileProgram:
-    is_store = tile.code["op"] == Op.STORE
-    sums, stores = tile.code[~is_store], tile.code[is_store]
-    order, places = store_places(sums["target"], sums["op"] == Op.FMA, np.zeros(len(stores), np.int64))
-    return replace(tile, code=np.insert(sums, places, stores[order]))
 
 
 def turned(problem: Problem, candidate: Candidate, plain: KernelProgram) -> KernelProgram:

@@ -1,8 +1,7 @@
 """The paper's kernels for ``benchmarks.families``; of 16-bit types with sums in float32, and with sums as B and C are.
 
 Of each the candidates that a search would time first are built: what it chooses without a clock, then those that the
-rank model puts first and, of 16-bit types, as many of two columns to a thread, every other one without barriers. Of
-float32 and TF32 again with a tile of each wave to a block, with more loads in flight, and with rows stored early.
+rank model puts first and, of 16-bit types, as many of two columns to a thread, every other one without barriers.
 """
 
 from collections.abc import Iterator
@@ -11,9 +10,6 @@ from typing import NamedTuple
 
 from benchmarks.families_table import ROUNDED
 from lospmm.build import build, for_emitter
-from lospmm.chains import chained
-from lospmm.deeper import deepened
-from lospmm.early import stored_early
 from lospmm.errors import LospmmError
 from lospmm.estimate import estimate_micros
 from lospmm.model import Candidate, Compiled, Problem
@@ -60,8 +56,6 @@ def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
     except LospmmError as error:
         yield Unrolled(name, "", None, None, f"{type(error).__name__}: {error}")
         return
-    if words_of(problem) == SINGLE:
-        chosen = with_variants(problem, chosen)
     store = Store(settings().cache_dir / "families")
     for candidate, forecast in zip(chosen, estimate_micros(in_words(problem), chosen).tolist(), strict=True):
         plan, failure, kernel = f"{candidate.tile}, {candidate.schedule}", None, None
@@ -70,13 +64,6 @@ def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
         except LospmmError as error:
             failure = " ".join(f"{type(error).__name__}: {error}".split())
         yield Unrolled(name, plan, forecast, kernel, failure)
-
-
-def with_variants(problem: Problem, chosen: list[Candidate]) -> list[Candidate]:
-    """``chosen``, and behind them those with a tile of each wave to a block, more loads, rows stored early."""
-    chosen = [*chosen, *chained(problem, chosen)]
-    chosen += deepened(problem, chosen)
-    return [*chosen, *stored_early(problem, chosen)]
 
 
 def shortlist(problem: Problem, count: int) -> list[Candidate]:

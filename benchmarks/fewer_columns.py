@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chains import build
 from benchmarks.checked import Operands
+from benchmarks.harness import build
 from benchmarks.recorded import record
 from lospmm.build import for_emitter
 from lospmm.dtype import FLOAT32

@@ -35,12 +35,12 @@ from lospmm_rank.untimed import ESTIMATE, NAMES, SUFFIXES, WEIGHTS, Model
 
 RESULTS = ROOT / "benchmarks" / "results"
 
-ROUNDS = 400
+ROUNDS = 150
 ORDERING: Mapping[str, Any] = MappingProxyType({"objective": "lambdarank", "lambdarank_truncation_level": 5})
 PARAMETERS: Mapping[str, Any] = MappingProxyType(
     {
         "num_leaves": 63,
-        "learning_rate": 0.05,
+        "learning_rate": 0.1,
         "min_data_in_leaf": 20,
         "feature_fraction": 0.6,
         "bagging_fraction": 0.8,

@@ -27,7 +27,6 @@ from lospmm.codegen.sass.emit import tiles_of
 from lospmm.codegen.sass.fetch import FETCHED
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.device import DeviceSpec
-from lospmm.early import may_store_early
 from lospmm.ir import launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Problem, Schedule, TileSize
@@ -123,7 +122,6 @@ def build(case: Case, device: DeviceSpec, folder: str) -> Built:
     (m, k, n), sparsity, tiles = case
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=SEED), n, device), "sass")
     tile, schedule = tiles[0]
-    schedule = replace(schedule, stores_early=may_store_early(problem, schedule))
     program = lower(problem, Candidate(tile, schedule, regroup(problem.matrix, [tile.rows])[tile.rows]))
     code = tiles_of(program, device.arch)
     text = prologue(program, device.arch, sharers=1).replace(PLAIN_PARAMETERS, MORE_PARAMETERS)

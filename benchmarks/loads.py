@@ -18,8 +18,8 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.chains import build
 from benchmarks.checked import Operands
+from benchmarks.harness import build
 from benchmarks.recorded import Row, record
 from lospmm.build import for_emitter
 from lospmm.dtype import FLOAT32

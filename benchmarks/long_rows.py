@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.chains import build
 from benchmarks.checked import Kernel, Operands
+from benchmarks.harness import build
 from benchmarks.recorded import record
 from lospmm import sums
 from lospmm.build import for_emitter

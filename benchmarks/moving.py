@@ -12,7 +12,6 @@ kernel is timed twice. Writes ``moving.jsonl`` and prints a line per kernel.
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.checked import Kernel
@@ -23,7 +22,6 @@ from lospmm.build import for_emitter
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
 from lospmm.device import DeviceSpec
-from lospmm.early import may_store_early
 from lospmm.ir import launch
 from lospmm.lower import lower
 from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize, ceil_div
@@ -102,10 +100,9 @@ def by_bulk(b_bytes: int, c_bytes: int, most: int) -> tuple[str, Launch]:
 
 
 def kernel_of(problem: Problem, tile: TileSize, schedule: Schedule, store: Store) -> tuple[Row, Kernel]:
-    """The kernel of that tile, rows stored early where they may be."""
+    """The kernel of that tile."""
     arch = problem.device.arch
-    early = replace(schedule, stores_early=may_store_early(problem, schedule))
-    program = lower(problem, Candidate(tile, early, regroup(problem.matrix, [tile.rows])[tile.rows]))
+    program = lower(problem, Candidate(tile, schedule, regroup(problem.matrix, [tile.rows])[tile.rows]))
     emission = emit(program, "sass", arch)
     binary = compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=1)
     shape = launch(program)

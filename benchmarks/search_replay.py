@@ -32,7 +32,6 @@ from lospmm.clock import Clock
 from lospmm.device import DEVICES
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
-from lospmm.last_axes import NO_LAST_AXES
 from lospmm.measure import Timing
 from lospmm.model import Candidate, Problem
 from lospmm.options import LOCKSTEPS, splits_of
@@ -58,8 +57,8 @@ class Way(NamedTuple):
     ranker: str
 
 
-#: Tables know nothing of several tiles to a block.
-SINGLE = replace(POLICY, last=NO_LAST_AXES)
+#: Tables know nothing of code that is walked twice.
+SINGLE = replace(POLICY, walked=0)
 
 WAYS: Mapping[str, Way] = {
     "default": Way(SINGLE, "lambdamart"),

@@ -136,19 +136,18 @@ def build(case: Case, device: DeviceSpec, folder: str) -> Built:
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=SEED), n, device), "sass")
     found = []
     for rows, cols, prefetch, group in tiles:
-        for is_early in (True, False):
-            schedule = Schedule(prefetch, None, group, 0, stores_early=is_early)
-            program = lower(problem, Candidate(TileSize(rows, cols), schedule, regroup(problem.matrix, [rows])[rows]))
-            code = tiles_of(program, device.arch)
-            for name, change in FORMS.items():
-                changed = replace(change(code), entry=replace(code.entry, fetched=FETCHED))
-                emission = Emission(language="sass", entry=program.name, source="",
-                                    units=(prologue(program, device.arch, sharers=1),), machine=changed)  # fmt: skip
-                binary = compile_kernel(emission, arch=device.arch, registers=program.registers,
-                                        store=Store(Path(folder)), workers=1)  # fmt: skip
-                labels = {"rows": rows, "cols": cols, "prefetch": prefetch, "column_group": group, "early": is_early,
-                          "registers": changed.registers}  # fmt: skip
-                found.append((name, labels, Kernel(binary.cubin, program.name, launch(program), binary.code_bytes)))
+        schedule = Schedule(prefetch, None, group, 0)
+        program = lower(problem, Candidate(TileSize(rows, cols), schedule, regroup(problem.matrix, [rows])[rows]))
+        code = tiles_of(program, device.arch)
+        for name, change in FORMS.items():
+            changed = replace(change(code), entry=replace(code.entry, fetched=FETCHED))
+            emission = Emission(language="sass", entry=program.name, source="",
+                                units=(prologue(program, device.arch, sharers=1),), machine=changed)  # fmt: skip
+            binary = compile_kernel(emission, arch=device.arch, registers=program.registers,
+                                    store=Store(Path(folder)), workers=1)  # fmt: skip
+            labels = {"rows": rows, "cols": cols, "prefetch": prefetch, "column_group": group,
+                      "registers": changed.registers}  # fmt: skip
+            found.append((name, labels, Kernel(binary.cubin, program.name, launch(program), binary.code_bytes)))
     return found
 
 

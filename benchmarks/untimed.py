@@ -67,10 +67,7 @@ NAME = "untimed.jsonl"
 FEATURES_NAME = "untimed.npz"
 
 #: Of a kernel in a line, before its estimate and its microseconds (null where it failed).
-AXES = (
-    *("rows", "cols", "prefetch", "column_group", "lockstep"),
-    *("split_k", "tiles_per_block", "thread_words", "stores_early"),
-)
+AXES = ("rows", "cols", "prefetch", "column_group", "lockstep", "split_k", "thread_words")
 
 #: Between two times that the file is written.
 BETWEEN_SECONDS = 10.0

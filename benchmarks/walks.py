@@ -35,7 +35,7 @@ PROBLEMS = (
 )
 
 #: What a line has of a kernel.
-FIELDS = ("rows", "cols", "prefetch", "column_group", "lockstep", "split_k", "tiles_per_block", "stores_early")
+FIELDS = ("rows", "cols", "prefetch", "column_group", "lockstep", "split_k")
 
 
 def micros(line: Mapping[str, Any]) -> float:

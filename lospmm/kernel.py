@@ -162,7 +162,7 @@ class Kernel:
             k=manifest["k"],
             n=manifest["n"] // words.columns,
             cols=tile["cols"],
-            block_rows=(ceil_div(tile["count"], tile["tiles_per_block"]) + tile["zero_blocks"]) * tile["split_k"],
+            block_rows=manifest["launch"]["grid"][1],
             grid=tuple(manifest["launch"]["grid"]),
             takes_n=False,
             convolution=self.artifact.convolution,

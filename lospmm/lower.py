@@ -1,19 +1,16 @@
 """From a candidate to the program of its kernel: one tile program per tile, and the blocks that write zeros."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lospmm.convolution import order_of_rows
 from lospmm.dtype import FLOAT32
-from lospmm.early import may_store_early
 from lospmm.errors import Unsupported
-from lospmm.ir import WINDOW_BYTES, KernelProgram
+from lospmm.ir import KernelProgram
 from lospmm.model import ZERO_ROWS, Candidate, Problem
 from lospmm.registers import forecast_of_candidate, prefetch_of
-from lospmm.schedule import chain_program, tile_programs, zero_program
+from lospmm.schedule import tile_programs, zero_program
 from lospmm.sums import chain_limits
 from lospmm.walks import REACH, WALKS, kept_bytes, may_walk_twice, pieces_of
 from lospmm.words import in_words, words_of
@@ -22,31 +19,21 @@ from lospmm.words import in_words, words_of
 def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block, or a
     block for each part where tiles have several. Of 16-bit types its columns are those of words (``lospmm.words``). For
-    tf32 it is more exact than it has to be. Raises Unsupported for parts of several tiles, or of several words, and for
-    stores before the end where they may not be.
+    tf32 it is more exact than it has to be. Raises Unsupported for parts of several words.
     """
     matrix, tiling = problem.matrix, candidate.tiling
     schedule = replace(candidate.schedule, prefetch=prefetch_of(problem, candidate))
     words = words_of(problem, schedule.thread_words)
-    if schedule.tiles_per_block > 1 and schedule.split_k > 1:
-        raise Unsupported("several tiles to a block, and several blocks to a tile: take one of them")
     if schedule.thread_words > 1 and schedule.split_k > 1:
         raise Unsupported("several words to a thread, and several blocks to a tile: take one of them")
     epilogue = problem.epilogue
-    if schedule.stores_early and not may_store_early(problem, schedule):
-        raise Unsupported("rows stored early: without a residual, and of one block to a tile")
     order = None if problem.convolution is None else order_of_rows(problem.convolution)
     limits = chain_limits(matrix, problem.dtype, schedule.split_k)
-    added: dict[str, Any] = {"epilogue": epilogue, "order": order, "limits": limits}
-    rows, together = [tile.rows for tile in tiling.tiles], schedule.tiles_per_block
-    if schedule.stores_early:
-        pixels = problem.n if problem.convolution is None else problem.convolution.pixels
-        added["window_of_c"] = _windows(matrix.m, pixels * words.stored_bytes // words.columns)
-    if together > 1 or schedule.stores_early:
-        chains = (rows[first : first + together] for first in range(0, len(rows), together))
-        tiles = [chain_program(matrix, chain, schedule, **added) for chain in chains]
-    else:
-        tiles = [program for own in rows for program in tile_programs(matrix, own, schedule, **added)]
+    tiles = [
+        program
+        for tile in tiling.tiles
+        for program in tile_programs(matrix, tile.rows, schedule, epilogue=epilogue, order=order, limits=limits)
+    ]
     kept = _kept_bytes(problem, candidate, max((tile.accumulators for tile in tiles), default=0))
     cuts = range(ZERO_ROWS, len(tiling.empty_rows), ZERO_ROWS)
     if len(tiling.empty_rows):
@@ -86,8 +73,7 @@ def _kept_bytes(problem: Problem, candidate: Candidate, sums: int) -> int:
     words, n = words_of(problem), in_words(problem).n
     if not may_walk_twice(problem, schedule) or WALKS * cols > n:
         raise Unsupported(
-            f"{schedule.walks} walks: of a product of {WALKS} x {cols} columns or more, without a residual, parts, "
-            "chains or early stores"
+            f"{schedule.walks} walks: of a product of {WALKS} x {cols} columns or more, without a residual or parts"
         )
     if schedule.prefetch > problem.matrix.k or schedule.prefetch * n * words.stored_bytes > REACH:
         raise Unsupported(f"{schedule.walks} walks: {schedule.prefetch} rows of B to begin with, of those within 8 MiB")
@@ -95,11 +81,6 @@ def _kept_bytes(problem: Problem, candidate: Candidate, sums: int) -> int:
     if kept == 0 and any(pieces_of(tile.nnz + tile.nnc) > 1 for tile in candidate.tiling.tiles):
         raise Unsupported(f"{schedule.walks} walks: {cols} threads have no shared memory for {sums} sums each")
     return kept
-
-
-def _windows(rows: int, row_bytes: int) -> NDArray[np.int64]:
-    """The window of memory that each row of C lies in; the first reaches half as far."""
-    return (np.arange(rows) * row_bytes + WINDOW_BYTES // 2) // WINDOW_BYTES
 
 
 def kernel_name(problem: Problem) -> str:

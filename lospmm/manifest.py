@@ -29,9 +29,7 @@ class Tile:
     nnc_max: int
     split_k: PositiveInt = 1  # blocks that share a tile, block rows next to each other
     thread_columns: PositiveInt = 1  # that a thread computes; ``cols`` counts threads
-    tiles_per_block: PositiveInt = 1  # tiles that a block computes, one after another
     thread_words: PositiveInt = 1  # of the search, of a thread: 2 where it has two columns with sums in float32
-    stores_early: bool = False  # each row as soon as it is finished
     walks: PositiveInt = 1  # columns of a thread, one after another, each by a walk of its own
 
 
@@ -239,9 +237,7 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
     if manifest["tile"] is not None:
         manifest["tile"].setdefault("split_k", 1)  # kernels of before there were splits
         manifest["tile"].setdefault("thread_columns", 1)  # ... and pairs
-        manifest["tile"].setdefault("tiles_per_block", 1)  # ... and chains of tiles
         manifest["tile"].setdefault("thread_words", 1)  # ... and two words to a thread
-        manifest["tile"].setdefault("stores_early", False)
         manifest["tile"].setdefault("walks", 1)
     manifest.setdefault("convolution", None)  # ... and convolutions
     manifest.setdefault("epilogue", {"bias": False, "relu": False, "residual": False})

@@ -26,7 +26,7 @@ ZERO_ROWS = 64
 MAX_COLUMNS = 2**30 - 1
 
 #: Column blocks that run the same tile next to each other (``Schedule.column_group``); 0: all of them.
-COLUMN_GROUPS = (1, 2, 4, 0)
+COLUMN_GROUPS = (1, 2, 0)
 
 #: Blocks that share a tile (``Schedule.split_k``): as many as a cluster has on every GPU that has clusters.
 SPLITS = (1, 2, 4, 8)
@@ -151,9 +151,7 @@ class Schedule:
     B; 0 takes all column blocks. ``lockstep`` is the number of instructions between two barriers that keep the warps of
     a block together on their code; 0 sets none. ``split_k`` blocks share a tile, each with some of its columns, and add
     up what they have (split-K): more blocks where there are few tiles, or taller tiles for as many blocks.
-    ``tiles_per_block`` tiles are computed by one block, one after another: while it stores one, it loads for the next.
     A thread computes ``thread_words`` words of C side by side (``lospmm.words``), by one load for them all.
-    With ``stores_early`` each row is stored as soon as its sum is whole; else all are stored at the end.
     With 2 ``walks`` a thread computes two columns, one after another, and walks each piece of its tile's code twice
     (``lospmm.walks``).
     """
@@ -163,9 +161,7 @@ class Schedule:
     column_group: int = 1
     lockstep: int = 0
     split_k: int = 1
-    tiles_per_block: int = 1
     thread_words: int = 1
-    stores_early: bool = False
     walks: int = 1
 
 

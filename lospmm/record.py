@@ -265,9 +265,7 @@ def _tile(winner: Candidate, build: Build | Written) -> Tile:
         nnc_max=int(tiling.nnc.max(initial=0)),
         split_k=schedule.split_k,
         thread_columns=build.words.columns,
-        tiles_per_block=schedule.tiles_per_block,
         thread_words=schedule.thread_words,
-        stores_early=schedule.stores_early,
         walks=schedule.walks,
     )
 

@@ -32,8 +32,8 @@ from lospmm.words import in_words
 
 #: The names of a candidate's axes, in a line of the log and in the manifest's ``tile``.
 AXES = (
-    *("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k", "tiles_per_block"),
-    *("thread_words", "stores_early", "walks"),
+    *("rows", "cols", "prefetch", "fmas_per_load", "column_group", "lockstep", "split_k"),
+    *("thread_words", "walks"),
 )
 
 #: The other fields of a line: what was forecast and found of it.
@@ -220,6 +220,14 @@ class _Log:
             ) from None
 
 
+def _check_is_made(line: dict[str, Any], where: str) -> None:
+    """Take from a ``line`` the axes that only earlier versions have: several tiles to a block, and whether rows are
+    stored early. Raises BadRequest where its kernel is not what is made now."""
+    is_timed = line.get("measured_micros") is not None
+    if line.pop("tiles_per_block", 1) != 1 or (line.pop("stores_early", False) and is_timed):
+        raise BadRequest(f"{where} has kernels that only an earlier version makes; tune it again")
+
+
 def _about(line: Mapping[str, Any]) -> Named:
     """A line without what became of its candidate."""
     return {name: value for name, value in line.items() if name not in FOUND}
@@ -240,10 +248,12 @@ def _lines(kept: Artifact) -> list[dict[str, Any]]:
     where = f"kernel {kept.manifest['name']}: {TUNING_FILE}"
     try:
         lines = [dict(json.loads(line)) for line in kept.files[TUNING_FILE].splitlines()]
+        _check_is_made(dict(kept.manifest["tile"] or {}), where)
         for line in lines:
             if line.setdefault("family", UNROLLED) == UNROLLED:  # logs of before there were families name none
                 line.setdefault("thread_words", 1)  # ... nor words
                 line.setdefault("walks", 1)
+                _check_is_made(line, where)
                 [line[axis] for axis in AXES]
             if kept.manifest["search"]["measured"]:
                 line["final_micros"], line["measured_micros"], line["max_relative_error"], line["failure"]

@@ -65,8 +65,7 @@ def _kind(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {
         "family": family,
         "tile": f"{tile['rows']} rows x {columns_of_tile(tile)}, {tile['prefetch']} loads ahead, "
-        f"{_group(tile['column_group'])}{_parts(tile['split_k'])}{_chain(tile['tiles_per_block'])}"
-        f"{', rows stored early' if tile['stores_early'] else ''}{_walks(tile['walks'])}",
+        f"{_group(tile['column_group'])}{_parts(tile['split_k'])}{_walks(tile['walks'])}",
         "tiles": f"{tile['count']:,} with nonzeros, {tile['zero_blocks']:,} of empty rows; "
         f"{tile['nnc_sum']:,} loads a column, {tile['nnc_max']:,} at most",
     }
@@ -129,10 +128,6 @@ def _parts(split_k: int) -> str:
 
 def _walks(walks: int) -> str:
     return f", walked {walks} times" if walks > 1 else ""
-
-
-def _chain(tiles_per_block: int) -> str:
-    return f", {tiles_per_block} tiles to a block" if tiles_per_block > 1 else ""
 
 
 def _group(column_group: int) -> str:

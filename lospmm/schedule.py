@@ -7,9 +7,6 @@ arithmetic, this schedule waits for a free buffer: the register forecast then ho
 A bias is what its row's accumulator begins with; where there is a residual it is that, and the bias is added last: so
 nothing waits for it. Only whoever stores a row adds them.
 
-Tiles of one block follow one another (``Schedule.tiles_per_block``): their columns go round one ring of buffers, so
-that the next tile's first loads come before the stores of the last, and its accumulators are begun anew behind these.
-
 A row of more products than a chain may have (``lospmm.sums``) is added up in parts. The first is in the row's own
 accumulator; the next ones are in a second one, that of the row, which is added to the first before the next part
 begins, and at the end.
@@ -18,13 +15,11 @@ A tile that several blocks share (``Schedule.split_k``) is cut by its columns in
 part owns some of the rows: it is sent what the others have of them, adds it up in the order of the parts, and stores.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.early import store_places
 from lospmm.epilogue import PLAIN, Epilogue, bias_of
 from lospmm.ir import INSTRUCTION, ZERO, Op, TileProgram
 from lospmm.matrix import SparseMatrix
@@ -49,60 +44,6 @@ def tile_programs(
     own = None if limits is None else limits[rows]
     programs = parts_of_tile(*_nonzeros_by_column(matrix, rows, order), rows, schedule, own)
     return [_finished(program, epilogue, order) for program in programs]
-
-
-def chain_program(
-    matrix: SparseMatrix,
-    tiles: Sequence[NDArray[np.int32]],
-    schedule: Schedule,
-    *,
-    epilogue: Epilogue = PLAIN,
-    order: NDArray[np.int64] | None = None,
-    limits: NDArray[np.float64] | None = None,
-    window_of_c: NDArray[np.int64] | None = None,
-) -> TileProgram:
-    """The program that computes the rows of several ``tiles``, one after another, for one column; else as
-    ``tile_programs``. They share accumulators.
-
-    With ``window_of_c``, (m,), the window of memory of each row of C, each is stored as soon as its sum is whole.
-    """
-    nonzeros = [_nonzeros_by_column(matrix, rows, order) for rows in tiles]
-    accumulator, column, weight = (np.concatenate(each) for each in zip(*nonzeros, strict=True))
-    sizes = [len(own) for own, _, _ in nonzeros]
-    tile = np.repeat(np.arange(len(tiles), dtype=np.int64), sizes)
-    column, accumulators = column + tile * matrix.k, max(map(len, tiles))
-    of_rows = [np.full(accumulators, np.inf) for _ in tiles]
-    for own, rows in zip(of_rows, tiles, strict=True):
-        own[: len(rows)] = np.inf if limits is None else limits[rows]
-    broken = _broken(accumulator, tile, np.array(of_rows))
-    buffers = min(schedule.prefetch, len(np.unique(column)))
-    sums = _sums(Op.LOAD, broken.accumulator, column, weight, _Ring(schedule, buffers), broken)
-    loads = sums["op"] == Op.LOAD
-    sums["source"][loads] %= matrix.k
-    if order is not None:
-        sums["source"][loads] = order[sums["source"][loads]]
-    # The next tile begins with its first multiply-add: what it loads before goes on.
-    cuts = np.flatnonzero(sums["op"] == Op.FMA)[np.cumsum(sizes)[:-1]]
-    pieces: list[NDArray[np.void]] = []
-    for number, (rows, own) in enumerate(zip(tiles, np.split(sums, cuts), strict=True)):
-        held = np.arange(len(rows), dtype=np.int32)
-        before = _begun(rows, held, epilogue)
-        if number and not epilogue.residual:
-            before = [_filled(Op.BEGIN, held, np.zeros(len(rows)))]
-            before[0]["weight"] = bias_of(epilogue, rows)
-        pieces += [*before, *_stored(own, rows, epilogue, window_of_c)]
-    return TileProgram(np.concatenate(pieces), accumulators=accumulators + broken.seconds, buffers=buffers)
-
-
-def _stored(
-    sums: NDArray[np.void], rows: NDArray[np.int32], epilogue: Epilogue, window_of_c: NDArray[np.int64] | None
-) -> list[NDArray[np.void]]:
-    """``sums`` with the stores of all ``rows``."""
-    held = np.arange(len(rows), dtype=np.int32)
-    if window_of_c is None:
-        return [sums, *_ended(rows, held, epilogue), _filled(Op.STORE, rows, held)]
-    order, places = store_places(sums["target"], np.isin(sums["op"], (Op.FMA, Op.FOLD)), window_of_c[rows])
-    return [np.insert(sums, places, _filled(Op.STORE, rows[order], held[order]))]
 
 
 def parts_of_tile(
@@ -139,7 +80,7 @@ def interleave(
     Multiply-add i adds weight[i] * B[column[i]] to accumulator[i]; ``column`` ascends. A chain of a row has up to as
     many products as ``limits`` has for the row.
     """
-    broken = _broken(accumulator, np.zeros(len(accumulator), np.int64), limits[np.newaxis])
+    broken = _broken(accumulator, limits)
     buffers = min(schedule.prefetch, len(np.unique(column)))
     sums = _sums(Op.LOAD, broken.accumulator, column, weight, _Ring(schedule, buffers), broken)
     stores = _filled(Op.STORE, rows, np.arange(len(rows)))
@@ -214,26 +155,25 @@ class _Broken:
     second: NDArray[np.int64]
 
 
-def _broken(accumulator: NDArray[np.integer], tile: NDArray[np.int64], limits: NDArray[np.float64]) -> _Broken:
-    """Of multiply-adds of tiles one after another: ``limits``, (tiles, rows), are those of their rows' chains."""
-    tiles, rows = limits.shape
-    key = tile * rows + accumulator
-    count = np.bincount(key, minlength=tiles * rows)
-    parts = np.maximum(np.ceil(count / limits.ravel()), 1).astype(np.int64)
-    is_long = (parts > 1).reshape(tiles, rows)
-    second = (rows - 1 + np.cumsum(is_long, axis=1)).ravel()
-    order = np.argsort(key, kind="stable")
-    ordinal = np.arange(len(key)) - np.repeat(np.cumsum(count) - count, count)
-    part = ordinal * parts[key[order]] // np.maximum(count[key[order]], 1)
+def _broken(accumulator: NDArray[np.integer], limits: NDArray[np.float64]) -> _Broken:
+    """``limits``, (rows,), are those of the rows' chains."""
+    rows = len(limits)
+    count = np.bincount(accumulator, minlength=rows)
+    parts = np.maximum(np.ceil(count / limits), 1).astype(np.int64)
+    is_long = parts > 1
+    second = rows - 1 + np.cumsum(is_long)
+    order = np.argsort(accumulator, kind="stable")
+    row = accumulator[order]
+    ordinal = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    part = ordinal * parts[row] // np.maximum(count[row], 1)
     found = accumulator.astype(np.int64)
-    found[order[part > 0]] = second[key[order[part > 0]]]
-    # A part is added before the next one of its row begins; the last one behind all multiply-adds of its tile.
+    found[order[part > 0]] = second[row[part > 0]]
+    # A part is added before the next one of its row begins; the last one behind all multiply-adds.
     begins = np.flatnonzero((np.diff(part, prepend=0) > 0) & (part > 1))
     last = np.flatnonzero(is_long)
-    ends = np.searchsorted(tile, np.arange(tiles), side="right")
-    folded = np.concatenate((key[order[begins]], last))
-    place = np.concatenate((order[begins], ends[last // rows]))
-    return _Broken(found, int(is_long.sum(axis=1).max(initial=0)), place, folded % rows, second[folded])
+    first = np.concatenate((row[begins], last))
+    place = np.concatenate((order[begins], np.full(len(last), len(accumulator))))
+    return _Broken(found, int(is_long.sum()), place, first, second[first])
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +224,7 @@ def _part(
     sent, got = np.flatnonzero(mail.sender == number), np.flatnonzero(mail.owner == number)
     # To the next part first, round to the one before: not all to the same part at the same time.
     sent = sent[np.argsort((mail.owner[sent] - number) % schedule.split_k, kind="stable")]
-    broken = _broken(accumulator, np.zeros(len(accumulator), np.int64), limits[np.newaxis])
+    broken = _broken(accumulator, limits)
     loads = len(np.unique(column))
     buffers = min(schedule.prefetch, max(loads, len(got)))
     own = np.flatnonzero(mail.owner_of_row == number)

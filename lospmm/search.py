@@ -3,14 +3,14 @@
 space -> constraints -> schedules -> ranker -> shortlist -> trials -> finals -> choice
 
 Without a GPU the choice is the ranker's first. With one the shortlist is timed, and then what promises most after what
-was timed so far, and what axes beyond the space make of the fastest (``last_axes``). The fastest few are timed again,
-in turns.
+was timed so far, and then some of tile sizes of their own (``space_axes``). The fastest few are timed again, in turns.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -18,19 +18,17 @@ from numpy.typing import NDArray
 
 from lospmm.candidates import Candidates
 from lospmm.clock import Clock
-from lospmm.doubles import doubled
 from lospmm.errors import GpuFault, NothingFits
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
-from lospmm.last_axes import LAST_AXES, LastAxes, varied
 from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
 from lospmm.ranker import Ranker, shortlist
 from lospmm.reorder import regroup, threads_for
 from lospmm.space import Space, explore, widen
+from lospmm.space_axes import doubled, walked_twice
 from lospmm.stages import Stages
 from lospmm.surrogate import Pool, Surrogate
 from lospmm.trialled import Batch, Item, Scored, Trialled, fastest_first
-from lospmm.twice import walked_twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,8 @@ class Policy:
     batch: int = 6  # and how many candidates each time
     ahead: int = 2  # rounds that are built while another is timed; the shortlist is timed in one part more
     finals: tuple[int, ...] = (8, 6, 4, 3, 2)  # of the fastest, how many are timed again in each turn
-    varied: int = 8  # of the fastest, those that ``last`` is made of
-    last: LastAxes = LAST_AXES
-    doubled: int = 9  # with two words to a thread (``doubles``), timed after the rounds,
+    walked: int = 4  # that walk their code twice, timed behind the rounds
+    doubled: int = 9  # with two words to a thread, timed after the rounds,
     doubled_rounds: int = 8  # and rounds of such, where the fastest is near the fastest of all
 
 
@@ -152,15 +149,13 @@ def choose_by_time(
     """
     rounds = _Rounds(problem, lambda: pool or Pool.of(problem, choice.space, ranker, locksteps), locksteps, stages)
     spread = rounds.spread(choice.shortlist)
-    doubles, last = bool(choice.doubles and policy.doubled), _Last(problem, choice.space, policy)
-    timed = _in_rounds(spread, rounds, clock, policy, None if doubles else last)
+    timed = _in_rounds(spread, rounds, clock, policy, partial(_walked, problem, choice.space, policy.walked))
     ran = fastest_first(timed)
     if not ran:
         raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
     if not clock.is_lost(len(ran), ran[0].micros):
-        if doubles and not clock.is_over():
+        if choice.doubles and policy.doubled and not clock.is_over():
             timed += _timed_doubles(problem, choice, ran[0].micros, clock, stages, locksteps, policy)
-        timed += _timed_also(last.next(fastest_first(timed)), clock)
         timed = timed_again(timed, clock, policy.finals)
     winner = settled(timed)
     if winner.settled_micros == float("inf"):
@@ -174,12 +169,12 @@ def _in_rounds(
     rounds: "_Rounds",
     clock: Clock,
     policy: Policy,
-    last: "_Last | None" = None,
+    last: Callable[[Candidate], Sequence[Scored[Candidate]]] | None = None,
     *,
     near_micros: float = float("inf"),
 ) -> list[Trialled[Candidate]]:
     """Times of the ``first``, and of the rounds after them while the fastest takes no more than ``near_micros``; and of
-    what comes ``last``, which is built while the last rounds are timed."""
+    what comes ``last`` by the fastest, which is built while the last rounds are timed."""
     timed: list[Trialled[Candidate]] = []
     with ExitStack() as stack:
         begun: deque[Batch] = deque()
@@ -199,11 +194,12 @@ def _in_rounds(
                 break
             if begun:
                 begun[0].start()
+            chosen: Sequence[Scored[Candidate]] = ()
             if ran and ran[0].micros <= near_micros and rounds.done < policy.rounds:
-                begin(rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch))
-            elif ran and last is not None:
-                begin(last.next(ran))
-                last = None
+                chosen = rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch)
+            if ran and not chosen and last is not None:
+                chosen, last = last(ran[0].candidate), None
+            begin(chosen)
     return timed
 
 
@@ -225,17 +221,6 @@ def _timed_doubles(
     own = replace(policy, rounds=policy.doubled_rounds)
     near = DOUBLES_NEAR * fastest_micros
     return _in_rounds(rounds.spread(choice.doubles[: policy.doubled]), rounds, clock, own, near_micros=near)
-
-
-def _timed_also(asked: Sequence[Scored[Candidate]], clock: Clock) -> Iterator[Trialled[Candidate]]:
-    """Those that are ``asked`` for, if there is time."""
-    if not asked or clock.is_over():
-        return
-    batch = Batch(asked, iter(clock.trials([scored.candidate for scored in asked])))
-    try:
-        yield from batch.timed(clock.is_over, first=False)
-    finally:
-        batch.close()
 
 
 def spread_over(shortlist: Sequence[Scored[Candidate]], locksteps: Sequence[int]) -> list[Scored[Candidate]]:
@@ -299,34 +284,12 @@ class _Rounds:
         return [Scored(pool[index], float(np.exp(pool.forecast[index]))) for index in chosen]
 
 
-class _Last:
-    """What is timed behind the rounds."""
-
-    def __init__(self, problem: Problem, space: Space, policy: Policy) -> None:
-        self.problem, self.space, self.policy = problem, space, policy
-        self._made: set[tuple[TileSize, Schedule]] = set()
-        self._made_of: set[tuple[TileSize, Schedule]] = set()
-
-    def next(self, ran: Sequence[Trialled[Candidate]]) -> list[Scored[Candidate]]:
-        """What is made of the fastest of those that ``ran``, with their scores; nothing where the fastest is one that
-        something was made of before. None is given twice."""
-        fastest = [trial for trial in ran if _key(trial.candidate) not in self._made][: self.policy.varied]
-        if not fastest or _key(fastest[0].candidate) in self._made_of:
-            return []
-        scores = {_words(trial.candidate): trial.score for trial in reversed(fastest)}
-        made = varied(self.problem, [trial.candidate for trial in fastest], self.policy.last)
-        found = [Scored(one, scores[_words(one)]) for one in made]
-        found += [Scored(one, micros) for one, micros in self._walked(fastest[0].candidate)]
-        new = [scored for scored in found if _key(scored.candidate) not in self._made]
-        self._made_of |= {_key(trial.candidate) for trial in fastest}
-        self._made |= {_key(scored.candidate) for scored in new}
-        return new
-
-    def _walked(self, fastest: Candidate) -> list[tuple[Candidate, float]]:
-        """Those that walk their code twice: machine code does, where it has clusters too."""
-        if not self.policy.last.walked or max(self.space.splits) == 1:
-            return []
-        return walked_twice(self.problem, Candidates.of(self.space.survivors), fastest)[: self.policy.last.walked]
+def _walked(problem: Problem, space: Space, count: int, fastest: Candidate) -> list[Scored[Candidate]]:
+    """Those that walk their code twice: machine code does, where it has clusters too."""
+    if not count or max(space.splits) == 1:
+        return []
+    found = walked_twice(problem, Candidates.of(space.survivors), fastest)
+    return [Scored(candidate, micros) for candidate, micros in found[:count]]
 
 
 def timed_again(timed: Sequence[Trialled[Item]], clock: Clock, finals: Sequence[int]) -> list[Trialled[Item]]:
@@ -364,11 +327,6 @@ def settled(timed: Sequence[Trialled[Item]]) -> Trialled[Item]:
 
 def _failure(finals: Sequence[Measurement]) -> str | None:
     return next((one.failure for one in finals if one.failure is not None), None)
-
-
-def _words(candidate: Candidate) -> tuple[TileSize, int]:
-    """What the axes that are timed last leave as it is."""
-    return candidate.tile, candidate.schedule.thread_words
 
 
 def _key(candidate: Candidate) -> tuple[TileSize, Schedule]:

@@ -8,7 +8,6 @@ from lospmm.behind import is_far_behind, others_first
 from lospmm.codegen import EMITTERS
 from lospmm.contest import Field, field_of
 from lospmm.dtype import FLOAT32
-from lospmm.early import stored_early
 from lospmm.errors import NothingFits
 from lospmm.families import warpgroups
 from lospmm.families.traits import traits_of
@@ -74,16 +73,9 @@ def ranked(problem: Problem, options: Options, stages: Stages) -> Choice:
     listed = size if model is None else max(size, untimed.LISTED)
     choice = search(words, ranker, listed, stages, lockstep=locksteps[0], splits=splits)
     if model is None:
-        return with_early_stores(problem, choice) if options.measure != "gpu" and options.emitter == "sass" else choice
+        return choice
     with stages.part("rank"):
         return untimed.chosen(words, choice, ranker, model, locksteps=locksteps, size=size)
-
-
-def with_early_stores(problem: Problem, choice: Choice) -> Choice:
-    """``choice`` whose winner stores rows early where it may. Of 120 kernels of float32, timed as in a network, the
-    same with early stores took 0.93 to 1.01 of the time, 0.98 in the mean (docs/decisions/0026)."""
-    early = stored_early(problem, [choice.winner]) if words_of(problem) == SINGLE else []
-    return replace(choice, winner=early[0]) if early else choice
 
 
 def sought_wholly(problem: Problem, options: Options) -> Sought:

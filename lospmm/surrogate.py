@@ -49,7 +49,7 @@ ROOM = 128
 TREND_REACH = 3.0
 
 #: Where a column group lies: 0 takes all columns.
-_GROUPS: Mapping[int, float] = MappingProxyType({1: 0.0, 2: 0.7, 4: 1.0, 0: 1.5})
+_GROUPS: Mapping[int, float] = MappingProxyType({1: 0.0, 2: 0.7, 0: 1.5})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

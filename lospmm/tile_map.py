@@ -47,9 +47,7 @@ class MappedCandidate:
     lockstep: int
     split_k: int
     score: float | None
-    tiles_per_block: int = 1
     thread_words: int = 1
-    stores_early: bool = False
     walks: int = 1
 
 

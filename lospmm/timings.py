@@ -45,8 +45,7 @@ FORMAT = 1
 #: is imported.
 DECISIVE = (
     "build.py", "convolution.py", "epilogue.py", "lower.py", "schedule.py", "ir.py", "registers.py", "occupancy.py",
-    "model.py", "words.py", "reorder.py", "packed.py", "dtype.py", "accuracy.py", "sums.py", "early.py",
-    "walks.py",
+    "model.py", "words.py", "reorder.py", "packed.py", "dtype.py", "accuracy.py", "sums.py", "walks.py",
     "families/**/*.py", "families/**/*.cu*",
     "codegen/**/*.py",
     "toolchain/compile.py", "toolchain/compilers.py", "toolchain/cubin.py", "toolchain/elf.py",

@@ -23,7 +23,6 @@ from lospmm.families import Entrant
 from lospmm.families.traits import traits_of
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.messages import CACHE_STATES
-from lospmm.last_axes import NO_LAST_AXES
 from lospmm.measure import AGAIN, BESIDE, BRIEF, CHECKED, Bench, Effort
 from lospmm.model import Built, Candidate, Problem
 from lospmm.options import DENSE, LOCKSTEPS, UNROLLED, Options
@@ -393,6 +392,6 @@ class Way:
 TRIALS: Mapping[str, Way] = MappingProxyType(
     {
         "full": Way(_whole, POLICY),
-        "proxy": Way(_proxies, replace(POLICY, finals=(20, 12, 6, 4, 3), last=NO_LAST_AXES, doubled=0)),
+        "proxy": Way(_proxies, replace(POLICY, finals=(20, 12, 6, 4, 3), walked=0, doubled=0)),
     }
 )

@@ -7,7 +7,7 @@ tile's code into pieces that fit that cache: each thread walks a piece for one o
 goes on to the next piece with that one, and comes back. Accumulators of the column that it is not at wait in shared
 memory, which holds about as many as the registers do (docs/decisions/0031).
 
-Which candidates walk twice is said in ``twice``; what they need, here.
+Which candidates walk twice is said in ``space_axes``; what they need, here.
 """
 
 import numpy as np
@@ -44,11 +44,10 @@ REACH = 8 << 20
 
 def may_walk_twice(problem: Problem, schedule: Schedule) -> bool:
     """Whether a thread may have two columns of this problem: they are some bytes apart in every row of B and C, and
-    sums are neither shared nor stored before the end."""
+    sums are not shared."""
     is_plain = problem.convolution is None and not problem.epilogue.residual and words_of(problem) in (SINGLE, PAIRS)
-    alone = schedule.split_k == schedule.tiles_per_block == schedule.thread_words == 1
-    eager = schedule.stores_early or schedule.fmas_per_load is not None
-    return is_plain and alone and not eager
+    alone = schedule.split_k == schedule.thread_words == 1
+    return is_plain and alone and schedule.fmas_per_load is None
 
 
 def registers_of_walks(sums: Ints | int, prefetch: Ints | int) -> Ints:

@@ -1,13 +1,11 @@
 """The unrolled kernel where nothing is timed, in TF32 and 16 bits: of a few dozen, the one that a model puts first.
 
-The rank model has learned from float32, of one column to a thread, and the estimate does not tell what a search by time
-tries last: several tiles to a block, more loads in flight, rows that are stored early. Here such kernels stand beside
+The rank model has learned from float32, of one column to a thread. Here kernels of one column and of two stand beside
 each other (``considered``), and three models of its own put them in order, told what the rank model is told, its score,
-the place of each among them, and what a block and an SM have to do (``SHARES``): LambdaMART, as the rank model is, and
-regressions of how much slower than the fastest a kernel is, and of the factor that its estimate is off by. Each is
-wrong about other kernels, so that their scores are added up, each in standard deviations of the problem's. The last
-says what the first takes, too. They were trained on the times of such kernels (``benchmarks.fit_untimed``), and know
-one GPU.
+and what a block and an SM have to do (``SHARES``): LambdaMART, as the rank model is, and regressions of how much slower
+than the fastest a kernel is, and of the factor that its estimate is off by. Each is wrong about other kernels, so that
+their scores are added up, each in standard deviations of the problem's. The last says what the first takes, too. They
+were trained on the times of such kernels (``benchmarks.fit_untimed``), and know one GPU.
 """
 
 import hashlib
@@ -22,10 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.chains import chained
-from lospmm.deeper import PREFETCHES, deepened
 from lospmm.dtype import FLOAT32
-from lospmm.early import stored_early
 from lospmm.features import FEATURES, Subject, features_of
 from lospmm.model import Candidate, Problem, Schedule, TileSize, ceil_div
 from lospmm.options import Options
@@ -35,15 +30,6 @@ from lospmm.trialled import Scored
 from lospmm.words import NARROW, SINGLE, words_of
 from lospmm_rank import lambdamart
 from lospmm_rank.booster import Booster
-
-#: Of a candidate beside those that the rank model has.
-AXES: Mapping[str, Callable[[Candidate], float]] = MappingProxyType(
-    {
-        "tiles_per_block": lambda one: one.schedule.tiles_per_block,
-        "thread_words": lambda one: one.schedule.thread_words,
-        "stores_early": lambda one: one.schedule.stores_early,
-    }
-)
 
 #: A column of ``features`` by its name.
 Column = Callable[[str], NDArray[np.float64]]
@@ -70,10 +56,7 @@ SHARES: Mapping[str, Callable[[Column, int], NDArray[np.float64]]] = MappingProx
 )
 
 #: What the models are told, in order. ``score`` is the ranker's, ``..._place`` the place among those considered.
-TOLD = (
-    *(*FEATURES, *AXES, "element_bytes"),
-    *("score", "score_behind", "score_place", "estimate_over_best", "estimate_place"),
-)
+TOLD = (*FEATURES, "thread_words", "element_bytes", "score", "score_behind", "estimate_over_best")
 NAMES = (*TOLD, *SHARES)
 
 #: The column of the estimate's microseconds.
@@ -94,9 +77,6 @@ LISTED = 400
 #: and the number of their blocks, of which these two know little.
 SINGLES, DOUBLES = 12, 16
 OTHER_SINGLES, OTHER_DOUBLES = 24, 40
-
-#: Of each, and of those of several tiles to a block, so many have more loads in flight and rows stored early, too.
-LEADING_SINGLES, LEADING_DOUBLES, LEADING_CHAINED = 6, 8, 6
 
 
 def model_for(problem: Problem, options: Options) -> Path | None:
@@ -186,15 +166,11 @@ def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> li
     first = _distinct([choice.winner, *singles])[:SINGLES]
     if choice.doubles:
         first = _distinct([*first, *doubles])
-    leading = [*first[:LEADING_SINGLES], *doubles[:LEADING_DOUBLES]]
-    chains = chained(problem, first)
-    deeper = [one for one in deepened(problem, leading) if one.schedule.prefetch == PREFETCHES[0]]
-    early = stored_early(problem, [*leading, *chains[:LEADING_CHAINED], *deeper])
-    return _distinct([*first, *chains, *deeper, *early, *_others(problem, choice, locksteps, first)])
+    return _distinct([*first, *_others(problem, choice, locksteps, first)])
 
 
 def _others(problem: Problem, choice: Choice, locksteps: Sequence[int], known: Sequence[Candidate]) -> list[Candidate]:
-    """More of what is listed, of tiles that are not ``known``; rows are stored early where they may be."""
+    """More of what is listed, of tiles that are not ``known``."""
 
     def blocks_of(one: Candidate) -> tuple[int, int]:
         """The columns, and the number to a factor of the square root of two."""
@@ -206,7 +182,7 @@ def _others(problem: Problem, choice: Choice, locksteps: Sequence[int], known: S
     for listed, size in ((choice.shortlist, OTHER_SINGLES), (choice.doubles, OTHER_DOUBLES)):
         of_each = _candidates(spread_over(_of_all_kinds(listed, size, blocks_of), locksteps))
         found += [one for one in of_each if (one.tile, one.schedule.thread_words) not in tiles]
-    return [early for one in found for early in stored_early(problem, [one]) or [one]]
+    return found
 
 
 def features(problem: Problem, candidates: Sequence[Candidate], ranker: Ranker) -> NDArray[np.float64]:
@@ -215,13 +191,11 @@ def features(problem: Problem, candidates: Sequence[Candidate], ranker: Ranker) 
     scores = ranker(problem, candidates)
     columns = [
         *features_of(subject).T,
-        *(np.array([axis(one) for one in candidates]) for axis in AXES.values()),
+        np.array([one.schedule.thread_words for one in candidates]),
         np.full(len(candidates), problem.dtype.element_bytes),
         scores,
         scores - scores.min(),
-        _places(scores),
         np.log(subject.micros / subject.micros.min()),
-        _places(subject.micros),
     ]
     return with_shares(np.stack(columns, axis=1, dtype=np.float64), problem.device.sms)
 
@@ -243,11 +217,6 @@ def _across(of: Column) -> NDArray[np.float64]:
 
 def _grid(of: Column) -> NDArray[np.float64]:
     return of("block_count") / of("column_tiles") * _across(of) * of("split_k")
-
-
-def _places(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """0 for the least."""
-    return np.argsort(np.argsort(values, kind="stable"), kind="stable")
 
 
 def _of_all_kinds(

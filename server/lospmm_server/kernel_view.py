@@ -32,9 +32,7 @@ _CANDIDATE = {
     "column group": "column_group",
     "lockstep": "lockstep",
     "split K": "split_k",
-    "tiles a block": "tiles_per_block",
     "words a thread": "thread_words",
-    "stores early": "stores_early",
     "walks": "walks",
 }
 
@@ -157,7 +155,7 @@ def _candidates(artifact: Artifact) -> Candidates | None:
 
 
 def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:
-    line = {"thread_words": 1, "stores_early": False, "walks": 1, **line}  # logs of before there were such name none
+    line = {"thread_words": 1, "walks": 1, **line}  # logs of before there were such name none
     micros = line["measured_micros"]
     failure = line.get("failure")
     measured = f"{micros:.2f}" if micros is not None else f"{failure}" if failure else "-"
@@ -172,7 +170,6 @@ def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:
 #: How a field is written, but by itself.
 _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "column_group": lambda column_group: "all" if column_group == 0 else str(column_group),
-    "stores_early": lambda stores_early: "yes" if stores_early else "no",
 }
 
 

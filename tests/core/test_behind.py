@@ -50,7 +50,7 @@ def field_of(problem: Problem) -> Field:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A GPU with these times, on which A of any size is large enough; a search is short, and templates are compiled
     only for the winner."""
-    short = tuning.Way(tuning.TRIALS["full"].trials, replace(POLICY, rounds=1, finals=(2,), varied=1, doubled=0))
+    short = tuning.Way(tuning.TRIALS["full"].trials, replace(POLICY, rounds=1, finals=(2,), walked=0, doubled=0))
 
     def install(*, unrolled_micros: float, other_micros: float, far: float) -> None:
         command = (sys.executable, "-P", named_worker.__file__, str(unrolled_micros), str(other_micros))

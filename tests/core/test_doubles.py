@@ -18,7 +18,6 @@ from lospmm.clock import Clock
 from lospmm.constraints import Subject, block_counts, wasted_columns
 from lospmm.convolution import Convolution
 from lospmm.device import DEVICES
-from lospmm.doubles import doubled
 from lospmm.dtype import DTYPES
 from lospmm.errors import BadRequest, Unsupported
 from lospmm.estimate import estimate_micros, work_of
@@ -34,6 +33,7 @@ from lospmm.registers import forecast_of_each, forecast_registers
 from lospmm.reorder import regroup
 from lospmm.replay import replay
 from lospmm.search import DOUBLES_WORTH, POLICY, Choice, choose_by_time, search
+from lospmm.space_axes import doubled
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.words import DOUBLE, NARROW, PAIRS, in_words, takes_double, words_of, words_stored
@@ -168,8 +168,7 @@ def test_a_search_by_time_goes_on_among_them_where_they_are_fast() -> None:
     found, asked = chosen(0.8)
     assert found.winner.schedule.thread_words == 2
     first = min(len(CHOICE.doubles), POLICY.doubled)
-    behind = POLICY.last.chained + POLICY.last.deeper + POLICY.last.early
-    assert first + POLICY.doubled_rounds * POLICY.batch + behind >= len(asked) > first
+    assert first + POLICY.doubled_rounds * POLICY.batch >= len(asked) > first
     assert len({(one.tile, one.schedule) for one in asked}) == len(asked)
     assert [trial.candidate for trial in found.trials if trial.candidate.schedule.thread_words > 1] == asked
     assert {one.schedule.lockstep for one in asked} == {0, 128}

@@ -255,6 +255,20 @@ def test_what_runs_is_the_text_in_the_folder(
         lospmm.load(tmp_path).run_on_cpu(b)
 
 
+def test_a_kernel_of_several_tiles_to_a_block_still_runs(
+    tmp_path: Path, kernel: lospmm.Kernel, b: NDArray[np.float32]
+) -> None:
+    """Earlier versions made such, of groups of four column blocks; its grid has fewer blocks than it has tiles."""
+    kernel.save(tmp_path / "kernel")
+    path = tmp_path / "kernel" / MANIFEST_FILE
+    manifest = json.loads(path.read_text())
+    blocks = manifest["launch"]["grid"][1] - manifest["tile"]["zero_blocks"]
+    manifest["tile"] |= {"count": 2 * blocks - 1, "tiles_per_block": 2, "stores_early": False, "column_group": 4}
+    path.write_text(json.dumps(manifest))
+    found = lospmm.load(tmp_path / "kernel")
+    np.testing.assert_array_equal(found.run_on_cpu(b), kernel.run_on_cpu(b))
+
+
 def test_columns_may_be_computed_in_several_runs(
     kernel: lospmm.Kernel, b: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:

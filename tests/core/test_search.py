@@ -19,9 +19,8 @@ from lospmm.errors import GpuFault
 from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
-from lospmm.last_axes import NO_LAST_AXES
 from lospmm.model import SPLITS, Candidate, Problem
-from lospmm.search import POLICY, Choice, choose_by_time, search
+from lospmm.search import POLICY, Choice, Policy, choose_by_time, search
 from lospmm.stages import Stages
 from lospmm.surrogate import Pool
 from tests.core.test_space import random_matrix
@@ -42,7 +41,7 @@ POOL = Pool.of(PROBLEM, CHOICE.space, estimate_micros, LOCKSTEPS)
 def key(candidate: Candidate) -> tuple[int, ...]:
     schedule = candidate.schedule
     axes = schedule.prefetch, schedule.column_group, schedule.lockstep, schedule.split_k
-    return (*candidate.tile, *axes, schedule.tiles_per_block, schedule.stores_early, schedule.walks)
+    return (*candidate.tile, *axes, schedule.walks)
 
 
 class Landscape:
@@ -119,34 +118,59 @@ def test_it_finds_a_valley_that_the_estimate_does_not_lead_to() -> None:
     assert micros([found.winner])[0] <= np.quantile(everything, 0.002)
 
 
-@pytest.mark.parametrize("is_found_late", [False, True])
-def test_what_comes_last_is_built_while_the_last_rounds_are_timed(is_found_late: bool) -> None:
-    """And where one of these is the fastest, what is made of it is timed behind it."""
+WAVES = Problem(random_matrix(3000, 40, 0.2, 0), 4096, H200)
+
+
+def waves_micros(candidate: Candidate) -> float:
+    """Those that walk their code twice are fastest."""
+    return (0.5 if candidate.schedule.walks > 1 else 1.0) * float(estimate_micros(WAVES, [candidate])[0])
+
+
+def test_what_comes_last_is_built_while_the_last_rounds_are_timed() -> None:
     timed: list[Candidate] = []
     begun_after: list[int] = []
-    rounds = len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch
 
     def trials(candidates: Sequence[Candidate]) -> Iterator[Measurement]:
-        if any(one.schedule.stores_early for one in candidates):
+        if any(one.schedule.walks > 1 for one in candidates):
             begun_after.append(len(timed))
         return running(candidates)
 
     def running(candidates: Sequence[Candidate]) -> Iterator[Measurement]:
         for one in candidates:
             timed.append(one)
-            micros = float(estimate_micros(PROBLEM, [one])[0])
-            if is_found_late and len(timed) == rounds:
-                micros /= 100
-            yield Measurement(Timing(micros, 0.01, 15), 1e-7, None)
+            yield Measurement(Timing(waves_micros(one), 0.01, 15), 1e-7, None)
 
-    found = choose(trials)
-    assert begun_after[0] == rounds - POLICY.ahead * POLICY.batch
-    assert len(begun_after) == 1 + is_found_late
+    choice = search(WAVES, estimate_micros, 3, Stages(), splits=(1, 2))
+    found = choose_by_time(WAVES, choice, estimate_micros, Clock(trials), Stages())
+    rounds = len(choice.shortlist) + POLICY.rounds * POLICY.batch
+    assert begun_after == [rounds - POLICY.ahead * POLICY.batch]
     assert len({key(one) for one in timed}) == len(timed)
-    last = timed[rounds - 1]
-    assert is_found_late == (found.winner is last)
-    early = replace(last, schedule=replace(last.schedule, stores_early=True))
-    assert is_found_late == (key(early) in {key(one) for one in timed[rounds:]})
+    assert found.winner in timed[rounds:]
+
+
+def test_where_blocks_come_in_waves_some_walk_their_code_twice() -> None:
+    """Of machine code alone, which is what has clusters."""
+
+    def chosen(splits: tuple[int, ...], policy: Policy = POLICY) -> tuple[Candidate, list[Candidate]]:
+        choice, clock = search(WAVES, estimate_micros, 3, Stages(), splits=splits), Landscape(waves_micros)
+        found = choose_by_time(WAVES, choice, estimate_micros, Clock(clock), Stages(), policy=policy)
+        return found.winner, [candidate for candidate in clock.asked if candidate.schedule.walks > 1]
+
+    winner, asked = chosen((1, 2))
+    assert winner.schedule.walks == 2
+    assert winner in asked
+    assert 1 < len(asked) <= POLICY.walked
+    assert chosen((1,))[1] == []
+    assert chosen((1, 2), replace(POLICY, walked=0))[1] == []
+
+
+def test_they_are_timed_too_where_there_is_little_else() -> None:
+    """Rounds end before all of them were had; what comes last is timed all the same."""
+    choice, clock = search(WAVES, estimate_micros, 3, Stages(), splits=(1, 2)), Landscape(waves_micros)
+    pool = Pool.of_these(WAVES, Candidates.of([one.candidate for one in choice.shortlist]), estimate_micros, (0,))
+    found = choose_by_time(WAVES, choice, estimate_micros, Clock(clock), Stages(), pool=pool)
+    assert found.winner.schedule.walks == 2
+    assert len(clock.asked) <= len(choice.shortlist) + POLICY.walked
 
 
 @settings(deadline=None, max_examples=8)
@@ -167,8 +191,7 @@ def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -
     assert micros(found.winner) == min(one for one in times if one is not None)
     assert [trial.candidate for trial in found.trials] == clock.asked
     assert len({key(candidate) for candidate in clock.asked}) == len(clock.asked)
-    at_last = 2 * (POLICY.last.chained + POLICY.last.deeper + POLICY.last.early + POLICY.last.walked)
-    assert len(clock.asked) <= len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch + at_last
+    assert len(clock.asked) <= len(CHOICE.shortlist) + POLICY.rounds * POLICY.batch + POLICY.walked
     tilings = {survivor.tile: survivor.tiling for survivor in CHOICE.space.survivors}
     for candidate in clock.asked:
         assert candidate.tiling is tilings[candidate.tile]
@@ -189,7 +212,7 @@ def test_a_space_of_few_is_timed_whole() -> None:
     problem = Problem(random_matrix(2, 3, 0.9, seed=0), 32, H200)
     choice = search(problem, estimate_micros, 3, Stages(), lockstep=128)
     clock = Landscape(lambda _: 1.0)
-    policy = replace(POLICY, last=NO_LAST_AXES)
+    policy = replace(POLICY, walked=0)
     choose_by_time(problem, choice, estimate_micros, Clock(clock), Stages(), locksteps=LOCKSTEPS, policy=policy)
     pool = Pool.of(problem, choice.space, estimate_micros, LOCKSTEPS)
     assert len(clock.asked) == min(len(pool.forecast), POLICY.rounds * POLICY.batch + 3)

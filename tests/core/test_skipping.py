@@ -50,7 +50,7 @@ def test_what_is_shipped_leaves_no_winner_out() -> None:
 
 
 def test_a_lost_search_would_find_nothing() -> None:
-    assert gain_of(H200, LEAST_NONZEROS).greatest < gain_of(H200, 200_000).greatest < 1 + (LOST - 1) * 0.8
+    assert gain_of(H200, 200_000).greatest < LOST
 
 
 def test_a_large_problem_is_built_in_parts_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,17 +55,6 @@ def clusters() -> str:
     return table(("problem", "M1 x N1", *names), lines, right=len(names))
 
 
-def chains() -> str:
-    """Microseconds of kernels with one tile to a block, and with two."""
-    found: dict[tuple[str, ...], dict[int, list[float]]] = {}
-    for record in records("chains"):
-        group, lockstep = record["column_group"] or "all", record["lockstep"] or "none"
-        key = _problem(record), f"{record['rows']} x {record['cols']}", str(group), str(lockstep)
-        found.setdefault(key, {}).setdefault(record["tiles_per_block"], []).append(record["micros"])
-    lines = [(*key, *(", ".join(f"{one:.1f}" for one in by[count]) for count in (1, 2))) for key, by in found.items()]
-    return table(("problem", "M1 x N1", "group", "barriers", "one tile", "two tiles"), lines, right=2)
-
-
 def _micros(record: Record | None) -> str:
     return "-" if record is None else f"{record['micros']:.1f}"
 
@@ -367,7 +356,6 @@ PAIRS = {"pairs": pairs, "errors": errors, "reuse": reuse}
 
 #: Errors are those of float32 sums, rounded once: in docs/accuracy.md.
 NARROW = {"narrow": lambda: pairs("narrow"), "quads": quads}
-CHAINS = {"chains": chains}
 WALKS = {"walks": walked_twice}
 #: Of the kernels of ``benchmarks.loads``.
 SHOWN_ROWS, NEAR = (45, 48, 51), 1.2

@@ -52,7 +52,6 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "decisions" / "0013-pairs-of-columns.md": placement.PAIRS,
     DOCS / "decisions" / "0022-elements-of-16-bits.md": placement.NARROW,
     DOCS / "decisions" / "0024-bits-of-pairs.md": families.BITMAP,
-    DOCS / "decisions" / "0025-tiles-one-after-another.md": placement.CHAINS,
     DOCS / "decisions" / "0031-code-is-walked-twice.md": placement.WALKS,
     DOCS / "decisions" / "0026-what-a-short-kernel-waits-for.md": short.REGIONS | cold_code.EARLY,
     DOCS / "decisions" / "0027-warpgroups.md": families.WARPGROUPS,

@@ -34,8 +34,6 @@ schedules = st.builds(
     prefetch=st.integers(1, 80),
     fmas_per_load=st.none() | st.integers(1, 12),
     column_group=st.integers(0, 5),
-    tiles_per_block=st.integers(1, 3),
-    stores_early=st.booleans(),
 )
 
 

@@ -97,14 +97,11 @@ def layers(draw: st.DrawFn, *, splits: tuple[int, ...] = (1,), is_convolution: b
     matrix = drawn_matrix(m, k, draw(st.sampled_from([0.05, 0.3, 1.0])), seed)
     problem = Problem(matrix, n, DEVICE, convolution, draw(epilogues(m)))
     rows, split = draw(st.integers(1, m)), draw(st.sampled_from(splits))
-    may_be_early = split == 1 and not problem.epilogue.residual
     schedule = Schedule(
         prefetch=draw(st.integers(1, 40)),
         fmas_per_load=draw(st.none() | st.integers(1, 6)),
         column_group=draw(st.integers(0, 3)),
         split_k=split,
-        tiles_per_block=draw(st.integers(1, 4)) if split == 1 else 1,
-        stores_early=may_be_early and draw(st.booleans()),
     )
     candidate = Candidate(TileSize(rows, draw(st.sampled_from([3, 32, 64]))), schedule, natural_order(matrix, rows))
     return layer_of(problem, lower(problem, candidate), seed)

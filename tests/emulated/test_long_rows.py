@@ -77,7 +77,7 @@ def test_long_rows_are_exact_to_a_millionth(activation: str, monkeypatch: pytest
     assert error < 6e-7 < 1.2e-6 < in_one_chain
 
 
-@pytest.mark.parametrize("axes", [{}, {"split_k": 2}, {"split_k": 8}, {"tiles_per_block": 3}])
+@pytest.mark.parametrize("axes", [{}, {"split_k": 2}, {"split_k": 8}])
 def test_no_chain_is_longer_than_its_limit(axes: dict[str, int]) -> None:
     matrix = uneven(40, 3000)
     problem, program = lowered(matrix, 8, **axes)
@@ -154,7 +154,7 @@ def test_every_emitter_adds_up_alike(language: str) -> None:
         pytest.skip("no g++ on this machine")
     matrix = uneven(24, 3000, seed=2)
     b = np.random.default_rng(3).normal(size=(3000, 40)).astype(np.float32)
-    for axes in ({}, {"tiles_per_block": 2}, *([{"split_k": 4}] if language == "sass" else [])):
+    for axes in ({}, *([{"split_k": 4}] if language == "sass" else [])):
         _, program = lowered(matrix, 12, n=40, **axes)
         assert sum(tile.count(Op.FOLD) for tile in program.tiles) > 5
         c = execute(emit(program, language, "sm_90"), geometry_of(program, n=40, cols=32), np.arange(40), b)
@@ -183,16 +183,11 @@ def test_ptx_of_short_chains(layer: Layer) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    rows=st.integers(1, 60),
-    prefetch=st.integers(1, 80),
-    split=st.sampled_from([1, 2, 8]),
-    together=st.integers(1, 3),
-)
-def test_registers_are_forecast_with_second_accumulators(rows: int, prefetch: int, split: int, together: int) -> None:
+@given(rows=st.integers(1, 60), prefetch=st.integers(1, 80), split=st.sampled_from([1, 2, 8]))
+def test_registers_are_forecast_with_second_accumulators(rows: int, prefetch: int, split: int) -> None:
     """No tile has more sums and buffers than the forecast counts, and none is counted that no tile has."""
     matrix = uneven(60, 2500)
-    schedule = Schedule(prefetch, split_k=split, tiles_per_block=together if split == 1 else 1)
+    schedule = Schedule(prefetch, split_k=split)
     problem = Problem(matrix, 64, H200)
     candidate = Candidate(TileSize(rows, 32), schedule, natural_order(matrix, rows))
     program = lower(problem, candidate)
@@ -202,7 +197,7 @@ def test_registers_are_forecast_with_second_accumulators(rows: int, prefetch: in
     beside = H200.reserved_registers + 3 * (split > 1)
     most = max(tile.accumulators + tile.buffers for tile in program.tiles)
     assert most + beside <= forecast
-    if split == schedule.tiles_per_block == 1:
+    if split == 1:
         seconds = max(tile.accumulators - tile.count(Op.STORE) for tile in program.tiles)
         whole = forecast_registers(rows, schedule, H200, seconds)
         assert forecast == whole or prefetch_of(problem, candidate) < prefetch

@@ -28,7 +28,7 @@ from lospmm.reorder import natural_order
 from lospmm.runtime import execute
 from lospmm.runtime.geometry import geometry_of
 from lospmm.space import explore
-from lospmm.twice import _tiles, walked_twice
+from lospmm.space_axes import _tiles, walked_twice
 from lospmm.verify import choose_columns, draw_b, verify_on_cpu
 from tests.emulated.drawn import random_matrix
 
@@ -153,7 +153,7 @@ def test_threads_keep_their_sums_apart() -> None:
 
 def test_what_cannot_be_walked_twice_is_refused() -> None:
     plain = problem_of(40, 60, 4096, 0.3)
-    for axes in ({"split_k": 2}, {"tiles_per_block": 2}, {"stores_early": True}, {"fmas_per_load": 2}):
+    for axes in ({"split_k": 2}, {"fmas_per_load": 2}):
         with pytest.raises(Unsupported, match="2 walks: of a product"):
             kernel_of(plain, 8, 64, 5, walks=2, **axes)
     with pytest.raises(Unsupported, match="2 walks: of a product of 2 x 512 columns"):

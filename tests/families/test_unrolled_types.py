@@ -59,7 +59,7 @@ def kernels(draw: st.DrawFn) -> tuple[Problem, KernelProgram]:
     rows, cols = draw(st.integers(1, matrix.m)), draw(st.sampled_from([1, 3, 32, 128]))
     tiling = regroup(matrix, [rows])[rows] if draw(st.booleans()) else natural_order(matrix, rows)
     drawn, lockstep = draw(schedules), draw(st.sampled_from([0, 64]))
-    split = draw(st.sampled_from([1, 1, 2, 4])) if drawn.tiles_per_block == 1 and not drawn.stores_early else 1
+    split = draw(st.sampled_from([1, 1, 2, 4]))
     schedule = replace(drawn, lockstep=lockstep, split_k=split)
     return problem, lower(problem, Candidate(TileSize(rows, cols), schedule, tiling))
 

@@ -79,10 +79,8 @@ EVEN = [
 @pytest.mark.parametrize("shape", EVEN)
 @pytest.mark.parametrize("is_layer", [False, True])
 def test_so_are_two_columns_to_a_thread(driver: Driver, shape: str, number: str, is_layer: bool) -> None:
-    m, *_, options = SHAPES[shape]
-    epilogue = PLAIN
-    if is_layer:  # a residual is added behind all sums
-        epilogue = epilogue_of(np.linspace(-1, 1, m), relu=True, residual="stores_early" not in options)
+    m, *_ = SHAPES[shape]
+    epilogue = epilogue_of(np.linspace(-1, 1, m), relu=True, residual=True) if is_layer else PLAIN
     problem, program = lowered(shape, number, detect_device(), epilogue, thread_words=2)
     assert program.words == DOUBLE
     check(driver, problem, program)

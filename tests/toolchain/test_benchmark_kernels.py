@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks import (
-    chains,
     clusters,
     delays,
     gpcs,
@@ -28,11 +27,8 @@ from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.device import find_device
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import regroup
-from lospmm.runtime.geometry import Geometry
+from lospmm.model import Problem, Schedule, TileSize
 from lospmm.runtime.hazards import Hazards, instructions
-from lospmm.runtime.sass_machine import execute
 from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
@@ -239,22 +235,6 @@ def test_four_columns_on_tensor_cores(
             assert (np.diff(issued[mine[code.form["rd"][mine] == target]]) >= quads.LATENCY).all()
     changed = np.frombuffer(patched(kernel.cubin), np.uint8) != np.frombuffer(kernel.cubin, np.uint8)
     assert products.sum() * 2 <= changed.sum() <= products.sum() * 3
-
-
-@pytest.mark.parametrize("lockstep", [0, 32])
-def test_two_tiles_to_a_block(lockstep: int, tmp_path: Path) -> None:
-    matrix = uniform(48, 64, 0.7, seed=0)
-    problem = for_emitter(Problem(matrix, 64, H200), "sass")
-    schedule = Schedule(8, None, 2, lockstep, tiles_per_block=2)
-    kernel = chains.build(problem, Candidate(TileSize(8, 32), schedule, regroup(matrix, [8])[8]), Store(tmp_path))
-    code = machine_code(kernel.cubin, kernel.entry, "sm_90")
-    assert len(code.starts) == 3 and kernel.launch.grid == (2, 3, 1)
-    b = np.random.default_rng(0).uniform(-1, 1, (64, 64)).astype(np.float32)
-    geometry = Geometry(m=48, k=64, n=64, cols=32, block_rows=3, grid=kernel.launch.grid, takes_n=False)
-    found = execute(code, geometry, np.arange(64), b)
-    dense = np.zeros((48, 64))
-    dense[np.repeat(np.arange(48), np.diff(matrix.indptr)), matrix.indices] = matrix.data
-    np.testing.assert_allclose(found, dense @ b, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """From the instructions of a tile to machine code: registers, scoreboards, stalls, barriers that keep warps together.
 
-Instructions keep the order that ``lospmm.schedule`` gave them. What is decided here is all that the hardware does not
-find out for itself (control fields as in ``form``):
+Instructions keep the order that ``lospmm.schedule`` gave them, but for stores (``early``). What is decided here is all
+that the hardware does not find out for itself (control fields as in ``form``):
 
 - a load announces itself on a scoreboard. There are six, so loads share them in groups of consecutive columns, and the
   first multiply-add of a group waits for the whole group;
@@ -33,6 +33,7 @@ from lospmm.codegen.sass.addresses import (
     set_windows,
     window_pairs,
 )
+from lospmm.codegen.sass.early import stored_early
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.machine import PEER_BYTES, WALKS_ENTRY, Entry, entry_for
 from lospmm.codegen.sass.ring import filling, last_filled
@@ -91,6 +92,7 @@ def entry_of(program: KernelProgram) -> Entry:
 def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np.void], int]:
     """The machine code of one tile of ``program``, whose n is known, and the registers that it needs (REGCOUNT)."""
     assert program.n is not None, "addresses are constants"
+    tile = stored_early(tile, program)
     is_narrow = program.words in FLOAT_SUMS
     code = narrow.widened(tile.code, tile.buffers) if is_narrow else tile.code
     fmas = np.flatnonzero(code["op"] == Op.FMA)
