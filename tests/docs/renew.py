@@ -25,6 +25,7 @@ from tests.docs import (
     searches,
     service,
     short,
+    speedups,
     splits,
     tokens,
     worked_example,
@@ -32,7 +33,7 @@ from tests.docs import (
 from tests.docs.pages import DOCS, ROOT, with_region
 
 REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
-    ROOT / "README.md": {"kernels": kernels.short, "results": results.results, "on a gpu": results.on_a_gpu},
+    ROOT / "README.md": speedups.README,
     DOCS / "accuracy.md": columns.REGIONS,
     DOCS / "library.md": columns.LIBRARY,
     DOCS / "flow.md": worked_example.REGIONS,
@@ -41,7 +42,7 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     kernels.PAGE: kernels.REGIONS,
     machine_code.PAGE: machine_code.REGIONS,
     networks.PAGE: networks.REGIONS,
-    paper.PAGE: paper.REGIONS,
+    paper.PAGE: speedups.REGIONS | paper.REGIONS,
     ranker.PAGE: ranker.REGIONS,
     service.PAGE: service.REGIONS,
     embedding.PAGE: embedding.REGIONS,
