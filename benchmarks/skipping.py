@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from benchmarks.families_build import UNROLLED
 from benchmarks.families_table import Record, family_micros, key, read_results
-from benchmarks.fit_families import (
+from benchmarks.kernels import ROOT
+from fitting.fit_families import (
     DEALS,
     FOLDS,
     UNTIMED_LINES,
@@ -34,7 +35,6 @@ from benchmarks.fit_families import (
     fitted,
     large_of,
 )
-from benchmarks.kernels import ROOT
 from lospmm.behind import FAR, LEAST_NONZEROS
 from lospmm.clock import ENOUGH
 from lospmm.device import DeviceSpec, find_device

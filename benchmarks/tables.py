@@ -78,7 +78,7 @@ class Table:
 
     @property
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The kernels that ran as ``benchmarks.estimate_on_gpu`` would write them."""
+        """The kernels that ran as ``fitting.estimate_on_gpu`` would write them."""
         about = {name: self.line[name] for name in ("m", "k", "n", "nnz", "device", "emitter", "problem")}
         for point, micros in self.micros.items():
             yield {**about, **dict(zip(AXES, point, strict=True)), "micros": micros}

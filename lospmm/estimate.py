@@ -2,8 +2,8 @@
 
 An SM issues instructions, fetches code, waits for loads and takes in B; the GPU reads B and C. Each of these costs is
 counted for the busiest SM, and the largest decides. The rates are fitted to kernels timed on one H200
-(benchmarks/fit_estimate.py, docs/estimate.md); other GPUs are taken to be alike per SM and cycle. A choice made so is
-marked in the manifest as not measured.
+(rank_model/fitting/fit_estimate.py, docs/estimate.md); other GPUs are taken to be alike per SM and cycle. A choice made
+so is marked in the manifest as not measured.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ EXCHANGE_INSTRUCTIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What cannot be read off a data sheet. The defaults are the fit of fit_estimate.json (benchmarks/results),
+    """What cannot be read off a data sheet. The defaults are the fit of fit_estimate.json (rank_model/data),
     rounded."""
 
     load_latency_cycles: float = 640.0  # that a group of ``prefetch`` loads of B adds to a block

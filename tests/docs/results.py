@@ -4,11 +4,13 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from benchmarks.families_table import best_sparse, dense_micros, mean
-from benchmarks.fit_estimate import Timed, estimates, quality, timed_kernels
 from benchmarks.levels import IN_USE
+from fitting import DATA
+from fitting.fit_estimate import Timed, estimates, quality, timed_kernels
 from lospmm.estimate import RATES
 from tests.docs.pages import ROOT
 
@@ -18,8 +20,8 @@ Record = dict[str, Any]
 Row = tuple[str, str]
 
 
-def records(name: str) -> list[Record]:
-    path = RESULTS / f"{name}.jsonl"
+def records(name: str, folder: Path = RESULTS) -> list[Record]:
+    path = folder / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -216,7 +218,7 @@ def results() -> str:
 
 @cache
 def _timed() -> dict[str, list[Timed]]:
-    return timed_kernels(RESULTS / "estimate_on_gpu.jsonl")
+    return timed_kernels(DATA / "estimate_on_gpu.jsonl")
 
 
 def _first(kernels: list[Timed]) -> float:
@@ -235,7 +237,7 @@ def on_a_gpu() -> str:
 
 def against_the_clock() -> str:
     """How the estimate orders the kernels that were timed, and how rates do that were fitted without the problem."""
-    left_out = json.loads((RESULTS / "fit_estimate.json").read_text())["problems"]
+    left_out = json.loads((DATA / "fit_estimate.json").read_text())["problems"]
     lines = []
     for name, kernels in _timed().items():
         found, unseen = quality(kernels, RATES), left_out[name]["left_out"]

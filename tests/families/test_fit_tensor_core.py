@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.fit_tensor_core import Timed, fits, fitted, slower
 from benchmarks.kernels import ROOT
 from benchmarks.tensor_core import TWO_OF_FOUR, chosen, problem_of
+from fitting.fit_tensor_core import Timed, fits, fitted, slower
 from lospmm.families.two_of_four import RATES, Rates, TwoOfFour, micros, plans
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.families_table import read_results
-from benchmarks.fit_families import axes_in, chosen_untimed, corrections, dense_alone, fitted, large_of, report
 from benchmarks.kernels import ROOT
+from fitting.fit_families import axes_in, chosen_untimed, corrections, dense_alone, fitted, large_of, report
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES, buckets, csr, partitions

@@ -1,6 +1,6 @@
 """What today's forecasts say of the plans that families.jsonl has times of: after a change of them, before a new fit.
 
-    python -m benchmarks.families_forecasts --family NAME... [--device h200] [--layers DIR] [--out DIR]
+    python -m fitting.families_forecasts --family NAME... [--device h200] [--layers DIR] [--out DIR]
 
 Times stay. A plan that lacks an axis of today has the one that it was timed with, its default. The plans of a problem
 are put into the order of the forecasts, and ``forecasts_of`` says of which commit these are. Lines of real layers stay
@@ -88,7 +88,7 @@ def main() -> None:
         changed, others = renew(results, given.family, given.device, given.layers, commit_of(ROOT))
         write_results(path, results)
     except (BadRequest, OSError) as error:
-        sys.exit(f"benchmarks.families_forecasts: {error}")
+        sys.exit(f"fitting.families_forecasts: {error}")
     print(f"{changed} lines of {len(results)} have other forecasts now")
     for problem in others:
         print(f"{problem} has plans of another kind now: its line stays as it is")

@@ -1,9 +1,9 @@
 """What the forecasts of families are worth, learned from the times of ``benchmarks.families``.
 
-    python -m benchmarks.fit_families [FILE] [--device NAME]
+    python -m fitting.fit_families [FILE] [--device NAME]
 
 fits the corrections of ``lospmm_rank.families`` to the first plans of every family, and to the times of cuBLAS alone
-(``benchmarks.dense_times``), and writes them into its weights.
+(``fitting.dense_times``), and writes them into its weights.
 Printed, and written beside them: the choice that forecasts make with the corrections, each problem judged by
 corrections that have seen no problem of its shape, against the fastest of everything that was timed. Shapes are dealt
 to folds in several ways; a figure is the mean of them, and ``least`` that of the worst deal.
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from benchmarks.families_build import UNROLLED
 from benchmarks.families_table import ROUNDED, Record, dense_micros, family_micros, key, read_results
 from benchmarks.kernels import ROOT
+from fitting import DATA
 from lospmm.device import DeviceSpec, find_device
 from lospmm.dtype import DTYPES
 from lospmm.families.traits import Traits
@@ -57,7 +58,7 @@ DEALS = 6
 
 #: Of unrolled kernels that are chosen where nothing is timed; of cuBLAS alone; of unrolled kernels of up to 4 million
 #: nonzeros.
-UNTIMED_LINES = ROOT / "benchmarks" / "results" / "untimed.jsonl"
+UNTIMED_LINES = DATA / "untimed.jsonl"
 DENSE_TIMES = UNTIMED_LINES.with_name("dense_times.jsonl")
 LARGE = UNTIMED_LINES.with_name("large.jsonl")
 UNTIMED_CARD = WEIGHTS.with_name("untimed") / "h200.json"
@@ -70,7 +71,7 @@ GOOD = 0.10
 
 
 def chosen_untimed(records: Sequence[Record], deal: int | None) -> list[Record]:
-    """``records`` with the unrolled kernel that is chosen where nothing is timed (``benchmarks.fit_untimed``) as its
+    """``records`` with the unrolled kernel that is chosen where nothing is timed (``fitting.fit_untimed``) as its
     first, by models that have seen no problem of its shape in this ``deal``; None: as it was chosen before them. Its
     time is that of the fastest that was timed, here or there."""
     lines, card = read_results(UNTIMED_LINES), json.loads(UNTIMED_CARD.read_text())
@@ -120,7 +121,7 @@ def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
 
 
 def dense_alone(device: DeviceSpec) -> list[tuple[Traits, Tried]]:
-    """What ``benchmarks.dense_times`` has timed; of A's traits only its sizes count."""
+    """What ``fitting.dense_times`` has timed; of A's traits only its sizes count."""
     found = []
     for line in map(json.loads, DENSE_TIMES.read_text().splitlines()):
         if line["machine"]["device"] == device.name and "micros" in line:
@@ -141,7 +142,7 @@ def dense_alone(device: DeviceSpec) -> list[tuple[Traits, Tried]]:
 
 
 def large_of(device: DeviceSpec) -> list[Record]:
-    """What ``benchmarks.large`` has timed."""
+    """What ``fitting.large`` has timed."""
     return [line for line in read_results(LARGE).values() if line["machine"]["device"] == device.name]
 
 

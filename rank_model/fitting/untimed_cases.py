@@ -1,4 +1,4 @@
-"""What ``benchmarks.untimed`` is run on: problems of ``families.jsonl`` that have an unrolled kernel, in TF32 and 16
+"""What ``fitting.untimed`` is run on: problems of ``families.jsonl`` that have an unrolled kernel, in TF32 and 16
 bits, and problems drawn between them, which the model learns from and is not judged by."""
 
 from collections.abc import Callable, Mapping, Sequence

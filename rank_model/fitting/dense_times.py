@@ -1,7 +1,7 @@
 """Times of the dense multiplication alone, cuBLAS, of sizes drawn between those that are judged: what its forecast is
-learned from (``lospmm_rank.families``, ``benchmarks.fit_families``).
+learned from (``lospmm_rank.families``, ``fitting.fit_families``).
 
-    python -m benchmarks.dense_times [--out DIR] [--stop-after SECONDS] [--commit HASH] [--dry]
+    python -m fitting.dense_times [--out DIR] [--stop-after SECONDS] [--commit HASH] [--dry]
 
 needs an NVIDIA GPU of the device table. A is nearly empty, B comes from memory, as ``benchmarks.families`` has it.
 Writes ``dense_times.jsonl``, a size and a type on a line. ``--dry`` has times made up, and writes nothing.
@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks.families import DENSE_OF, context_of, timed_baseline
 from benchmarks.kernels import ROOT, SEED, commit_of
-from benchmarks.untimed import DRY
+from fitting import DATA
+from fitting.untimed import DRY
 from lospmm.device import find_device
 from lospmm.dtype import DTYPES
 from lospmm.errors import BadRequest, GpuFault
@@ -104,14 +105,14 @@ def measure(arguments: argparse.Namespace) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=DATA)
     parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--dry", action="store_true", help="with made up times")
     try:
         print(f"{measure(parser.parse_args())} sizes")
     except (BadRequest, GpuFault, OSError) as error:
-        sys.exit(f"benchmarks.dense_times: {error}")
+        sys.exit(f"fitting.dense_times: {error}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Unrolled kernels of up to four million nonzeros, which no other benchmark builds, beside the best of other families.
 
-    python -m benchmarks.large [--out DIR] [--only TEXT] [--count COUNT] [--stop-after SECONDS] [--workers COUNT]
+    python -m fitting.large [--out DIR] [--only TEXT] [--count COUNT] [--stop-after SECONDS] [--workers COUNT]
                                [--commit HASH] [--dry]
 
 needs an NVIDIA GPU of the device table. Of each problem the ``--count`` unrolled kernels that a search would time first
@@ -29,6 +29,7 @@ from benchmarks.families_cases import Case, draw, problem_of
 from benchmarks.families_table import key, read_results, write_results
 from benchmarks.families_unrolled import EMITTER, shortlist
 from benchmarks.kernels import ROOT, commit_of
+from fitting import DATA
 from lospmm.build import build, for_emitter
 from lospmm.device import find_device
 from lospmm.errors import BadRequest, GpuFault, LospmmError
@@ -136,7 +137,7 @@ def prepared(pool: ProcessPoolExecutor, cases: Sequence[Case], count: int, folde
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=DATA)
     parser.add_argument("--only", default="", metavar="TEXT", help="problems whose name has it")
     parser.add_argument("--count", type=int, default=COUNT, help="of unrolled kernels")
     parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
@@ -148,7 +149,7 @@ def main() -> None:
     try:
         device = find_device("h200") if arguments.dry else detect_device()
     except BadRequest as error:
-        sys.exit(f"benchmarks.large: {error}")
+        sys.exit(f"fitting.large: {error}")
     path, cases = arguments.out / NAME, cases_of(device.name, arguments.only)
     results, context = read_results(path), context_of(device, arguments.commit or commit_of(ROOT))
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
 """The rates of the analytic estimate, fitted to timed kernels, and how well it orders kernels that it has not seen.
 
-    python -m benchmarks.fit_estimate [--results DIR]
+    python -m fitting.fit_estimate [--results DIR]
 
 reads ``estimate_on_gpu.jsonl`` and fits ``Rates`` by least mean absolute logarithmic error, once on all problems and
 once with each problem left out. Writes ``fit_estimate.json`` and prints, per problem, the rank correlation and the mean
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
 
-from benchmarks.estimate_on_gpu import PROBLEMS
+from fitting import DATA
+from fitting.estimate_on_gpu import PROBLEMS
 from lospmm.build import for_emitter
 from lospmm.device import find_device
 from lospmm.estimate import RATES, Rates, estimate_micros
@@ -88,7 +89,7 @@ def quality(kernels: list[Timed], rates: Rates) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--results", type=Path, default=DATA)
     results = parser.parse_args().results
     kernels = timed_kernels(results / "estimate_on_gpu.jsonl")
     everything = [kernel for group in kernels.values() for kernel in group]

@@ -1,6 +1,6 @@
 """The analytic estimate against the clock of a GPU.
 
-    python -m benchmarks.estimate_on_gpu [--out DIR] [--sample 60] [--seed 0] [--emitter sass]
+    python -m fitting.estimate_on_gpu [--out DIR] [--sample 60] [--seed 0] [--emitter sass]
 
 needs an NVIDIA GPU of the device table. For each problem it times the candidate that the estimate puts first, and
 ``--sample`` others: half of them drawn from the third of the space that the estimate puts first, half from all of it.
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
+from fitting import DATA
 from lospmm.build import for_emitter
 from lospmm.errors import LospmmError
 from lospmm.estimate import estimate_micros
@@ -111,7 +112,7 @@ def summary(records: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--out", type=Path, default=DATA)
     parser.add_argument("--sample", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0, help="draws the sample")
     parser.add_argument("--emitter", default="sass")

@@ -1,11 +1,11 @@
-"""The model that chooses an unrolled kernel where nothing is timed, trained on the times of ``benchmarks.untimed``.
+"""The model that chooses an unrolled kernel where nothing is timed, trained on the times of ``fitting.untimed``.
 
-    python -m benchmarks.fit_untimed [--device NAME]
+    python -m fitting.fit_untimed [--device NAME]
 
 writes the models of ``lospmm_rank.untimed`` and, beside them, their card: what they were trained on and how, and how
 much slower than the fastest of its problem the kernel is that they put first. Each problem of ``families.jsonl`` is
 judged by models that have seen none of its shape; shapes are dealt to folds in several ways, as
-``benchmarks.fit_families`` deals them, which takes ``held_out`` of the card: of each problem the place of what was put
+``fitting.fit_families`` deals them, which takes ``held_out`` of the card: of each problem the place of what was put
 first, by deal, and the microseconds that it was forecast to take.
 """
 
@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 
 from benchmarks.families import RESULTS_NAME
 from benchmarks.families_table import Record, read_results
-from benchmarks.fit_families import DEALS, FOLDS, dealt, figures
 from benchmarks.kernels import ROOT
-from benchmarks.untimed import NAME, read_features
-from benchmarks.untimed_cases import BETWEEN
+from fitting import DATA
+from fitting.fit_families import DEALS, FOLDS, dealt, figures
+from fitting.untimed import NAME, read_features
+from fitting.untimed_cases import BETWEEN
 from lospmm_rank.library import lightgbm
 from lospmm_rank.train import GRADES, grades
 from lospmm_rank.untimed import ESTIMATE, NAMES, SUFFIXES, WEIGHTS, Model
@@ -92,8 +93,8 @@ class Told:
 
 def read(device: str) -> dict[str, Told]:
     """Problems by their key."""
-    told = read_features(RESULTS)
-    lines = {name: line for name, line in read_results(RESULTS / NAME).items() if line["machine"]["device"] == device}
+    told = read_features(DATA)
+    lines = {name: line for name, line in read_results(DATA / NAME).items() if line["machine"]["device"] == device}
     return {name: Told(line, told[name]) for name, line in lines.items() if "micros" in line}
 
 

@@ -1,7 +1,7 @@
 """What an SM does in the forecasts of tensor_core, by the times of ``benchmarks.tensor_core``, and of two of four by
 those of ``benchmarks.families`` too.
 
-    python -m benchmarks.fit_tensor_core [--results DIR]
+    python -m fitting.fit_tensor_core [--results DIR]
 
 prints, for each kind of plan by warpgroups and each type, by how much the forecasts miss with what the source has
 (``families.warpgroups.KINDS``, ``families.two_of_four.RATES``) and with what fits best, as the root of the mean square
@@ -23,10 +23,10 @@ from scipy.optimize import minimize
 
 from benchmarks.families import RESULTS_NAME, cases_of, key_of
 from benchmarks.families_cases import problem_of as case_problem
-from benchmarks.families_forecasts import plan_in
 from benchmarks.families_table import read_results
 from benchmarks.kernels import ROOT
 from benchmarks.tensor_core import TWO_OF_FOUR, WITH_ZEROS, problem_of
+from fitting.families_forecasts import plan_in
 from lospmm.families import two_of_four, warpgroups
 from lospmm.families.two_of_four import TwoOfFour
 from lospmm.families.warpgroups import Warpgroups

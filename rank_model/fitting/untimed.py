@@ -1,6 +1,6 @@
 """The unrolled kernels of which one is chosen where nothing is timed (``lospmm_rank.untimed``), each of them timed.
 
-    python -m benchmarks.untimed [--layers DIR] [--out DIR] [--set SET]... [--dtype TYPE]... [--resume]
+    python -m fitting.untimed [--layers DIR] [--out DIR] [--set SET]... [--dtype TYPE]... [--resume]
                                  [--stop-after SECONDS] [--workers COUNT] [--commit HASH] [--dry]
 
 needs an NVIDIA GPU of the device table. The problems are those of ``families.jsonl``, in TF32 and 16 bits, and others
@@ -10,7 +10,7 @@ briefly, as a search does it, and the fastest of a problem again with full effor
 those that are drawn some of them (``sampled``). What the model is told of them goes into ``untimed.npz``. Builders on
 all cores work ahead of the GPU. ``--dry`` builds, has times made up, and writes nothing.
 
-    python -m benchmarks.untimed --features [--layers DIR]
+    python -m fitting.untimed --features [--layers DIR]
 
 writes anew what the model is told of all kernels, and needs no GPU.
 """
@@ -37,7 +37,8 @@ from benchmarks.families_build import Kernel
 from benchmarks.families_cases import Case, problem_of
 from benchmarks.families_table import Record, key, read_results, write_results
 from benchmarks.kernels import ROOT, SEED, commit_of
-from benchmarks.untimed_cases import BETWEEN, UNTIMED_SETS, WORK, cases_of
+from fitting import DATA
+from fitting.untimed_cases import BETWEEN, UNTIMED_SETS, WORK, cases_of
 from lospmm.build import build, for_emitter
 from lospmm.device import find_device
 from lospmm.errors import BadRequest, GpuFault, LospmmError
@@ -286,7 +287,7 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=DATA)
     parser.add_argument("--layers", type=Path, help="a folder of pruned layers")
     parser.add_argument("--set", action="append", choices=sorted({name for name, _ in WORK}))
     parser.add_argument("--dtype", action="append", choices=sorted({dtype for _, dtype in WORK}))
@@ -304,7 +305,7 @@ def main() -> None:
         cases = cases_of("h200", arguments.layers, arguments.set, arguments.dtype)
         done = measure(cases, arguments)
     except (BadRequest, GpuFault, OSError) as error:
-        sys.exit(f"benchmarks.untimed: {error}")
+        sys.exit(f"fitting.untimed: {error}")
     print(f"{done} of {len(cases)} problems")
 
 
