@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 
 from benchmarks.emission_pool import EmissionPool, Kernel
 from benchmarks.kernels import Case, commit_of, versions
+from benchmarks.paper.tables import AXES, point_of
 from benchmarks.problems import problems
-from benchmarks.tables import AXES, point_of
 from lospmm.build import for_emitter
 from lospmm.candidates import Candidates
 from lospmm.device import DEVICES, DeviceSpec

@@ -82,7 +82,7 @@ class Row:
 
 def records_of(device: DeviceSpec) -> list[Record]:
     """With times of an unrolled kernel, the fastest of all that were timed, and of another family."""
-    lines = read_results(ROOT / "benchmarks" / "results" / "families.jsonl").values()
+    lines = read_results(ROOT / "benchmarks" / "results" / "families.jsonl.gz").values()
     known = [line for line in lines if line["machine"]["device"] == device.name and line.get("traits")]
     every = [*chosen_untimed(known, None), *large_of(device)]
     return [record for record in every if UNROLLED in (times := family_micros(record)) and len(times) > 1]

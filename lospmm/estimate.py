@@ -33,7 +33,7 @@ class Rates:
 
     load_latency_cycles: float = 640.0  # that a group of ``prefetch`` loads of B adds to a block
     l2_bytes_per_cycle: float = 45.0  # of B, from the L2 cache to one SM while all read
-    request_cycles: float = 2.7  # of a warp's load, however little it brings (benchmarks/pairs.py)
+    request_cycles: float = 2.7  # of a warp's load, however little it brings (narrow.jsonl)
     fetch_bytes_per_cycle: float = 2.1  # of straight-line code, to an SM with one resident block
     fetch_sharing: float = 0.48  # resident blocks walk different code: r of them fetch r to this power times as fast
     fetch_grouped: float = 1.1  # of that rate, where neighbouring SMs walk the same code

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
+from benchmarks.harness import open_lines
 from fitting import DATA
 from lospmm.build import for_emitter
 from lospmm.errors import LospmmError
@@ -36,6 +37,8 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.trials import BuildAndTime
 from lospmm_datasets.synthetic import uniform
+
+NAME = "estimate_on_gpu.jsonl.gz"
 
 PROBLEMS = [
     (768, 768, 4096, 0.7),
@@ -119,7 +122,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     failed = 0
-    with (arguments.out / "estimate_on_gpu.jsonl").open("a") as results:
+    with open_lines(arguments.out / NAME, "a") as results:
         for key in PROBLEMS:
             found = []
             try:

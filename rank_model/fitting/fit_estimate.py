@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.stats import spearmanr
 
+from benchmarks.harness import read_lines
 from fitting import DATA
-from fitting.estimate_on_gpu import PROBLEMS
+from fitting.estimate_on_gpu import NAME, PROBLEMS
 from lospmm.build import for_emitter
 from lospmm.device import find_device
 from lospmm.estimate import RATES, Rates, estimate_micros
@@ -38,7 +39,7 @@ class Timed:
 
 def timed_kernels(path: Path) -> dict[str, list[Timed]]:
     """Every kernel of machine code that ran, by problem."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = read_lines(path)
     found: dict[str, list[Timed]] = {}
     for m, k, n, sparsity in PROBLEMS:
         matrix = uniform(m, k, sparsity, seed=0)
@@ -91,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=DATA)
     results = parser.parse_args().results
-    kernels = timed_kernels(results / "estimate_on_gpu.jsonl")
+    kernels = timed_kernels(results / NAME)
     everything = [kernel for group in kernels.values() for kernel in group]
     report: dict[str, Any] = {"kernels": len(everything), "rates_fitted": asdict(fitted(everything)), "problems": {}}
     for name, group in kernels.items():

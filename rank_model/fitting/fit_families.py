@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.families_build import UNROLLED
 from benchmarks.families_table import ROUNDED, Record, dense_micros, family_micros, key, read_results
+from benchmarks.harness import read_lines
 from benchmarks.kernels import ROOT
 from fitting import DATA
 from lospmm.device import DeviceSpec, find_device
@@ -58,7 +59,7 @@ DEALS = 6
 
 #: Of unrolled kernels that are chosen where nothing is timed; of cuBLAS alone; of unrolled kernels of up to 4 million
 #: nonzeros.
-UNTIMED_LINES = DATA / "untimed.jsonl"
+UNTIMED_LINES = DATA / "untimed.jsonl.gz"
 DENSE_TIMES = UNTIMED_LINES.with_name("dense_times.jsonl")
 LARGE = UNTIMED_LINES.with_name("large.jsonl")
 UNTIMED_CARD = WEIGHTS.with_name("untimed") / "h200.json"
@@ -123,7 +124,7 @@ def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
 def dense_alone(device: DeviceSpec) -> list[tuple[Traits, Tried]]:
     """What ``fitting.dense_times`` has timed; of A's traits only its sizes count."""
     found = []
-    for line in map(json.loads, DENSE_TIMES.read_text().splitlines()):
+    for line in read_lines(DENSE_TIMES):
         if line["machine"]["device"] == device.name and "micros" in line:
             dtype = DTYPES[line["dtype"]]
             traits = Traits(
@@ -304,12 +305,12 @@ def _text(content: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, nargs="?", default=ROOT / "benchmarks" / "results" / "families.jsonl")
+    parser.add_argument("file", type=Path, nargs="?", default=ROOT / "benchmarks" / "results" / "families.jsonl.gz")
     parser.add_argument("--device", default="h200")
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     arguments = parser.parse_args()
     device = find_device(arguments.device)
-    lines = [json.loads(line) for line in arguments.file.read_text().splitlines()]
+    lines = read_lines(arguments.file)
     records = [line for line in lines if line["machine"]["device"] == device.name and line.get("traits")]
     found = corrections(chosen_untimed(records, 0), device, dense_alone(device), large_of(device))
     families = {

@@ -1,7 +1,7 @@
-"""What an SM does in the forecasts of tensor_core, by the times of ``benchmarks.tensor_core``, and of two of four by
+"""What an SM does in the forecasts of tensor_core, by the times of ``fitting.tensor_core``, and of two of four by
 those of ``benchmarks.families`` too.
 
-    python -m fitting.fit_tensor_core [--results DIR]
+    python -m fitting.fit_tensor_core
 
 prints, for each kind of plan by warpgroups and each type, by how much the forecasts miss with what the source has
 (``families.warpgroups.KINDS``, ``families.two_of_four.RATES``) and with what fits best, as the root of the mean square
@@ -11,7 +11,6 @@ any other.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,9 +23,11 @@ from scipy.optimize import minimize
 from benchmarks.families import RESULTS_NAME, cases_of, key_of
 from benchmarks.families_cases import problem_of as case_problem
 from benchmarks.families_table import read_results
+from benchmarks.harness import read_lines
 from benchmarks.kernels import ROOT
-from benchmarks.tensor_core import TWO_OF_FOUR, WITH_ZEROS, problem_of
+from fitting import DATA
 from fitting.families_forecasts import plan_in
+from fitting.tensor_core import TWO_OF_FOUR, WITH_ZEROS, problem_of
 from lospmm.families import two_of_four, warpgroups
 from lospmm.families.two_of_four import TwoOfFour
 from lospmm.families.warpgroups import Warpgroups
@@ -36,6 +37,8 @@ from lospmm.model import Problem
 FITTED = (
     "multiplying_share", "copied_bytes_per_cycle", "stored_per_cycle", "chunk_cycles", "block_cycles", "way_cycles",
 )  # fmt: skip
+
+FAMILIES_TIMED = ROOT / "benchmarks" / "results" / RESULTS_NAME
 
 _problem = cache(problem_of)
 
@@ -59,8 +62,7 @@ class Fit(NamedTuple):
 
 
 def timed(path: Path, dtype: str, plan_of: Callable[..., Any]) -> Timed:
-    every = map(json.loads, path.read_text().splitlines())
-    lines = [line for line in every if line["dtype"] == dtype]
+    lines = [line for line in read_lines(path) if line["dtype"] == dtype]
     of = [(line["shape"], line["sparsity"], dtype) for line in lines]
     return Timed(
         tuple(_problem(*one) for one in of),
@@ -128,22 +130,24 @@ def slower(given: Timed, forecasts: NDArray[np.float64]) -> float:
     return float(np.mean(by))
 
 
-def fits(results: Path) -> list[Fit]:
+def fits() -> list[Fit]:
     found = []
     for dtype, kind in warpgroups.KINDS.items():
         names = [name for name in FITTED if getattr(kind, name)]
-        given = timed(results / WITH_ZEROS.results_name, dtype, Warpgroups)
+        given = timed(DATA / WITH_ZEROS.results_name, dtype, Warpgroups)
         found.append(fitted(f"warpgroups, {dtype}", given, kind, names, warpgroups.micros))
-    given = joined(timed(results / TWO_OF_FOUR.results_name, "float16", TwoOfFour), of_families(results / RESULTS_NAME))
+    given = joined(
+        timed(DATA / TWO_OF_FOUR.results_name, "float16", TwoOfFour),
+        of_families(FAMILIES_TIMED),
+    )
     names = [name for name, value in two_of_four.RATES._asdict().items() if value]
     found.append(fitted("two of four, float16", given, two_of_four.RATES, names, two_of_four.micros))
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    for fit in fits(parser.parse_args().results):
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for fit in fits():
         print(
             f"{fit.title}: missed by {fit.missed[0]:.0%}, at best {fit.missed[1]:.0%};"
             f" its choice is slower by {fit.slower[0]:.1%}, then {fit.slower[1]:.1%}"

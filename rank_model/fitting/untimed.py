@@ -62,7 +62,7 @@ EMITTER = families_unrolled.EMITTER
 
 DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
 
-NAME = "untimed.jsonl"
+NAME = "untimed.jsonl.gz"
 
 #: What the model is told of each kernel of each line.
 FEATURES_NAME = "untimed.npz"

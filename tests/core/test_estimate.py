@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fitting import DATA
-from fitting.estimate_on_gpu import PROBLEMS
+from fitting.estimate_on_gpu import NAME, PROBLEMS
 from fitting.fit_estimate import quality, timed_kernels
 from lospmm.device import DEVICES
 from lospmm.estimate import RATES, estimate_micros
@@ -33,7 +33,7 @@ def candidate(matrix: SparseMatrix, rows: int, cols: int, prefetch: int) -> Cand
     return Candidate(TileSize(rows, cols), Schedule(prefetch), regroup(matrix, [rows])[rows])
 
 
-RESULTS = DATA / "estimate_on_gpu.jsonl"
+RESULTS = DATA / NAME
 
 
 def test_the_estimate_orders_the_kernels_that_were_timed_on_a_gpu() -> None:

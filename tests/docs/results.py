@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.families_table import best_sparse, dense_micros, mean
-from benchmarks.levels import IN_USE
+from benchmarks.harness import read_lines
+from benchmarks.registers import IN_USE
 from fitting import DATA
+from fitting.estimate_on_gpu import NAME
 from fitting.fit_estimate import Timed, estimates, quality, timed_kernels
 from lospmm.estimate import RATES
 from tests.docs.pages import ROOT
@@ -21,8 +23,8 @@ Row = tuple[str, str]
 
 
 def records(name: str, folder: Path = RESULTS) -> list[Record]:
-    path = folder / f"{name}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    paths = (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz")
+    return [line for path in paths if path.exists() for line in read_lines(path)]
 
 
 def table(headings: Sequence[str], lines: Sequence[Sequence[str]], right: int = 0) -> str:
@@ -218,7 +220,7 @@ def results() -> str:
 
 @cache
 def _timed() -> dict[str, list[Timed]]:
-    return timed_kernels(DATA / "estimate_on_gpu.jsonl")
+    return timed_kernels(DATA / NAME)
 
 
 def _first(kernels: list[Timed]) -> float:
