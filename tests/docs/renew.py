@@ -19,7 +19,6 @@ from tests.docs import (
     network_state,
     networks,
     paper,
-    placement,
     ranker,
     results,
     searches,
@@ -27,7 +26,6 @@ from tests.docs import (
     short,
     speedups,
     splits,
-    tokens,
     worked_example,
 )
 from tests.docs.pages import DOCS, ROOT, with_region
@@ -48,28 +46,19 @@ REGIONS: dict[Path, dict[str, Callable[[], str]]] = {
     embedding.PAGE: embedding.REGIONS,
     einsums.PAGE: einsums.REGIONS,
     DOCS / "decisions" / "0002-ptxas-at-level-1.md": {"levels": results.optimization_levels},
-    DOCS / "decisions" / "0008-code-is-the-traffic.md": code_traffic.REGIONS | placement.REGIONS | cold_code.COUNTERS,
+    DOCS / "decisions" / "0008-code-is-the-traffic.md": code_traffic.REGIONS,
     DOCS / "decisions" / "0010-blocks-share-a-tile.md": {"splits": splits.fastest_by_split},
-    DOCS / "decisions" / "0013-pairs-of-columns.md": placement.PAIRS,
-    DOCS / "decisions" / "0022-elements-of-16-bits.md": placement.NARROW,
-    DOCS / "decisions" / "0024-bits-of-pairs.md": families.BITMAP,
-    DOCS / "decisions" / "0025-tiles-one-after-another.md": placement.CHAINS,
-    DOCS / "decisions" / "0031-code-is-walked-twice.md": placement.WALKS,
     DOCS / "decisions" / "0026-what-a-short-kernel-waits-for.md": short.REGIONS | cold_code.EARLY,
     DOCS / "decisions" / "0027-warpgroups.md": families.WARPGROUPS,
     DOCS / "decisions" / "0032-float32-of-halves.md": families.HALVES,
     DOCS / "decisions" / "0033-columns-in-fours.md": families.FOURS,
-    DOCS / "decisions" / "0028-code-is-fetched-first.md": cold_code.REGIONS,
     DOCS / "decisions" / "0030-timed-as-in-a-network.md": cold_code.CHOICES,
-    DOCS / "pytorch.md": tokens.TURNING,
-    DOCS / "measuring.md": placement.MEASURING | {"network noise": network_state.noise},
+    DOCS / "measuring.md": {"network noise": network_state.noise},
     DOCS / "benchmarking.md": {"network libraries": network_state.libraries},
     DOCS / "decisions" / "0015-small-rounds.md": {
         "search cost": searches.cost,
         "search replay": searches.replayed,
-        **placement.LOADS,
     },
-    DOCS / "decisions" / "0014-a-layer-in-its-model.md": tokens.REGIONS,
 }
 
 

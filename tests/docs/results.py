@@ -4,10 +4,14 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from benchmarks.fit_estimate import Timed, estimates, quality, timed_kernels
-from benchmarks.levels import IN_USE
+from benchmarks.harness import read_lines
+from benchmarks.registers import IN_USE
+from fitting import DATA
+from fitting.estimate_on_gpu import NAME
+from fitting.fit_estimate import Timed, estimates, quality, timed_kernels
 from lospmm.estimate import RATES
 from tests.docs.pages import ROOT
 
@@ -17,9 +21,9 @@ Record = dict[str, Any]
 Row = tuple[str, str]
 
 
-def records(name: str) -> list[Record]:
-    path = RESULTS / f"{name}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def records(name: str, folder: Path = RESULTS) -> list[Record]:
+    paths = (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz")
+    return [line for path in paths if path.exists() for line in read_lines(path)]
 
 
 def table(headings: Sequence[str], lines: Sequence[Sequence[str]], right: int = 0) -> str:
@@ -192,7 +196,7 @@ def results(sources: Sources) -> str:
 
 @cache
 def _timed() -> dict[str, list[Timed]]:
-    return timed_kernels(RESULTS / "estimate_on_gpu.jsonl")
+    return timed_kernels(DATA / NAME)
 
 
 def _first(kernels: list[Timed]) -> float:
@@ -211,7 +215,7 @@ def on_a_gpu() -> str:
 
 def against_the_clock() -> str:
     """How the estimate orders the kernels that were timed, and how rates do that were fitted without the problem."""
-    left_out = json.loads((RESULTS / "fit_estimate.json").read_text())["problems"]
+    left_out = json.loads((DATA / "fit_estimate.json").read_text())["problems"]
     lines = []
     for name, kernels in _timed().items():
         found, unseen = quality(kernels, RATES), left_out[name]["left_out"]
