@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.recorded import Row, record
+from benchmarks.harness import Row, record
 from lospmm.build import for_emitter
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD
 from lospmm.codegen.sass.emit import without_fetch
@@ -162,7 +162,7 @@ def records() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    record("ablation", records(), _shown, description=__doc__)
+    record("ablation.jsonl", records(), _shown, description=__doc__)
 
 
 def _shown(row: Row) -> str:

@@ -22,7 +22,8 @@ import numpy as np
 
 from benchmarks.families import baselines_for, timed_baseline, timed_family
 from benchmarks.families_build import Built, build_plan
-from benchmarks.kernels import ROOT, commit_of, versions, write_results
+from benchmarks.harness import write_results
+from benchmarks.kernels import ROOT, commit_of, versions
 from lospmm.device import DeviceSpec
 from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES

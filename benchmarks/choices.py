@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 
 from benchmarks.emission_pool import EmissionPool, Kernel
 from benchmarks.exhaustive import EMITTER, GpuClock, problem_of
-from benchmarks.figures.cost import counts
+from benchmarks.harness import read_lines
 from benchmarks.kernels import Case, commit_of, versions
+from benchmarks.paper.cost import counts
+from benchmarks.paper.tables import AXES, Point, Table, parts_of, point_of, read_tables
 from benchmarks.problems import problems
-from benchmarks.tables import AXES, Point, Table, parts_of, point_of, read_lines, read_tables
 from lospmm.clock import Clock, Trials
 from lospmm.device import DEVICES
 from lospmm.errors import LospmmError

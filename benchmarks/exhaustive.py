@@ -7,7 +7,7 @@ barriers (``lockstep``), half without. It is thinned in four passes (``Plan``); 
 
 1. ``spread``: of candidates with as many tiles, as many columns and as many blocks to a tile, the one that the estimate
    puts first, unless it is estimated at more than WORTH times the least estimate. Of an H200's 1,310 kernels that
-   were drawn at random (benchmarks/results/estimate_on_gpu.jsonl) none within 10 % of its problem's fastest was
+   were drawn at random (rank_model/data/estimate_on_gpu.jsonl) none within 10 % of its problem's fastest was
    estimated at more than 1.71 times it. Where there are more than the plan has room for, two thirds of the room goes
    to those estimated lowest and the rest is spread evenly over the others;
 2. ``schedules``: every schedule of the fastest tile sizes;
@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 
 from benchmarks.emission_pool import EmissionPool, Kernel
 from benchmarks.kernels import Case, commit_of, versions
+from benchmarks.paper.tables import AXES, point_of
 from benchmarks.problems import problems
-from benchmarks.tables import AXES, point_of
 from lospmm.build import for_emitter
 from lospmm.candidates import Candidates
 from lospmm.device import DEVICES, DeviceSpec

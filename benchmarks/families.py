@@ -62,7 +62,7 @@ from lospmm.model import Problem
 from lospmm.runtime.detect import detect_device, own_gpu_id
 from lospmm.settings import settings
 
-RESULTS_NAME = "families.jsonl"
+RESULTS_NAME = "families.jsonl.gz"
 TORCH_RESULTS_NAME = "families_torch.jsonl"
 
 #: The dense multiplication of each type, by its name among the baselines.

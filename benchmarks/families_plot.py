@@ -86,7 +86,7 @@ def _cell(panel: Any, at: tuple[int, int], colour: str, record: Record) -> None:
 def main() -> None:
     results = ROOT / "benchmarks" / "results"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, nargs="?", default=results / "families.jsonl")
+    parser.add_argument("file", type=Path, nargs="?", default=results / "families.jsonl.gz")
     parser.add_argument("--out", type=Path, default=results / "families_map.png")
     arguments = parser.parse_args()
     plt.switch_backend("agg")

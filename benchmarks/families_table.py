@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks import kernels
-from benchmarks.kernels import write_results
+from benchmarks import harness
+from benchmarks.harness import write_results
 from lospmm.device import find_device
 from lospmm.dtype import DTYPES
 
@@ -52,7 +52,7 @@ def key(record: Mapping[str, Any]) -> str:
 
 def read_results(path: Path) -> dict[str, Record]:
     """The lines of a file by key; none where there is no file. Raises BadRequest for what is not such a file."""
-    return kernels.read_results(path, key)
+    return harness.read_results(path, key)
 
 
 def family_micros(record: Record) -> dict[str, float]:

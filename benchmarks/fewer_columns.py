@@ -11,9 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checked import Operands
-from benchmarks.harness import build
-from benchmarks.recorded import record
+from benchmarks.harness import Operands, build, record
 from lospmm.build import for_emitter
 from lospmm.dtype import FLOAT32
 from lospmm.gpu.driver import open_driver
@@ -59,7 +57,7 @@ def records() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    record("fewer_columns", records(), description=__doc__)
+    record("fewer_columns.jsonl", records(), description=__doc__)
 
 
 if __name__ == "__main__":

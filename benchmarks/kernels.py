@@ -34,6 +34,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import lospmm
+from benchmarks import harness
+from benchmarks.harness import write_results
 from benchmarks.kernels_plot import plot_bound, plot_speedups
 from benchmarks.kernels_table import KNOWN, Known, Record, current, measured_of, problem_name, ratios, summary
 from benchmarks.real_weights import columns_of, read_pixels
@@ -171,23 +173,9 @@ def case_key(case: Case, context: Mapping[str, Any]) -> str:
     return key({"set": case.set, "problem": case.problem, **context})
 
 
-def read_results(path: Path, key_of: Callable[[Record], str] = key) -> dict[str, Record]:
+def read_results(path: Path) -> dict[str, Record]:
     """The lines of a file by key; none where there is no file. Raises BadRequest for what is not such a file."""
-    try:
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        return {key_of(record): record for record in records}
-    except FileNotFoundError:
-        return {}
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadRequest(f"{path}: not the lines of this benchmark ({error!r}); name another --out") from None
-
-
-def write_results(path: Path, results: Mapping[str, Record]) -> None:
-    """The whole file or the old one, whenever this process ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".part")
-    scratch.write_text("".join(json.dumps(record) + "\n" for record in results.values()))
-    scratch.replace(path)
+    return harness.read_results(path, key)
 
 
 def measure(

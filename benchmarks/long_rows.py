@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.checked import Kernel, Operands
-from benchmarks.harness import build
-from benchmarks.recorded import record
+from benchmarks.harness import Kernel, Operands, build, record
 from lospmm import sums
 from lospmm.build import for_emitter
 from lospmm.candidates import Candidates
@@ -141,7 +139,7 @@ def gelu(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def main() -> None:
-    record("long_rows", records(), description=__doc__)
+    record("long_rows.jsonl", records(), description=__doc__)
 
 
 if __name__ == "__main__":

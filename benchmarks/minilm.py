@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn import Linear
 from torch.nn.functional import normalize
 
+from benchmarks.harness import read_lines, write_lines
 from benchmarks.inference.ahead import Way, gpu_alone, options_of, sparsify
 from benchmarks.inference.bert import Bert, Size
 from benchmarks.inference.timing import as_graph, timed
@@ -248,13 +249,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def write_line(path: Path, line: Mapping[str, Any]) -> None:
     """In place of that of the same sparsity and device."""
-    lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    lines = read_lines(path) if path.exists() else []
     about = ("sparsity", "emulated")
-    kept = [one for one in lines if any(one[name] != line[name] for name in about)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".part")
-    scratch.write_text("".join(json.dumps(one) + "\n" for one in [*kept, line]))
-    scratch.replace(path)
+    write_lines(path, [*(one for one in lines if any(one[name] != line[name] for name in about)), dict(line)])
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -4,34 +4,35 @@
 
 needs an H200 or H100. Of the 41 shapes of section 7.1, in float32, and with half as many columns, which are as many
 bytes as of 16 bits: ``vectors`` of 16 bytes, so many to a thread, all loaded before the first is stored; and ``bulk``
-copies, of so many KiB, to shared memory and from there. Blocks each have as large a share of B as of C. "Kernel" is the
-float32 tile that an earlier search chose at 98 % zeros. None of the others has seen A: their errors mean nothing. The
-kernel is timed twice. Writes ``moving.jsonl`` and prints a line per kernel.
+copies, of so many KiB, to shared memory and from there. Blocks each have as large a share of B as of C. None has seen
+A: their errors mean nothing. Writes ``moving.jsonl`` and prints a line per kernel.
 """
 
 import itertools
-import math
+import os
+import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.checked import Kernel
-from benchmarks.early import Built, Case, cases, timed
-from benchmarks.kernels import SEED
-from benchmarks.recorded import Row, record
-from lospmm.build import for_emitter
-from lospmm.codegen import emit
+from benchmarks.harness import Kernel, Operands, Row, record
+from benchmarks.kernels import SEED, SHAPES_FILE
 from lospmm.codegen.emission import Emission
 from lospmm.device import DeviceSpec
-from lospmm.ir import launch
-from lospmm.lower import lower
-from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize, ceil_div
-from lospmm.reorder import regroup
+from lospmm.dtype import FLOAT32
+from lospmm.gpu.driver import open_driver
+from lospmm.gpu.timing import Effort
+from lospmm.model import Launch, ceil_div
+from lospmm.runtime.detect import detect_device
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm_datasets.shapes import read_shapes
 from lospmm_datasets.synthetic import uniform
 
 NAME = "move"
 SPARSITY = 0.98
+EFFORT = Effort(replays=9, warm_micros=5_000.0)
 
 #: Threads of a block and vectors of a thread; bytes of a bulk copy.
 VECTORS = tuple(itertools.product((128, 256, 512), (1, 2, 4, 8)))
@@ -99,42 +100,39 @@ def by_bulk(b_bytes: int, c_bytes: int, most: int) -> tuple[str, Launch]:
     return "\n".join(lines), Launch((blocks, 1, 1), 32, 128 + max(load, store))
 
 
-def kernel_of(problem: Problem, tile: TileSize, schedule: Schedule, store: Store) -> tuple[Row, Kernel]:
-    """The kernel of that tile."""
-    arch = problem.device.arch
-    program = lower(problem, Candidate(tile, schedule, regroup(problem.matrix, [tile.rows])[tile.rows]))
-    emission = emit(program, "sass", arch)
-    binary = compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=1)
-    shape = launch(program)
-    labels = {**tile._asdict(), "blocks": math.prod(shape.grid)}
-    return labels, Kernel(binary.cubin, program.name, shape, binary.code_bytes)
-
-
-def build(case: Case, device: DeviceSpec, folder: str) -> Built:
-    """The kernels that were chosen before, and those that move as much."""
-    (m, k, n), sparsity, tiles = case
-    store = Store(Path(folder))
-    problem = for_emitter(Problem(uniform(m, k, sparsity, seed=SEED), n, device), "sass")
-    found: Built = [("kernel", *kernel_of(problem, *tile, store)) for tile in tiles]
-    sizes, bits = (4 * k * n, 4 * m * n), 32 if tiles else 16
+def build(gemm: tuple[int, int, int], device: DeviceSpec, folder: str) -> list[tuple[str, Kernel]]:
+    """Each way to move B and C of float32, with its name."""
+    m, k, n = gemm
+    sizes = 4 * k * n, 4 * m * n
     texts = {f"vectors, {threads} x {most}": by_vectors(*sizes, threads, most) for threads, most in VECTORS}
     texts |= {f"bulk, {size >> 10} KiB": by_bulk(*sizes, size) for size in BULK}
+    found = []
     for name, (text, shape) in texts.items():
         emission = Emission("ptx", NAME, text, (text,))
-        binary = compile_kernel(emission, arch=device.arch, registers=255, store=store, workers=1)
-        found.append((name, {"chosen": False, "bits": bits}, Kernel(binary.cubin, NAME, shape, binary.code_bytes)))
+        binary = compile_kernel(emission, arch=device.arch, registers=255, store=Store(Path(folder)), workers=1)
+        found.append((name, Kernel(binary.cubin, NAME, shape, binary.code_bytes)))
     return found
 
 
-def wanted() -> Iterator[Case]:
-    """In 32 bits, and in 16: half as many words, and no kernel."""
-    whole = cases((SPARSITY,))
-    yield from whole
-    yield from (((m, k, n // 2), sparsity, ()) for (m, k, n), sparsity, _ in whole)
+def records() -> Iterator[Row]:
+    """In 32 bits, and in 16: half as many words."""
+    gemms = [shape.gemm for network in read_shapes(SHAPES_FILE).networks for shape in network.shapes]
+    wanted = [((m, k, n * bits // 32), bits) for bits in (32, 16) for m, k, n in gemms]
+    device, workers = detect_device(), max(1, (os.cpu_count() or 2) - 2)
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        built = [pool.submit(build, gemm, device, folder) for gemm, _ in wanted]
+        driver = open_driver()
+        for ((m, k, n), bits), kernels in zip(wanted, built, strict=True):
+            operands = Operands(driver, uniform(m, k, SPARSITY, seed=SEED), n, FLOAT32)
+            for name, kernel in kernels.result():
+                yield {"device": device.name, "m": m, "k": k, "n": n, "sparsity": SPARSITY, "form": name, "bits": bits,
+                       "code_bytes": kernel.code_bytes, **operands.time(kernel, effort=EFFORT)}  # fmt: skip
+            operands.close()
+        driver.close()
 
 
 def main() -> None:
-    record("moving", timed([*wanted()], build), description=__doc__)
+    record("moving.jsonl.gz", records(), description=__doc__)
 
 
 if __name__ == "__main__":

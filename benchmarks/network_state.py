@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.families_unrolled import shortlist
-from benchmarks.placing import problem_of
-from benchmarks.recorded import Row, record
+from benchmarks.harness import Row, problem_of, record
 from lospmm.baselines import BaselineTime
 from lospmm.baselines.work import COMMAND, BaselineTask
 from lospmm.bench import compare
@@ -114,7 +113,7 @@ def shown(row: Row) -> str:
 
 
 def main() -> None:
-    record("network_state", records(), shown, description=__doc__)
+    record("network_state.jsonl", records(), shown, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ networks, on a CPU where there is no GPU, and is there for tests. Exits 1 if a v
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
+from benchmarks import harness
 from benchmarks.inference.ahead import Way, gpu_alone, options_of, sparsify
 from benchmarks.inference.pruned import CASES, Case, Pruned, build
 from benchmarks.inference.variants import VARIANTS, Bench, Variant
@@ -50,24 +50,14 @@ def key(line: Record) -> tuple[str, ...]:
 
 def read_results(path: Path) -> dict[tuple[str, ...], Record]:
     """Raises BadRequest for what is no such file."""
-    try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        return {key(line): line for line in lines}
-    except FileNotFoundError:
-        return {}
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadRequest(f"{path}: not the lines of this benchmark ({error!r}); name another --out") from None
+    return harness.read_results(path, key)
 
 
 def write_line(path: Path, line: Record) -> None:
-    """Put it into the file at once: the whole new one, or the old one, whenever this process ends."""
+    """Put it into the file at once."""
     results = read_results(path)
     results.pop(key(line), None)
-    results[key(line)] = line
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".part")
-    scratch.write_text("".join(json.dumps(record) + "\n" for record in results.values()))
-    scratch.replace(path)
+    harness.write_lines(path, [*results.values(), line])
 
 
 def line_of(bench: Bench, variant: Variant) -> Record:

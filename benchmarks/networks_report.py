@@ -15,6 +15,9 @@ Record = dict[str, Any]
 #: A network with kernels may take so much longer than the dense one, which is noise.
 NOISE = 0.02
 
+#: Panels of the plot in a row: two stay legible in a page's width.
+PANELS_ABREAST = 2
+
 _COLORS = {"dense": "tab:gray", "cusparse": "tab:orange", "lospmm": "tab:blue"}
 
 
@@ -138,8 +141,12 @@ def plot(lines: Sequence[Record], path: Path) -> None:
     """A panel for each case: a bar for each variant."""
     found = measured_of(lines)
     cases = list(dict.fromkeys(line["case"] for line in found))
-    figure, panels = plt.subplots(1, len(cases), figsize=(4.2 * len(cases), 4.5), layout="constrained", squeeze=False)
-    for panel, case in zip(panels[0], cases, strict=True):
+    rows = -(-len(cases) // PANELS_ABREAST)
+    size = (4.6 * PANELS_ABREAST, 3.4 * rows)
+    figure, panels = plt.subplots(rows, PANELS_ABREAST, figsize=size, layout="constrained", squeeze=False)
+    for panel in panels.flat[len(cases) :]:
+        panel.set_axis_off()
+    for panel, case in zip(panels.flat, cases, strict=False):
         own = [line for line in found if line["case"] == case]
         at = np.arange(len(own))
         bars = panel.barh(
@@ -151,9 +158,9 @@ def plot(lines: Sequence[Record], path: Path) -> None:
         panel.set_yticks(at, [line["variant"] for line in own])
         panel.invert_yaxis()
         panel.margins(x=0.25)
-        panel.set_xlabel("ms")
-        panel.set_title(f"{case}, batch {own[0]['batch']}")
+        panel.set_xlabel("latency, ms")
+        panel.set_title(f"{case} zeros, batch {own[0]['batch']}")
     devices = " and ".join(sorted({line["machine"]["title"] for line in found}))
-    figure.suptitle(f"Networks from input to output on {devices}")
+    figure.suptitle(f"Whole networks on {devices}: latency, lower is better")
     figure.savefig(path, dpi=110)
     plt.close(figure)

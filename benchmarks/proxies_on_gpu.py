@@ -26,7 +26,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.emission_pool import Kernel, core_seconds
 from benchmarks.exhaustive import GpuClock, best_of_kinds
-from benchmarks.tables import AXES, point_of
+from benchmarks.paper.tables import AXES, point_of
 from lospmm.build import build, for_emitter
 from lospmm.device import DeviceSpec
 from lospmm.errors import BadRequest, LospmmError, ToolchainFault

@@ -9,16 +9,18 @@ Exits 1 if a kernel as the project compiles it spills or needs more registers th
 """
 
 import argparse
+import dataclasses
 import json
 import random
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from benchmarks.levels import IN_USE, ptxas_level
 from lospmm import readers
 from lospmm.codegen import emit
 from lospmm.device import DEVICES
@@ -29,12 +31,30 @@ from lospmm.reorder import regroup
 from lospmm.settings import settings
 from lospmm.space import explore, widen
 from lospmm.store import Store
+from lospmm.toolchain import compile, compilers
 from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.synthetic import uniform
 
 SHAPES = [(64, 147, 0.9), (128, 1152, 0.9), (256, 256, 0.5), (256, 1024, 0.95), (384, 384, 0.7), (512, 512, 0.98)]
 COLUMNS = [49, 196, 1000, 4096, 12544, 50176]
 GPUS = ["h200", "h200", "a100", "rtx2080ti", "l40s", "b200"]
+
+
+IN_USE = "-O1"
+
+
+@contextmanager
+def ptxas_level(level: str) -> Iterator[None]:
+    """Within the block, PTX is compiled at ``level``, as in "-O3"."""
+
+    def at_level(*arguments: Any) -> compilers.Compiler:
+        compiler = compilers.COMPILERS["ptx"](*arguments)
+        assert IN_USE in compiler.options
+        options = tuple(level if option == IN_USE else option for option in compiler.options)
+        return dataclasses.replace(compiler, options=options)
+
+    with mock.patch.object(compile, "COMPILERS", {**compilers.COMPILERS, "ptx": at_level}):
+        yield
 
 
 def matrices(layers: Path | None) -> Iterator[tuple[str, SparseMatrix]]:

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
+from benchmarks.paper.tables import Point, Table, parts_of, point_of, read_tables
 from benchmarks.problems import problems
-from benchmarks.tables import Point, Table, parts_of, point_of, read_tables
 from lospmm.build import for_emitter
 from lospmm.clock import Clock
 from lospmm.device import DEVICES

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from benchmarks.families_build import UNROLLED
 from benchmarks.families_table import Record, family_micros, key, read_results
-from benchmarks.fit_families import (
+from benchmarks.kernels import ROOT
+from fitting.fit_families import (
     DEALS,
     FOLDS,
     UNTIMED_LINES,
@@ -34,7 +35,6 @@ from benchmarks.fit_families import (
     fitted,
     large_of,
 )
-from benchmarks.kernels import ROOT
 from lospmm.behind import FAR, LEAST_NONZEROS
 from lospmm.clock import ENOUGH
 from lospmm.device import DeviceSpec, find_device
@@ -82,7 +82,7 @@ class Row:
 
 def records_of(device: DeviceSpec) -> list[Record]:
     """With times of an unrolled kernel, the fastest of all that were timed, and of another family."""
-    lines = read_results(ROOT / "benchmarks" / "results" / "families.jsonl").values()
+    lines = read_results(ROOT / "benchmarks" / "results" / "families.jsonl.gz").values()
     known = [line for line in lines if line["machine"]["device"] == device.name and line.get("traits")]
     every = [*chosen_untimed(known, None), *large_of(device)]
     return [record for record in every if UNROLLED in (times := family_micros(record)) and len(times) > 1]

@@ -2,8 +2,8 @@
 
 An SM issues instructions, fetches code, waits for loads and takes in B; the GPU reads B and C. Each of these costs is
 counted for the busiest SM, and the largest decides. The rates are fitted to kernels timed on one H200
-(benchmarks/fit_estimate.py, docs/estimate.md); other GPUs are taken to be alike per SM and cycle. A choice made so is
-marked in the manifest as not measured.
+(rank_model/fitting/fit_estimate.py, docs/estimate.md); other GPUs are taken to be alike per SM and cycle. A choice made
+so is marked in the manifest as not measured.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ EXCHANGE_INSTRUCTIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What cannot be read off a data sheet. The defaults are the fit of fit_estimate.json (benchmarks/results),
+    """What cannot be read off a data sheet. The defaults are the fit of fit_estimate.json (rank_model/data),
     rounded."""
 
     load_latency_cycles: float = 640.0  # that a group of ``prefetch`` loads of B adds to a block
     l2_bytes_per_cycle: float = 45.0  # of B, from the L2 cache to one SM while all read
-    request_cycles: float = 2.7  # of a warp's load, however little it brings (benchmarks/pairs.py)
+    request_cycles: float = 2.7  # of a warp's load, however little it brings (narrow.jsonl)
     fetch_bytes_per_cycle: float = 2.1  # of straight-line code, to an SM with one resident block
     fetch_sharing: float = 0.48  # resident blocks walk different code: r of them fetch r to this power times as fast
     fetch_grouped: float = 1.1  # of that rate, where neighbouring SMs walk the same code

@@ -73,7 +73,7 @@ class Rates(NamedTuple):
     exchanged_per_cycle: float  # sums that a block of a cluster writes for the others
 
 
-#: What fits 2,700 times on an H200 best (``benchmarks.fit_tensor_core``): it misses them by 11 %, and what it puts
+#: What fits 2,700 times on an H200 best (``fitting.fit_tensor_core``): it misses them by 11 %, and what it puts
 #: first is 1.4 % slower than the fastest in the mean.
 RATES = Rates(
     copied_bytes_per_cycle=38.0,

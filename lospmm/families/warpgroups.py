@@ -53,7 +53,7 @@ _FLOORS = (2.0**-39, 2.0**-35)
 
 class Kind(NamedTuple):
     """How numbers of a type are multiplied, and what that takes. Cycles and rates are of an SM, fitted to what
-    ``benchmarks.tensor_core`` timed on an H200 (``benchmarks.fit_tensor_core``): TF32 is missed by 15 %, float32 by
+    ``fitting.tensor_core`` timed on an H200 (``fitting.fit_tensor_core``): TF32 is missed by 15 %, float32 by
     14."""
 
     template: str

@@ -62,7 +62,7 @@ SCOREBOARD_LIMIT = 63  # 6 bits
 SCOREBOARD_CYCLES = 2  # as ptxas sets them: a load, a stall of 2, an instruction that waits for it
 
 #: From an arrival at the cluster's barrier to the wait for the others. On an H200 a wait up to 5 cycles behind an
-#: arrival does not wait, from 6 cycles on it does (benchmarks/clusters.py); ptxas leaves it a branch.
+#: arrival does not wait, from 6 cycles on it does (rank_model/fitting/clusters.py); ptxas leaves it a branch.
 ARRIVE_CYCLES = 11
 
 #: Registers that the hardware keeps of those that a thread is given.

@@ -4,7 +4,7 @@ A family's forecast counts what limits it, and is off by a factor that depends o
 plan. The factor's logarithm is that of the problems and plans that were measured and are like this one, by the
 logarithms of their ``Traits``, of the forecast and of the plan's axes: a linear form and a sum of Matérn kernels around
 each of them (kernel ridge regression; Rasmussen and Williams, Gaussian Processes for Machine Learning, section 4.2.1).
-``benchmarks.fit_families`` fits it, and says what it is worth on problems that it has not seen. Traits beyond those
+``fitting.fit_families`` fits it, and says what it is worth on problems that it has not seen. Traits beyond those
 that were measured count as the nearest that were. The choice takes no library and about a millisecond.
 """
 
@@ -59,7 +59,7 @@ LOOKED_AT = 3
 SURE = 0.85
 
 #: The same of cuBLAS on a GPU of which nothing was learned: on an H200 it takes 1.8 times its forecast in float32 and
-#: 1.6 times in TF32, the medians of ``benchmarks.dense_times``, and most where all takes a few microseconds.
+#: 1.6 times in TF32, the medians of ``fitting.dense_times``, and most where all takes a few microseconds.
 GUESSED = 0.55
 
 #: How far problems are alike, in standard deviations of the traits.

@@ -1,4 +1,4 @@
-"""Every module of ``benchmarks`` is imported, so that none asks for a name that has gone."""
+"""Every module of ``benchmarks`` and ``fitting`` is imported, so that none asks for a name that has gone."""
 
 import importlib
 import importlib.util
@@ -7,14 +7,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "benchmarks").rglob("*.py"))
+FOLDERS = (ROOT / "benchmarks", ROOT / "rank_model" / "fitting")
+MODULES = sorted(
+    ".".join(path.relative_to(folder.parent).with_suffix("").parts)
+    for folder in FOLDERS
+    for path in folder.rglob("*.py")
+)
 
 #: Packages that benchmarks may need and an installation for tests may lack. Triton comes with PyTorch for GPUs alone.
 OPTIONAL = ("torch", "triton", "mtkahypar")
 
 
 def test_there_are_benchmarks() -> None:
-    assert {"benchmarks.families", "benchmarks.inference.bert", "benchmarks.serving.rate"} <= set(MODULES)
+    assert {"benchmarks.families", "benchmarks.inference.bert", "benchmarks.serving.rate", "fitting.untimed"} <= set(
+        MODULES
+    )
 
 
 @pytest.mark.parametrize("name", MODULES)

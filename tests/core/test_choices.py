@@ -13,8 +13,8 @@ from benchmarks import choices
 from benchmarks.choices import PHASES, TURNS, WAYS, Place, explored, line_of, summary, tasks
 from benchmarks.emission_pool import EmissionPool
 from benchmarks.exhaustive import InventedClock, Plan, prepare, search_all
+from benchmarks.paper.tables import AXES, Table
 from benchmarks.problems import problems
-from benchmarks.tables import AXES, Table
 from lospmm import measure
 from lospmm.build import for_emitter
 from lospmm.device import DEVICES

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.dense_times import DTYPES_DRAWN, MOST_ELEMENTS, MOST_PRODUCTS, NONZEROS, PROBLEMS, SIDES, drawn, scarce
+from fitting.dense_times import DTYPES_DRAWN, MOST_ELEMENTS, MOST_PRODUCTS, NONZEROS, PROBLEMS, SIDES, drawn, scarce
 
 
 def test_what_is_drawn_is_the_same_each_time_and_within_its_bounds() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fitting import DATA
 from lospmm import artifact, jobs
 from lospmm.build import build, for_emitter
 from lospmm.candidates import Candidates
@@ -42,8 +43,8 @@ from lospmm_datasets.synthetic import uniform
 H200 = DEVICES["h200"]
 FLOAT16 = DTYPES["float16"]
 
-#: What was timed on an H200, by ``benchmarks.pairs --name narrow``; and the words of a thread of each kind.
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "narrow.jsonl"
+#: What was timed on an H200; and the words of a thread of each kind.
+RESULTS = DATA / "narrow.jsonl"
 COLUMNS = {"float16, float32 sums": 1, "float16, float32 sums, two columns": 2}
 
 #: Few nonzeros to a row: most of a tile is loads.
@@ -238,7 +239,7 @@ def dense_of(matrix: SparseMatrix) -> np.ndarray:
 
 
 def test_the_estimate_is_near_what_one_and_two_columns_took() -> None:
-    """The kernels of benchmarks/results/narrow.jsonl, which no rate was fitted to but the cycles of a request."""
+    """The kernels of rank_model/data/narrow.jsonl, which no rate was fitted to but the cycles of a request."""
     records = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for one in (one for one in records if one["kind"] in COLUMNS):

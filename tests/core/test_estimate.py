@@ -1,14 +1,13 @@
 """The order of candidates where nothing is measured, and the features that a rank model will see."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.estimate_on_gpu import PROBLEMS
-from benchmarks.fit_estimate import quality, timed_kernels
+from fitting import DATA
+from fitting.estimate_on_gpu import NAME, PROBLEMS
+from fitting.fit_estimate import quality, timed_kernels
 from lospmm.device import DEVICES
 from lospmm.estimate import RATES, estimate_micros
 from lospmm.features import FEATURES, Subject, features, features_of
@@ -34,7 +33,7 @@ def candidate(matrix: SparseMatrix, rows: int, cols: int, prefetch: int) -> Cand
     return Candidate(TileSize(rows, cols), Schedule(prefetch), regroup(matrix, [rows])[rows])
 
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "estimate_on_gpu.jsonl"
+RESULTS = DATA / NAME
 
 
 def test_the_estimate_orders_the_kernels_that_were_timed_on_a_gpu() -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from benchmarks import exhaustive
 from benchmarks.emission_pool import EmissionPool, Kernel
 from benchmarks.exhaustive import GpuClock, InventedClock, Plan, Prepared, prepare, search_all, thinned
+from benchmarks.paper.tables import AXES, Table, parts_of, point_of, read_tables
 from benchmarks.problems import chosen_shapes, spread
-from benchmarks.tables import AXES, Table, parts_of, point_of, read_tables
 from lospmm import measure
 from lospmm.build import for_emitter
 from lospmm.device import DEVICES

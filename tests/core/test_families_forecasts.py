@@ -1,11 +1,11 @@
-"""benchmarks/families_forecasts.py: today's forecasts beside the times of before."""
+"""fitting/families_forecasts.py: today's forecasts beside the times of before."""
 
 from dataclasses import asdict
 from typing import Any
 
 from benchmarks.families_cases import SETS, problem_of
-from benchmarks.families_forecasts import again, plan_in, renew
 from benchmarks.families_table import key
+from fitting.families_forecasts import again, plan_in, renew
 from lospmm.families import FAMILIES, two_of_four
 from lospmm.families.two_of_four import TwoOfFour
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from benchmarks import network_state, placing
+from benchmarks import harness, network_state
 from lospmm.device import DEVICES
 from lospmm.measure import BRIEF
 
@@ -12,7 +12,7 @@ DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
 
 
 def test_every_state_and_effort_has_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (network_state, placing):
+    for module in (network_state, harness):
         monkeypatch.setattr(module, "detect_device", lambda: DEVICES["h200"])
     monkeypatch.setattr(network_state, "own_gpu_id", lambda: "0" * 32)
     monkeypatch.setattr(network_state, "PROBLEMS", (((48, 64, 256), 0.8),))

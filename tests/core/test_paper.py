@@ -9,10 +9,10 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from benchmarks import paper
-from benchmarks.figures import cost, emitters, fetch, load, loss, regrouped, speed
-from benchmarks.figures.cost import OURS, TOP
-from benchmarks.tables import AXES, Table
+from benchmarks.paper import __main__ as paper
+from benchmarks.paper import cost, emitters, fetch, load, loss, regrouped, speed
+from benchmarks.paper.cost import OURS, TOP
+from benchmarks.paper.tables import AXES, Table
 from lospmm.device import DEVICES
 from lospmm.model import Problem
 from lospmm.reorder import natural_order, regroup

@@ -9,9 +9,10 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
-from benchmarks import paper, proxies_on_gpu
+from benchmarks import proxies_on_gpu
 from benchmarks.emission_pool import Kernel
-from benchmarks.figures import fetch, load, regrouped, timing
+from benchmarks.paper import __main__ as paper
+from benchmarks.paper import fetch, load, regrouped, timing
 from benchmarks.proxies_on_gpu import build_pair, candidates_of, main, summary
 from lospmm.build import for_emitter
 from lospmm.device import DEVICES

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.paper.tables import Table, point_of
 from benchmarks.search_replay import NOISE, ROUGH, SINGLE, Landscape, Way, replayed, roughness
-from benchmarks.tables import Table, point_of
 from lospmm.device import DEVICES
 from lospmm.estimate import estimate_micros
 from lospmm.model import Problem

@@ -1,4 +1,4 @@
-"""benchmarks/skipping.py by times that are made up and by those that were recorded, and benchmarks/large.py without a
+"""benchmarks/skipping.py by times that are made up and by those that were recorded, and fitting/large.py without a
 GPU."""
 
 import sys
@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import families, large, skipping
+from benchmarks import families, skipping
 from benchmarks.families_build import UNROLLED, Prepared
 from benchmarks.families_cases import problem_of
 from benchmarks.families_table import family_micros
 from benchmarks.skipping import Judged, gain_of, judged, records_of, row_of
+from fitting import large
 from lospmm.behind import FAR, LEAST_NONZEROS
 from lospmm.clock import LOST
 from lospmm.device import DEVICES
@@ -76,7 +77,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     monkeypatch.setattr(large, "detect_device", no_gpu)
     monkeypatch.setattr(sys, "argv", ["large", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"benchmarks\.large: this machine has no GPU"):
+    with pytest.raises(SystemExit, match=r"fitting\.large: this machine has no GPU"):
         large.main()
 
 

@@ -1,11 +1,12 @@
-"""The tables of docs/decisions/0008: what each part of a kernel costs, how fast straight code is walked, and what
-became of B in shared memory; of ablation.jsonl, walking.jsonl and shared_ring.jsonl in benchmarks/results."""
+"""The tables of docs/decisions/0008: what the parts of a kernel cost, and what kernels ask of the GPU."""
 
 from collections.abc import Mapping
 
 from benchmarks.ablation import CASES
-from lospmm.model import Schedule
-from tests.docs.results import Record, by_kernel, records, table
+from lospmm.device import find_device
+from lospmm.estimate import RATES
+from lospmm.model import Schedule, ceil_div
+from tests.docs.results import by_kernel, records, table
 
 #: Columns of the table that show one variant: its name and the column's.
 PARTS = (
@@ -45,62 +46,32 @@ def _apart(kernel: Mapping[str, float], schedule: Schedule) -> float:
     return max(times) / min(times) - 1
 
 
-def by_registers() -> str:
-    """Multiply-adds a cycle of a loop in the instruction cache, by what they read."""
-    found = {
-        (record["banks"], record["column"], record["reuse"]): record["fmas_per_cycle"]
-        for record in records("walking")
-        if record["kib"] == min(record["kib"] for record in records("walking"))
-    }
-    columns = sorted({column for _, column, _ in found})
-    titles = [f"{column} a factor{', reuse' if reuse else ''}" for column in columns for reuse in (False, True)]
-    lines = [
-        (banks, *(f"{found[banks, column, reuse]:.2f}" for column in columns for reuse in (False, True)))
-        for banks in dict.fromkeys(banks for banks, _, _ in found)
-    ]
-    return table(("bank of the accumulator", *titles), lines, right=len(titles))
+#: Between two launches of a graph (lospmm.estimate), and SMs of the GPU: what is left is what blocks take.
+LAUNCH_MICROS, SMS = RATES.launch_micros, find_device("h200").sms
 
 
-def by_neighbour() -> str:
-    """Multiply-adds and bytes of code a cycle and SM, by which SMs walk the same code."""
-    found = [record for record in records("walking") if record["tiles"] and record["kib"] > 16]
-    places = list(dict.fromkeys(record["tiles"] for record in found))
-    lines: dict[tuple[str, ...], list[str]] = {}
-    for record in found:
-        name = (f"{record['kib']} KiB", str(record["warps"]), record["walks"])
-        lines.setdefault(name, []).append(f"{record['fmas_per_cycle']:.2f} ({record['bytes_per_cycle']:.2f})")
-    return table(
-        ("code", "warps", "walked", *places), [(*name, *cells) for name, cells in lines.items()], right=len(places)
-    )
-
-
-def rings() -> str:
-    """Of every problem the kernel with B in registers, the fastest ring, and parts of one."""
-    problems: dict[str, list[Record]] = {}
-    for record in records("shared_ring"):
-        name = f"{record['m']} x {record['k']}, n {record['n']}, {record['sparsity']:.0%}"
-        problems.setdefault(name, []).append(record)
+def walls() -> str:
+    """Of the unrolled kernels of the seven: B from the L2 cache, code, and multiply-adds, by their blocks' time."""
+    clock = find_device("h200").clock_hz
     lines = []
-    for name, kernels in problems.items():
-        timed = [kernel for kernel in kernels if "micros" in kernel]
-        now = next(kernel for kernel in timed if kernel["b_in"] == "registers")
-        best = min((k for k in timed if "without" in k and not k["without"]), key=lambda kernel: kernel["micros"])
-        parts = {kernel["without"]: kernel for kernel in timed if kernel.get("without")}
-        part = parts["copies"]
+    for one in records("kernels"):
+        if one["set"] != "seven" or not one.get("tile"):  # another family's kernel has none
+            continue
+        tile, micros = one["tile"], one["micros"] - LAUNCH_MICROS
+        across = ceil_div(one["n"], tile["cols"] * tile.get("walks", 1))  # of which each fetches the code once
+        busy = min(SMS, tile["count"] * across)
+        cycles = micros * 1e-6 * clock
         lines.append(
             (
-                name,
-                f"{now['micros']:.1f} ({now['rows']} x {now['cols']})",
-                f"{best['micros']:.1f} ({_ring(best)})",
-                f"{part['micros']:.1f} / {parts['multiply-adds']['micros']:.1f} ({_ring(part)})",
+                one["problem"],
+                f"{tile['rows']} x {tile['cols']}",
+                f"{4 * tile['nnc_sum'] * one['n'] / micros * 1e-6:.1f}",
+                f"{one['code_bytes'] * across / busy / cycles:.2f}",
+                f"{one['nnz'] * one['n'] / 32 / busy / cycles:.2f}",
             )
         )
-    return table(("problem", "registers", "ring", "no copies / no multiply-adds"), lines, right=3)
+    titles = ("B from L2, TB/s", "code, bytes a cycle", "multiply-adds a cycle")
+    return table(("problem", "M1 x N1", *titles), lines, right=len(titles))
 
 
-def _ring(kernel: Record) -> str:
-    shared = ", two blocks" if kernel["multicast"] > 1 else ""
-    return f"{kernel['rows']} x {kernel['cols']}, {kernel['stages']} x {kernel['stage_rows']}{shared}"
-
-
-REGIONS = {"ablation": ablation, "neighbours": by_neighbour, "banks": by_registers, "rings": rings}
+REGIONS = {"ablation": ablation, "walls": walls}

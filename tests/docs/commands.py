@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs
@@ -41,6 +42,10 @@ def targets() -> set[str]:
     return set(line.split())
 
 
+def _extras() -> set[str]:
+    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
 def commands(script: str) -> list[list[str]]:
     """The words of each simple command of a shell script, without what is behind a pipe or an arrow."""
     lines = re.sub(r"\\\n\s*", "", script).splitlines()
@@ -59,6 +64,10 @@ def check(words: list[str]) -> None:
             _check_lospmm(arguments)
         case "make":
             assert set(arguments) <= targets(), arguments
+        case "pip":
+            install, package = arguments
+            extra = re.fullmatch(r"\.\[(\w+)\]", package)
+            assert install == "install" and extra and extra[1] in _extras(), arguments
         case "curl":
             _check_url(arguments)
         case "python":

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import block_parts, skipping
 from benchmarks.families_table import read_results, summary, torch_times
+from fitting import DATA
 from lospmm.behind import FAR
 from lospmm.device import DEVICES
 from lospmm_rank.families import SUFFIX, WEIGHTS
@@ -14,7 +15,7 @@ from tests.docs.pages import DOCS, ROOT
 from tests.docs.results import Record, records, table
 
 PAGE = DOCS / "families.md"
-RESULTS = ROOT / "benchmarks" / "results" / "families.jsonl"
+RESULTS = ROOT / "benchmarks" / "results" / "families.jsonl.gz"
 TORCH = ROOT / "benchmarks" / "results" / "families_torch.jsonl"
 MAP = ROOT / "benchmarks" / "results" / "families_map.png"
 
@@ -67,52 +68,26 @@ def _part(record: dict[str, Any]) -> tuple[str, ...]:
     return record["problem"], *(f"**{one}**" if one == f"{best:.1f}" else one for one in shown)
 
 
-def bitmap() -> str:
-    """The fastest plans of bitmap and csr beside cuBLAS, of benchmarks/results/bitmap.jsonl."""
-    times: dict[tuple[str, int, float], dict[str, float]] = {}
-    for record in records("bitmap"):
-        own = times.setdefault((record["shape"], record["n"], record["sparsity"]), {"dense": record["dense_micros"]})
-        own[record["family"]] = min(record["micros"], own.get(record["family"], record["micros"]))
-    heads = ("A", "N", "zeros", "bitmap", "csr", "cuBLAS", "cuBLAS by the faster")
-    lines = [
-        (
-            shape.replace("x", " x "),
-            str(n),
-            f"{sparsity:.0%}",
-            *(f"{own[family]:.1f}" for family in ("bitmap", "csr", "dense")),
-            f"{own['dense'] / min(own['bitmap'], own['csr']):.2f}",
-        )
-        for (shape, n, sparsity), own in times.items()
-    ]
+def warpgroups() -> str:
+    """Of each problem in TF32 the fastest plan, and what the forecast puts first."""
+    heads = (*PLAN_HEADS, "us", "cuBLAS", "times", "slower by forecast")
+    lines = []
+    for shape, plans in by_shape("tf32").items():
+        one = _fastest(plans)
+        lines.append((_named(shape), one.plans, one.axes, *one.times, one.slower))
     return table(heads, lines, right=6)
 
 
-def warpgroups() -> str:
-    """Of each problem the fastest plan, and what the forecast puts first: TF32, and float32 as three products of it."""
-    problems = by_shape("tensor_core", "tf32"), by_shape("three_tf32", "float32")
-    heads = (*PLAN_HEADS, "us", "cuBLAS", "times", "slower by forecast", "greatest error")
-    lines = []
-    for dtype, found in zip(("tf32", "float32"), problems, strict=True):
-        for shape, plans in found.items():
-            one = _fastest(plans)
-            worst = one.worst if dtype == "float32" else "-"
-            lines.append((f"{_named(shape)}, {dtype}", one.plans, one.axes, *one.times, one.slower, worst))
-    return table(heads, lines, right=7)
-
-
 def halves() -> str:
-    """float32 as three products of float16 beside three of TF32, and cuBLAS in float32 and TF32."""
-    before, tf32 = by_shape("three_tf32", "float32"), by_shape("tensor_core", "tf32")
-    heads = (*PLAN_HEADS, "float16", "TF32 numbers", "by float16", "cuBLAS float32", "by float16", "cuBLAS TF32")
+    """float32 as three products of float16 beside cuBLAS in float32 and TF32."""
+    tf32 = by_shape("tf32")
+    heads = (*PLAN_HEADS, "us", "cuBLAS float32", "by ours", "cuBLAS TF32", "slower by forecast", "greatest error")
     lines = []
-    for shape, plans in by_shape("tensor_core", "float32").items():
-        one, old = _fastest(plans), min(plan["micros"] for plan in before[shape])
-        micros, *dense = one.times
+    for shape, plans in by_shape("float32").items():
+        one = _fastest(plans)
         tf32_micros = f"{tf32[shape][0]['dense_micros']:.1f}"
-        by_three = f"{old / one.micros:.2f}"
-        rest = (f"{old:.1f}", by_three, *dense, tf32_micros, one.slower, one.worst)
-        lines.append((_named(shape), one.plans, one.axes, micros, *rest))
-    return table((*heads, "slower by forecast", "greatest error"), lines, right=9)
+        lines.append((_named(shape), one.plans, one.axes, *one.times, tf32_micros, one.slower, one.worst))
+    return table(heads, lines, right=8)
 
 
 PLAN_HEADS = ("A, columns of B", "plans", "fastest: rows, groups, depth, blocks")
@@ -145,7 +120,7 @@ def _fastest(plans: list[Record]) -> Fastest:
 def fours() -> str:
     """Of plans that skip two of four columns, by shape and zeros."""
     found: dict[tuple[str, float], list[Record]] = {}
-    for record in records("two_of_four"):
+    for record in records("two_of_four", DATA):
         found.setdefault((record["shape"], record["sparsity"]), []).append(record)
     lines = []
     for (shape, zeros), plans in found.items():
@@ -155,10 +130,10 @@ def fours() -> str:
     return table((*heads, "times as fast", "slower by forecast", "greatest error"), lines, right=7)
 
 
-def by_shape(name: str, dtype: str) -> dict[str, list[Record]]:
-    """Lines of ``benchmarks.tensor_core`` of that type."""
+def by_shape(dtype: str) -> dict[str, list[Record]]:
+    """Lines of ``fitting.tensor_core`` of that type."""
     found: dict[str, list[Record]] = {}
-    for record in records(name):
+    for record in records("tensor_core", DATA):
         if record["dtype"] == dtype:
             found.setdefault(record["shape"], []).append(record)
     return found
@@ -219,7 +194,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "untimed": untimed,
     "block parts": parts,
 }
-BITMAP = {"bitmap": bitmap}
 WARPGROUPS = {"warpgroups": warpgroups}
 HALVES = {"halves": halves}
 FOURS = {"fours": fours}

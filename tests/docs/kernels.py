@@ -21,7 +21,7 @@ from tests.docs.pages import DOCS
 from tests.docs.results import RESULTS, records, table
 
 #: Microseconds apart, the columns of both tables of times: key of the ratios and title.
-COLUMNS = (*((one.ratio, f"x {one.title}") for one in BASELINES), ("bound", "of the bound"))
+COLUMNS = (*((one.ratio, f"x {one.title}") for one in BASELINES), ("bound", "of roofline"))
 
 #: Where both algorithms of cuSPARSE are shown.
 BOTH = (COLUMNS[0], (ALG2.ratio, f"x its {ALG2.title}"), *COLUMNS[1:])
@@ -29,7 +29,10 @@ BOTH = (COLUMNS[0], (ALG2.ratio, f"x its {ALG2.title}"), *COLUMNS[1:])
 #: Libraries that are compared with, as PyPI and as people call them.
 LIBRARIES = {"nvidia-cusparse": "cuSPARSE", "nvidia-cublas": "cuBLAS"}
 
-PLOTS = {"kernels_speedup.png": "Speed-up over each baseline by sparsity", "kernels_bound.png": "Share of the bound"}
+PLOTS = {
+    "kernels_speedup.png": "Speedup over each baseline by sparsity",
+    "kernels_bound.png": "Fraction of the roofline",
+}
 
 
 def lines_of(name: str) -> list[Record]:
@@ -102,7 +105,7 @@ def elsewhere() -> str:
 
 
 def short() -> str:
-    """README's table: the seven problems and their geometric means, where they were measured, and a plot."""
+    """The seven problems and their geometric means, where they were measured, and a plot."""
     found = {record["problem"]: record for record in lines_of("seven")}
     good = measured_of(list(found.values()))
     if not good:
@@ -120,7 +123,7 @@ def short() -> str:
     text = [table(headings, lines, right=len(headings) - 1), f"{origin(good)}\n"]
     file, title = next(iter(PLOTS.items()))
     if (RESULTS / file).exists():
-        text.append(f"![{title}](benchmarks/results/{file})\n")
+        text.append(f"![{title}](../benchmarks/results/{file})\n")
     return "\n".join(text)
 
 

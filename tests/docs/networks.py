@@ -45,7 +45,7 @@ def times() -> str:
             )
         )
     heads = ("network, zeros", "variant", "ms", "noise", "as a graph, ms", "x dense compiled", "MiB at most")
-    plot = f"\n![Networks from input to output](../benchmarks/results/{PLOT.name})\n" if PLOT.exists() else ""
+    plot = f"\n![Latency of whole networks](../benchmarks/results/{PLOT.name})\n" if PLOT.exists() else ""
     return f"{_where(lines)}\n\n{table((*heads, 'MiB of weights', 'error'), found, right=7)}{plot}"
 
 

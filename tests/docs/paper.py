@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks import paper
-from benchmarks.figures import cost, loss
+from benchmarks.paper import __main__ as paper
+from benchmarks.paper import cost, loss
 from tests.docs.pages import DOCS
 from tests.docs.results import table
 

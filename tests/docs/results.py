@@ -4,11 +4,14 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from benchmarks.families_table import best_sparse, dense_micros, mean
-from benchmarks.fit_estimate import Timed, estimates, quality, timed_kernels
-from benchmarks.levels import IN_USE
+from benchmarks.harness import read_lines
+from benchmarks.registers import IN_USE
+from fitting import DATA
+from fitting.estimate_on_gpu import NAME
+from fitting.fit_estimate import Timed, estimates, quality, timed_kernels
 from lospmm.estimate import RATES
 from tests.docs.pages import ROOT
 
@@ -18,9 +21,9 @@ Record = dict[str, Any]
 Row = tuple[str, str]
 
 
-def records(name: str) -> list[Record]:
-    path = RESULTS / f"{name}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def records(name: str, folder: Path = RESULTS) -> list[Record]:
+    paths = (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz")
+    return [line for path in paths if path.exists() for line in read_lines(path)]
 
 
 def table(headings: Sequence[str], lines: Sequence[Sequence[str]], right: int = 0) -> str:
@@ -43,14 +46,12 @@ def _reordering(found: list[Record]) -> list[Row]:
     layers = [record["total_nnc"] for record in found if record["measure"] == "layers" and record["size_limit"] == 32]
     rows = [
         (
-            "loads of B, rows regrouped, of those in natural order: section 4.3's matrix with R = 0.9 and load ratio 3",
+            "loads of B with rows reordered / in natural order: matrix of section 4.3, R = 0.9, load ratio 3",
             f"{after / before:.2f} ({after:,} of {before:,})",
         )
     ]
     if layers:
-        rows.append(
-            (f"the same over {len(layers)} real pruned layers, M1 = 32: median (least to most)", middle(layers))
-        )
+        rows.append((f"the same over {len(layers)} real pruned layers, M1 = 32: median (min to max)", middle(layers)))
     return rows
 
 
@@ -63,7 +64,7 @@ def _proxies(found: list[Record]) -> list[Row]:
         )
         shares[name] = kernels / proxies
     text = ", ".join(f"{share:.1f} ({name})" for name, share in shares.items())
-    return [("instructions of all kernels of a search / those of their proxies", text)]
+    return [("instructions of all kernels of a search / of their proxies", text)]
 
 
 def _registers(found: list[Record]) -> list[Row]:
@@ -72,8 +73,8 @@ def _registers(found: list[Record]) -> list[Row]:
         mine = [record for record in found if (record["emitter"], record["ptxas"]) == (emitter, level)]
         spilled = sum(record["spill_bytes"] + record["stack_bytes"] > 0 for record in mine)
         above = sum(record["registers"] > record["forecast"] for record in mine)
-        what = f"{emitter}, ptxas {level}" + ("" if level == IN_USE else " (not what is used)")
-        text = f"of {len(mine)} kernels drawn from the space, {what}: spill / use more registers than forecast"
+        what = f"{emitter}, ptxas {level}" + ("" if level == IN_USE else " (not used)")
+        text = f"{len(mine)} kernels sampled from the space, {what}: spill / exceed the register forecast"
         rows.append((text, f"{spilled} / {above}"))
     return rows
 
@@ -83,12 +84,11 @@ def _real_weights(found: list[Record]) -> list[Row]:
     errors = [record["max_relative_error"] for record in found]
     return [
         (
-            f"seconds from file to verified cubin{_by(found[0])}, {len(found)} real pruned layers: median (least to "
-            "most)",
-            middle(seconds),
+            f"matrix file to verified cubin{_by(found[0])}, {len(found)} real pruned layers: median (min to max)",
+            f"{middle(seconds)} s",
         ),
-        ("of these, greatest error relative to \\|A\\|\\|B\\|", f"{max(errors):.1e}"),
-        ("of these, kernels that spill registers", str(sum(record["spill_bytes"] > 0 for record in found))),
+        ("of these: largest error relative to \\|A\\|\\|B\\|", f"{max(errors):.1e}"),
+        ("of these: kernels that spill registers", str(sum(record["spill_bytes"] > 0 for record in found))),
     ]
 
 
@@ -105,8 +105,8 @@ def to_cubin_seconds(record: Record) -> float:
 def _emission(found: list[Record]) -> list[Row]:
     return [
         (
-            f"machine code on one core, {record['m']:,} x {record['k']:,}, {record['nnz']:,} nonzeros, ptxas on the "
-            f"prologue left out, best of {record['repeats']}: time / peak memory",
+            f"code generation on one core, {record['m']:,} x {record['k']:,}, {record['nnz']:,} nonzeros, without "
+            f"ptxas on the prologue, best of {record['repeats']}: time / peak memory",
             f"{to_cubin_seconds(record):.2f} s / {record['peak_bytes']['cubin'] >> 20:,} MiB",
         )
         for record in found
@@ -133,7 +133,7 @@ def _code_delivery(found: list[Record]) -> list[Row]:
         if (record["body_kib"], record["threads"]) == (body, threads)
     }
     step = max(rates, key=lambda barrier: rates[barrier])
-    what = f"multiply-adds that an SM starts a cycle (4 at most), {body} KiB of code, {threads:,} threads: without"
+    what = f"FMAs issued per SM and cycle (at most 4), {body} KiB of code, {threads:,} threads: without"
     return [(f"{what} barriers / with one every {step} KiB", f"{rates[0]:.1f} / {rates[step]:.1f}")]
 
 
@@ -141,35 +141,10 @@ def _ablation(found: list[Record]) -> list[Row]:
     shares = [kernel["loads and stores normal"] / kernel["whole"] for kernel in by_kernel(found).values()]
     return [
         (
-            f"time of {len(shares)} kernels without cache hints, of that with them: least to most",
+            f"slowdown of {len(shares)} kernels without cache hints: min to max",
             f"{min(shares):.2f} to {max(shares):.2f}",
         )
     ]
-
-
-def _families(found: list[Record]) -> list[Row]:
-    """The fastest kernel with A in code or as data against cuBLAS of the same type."""
-    gains: dict[str, list[float]] = {}
-    for record in sorted(found, key=lambda record: (record["dtype"], record["n"], record["sparsity"])):
-        dense, best = dense_micros(record), best_sparse(record)
-        if dense is None or best is None:
-            continue
-        zeros, dtype = f"{record['sparsity']:.0%}", record["dtype"]
-        if record["set"] == "shapes":
-            is_searched = record["families"].get("unrolled", {}).get("by") == "search"
-            by = " (chosen by time, `benchmarks.families_searched`)" if is_searched else ""
-            gains.setdefault(f"41 shapes of networks, {dtype}, {zeros} zeros{by}", []).append(dense / best[1])
-        elif record["set"] == "llm":
-            name = f"layers of language models, {dtype}, N {record['n']}, A from memory, 50% to 90% zeros"
-            gains.setdefault(name, []).append(dense / best[1])
-    return [
-        (f"{what}: fastest sparse kernel against cuBLAS, mean (least to most)", _mean_and_range(own))
-        for what, own in sorted(gains.items(), key=lambda item: "language" in item[0])
-    ]
-
-
-def _mean_and_range(values: Sequence[float]) -> str:
-    return f"{mean(values):.2f}x ({min(values):.2f} to {max(values):.2f})"
 
 
 def by_kernel(found: list[Record]) -> dict[tuple[str, str], dict[str, float]]:
@@ -182,32 +157,37 @@ def by_kernel(found: list[Record]) -> dict[tuple[str, str], dict[str, float]]:
     return kernels
 
 
-#: What README's table takes from each file, and the command that writes the file.
 def _choosing(found: list[Record]) -> list[Row]:
     large = [record["best_ms"] for record in found if record["side"] == 4096]
-    what = "a family and its plan chosen on one core, nothing timed, 4,096 x 4,096 at 50 to 90%, N of 16 to 4,096, fp16"
-    return [(f"{what}: best of 7, least to most", f"{min(large):.0f} to {max(large):.0f} ms")]
+    what = (
+        "family and plan chosen without timing, one core, 4,096 x 4,096 at 50 to 90% zeros, N of 16 to 4,096, float16"
+    )
+    return [(f"{what}: min to max", f"{min(large):.0f} to {max(large):.0f} ms")]
 
 
-SOURCES: dict[str, Callable[[list[Record]], list[Row]]] = {
+Sources = dict[str, Callable[[list[Record]], list[Row]]]
+
+#: The benchmarks behind each table, and the rows that each contributes.
+TUNING_COST: Sources = {
     "emission": _emission,
     "real_weights": _real_weights,
     "compile_time": _compile_time,
+    "choosing": _choosing,
+    "proxies": _proxies,
+}
+GENERATED_CODE: Sources = {
     "registers": _registers,
     "code_delivery": _code_delivery,
     "ablation": _ablation,
     "reordering": _reordering,
-    "proxies": _proxies,
-    "choosing": _choosing,
-    "families": _families,
 }
 
 
-def results() -> str:
-    """README's table."""
+def results(sources: Sources) -> str:
+    """One table of figures, each with the benchmark that writes its file."""
     lines = [
         (what, figure, f"`benchmarks.{name}`")
-        for name, rows in SOURCES.items()
+        for name, rows in sources.items()
         if (found := records(name))
         for what, figure in rows(found)
     ]
@@ -216,26 +196,26 @@ def results() -> str:
 
 @cache
 def _timed() -> dict[str, list[Timed]]:
-    return timed_kernels(RESULTS / "estimate_on_gpu.jsonl")
+    return timed_kernels(DATA / NAME)
 
 
 def _first(kernels: list[Timed]) -> float:
-    """Microseconds of the kernel that the estimate in use puts first."""
+    """Microseconds of the kernel that the estimate predicts fastest."""
     return kernels[int(estimates(kernels, RATES).argmin())].micros
 
 
 def on_a_gpu() -> str:
-    """README's second table."""
+    """The predicted fastest kernel beside the fastest of all that were timed."""
     lines = [
         (name, str(len(kernels)), f"{_first(kernels):.1f}", f"{min(kernel.micros for kernel in kernels):.1f}")
         for name, kernels in _timed().items()
     ]
-    return table(("A, B and zeros", "kernels timed", "put first by the estimate, us", "fastest, us"), lines, right=3)
+    return table(("A, B and zeros", "kernels timed", "predicted fastest, us", "fastest, us"), lines, right=3)
 
 
 def against_the_clock() -> str:
     """How the estimate orders the kernels that were timed, and how rates do that were fitted without the problem."""
-    left_out = json.loads((RESULTS / "fit_estimate.json").read_text())["problems"]
+    left_out = json.loads((DATA / "fit_estimate.json").read_text())["problems"]
     lines = []
     for name, kernels in _timed().items():
         found, unseen = quality(kernels, RATES), left_out[name]["left_out"]

@@ -1,5 +1,6 @@
-"""The table of docs/decisions/0010: the fastest kernel of each split, of benchmarks/results/estimate_on_gpu.jsonl."""
+"""The table of docs/decisions/0010: the fastest kernel of each split, of rank_model/data/estimate_on_gpu.jsonl."""
 
+from fitting import DATA
 from lospmm.model import SPLITS
 from tests.docs.results import records, table
 
@@ -7,7 +8,7 @@ from tests.docs.results import records, table
 def fastest_by_split() -> str:
     """Of every problem for which kernels of several splits were timed: microseconds, M1 and N1."""
     found: dict[str, dict[int, tuple[float, int, int]]] = {}
-    for record in records("estimate_on_gpu"):
+    for record in records("estimate_on_gpu", DATA):
         if record.get("micros") is None or "split_k" not in record:
             continue
         sparsity = 1 - record["nnz"] / record["m"] / record["k"]

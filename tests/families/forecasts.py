@@ -1,4 +1,4 @@
-"""Forecasts beside the times of ``benchmarks.tensor_core``, as its lines have them."""
+"""Forecasts beside the times of ``fitting.tensor_core``, as its lines have them."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.fit_tensor_core import Timed, fits, fitted, slower
-from benchmarks.kernels import ROOT
-from benchmarks.tensor_core import TWO_OF_FOUR, chosen, problem_of
+from fitting.fit_tensor_core import Timed, fits, fitted, slower
+from fitting.tensor_core import TWO_OF_FOUR, chosen, problem_of
 from lospmm.families.two_of_four import RATES, Rates, TwoOfFour, micros, plans
 
 
@@ -36,6 +35,6 @@ def test_what_is_put_first_is_compared_with_the_fastest() -> None:
 
 
 def test_the_source_has_what_fits_nearly_best() -> None:
-    for fit in fits(ROOT / "benchmarks" / "results"):
+    for fit in fits():
         assert fit.missed[0] < 0.16 and fit.missed[0] < fit.missed[1] + 0.04, fit
         assert fit.slower[0] < 0.04, fit

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fitting import DATA
 from lospmm import readers
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
@@ -33,7 +34,7 @@ from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
-TIMED = Path(__file__).parents[2] / "benchmarks" / "results" / "two_of_four.jsonl"
+TIMED = DATA / "two_of_four.jsonl"
 H200 = DEVICES["h200"]
 BASE = TwoOfFour(groups=1, cols=64, blocks=1)
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fitting import DATA
 from lospmm import readers
 from lospmm.convolution import Convolution
 from lospmm.device import DEVICES
@@ -45,7 +46,7 @@ from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
-TIMED = Path(__file__).parents[2] / "benchmarks" / "results" / "tensor_core.jsonl"
+TIMED = DATA / "tensor_core.jsonl"
 H200 = DEVICES["h200"]
 BOTH = pytest.mark.parametrize("dtype", ["tf32", "float32"])
 BASE = Warpgroups(rows=64, groups=1, depth=32, blocks=1)
@@ -213,7 +214,7 @@ def _slack(plan: Warpgroups, problem: Problem) -> int:
 
 
 def test_the_forecast_is_near_what_was_timed() -> None:
-    """Of all plans of `benchmarks.tensor_core`; and what it puts first is nearly the fastest."""
+    """Of all plans of `fitting.tensor_core`; and what it puts first is nearly the fastest."""
     lines = [json.loads(line) for line in TIMED.read_text().splitlines()]
     for line in lines:
         m, k, n = map(int, line["shape"].split("x"))

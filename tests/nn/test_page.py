@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,43 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "2 of 2 layers run on kernels" in capsys.readouterr().out
     assert (tmp_path / "build" / "tuned" / "model.json").is_file()
     assert isinstance(variables["graph"].conv, FusedConv2d)  # type: ignore[attr-defined]
+
+
+#: What README's example has for a GPU, and what stands for it without one.
+WITHOUT_GPU = {
+    ".cuda()": "",
+    ', device="cuda"': "",
+    "torch.randn(32, 128, 768": "torch.randn(1, 8, 768",
+    "sparsify_(model, example)": 'sparsify_(model, example, device="h200", choice="sparse")',
+    'load_(model, "build/tuned")': 'load_(model, "build/tuned", emulate=True)',
+}
+
+
+def example_of_the_readme() -> str:
+    (text,) = (block.text for block in blocks((ROOT / "README.md").read_text()) if "lospmm.nn" in block.text)
+    return text
+
+
+def test_the_example_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = example_of_the_readme()
+    for gpu, cpu in WITHOUT_GPU.items():
+        assert text.count(gpu) == 1, gpu
+        text = text.replace(gpu, cpu)
+    variables: dict[str, typing.Any] = {}
+    exec(text, variables)
+    assert "2 of 2 layers run on kernels" in capsys.readouterr().out
+    assert variables["output"].shape == variables["example"].shape
+
+
+@pytest.mark.gpu
+def test_the_example_of_the_readme_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    variables: dict[str, typing.Any] = {}
+    exec(example_of_the_readme(), variables)
+    assert variables["output"].shape == variables["example"].shape
 
 
 def test_the_names_are_the_packages() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.families_table import read_results
-from benchmarks.fit_families import axes_in, chosen_untimed, corrections, dense_alone, fitted, large_of, report
 from benchmarks.kernels import ROOT
+from fitting.fit_families import axes_in, chosen_untimed, corrections, dense_alone, fitted, large_of, report
 from lospmm.device import DEVICES
 from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES, buckets, csr, partitions
@@ -109,7 +109,7 @@ def test_the_time_of_cublas_is_longer_where_a_comes_from_memory() -> None:
 
 def test_the_weights_are_those_of_the_results() -> None:
     """And they are worth what the card says: 89 of 100 choices, or more, are within a tenth of the fastest."""
-    records = list(read_results(ROOT / "benchmarks" / "results" / "families.jsonl").values())
+    records = list(read_results(ROOT / "benchmarks" / "results" / "families.jsonl.gz").values())
     kept = json.loads((WEIGHTS / f"h200{SUFFIX}").read_text())
     found = corrections(chosen_untimed(records, 0), H200, dense_alone(H200), large_of(H200))
     assert kept["families"].keys() == found.keys()

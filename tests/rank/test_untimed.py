@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import fit_untimed
-from benchmarks.fit_families import DEALS, FOLDS, dealt
-from benchmarks.untimed import BY_CHANCE, FOREMOST, sampled
-from benchmarks.untimed_cases import (
+from fitting import fit_untimed
+from fitting.fit_families import DEALS, FOLDS, dealt
+from fitting.untimed import BY_CHANCE, FOREMOST, sampled
+from fitting.untimed_cases import (
     BETWEEN,
     COLUMNS,
     DRAWN,

@@ -1,0 +1,141 @@
+"""The analytic estimate against the clock of a GPU.
+
+    python -m fitting.estimate_on_gpu [--out DIR] [--sample 60] [--seed 0] [--emitter sass]
+
+needs an NVIDIA GPU of the device table. For each problem it times the candidate that the estimate puts first, and
+``--sample`` others: half of them drawn from the third of the space that the estimate puts first, half from all of it.
+Each is checked against float64 on poisoned memory, with B from memory, by ``lospmm.measure.Bench``. Adds to
+``estimate_on_gpu.jsonl`` and prints, per problem, the choice, the best of the sample and the rank correlation.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from benchmarks.harness import open_lines
+from fitting import DATA
+from lospmm.build import for_emitter
+from lospmm.errors import LospmmError
+from lospmm.estimate import estimate_micros
+from lospmm.gpu.messages import Measurement
+from lospmm.measure import Bench
+from lospmm.model import Candidate, Problem
+from lospmm.options import LOCKSTEPS, splits_of
+from lospmm.runtime.detect import detect_device
+from lospmm.search import search
+from lospmm.settings import settings
+from lospmm.space import widen
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.trials import BuildAndTime
+from lospmm_datasets.synthetic import uniform
+
+NAME = "estimate_on_gpu.jsonl.gz"
+
+PROBLEMS = [
+    (768, 768, 4096, 0.7),
+    (768, 768, 4096, 0.9),
+    (768, 768, 4096, 0.98),
+    (3072, 768, 4096, 0.9),
+    (256, 576, 12544, 0.9),
+    (64, 576, 50176, 0.9),
+    (768, 768, 16384, 0.9),
+    (512, 4608, 1568, 0.9),
+    (512, 2048, 784, 0.95),
+    (256, 2304, 3136, 0.9),
+]
+
+
+def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> list[tuple[str, Candidate]]:
+    lockstep, splits = LOCKSTEPS[emitter][0], splits_of(emitter, problem.device.arch)
+    choice = search(problem, estimate_micros, 1, Stages(), lockstep=lockstep, splits=splits)
+    rng = random.Random(seed)
+    pool = widen(problem, choice.space, lockstep)
+    best = pool.take(np.argsort(estimate_micros(problem, pool))[: max(len(pool) // 3, 1)])
+    drawn = [rng.choice(best if number % 2 else pool) for number in range(sample)]
+    return [("choice", choice.winner), *(("sample", candidate) for candidate in drawn)]
+
+
+def record(problem: Problem, emitter: str, what: str, candidate: Candidate, found: Measurement) -> dict[str, Any]:
+    timing, schedule = found.timing, candidate.schedule
+    return {
+        "m": problem.matrix.m,
+        "k": problem.matrix.k,
+        "n": problem.n,
+        "nnz": problem.matrix.nnz,
+        "device": problem.device.name,
+        "what": what,
+        "emitter": emitter,
+        "rows": candidate.tile.rows,
+        "cols": candidate.tile.cols,
+        "prefetch": schedule.prefetch,
+        "column_group": schedule.column_group,
+        "lockstep": schedule.lockstep,
+        "split_k": schedule.split_k,
+        "estimated_micros": round(float(estimate_micros(problem, [candidate])[0]), 2),
+        "micros": None if timing is None else round(timing.micros, 2),
+        "spread": None if timing is None else round(timing.spread, 4),
+        "max_relative_error": found.max_relative_error,
+        "failure": found.failure,
+    }
+
+
+def timed(key: tuple[int, int, int, float], sample: int, seed: int, emitter: str) -> Iterator[dict[str, Any]]:
+    m, k, n, sparsity = key
+    problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, detect_device()), emitter)
+    named = candidates_of(problem, sample, seed, emitter)
+    with tempfile.TemporaryDirectory() as directory, Bench(problem) as bench:
+        trials = BuildAndTime(
+            problem, emitter, bench, store=Store(Path(directory)), workers=settings().workers, stages=Stages()
+        )
+        for (what, candidate), found in zip(named, trials([candidate for _, candidate in named]), strict=True):
+            yield record(problem, emitter, what, candidate, found)
+
+
+def summary(records: list[dict[str, Any]]) -> str:
+    first, failures = records[0], sum(r["micros"] is None for r in records)
+    records = [r for r in records if r["micros"] is not None]
+    choice = next((r["micros"] for r in records if r["what"] == "choice"), float("nan"))
+    rank = spearmanr([r["estimated_micros"] for r in records], [r["micros"] for r in records]).statistic
+    return (
+        f"{first['m']:5} {first['k']:5} {first['n']:6} {first['nnz']:8,}  choice {choice:7.1f}"
+        f"  estimated {first['estimated_micros']:7.1f}  best of {len(records)} {min(r['micros'] for r in records):7.1f}"
+        f"  rank correlation {rank:5.2f}  worst error {max(r['max_relative_error'] for r in records):.1e}"
+        f"  failed {failures}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=DATA)
+    parser.add_argument("--sample", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0, help="draws the sample")
+    parser.add_argument("--emitter", default="sass")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    with open_lines(arguments.out / NAME, "a") as results:
+        for key in PROBLEMS:
+            found = []
+            try:
+                for line in timed(key, arguments.sample, arguments.seed, arguments.emitter):
+                    found.append(line)
+                    print(json.dumps(line), file=results, flush=True)
+            except LospmmError as error:
+                failed += 1
+                print(f"{key}: {error}", file=sys.stderr)
+            if found:
+                print(summary(found), flush=True)
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

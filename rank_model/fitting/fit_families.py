@@ -1,0 +1,327 @@
+"""What the forecasts of families are worth, learned from the times of ``benchmarks.families``.
+
+    python -m fitting.fit_families [FILE] [--device NAME]
+
+fits the corrections of ``lospmm_rank.families`` to the first plans of every family, and to the times of cuBLAS alone
+(``fitting.dense_times``), and writes them into its weights.
+Printed, and written beside them: the choice that forecasts make with the corrections, each problem judged by
+corrections that have seen no problem of its shape, against the fastest of everything that was timed. Shapes are dealt
+to folds in several ways; a figure is the mean of them, and ``least`` that of the worst deal.
+"""
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.families_build import UNROLLED
+from benchmarks.families_table import ROUNDED, Record, dense_micros, family_micros, key, read_results
+from benchmarks.harness import read_lines
+from benchmarks.kernels import ROOT
+from fitting import DATA
+from lospmm.device import DeviceSpec, find_device
+from lospmm.dtype import DTYPES
+from lospmm.families.traits import Traits
+from lospmm_rank.families import (
+    ARRAYS,
+    DENSE,
+    FASTEST,
+    LOOKED_AT,
+    SUFFIX,
+    UNTIMED,
+    WEIGHTS,
+    Correction,
+    correction_of,
+    likeness,
+    numbers_of,
+    sure_share,
+    unrolled_micros,
+)
+from lospmm_rank.families import dense_micros as dense_forecast
+
+#: The variance of what no trait tells, where that of the sum of kernels is 1; and that of the linear form. These and
+#: ``LENGTH`` are not sharp: half or twice of any changed the good choices of 217
+#: problems by less than a hundredth.
+NOISE, LINEAR = 0.03, 0.02
+
+#: A correction of fewer plans is none.
+LEAST_PLANS = 30
+
+#: Parts that the shapes are dealt to, in so many ways.
+FOLDS = 10
+DEALS = 6
+
+#: Of unrolled kernels that are chosen where nothing is timed; of cuBLAS alone; of unrolled kernels of up to 4 million
+#: nonzeros.
+UNTIMED_LINES = DATA / "untimed.jsonl.gz"
+DENSE_TIMES = UNTIMED_LINES.with_name("dense_times.jsonl")
+LARGE = UNTIMED_LINES.with_name("large.jsonl")
+UNTIMED_CARD = WEIGHTS.with_name("untimed") / "h200.json"
+
+#: The correction of plans that are not looked at beside an unrolled kernel of float32 or TF32.
+PANELS = "tensor_core"
+
+#: A choice this much slower than the fastest is a good one.
+GOOD = 0.10
+
+
+def chosen_untimed(records: Sequence[Record], deal: int | None) -> list[Record]:
+    """``records`` with the unrolled kernel that is chosen where nothing is timed (``fitting.fit_untimed``) as its
+    first, by models that have seen no problem of its shape in this ``deal``; None: as it was chosen before them. Its
+    time is that of the fastest that was timed, here or there."""
+    lines, card = read_results(UNTIMED_LINES), json.loads(UNTIMED_CARD.read_text())
+    found = []
+    for record in records:
+        line, chosen = lines.get(key(record)), card["held_out"].get(key(record))
+        if line is None or chosen is None:
+            found.append(record)
+            continue
+        place, forecast = (0, None) if deal is None else chosen[deal]
+        *_, estimate, micros = line["kernels"][place]
+        before = {name: told for name, told in record["families"].get(UNROLLED, {}).items() if name != "tried"}
+        fastest = min(line["micros"], before.get("micros", line["micros"]))
+        own = before | {"micros": fastest, "brief": [[forecast or estimate, micros]] if micros else []}
+        if deal is not None:
+            own |= {"corrected_by": UNTIMED, "by_estimate": line["kernels"][0][-2:]}
+        found.append(record | {"families": record["families"] | {UNROLLED: own}})
+    return found
+
+
+class Tried(NamedTuple):
+    """A plan that was timed, in microseconds; ``axes`` are None where it is one of another version, or of none.
+    ``corrected_by`` is the name of a correction."""
+
+    forecast: float
+    micros: float
+    axes: Mapping[str, float] | None
+    corrected_by: str
+
+
+def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
+    """What is looked at of each family, and the dense multiplication."""
+    found = {}
+    for name, family in record["families"].items():
+        if name == ROUNDED or not family.get("brief"):
+            continue
+        if "tried" in family:
+            plans = zip(family["brief"], map(axes_in, family["tried"]), strict=True)
+            own = correction_of(name, family["tried"][0].partition("(")[0])
+            found[name] = [Tried(forecast, micros, axes, own) for (forecast, micros), axes in plans][:LOOKED_AT]
+        elif family["brief"][0][0]:
+            forecast, micros = family["brief"][0]
+            found[name] = [Tried(forecast, micros, None, family.get("corrected_by", name))]
+    if (dense := dense_micros(record)) is not None:
+        found[DENSE] = [Tried(dense_forecast(traits_in(record), device), dense, None, DENSE)]
+    return found
+
+
+def dense_alone(device: DeviceSpec) -> list[tuple[Traits, Tried]]:
+    """What ``fitting.dense_times`` has timed; of A's traits only its sizes count."""
+    found = []
+    for line in read_lines(DENSE_TIMES):
+        if line["machine"]["device"] == device.name and "micros" in line:
+            dtype = DTYPES[line["dtype"]]
+            traits = Traits(
+                m=line["m"],
+                k=line["k"],
+                n=line["n"],
+                nnz=0,
+                element_bytes=dtype.element_bytes,
+                is_exact=dtype.name == "float32",
+                filled_rows=1.0,
+                longest_row=1.0,
+                block_fill=0.0,
+            )
+            found.append((traits, Tried(dense_forecast(traits, device), line["micros"], None, DENSE)))
+    return found
+
+
+def large_of(device: DeviceSpec) -> list[Record]:
+    """What ``fitting.large`` has timed."""
+    return [line for line in read_results(LARGE).values() if line["machine"]["device"] == device.name]
+
+
+def fastest_unrolled(records: Sequence[Record], device: DeviceSpec) -> list[tuple[Traits, Tried]]:
+    """The fastest unrolled kernel of each that has one, by what is forecast of it before a search."""
+    found = []
+    for record in records:
+        if (micros := family_micros(record).get(UNROLLED)) is not None:
+            traits = traits_in(record)
+            found.append((traits, Tried(unrolled_micros(traits, device), micros, None, FASTEST)))
+    return found
+
+
+def traits_in(record: Record) -> Traits:
+    """Lines of before it was a trait have ``cache`` alone."""
+    return Traits(**({"is_streamed": record.get("cache") == "streamed"} | record["traits"]))
+
+
+def axes_in(plan: str) -> dict[str, float]:
+    """``axes_of`` the plan that is written so."""
+    kind = plan.partition("(")[0]
+    return {f"{kind}.{name}": float(value) for name, value in re.findall(r"(\w+)=(-?[\d.]+)\b", plan)}
+
+
+def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64], axes: Sequence[str] = ()) -> Correction:
+    """Kernel ridge regression of ``logs`` (plans,) on ``numbers`` (plans, traits)."""
+    mean, scale = numbers.mean(axis=0), numbers.std(axis=0)
+    scale[scale < 1e-9] = 1.0
+    points = (numbers - mean) / scale
+    covariance = likeness(points, points) + LINEAR * (1.0 + points @ points.T) + NOISE * np.eye(len(points))
+    weights = np.linalg.solve(covariance, logs - logs.mean())
+    offset = np.array(logs.mean() + LINEAR * weights.sum())
+    slope = LINEAR * points.T @ weights
+    return Correction(
+        tuple(axes), numbers.min(axis=0), numbers.max(axis=0), mean, scale, offset, slope, points, weights
+    )
+
+
+def corrections(
+    records: Sequence[Record],
+    device: DeviceSpec,
+    dense: Sequence[tuple[Traits, Tried]],
+    large: Sequence[Record] = (),
+) -> dict[str, Correction]:
+    """Of each family that took part often enough, by the axes of its plans where most are known, and of these alone;
+    ``dense`` beside what the records have of it, and of ``large`` the fastest unrolled kernels."""
+    tried: dict[str, list[tuple[Traits, Tried]]] = {DENSE: list(dense)}
+    tried[FASTEST] = fastest_unrolled([*records, *large], device)
+    for record in records:
+        traits = traits_in(record)
+        for plans in first_plans(record, device).values():
+            for plan in plans:
+                tried.setdefault(plan.corrected_by, []).append((traits, plan))
+        forecast, micros = record["families"].get(UNROLLED, {}).get("by_estimate", (0.0, None))
+        if micros is not None:  # what another emitter than the models' would choose
+            tried.setdefault(UNROLLED, []).append((traits, Tried(forecast, micros, None, UNROLLED)))
+    found = {}
+    for name, every in sorted(tried.items()):
+        known = [(traits, plan) for traits, plan in every if plan.axes is not None]
+        if 2 * len(known) < len(every):
+            known = [(traits, plan._replace(axes=None)) for traits, plan in every]
+        axes = sorted({axis for _, plan in known for axis in plan.axes or ()})
+        if len(known) >= LEAST_PLANS:
+            numbers = np.array([_numbers(name, traits, plan, axes) for traits, plan in known])
+            logs = np.log([plan.micros / plan.forecast for _, plan in known])
+            found[name] = fitted(numbers, logs, axes)
+    return found
+
+
+def _numbers(name: str, traits: Traits, plan: Tried, axes: Sequence[str]) -> NDArray[np.float64]:
+    return numbers_of(name, traits, plan.forecast, axes, plan.axes or {})
+
+
+def dealt(shapes: Sequence[tuple[int, int, int]], deal: int) -> dict[tuple[int, int, int], int]:
+    """The fold of each shape, (m, k, n)."""
+    order = np.random.default_rng(deal).permutation(len(shapes))
+    return {shape: int(fold) % FOLDS for shape, fold in zip(shapes, order, strict=True)}
+
+
+def losses(records: Sequence[Record], device: DeviceSpec, *, learned: bool, deal: int = 0) -> NDArray[np.float64]:
+    """How much slower each problem's choice is than the fastest, (problems,); with or without corrections, of which
+    none has seen a problem of the same m, k and n. ``deal`` draws the folds."""
+    fold_of = dealt(sorted({(record["m"], record["k"], record["n"]) for record in records}), deal)
+    folds = [fold_of[record["m"], record["k"], record["n"]] for record in records]
+    records = chosen_untimed(records, deal if learned else None)
+    found, dense = np.zeros(len(records)), dense_alone(device)
+    for fold in range(FOLDS):
+        seen = [record for record, own in zip(records, folds, strict=True) if own != fold]
+        others = [one for one in dense if fold_of.get((one[0].m, one[0].k, one[0].n)) != fold]
+        table = corrections(seen, device, others) if learned else {}
+        for at, record in enumerate(records):
+            if folds[at] == fold:
+                found[at] = _loss(record, table, device)
+    return found
+
+
+def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -> float:
+    tried = first_plans(record, device)
+    if UNROLLED in tried and not DTYPES[record["dtype"]].is_16_bit:  # as a tuning does (``sought.contenders``)
+        tried = {name: plans for name, plans in tried.items() if plans[0].corrected_by != PANELS}
+    forecasts = {
+        name: _forecasts(name, record, plans, table.get(plans[0].corrected_by)) for name, plans in tried.items()
+    }
+    chosen = tried[(name := _choice(tried, forecasts))][int(forecasts[name].argmin())].micros
+    dense = dense_micros(record)
+    fastest = min([*family_micros(record).values(), *([] if dense is None else [dense])])
+    return chosen / fastest - 1
+
+
+def _choice(tried: Mapping[str, Sequence[Tried]], forecasts: Mapping[str, NDArray[np.float64]]) -> str:
+    """The family, as a tuning chooses it (``tuning.winner_of``), or DENSE."""
+    least = {name: float(micros.min()) for name, micros in forecasts.items()}
+    others = [name for name in least if name not in (UNROLLED, DENSE)]
+    name = min(others, key=least.__getitem__, default=UNROLLED)
+    if UNROLLED in least:
+        kind = next((axis.partition(".")[0] for axis in tried[name][0].axes or ()), "")
+        name = name if least[name] < sure_share(kind) * least[UNROLLED] else UNROLLED
+    return DENSE if DENSE in least and (name not in least or least[DENSE] < least[name]) else name
+
+
+def _forecasts(name: str, record: Record, plans: Sequence[Tried], one: Correction | None) -> NDArray[np.float64]:
+    """Corrected microseconds; a plan of unknown axes counts as the mean of its family."""
+    micros = np.array([plan.forecast for plan in plans])
+    if one is None:
+        return micros
+    numbers = np.array([_numbers(name, traits_in(record), plan, one.axes) for plan in plans])
+    unknown = [at for at, plan in enumerate(plans) if plan.axes is None]
+    if one.axes and unknown:
+        numbers[unknown, -len(one.axes) :] = one.mean[-len(one.axes) :]
+    return micros * one.factors(numbers)
+
+
+def report(records: Sequence[Record], device: DeviceSpec) -> dict[str, Any]:
+    """What the choice is worth, over all problems and by set and type."""
+    kinds = [f"{record['set']}, {record['dtype']}" for record in records]
+    found: dict[str, Any] = {"problems": {"all": len(records), **dict(sorted(Counter(kinds).items()))}}
+    for title, deals in (("forecasts alone", 0), ("corrected", DEALS)):
+        lost = np.array([losses(records, device, learned=deals > 0, deal=deal) for deal in range(max(1, deals))])
+        found[title] = {kind: figures(lost[:, [kind in ("all", own) for own in kinds]]) for kind in found["problems"]}
+    return found
+
+
+def figures(lost: NDArray[np.float64]) -> dict[str, float]:
+    """Of (deals, problems)."""
+    good = (lost <= GOOD).mean(axis=1)
+    return {
+        "within_10_percent": round(float(good.mean()), 4),
+        "least": round(float(good.min()), 4),
+        "mean_loss": round(float(lost.mean()), 4),
+    }
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    """JSON, a family on a line."""
+    families = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in content["families"].items())
+    rest = json.dumps({name: value for name, value in content.items() if name != "families"}, indent=1)
+    return f'{rest.removesuffix("}").rstrip()},\n "families": {{\n{families}\n}}}}'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, nargs="?", default=ROOT / "benchmarks" / "results" / "families.jsonl.gz")
+    parser.add_argument("--device", default="h200")
+    parser.add_argument("--out", type=Path, default=WEIGHTS)
+    arguments = parser.parse_args()
+    device = find_device(arguments.device)
+    lines = read_lines(arguments.file)
+    records = [line for line in lines if line["machine"]["device"] == device.name and line.get("traits")]
+    found = corrections(chosen_untimed(records, 0), device, dense_alone(device), large_of(device))
+    families = {
+        name: {"axes": one.axes, **{field: getattr(one, field).round(5).tolist() for field in ARRAYS}}
+        for name, one in found.items()
+    }
+    figures = report(records, device)
+    content = {"device": device.name, "report": figures, "families": families}
+    (arguments.out / f"{device.name}{SUFFIX}").write_text(_text(content) + "\n")
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""The unrolled kernels of which one is chosen where nothing is timed (``lospmm_rank.untimed``), each of them timed.
+
+    python -m fitting.untimed [--layers DIR] [--out DIR] [--set SET]... [--dtype TYPE]... [--resume]
+                                 [--stop-after SECONDS] [--workers COUNT] [--commit HASH] [--dry]
+
+needs an NVIDIA GPU of the device table. The problems are those of ``families.jsonl``, in TF32 and 16 bits, and others
+that are drawn (``untimed_cases``), in the order of ``WORK``. Every element of each C is checked, each kernel is timed
+briefly, as a search does it, and the fastest of a problem again with full effort. A problem is a line of
+``untimed.jsonl``: its kernels in the order of ``considered``, the first being the choice that there was before; of
+those that are drawn some of them (``sampled``). What the model is told of them goes into ``untimed.npz``. Builders on
+all cores work ahead of the GPU. ``--dry`` builds, has times made up, and writes nothing.
+
+    python -m fitting.untimed --features [--layers DIR]
+
+writes anew what the model is told of all kernels, and needs no GPU.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import families_unrolled
+from benchmarks.families import KERNEL_SECONDS, QUICK, QUICK_COPIES, context_of
+from benchmarks.families_build import Kernel
+from benchmarks.families_cases import Case, problem_of
+from benchmarks.families_table import Record, key, read_results, write_results
+from benchmarks.kernels import ROOT, SEED, commit_of
+from fitting import DATA
+from fitting.untimed_cases import BETWEEN, UNTIMED_SETS, WORK, cases_of
+from lospmm.build import build, for_emitter
+from lospmm.device import find_device
+from lospmm.errors import BadRequest, GpuFault, LospmmError
+from lospmm.estimate import estimate_micros
+from lospmm.gpu.exclusive import exclusive
+from lospmm.gpu.process import WORKER
+from lospmm.gpu.timing import MAX_COPIES
+from lospmm.measure import BRIEF, FULL, Bench
+from lospmm.model import Candidate, Problem, Schedule
+from lospmm.options import LOCKSTEPS, Options, splits_of
+from lospmm.rankers import RANKERS, with_ranker
+from lospmm.runtime.detect import detect_device, own_gpu_id
+from lospmm.search import search
+from lospmm.settings import settings
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.words import in_words
+from lospmm_rank.untimed import LISTED, SUFFIXES, WEIGHTS, Model, considered, features, model_at
+
+EMITTER = families_unrolled.EMITTER
+
+DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
+
+NAME = "untimed.jsonl.gz"
+
+#: What the model is told of each kernel of each line.
+FEATURES_NAME = "untimed.npz"
+
+#: Of a kernel in a line, before its estimate and its microseconds (null where it failed).
+AXES = ("rows", "cols", "prefetch", "column_group", "lockstep", "split_k", "thread_words")
+
+#: Between two times that the file is written.
+BETWEEN_SECONDS = 10.0
+
+#: Problems that are built ahead of the one that is timed.
+AHEAD = 45
+
+#: Of a problem that is drawn so many kernels are timed: those that the models of now put first, and others by chance.
+FOREMOST, BY_CHANCE = 16, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A candidate's kernel, or why there is none."""
+
+    axes: tuple[Any, ...]
+    estimate: float
+    kernel: Kernel | None
+    failure: str | None = None
+
+
+class Prepared(NamedTuple):
+    problem: Problem
+    made: list[Made]
+    told: NDArray[np.float64]  # (made, NAMES)
+    seconds: float
+
+
+def axes_of(candidate: Candidate) -> tuple[Any, ...]:
+    values = candidate.tile._asdict() | asdict(candidate.schedule)
+    return tuple(values[name] for name in AXES)
+
+
+def schedule_of(axes: Sequence[Any]) -> Schedule:
+    return Schedule(**dict(zip(AXES[2:], axes[2 : len(AXES)], strict=True)))
+
+
+def considered_of(problem: Problem) -> tuple[list[Candidate], NDArray[np.float64]]:
+    """What is considered of a problem, first what a search chooses without a clock; and its features."""
+    words = in_words(problem)
+    options = with_ranker(Options(emitter=EMITTER), problem.device)
+    ranker = RANKERS[options.ranker](problem.device)
+    locksteps, splits = LOCKSTEPS[EMITTER], splits_of(EMITTER, problem.device.arch)
+    choice = search(words, ranker, LISTED, Stages(), lockstep=locksteps[0], splits=splits)
+    candidates = considered(words, choice, locksteps)
+    return candidates, features(words, candidates, ranker)
+
+
+def sampled(told: NDArray[np.float64], model: Model) -> list[int]:
+    """Of the kernels of a problem, by what the models are told of each: FOREMOST and BY_CHANCE, in their order."""
+    order = np.argsort(model.says(told)[0], kind="stable")
+    rest = np.random.default_rng(SEED).permutation(order[FOREMOST:])
+    return sorted([*order[:FOREMOST].tolist(), *rest[:BY_CHANCE].tolist()])
+
+
+def prepare(case: Case, folder: Path) -> Prepared:
+    """The kernels of a problem in files of ``folder``, and the seconds that they took; in a builder."""
+    started = time.monotonic()
+    problem = for_emitter(problem_of(case), EMITTER)
+    candidates, told = considered_of(problem)
+    if case.set == BETWEEN:
+        which = sampled(told, model_at(WEIGHTS / f"{case.device}{SUFFIXES[0]}"))
+        candidates, told = [candidates[at] for at in which], told[which]
+    store = Store(settings().cache_dir / "families")
+    made = []
+    for candidate, estimate in zip(candidates, estimate_micros(in_words(problem), candidates).tolist(), strict=True):
+        try:
+            built = build(problem, candidate, EMITTER, store=store, workers=1).compiled
+        except LospmmError as error:
+            made.append(Made(axes_of(candidate), estimate, None, " ".join(f"{type(error).__name__}: {error}".split())))
+            continue
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".cubin", delete=False) as file:
+            file.write(built.cubin)
+        made.append(Made(axes_of(candidate), estimate, Kernel(Path(file.name), built.entry, built.launch)))
+    return Prepared(problem, made, told, time.monotonic() - started)
+
+
+def prepared_ahead(pool: ProcessPoolExecutor, cases: Sequence[Case], folder: Path) -> Iterator[tuple[Case, Prepared]]:
+    """As they are ready, about in their order."""
+    waiting: dict[Future[Prepared], Case] = {}
+    left = iter(cases)
+    while True:
+        for case in left:
+            waiting[pool.submit(prepare, case, folder)] = case
+            if len(waiting) >= AHEAD:
+                break
+        if not waiting:
+            return
+        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+            case = waiting.pop(future)
+            try:
+                found = future.result()
+            except Exception as error:  # of one problem; it is told
+                print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
+            else:
+                yield case, found
+
+
+def timed(bench: Bench, case: Case, problem: Problem, made: Sequence[Made]) -> Record:
+    """Every kernel briefly, and the fastest with full effort."""
+    bench.turn_to(problem)
+    bench.kernel_seconds, bench.cache = KERNEL_SECONDS, case.cache
+    bench.most_copies = QUICK_COPIES if case.set in (*QUICK, BETWEEN) else MAX_COPIES
+    failures, kernels = [], []
+    for one in made:
+        micros = None
+        if one.kernel is None:
+            failures.append(f"{one.axes}: {one.failure}")
+        else:
+            found = bench.measure(one.kernel.cubin, one.kernel.entry, one.kernel.launch, effort=BRIEF)
+            if found.timing is None:
+                failures.append(f"{one.axes}: {found.failure}")
+            else:
+                micros = round(found.timing.micros, 3)
+        kernels.append([*one.axes, round(one.estimate, 4), micros])
+    line: Record = {"kernels": kernels, "failures": failures}
+    ran = [at for at, one in enumerate(kernels) if one[-1] is not None]
+    if ran:
+        best = min(ran, key=lambda at: float(kernels[at][-1]))
+        kernel = made[best].kernel
+        assert kernel is not None
+        again = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=FULL)
+        line["best"] = best
+        line["micros"] = kernels[best][-1] if again.timing is None else again.timing.micros
+    for one in made:
+        if one.kernel is not None:
+            one.kernel.cubin.unlink(missing_ok=True)
+    return line
+
+
+def about(case: Case, problem: Problem) -> Record:
+    case_fields = {name: value for name, value in asdict(case).items() if name not in ("source", "device")}
+    matrix = problem.matrix
+    return {**case_fields, "problem": case.problem, "m": matrix.m, "k": matrix.k, "nnz": matrix.nnz}
+
+
+def read_features(out: Path) -> dict[str, NDArray[np.float64]]:
+    """What the model is told of the kernels of each line, by its key."""
+    with np.load(out / FEATURES_NAME) as kept:
+        ends = np.cumsum(kept["counts"])[:-1]
+        return dict(zip(kept["keys"].tolist(), np.split(kept["features"].astype(np.float64), ends), strict=True))
+
+
+def write_features(out: Path, layers: Path | None, workers: int) -> int:
+    """Make that anew; of how many lines. Raises BadRequest where other kernels than a line's are considered now."""
+    lines = read_results(out / NAME)
+    names = [name for name in UNTIMED_SETS if name != "real" or layers]
+    cases = {(name, case.problem): case for name in names for case in UNTIMED_SETS[name]("h200", layers)}
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        own = [cases[line["set"], line["problem"]] for line in lines.values()]
+        found = list(pool.map(_features_of, own, [line["kernels"] for line in lines.values()]))
+    _write_features(out, dict(zip(lines, found, strict=True)))
+    return len(found)
+
+
+def _write_features(out: Path, told: Mapping[str, NDArray[np.float64]]) -> None:
+    counts = [len(one) for one in told.values()]
+    stacked = np.concatenate(list(told.values())).astype(np.float32)
+    np.savez_compressed(out / FEATURES_NAME, keys=list(told), counts=counts, features=stacked)
+
+
+def _features_of(case: Case, kernels: Sequence[Sequence[Any]]) -> NDArray[np.float64]:
+    candidates, found = considered_of(for_emitter(problem_of(case), EMITTER))
+    now, then = [axes_of(one) for one in candidates], [tuple(one[: len(AXES)]) for one in kernels]
+    if now != then if case.set != BETWEEN else not set(then) <= set(now):
+        raise BadRequest(f"{case.problem}: other kernels are considered now; time it anew")
+    return found[[now.index(one) for one in then]]
+
+
+def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
+    """Time the cases, a line in the file for each at once; how many."""
+    path, device = arguments.out / NAME, find_device("h200") if arguments.dry else detect_device()
+    context = context_of(device, arguments.commit or commit_of(ROOT))
+    results = read_results(path)
+    told = read_features(arguments.out) if results else {}
+    if arguments.resume:
+        cases = [case for case in cases if key({**asdict(case), "machine": context["machine"]}) not in results]
+    started, done, written = time.monotonic(), 0, time.monotonic()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        pool = ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn"))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        bench: Bench | None = None
+        for case, (problem, made, own, seconds) in prepared_ahead(pool, cases, folder):
+            if bench is None:  # builders are at work while another has the GPU
+                if not arguments.dry:
+                    stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
+                bench = stack.enter_context(Bench(problem, command=DRY if arguments.dry else WORKER))
+            try:
+                line = {**about(case, problem), **context, **timed(bench, case, problem, made)}
+            except LospmmError as error:
+                print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
+                continue
+            results[key(line)], told[key(line)] = line, own
+            first, wrong = line["kernels"][0][-1], len(line["failures"])
+            print(
+                f"{case.problem}: {len(made)} kernels in {seconds:.1f} s, first {first} us, fastest "
+                f"{line.get('micros')}{f', {wrong} FAILED' if wrong else ''}",
+                flush=True,
+            )
+            if time.monotonic() - written > BETWEEN_SECONDS and not arguments.dry:
+                write_results(path, results)
+                _write_features(arguments.out, told)
+                written = time.monotonic()
+            done += 1
+            if time.monotonic() - started >= arguments.stop_after:
+                break
+        if not arguments.dry:
+            write_results(path, results)
+            _write_features(arguments.out, {name: told[name] for name in results})
+    return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=DATA)
+    parser.add_argument("--layers", type=Path, help="a folder of pruned layers")
+    parser.add_argument("--set", action="append", choices=sorted({name for name, _ in WORK}))
+    parser.add_argument("--dtype", action="append", choices=sorted({dtype for _, dtype in WORK}))
+    parser.add_argument("--resume", action="store_true", help="leave out what has been timed")
+    parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
+    parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), metavar="COUNT")
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    parser.add_argument("--dry", action="store_true", help="with made up times")
+    parser.add_argument("--features", action="store_true", help="write anew what the model is told of each kernel")
+    arguments = parser.parse_args()
+    try:
+        if arguments.features:
+            print(f"{write_features(arguments.out, arguments.layers, arguments.workers)} problems")
+            return
+        cases = cases_of("h200", arguments.layers, arguments.set, arguments.dtype)
+        done = measure(cases, arguments)
+    except (BadRequest, GpuFault, OSError) as error:
+        sys.exit(f"fitting.untimed: {error}")
+    print(f"{done} of {len(cases)} problems")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""README's table of speedups, and the tables of docs/results.md that it condenses, from benchmarks/results."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from benchmarks.families_table import best_sparse, dense_micros, mean
+from benchmarks.kernels_table import BASELINES, mean_ratio, measured_of
+from benchmarks.networks_report import speedup
+from tests.docs import kernels, results
+from tests.docs.results import Record, records, table
+
+TYPES = {"float32": "float32", "tf32": "TF32", "float16": "float16", "bfloat16": "bfloat16"}
+
+#: Values of N (tokens x batch) in README's table.
+DECODE, PREFILL = (1, 16, 64), 4096
+
+#: Titles of the baselines of ``benchmarks.kernels`` in README.
+TITLES = {"cusparse": "cuSPARSE", "cublas_fp32": "cuBLAS", "cublas_tf32": "cuBLAS TF32"}
+
+
+def families(kind: str) -> list[Record]:
+    """Lines of ``benchmarks.families`` of one set that have a sparse kernel and a dense time."""
+    found = [record for record in records("families") if record["set"] == kind]
+    return [one for one in found if dense_micros(one) is not None and best_sparse(one) is not None]
+
+
+def gain(record: Record) -> float:
+    """Speedup of the fastest sparse kernel over cuBLAS of the same type."""
+    dense, best = dense_micros(record), best_sparse(record)
+    assert dense is not None and best is not None
+    return dense / best[1]
+
+
+def times(values: Sequence[float]) -> str:
+    return f"{mean(values):.2f}x"
+
+
+def with_range(values: Sequence[float]) -> str:
+    return f"{times(values)} ({min(values):.2f} to {max(values):.2f})"
+
+
+def zeros_of(record: Record) -> float:
+    """Sparsity to the percent: a drawn matrix misses its target by less."""
+    return round(float(record["sparsity"]), 2)
+
+
+def sparsities(found: Iterable[Record]) -> list[float]:
+    return sorted(set(map(zeros_of, found)))
+
+
+def is_searched(record: Record) -> bool:
+    """Whether the unrolled kernel was found by a timed search; otherwise a model chose it."""
+    return bool(record["families"].get("unrolled", {}).get("by") == "search")
+
+
+def by_type() -> str:
+    """The 41 shapes by type and sparsity."""
+    found = families("shapes")
+    lines = []
+    for dtype, title in TYPES.items():
+        cells = []
+        for zeros in sparsities(found):
+            own = [one for one in found if (one["dtype"], zeros_of(one)) == (dtype, zeros)]
+            cells.append(with_range([gain(one) for one in own]) + (" *" if any(map(is_searched, own)) else ""))
+        lines.append((title, *cells))
+    heads = ("type", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)))
+    return table(heads, lines, right=len(heads) - 1)
+
+
+def by_columns() -> str:
+    """Layers of language models by N and sparsity."""
+    found = families("llm")
+    lines = []
+    for n in sorted({one["n"] for one in found}):
+        own = [one for one in found if one["n"] == n]
+        cells = (times([gain(one) for one in own if one["sparsity"] == zeros]) for zeros in sparsities(found))
+        lines.append((f"{n:,}", *cells, with_range([gain(one) for one in own])))
+    heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "all (min to max)")
+    return table(heads, lines, right=len(heads))
+
+
+def conditions() -> str:
+    """The GPU, driver and commits of every set of figures in README."""
+    sets = {
+        "seven layers": kernels.lines_of("seven"),
+        "41 layers": families("shapes"),
+        "LLM layers": families("llm"),
+        "whole networks": measured_of(records("networks")),
+    }
+    lines = []
+    for name, own in sets.items():
+        places = dict.fromkeys(f"{one['machine']['title']}, driver {one['versions']['driver']}" for one in own)
+        commits = ", ".join(f"`{commit}`" for commit in sorted({one["commit"] for one in own}))
+        lines.append((name, "; ".join(places), commits))
+    return table(("figures", "GPU", "commits"), lines)
+
+
+def short() -> str:
+    """README's table, with the machine and versions below it."""
+    lines = [*_seven(), *_shapes(), *_language_models(), *_networks()]
+    newest = measured_of(records("networks"))[-1]
+    torch = newest["versions"]["torch"].partition("+")[0]
+    where = f"{newest['machine']['title']}, driver {newest['versions']['driver']}, PyTorch {torch}"
+    caption = f"{where}; [commits and ranges](docs/results.md#conditions). Geometric means."
+    return f"{table(('workload', 'baseline', 'sparsity', 'speedup'), lines, right=2)}\n{caption}\n"
+
+
+Line = tuple[str, str, str, str]
+
+
+def _seven() -> list[Line]:
+    found = measured_of(kernels.lines_of("seven"))
+    zeros = sparsities(found)
+    span = f"{zeros[0]:.0%} to {zeros[-1]:.0%}"
+    means = {TITLES[one.ratio]: mean_ratio(found, one.ratio) for one in BASELINES}
+    figures = (f"{value:.2f}x" for value in means.values() if value is not None)
+    return [(f"{len(found)} BERT/ResNet-50 layers, float32", _several(means), span, _several(figures))]
+
+
+def _shapes() -> list[Line]:
+    found = families("shapes")
+    zeros = sparsities(found)
+    lines = []
+    for dtype, title in TYPES.items():
+        own = [[gain(one) for one in found if (one["dtype"], zeros_of(one)) == (dtype, share)] for share in zeros]
+        what = f"{len(own[0])} CNN/BERT layers, {title}"
+        lines.append((what, "cuBLAS", _several(f"{share:.0%}" for share in zeros), _several(map(times, own))))
+    return lines
+
+
+def _language_models() -> list[Line]:
+    found = families("llm")
+    zeros = [share for share in sparsities(found) if share != 0.8]
+    lines = []
+    for n in (*DECODE, PREFILL):
+        own = [[gain(one) for one in found if (one["n"], zeros_of(one)) == (n, share)] for share in zeros]
+        what = f"LLM {'prefill' if n == PREFILL else 'decode'}, float16, N={n:,}"
+        lines.append((what, "cuBLAS", _several(f"{share:.0%}" for share in zeros), _several(map(times, own))))
+    return lines
+
+
+def _networks() -> list[Line]:
+    found = records("networks")
+    lines = []
+    for case in dict.fromkeys(one["case"] for one in found):
+        network, _, zeros = case.rpartition(" ")
+        own = [speedup(found, case, compiled=True, tf32=tf32) for tf32 in (False, True)]
+        figures = _several(f"{one.times:.2f}x" for one in own if one is not None)
+        lines.append((f"{network}, float32, TF32", "`torch.compile`", zeros, figures))
+    return lines
+
+
+def _several(cells: Iterable[str]) -> str:
+    return ", ".join(cells)
+
+
+README = {"speedups": short}
+REGIONS: dict[str, Callable[[], str]] = {
+    "kernels": kernels.short,
+    "speedups by type": by_type,
+    "speedups by columns": by_columns,
+    "conditions": conditions,
+    "tuning cost": partial(results.results, results.TUNING_COST),
+    "generated code": partial(results.results, results.GENERATED_CODE),
+    "on a gpu": results.on_a_gpu,
+}
