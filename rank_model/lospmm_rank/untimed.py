@@ -5,7 +5,7 @@ each other (``considered``), and three models of its own put them in order, told
 and what a block and an SM have to do (``SHARES``): LambdaMART, as the rank model is, and regressions of how much slower
 than the fastest a kernel is, and of the factor that its estimate is off by. Each is wrong about other kernels, so that
 their scores are added up, each in standard deviations of the problem's. The last says what the first takes, too. They
-were trained on the times of such kernels (``benchmarks.fit_untimed``), and know one GPU.
+were trained on the times of such kernels (``fitting.fit_untimed``), and know one GPU.
 """
 
 import hashlib
