@@ -18,23 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Row, record
-from lospmm.build import for_emitter
+from lospmm.codegen.ir import launch
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD
 from lospmm.codegen.sass.emit import without_fetch
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.sass.scheduler import LINE_INSTRUCTIONS
-from lospmm.gpu.driver import Driver, open_driver
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.driver import open_driver
+from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import copies_beyond_l2, time_rotating
-from lospmm.ir import launch
-from lospmm.lower import lower
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import regroup
-from lospmm.runtime.detect import detect_device
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.elf_rewrite import rewrite
+from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
 
 #: (m, k, n, sparsity), the tile size and the schedule: about the fastest that is known.

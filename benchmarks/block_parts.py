@@ -24,17 +24,17 @@ from benchmarks.families import baselines_for, timed_baseline, timed_family
 from benchmarks.families_build import Built, build_plan
 from benchmarks.harness import write_results
 from benchmarks.kernels import ROOT, commit_of, versions
-from lospmm.device import DeviceSpec
-from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES
 from lospmm.families.buckets import Buckets
 from lospmm.families.partitions import Partitions
 from lospmm.families.strips import Strips
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
-from lospmm.matrix import SparseMatrix, from_coo
-from lospmm.measure import Bench
-from lospmm.model import Problem
-from lospmm.runtime.detect import detect_device, own_gpu_id
+from lospmm.matrix.csr import SparseMatrix, from_coo
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm_datasets.graphs import blocks
 

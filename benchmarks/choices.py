@@ -31,32 +31,29 @@ from benchmarks.kernels import Case, commit_of, versions
 from benchmarks.paper.cost import counts
 from benchmarks.paper.tables import AXES, Point, Table, parts_of, point_of, read_tables
 from benchmarks.problems import problems
-from lospmm.clock import Clock, Trials
-from lospmm.device import DEVICES
 from lospmm.errors import LospmmError
-from lospmm.measure import AGAIN, BRIEF, Bench, Effort, Measurement, Timing
-from lospmm.model import Candidate, Problem, Tiling
-from lospmm.options import LOCKSTEPS, Options, splits_of
-from lospmm.proxy_trials import ProxyTrials, time_proxy
-from lospmm.ranker import Ranker
-from lospmm.rankers import RANKERS, with_ranker
-from lospmm.runtime.detect import detect_device
-from lospmm.search import (
-    Choice,
-    choose_by_time,
-    explore_problem,
-    search_space,
-    settled,
-    timed_again,
-)
+from lospmm.gpu.bench import AGAIN, Bench
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.messages import Measurement
+from lospmm.gpu.timing import BRIEF, Effort, Timing
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space import Space
+from lospmm.space.candidates import Candidate, Tiling
+from lospmm.space.explore import Space
+from lospmm.space.ranker import Ranker
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.trialled import Trialled
-from lospmm.trials import BuildAndTime, Means
-from lospmm.tuning import TRIALS
-from lospmm.workshop import Workshop
+from lospmm.tuning.finals import settled, timed_again
+from lospmm.tuning.job import TRIALS
+from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
+from lospmm.tuning.proxy_runner import ProxyTrials, time_proxy
+from lospmm.tuning.race import choose_by_time
+from lospmm.tuning.rankers import RANKERS, with_ranker
+from lospmm.tuning.runner import BuildAndTime, Means
+from lospmm.tuning.search import Choice, explore_problem, search_space
+from lospmm.tuning.session import Workshop
+from lospmm.tuning.trial import Clock, Trialled, Trials
 
 #: Of the table, the fastest that are timed beside what was chosen; and how often each.
 BEST = 3

@@ -18,12 +18,12 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.emission import processor
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Problem
-from lospmm.sought import contenders, field_for
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
+from lospmm.tuning.forecast import contenders, field_for
 from lospmm_datasets.synthetic import uniform
 
 #: m and k; share of zeros; n.

@@ -21,10 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lospmm.codegen.emission import Emission
-from lospmm.device import DeviceSpec
-from lospmm.gpu.driver import Driver, Function, open_driver
-from lospmm.model import Launch
-from lospmm.runtime.detect import detect_device
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.driver import open_driver
+from lospmm.gpu.protocol import Driver, Function
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.problem import Launch
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel

@@ -25,16 +25,18 @@ import numpy as np
 
 from benchmarks.families_unrolled import shortlist
 from benchmarks.harness import Row, problem_of, record
-from lospmm.build import build
 from lospmm.codegen.emission import Emission
 from lospmm.errors import LospmmError
-from lospmm.gpu.driver import Driver, open_driver
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.driver import open_driver
 from lospmm.gpu.launcher import Launcher
+from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import Effort, copies_beyond_l2, time_rotating
-from lospmm.model import Candidate, Compiled, Launch
-from lospmm.runtime.detect import detect_device
+from lospmm.problem.problem import Launch
+from lospmm.space.candidates import Candidate
 from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.compile import Compiled, compile_kernel
+from lospmm.tuning.build import build
 
 #: The seven problems, BERT-base's other one, and some of the 41 shapes.
 PROBLEMS = (

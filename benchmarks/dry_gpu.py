@@ -8,8 +8,8 @@ import os
 import sys
 import time
 
-from lospmm.baselines import BaselineTime, VariantTime
-from lospmm.baselines.work import BaselineTask
+from lospmm.gpu.libraries import BaselineTime, VariantTime
+from lospmm.gpu.libraries.work import BaselineTask
 from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, packed, receive
 from lospmm.gpu.timing import Timing
 

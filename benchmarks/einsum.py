@@ -27,17 +27,18 @@ from benchmarks.einsum_clock import Clock, commit
 from benchmarks.einsum_generated import GENERATED
 from benchmarks.einsum_generated import build as build_generated
 from benchmarks.einsum_generated import run as run_generated
-from lospmm.device import find_device
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import PLAIN
 from lospmm.families import FAMILIES
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Problem
-from lospmm.packed import PackedKernel, emission_of
-from lospmm.runtime.detect import own_gpu
+from lospmm.families.packed import PackedKernel
+from lospmm.gpu.detect import own_gpu
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.device import find_device
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import PLAIN
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 
 RESULTS = "einsum.jsonl"
 

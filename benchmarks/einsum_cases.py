@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from lospmm.matrix import SparseMatrix, from_coo
+from lospmm.matrix.csr import SparseMatrix, from_coo
 from lospmm_datasets.synthetic import uniform
 
 

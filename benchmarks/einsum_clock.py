@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from benchmarks.kernels import commit_of
-from lospmm.baselines import cusparse
-from lospmm.baselines.library import Buffers, LibraryFault, Place
 from lospmm.errors import LospmmError
+from lospmm.families.packed import PackedKernel
 from lospmm.gpu.driver import open_driver
+from lospmm.gpu.libraries import cusparse
+from lospmm.gpu.libraries.library import Buffers, LibraryFault, Place
 from lospmm.gpu.timing import BRIEF, FULL, Effort, copies_beyond_l2, time_rotating
-from lospmm.model import Problem
-from lospmm.packed import PackedKernel
+from lospmm.problem.problem import Problem
 
 TYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from benchmarks.einsum_cases import power_law
 from benchmarks.einsum_clock import LIMITS, TYPES, commit
-from lospmm.device import find_device
 from lospmm.einsums import EinsumKernel, einsum_kernel
 from lospmm.errors import LospmmError
-from lospmm.gpu.driver import Driver, open_driver
+from lospmm.gpu.detect import own_gpu
+from lospmm.gpu.driver import open_driver
+from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import FULL, copies_beyond_l2, time_rotating
-from lospmm.runtime.detect import own_gpu
+from lospmm.problem.device import find_device
 
 #: Voxels along each side of the room, and the neighbours of one, itself among them.
 SIDE = 400

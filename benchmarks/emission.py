@@ -4,9 +4,9 @@
 
 takes 768 x 768 at 90 % (59 k nonzeros) and 3072 x 768 at 70 % (708 k) for an H200 and N 4096, each in a process of its
 own that is held to one core, and times the steps from a candidate to its cubin: the program of each tile
-(``lospmm.lower``), its schedule, its bits, the graft, and the listing. Each figure is the best of ``REPEATS``, what the
-machine can do when nothing else runs on it; the median is beside it. Peaks are the whole process, interpreter and
-libraries included. ptxas has the prologue to compile, once for each launch shape of a matrix: that time is apart.
+(``lospmm.codegen.lower``), its schedule, its bits, the graft, and the listing. Each figure is the best of ``REPEATS``,
+what the machine can do when nothing else runs on it; the median is beside it. Peaks are the whole process, interpreter
+and libraries included. ptxas has the prologue to compile, once for each launch shape of a matrix: that time is apart.
 Writes ``emission.jsonl`` and prints a table.
 """
 
@@ -26,17 +26,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lospmm.build import for_emitter
 from lospmm.codegen import emit, source_of
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.fields import encode
 from lospmm.codegen.sass.generations import generation_of
-from lospmm.device import DEVICES
-from lospmm.lower import lower
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import regroup
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.cubin import graft
+from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
 
 #: m, k, share of zeros, and the tile that prototypes were fastest with on an H200.

@@ -21,15 +21,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from lospmm.build import build
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
-from lospmm.model import Candidate, Compiled, Launch, Problem, Schedule, TileSize, Tiling
-from lospmm.proxy_trials import compile_proxy, proxies_of
+from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
+from lospmm.space.candidates import Candidate, Schedule, TileSize, Tiling
 from lospmm.store import Store
+from lospmm.toolchain.compile import Compiled
+from lospmm.tuning.build import build
+from lospmm.tuning.proxy_runner import compile_proxy, proxies_of
 from lospmm_proxies import sharing_of
 from lospmm_proxies.loops import kept_share
-from lospmm_rank.pool import end_with_parent
+from lospmm_rank.train.pool import end_with_parent
 
 #: Kernels built or being built ahead of the one that is asked for, for each process: some megabytes each.
 AHEAD = 3

@@ -38,21 +38,21 @@ from benchmarks.emission_pool import EmissionPool, Kernel
 from benchmarks.kernels import Case, commit_of, versions
 from benchmarks.paper.tables import AXES, point_of
 from benchmarks.problems import problems
-from lospmm.build import for_emitter
-from lospmm.candidates import Candidates
-from lospmm.device import DEVICES, DeviceSpec
 from lospmm.errors import GpuFault, LospmmError, NothingFits
-from lospmm.estimate import estimate_micros
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
 from lospmm.gpu.messages import Measure, Measurement, Shape
 from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
-from lospmm.measure import Bench
-from lospmm.model import Candidate, Problem
-from lospmm.options import LOCKSTEPS, splits_of
-from lospmm.runtime.detect import detect_device
-from lospmm.search import explore_problem
+from lospmm.problem.device import DEVICES, DeviceSpec
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space import Space, widen
+from lospmm.space.candidates import Candidate, Candidates
+from lospmm.space.estimate import estimate_micros
+from lospmm.space.explore import Space, widen
 from lospmm.stages import Stages
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.options import LOCKSTEPS, splits_of
+from lospmm.tuning.search import explore_problem
 
 EMITTER = "sass"
 

@@ -47,19 +47,19 @@ from benchmarks.families_table import (
     write_results,
 )
 from benchmarks.kernels import ROOT, commit_of, versions
-from lospmm.baselines import BaselineTime
-from lospmm.baselines.work import COMMAND, BaselineTask
-from lospmm.bench import bound
-from lospmm.device import DeviceSpec
-from lospmm.dtype import DTYPES
 from lospmm.errors import BadRequest, GpuFault, LospmmError
 from lospmm.families import FAMILIES
 from lospmm.families.traits import traits_of
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.compare import bound
+from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
-from lospmm.gpu.timing import MAX_COPIES
-from lospmm.measure import BRIEF, FULL, Bench
-from lospmm.model import Problem
-from lospmm.runtime.detect import detect_device, own_gpu_id
+from lospmm.gpu.libraries import BaselineTime
+from lospmm.gpu.libraries.work import COMMAND, BaselineTask
+from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 
 RESULTS_NAME = "families.jsonl.gz"

@@ -17,12 +17,12 @@ from benchmarks import families_unrolled
 from benchmarks.families_cases import Case, draw, problem_of
 from lospmm.families import FAMILIES
 from lospmm.families.traits import traits_of
-from lospmm.model import Launch, Problem
-from lospmm.packed import emission_of
+from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
-from lospmm_rank.families import DENSE, corrected, dense_micros, factor
+from lospmm.toolchain.template import emission_of
+from lospmm_rank.predict.corrections import DENSE, corrected, dense_micros, factor
 
 PLANS = 12
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from benchmarks.kernels import SEED, SHAPES_FILE
 from benchmarks.real_weights import columns_of, read_pixels
-from lospmm import readers
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.errors import BadRequest
 from lospmm.gpu.messages import CacheState
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Problem
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm_datasets import graphs
 from lospmm_datasets.shapes import read_shapes

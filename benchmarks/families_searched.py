@@ -29,27 +29,29 @@ from benchmarks.families_build import UNROLLED
 from benchmarks.families_cases import Case, problem_of
 from benchmarks.families_table import ROUNDED, Record, key, read_results, write_results
 from benchmarks.kernels import ROOT, commit_of
-from lospmm.build import build, for_emitter
-from lospmm.clock import Clock
-from lospmm.crew import Crew
-from lospmm.device import DeviceSpec, find_device
-from lospmm.dtype import DTYPES
 from lospmm.errors import BadRequest, GpuFault, LospmmError
-from lospmm.estimate import estimate_micros
+from lospmm.gpu.bench import AGAIN, Bench
+from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.process import WORKER
-from lospmm.measure import AGAIN, BRIEF, FULL, Bench
-from lospmm.model import Problem
-from lospmm.options import LOCKSTEPS, Options
-from lospmm.rankers import RANKERS, with_ranker
-from lospmm.runtime.detect import detect_device, own_gpu_id
-from lospmm.search import Choice, choose_by_time
+from lospmm.gpu.timing import BRIEF, FULL
+from lospmm.problem.device import DeviceSpec, find_device
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.lanes import PAIRS, in_words, words_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.sought import Sought, sought_wholly
+from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.trials import BuildAndTime, Means
-from lospmm.words import PAIRS, in_words, words_of
+from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.builders import Crew
+from lospmm.tuning.options import LOCKSTEPS, Options
+from lospmm.tuning.prepare import Sought, sought_wholly
+from lospmm.tuning.race import choose_by_time
+from lospmm.tuning.rankers import RANKERS, with_ranker
+from lospmm.tuning.runner import BuildAndTime, Means
+from lospmm.tuning.search import Choice
+from lospmm.tuning.trial import Clock
 
 EMITTER = "sass"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import write_results
-from lospmm.device import find_device
-from lospmm.dtype import DTYPES
+from lospmm.problem.device import find_device
+from lospmm.problem.dtype import DTYPES
 
 __all__ = [
     "BESIDE",

@@ -26,10 +26,10 @@ from benchmarks.families_cases import SETS, Case, problem_of
 from benchmarks.families_table import torch_times
 from benchmarks.kernels import ROOT, commit_of
 from lospmm.errors import LospmmError
+from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.timing import copies_beyond_l2
-from lospmm.model import Problem
-from lospmm.runtime.detect import detect_device, own_gpu_id
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 
 RESULTS_NAME = "families_torch.jsonl"

@@ -9,19 +9,21 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.families_table import ROUNDED
-from lospmm.build import build, for_emitter
 from lospmm.errors import LospmmError
-from lospmm.estimate import estimate_micros
-from lospmm.model import Candidate, Compiled, Problem
-from lospmm.options import LOCKSTEPS, Options, splits_of
-from lospmm.rankers import RANKERS, with_ranker
-from lospmm.record import axes_of
-from lospmm.search import search
+from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, in_words, words_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.sought import unrolled_refusal
+from lospmm.space.candidates import Candidate
+from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.words import NARROW, PAIRS, SINGLE, in_words, words_of
+from lospmm.toolchain.compile import Compiled
+from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.forecast import unrolled_refusal
+from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
+from lospmm.tuning.outcome import axes_of
+from lospmm.tuning.rankers import RANKERS, with_ranker
+from lospmm.tuning.search import search
 
 EMITTER = "sass"
 

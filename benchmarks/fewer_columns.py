@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Operands, build, record
-from lospmm.build import for_emitter
-from lospmm.dtype import FLOAT32
+from lospmm.codegen.ir import narrowed
+from lospmm.gpu.detect import detect_device
 from lospmm.gpu.driver import open_driver
-from lospmm.ir import narrowed
-from lospmm.model import Problem
-from lospmm.options import splits_of
-from lospmm.rankers import RANKERS
-from lospmm.runtime.detect import detect_device
-from lospmm.search import search
+from lospmm.problem.dtype import FLOAT32
+from lospmm.problem.problem import Problem
 from lospmm.stages import Stages
 from lospmm.store import Store
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.options import splits_of
+from lospmm.tuning.rankers import RANKERS
+from lospmm.tuning.search import search
 from lospmm_datasets.synthetic import uniform
 
 #: (m, k, sparsity), n of the kernel, and the columns that it is started for.

@@ -11,19 +11,20 @@ from typing import Any, Literal, TextIO, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.build import for_emitter
 from lospmm.codegen import emit
-from lospmm.dtype import Dtype
+from lospmm.codegen.ir import launch
+from lospmm.codegen.lower import lower
 from lospmm.errors import BadRequest
-from lospmm.gpu.driver import Driver
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import FULL, Effort, copies_beyond_l2, time_rotating
-from lospmm.ir import launch
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Candidate, Launch, Problem
-from lospmm.runtime.detect import detect_device
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.problem import Launch, Problem
+from lospmm.space.candidates import Candidate
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
 
 Row = dict[str, Any]

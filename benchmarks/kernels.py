@@ -39,15 +39,17 @@ from benchmarks.harness import write_results
 from benchmarks.kernels_plot import plot_bound, plot_speedups
 from benchmarks.kernels_table import KNOWN, Known, Record, current, measured_of, problem_name, ratios, summary
 from benchmarks.real_weights import columns_of, read_pixels
-from lospmm import jobs, readers
-from lospmm.device import DeviceSpec
 from lospmm.errors import BadRequest, LospmmError
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.readers import Values
-from lospmm.runtime.detect import detect_device
+from lospmm.gpu.detect import detect_device
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.matrix.readers import Values
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.problem import Problem
 from lospmm.store import Store
+from lospmm.tuning import jobs
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
 from lospmm_datasets.shapes import read_shapes
 from lospmm_datasets.synthetic import uniform
 
@@ -246,7 +248,7 @@ def commit_of(folder: Path) -> str:
 def tune_with(device: DeviceSpec, options: Options) -> Tune:
     def tune(matrix: SparseMatrix, values: Values, n: int) -> Mapping[str, Any]:
         with tempfile.TemporaryDirectory() as directory:
-            request = jobs.Request(Problem(matrix, n, device), options, values)
+            request = Request(Problem(matrix, n, device), options, values)
             return jobs.tune(request, store=Store(Path(directory))).manifest
 
     return tune

@@ -1,4 +1,5 @@
-"""Rows of many products (``lospmm.sums``): what it costs to add them up in parts, and by how much that is more exact.
+"""Rows of many products (``lospmm.problem.long_rows``): what it costs to add them up in parts, and by how much that is
+more exact.
 
     python -m benchmarks.long_rows [--out DIR]
 
@@ -22,20 +23,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Kernel, Operands, build, record
-from lospmm import sums
-from lospmm.build import for_emitter
-from lospmm.candidates import Candidates
-from lospmm.constraints import runs
-from lospmm.dtype import FLOAT32
-from lospmm.gpu.driver import Driver, open_driver
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Candidate, Problem
-from lospmm.options import splits_of
-from lospmm.rankers import RANKERS
-from lospmm.runtime.detect import detect_device
-from lospmm.search import search
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.driver import open_driver
+from lospmm.gpu.protocol import Driver
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem import long_rows as sums
+from lospmm.problem.dtype import FLOAT32
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Candidates
+from lospmm.space.constraints import runs
 from lospmm.stages import Stages
 from lospmm.store import Store
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.options import splits_of
+from lospmm.tuning.rankers import RANKERS
+from lospmm.tuning.search import search
 from lospmm_datasets.networks import SPREADS, Wanted, depth_sparsities, drawn
 from lospmm_datasets.synthetic import uniform
 

@@ -39,9 +39,9 @@ from benchmarks.inference.timing import as_graph, timed
 from benchmarks.inference.variants import errors, products
 from benchmarks.inference.wordpiece import SPECIAL, Vocabulary, batch, tokens
 from benchmarks.kernels import ROOT, commit_of, context_of
-from lospmm.device import find_device
 from lospmm.errors import BadRequest, LospmmError
-from lospmm.runtime.detect import detect_device
+from lospmm.gpu.detect import detect_device
+from lospmm.problem.device import find_device
 
 RESULTS_NAME = "minilm.jsonl"
 

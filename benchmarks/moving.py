@@ -19,12 +19,12 @@ from pathlib import Path
 from benchmarks.harness import Kernel, Operands, Row, record
 from benchmarks.kernels import SEED, SHAPES_FILE
 from lospmm.codegen.emission import Emission
-from lospmm.device import DeviceSpec
-from lospmm.dtype import FLOAT32
+from lospmm.gpu.detect import detect_device
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.timing import Effort
-from lospmm.model import Launch, ceil_div
-from lospmm.runtime.detect import detect_device
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.dtype import FLOAT32
+from lospmm.problem.problem import Launch, ceil_div
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.shapes import read_shapes

@@ -16,19 +16,20 @@ from pathlib import Path
 
 from benchmarks.families_unrolled import shortlist
 from benchmarks.harness import Row, problem_of, record
-from lospmm.baselines import BaselineTime
-from lospmm.baselines.work import COMMAND, BaselineTask
-from lospmm.bench import compare
-from lospmm.build import build
 from lospmm.errors import GpuFault
+from lospmm.gpu.bench import AGAIN, BESIDE, Bench
+from lospmm.gpu.compare import compare
+from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
+from lospmm.gpu.libraries import BaselineTime
+from lospmm.gpu.libraries.work import COMMAND, BaselineTask
 from lospmm.gpu.messages import CacheState
 from lospmm.gpu.process import WORKER
-from lospmm.measure import AGAIN, BESIDE, BRIEF, FULL, Bench, Effort
-from lospmm.model import Built
-from lospmm.runtime.detect import detect_device, own_gpu_id
+from lospmm.gpu.timing import BRIEF, FULL, Effort
 from lospmm.settings import settings
 from lospmm.store import Store
+from lospmm.toolchain.compile import Built
+from lospmm.tuning.build import build
 
 #: (m, k, n) and zeros.
 PROBLEMS = (

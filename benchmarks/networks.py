@@ -30,9 +30,9 @@ from benchmarks.inference.pruned import CASES, Case, Pruned, build
 from benchmarks.inference.variants import VARIANTS, Bench, Variant
 from benchmarks.kernels import commit_of, context_of
 from benchmarks.networks_report import Record, plot, promises, table
-from lospmm.device import find_device
 from lospmm.errors import BadRequest, LospmmError
-from lospmm.runtime.detect import detect_device
+from lospmm.gpu.detect import detect_device
+from lospmm.problem.device import find_device
 from lospmm_datasets.networks import RealPattern, real_patterns
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lospmm.turns import Turns
+from lospmm.nn.paired import Turns
 
 Record = dict[str, Any]
 

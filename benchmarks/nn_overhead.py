@@ -24,9 +24,9 @@ from torch import nn
 from torch.nn.utils import prune
 
 import lospmm.nn
+from lospmm.gpu.detect import detect_device
 from lospmm.nn import bound, operator, transpose
 from lospmm.nn.timing import micros_of
-from lospmm.runtime.detect import detect_device
 
 SIZE, COLUMNS = 256, 128  # of the small kernel
 HIDDEN, WIDE = 768, 3072  # of BERT-base

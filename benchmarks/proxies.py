@@ -21,18 +21,18 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from lospmm.codegen import emit
-from lospmm.device import DEVICES
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.model import Problem
-from lospmm.reorder import regroup
-from lospmm.space import explore
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.explore import explore
+from lospmm.space.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
-from lospmm.trial import Trial
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.loops import kept_share
+from lospmm_proxies.trial import Trial
 
 Record = dict[str, Any]
 

@@ -27,23 +27,24 @@ from scipy.stats import spearmanr
 from benchmarks.emission_pool import Kernel, core_seconds
 from benchmarks.exhaustive import GpuClock, best_of_kinds
 from benchmarks.paper.tables import AXES, point_of
-from lospmm.build import build, for_emitter
-from lospmm.device import DeviceSpec
+from lospmm.codegen.ir import KernelProgram
 from lospmm.errors import BadRequest, LospmmError, ToolchainFault
-from lospmm.estimate import estimate_micros
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import FULL
-from lospmm.ir import KernelProgram
-from lospmm.measure import Bench
-from lospmm.model import Candidate, Problem
-from lospmm.options import LOCKSTEPS
-from lospmm.proxy_trials import compile_proxy, time_proxy
-from lospmm.runtime.detect import detect_device
-from lospmm.search import explore_problem
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space import widen
+from lospmm.space.candidates import Candidate
+from lospmm.space.estimate import estimate_micros
+from lospmm.space.explore import widen
 from lospmm.stages import Stages
 from lospmm.store import Store
+from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.options import LOCKSTEPS
+from lospmm.tuning.proxy_runner import compile_proxy, time_proxy
+from lospmm.tuning.search import explore_problem
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch

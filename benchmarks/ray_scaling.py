@@ -29,13 +29,14 @@ from typing import Any
 import numpy as np
 import ray
 
-from lospmm import artifact, jobs
-from lospmm.device import DEVICES
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.runtime.detect import own_gpu
+from lospmm.artifact import artifact
+from lospmm.gpu.detect import own_gpu
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
 from lospmm_server.ray_cluster import RayExecutor, Share, own_node
 from lospmm_server.ray_tasks import tune_there
 
@@ -43,17 +44,17 @@ from lospmm_server.ray_tasks import tune_there
 OBJECT_BYTES = 512 << 20
 
 
-def layer(seed: int, arguments: argparse.Namespace) -> jobs.Request:
+def layer(seed: int, arguments: argparse.Namespace) -> Request:
     generator = np.random.default_rng(seed)
     shape = (arguments.size, arguments.size)
     weights = np.where(generator.random(shape) < arguments.sparsity, 0, generator.standard_normal(shape))
     verify = "gpu" if arguments.measure == "gpu" else "cpu"
     options = Options(measure=arguments.measure, verify=verify, budget_seconds=arguments.budget_seconds)
     device = DEVICES[own_gpu() or "h200"]
-    return jobs.Request(Problem(from_dense(weights.astype(np.float32)), arguments.n, device), options).settled()
+    return Request(Problem(from_dense(weights.astype(np.float32)), arguments.n, device), options).settled()
 
 
-def run(slots: int, requests: Sequence[jobs.Request], layers: int, cores: int, *, on_gpu: bool) -> dict[str, Any]:
+def run(slots: int, requests: Sequence[Request], layers: int, cores: int, *, on_gpu: bool) -> dict[str, Any]:
     """Seconds of the first so many ``layers``, and of each of them, with so many slots at a time."""
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"LOSPMM_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -68,7 +69,7 @@ def run(slots: int, requests: Sequence[jobs.Request], layers: int, cores: int, *
         try:
             executor = RayExecutor(Share(own_node(), cores, 1 if on_gpu else 0))
 
-            def tuned(request: jobs.Request) -> tuple[float, str]:
+            def tuned(request: Request) -> tuple[float, str]:
                 begun = time.monotonic()
                 files = executor.submit(tune_there, request, request.digest, "", cores).result()
                 manifest = artifact.from_files(files, request.digest).manifest

@@ -16,13 +16,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lospmm import jobs, readers
-from lospmm.device import DEVICES
 from lospmm.errors import LospmmError
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.reorder import natural_order
+from lospmm.matrix import readers
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.reorder import natural_order
 from lospmm.store import Store
+from lospmm.tuning import jobs
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
 
 OTHER_COLUMNS = 4096
 
@@ -50,7 +52,7 @@ def tuned(path: Path, layers: Path, n: int, device: str) -> dict[str, Any]:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         manifest = jobs.tune(
-            jobs.Request(problem, Options(measure="none"), file.values), store=Store(Path(directory))
+            Request(problem, Options(measure="none"), file.values), store=Store(Path(directory))
         ).manifest
     tile = manifest["tile"]
     return {

@@ -21,15 +21,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from lospmm import readers
 from lospmm.codegen import emit
-from lospmm.device import DEVICES
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Candidate, Problem
-from lospmm.reorder import regroup
+from lospmm.codegen.lower import lower
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space import explore, widen
+from lospmm.space.candidates import Candidate
+from lospmm.space.explore import explore, widen
+from lospmm.space.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain import compile, compilers
 from lospmm.toolchain.compile import compile_kernel

@@ -20,10 +20,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm import readers
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Tiling, ceil_div
-from lospmm.reorder import natural_order, regroup
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import ceil_div
+from lospmm.space.candidates import Tiling
+from lospmm.space.reorder import natural_order, regroup
 from lospmm_datasets.synthetic import paired_blocks, uniform
 
 Record = dict[str, Any]

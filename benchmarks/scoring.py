@@ -14,16 +14,16 @@ import time
 from pathlib import Path
 
 from benchmarks.emission import processor
-from lospmm.build import for_emitter
-from lospmm.device import DEVICES
-from lospmm.estimate import estimate_micros
-from lospmm.model import Problem
-from lospmm.options import splits_of
-from lospmm.search import explore_problem
-from lospmm.space import widen
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.estimate import estimate_micros
+from lospmm.space.explore import widen
 from lospmm.stages import Stages
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.options import splits_of
+from lospmm.tuning.search import explore_problem
 from lospmm_datasets.synthetic import uniform
-from lospmm_rank.lambdamart import ranker_for
+from lospmm_rank.predict.lambdamart import ranker_for
 
 #: m, k, share of zeros, n.
 CASES = ((768, 768, 0.9, 4096), (512, 4608, 0.9, 1568))

@@ -29,15 +29,18 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks.kernels import commit_of
-from lospmm import jobs, readers, workshop
-from lospmm.artifact import Artifact
-from lospmm.device import DEVICES
-from lospmm.measure import Bench
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.runtime.detect import own_gpu
+from lospmm.artifact.artifact import Artifact
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import own_gpu
+from lospmm.matrix import readers
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.workshop import Workshop
+from lospmm.tuning import jobs
+from lospmm.tuning import session as workshop
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
+from lospmm.tuning.session import Workshop
 from lospmm_datasets.synthetic import uniform
 
 DEVICE = "h200"
@@ -54,7 +57,7 @@ BERT_SPARSITY = 0.91
 PARTS = ("cold", "warm", "model")
 
 #: How the command is run with a GPU that is made up.
-DRY = "from benchmarks.search_cost import make_dry; make_dry(); from lospmm.cli import main; main()"
+DRY = "from benchmarks.search_cost import make_dry; make_dry(); from lospmm.cli.main import main; main()"
 
 
 def dense(m: int, k: int, sparsity: float, seed: int) -> np.ndarray:
@@ -68,7 +71,9 @@ def make_dry() -> None:
     def bench(problem: Problem, cancel: Any = None) -> Bench:
         return Bench(problem, cancel=cancel, command=command)
 
-    from lospmm import commands, measure, model_command
+    from lospmm.cli import commands
+    from lospmm.cli import tune_model as model_command
+    from lospmm.gpu import bench as measure
 
     workshop.Bench = bench  # type: ignore[attr-defined,misc,assignment]
     measure.compile_gate = lambda arch: b"gate"  # noqa: ARG005
@@ -122,7 +127,7 @@ def warm(directory: Path, layers: int = WARM_LAYERS) -> Iterator[dict[str, Any]]
             np.save(file, dense(SIDE, SIDE, SPARSITY, seed))
             started = time.perf_counter()
             matrix = readers.read(file).matrix
-            request = jobs.Request(Problem(matrix, COLUMNS, DEVICES[DEVICE]), Options())
+            request = Request(Problem(matrix, COLUMNS, DEVICES[DEVICE]), Options())
             made: Artifact = jobs.tune(request, store=store, workshop=shop)
             wall = time.perf_counter() - started
             if seed > 10:  # the first one starts the processes

@@ -27,18 +27,20 @@ from scipy.spatial import cKDTree
 
 from benchmarks.paper.tables import Point, Table, parts_of, point_of, read_tables
 from benchmarks.problems import problems
-from lospmm.build import for_emitter
-from lospmm.clock import Clock
-from lospmm.device import DEVICES
-from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
-from lospmm.measure import Timing
-from lospmm.model import Candidate, Problem
-from lospmm.options import LOCKSTEPS, splits_of
-from lospmm.rankers import RANKERS
-from lospmm.search import POLICY, Choice, Policy, choose_by_time, explore_problem, search_space
-from lospmm.space import PREFETCHES, Space
+from lospmm.gpu.timing import Timing
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate
+from lospmm.space.estimate import estimate_micros
+from lospmm.space.explore import PREFETCHES, Space
 from lospmm.stages import Stages
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.options import LOCKSTEPS, splits_of
+from lospmm.tuning.race import choose_by_time
+from lospmm.tuning.rankers import RANKERS
+from lospmm.tuning.search import POLICY, Choice, Policy, explore_problem, search_space
+from lospmm.tuning.trial import Clock
 
 EMITTER = "sass"
 

@@ -1,4 +1,5 @@
-"""What it is worth not to search the unrolled family where it is far behind (``lospmm.behind``), by recorded times.
+"""What it is worth not to search the unrolled family where it is far behind (``lospmm.tuning.forecast``), by recorded
+times.
 
     python -m benchmarks.skipping [--device NAME] [--each]
 
@@ -12,7 +13,7 @@ it; the least time of an unrolled kernel relative to the fastest of the others, 
 nonzeros that is not searched. ``--each`` shows the large ones.
 
 Of each problem of ``untimed.jsonl`` with enough kernels: by how much the fastest that is known is faster than the
-fastest of the first ten, which is what a search that ends there may miss (``lospmm.clock.LOST``).
+fastest of the first ten, which is what a search that ends there may miss (``lospmm.tuning.trial.LOST``).
 """
 
 import argparse
@@ -35,11 +36,11 @@ from fitting.fit_families import (
     fitted,
     large_of,
 )
-from lospmm.behind import FAR, LEAST_NONZEROS
-from lospmm.clock import ENOUGH
-from lospmm.device import DeviceSpec, find_device
 from lospmm.families.traits import Traits
-from lospmm_rank.families import FASTEST, numbers_of
+from lospmm.problem.device import DeviceSpec, find_device
+from lospmm.tuning.forecast import FAR, LEAST_NONZEROS
+from lospmm.tuning.trial import ENOUGH
+from lospmm_rank.predict.corrections import FASTEST, numbers_of
 
 FACTORS = (1.0, 1.25, 1.5, FAR, 2.0, 2.5)
 

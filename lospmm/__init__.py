@@ -9,13 +9,13 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from lospmm.version import __version__
+
 if TYPE_CHECKING:
-    from lospmm.convolution import Convolution
     from lospmm.einsums import EinsumKernel, einsum, einsum_kernel
     from lospmm.kernel import Kernel, load, tune
-    from lospmm.matrix import SparseMatrix
-
-__version__ = "0.1.0"
+    from lospmm.matrix.csr import SparseMatrix
+    from lospmm.problem.convolution import Convolution
 
 __all__ = [
     "Convolution",

@@ -61,3 +61,13 @@ class ServiceFault(LospmmError):
 
 class VerificationFailed(LospmmError):
     exit_code = 5
+
+
+def printable(text: str) -> str:
+    """``text`` as one line: line ends, escape sequences and bytes that are no text are spelled out.
+
+    File names and damaged files may hold any of them.
+    """
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )

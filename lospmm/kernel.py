@@ -12,30 +12,33 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from lospmm import artifact, jobs, readers
-from lospmm.artifact import Artifact
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import Artifact
 from lospmm.codegen.emission import Emission
-from lospmm.convolution import Convolution, unfold
-from lospmm.dense import Dense
-from lospmm.device import find_device
-from lospmm.dtype import dtype_named
-from lospmm.epilogue import epilogue_of
+from lospmm.codegen.ir import narrowed
+from lospmm.cpu import execute
+from lospmm.cpu.block import execute_packed
+from lospmm.cpu.geometry import Geometry
 from lospmm.errors import BadMatrix, BadRequest, Unsupported
-from lospmm.gpu.driver import Driver
+from lospmm.families.packed import PackedKernel
+from lospmm.gpu.detect import detect_device
 from lospmm.gpu.launcher import Launcher
-from lospmm.ir import narrowed
-from lospmm.matrix import SparseMatrix, check_shape, from_coo, from_dense
-from lospmm.model import Launch, Problem, ceil_div, columns_of
-from lospmm.options import ARGUMENTS, options_of
-from lospmm.packed import PackedKernel
-from lospmm.readers import Values
-from lospmm.runtime import execute
-from lospmm.runtime.block import execute_packed
-from lospmm.runtime.detect import detect_device
-from lospmm.runtime.geometry import Geometry
+from lospmm.gpu.libraries.dense import Dense
+from lospmm.gpu.protocol import Driver
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix, check_shape, from_coo, from_dense
+from lospmm.matrix.readers import Values
+from lospmm.problem.convolution import Convolution, unfold
+from lospmm.problem.device import find_device
+from lospmm.problem.dtype import dtype_named
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.lanes import words_stored
+from lospmm.problem.problem import Launch, Problem, ceil_div, columns_of
 from lospmm.toolchain.cubin import machine_code
 from lospmm.toolchain.data import data_of
-from lospmm.words import words_stored
+from lospmm.tuning import jobs
+from lospmm.tuning.options import ARGUMENTS, options_of
+from lospmm.tuning.request import Request
 
 #: A, (m, k). A dense array is pruned already: its zeros are what is left out.
 Matrix: TypeAlias = NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix
@@ -239,7 +242,7 @@ def tune(
     columns = whole_number("n", columns_of(n, convolution))
     epilogue = epilogue_of(bias, relu=relu, residual=residual)
     problem = Problem(matrix, columns, gpu, convolution, epilogue)
-    request = jobs.Request(problem, options_of(options, ARGUMENTS), values, seed)
+    request = Request(problem, options_of(options, ARGUMENTS), values, seed)
     return Kernel(jobs.tune(request, store=jobs.open_store()))
 
 

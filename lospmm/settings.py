@@ -12,8 +12,7 @@ import platformdirs
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from lospmm.errors import BadSettings
-from lospmm.terminal import printable
+from lospmm.errors import BadSettings, printable
 
 PREFIX = "LOSPMM_"
 

@@ -15,9 +15,10 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lospmm.errors import BadRequest, ToolchainFault
@@ -35,7 +36,9 @@ CLAIMS = ".claims"
 STALE_SECONDS = 3600.0
 
 _KEY = re.compile(r"[0-9a-f]{8,128}")
+
 _KIND = re.compile(r"[a-z][a-z0-9_-]*")
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -305,3 +308,50 @@ def _sync(directory: Path) -> None:
 def _fault(directory: Path, error: OSError) -> ToolchainFault:
     reason = error.strerror or str(error)
     return ToolchainFault(f"the store in {directory} cannot be used: {reason} (LOSPMM_CACHE_DIR names another place)")
+
+
+Files = Mapping[str, bytes]
+
+#: How often one who needs a part looks whether another is done with it; and for how long, before it is made twice: the
+#: other may have been stopped.
+POLL_SECONDS, PATIENCE_SECONDS = 0.02, 10.0
+
+
+def made_together(store: Store, kind: str, keys: Sequence[str], make: Callable[[int], Files]) -> list[Files]:
+    """The entries of ``keys``, of which ``make(i)`` makes the one of ``keys[i]``. What cannot be kept is made anew each
+    time. Raises what ``make`` raises."""
+    found: dict[int, Files] = {}
+    patience = time.monotonic() + PATIENCE_SECONDS
+    while missing := [at for at in range(len(keys)) if at not in found]:
+        before = len(found)
+        for at in missing:
+            if (entry := _made(store, kind, keys[at], partial(make, at))) is not None:
+                found[at] = entry
+        if len(found) > before:
+            patience = time.monotonic() + PATIENCE_SECONDS
+        elif time.monotonic() < patience:
+            time.sleep(POLL_SECONDS)
+        else:
+            found[missing[0]] = make(missing[0])
+    return [found[at] for at in range(len(keys))]
+
+
+def _made(store: Store, kind: str, key: str, make: Callable[[], Files]) -> Files | None:
+    """None where another is at it."""
+    if (entry := _kept(store, kind, key)) is not None:
+        return entry
+    with store.claimed(kind, key) as is_ours:
+        if not is_ours:
+            return None
+        made = _kept(store, kind, key)  # by who had the claim before
+        if made is None:
+            made = make()
+            with suppress(ToolchainFault):
+                store.put(kind, key, made)
+        return made
+
+
+def _kept(store: Store, kind: str, key: str) -> Files | None:
+    with suppress(ToolchainFault):
+        return store.get(kind, key)
+    return None

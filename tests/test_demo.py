@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import lospmm
-from lospmm import tuning
 from lospmm.toolchain.discover import find_host_compiler
+from lospmm.tuning import tuner as tuning
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
 

@@ -15,14 +15,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lospmm import errors, estimate, ir, options
-from lospmm.cli import BROKEN_PIPE
-from lospmm.codegen import EMITTERS
+from lospmm import errors
+from lospmm.artifact.manifest import SCHEMA, Manifest
+from lospmm.cli.main import BROKEN_PIPE
+from lospmm.codegen import EMITTERS, ir
 from lospmm.codegen.sass import addresses, scheduler
-from lospmm.manifest import SCHEMA, Manifest
-from lospmm.runtime import hazards
-from lospmm.runtime.detect import detect_device, own_gpu
+from lospmm.cpu import hazards
+from lospmm.gpu.detect import detect_device, own_gpu
 from lospmm.settings import Settings
+from lospmm.space import estimate
+from lospmm.tuning import options
 from tests.cli.command import H200, WEIGHTS, process
 from tests.docs.commands import check, commands, leaves, targets
 from tests.docs.pages import DOCS, ROOT, Block, anchors, blocks, links, names, pages, printed_fields, rows, section

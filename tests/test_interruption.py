@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from lospmm import artifact
-from lospmm.artifact import Artifact
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import Artifact
 from lospmm.store import Store
 from lospmm.toolchain.discover import find_host_compiler
 

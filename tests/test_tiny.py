@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 
 import lospmm
-from lospmm import jobs
-from lospmm.device import DEVICES
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
-from lospmm.options import Options
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.stages import STAGES
 from lospmm.store import Store
+from lospmm.tuning import jobs
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
 
 #: manifest.json, as scripts rely on it; fields may be added here and never taken away.
 FIELDS = {
@@ -98,7 +99,7 @@ def test_from_weights_to_a_kernel(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weights = np.where(rng.random((16, 24)) < 0.2, rng.standard_normal((16, 24)), 0).astype(np.float32)
     matrix = from_dense(weights)
-    request = jobs.Request(Problem(matrix, 50, DEVICES["h200"]), Options())
+    request = Request(Problem(matrix, 50, DEVICES["h200"]), Options())
     stages: list[str] = []
     jobs.tune_to_folder(
         request, tmp_path / "kernel", store=Store(tmp_path / "store"), progress=lambda stage, *_: stages.append(stage)

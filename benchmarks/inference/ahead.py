@@ -16,20 +16,22 @@ from typing import Any
 
 from torch import nn
 
-from lospmm import jobs
-from lospmm.device import DeviceSpec
 from lospmm.errors import LospmmError, NothingFits
+from lospmm.gpu.detect import own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.kernel import Kernel
-from lospmm.model import Problem
-from lospmm.nn import Report, sparsify_
 from lospmm.nn.calling import Called
+from lospmm.nn.report import Report
 from lospmm.nn.site import find_sites, learn_shapes
+from lospmm.nn.sparsify import sparsify_
 from lospmm.nn.tuning import Tuner
-from lospmm.options import Options
-from lospmm.runtime.detect import own_gpu_id
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.stages import Progress
+from lospmm.tuning import jobs
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
 
 #: As of ``sparsify_``.
 MIN_SPARSITY = 0.6
@@ -70,7 +72,7 @@ def sparsify(model: nn.Module, example: Any, called: Called, *, way: Way) -> Rep
 def tune_ahead(model: nn.Module, example: Any, device: DeviceSpec, options: Options) -> dict[str, float]:
     """Seconds in all, and how many problems were tuned now and failed; ``sparsify_`` then says why."""
     started, failed, store = time.monotonic(), 0, jobs.open_store()
-    asked = [jobs.Request(problem, options) for problem in problems(model, example, device)]
+    asked = [Request(problem, options) for problem in problems(model, example, device)]
     missing = [request for request in asked if jobs.find(request.digest, store) is None]
     workers = max(1, min(len(missing), len(os.sched_getaffinity(0))))
     if missing:
@@ -105,7 +107,7 @@ def problems(model: nn.Module, example: Any, device: DeviceSpec) -> Iterator[Pro
                 asked.clear()
 
 
-def _tune(request: jobs.Request) -> bool:
+def _tune(request: Request) -> bool:
     try:
         jobs.tune(request, store=jobs.open_store())
     except LospmmError:

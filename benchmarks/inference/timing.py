@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lospmm.nn.paired import Block, Turns, in_turn, uncollected
 from lospmm.nn.whole import captured
-from lospmm.turns import Block, Turns, in_turn, uncollected
 
 Call = Callable[[], Any]
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from benchmarks.inference import cusparse
 from benchmarks.inference.pruned import Pruned
 from benchmarks.inference.timing import Call, Timed, as_graph, peak_bytes, timed, timed_in_turn, weight_bytes
-from lospmm.nn import fused
 from lospmm.nn.calling import Called
+from lospmm.nn.fusion import fused
 from lospmm.nn.layer import Sparse
+from lospmm.nn.paired import Turns
 from lospmm.nn.whole import apart
-from lospmm.turns import Turns
 
 Record = dict[str, Any]
 

@@ -20,10 +20,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks.paper.rows import Record, Row
-from lospmm.estimate import estimate_micros
-from lospmm.model import Candidate, Problem, Tiling
-from lospmm.search import explore_problem
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Tiling
+from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
+from lospmm.tuning.search import explore_problem
 from lospmm_proxies import proxies
 
 #: Tile sizes that the rank model leaves (section 7.2).

@@ -18,13 +18,14 @@ import numpy as np
 
 from benchmarks.paper.rows import Record, Row
 from benchmarks.paper.timing import EMITTER, Stand
-from lospmm.build import build, for_emitter
+from lospmm.gpu.detect import detect_device
 from lospmm.gpu.driver import open_driver
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order
-from lospmm.runtime.detect import detect_device
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from lospmm.store import Store
+from lospmm.tuning.build import build, for_emitter
 from lospmm_datasets.synthetic import uniform
 
 #: Section 5.1.3.

@@ -8,9 +8,9 @@ import numpy as np
 
 from benchmarks.paper.rows import Record, Row
 from benchmarks.paper.timing import Stand
-from lospmm.matrix import SparseMatrix, from_coo
-from lospmm.model import Candidate, Schedule, TileSize
-from lospmm.reorder import natural_order
+from lospmm.matrix.csr import SparseMatrix, from_coo
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 
 #: Section 4.1: the kernel, launched as one block, and its nonzeros.
 M, K, N = 128, 2048, 128

@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 from benchmarks.paper.rows import Record, Row
 from benchmarks.paper.timing import Stand
 from benchmarks.reordering import LOAD_RATIOS, SIMILARITIES, SIZE_LIMIT
-from lospmm.model import Candidate, Schedule, TileSize
-from lospmm.reorder import natural_order, regroup
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order, regroup
 from lospmm_datasets.synthetic import paired_blocks
 
 #: Section 4.3; its N1 and loads in flight are not told.

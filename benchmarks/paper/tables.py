@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import read_lines
-from lospmm.model import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Candidate, Schedule, TileSize
 
 #: What decides a kernel of a problem, in the order of a point.
 AXES = ("rows", "cols", "split_k", "prefetch", "column_group", "lockstep")

@@ -4,13 +4,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lospmm.build import build, for_emitter
 from lospmm.errors import GpuFault
-from lospmm.matrix import SparseMatrix
-from lospmm.measure import Bench
-from lospmm.model import Candidate, Problem
-from lospmm.runtime.detect import detect_device
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate
 from lospmm.store import Store
+from lospmm.tuning.build import build, for_emitter
 
 EMITTER = "sass"
 

@@ -25,7 +25,7 @@ import psutil
 import sqlalchemy as sa
 from safetensors.numpy import save
 
-from lospmm import jobs
+from lospmm.tuning import jobs
 from lospmm_server import queries, queue
 from lospmm_server.database import Database, open_database
 from lospmm_server.queries import Job

@@ -11,12 +11,14 @@ from typing import Any
 import httpx2
 import sqlalchemy as sa
 
-from lospmm import jobs, readers
-from lospmm.device import DEVICES
-from lospmm.model import Problem
-from lospmm.npz import write_npz
-from lospmm.options import Options
+from lospmm.matrix import readers
+from lospmm.matrix.npz import write_npz
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.store import Store
+from lospmm.tuning import jobs
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
 from lospmm_datasets.synthetic import uniform
 from lospmm_server.database import open_database
 from lospmm_server.schemas import MAX_WAIT
@@ -78,7 +80,7 @@ async def _posted(port: int, files: list[bytes]) -> list[tuple[int, float, bytes
 def _tuned_elsewhere(file: bytes) -> bytes:
     """The cubin, in this process and with a cache of its own."""
     read = readers.read_bytes(file, "matrix")
-    request = jobs.Request(Problem(read.matrix, COLUMNS, DEVICES[DEVICE]), Options(), read.values, 0).settled(None)
+    request = Request(Problem(read.matrix, COLUMNS, DEVICES[DEVICE]), Options(), read.values, 0).settled(None)
     with tempfile.TemporaryDirectory() as folder:
         return jobs.tune(request, store=Store(Path(folder))).cubin
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 
 from benchmarks.serving.crowd import COLUMNS, DEVICE
-from lospmm.npz import write_npz
+from lospmm.matrix.npz import write_npz
 from lospmm_datasets.synthetic import uniform
 
 Record = dict[str, Any]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.errors import BadRequest
-from lospmm.matrix import SparseMatrix, from_coo
+from lospmm.matrix.csr import SparseMatrix, from_coo
 
 #: Chances of the quarters of an adjacency matrix (Chakrabarti et al., R-MAT, SDM 2004; those of Graph500).
 RMAT_CHANCES = (0.57, 0.19, 0.19, 0.05)

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm import readers
 from lospmm.errors import BadRequest
+from lospmm.matrix import readers
 
 Mask = NDArray[np.bool_]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from lospmm.errors import BadRequest
-from lospmm.toml_file import read_toml
+from lospmm.problem.device import read_toml
 
 _Count = Annotated[int, Field(ge=1, strict=True)]
 

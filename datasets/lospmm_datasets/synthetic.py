@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.errors import BadRequest
-from lospmm.matrix import SparseMatrix, from_coo
+from lospmm.matrix.csr import SparseMatrix, from_coo
 
 
 def uniform(m: int, k: int, sparsity: float, seed: int) -> SparseMatrix:

@@ -13,13 +13,13 @@ from types import MappingProxyType
 
 from lospmm.codegen import cuda, ptx
 from lospmm.codegen.emission import Emission
+from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.sass import emit as sass
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.source import listing
 from lospmm.codegen.sass.words import writes
 from lospmm.errors import Unsupported
-from lospmm.ir import KernelProgram
-from lospmm.words import SINGLE, Words
+from lospmm.problem.lanes import SINGLE, Words
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from lospmm.codegen.emission import Emission
+from lospmm.codegen.ir import ZERO, KernelProgram, Op, TileProgram
 from lospmm.codegen.units import describe_rows, group_tiles
-from lospmm.convolution import Convolution, column_bit, row_bit
-from lospmm.ir import ZERO, KernelProgram, Op, TileProgram
+from lospmm.problem.convolution import Convolution, column_bit, row_bit
 
 PRELUDE = """\
 // A tile ends its thread instead of returning: nothing is saved for a caller that has nothing left to do.

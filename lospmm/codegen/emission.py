@@ -19,8 +19,9 @@ class Emission:
     Of machine code there is no source: ``machine`` holds the tiles, and the one unit is the prologue before them. What
     is shipped is a listing, made when it is needed (``codegen.source_of``): a kernel that is only timed needs none.
 
-    Of a packed kernel (``lospmm.packed``) one unit is its template, and ``data`` are what the code reads; where there
-    is no other, nothing is linked. What ``is_specific`` is compiled for one architecture alone, as in sm_90a.
+    Of a packed kernel (``lospmm.families.packed``) one unit is its template, and ``data`` are what the code reads;
+    where there is no other, nothing is linked. What ``is_specific`` is compiled for one architecture alone, as in
+    sm_90a.
     """
 
     language: Language

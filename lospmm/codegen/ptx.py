@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from lospmm.codegen.emission import Emission
+from lospmm.codegen.ir import WINDOW_BYTES, ZERO, KernelProgram, Op, TileProgram
 from lospmm.codegen.units import describe_rows, group_tiles
-from lospmm.convolution import Convolution, column_bit, row_bit
 from lospmm.errors import Unsupported
-from lospmm.ir import WINDOW_BYTES, ZERO, KernelProgram, Op, TileProgram
+from lospmm.problem.convolution import Convolution, column_bit, row_bit
 
 #: The oldest PTX version that knows the architecture, and 7.4 at least (PTX ISA, release notes).
 PTX_VERSIONS = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from lospmm.ir import TileProgram
+from lospmm.codegen.ir import TileProgram
 
 #: A unit holds tiles until it has this many instructions: enough to hide the start of a compiler process (20 ms),
 #: few enough to keep every core busy to the end.

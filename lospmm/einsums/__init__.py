@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.device import USUAL_DEVICE, DeviceSpec, find_device
-from lospmm.dtype import dtype_named
 from lospmm.einsums import run
 from lospmm.einsums.expression import Expression, parse
 from lospmm.einsums.gathered import kernel_of_gathered
@@ -24,8 +22,10 @@ from lospmm.einsums.operands import Operands, check, check_range, float32_of
 from lospmm.einsums.products import product_of
 from lospmm.errors import BadRequest
 from lospmm.families.block_group_coo import has_tensor_cores
-from lospmm.packed import PackedKernel
-from lospmm.runtime.detect import own_gpu
+from lospmm.families.packed import PackedKernel
+from lospmm.gpu.detect import own_gpu
+from lospmm.problem.device import USUAL_DEVICE, DeviceSpec, find_device
+from lospmm.problem.dtype import dtype_named
 
 
 @dataclass(frozen=True, slots=True, eq=False)

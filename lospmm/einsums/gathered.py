@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import Dtype
 from lospmm.einsums.expression import Access, parse
 from lospmm.einsums.operands import Operands
 from lospmm.einsums.shapes import shape_of_text
-from lospmm.epilogue import PLAIN
-from lospmm.model import Launch, ceil_div
-from lospmm.packed import TEMPLATES, PackedKernel, pack, source_of_prelude
+from lospmm.families.packed import TEMPLATES, PackedKernel, pack, source_of_prelude
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.epilogue import PLAIN
+from lospmm.problem.problem import Launch, ceil_div
 
 FORM = "O[o[p],f] += I[i[p],c] * W[w[p],c,f]"
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import Dtype
 from lospmm.einsums.expression import Access
 from lospmm.einsums.operands import Operands, Shape
 from lospmm.einsums.plan import LoopPlan, plan_loops
-from lospmm.epilogue import PLAIN
 from lospmm.errors import Unsupported
-from lospmm.model import Launch, ceil_div
-from lospmm.packed import PLACES, PackedKernel, pack, source_of_prelude
+from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_prelude
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.epilogue import PLAIN
+from lospmm.problem.problem import Launch, ceil_div
 
 THREADS = 256
 ENTRY = "lospmm_einsum"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import Dtype
 from lospmm.einsums.expression import Access, Expression, Index, fault
 from lospmm.errors import BadRequest
+from lospmm.problem.dtype import Dtype
 
 Shape = tuple[int, ...]
 

@@ -12,16 +12,16 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from lospmm.device import DeviceSpec
-from lospmm.dtype import Dtype
 from lospmm.einsums.expression import Access, parse
 from lospmm.einsums.operands import Operands, Shape
 from lospmm.einsums.shapes import shape_of_text
-from lospmm.epilogue import PLAIN
 from lospmm.families import FAMILIES
-from lospmm.matrix import MAX_DIMENSION, SparseMatrix, from_csr
-from lospmm.model import MAX_COLUMNS, Problem
-from lospmm.packed import PackedKernel
+from lospmm.families.packed import PackedKernel
+from lospmm.matrix.csr import MAX_DIMENSION, SparseMatrix, from_csr
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.epilogue import PLAIN
+from lospmm.problem.problem import MAX_COLUMNS, Problem
 
 Entries = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]  # rows, columns and values
 

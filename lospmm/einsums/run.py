@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import Dtype
-from lospmm.gpu.driver import Driver, open_driver
-from lospmm.packed import PackedKernel, emission_of
-from lospmm.runtime.block import run_blocks
+from lospmm.cpu.block import run_blocks
+from lospmm.families.packed import PackedKernel
+from lospmm.gpu.driver import open_driver
+from lospmm.gpu.protocol import Driver
+from lospmm.problem.dtype import Dtype
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 
 
 def run_on_cpu(

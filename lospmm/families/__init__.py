@@ -1,7 +1,7 @@
 """Kernel families beside the unrolled one. To add a family, add its module and a row to ``FAMILIES``.
 
-The unrolled kernel has A in its instructions and a search of its own (``lospmm.search``). A family of this table has A
-as data that a template reads (``lospmm.packed``), and few enough plans to name them all:
+The unrolled kernel has A in its instructions and a search of its own (``lospmm.tuning.search``). A family of this table
+has A as data that a template reads (``lospmm.families.packed``), and few enough plans to name them all:
 
     refusal   why it has no kernel for a problem, in a few words, or None
     plans     what it would try: frozen values, whose fields are the axes of its space; every one of them can be built
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from lospmm.families import bitmap, block_group_coo, csr, group_coo, hyb, tensor_core
 from lospmm.families.all_fours import Shared
-from lospmm.model import Problem
-from lospmm.packed import PackedKernel
+from lospmm.families.packed import PackedKernel
+from lospmm.problem.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

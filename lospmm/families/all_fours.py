@@ -15,11 +15,11 @@ import numpy as np
 
 from lospmm.families import fours
 from lospmm.families.fours import Choice, choose_fours
-from lospmm.matrix import SparseMatrix
-from lospmm.model import ceil_div
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import ceil_div
 
 #: What is kept of some blocks, and who has parts of such made: of a kind, by their keys and their maker, by whatever
-#: processes need them (``lospmm.together``).
+#: processes need them (``lospmm.store``).
 Files = Mapping[str, bytes]
 Together = Callable[[str, Sequence[str], Callable[[int], Files]], Sequence[Files]]
 

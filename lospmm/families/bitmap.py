@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families.lists import MAX_GRID_SIDE, WARP
+from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import Launch, Problem, ceil_div
 
 #: Rows of the long side of a product; columns of A that a warp multiplies before it looks on; and of a product.
 TILE_ROWS, UNIT, STEP = 16, 64, 16

@@ -12,15 +12,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.device import DeviceSpec
-from lospmm.dtype import DTYPES, Dtype
 from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills, lengths_of_block_rows, strips_of
 from lospmm.families.groups import make_groups
 from lospmm.families.lists import grid_of
+from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, Traffic, micros_of
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.problem import Launch, Problem, ceil_div
 
 #: Blocks in which less of the elements is nonzero are not multiplied densely.
 MIN_FILL = 0.25

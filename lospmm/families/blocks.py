@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.matrix import SparseMatrix
-from lospmm.model import ceil_div
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import ceil_div
 
 #: Sides of blocks. The least is the tensor cores' (rows of A of an instruction).
 SIDES = (8, 16, 32, 64)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families.lists import WARP, Lane, common_settings, entry_words, grid_of, lanes, pack_lists
+from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import gather_micros
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import Launch, Problem, ceil_div
 
 WARPS = (4, 16)
 GROUPS = (2, 4, 8)

@@ -22,9 +22,9 @@ from lospmm.families.lists import (
     lanes,
     pack_lists,
 )
+from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import gather_micros
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.problem.problem import Launch, Problem, ceil_div
 
 WARPS = (4, 8)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.matrix import SparseMatrix
+from lospmm.matrix.csr import SparseMatrix
 
 #: Columns that are looked at for the next place of a four: so many of those with most nonzeros, and with fewest.
 CANDIDATES = 512

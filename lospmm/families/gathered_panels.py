@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import Dtype
 from lospmm.families.gathered_panels_forecast import Work, micros_of
 from lospmm.families.lists import MAX_GRID_SIDE
+from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.panels import Panels, Shape, depth_of, numbered_rows, pack_panels
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.problem import Launch, Problem, ceil_div
 
 SUBGROUPS = (1, 2, 3, 4, 8)
 WARPS = (4, 8, 12, 16)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from lospmm.families.traffic import LAUNCH_MICROS
-from lospmm.model import Problem, ceil_div
+from lospmm.problem.problem import Problem, ceil_div
 
 #: Bytes that shared memory and the L1 cache deliver in a cycle.
 SHARED_BYTES_PER_CYCLE = 128.0

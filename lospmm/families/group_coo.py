@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from lospmm.families.groups import group_counts, make_groups, make_rows, row_starts, team_starts
 from lospmm.families.lists import grid_of
+from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS, Traffic, micros_of
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.problem.problem import Launch, Problem, ceil_div
 
 GROUPS = (4, 8, 16, 32, 64)
 WARPS = (4, 8, 16)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from lospmm.families import buckets, partitions, strips
 from lospmm.families.buckets import Buckets
+from lospmm.families.packed import PackedKernel
 from lospmm.families.partitions import Partitions
 from lospmm.families.strips import Strips
-from lospmm.model import Problem
-from lospmm.packed import PackedKernel
+from lospmm.problem.problem import Problem
 
 Plan = Buckets | Partitions | Strips
 

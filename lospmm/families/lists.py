@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import Dtype
-from lospmm.model import Problem, ceil_div
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.problem import Problem, ceil_div
 
 #: Columns that 16 bits name.
 MAX_NARROW_COLUMNS = 1 << 16

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families.steps import QUAD, deal
-from lospmm.matrix import SparseMatrix, from_coo
-from lospmm.model import Tiling, ceil_div
-from lospmm.reorder import regroup
+from lospmm.matrix.csr import SparseMatrix, from_coo
+from lospmm.problem.problem import ceil_div
+from lospmm.space.candidates import Tiling
+from lospmm.space.reorder import regroup
 
 SUBGROUP = 8
 

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families.lists import MAX_GRID_SIDE, WARP, by_falling_length, weight_words
+from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import L2_BYTES_PER_CYCLE_AND_SM, LAUNCH_MICROS
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.problem.problem import Launch, Problem, ceil_div
 
 #: Bytes of C's row that a thread computes; a warp's stripe is 32 times as wide.
 LANE_BYTES = (8, 16)

@@ -20,10 +20,10 @@ from lospmm.families import buckets
 from lospmm.families.blocks import strips_of
 from lospmm.families.buckets import Buckets
 from lospmm.families.lists import WARP, Lane, common_settings, entry_words, grid_of, lanes, pack_lists
+from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.traffic import Traffic, micros_of
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import Launch, Problem, ceil_div
 
 SIDES = (4, 8)
 FILLS = (40, 75)  # percent

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lospmm.families.lists import Lane
-from lospmm.model import Problem, ceil_div
+from lospmm.problem.problem import Problem, ceil_div
 
 #: Microseconds that a launch takes, however little it does.
 LAUNCH_MICROS = 2.5

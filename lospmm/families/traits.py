@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Problem
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import Problem
 
 #: Sides of the blocks whose filling is looked at.
 BLOCK = 16

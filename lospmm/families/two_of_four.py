@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.dtype import Dtype
 from lospmm.families.all_fours import Shared, choose_all, is_long
 from lospmm.families.fours import Fours, fours_of
 from lospmm.families.lists import MAX_GRID_SIDE
+from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.warpgroups import ARCH, columns_of_a_block, waves_of
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.problem import Launch, Problem, ceil_div
 
 GROUPS = (1, 2, 3)
 COLS = (64, 128, 192, 256)

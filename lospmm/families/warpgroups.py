@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.families.lists import MAX_GRID_SIDE
+from lospmm.families.packed import PackedKernel, pack, source_of_template
 from lospmm.families.panels import numbered_rows
 from lospmm.families.traffic import LAUNCH_MICROS
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Launch, Problem, ceil_div
-from lospmm.packed import PackedKernel, pack, source_of_template
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import Launch, Problem, ceil_div
 
 ROWS = (64, 96, 128, 192, 256)
 GROUPS = (1, 2, 3)

@@ -9,7 +9,7 @@ from typing import Any
 from cuda.bindings import driver as cu
 
 from lospmm.errors import GpuFault, LospmmError
-from lospmm.gpu.driver import Graph
+from lospmm.gpu.protocol import Graph
 
 _NAME = re.compile(r"\bCUDA_ERROR_\w+")
 

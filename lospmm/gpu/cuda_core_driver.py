@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lospmm.errors import GpuFault
 from lospmm.gpu import bindings
 from lospmm.gpu.bindings import check, faults_named
-from lospmm.gpu.driver import SHARED_BYTES_UNASKED, Function, Graph, LaunchShape
+from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Function, Graph, LaunchShape
 
 _REGISTERS = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
 _SHARED_BYTES = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

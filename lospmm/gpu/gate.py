@@ -2,7 +2,7 @@
 
 A kernel runs on a C full of NaN and is held against float64, computed on the GPU from A in compressed rows
 (``gate.cu``); of a convolution from its input. How far an element may be off is the ``Tolerance`` of its type
-(``lospmm/accuracy.py``); errors are told relative to |A| |B|, what is added to it included.
+(``lospmm/problem/accuracy.py``); errors are told relative to |A| |B|, what is added to it included.
 
 Kernels of one problem differ in how they move B and C, and most add up the same products in the same order: a C that is
 bit for bit one that passed is right without another check, which takes a third of a brief timing.
@@ -17,8 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.accuracy import off_by
-from lospmm.gpu.driver import Driver, Function
 from lospmm.gpu.messages import Prepare, Shape
 from lospmm.gpu.operands import (
     NAN_WORD,
@@ -30,6 +28,8 @@ from lospmm.gpu.operands import (
     put_tolerance,
     residual_numbers,
 )
+from lospmm.gpu.protocol import Driver, Function
+from lospmm.problem.accuracy import off_by
 
 CHECK_ENTRY = "lospmm_check"
 DIFFER_ENTRY = "lospmm_differ"

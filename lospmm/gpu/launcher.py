@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from lospmm.errors import GpuFault
-from lospmm.gpu.driver import SHARED_BYTES_UNASKED, LaunchShape
+from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, LaunchShape
 
 #: CUfunction_attribute of the driver API.
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8

@@ -14,12 +14,12 @@ from typing import BinaryIO, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.accuracy import Tolerance
-from lospmm.convolution import Convolution
-from lospmm.dtype import FLOAT32, Dtype
 from lospmm.errors import GpuFault
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.timing import FULL, MAX_COPIES, Effort, Timing
+from lospmm.problem.accuracy import Tolerance
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.dtype import FLOAT32, Dtype
 
 #: Before every message: a mark, which stray output lacks, and the length in bytes.
 HEADER = struct.Struct("<8sQ")
@@ -37,7 +37,7 @@ CACHE_STATES: Mapping[str, CacheState] = MappingProxyType({state: state for stat
 
 
 class Shape(NamedTuple):
-    """``lospmm.model.Launch`` without what that module imports."""
+    """``lospmm.problem.problem.Launch`` without what that module imports."""
 
     grid: tuple[int, int, int]
     block: int
@@ -113,7 +113,7 @@ class Measure:
 class Measurement:
     """What a GPU said of one kernel: exactly one of ``timing`` and ``failure``.
 
-    ``max_relative_error`` is that of ``lospmm.verify``, over all of C, infinite for an unwritten
+    ``max_relative_error`` is that of ``lospmm.cpu.verify``, over all of C, infinite for an unwritten
     element; None where the kernel did not get so far. ``is_lost``: the worker gave no answer, as after a hang or a
     crash, for which the kernel may not be to blame.
     """

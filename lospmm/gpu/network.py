@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 
 from lospmm.errors import GpuFault
-from lospmm.gpu.driver import Driver
 from lospmm.gpu.gate import THREADS, Gate
 from lospmm.gpu.messages import CacheState, Shape
 from lospmm.gpu.operands import Operands, padded_b_bytes
+from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import Effort, Timing, time_behind, time_rotating
 
 #: Bytes that a thread of gate.cu's copy moves.

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.accuracy import Tolerance
-from lospmm.convolution import Convolution, column_elements, guard_bits, output_elements, outside, row_elements
-from lospmm.dtype import Dtype
 from lospmm.errors import GpuFault
-from lospmm.gpu.driver import ALIGNMENT_BYTES, Driver
 from lospmm.gpu.messages import CacheState, Prepare
+from lospmm.gpu.protocol import ALIGNMENT_BYTES, Driver
 from lospmm.gpu.timing import COPIES_BEHIND, copies_beyond_l2
+from lospmm.problem.accuracy import Tolerance
+from lospmm.problem.convolution import Convolution, column_elements, guard_bits, output_elements, outside, row_elements
+from lospmm.problem.dtype import Dtype
 
 #: The numbers that B is made of, over and over where it is larger: a prime, so that no stride of B meets its period.
 DRAWN = (1 << 24) + 43

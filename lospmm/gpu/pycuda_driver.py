@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lospmm.gpu import bindings
 from lospmm.gpu.bindings import faults_named
-from lospmm.gpu.driver import SHARED_BYTES_UNASKED, Function, Graph, LaunchShape
+from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Function, Graph, LaunchShape
 
 #: CU_STREAM_NON_BLOCKING, for which PyCUDA has no name.
 _NON_BLOCKING = 1

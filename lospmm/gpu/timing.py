@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from lospmm.errors import GpuFault
-from lospmm.gpu.driver import Driver
+from lospmm.gpu.protocol import Driver
 
 #: Replays whose time counts, and launches in each.
 REPLAYS = 15

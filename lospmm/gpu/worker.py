@@ -21,11 +21,12 @@ import numpy as np
 
 from lospmm.errors import GpuFault
 from lospmm.gpu.clocks import read_clocks
-from lospmm.gpu.driver import Driver, open_driver
+from lospmm.gpu.driver import open_driver
 from lospmm.gpu.gate import Gate, Verdict, count_different, load_gate, run_and_check
 from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, packed, receive
 from lospmm.gpu.network import time_in
 from lospmm.gpu.operands import Operands, allocate, fill, release
+from lospmm.gpu.protocol import Driver
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +101,7 @@ def _elsewhere(module: str, function: str) -> Callable[[Workbench, Any], object]
 COMMANDS: Mapping[str, Callable[[Workbench, Any], object]] = MappingProxyType(
     {
         "measure": measure,
-        "baseline": _elsewhere("lospmm.baselines.work", "run"),
+        "baseline": _elsewhere("lospmm.gpu.libraries.work", "run"),
         "proxy": _elsewhere("lospmm.gpu.proxy", "run"),
     }
 )

@@ -23,7 +23,7 @@ from torch import Tensor
 from lospmm.errors import BadMatrix, GpuFault, Unsupported
 from lospmm.gpu.launcher import Launcher
 from lospmm.kernel import Kernel
-from lospmm.matrix import from_dense
+from lospmm.matrix.csr import from_dense
 from lospmm.nn.dtypes import named, torch_dtype_of
 
 #: The shape of the operand, whether ReLU follows, whether there is a residual, and the way of a window.

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from lospmm.model import ceil_div
 from lospmm.nn import layer, timing
 from lospmm.nn.attention import SparseMultiheadAttention, close_short_cuts, open_short_cuts
 from lospmm.nn.bound import Bucket, misfit
 from lospmm.nn.calling import settled
 from lospmm.nn.layer import Sparse, Tuned
 from lospmm.nn.layout import Layout
+from lospmm.nn.paired import Block, Turns, in_turn, uncollected
 from lospmm.nn.site import Site
-from lospmm.turns import Block, Turns, in_turn, uncollected
+from lospmm.problem.problem import ceil_div
 
 #: By how much a kernel must be faster than the dense layer: times of the same work differ by as much.
 MARGIN = 0.02

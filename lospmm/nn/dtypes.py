@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lospmm.dtype import DTYPES, FLOAT32, Dtype
 from lospmm.errors import BadRequest
-from lospmm.model import Problem
-from lospmm.options import Options
+from lospmm.problem.dtype import DTYPES, FLOAT32, Dtype
+from lospmm.problem.problem import Problem
+from lospmm.tuning.options import Options
 
 #: By the name of ours; tensors of float32 may be multiplied as tf32.
 TORCH: Mapping[str, torch.dtype] = MappingProxyType(

@@ -18,7 +18,7 @@ from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from lospmm import artifact
+from lospmm.artifact import artifact
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
 from lospmm.kernel import Kernel, path_of
 from lospmm.nn import layer

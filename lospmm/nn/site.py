@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lospmm.convolution import Convolution
 from lospmm.errors import LospmmError, Unsupported
 from lospmm.kernel import Kernel
-from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts, why_passed_by
 from lospmm.nn.bound import Bucket, Tensors, bucket_of
 from lospmm.nn.dtypes import dtype_of, named
@@ -21,6 +20,7 @@ from lospmm.nn.fusion import FusedConv2d, FusedLinear
 from lospmm.nn.layer import CLASSES, Sparse, as_images, is_dense, sparse_class, way_of
 from lospmm.nn.place import Place, place_of, tensors_of
 from lospmm.nn.report import Row
+from lospmm.problem.convolution import Convolution
 
 #: The class with kernels of each that can have them.
 _ALL: Mapping[type[nn.Module], type[Sparse]] = {**CLASSES, nn.MultiheadAttention: SparseMultiheadAttention}

@@ -12,11 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from lospmm.dense_choice import left_to_cublas
+from lospmm.client.events import LayerProgress
 from lospmm.errors import BadRequest, LospmmError
-from lospmm.job_events import LayerProgress
 from lospmm.kernel import whole_number
-from lospmm.model import check_columns
 from lospmm.nn import layer, whole
 from lospmm.nn.attention import open_short_cuts
 from lospmm.nn.calling import Called, calling_of
@@ -27,7 +25,9 @@ from lospmm.nn.place import forget_mask
 from lospmm.nn.report import ModelTimes, Report, Row
 from lospmm.nn.site import Site, find_sites, learn_shapes
 from lospmm.nn.tuning import Tuner, tuner_here, tuner_there
-from lospmm.options import Options, options_of
+from lospmm.problem.problem import check_columns
+from lospmm.tuning.dense import left_to_cublas
+from lospmm.tuning.options import Options, options_of
 
 Choice = Literal["measured", "sparse"]
 
@@ -166,7 +166,7 @@ def _tuner(
     address, key = service
     if address is None:
         return tuner_here(stack, device, options, progress)
-    from lospmm.client import Client  # HTTP takes a while to import
+    from lospmm.client.client import Client  # HTTP takes a while to import
 
     return tuner_there(stack.enter_context(Client(address, key)), device, options, progress)
 

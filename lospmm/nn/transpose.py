@@ -15,8 +15,8 @@ from lospmm import gpu
 from lospmm.codegen.emission import Emission
 from lospmm.errors import LospmmError
 from lospmm.gpu.launcher import Launcher
-from lospmm.model import Launch
 from lospmm.nn.operator import LIBRARY
+from lospmm.problem.problem import Launch
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel

@@ -8,26 +8,27 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from lospmm import jobs
-from lospmm.convolution import Convolution
-from lospmm.device import DeviceSpec, find_device
-from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.client.events import LayerProgress
 from lospmm.errors import LospmmError, Unsupported
-from lospmm.job_events import LayerProgress
+from lospmm.gpu.detect import detect_device
 from lospmm.kernel import Kernel
-from lospmm.model import Problem, ceil_div
 from lospmm.nn.bound import Bucket
 from lospmm.nn.dtypes import dtype_of, options_for
 from lospmm.nn.site import Site, convolution_of
-from lospmm.options import SERVED_OPTIONS, Options, check_served
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DeviceSpec, find_device
+from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.problem.problem import Problem, ceil_div
 from lospmm.progress import reported
-from lospmm.runtime.detect import detect_device
 from lospmm.settings import settings
 from lospmm.stages import Progress
-from lospmm.workshop import AHEAD, Workshop
+from lospmm.tuning import jobs
+from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served
+from lospmm.tuning.request import Request
+from lospmm.tuning.session import AHEAD, Workshop
 
 if TYPE_CHECKING:
-    from lospmm.client import Client
+    from lospmm.client.client import Client
 
 #: The kernel of a problem; told its progress.
 Tune: TypeAlias = Callable[[Problem, Progress], Kernel]
@@ -113,8 +114,8 @@ def tuner_here(stack: ExitStack, device: str, options: Options, progress: LayerP
     gpu = detect_device() if device == "auto" else find_device(device)
     store, workshop = jobs.open_store(), stack.enter_context(Workshop(settings().workers))
 
-    def request_of(problem: Problem) -> jobs.Request:
-        return jobs.Request(problem, options_for(problem, options))
+    def request_of(problem: Problem) -> Request:
+        return Request(problem, options_for(problem, options))
 
     def tune(problem: Problem, told: Progress) -> Kernel:
         # Tuning runs in a process of its own, which needs memory that PyTorch has no use for just now.

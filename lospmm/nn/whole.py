@@ -16,8 +16,8 @@ from torch import nn
 from lospmm.errors import Unsupported
 from lospmm.nn.calling import Calling
 from lospmm.nn.following import evaluated
+from lospmm.nn.paired import Block
 from lospmm.nn.site import call_with
-from lospmm.turns import Block
 
 #: A block of calls takes so long, or one call.
 _BLOCK_SECONDS = 0.03

@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from lospmm.codegen.emission import Emission
+from lospmm.problem.problem import Launch
 from lospmm.store import Store
 from lospmm.toolchain import elf, lifetime
 from lospmm.toolchain.compilers import COMPILERS, Compiler, of_whole_programs
@@ -33,6 +34,7 @@ UNIT_FORMAT = 1
 POLL_SECONDS = 0.1
 
 _SPILLS = re.compile(r"\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
 _ONLY_DATA = re.compile(r"info\s*: \d+ bytes gmem\s*$")
 
 
@@ -194,3 +196,25 @@ def _link(nvlink: Path, arch: str, count: int, directory: Path, cancel: threadin
     if finished.failure is not None:
         raise compiler_fault("nvlink", finished, objects)
     return (directory / "kernel.cubin").read_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A kernel as the GPU takes it."""
+
+    cubin: bytes
+    entry: str
+    launch: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """As ``Compiled``, with its cubin in a file: megabytes that who asks for them does not look at."""
+
+    cubin: Path
+    entry: str
+    launch: Launch
+
+
+#: A kernel, or a proxy of one, that can be run.
+Built = Compiled | OnDisk

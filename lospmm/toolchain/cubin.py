@@ -22,7 +22,7 @@ from lospmm.codegen.sass.machine import Entry, MachineCode
 from lospmm.codegen.sass.prologue import FETCHED_BYTES, KEPT_SHOWN_BYTES, PADDED_BYTES, RESIDUAL_BYTES, TARGETS
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS
 from lospmm.errors import ToolchainFault
-from lospmm.ir import FLOAT_BYTES
+from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.toolchain import elf
 from lospmm.toolchain.elf_rewrite import rewrite
 

@@ -6,17 +6,18 @@ in each (5.1.3), ``launch.py`` the run-time arguments with which one program sta
 
 from collections.abc import Callable, Sequence
 
-from lospmm.dtype import FLOAT32
-from lospmm.ir import KernelProgram
-from lospmm.lower import kernel_name
-from lospmm.model import ZERO_ROWS, Candidate, Launch, Problem, Schedule, Tiling, ceil_div
-from lospmm.registers import forecast_registers
-from lospmm.schedule import zero_program
-from lospmm.trial import Trial
-from lospmm.words import words_of
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import kernel_name
+from lospmm.codegen.schedule import zero_program
+from lospmm.problem.dtype import FLOAT32
+from lospmm.problem.lanes import words_of
+from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.space.candidates import ZERO_ROWS, Candidate, Schedule, Tiling
+from lospmm.space.registers import forecast_registers
 from lospmm_proxies.blocks import cluster_limit, cluster_tiles, dispatch
 from lospmm_proxies.launch import proxy_launch
 from lospmm_proxies.loops import proxy_block
+from lospmm_proxies.trial import Trial
 
 #: What candidates with one program have in common: tiling, schedule and, where it is in the code, N1.
 Sharing = tuple[Tiling, Schedule, int | None]

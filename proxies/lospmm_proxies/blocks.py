@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import cut_tree, linkage
 
-from lospmm.model import Candidate, Problem, RowTile, Tiling
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, RowTile, Tiling
 from lospmm_proxies.launch import active_kernel_blocks
 
 #: Clusters for each thread block that an SM runs at a time ("based on our experience", section 5.1.2).

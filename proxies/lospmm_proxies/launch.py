@@ -2,14 +2,14 @@
 
 import math
 
-from lospmm.candidates import Candidates
-from lospmm.constraints import mailbox_bytes_of_each
+from lospmm.codegen.ir import grid
 from lospmm.errors import BadRequest
-from lospmm.ir import grid
-from lospmm.model import Candidate, Launch, Problem
-from lospmm.occupancy import active_blocks, resident_blocks, shared_bytes_for
-from lospmm.registers import forecast_of_candidate
-from lospmm.words import words_of
+from lospmm.problem.lanes import words_of
+from lospmm.problem.problem import Launch, Problem
+from lospmm.space.candidates import Candidate, Candidates
+from lospmm.space.constraints import mailbox_bytes_of_each
+from lospmm.space.occupancy import active_blocks, resident_blocks, shared_bytes_for
+from lospmm.space.registers import forecast_of_candidate
 
 
 def proxy_launch(problem: Problem, candidate: Candidate) -> Launch:

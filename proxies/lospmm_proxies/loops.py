@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.ir import Op, TileProgram
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Schedule, Tiling
-from lospmm.schedule import parts_of_tile
-from lospmm.trial import Trial
+from lospmm.codegen.ir import Op, TileProgram
+from lospmm.codegen.schedule import parts_of_tile
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.space.candidates import Schedule, Tiling
 from lospmm_proxies.blocks import Cluster, central_tile
+from lospmm_proxies.trial import Trial
 
 #: NNC_P x (1 - sparsity) from which on a thread block's misses of the instruction cache no longer change (Figure 9).
 STABLE_DENSE_ITERATIONS = 300

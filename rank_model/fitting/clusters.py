@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from benchmarks.harness import Row, record
 from fitting import DATA
 from lospmm.codegen.emission import Emission
+from lospmm.codegen.ir import KernelProgram, TileProgram
 from lospmm.codegen.sass import scheduler
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import CLUSTER_ENTRY, MachineCode
 from lospmm.codegen.sass.prologue import prologue
-from lospmm.gpu.driver import Driver, open_driver
-from lospmm.ir import KernelProgram, TileProgram
-from lospmm.model import SPLITS, Launch
-from lospmm.runtime.detect import detect_device
-from lospmm.schedule import zero_program
+from lospmm.codegen.schedule import zero_program
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.driver import open_driver
+from lospmm.gpu.protocol import Driver
+from lospmm.problem.problem import SPLITS, Launch
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 

@@ -1,5 +1,5 @@
 """Times of the dense multiplication alone, cuBLAS, of sizes drawn between those that are judged: what its forecast is
-learned from (``lospmm_rank.families``, ``fitting.fit_families``).
+learned from (``lospmm_rank.predict.corrections``, ``fitting.fit_families``).
 
     python -m fitting.dense_times [--out DIR] [--stop-after SECONDS] [--commit HASH] [--dry]
 
@@ -21,15 +21,15 @@ from benchmarks.families import DENSE_OF, context_of, timed_baseline
 from benchmarks.kernels import ROOT, SEED, commit_of
 from fitting import DATA
 from fitting.untimed import DRY
-from lospmm.device import find_device
-from lospmm.dtype import DTYPES
 from lospmm.errors import BadRequest, GpuFault
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.process import WORKER
-from lospmm.matrix import SparseMatrix, from_coo
-from lospmm.measure import Bench
-from lospmm.model import Problem
-from lospmm.runtime.detect import detect_device, own_gpu_id
+from lospmm.matrix.csr import SparseMatrix, from_coo
+from lospmm.problem.device import find_device
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 
 NAME = "dense_times.jsonl"

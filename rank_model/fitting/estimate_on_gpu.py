@@ -4,7 +4,7 @@
 
 needs an NVIDIA GPU of the device table. For each problem it times the candidate that the estimate puts first, and
 ``--sample`` others: half of them drawn from the third of the space that the estimate puts first, half from all of it.
-Each is checked against float64 on poisoned memory, with B from memory, by ``lospmm.measure.Bench``. Adds to
+Each is checked against float64 on poisoned memory, with B from memory, by ``lospmm.gpu.bench.Bench``. Adds to
 ``estimate_on_gpu.jsonl`` and prints, per problem, the choice, the best of the sample and the rank correlation.
 """
 
@@ -22,20 +22,21 @@ from scipy.stats import spearmanr
 
 from benchmarks.harness import open_lines
 from fitting import DATA
-from lospmm.build import for_emitter
 from lospmm.errors import LospmmError
-from lospmm.estimate import estimate_micros
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
 from lospmm.gpu.messages import Measurement
-from lospmm.measure import Bench
-from lospmm.model import Candidate, Problem
-from lospmm.options import LOCKSTEPS, splits_of
-from lospmm.runtime.detect import detect_device
-from lospmm.search import search
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space import widen
+from lospmm.space.candidates import Candidate
+from lospmm.space.estimate import estimate_micros
+from lospmm.space.explore import widen
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.trials import BuildAndTime
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.options import LOCKSTEPS, splits_of
+from lospmm.tuning.runner import BuildAndTime
+from lospmm.tuning.search import search
 from lospmm_datasets.synthetic import uniform
 
 NAME = "estimate_on_gpu.jsonl.gz"

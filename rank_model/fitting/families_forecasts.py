@@ -22,7 +22,7 @@ from benchmarks.families_table import Record, read_results, write_results
 from benchmarks.kernels import ROOT, commit_of
 from lospmm.errors import BadRequest
 from lospmm.families import FAMILIES
-from lospmm.model import Problem
+from lospmm.problem.problem import Problem
 
 
 def again(told: Record, name: str, problem: Problem, commit: str) -> Record | None:

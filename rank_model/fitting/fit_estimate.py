@@ -22,11 +22,12 @@ from scipy.stats import spearmanr
 from benchmarks.harness import read_lines
 from fitting import DATA
 from fitting.estimate_on_gpu import NAME, PROBLEMS
-from lospmm.build import for_emitter
-from lospmm.device import find_device
-from lospmm.estimate import RATES, Rates, estimate_micros
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import regroup
+from lospmm.problem.device import find_device
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.estimate import RATES, Rates, estimate_micros
+from lospmm.space.reorder import regroup
+from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
 
 

@@ -2,11 +2,11 @@
 
     python -m fitting.fit_families [FILE] [--device NAME]
 
-fits the corrections of ``lospmm_rank.families`` to the first plans of every family, and to the times of cuBLAS alone
-(``fitting.dense_times``), and writes them into its weights.
-Printed, and written beside them: the choice that forecasts make with the corrections, each problem judged by
-corrections that have seen no problem of its shape, against the fastest of everything that was timed. Shapes are dealt
-to folds in several ways; a figure is the mean of them, and ``least`` that of the worst deal.
+fits the corrections of ``lospmm_rank.predict.corrections`` to the first plans of every family, and to the times of
+cuBLAS alone (``fitting.dense_times``), and writes them into its weights. Printed, and written beside them: the choice
+that forecasts make with the corrections, each problem judged by corrections that have seen no problem of its shape,
+against the fastest of everything that was timed. Shapes are dealt to folds in several ways; a figure is the mean of
+them, and ``least`` that of the worst deal.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from benchmarks.families_table import ROUNDED, Record, dense_micros, family_micr
 from benchmarks.harness import read_lines
 from benchmarks.kernels import ROOT
 from fitting import DATA
-from lospmm.device import DeviceSpec, find_device
-from lospmm.dtype import DTYPES
 from lospmm.families.traits import Traits
-from lospmm_rank.families import (
+from lospmm.problem.device import DeviceSpec, find_device
+from lospmm.problem.dtype import DTYPES
+from lospmm_rank.predict.corrections import (
     ARRAYS,
     DENSE,
     FASTEST,
@@ -43,7 +43,7 @@ from lospmm_rank.families import (
     sure_share,
     unrolled_micros,
 )
-from lospmm_rank.families import dense_micros as dense_forecast
+from lospmm_rank.predict.corrections import dense_micros as dense_forecast
 
 #: The variance of what no trait tells, where that of the sum of kernels is 1; and that of the linear form. These and
 #: ``LENGTH`` are not sharp: half or twice of any changed the good choices of 217

@@ -31,7 +31,7 @@ from fitting.tensor_core import TWO_OF_FOUR, WITH_ZEROS, problem_of
 from lospmm.families import two_of_four, warpgroups
 from lospmm.families.two_of_four import TwoOfFour
 from lospmm.families.warpgroups import Warpgroups
-from lospmm.model import Problem
+from lospmm.problem.problem import Problem
 
 #: Of ``Kind``, what is fitted where it is not 0; shares and cycles alike.
 FITTED = (

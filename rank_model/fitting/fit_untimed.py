@@ -2,9 +2,9 @@
 
     python -m fitting.fit_untimed [--device NAME]
 
-writes the models of ``lospmm_rank.untimed`` and, beside them, their card: what they were trained on and how, and how
-much slower than the fastest of its problem the kernel is that they put first. Each problem of ``families.jsonl`` is
-judged by models that have seen none of its shape; shapes are dealt to folds in several ways, as
+writes the models of ``lospmm_rank.predict.untimed`` and, beside them, their card: what they were trained on and how,
+and how much slower than the fastest of its problem the kernel is that they put first. Each problem of
+``families.jsonl`` is judged by models that have seen none of its shape; shapes are dealt to folds in several ways, as
 ``fitting.fit_families`` deals them, which takes ``held_out`` of the card: of each problem the place of what was put
 first, by deal, and the microseconds that it was forecast to take.
 """
@@ -30,9 +30,9 @@ from fitting import DATA
 from fitting.fit_families import DEALS, FOLDS, dealt, figures
 from fitting.untimed import NAME, read_features
 from fitting.untimed_cases import BETWEEN
-from lospmm_rank.library import lightgbm
-from lospmm_rank.train import GRADES, grades
-from lospmm_rank.untimed import ESTIMATE, NAMES, SUFFIXES, WEIGHTS, Model
+from lospmm_rank.predict.library import lightgbm
+from lospmm_rank.predict.untimed import ESTIMATE, NAMES, SUFFIXES, WEIGHTS, Model
+from lospmm_rank.train.fit import GRADES, grades
 
 RESULTS = ROOT / "benchmarks" / "results"
 

@@ -30,19 +30,19 @@ from benchmarks.families_table import key, read_results, write_results
 from benchmarks.families_unrolled import EMITTER, shortlist
 from benchmarks.kernels import ROOT, commit_of
 from fitting import DATA
-from lospmm.build import build, for_emitter
-from lospmm.device import find_device
 from lospmm.errors import BadRequest, GpuFault, LospmmError
-from lospmm.estimate import estimate_micros
 from lospmm.families import FAMILIES
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
 from lospmm.gpu.process import WORKER
-from lospmm.measure import Bench
-from lospmm.model import Candidate
-from lospmm.runtime.detect import detect_device
+from lospmm.problem.device import find_device
+from lospmm.problem.lanes import in_words
 from lospmm.settings import settings
-from lospmm.sought import contenders, field_for
+from lospmm.space.candidates import Candidate
+from lospmm.space.estimate import estimate_micros
 from lospmm.store import Store
-from lospmm.words import in_words
+from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.forecast import contenders, field_for
 
 NAME = "large.jsonl"
 DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")

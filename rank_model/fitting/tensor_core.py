@@ -28,15 +28,15 @@ import numpy as np
 
 from benchmarks.kernels import commit_of
 from fitting import DATA
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.families import tensor_core
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
-from lospmm.packed import emission_of
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,4 +1,5 @@
-"""The unrolled kernels of which one is chosen where nothing is timed (``lospmm_rank.untimed``), each of them timed.
+"""The unrolled kernels of which one is chosen where nothing is timed (``lospmm_rank.predict.untimed``), each of them
+timed.
 
     python -m fitting.untimed [--layers DIR] [--out DIR] [--set SET]... [--dtype TYPE]... [--resume]
                                  [--stop-after SECONDS] [--workers COUNT] [--commit HASH] [--dry]
@@ -39,24 +40,26 @@ from benchmarks.families_table import Record, key, read_results, write_results
 from benchmarks.kernels import ROOT, SEED, commit_of
 from fitting import DATA
 from fitting.untimed_cases import BETWEEN, UNTIMED_SETS, WORK, cases_of
-from lospmm.build import build, for_emitter
-from lospmm.device import find_device
 from lospmm.errors import BadRequest, GpuFault, LospmmError
-from lospmm.estimate import estimate_micros
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.process import WORKER
-from lospmm.gpu.timing import MAX_COPIES
-from lospmm.measure import BRIEF, FULL, Bench
-from lospmm.model import Candidate, Problem, Schedule
-from lospmm.options import LOCKSTEPS, Options, splits_of
-from lospmm.rankers import RANKERS, with_ranker
-from lospmm.runtime.detect import detect_device, own_gpu_id
-from lospmm.search import search
+from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES
+from lospmm.problem.device import find_device
+from lospmm.problem.lanes import in_words
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
+from lospmm.space.candidates import Candidate, Schedule
+from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.words import in_words
-from lospmm_rank.untimed import LISTED, SUFFIXES, WEIGHTS, Model, considered, features, model_at
+from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
+from lospmm.tuning.rankers import RANKERS, with_ranker
+from lospmm.tuning.search import search
+from lospmm.tuning.untimed import LISTED, considered
+from lospmm_rank.predict.untimed import SUFFIXES, WEIGHTS, Model, features, model_at
 
 EMITTER = families_unrolled.EMITTER
 

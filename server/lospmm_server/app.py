@@ -8,8 +8,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from lospmm import __version__
 from lospmm.errors import LospmmError
+from lospmm.version import __version__
 from lospmm_server import api, api_health, api_jobs, api_models
 from lospmm_server.access import ObservedApp
 from lospmm_server.pages import Pages, error_handler, pages_router

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from lospmm import tile_map
-from lospmm.artifact import SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
+from lospmm.artifact import tile_map
+from lospmm.artifact.artifact import SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
+from lospmm.artifact.describe import columns_of_tile, family_in_words, other_families
 from lospmm.errors import BadRequest
-from lospmm.options import is_experimental
-from lospmm.report import columns_of_tile, family_in_words, other_families
 from lospmm.stages import STAGES
+from lospmm.tuning.options import is_experimental
 from lospmm_server.observations import candidate_lines
 from lospmm_server.space_drawing import Drawing, draw
 

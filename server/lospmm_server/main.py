@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 
 import uvicorn
 
-from lospmm import jobs
-from lospmm.device import DEVICES
 from lospmm.errors import BadRequest, BadSettings
-from lospmm.runtime.detect import own_gpu
+from lospmm.gpu.detect import own_gpu
+from lospmm.problem.device import DEVICES
 from lospmm.settings import be_a_service, settings, unknown_variables
 from lospmm.toolchain.discover import find_toolkit
+from lospmm.tuning import jobs
 from lospmm_server import logs, memory
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database

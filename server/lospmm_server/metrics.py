@@ -20,8 +20,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from lospmm.options import CHOICES
 from lospmm.stages import STAGES
+from lospmm.tuning.options import CHOICES
 from lospmm_server.observations import DENSE, PLACES, REASONS, STEPS
 from lospmm_server.problems import METHODS
 

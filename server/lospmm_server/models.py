@@ -10,12 +10,12 @@ from pathlib import PurePosixPath
 
 from starlette.datastructures import UploadFile
 
-from lospmm import jobs, readers
-from lospmm.content import Content, content_of
-from lospmm.epilogue import check_rows
-from lospmm.errors import BadMatrix, BadRequest
-from lospmm.readers import MatrixFile
-from lospmm.terminal import printable
+from lospmm.errors import BadMatrix, BadRequest, printable
+from lospmm.matrix import readers
+from lospmm.matrix.mapped import Content, content_of
+from lospmm.matrix.readers import MatrixFile
+from lospmm.problem.epilogue import check_rows
+from lospmm.tuning.request import Request
 from lospmm_server.problems import describe
 from lospmm_server.queue import Layer, Model, Order
 from lospmm_server.schemas import ModelQuery
@@ -28,7 +28,7 @@ NAME_CHARACTERS, WEIGHT_CHARACTERS = 200, 1000
 Read = tuple[str, MatrixFile | BadMatrix]
 
 
-def read_model(files: Received, query: ModelQuery, order: Callable[[jobs.Request], Order]) -> Model:
+def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Order]) -> Model:
     """The model with an ``order`` for each layer that can be read, one matrix in memory at a time.
 
     Raises BadMatrix where no layer can be read; BadRequest and Unsupported for the rest of the request, such as
@@ -80,7 +80,7 @@ def _by_layer(files: Received) -> dict[str, UploadFile]:
     return biases
 
 
-def _request(found: MatrixFile, wanted: Wanted, bias: UploadFile | None, *, has_own: bool) -> jobs.Request | BadRequest:
+def _request(found: MatrixFile, wanted: Wanted, bias: UploadFile | None, *, has_own: bool) -> Request | BadRequest:
     """Or why the layer is not of the convolution that is asked for, or its weights too large for the type, or what is
     wrong with its bias: ``bias``, or if it ``has_own`` that of its file.
 

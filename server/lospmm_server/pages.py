@@ -17,10 +17,10 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lospmm import __version__
-from lospmm.artifact import Artifact
-from lospmm.device import USUAL_DEVICE
+from lospmm.artifact.artifact import Artifact
+from lospmm.problem.device import USUAL_DEVICE
 from lospmm.settings import settings
+from lospmm.version import __version__
 from lospmm_server import problems
 from lospmm_server.forms import received_form
 from lospmm_server.kernel_view import KernelView, speedup_scale, view_kernel

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lospmm import __version__, jobs
-from lospmm.runtime.detect import own_gpu
+from lospmm.gpu.detect import own_gpu
+from lospmm.tuning import jobs
+from lospmm.tuning.request import Request
+from lospmm.version import __version__
 from lospmm_server.tuning import Report, check_digest
 
 #: A task tells how far it is at most this often, but for the beginning and the end of a stage.
@@ -42,7 +44,7 @@ def look() -> Seen:
     return Seen(__version__, own_gpu() or "")
 
 
-def tune_there(request: jobs.Request, job: str, slot: str, workers: int, board: Any = None) -> dict[str, bytes]:
+def tune_there(request: Request, job: str, slot: str, workers: int, board: Any = None) -> dict[str, bytes]:
     """A task: the files of the artifact of ``job``, made on this node with its own store. Raises as ``jobs.tune``."""
     check_digest(request, job)
     report, told = Report(), 0.0

@@ -17,10 +17,14 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from lospmm import __version__, artifact, jobs
-from lospmm.artifact import Artifact
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import Artifact
 from lospmm.stages import Progress
 from lospmm.store import Store
+from lospmm.tuning import jobs
+from lospmm.tuning.request import Request
+from lospmm.tuning.request import from_json as request_from_json
+from lospmm.version import __version__
 from lospmm_server.database import Database
 from lospmm_server.queue import Claim
 from lospmm_server.ray_cluster import Node, RayExecutor, Share, TaskLost, living_nodes, own_node
@@ -81,7 +85,7 @@ def tune_in(hand: Hand, store: Store, board: Any) -> Tune:
     def tune(claim: Claim, progress: Progress, cancel: threading.Event) -> Artifact:
         hand.busy.set()
         try:
-            files = _files(hand.slot, board, jobs.from_json(claim.request, store), claim.digest, progress, cancel)
+            files = _files(hand.slot, board, request_from_json(claim.request, store), claim.digest, progress, cancel)
         except TaskLost as lost:
             hand.lost.set()
             hand.stop.set()
@@ -97,7 +101,7 @@ def tune_in(hand: Hand, store: Store, board: Any) -> Tune:
 
 
 def _files(
-    slot: Slot, board: Any, request: jobs.Request, job: str, progress: Progress, cancel: threading.Event
+    slot: Slot, board: Any, request: Request, job: str, progress: Progress, cancel: threading.Event
 ) -> dict[str, bytes]:
     """What ``tune_there`` gives, or raises; CancelledError once ``cancel`` is set, and then its process is killed."""
     on_gpu = "gpu" in (request.options.measure, request.options.verify)

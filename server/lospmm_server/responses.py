@@ -11,7 +11,7 @@ from typing import Literal
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from lospmm.artifact import BIAS_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
+from lospmm.artifact.artifact import BIAS_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
 from lospmm_server.faults import RETRY_SECONDS
 from lospmm_server.problems import problem_response
 from lospmm_server.queries import Job, LayerState

@@ -9,10 +9,10 @@ from fastapi import Header, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from lospmm.device import DEVICES
-from lospmm.manifest import Manifest
-from lospmm.model import MAX_COLUMNS
-from lospmm.options import CHOICES
+from lospmm.artifact.manifest import Manifest
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import MAX_COLUMNS
+from lospmm.tuning.options import CHOICES
 
 #: A request holds its connection while it waits, in seconds.
 MAX_WAIT = 600.0

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from fastapi import HTTPException
 
-from lospmm import jobs
 from lospmm.store import Store
+from lospmm.tuning.request import Request, keep_matrix
 from lospmm_server import queries, queue
 from lospmm_server.beside import Crew
 from lospmm_server.database import Database
@@ -91,7 +91,7 @@ class Service:
             raise Stopping
         return await self._in(self._readers, lambda: _forgetful(read))
 
-    def order(self, request: jobs.Request, key: str, staged: Store | None = None) -> Order:
+    def order(self, request: Request, key: str, staged: Store | None = None) -> Order:
         """From any thread: the order of a settled request, with its matrix in the store where it is to be tuned; or in
         ``staged``, where more is to be known before anything is accepted.
 
@@ -101,11 +101,11 @@ class Service:
         is_kept = (self.shelf.at_hand(digest) or self.shelf.find(digest)) is not None
         if not is_kept:
             queue.check_room(self.database, key, [digest])
-            jobs.keep_matrix(request.problem.matrix, self.store, staged)
+            keep_matrix(request.problem.matrix, self.store, staged)
         gpu = request.problem.device.name if "gpu" in (options.measure, options.verify) else ""
         return Order(digest, request.to_json(), gpu, is_kept)
 
-    def order_all(self, read: Callable[[Callable[[jobs.Request], Order]], Model], key: str) -> Model:
+    def order_all(self, read: Callable[[Callable[[Request], Order]], Model], key: str) -> Model:
         """``order`` for the layers of the model that ``read`` makes of them: of one that is refused nothing is kept."""
         with self.store.staging() as staged:
             model = read(lambda request: self.order(request, key, staged))

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import Request
 from starlette.datastructures import UploadFile
 
-from lospmm.artifact import Artifact
+from lospmm.artifact.artifact import Artifact
 from lospmm_server import queries, queue
 from lospmm_server.queries import Job, LayerState
 from lospmm_server.schemas import PAGE, KernelQuery

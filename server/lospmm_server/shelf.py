@@ -10,9 +10,9 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from lospmm import jobs
-from lospmm.artifact import Artifact
+from lospmm.artifact.artifact import Artifact
 from lospmm.store import Store
+from lospmm.tuning import jobs
 from lospmm_server.responses import Files, files_of
 
 #: How long a kernel is sent without a look at the disk, in seconds.

@@ -1,15 +1,15 @@
 """The tiling space as Figure 3 draws it: geometry for an inline SVG, and the same in words.
 
-N1 goes to the right and M1 upwards, as in ``lospmm.plot``. A path holds all tile sizes that one constraint removed, run
-by run, so that 8,192 tile sizes are some kilobytes.
+N1 goes to the right and M1 upwards, as in ``lospmm.cli.plot``. A path holds all tile sizes that one constraint removed,
+run by run, so that 8,192 tile sizes are some kilobytes.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lospmm.constraints import Stage
-from lospmm.tile_map import LEFT, MappedCandidate, TileMap
+from lospmm.artifact.tile_map import LEFT, MappedCandidate, TileMap
+from lospmm.space.constraints import Stage
 
 #: Where the cells are in a drawing of 400 x 360 units, which is scaled to the width that there is.
 _LEFT, _TOP, _RIGHT, _BOTTOM = 46, 8, 384, 316
@@ -134,7 +134,7 @@ def _grid(found: TileMap) -> str:
 
 
 def _ticks(places: Sequence[float], values: Sequence[int]) -> tuple[Tick, ...]:
-    """Of each so many cells the last, as ``lospmm.plot`` has them."""
+    """Of each so many cells the last, as ``lospmm.cli.plot`` has them."""
     every = -(-len(values) // TICKS)
     return tuple(Tick(places[at], str(values[at])) for at in range(every - 1, len(values), every))
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from lospmm import jobs
 from lospmm.errors import BadRequest
+from lospmm.tuning.request import Request
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Report:
         self.stage = stage
 
 
-def check_digest(request: jobs.Request, digest: str) -> None:
+def check_digest(request: Request, digest: str) -> None:
     """Raises BadRequest where the artifact of the request would lie here where nobody looks for it."""
     if request.digest != digest:
         raise BadRequest(

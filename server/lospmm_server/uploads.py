@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from lospmm import jobs
-from lospmm.content import content_of
-from lospmm.convolution import Convolution, parse_convolution
-from lospmm.device import DEVICES, USUAL_DEVICE, DeviceSpec
-from lospmm.epilogue import Epilogue, epilogue_of
 from lospmm.errors import BadRequest, LospmmError
-from lospmm.model import Problem, columns_of
-from lospmm.options import Options
-from lospmm.readers import MatrixFile, bias_in, read_bytes
-from lospmm.runtime.detect import detect_device, own_gpu
+from lospmm.gpu.detect import detect_device, own_gpu
+from lospmm.matrix.mapped import content_of
+from lospmm.matrix.readers import MatrixFile, bias_in, read_bytes
+from lospmm.problem.convolution import Convolution, parse_convolution
+from lospmm.problem.device import DEVICES, USUAL_DEVICE, DeviceSpec
+from lospmm.problem.epilogue import Epilogue, epilogue_of
+from lospmm.problem.problem import Problem, columns_of
 from lospmm.settings import settings
 from lospmm.toolchain.discover import find_toolkit, has_arch
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request as TuningRequest
 from lospmm_server.faults import RETRY_SECONDS
 from lospmm_server.schemas import KernelQuery, TuningQuery
 
@@ -76,7 +76,7 @@ def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager
     return _from_form(request, limit, files) if is_form else _raw(request, limit)
 
 
-def read_request(files: Received, query: KernelQuery) -> jobs.Request:
+def read_request(files: Received, query: KernelQuery) -> TuningRequest:
     """What is to be tuned, of a matrix. Raises BadMatrix, BadRequest and Unsupported."""
     wanted = wanted_of(query)
     if files.biases:
@@ -106,10 +106,10 @@ class Wanted:
         """Raises BadRequest for what is not a row of finite numbers."""
         return replace(self, epilogue=epilogue_of(bias, relu=self.epilogue.relu, residual=self.epilogue.residual))
 
-    def request(self, file: MatrixFile) -> jobs.Request:
+    def request(self, file: MatrixFile) -> TuningRequest:
         """For the workers, with nothing left to decide. Raises BadRequest, also for a GPU that they lack."""
         problem = Problem(file.matrix, self.n, self.device, self.convolution, self.epilogue)
-        return jobs.Request(problem, self.options, file.values, self.seed).settled(settings().worker_gpu)
+        return TuningRequest(problem, self.options, file.values, self.seed).settled(settings().worker_gpu)
 
 
 def wanted_of(query: TuningQuery) -> Wanted:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from fastapi import Request
 from starlette.datastructures import UploadFile
 
-from lospmm.artifact import Artifact
+from lospmm.artifact.artifact import Artifact
 from lospmm_server.schemas import KernelQuery, Problem
 
 PENDING = ("queued", "running")

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
-from lospmm import jobs
-from lospmm.artifact import Artifact
+from lospmm.artifact.artifact import Artifact
 from lospmm.errors import LospmmError
 from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.store import Store
+from lospmm.tuning import jobs
+from lospmm.tuning.request import from_json as request_from_json
 from lospmm_server import observations, queue, retention
 from lospmm_server.database import Database
 from lospmm_server.faults import DatabaseFault, OutOfTime
@@ -76,7 +77,7 @@ def tune_here(store: Store) -> Tune:
     """``jobs.tune`` in this process."""
 
     def tune(claim: Claim, progress: Progress, cancel: threading.Event) -> Artifact:
-        request = jobs.from_json(claim.request, store)
+        request = request_from_json(claim.request, store)
         check_digest(request, claim.digest)
         made = jobs.tune(request, store=store, progress=progress, cancel=cancel)
         jobs.keep(made, claim.digest, store)  # or say why not: the server has it from there

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import cli
+from lospmm.cli import main as cli
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import discover

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import lospmm
-from lospmm.convolution import Convolution, unfold
+from lospmm.problem.convolution import Convolution, unfold
 from tests.cli.command import H200, WEIGHTS, Command
 
 #: 16 x 24: two channels of 3 x 4.

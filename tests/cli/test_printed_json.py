@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lospmm.baselines import BaselineTime, VariantTime
-from lospmm.bench import Bound, Comparison
+from lospmm.cli.show import show_comparison
 from lospmm.gpu.clocks import Clocks
+from lospmm.gpu.compare import Bound, Comparison
+from lospmm.gpu.libraries import BaselineTime, VariantTime
 from lospmm.gpu.timing import Timing
-from lospmm.report import show_comparison
 from tests.docs.pages import ROOT, names, printed_fields, rows, section
 
 #: Objects of the card whose fields are names of what there happens to be.

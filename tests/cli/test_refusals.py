@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lospmm import artifact, build, jobs
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import Candidate, Problem
-from lospmm.npz import write_npz
+from lospmm.artifact import artifact
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
+from lospmm.matrix.csr import from_dense
+from lospmm.matrix.npz import write_npz
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate
 from lospmm.store import Store
 from lospmm.toolchain import discover
+from lospmm.tuning import build, jobs
 from tests.cli.command import H200, WEIGHTS, Command
 from tests.core.files import csr, npy, npz, safetensors, saved, tensor
 

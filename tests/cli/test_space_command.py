@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from lospmm.space import MAX_ROWS
+from lospmm.space.explore import MAX_ROWS
 from tests.cli.command import H200, Command
 
 
@@ -59,7 +59,7 @@ def test_a_space_in_steps_is_drawn(
     lospmm_command: Command, tmp_path: Path, tall_matrix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a matrix of very many rows M1 is named in steps; here, of fewer."""
-    monkeypatch.setattr("lospmm.space.MAX_COMPARISONS", 1e5)
+    monkeypatch.setattr("lospmm.space.explore.MAX_COMPARISONS", 1e5)
     plot = tmp_path / "space.svg"
     answer = lospmm_command("space", tall_matrix, "--n", 64, *H200, "--plot", plot, "--json")
     assert answer.status == 0, answer.err

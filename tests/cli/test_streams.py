@@ -13,8 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 import lospmm
-from lospmm import artifact, cli, jobs
+from lospmm.artifact import artifact
+from lospmm.cli import main as cli
 from lospmm.settings import settings
+from lospmm.tuning import jobs
 from tests.cli.command import H200, Answer, Command, process
 
 
@@ -151,7 +153,7 @@ def test_serve_refuses_in_one_line() -> None:
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_one_line(ending: signal.Signals) -> None:
-    code = f"import os, lospmm.cli as c; c.run = lambda _: os.kill(os.getpid(), {ending:d}); c.main()"
+    code = f"import os, lospmm.cli.main as c; c.run = lambda _: os.kill(os.getpid(), {ending:d}); c.main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (128 + ending, "")
     assert ended.stderr == f"error: stopped by {ending.name}\n"

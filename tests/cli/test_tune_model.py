@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lospmm import artifact, batch, jobs
-from lospmm.artifact import Artifact
-from lospmm.errors import NothingFits, VerificationFailed
-from lospmm.layers import open_model
-from lospmm.model_report import COLUMNS
-from lospmm.terminal import printable
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import Artifact
+from lospmm.errors import NothingFits, VerificationFailed, printable
+from lospmm.matrix.layers import open_model
+from lospmm.model import batch
+from lospmm.model.report import COLUMNS
+from lospmm.tuning import jobs
+from lospmm.tuning.request import Request
 from tests.cli.command import H200, WEIGHTS, Answer, Command, draw, process
 from tests.core.files import smtx
 
@@ -58,7 +60,7 @@ def tunings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     chosen = jobs.chosen
 
-    def listed(request: jobs.Request, **options: Any) -> Callable[[], Artifact]:
+    def listed(request: Request, **options: Any) -> Callable[[], Artifact]:
         asked.append(request.problem.matrix.fingerprint)
         return chosen(request, **options)
 
@@ -152,7 +154,7 @@ def test_a_layer_is_written_down_while_the_next_one_is_tuned(
     ended: list[str] = []
     second = threading.Event()
 
-    def watched(request: jobs.Request, **options: Any) -> Callable[[], Artifact]:
+    def watched(request: Request, **options: Any) -> Callable[[], Artifact]:
         digest = request.digest
         assert begun.count(digest) == ended.count(digest), "an equal layer is under way"
         begun.append(digest)
@@ -181,7 +183,7 @@ def test_a_run_that_was_stopped_goes_on(
     chosen, write = jobs.chosen, artifact.write
     asked: list[int] = []
 
-    def stopped(request: jobs.Request, **options: Any) -> Callable[[], Artifact]:
+    def stopped(request: Request, **options: Any) -> Callable[[], Artifact]:
         asked.append(request.problem.matrix.m)
         if len(asked) == 2:
             raise Killed

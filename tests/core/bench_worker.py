@@ -2,7 +2,7 @@
 
 import sys
 
-from lospmm.baselines import cublas, cusparse
+from lospmm.gpu.libraries import cublas, cusparse
 from tests.core import fake_gpu
 
 

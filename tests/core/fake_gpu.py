@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from lospmm.errors import GpuFault
 from lospmm.gpu import worker
-from lospmm.gpu.driver import ALIGNMENT_BYTES, Driver, Function, Graph, LaunchShape
 from lospmm.gpu.gate import CHECK_ENTRY, COPY_ENTRY, DIFFER_ENTRY
+from lospmm.gpu.protocol import ALIGNMENT_BYTES, Driver, Function, Graph, LaunchShape
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
 

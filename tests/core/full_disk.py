@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from lospmm import jobs
 from lospmm.errors import ToolchainFault
 from lospmm.store import Store
+from lospmm.tuning import jobs
 
 
 def take_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lospmm.baselines import cublas, cusparse
 from lospmm.codegen.sass.machine import MachineCode
+from lospmm.cpu.geometry import Geometry
+from lospmm.cpu.sass_machine import execute
 from lospmm.gpu import worker
-from lospmm.gpu.driver import Driver, Function, Graph, LaunchShape
-from lospmm.runtime.geometry import Geometry
-from lospmm.runtime.sass_machine import execute
+from lospmm.gpu.libraries import cublas, cusparse
+from lospmm.gpu.protocol import Driver, Function, Graph, LaunchShape
 from lospmm.toolchain.cubin import machine_code
 from tests.core.fake_gpu import ILLEGAL, FakeDriver, floats
 

@@ -9,19 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm import measure
-from lospmm.accuracy import ACCURACY, tolerance_of
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES, Dtype
-from lospmm.epilogue import Epilogue, epilogue_of
+from lospmm.cpu.verify import compare
 from lospmm.errors import BadRequest, VerificationFailed
+from lospmm.gpu import bench as measure
 from lospmm.gpu import gate, operands
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.accuracy import ACCURACY, tolerance_of
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.epilogue import Epilogue, epilogue_of
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings as own_settings
 from lospmm.store import Store
 from lospmm.toolchain.gxx import compile_shared_library
-from lospmm.verify import compare, draw_b
 from tests.core import fake_gpu
 from tests.core.fake_gpu import FakeDriver
 

@@ -20,19 +20,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm import artifact
-from lospmm.artifact import (
-    CUBIN_FILE,
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import CUBIN_FILE, MATRIX_FILE, SCRATCH, STALE_SECONDS, TUNING_FILE, Artifact
+from lospmm.artifact.manifest import (
     MANIFEST_FILE,
-    MATRIX_FILE,
-    SCRATCH,
-    STALE_SECONDS,
-    TUNING_FILE,
-    Artifact,
+    Argument,
+    LaunchConfig,
+    Manifest,
+    SearchSummary,
+    Seconds,
+    Tile,
+    Verified,
+    parse,
 )
+from lospmm.cli.show import show_manifest
 from lospmm.errors import BadRequest, ToolchainFault
-from lospmm.manifest import Argument, LaunchConfig, Manifest, SearchSummary, Seconds, Tile, Verified, parse
-from lospmm.report import show_manifest
 
 CUBIN = b"\x7fELF, or so"
 MATRIX = b"PK, or so"
@@ -400,7 +402,7 @@ def test_writers_of_a_new_folder_do_not_meet(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from lospmm import artifact
+from lospmm.artifact import artifact
 
 artifact._take_the_place_of = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 target = Path(sys.argv[1])

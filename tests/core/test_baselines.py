@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm import baselines
-from lospmm.accuracy import SUM_ROUNDING, weights_held_to
-from lospmm.baselines import (
+from lospmm.errors import GpuFault
+from lospmm.gpu import libraries as baselines
+from lospmm.gpu.gate import Verdict
+from lospmm.gpu.libraries import (
     BASELINES,
     Baseline,
     BaselineTime,
@@ -28,13 +29,12 @@ from lospmm.baselines import (
     sputnik,
     time_baseline,
 )
-from lospmm.baselines import library as libraries
-from lospmm.baselines.library import Buffers, LibraryFault, Place, Variants, load, named_by
-from lospmm.dtype import DTYPES, FLOAT32, Dtype
-from lospmm.errors import GpuFault
-from lospmm.gpu.gate import Verdict
+from lospmm.gpu.libraries import library as libraries
+from lospmm.gpu.libraries.library import Buffers, LibraryFault, Place, Variants, load, named_by
 from lospmm.gpu.timing import Timing
-from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.accuracy import SUM_ROUNDING, weights_held_to
+from lospmm.problem.dtype import DTYPES, FLOAT32, Dtype
 
 STREAM = 0x7F00_1234_5678  # beyond 32 bits, as addresses are
 

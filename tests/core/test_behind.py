@@ -10,30 +10,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm import behind, jobs, measure, sought, trials, tuning, workshop
-from lospmm import replay as replay_of_log
-from lospmm.artifact import Artifact
-from lospmm.behind import LEAST_NONZEROS, others_first, why_not_searched
-from lospmm.build import build
-from lospmm.clock import ENOUGH, LOST, Clock
-from lospmm.contest import Contest, Field
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
+from lospmm.artifact.artifact import Artifact
+from lospmm.artifact.describe import other_families
 from lospmm.errors import NothingFits
 from lospmm.families import FAMILIES, Entrant
+from lospmm.gpu import bench as measure
+from lospmm.gpu.bench import Bench
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
-from lospmm.matrix import from_dense
-from lospmm.measure import Bench
-from lospmm.model import Compiled, Problem
-from lospmm.options import Options
-from lospmm.replay import replay
-from lospmm.report import other_families
-from lospmm.search import POLICY
-from lospmm.sought import contenders, field_for
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.trialled import Trialled
+from lospmm.toolchain.compile import Compiled
+from lospmm.tuning import forecast as behind
+from lospmm.tuning import jobs, race, request
+from lospmm.tuning import prepare as sought
+from lospmm.tuning import replay as replay_of_log
+from lospmm.tuning import runner as trials
+from lospmm.tuning import session as workshop
+from lospmm.tuning.build import build
+from lospmm.tuning.families import Contest, Field
+from lospmm.tuning.forecast import LEAST_NONZEROS, contenders, field_for, others_first
+from lospmm.tuning.job import TRIALS, Way
+from lospmm.tuning.options import Options
+from lospmm.tuning.race import why_not_searched
+from lospmm.tuning.replay import replay
+from lospmm.tuning.request import Request
+from lospmm.tuning.search import POLICY
+from lospmm.tuning.trial import ENOUGH, LOST, Clock, Trialled
 from lospmm_datasets.synthetic import uniform
 from tests.core import named_worker
 
@@ -50,7 +57,7 @@ def field_of(problem: Problem) -> Field:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A GPU with these times, on which A of any size is large enough; a search is short, and templates are compiled
     only for the winner."""
-    short = tuning.Way(tuning.TRIALS["full"].trials, replace(POLICY, rounds=1, finals=(2,), walked=0, doubled=0))
+    short = Way(TRIALS["full"].trials, replace(POLICY, rounds=1, finals=(2,), walked=0, doubled=0))
 
     def install(*, unrolled_micros: float, other_micros: float, far: float) -> None:
         command = (sys.executable, "-P", named_worker.__file__, str(unrolled_micros), str(other_micros))
@@ -63,10 +70,10 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         kernel = FAMILIES[candidate.family].pack(problem, candidate.plan)
         return SimpleNamespace(compiled=Compiled(b"", kernel.entry, kernel.launch))
 
-    for module in (tuning, replay_of_log):
+    for module in (race, replay_of_log):
         monkeypatch.setattr(module, "TRIALS", {"full": short})
     monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
-    monkeypatch.setattr(jobs, "own_gpu", lambda: "h200")
+    monkeypatch.setattr(request, "own_gpu", lambda: "h200")
     monkeypatch.setattr(trials, "build", quickly)
     monkeypatch.setattr(behind, "LEAST_NONZEROS", 1)
     return install
@@ -75,7 +82,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def tuned(store: Store, **options: Any) -> Artifact:
     rng = np.random.default_rng(3)
     weights = np.where(rng.random((M, K)) < 0.3, rng.normal(size=(M, K)), 0).astype(np.float32)
-    request = jobs.Request(Problem(from_dense(weights), N, H200), Options(**{"shortlist_size": 3, **options}))
+    request = Request(Problem(from_dense(weights), N, H200), Options(**{"shortlist_size": 3, **options}))
     return jobs.tune(request, store=store)
 
 

@@ -15,28 +15,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm import artifact, commands, measure
-from lospmm import bench as module
-from lospmm.artifact import Artifact
-from lospmm.baselines import BASELINES, BaselineTime, VariantTime, baselines_of
-from lospmm.baselines.work import BaselineTask
-from lospmm.bench import Comparison, bench_artifact, bound, compare
-from lospmm.cli import run
-from lospmm.convolution import Convolution
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES, FLOAT32
-from lospmm.epilogue import Epilogue
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import Artifact
+from lospmm.artifact.manifest import LaunchConfig
+from lospmm.cli import commands
+from lospmm.cli.main import run
+from lospmm.cli.show import show_comparison, show_manifest
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
+from lospmm.gpu import bench as measure
+from lospmm.gpu import compare as module
+from lospmm.gpu.bench import Bench
 from lospmm.gpu.clocks import Clocks
+from lospmm.gpu.compare import Comparison, bench_artifact, bound, compare
+from lospmm.gpu.libraries import BASELINES, BaselineTime, VariantTime, baselines_of
+from lospmm.gpu.libraries.work import BaselineTask
 from lospmm.gpu.messages import Measurement, Ready
 from lospmm.gpu.timing import COPIES_BEHIND, FULL, Effort, Timing
-from lospmm.manifest import LaunchConfig
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.measure import Bench
-from lospmm.model import Compiled, Launch, Problem
-from lospmm.npz import write_npz
-from lospmm.report import show_comparison, show_manifest
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.matrix.npz import write_npz
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES, FLOAT32
+from lospmm.problem.epilogue import Epilogue
+from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
+from lospmm.toolchain.compile import Compiled
 from tests.core import bench_worker, fake_gpu
 from tests.core.test_artifact import MANIFEST, WHOLE
 from tests.core.test_measure import LAUNCH, N, gate_library, weights

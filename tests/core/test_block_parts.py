@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.block_parts import CASES, KINDS, head, line_of, matrix_of, prepared, row
-from lospmm.device import DEVICES
-from lospmm.measure import Bench
+from lospmm.gpu.bench import Bench
+from lospmm.problem.device import DEVICES
 
 CASE = replace(CASES[3], side=256, n=64, empty=0.9)
 

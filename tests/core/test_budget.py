@@ -1,6 +1,6 @@
 """A budget counts from its beginning, but for what it is paused for, and keeps something back for the end."""
 
-from lospmm.budget import Budget
+from lospmm.tuning.budget import Budget
 
 
 class Time:

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.candidates import Candidates
-from lospmm.constraints import Subject, block_count, block_counts, grid_height, mailbox_bytes
-from lospmm.device import DEVICES, DeviceSpec
-from lospmm.ir import grid, launch
-from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import COLUMN_GROUPS, SPLITS, Candidate, Problem, Schedule, TileSize
-from lospmm.occupancy import resident_blocks, resident_blocks_of_each
-from lospmm.registers import forecast_of_each, forecast_registers
-from lospmm.reorder import regroup
+from lospmm.codegen.ir import grid, launch
+from lospmm.codegen.lower import lower
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES, DeviceSpec
+from lospmm.problem.problem import SPLITS, Problem
+from lospmm.space.candidates import COLUMN_GROUPS, Candidate, Candidates, Schedule, TileSize
+from lospmm.space.constraints import Subject, block_count, block_counts, grid_height, mailbox_bytes
+from lospmm.space.occupancy import resident_blocks, resident_blocks_of_each
+from lospmm.space.registers import forecast_of_each, forecast_registers
+from lospmm.space.reorder import regroup
 
 H200 = DEVICES["h200"]
 DENSE = np.where(np.random.default_rng(7).random((70, 50)) < 0.2, 1.0, 0.0)

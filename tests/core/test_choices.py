@@ -15,14 +15,14 @@ from benchmarks.emission_pool import EmissionPool
 from benchmarks.exhaustive import InventedClock, Plan, prepare, search_all
 from benchmarks.paper.tables import AXES, Table
 from benchmarks.problems import problems
-from lospmm import measure
-from lospmm.build import for_emitter
-from lospmm.device import DEVICES
-from lospmm.measure import Bench
-from lospmm.model import Problem
+from lospmm.gpu import bench as measure
+from lospmm.gpu.bench import Bench
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.store import Store
-from lospmm.tuning import TRIALS
-from lospmm.workshop import Workshop
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.job import TRIALS
+from lospmm.tuning.session import Workshop
 from lospmm_datasets.synthetic import uniform
 from tests.core import machine_gpu
 from tests.core.test_measure import gate_library
@@ -115,6 +115,6 @@ def test_phases_name_ways_that_there_are() -> None:
 
 def _briefly(*arguments: Any, **named: Any) -> Any:
     """The search by time, with a few kernels: those of the shortlist once, and the fastest again."""
-    from lospmm.search import choose_by_time
+    from lospmm.tuning.race import choose_by_time
 
     return choose_by_time(*arguments, **{**named, "policy": replace(named["policy"], rounds=0, finals=(4,))})

@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
-from lospmm import content, matrix_text, nonzeros, npy
-from lospmm.content import content_of, give_back
-from lospmm.matrix import from_dense
-from lospmm.readers import read_bytes
+from lospmm.matrix import mapped as content
+from lospmm.matrix import mapped as nonzeros
+from lospmm.matrix import npz as npy
+from lospmm.matrix import text as matrix_text
+from lospmm.matrix.csr import from_dense
+from lospmm.matrix.mapped import content_of, give_back
+from lospmm.matrix.readers import read_bytes
 from tests.core.files import WEIGHTS, saved, smtx
 
 

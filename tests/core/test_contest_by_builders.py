@@ -8,23 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm import trials, tuning
-from lospmm.budget import Budget
-from lospmm.build import PackedBuild
-from lospmm.crew import LEAST_BUILDERS
-from lospmm.device import DEVICES
+from lospmm.cpu.block import execute_packed
 from lospmm.errors import ToolchainFault
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
-from lospmm.model import OnDisk, Problem
-from lospmm.options import Options
-from lospmm.runtime.block import execute_packed
-from lospmm.sought import field_for
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.stages import Stages
-from lospmm.stock import Stock
 from lospmm.store import Store
-from lospmm.tuning import Job
-from lospmm.workshop import Workshop
+from lospmm.toolchain.compile import OnDisk
+from lospmm.tuning import race
+from lospmm.tuning import runner as trials
+from lospmm.tuning import tuner as tuning
+from lospmm.tuning.budget import Budget
+from lospmm.tuning.build import PackedBuild
+from lospmm.tuning.builders import LEAST_BUILDERS, Stock
+from lospmm.tuning.forecast import field_for
+from lospmm.tuning.job import Job
+from lospmm.tuning.options import Options
+from lospmm.tuning.race import _contest
+from lospmm.tuning.session import Workshop
 from tests.core.test_space import random_matrix
 
 PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 40, DEVICES["h200"])
@@ -57,7 +60,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     def nothing(*_: Any, **__: Any) -> None:
         raise AssertionError("this process packs nothing")
 
-    monkeypatch.setattr(tuning, "_timings", lambda *_: None)
+    monkeypatch.setattr(race, "_timings", lambda *_: None)
     monkeypatch.setattr(trials, "build", nothing)
     monkeypatch.setattr(tuning, "build", nothing)
     options = Options(emitter="sass", ranker="none", measure="gpu", verify="gpu")
@@ -68,7 +71,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 def test_all_is_built_by_builders(job: Job) -> None:
     bench: Any = Bench()
     with Stock() as stock:
-        others = tuning._contest(job, field_for(PROBLEM, ["csr", "group_coo"]), bench, stock, limit_micros=1e9)
+        others = _contest(job, field_for(PROBLEM, ["csr", "group_coo"]), bench, stock, limit_micros=1e9)
         winner = others.best
         assert winner is not None and len(others.timed) > 4
         made = tuning._made(job, winner, stock)
@@ -83,7 +86,7 @@ def test_all_is_built_by_builders(job: Job) -> None:
 def test_what_comes_out_differently_is_not_shipped(job: Job) -> None:
     bench: Any = Bench()
     with Stock() as stock:
-        others = tuning._contest(job, field_for(PROBLEM, ["csr"]), bench, stock, limit_micros=1e9)
+        others = _contest(job, field_for(PROBLEM, ["csr"]), bench, stock, limit_micros=1e9)
         winner = others.best
         assert winner is not None
         kept = stock.kept(winner)
@@ -99,8 +102,6 @@ def test_a_plan_that_cannot_be_built_has_failed(job: Job) -> None:
     field = field_for(PROBLEM, ["csr"])
     broken = replace(field.entrants[0], plan=Broken())
     with Stock() as stock:
-        others = tuning._contest(
-            job, replace(field, entrants=(broken, *field.entrants)), bench, stock, limit_micros=1e9
-        )
+        others = _contest(job, replace(field, entrants=(broken, *field.entrants)), bench, stock, limit_micros=1e9)
     failures = [trial.measurement.failure for trial in others.timed if trial.measurement.timing is None]
     assert others.best is not None and len(failures) == 1 and str(failures[0]).startswith("AttributeError: 'Broken'")

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.convolution import (
+from lospmm.errors import BadRequest, LospmmError, Unsupported
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.convolution import (
     MAX_PADDED_WINDOW,
     Convolution,
     column_elements,
@@ -25,11 +27,9 @@ from lospmm.convolution import (
     unfold,
     written,
 )
-from lospmm.device import DEVICES
-from lospmm.epilogue import PLAIN, Epilogue, bias_of, epilogue_of
-from lospmm.errors import BadRequest, LospmmError, Unsupported
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
+from lospmm.problem.device import DEVICES
+from lospmm.problem.epilogue import PLAIN, Epilogue, bias_of, epilogue_of
+from lospmm.problem.problem import Problem
 from tests.emulated.drawn_layers import convolutions
 
 H200 = DEVICES["h200"]

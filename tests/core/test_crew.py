@@ -15,22 +15,24 @@ import numpy as np
 import psutil
 import pytest
 
-from lospmm import crew
-from lospmm.build import PackedBuild, Written, build, written
 from lospmm.codegen import source_of
-from lospmm.crew import LEAST_BUILDERS, Crew
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.errors import ToolchainFault
 from lospmm.families import FAMILIES, Entrant
 from lospmm.families.two_of_four import TwoOfFour
-from lospmm.model import Candidate, OnDisk, Problem, Schedule, TileSize
-from lospmm.options import Options
-from lospmm.reorder import natural_order
-from lospmm.sought import Sought, sought_wholly
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from lospmm.store import Store
-from lospmm.timings import named
-from lospmm.workshop import Workshop
+from lospmm.toolchain.compile import OnDisk
+from lospmm.tuning import builders as crew
+from lospmm.tuning.build import PackedBuild, Written, build, written
+from lospmm.tuning.builders import LEAST_BUILDERS, Crew
+from lospmm.tuning.history import named
+from lospmm.tuning.options import Options
+from lospmm.tuning.prepare import Sought, sought_wholly
+from lospmm.tuning.session import Workshop
 from tests.core.test_space import random_matrix
 
 PROBLEMS = [Problem(random_matrix(24, 30, 0.3, seed=seed), 500, DEVICES["h200"]) for seed in (1, 2)]
@@ -44,7 +46,11 @@ def candidates(problem: Problem) -> list[Candidate]:
 
 
 def builders(of: int | None = None) -> list[int]:
-    return [child.pid for child in psutil.Process(of).children(recursive=True) if "lospmm.builder" in command_of(child)]
+    return [
+        child.pid
+        for child in psutil.Process(of).children(recursive=True)
+        if "lospmm.tuning.builder_process" in command_of(child)
+    ]
 
 
 def command_of(process: psutil.Process) -> str:

@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save as save_tensors
 
 from lospmm.errors import BadMatrix
-from lospmm.matrix import SparseMatrix
-from lospmm.readers import read_bytes
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.matrix.readers import read_bytes
 from tests.core.files import saved, smtx
 
 PRUNED = np.array([[0, 1.5, 0], [0, 0, 0], [-2, 0, 3]], dtype=np.float32)

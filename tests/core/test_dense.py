@@ -7,17 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lospmm import dense
-from lospmm.baselines import cublas
-from lospmm.baselines.library import Library, LibraryFault, load, named_by
-from lospmm.convolution import Convolution
-from lospmm.dense import Dense
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import Epilogue
 from lospmm.errors import GpuFault
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
+from lospmm.gpu.libraries import cublas, dense
+from lospmm.gpu.libraries.dense import Dense
+from lospmm.gpu.libraries.library import Library, LibraryFault, load, named_by
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import Epilogue
+from lospmm.problem.problem import Problem
 from tests.core.test_baselines import STREAM, HostDriver, drawn, fake  # noqa: F401 (a fixture)
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm.device import CHECKS, DEVICES, DeviceSpec, find_device, load_device
 from lospmm.errors import BadRequest
+from lospmm.problem.device import CHECKS, DEVICES, DeviceSpec, find_device, load_device
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "devices.md"
 KINDS = {field.name: field.type for field in fields(DeviceSpec)}

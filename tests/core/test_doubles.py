@@ -12,32 +12,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fitting import DATA
-from lospmm import artifact, jobs
-from lospmm.build import build, for_emitter
-from lospmm.candidates import Candidates
-from lospmm.clock import Clock
-from lospmm.constraints import Subject, block_counts, wasted_columns
-from lospmm.convolution import Convolution
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
+from lospmm.artifact import artifact
+from lospmm.codegen.lower import lower
 from lospmm.errors import BadRequest, Unsupported
-from lospmm.estimate import estimate_micros, work_of
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.kernel import Kernel, load
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Candidate, Problem, Schedule, TileSize, ceil_div
-from lospmm.options import Options
-from lospmm.record import axes_of
-from lospmm.registers import forecast_of_each, forecast_registers
-from lospmm.reorder import regroup
-from lospmm.replay import replay
-from lospmm.search import DOUBLES_WORTH, POLICY, Choice, choose_by_time, search
-from lospmm.space_axes import doubled
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.lanes import DOUBLE, NARROW, PAIRS, in_words, takes_double, words_of, words_stored
+from lospmm.problem.problem import Problem, ceil_div
+from lospmm.space.axes import doubled
+from lospmm.space.candidates import Candidate, Candidates, Schedule, TileSize
+from lospmm.space.constraints import Subject, block_counts, wasted_columns
+from lospmm.space.estimate import estimate_micros, work_of
+from lospmm.space.registers import forecast_of_each, forecast_registers
+from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.words import DOUBLE, NARROW, PAIRS, in_words, takes_double, words_of, words_stored
+from lospmm.tuning import jobs
+from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.options import Options
+from lospmm.tuning.outcome import axes_of
+from lospmm.tuning.race import choose_by_time
+from lospmm.tuning.replay import replay
+from lospmm.tuning.request import Request
+from lospmm.tuning.search import DOUBLES_WORTH, POLICY, Choice, search
+from lospmm.tuning.trial import Clock
 from lospmm_datasets.synthetic import uniform
 
 H200 = DEVICES["h200"]
@@ -196,7 +199,7 @@ def test_without_a_clock_the_estimate_decides(tmp_path: Path) -> None:
     """And what is chosen is kept, run and replayed."""
     asked = Options(dtype="float16", families="unrolled", measure="none", emitter="sass")
     kernel = Kernel(
-        jobs.tune(jobs.Request(Problem(SPARSE, 4096, H200, dtype=FLOAT16), asked), store=Store(tmp_path / "store"))
+        jobs.tune(Request(Problem(SPARSE, 4096, H200, dtype=FLOAT16), asked), store=Store(tmp_path / "store"))
     )
     tile = kernel.manifest["tile"]
     assert (tile["thread_words"], tile["thread_columns"]) == (2, 2)
@@ -217,7 +220,7 @@ def test_a_log_that_names_no_words_is_replayed(tmp_path: Path) -> None:
     """One of before a thread could have two."""
     asked = Options(families="unrolled", measure="none", emitter="sass")
     matrix = uniform(64, 64, 0.9, seed=0)
-    kept = jobs.tune(jobs.Request(Problem(matrix, 256, H200), asked), store=Store(tmp_path))
+    kept = jobs.tune(Request(Problem(matrix, 256, H200), asked), store=Store(tmp_path))
     lines = [json.loads(line) for line in kept.files[artifact.TUNING_FILE].splitlines()]
     for line in lines:
         assert line.pop("thread_words") == 1

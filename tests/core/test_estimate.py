@@ -8,18 +8,19 @@ from hypothesis import strategies as st
 from fitting import DATA
 from fitting.estimate_on_gpu import NAME, PROBLEMS
 from fitting.fit_estimate import quality, timed_kernels
-from lospmm.device import DEVICES
-from lospmm.estimate import RATES, estimate_micros
-from lospmm.features import FEATURES, Subject, features, features_of
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import COLUMN_GROUPS, SPLITS, Candidate, Problem, Schedule, TileSize
-from lospmm.occupancy import resident_blocks
-from lospmm.ranker import shortlist
-from lospmm.registers import forecast_registers
-from lospmm.reorder import regroup
-from lospmm.search import search
-from lospmm.space import widen
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import SPLITS, Problem
+from lospmm.space.candidates import COLUMN_GROUPS, Candidate, Schedule, TileSize
+from lospmm.space.estimate import RATES, estimate_micros
+from lospmm.space.explore import widen
+from lospmm.space.features import FEATURES, Subject, features, features_of
+from lospmm.space.occupancy import resident_blocks
+from lospmm.space.ranker import shortlist
+from lospmm.space.registers import forecast_registers
+from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
+from lospmm.tuning.search import search
 
 H200 = DEVICES["h200"]
 

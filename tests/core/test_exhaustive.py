@@ -17,11 +17,12 @@ from benchmarks.emission_pool import EmissionPool, Kernel
 from benchmarks.exhaustive import GpuClock, InventedClock, Plan, Prepared, prepare, search_all, thinned
 from benchmarks.paper.tables import AXES, Table, parts_of, point_of, read_tables
 from benchmarks.problems import chosen_shapes, spread
-from lospmm import measure
-from lospmm.build import for_emitter
-from lospmm.device import DEVICES
-from lospmm.measure import Bench
-from lospmm.model import Candidate, Problem, Schedule, TileSize
+from lospmm.gpu import bench as measure
+from lospmm.gpu.bench import Bench
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
 from tests.core import machine_gpu
 from tests.core.test_measure import gate_library

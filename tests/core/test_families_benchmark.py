@@ -13,11 +13,11 @@ from benchmarks.families_build import Shortlist
 from benchmarks.families_cases import SETS, Case, problem_of
 from benchmarks.families_table import ROUNDED, Record, key, read_results, summary, winner, write_results
 from benchmarks.families_unrolled import CANDIDATES
-from lospmm.device import DEVICES
 from lospmm.errors import BadRequest
 from lospmm.families import FAMILIES
+from lospmm.gpu.bench import Bench
 from lospmm.gpu.timing import MAX_COPIES
-from lospmm.measure import Bench
+from lospmm.problem.device import DEVICES
 
 CASE = Case("map", "64 x 64, 90% zeros", (64, 64, 0.9), 32, "float16", "h200")
 CONTEXT: Record = {"machine": {"device": "h200", "title": "H200"}, "versions": {}, "commit": "0123abc"}

@@ -10,12 +10,12 @@ from benchmarks.families_build import UNROLLED
 from benchmarks.families_cases import Case, problem_of
 from benchmarks.families_searched import joined, line_of, prepare, problems_of, table
 from benchmarks.families_table import ROUNDED, Record
-from lospmm.crew import Crew
 from lospmm.errors import BadRequest
-from lospmm.measure import Bench
-from lospmm.search import POLICY
+from lospmm.gpu.bench import Bench
+from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, words_of
 from lospmm.store import Store
-from lospmm.words import NARROW, PAIRS, SINGLE, words_of
+from lospmm.tuning.builders import Crew
+from lospmm.tuning.search import POLICY
 
 CASE = Case("shapes", "128 x 96, 98% zeros", (128, 96, 0.98), 1024, "float16", "h200")
 BOTH = ("float32", "16")

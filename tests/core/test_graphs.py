@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lospmm.errors import BadRequest
-from lospmm.matrix import SparseMatrix
+from lospmm.matrix.csr import SparseMatrix
 from lospmm_datasets import graphs
 
 DRAWN = {

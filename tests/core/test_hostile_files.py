@@ -13,9 +13,9 @@ from safetensors.numpy import save as save_tensors
 
 import lospmm.settings
 from lospmm.errors import BadMatrix
-from lospmm.matrix import MAX_DIMENSION
-from lospmm.npy import MAX_MEMBERS
-from lospmm.readers import read, read_bytes, read_model
+from lospmm.matrix.csr import MAX_DIMENSION
+from lospmm.matrix.npz import MAX_MEMBERS
+from lospmm.matrix.readers import read, read_bytes, read_model
 from tests.core.files import csr, npy, npz, safetensors, saved, smtx, tensor
 
 EYE = np.eye(4, dtype=np.float32)

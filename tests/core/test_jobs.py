@@ -11,18 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm import artifact, build, jobs, tuning
-from lospmm.device import DEVICES
+from lospmm.artifact import artifact
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
 from lospmm.errors import BadRequest, LospmmError, NothingFits, ToolchainFault, Unsupported, VerificationFailed
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import Candidate, Problem
-from lospmm.options import Options
-from lospmm.readers import Values
+from lospmm.matrix.csr import from_dense
+from lospmm.matrix.readers import Values
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
+from lospmm.space.candidates import Candidate
 from lospmm.store import Store
 from lospmm.toolchain import compilers
+from lospmm.tuning import build, jobs
+from lospmm.tuning import tuner as tuning
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
 from tests.core.full_disk import take_no_kernels
 
 WEIGHTS = np.array([[1, 0, 2], [0, 0, 0], [0, 3, 0]], dtype=np.float32)
@@ -36,10 +40,10 @@ def request(
     values: Values = "stored",
     seed: int = 0,
     **options: Any,
-) -> jobs.Request:
+) -> Request:
     matrix = from_dense(np.asarray(weights, dtype=np.float32))
     problem = Problem(matrix, n, DEVICES[device])
-    return jobs.Request(problem, Options(**options), values, seed)
+    return Request(problem, Options(**options), values, seed)
 
 
 @pytest.fixture
@@ -186,7 +190,7 @@ def test_an_old_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest
 
 def test_too_many_nonzeros_are_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr("lospmm.sought.settings", lambda: few)
+    monkeypatch.setattr("lospmm.tuning.forecast.settings", lambda: few)
     with pytest.raises(BadRequest, match="3 nonzeros and 3 rows: together more than the 2 of LOSPMM_MAX_NONZEROS"):
         jobs.tune(request(families="unrolled"), store=store)
 

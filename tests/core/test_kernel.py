@@ -17,18 +17,20 @@ from numpy.typing import NDArray
 
 import lospmm
 from lospmm import kernel as kernel_module
-from lospmm import tuning
-from lospmm.artifact import MANIFEST_FILE, SOURCE_FILES
-from lospmm.convolution import unfold
-from lospmm.device import DEVICES
-from lospmm.epilogue import epilogue_of
+from lospmm.artifact.artifact import SOURCE_FILES
+from lospmm.artifact.manifest import MANIFEST_FILE
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.lower import lower
 from lospmm.errors import BadMatrix, BadRequest, Unsupported, VerificationFailed
-from lospmm.interpret import interpret
-from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import regroup
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.convolution import unfold
+from lospmm.problem.device import DEVICES
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import regroup
 from lospmm.toolchain.discover import find_host_compiler
+from lospmm.tuning import tuner as tuning
 from tests.emulated.drawn_layers import convolutions
 
 N = 70

@@ -28,7 +28,7 @@ from benchmarks.kernels_table import (
     within,
 )
 from lospmm.errors import BadRequest, VerificationFailed
-from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.matrix.csr import SparseMatrix, from_dense
 from tests.docs import kernels as page
 
 CONTEXT: Record = {

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lospmm.artifact.manifest import LaunchConfig
 from lospmm.errors import BadRequest
-from lospmm.layers import KERNELS_FILE, REPORT_FILE, check_names, folder_of
-from lospmm.manifest import LaunchConfig
-from lospmm.model_report import LayerError, LayerReport, launch_table
+from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, check_names, folder_of
+from lospmm.model.report import LayerError, LayerReport, launch_table
 
 
 def test_a_line_for_each_kernel_whatever_its_name() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lospmm.errors import BadMatrix
-from lospmm.matrix import MAX_DIMENSION, check_nonzeros, expand_offsets, from_coo, from_csr, from_dense
+from lospmm.matrix.csr import MAX_DIMENSION, check_nonzeros, expand_offsets, from_coo, from_csr, from_dense
 from lospmm.settings import settings
 from tests.core.files import WEIGHTS
 

@@ -15,17 +15,18 @@ import numpy as np
 import psutil
 import pytest
 
-from lospmm import measure
-from lospmm.device import DEVICES
 from lospmm.errors import GpuFault
+from lospmm.gpu import bench as measure
 from lospmm.gpu import worker
-from lospmm.gpu.driver import Function
+from lospmm.gpu.bench import AGAIN, BESIDE, CHECKED, Bench
 from lospmm.gpu.gate import gate_source
-from lospmm.gpu.messages import CacheState, Measure, Shape
+from lospmm.gpu.messages import CacheState, Measure, Measurement, Shape
 from lospmm.gpu.process import WorkerProcess
-from lospmm.matrix import from_dense
-from lospmm.measure import AGAIN, BESIDE, BRIEF, CHECKED, FULL, Bench, Measurement
-from lospmm.model import Launch, Problem
+from lospmm.gpu.protocol import Function
+from lospmm.gpu.timing import BRIEF, FULL
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.gxx import compile_shared_library
@@ -308,7 +309,7 @@ def test_without_a_gpu_the_real_worker_says_so(bench: Bench) -> None:
 #: A process that measures a kernel that hangs, and says which worker it has.
 VICTIM = """
 import signal, sys
-from lospmm import measure
+from lospmm.gpu import bench as measure
 from tests.core import fake_gpu, test_measure as here
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it

@@ -12,16 +12,17 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from lospmm import measure, verify
-from lospmm.convolution import output_elements, unfold
-from lospmm.device import DEVICES
-from lospmm.epilogue import bias_of
+from lospmm.cpu import verify
 from lospmm.errors import GpuFault, VerificationFailed
+from lospmm.gpu import bench as measure
 from lospmm.gpu import bindings, clocks, gate, operands, process, timing
 from lospmm.gpu.gate import Gate
 from lospmm.gpu.messages import Answer, Prepare, Shape, content_bytes, packed
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.convolution import output_elements, unfold
+from lospmm.problem.device import DEVICES
+from lospmm.problem.epilogue import bias_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import elf

@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import crew, memory
-from lospmm.crew import BYTES_OF_NONZERO, builders_for
-from lospmm.device import DEVICES
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.tuning import builders as crew
+from lospmm.tuning import builders as memory
+from lospmm.tuning.builders import BYTES_OF_NONZERO, builders_for
 
 
 @pytest.mark.parametrize(("limit", "is_less"), [("1073741824\n", True), ("max\n", False), (None, False)])

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 import lospmm
 from lospmm.codegen import emit
-from lospmm.device import DEVICES
+from lospmm.codegen.ir import grid, launch, narrowed
+from lospmm.codegen.lower import lower
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
 from lospmm.errors import BadRequest, Unsupported
-from lospmm.ir import grid, launch, narrowed
-from lospmm.lower import lower
-from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize, ceil_div
-from lospmm.reorder import natural_order
-from lospmm.runtime import execute
-from lospmm.runtime.geometry import geometry_of
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Launch, Problem, ceil_div
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from lospmm_datasets.synthetic import uniform
 
 

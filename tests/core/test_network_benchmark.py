@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from benchmarks import harness, network_state
-from lospmm.device import DEVICES
-from lospmm.measure import BRIEF
+from lospmm.gpu.timing import BRIEF
+from lospmm.problem.device import DEVICES
 
 DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
 

@@ -12,21 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm import artifact, measure
-from lospmm.baselines import BaselineTime, Check, Enqueue, VariantTime, work
-from lospmm.baselines.library import Place
-from lospmm.cli import run
-from lospmm.device import DEVICES
+from lospmm.artifact import artifact
+from lospmm.cli.main import run
+from lospmm.cli.show import show_manifest
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
+from lospmm.gpu import bench as measure
 from lospmm.gpu import network, operands, timing, worker
-from lospmm.gpu.driver import Function, Graph, LaunchShape
+from lospmm.gpu.bench import Bench
 from lospmm.gpu.gate import COPY_ENTRY
+from lospmm.gpu.libraries import BaselineTime, Check, Enqueue, VariantTime, work
+from lospmm.gpu.libraries.library import Place
 from lospmm.gpu.messages import Measure, Shape
-from lospmm.gpu.timing import COPIES_BEHIND, Effort
-from lospmm.matrix import from_dense
-from lospmm.measure import BRIEF, FULL, Bench
-from lospmm.model import Launch, Problem
-from lospmm.report import show_manifest
+from lospmm.gpu.protocol import Function, Graph, LaunchShape
+from lospmm.gpu.timing import BRIEF, COPIES_BEHIND, FULL, Effort
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
 from tests.core import fake_gpu
 from tests.core.fake_gpu import FakeDriver, floats

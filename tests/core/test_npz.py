@@ -9,11 +9,12 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm import artifact, readers
-from lospmm.artifact import MATRIX_FILE, Artifact
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import MATRIX_FILE, Artifact
 from lospmm.errors import BadRequest
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.npz import write_npz
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.matrix.npz import write_npz
 from tests.core.test_artifact import MANIFEST, made
 
 

@@ -10,8 +10,8 @@ from cuda.pathfinder import find_nvidia_header_directory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm.device import DEVICES, DeviceSpec
-from lospmm.occupancy import active_blocks, allocated_registers, resident_blocks, shared_bytes_for
+from lospmm.problem.device import DEVICES, DeviceSpec
+from lospmm.space.occupancy import active_blocks, allocated_registers, resident_blocks, shared_bytes_for
 
 H200, A100, V100, TURING, ADA = (DEVICES[name] for name in ("h200", "a100", "v100", "rtx2080ti", "rtx4090"))
 

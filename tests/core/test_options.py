@@ -9,9 +9,9 @@ import pytest
 
 from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
-from lospmm.device import DEVICES, DeviceSpec
 from lospmm.errors import BadRequest
-from lospmm.options import CHOICES, Options, decisive_fields, default_emitter, is_experimental, options_of
+from lospmm.problem.device import DEVICES, DeviceSpec
+from lospmm.tuning.options import CHOICES, Options, decisive_fields, default_emitter, is_experimental, options_of
 
 H200, A100 = DEVICES["h200"], DEVICES["a100"]
 

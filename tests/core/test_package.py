@@ -8,7 +8,7 @@ import pytest
 
 import lospmm
 from lospmm.errors import BadMatrix
-from lospmm.matrix import from_dense
+from lospmm.matrix.csr import from_dense
 
 
 def test_importing_the_package_alone_is_light() -> None:

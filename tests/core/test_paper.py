@@ -13,10 +13,10 @@ from benchmarks.paper import __main__ as paper
 from benchmarks.paper import cost, emitters, fetch, load, loss, regrouped, speed
 from benchmarks.paper.cost import OURS, TOP
 from benchmarks.paper.tables import AXES, Table
-from lospmm.device import DEVICES
-from lospmm.model import Problem
-from lospmm.reorder import natural_order, regroup
-from lospmm.space import explore
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.explore import explore
+from lospmm.space.reorder import natural_order, regroup
 from lospmm_datasets.synthetic import uniform
 
 POINTS = [(8, 64, 1, 8, 1, 0), (8, 96, 1, 8, 1, 0), (16, 64, 1, 8, 1, 128)]

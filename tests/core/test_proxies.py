@@ -8,17 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm.device import DEVICES, DeviceSpec
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import Op, TileProgram, grid, instructions
+from lospmm.codegen.lower import lower
+from lospmm.codegen.schedule import tile_programs
 from lospmm.errors import BadRequest
-from lospmm.interpret import interpret
-from lospmm.ir import Op, TileProgram, grid, instructions
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import ZERO_ROWS, Candidate, Problem, RowTile, Schedule, TileSize, Tiling, ceil_div
-from lospmm.occupancy import resident_blocks
-from lospmm.registers import forecast_registers
-from lospmm.reorder import regroup
-from lospmm.schedule import tile_programs
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.device import DEVICES, DeviceSpec
+from lospmm.problem.problem import Problem, ceil_div
+from lospmm.space.candidates import ZERO_ROWS, Candidate, RowTile, Schedule, TileSize, Tiling
+from lospmm.space.occupancy import resident_blocks
+from lospmm.space.registers import forecast_registers
+from lospmm.space.reorder import regroup
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.blocks import Cluster, cluster_limit, cluster_tiles, dispatch

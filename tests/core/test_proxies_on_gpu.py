@@ -14,12 +14,12 @@ from benchmarks.emission_pool import Kernel
 from benchmarks.paper import __main__ as paper
 from benchmarks.paper import fetch, load, regrouped, timing
 from benchmarks.proxies_on_gpu import build_pair, candidates_of, main, summary
-from lospmm.build import for_emitter
-from lospmm.device import DEVICES
 from lospmm.errors import GpuFault
 from lospmm.gpu.messages import Measure, Measurement, Ready
 from lospmm.gpu.timing import Timing
-from lospmm.model import Launch, Problem
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Launch, Problem
+from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
 
 

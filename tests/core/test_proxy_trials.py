@@ -11,25 +11,27 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from lospmm import measure
-from lospmm.build import for_emitter
 from lospmm.codegen import emit
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import launch
+from lospmm.codegen.lower import lower
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
 from lospmm.errors import Unsupported
-from lospmm.interpret import interpret
-from lospmm.ir import launch
-from lospmm.lower import lower
-from lospmm.measure import Bench
-from lospmm.model import Candidate, Compiled, Problem, Schedule, TileSize
-from lospmm.proxy_trials import ProxyTrials, compile_proxy, proxies_of, time_proxy
-from lospmm.reorder import regroup
-from lospmm.runtime import execute
-from lospmm.runtime.geometry import geometry_of
+from lospmm.gpu import bench as measure
+from lospmm.gpu.bench import Bench
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
 from lospmm.store import Store
+from lospmm.toolchain.compile import Compiled
 from lospmm.toolchain.cubin import machine_code
-from lospmm.verify import draw_b
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.proxy_runner import ProxyTrials, compile_proxy, proxies_of, time_proxy
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
 from lospmm.errors import BadMatrix
-from lospmm.matrix import from_dense
-from lospmm.readers import read, read_bytes
+from lospmm.matrix.csr import from_dense
+from lospmm.matrix.readers import read, read_bytes
 from tests.core.files import WEIGHTS, saved, smtx
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

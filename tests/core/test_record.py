@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lospmm.contest import Contest, field_of
-from lospmm.device import DEVICES
-from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.record import _summary, tuning_log
-from lospmm.search import Choice, search
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
-from lospmm.trialled import Trialled
+from lospmm.tuning.families import Contest, field_of
+from lospmm.tuning.options import Options
+from lospmm.tuning.outcome import _summary, tuning_log
+from lospmm.tuning.search import Choice, search
+from lospmm.tuning.trial import Trialled
 from tests.core.test_space import random_matrix
 
 PROBLEM = Problem(random_matrix(30, 40, 0.2, seed=4), 9000, DEVICES["h200"])

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm import readers, reorder
 from lospmm.errors import BadRequest
-from lospmm.matrix import SparseMatrix, from_coo, from_dense
-from lospmm.model import Tiling
-from lospmm.reorder import natural_order, regroup, threads_for
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix, from_coo, from_dense
+from lospmm.space import reorder
+from lospmm.space.candidates import Tiling
+from lospmm.space.reorder import natural_order, regroup, threads_for
 from lospmm_datasets.synthetic import paired_blocks, uniform
 
 ROOT = Path(__file__).parents[2]

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
-from lospmm import jobs
-from lospmm.convolution import Convolution
-from lospmm.device import DEVICES
-from lospmm.epilogue import PLAIN, Epilogue
 from lospmm.errors import BadMatrix, BadRequest
-from lospmm.jobs import Request
-from lospmm.matrix import SparseMatrix, from_coo
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.readers import MatrixFile, read_model
+from lospmm.matrix.csr import SparseMatrix, from_coo
+from lospmm.matrix.readers import MatrixFile, read_model
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DEVICES
+from lospmm.problem.epilogue import PLAIN, Epilogue
+from lospmm.problem.problem import Problem
 from lospmm.store import Store
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import MATRICES, Request, keep_matrix
+from lospmm.tuning.request import from_json as request_from_json
 
 
 @st.composite
@@ -47,8 +47,8 @@ def test_it_is_the_same_request(
     store = Store(tmp_path_factory.mktemp("store"))
     options = Options(emitter=emitter, verify="cpu", measure="none", shortlist_size=data.draw(st.integers(1, 99)))
     request = Request(Problem(matrix, n, DEVICES[device]), options, values, seed).settled()
-    jobs.keep_matrix(matrix, store)
-    again = jobs.from_json(json.loads(json.dumps(request.to_json())), store)
+    keep_matrix(matrix, store)
+    again = request_from_json(json.loads(json.dumps(request.to_json())), store)
     assert again.problem == request.problem
     assert (again.options, again.values, again.seed) == (request.options, values, seed)
     assert again.digest == request.digest
@@ -61,12 +61,12 @@ def test_a_layer_is_part_of_the_request(tmp_path: Path) -> None:
     epilogues = [Epilogue((0.5, 0.1), relu=True), Epilogue((0.5, 0.2), relu=True), Epilogue(residual=True), PLAIN]
     asked = [(shape, epilogue) for shape in (None, window) for epilogue in epilogues]
     asked.append((replace(window, padding=(0, 1)), PLAIN))
-    jobs.keep_matrix(matrix, store)
+    keep_matrix(matrix, store)
     digests = set()
     for shape, epilogue in asked:
         n = 36 if shape is None else shape.n
         request = Request(Problem(matrix, n, DEVICES["h200"], shape, epilogue), Options()).settled()
-        again = jobs.from_json(json.loads(json.dumps(request.to_json())), store)
+        again = request_from_json(json.loads(json.dumps(request.to_json())), store)
         assert again.problem == request.problem
         assert again.digest == request.digest
         digests.add(request.digest)
@@ -77,7 +77,7 @@ def test_a_layer_is_part_of_the_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layer", [{"convolution": {"groups": 2}}, {"epilogue": {"gelu": True}}])
 def test_a_layer_of_another_version_is_refused(tmp_path: Path, layer: dict[str, object]) -> None:
     with pytest.raises(BadRequest, match=r"unexpected keyword argument|accepted by another version"):
-        jobs.from_json({**request_for("none").to_json(), **layer}, Store(tmp_path))
+        request_from_json({**request_for("none").to_json(), **layer}, Store(tmp_path))
 
 
 def request_for(gpu: str | None, **options: str) -> Request:
@@ -96,11 +96,11 @@ def test_what_auto_stands_for_is_decided_for_the_one_who_works() -> None:
 def test_the_state_of_the_cache_is_part_of_a_request_that_is_timed_otherwise(tmp_path: Path) -> None:
     """And one without it is what it was before there was a choice, which an earlier worker can read too."""
     store, usual = Store(tmp_path), request_for("h200")
-    jobs.keep_matrix(usual.problem.matrix, store)
+    keep_matrix(usual.problem.matrix, store)
     digests = {usual.digest: "cold"}
     for cache in ("warm", "network"):
         request = request_for("h200", cache=cache)
-        again = jobs.from_json(json.loads(json.dumps(request.to_json())), store)
+        again = request_from_json(json.loads(json.dumps(request.to_json())), store)
         assert (again.options.cache, again.digest) == (cache, request.digest)
         digests[request.digest] = cache
     assert len(digests) == 3
@@ -112,21 +112,21 @@ def test_the_state_of_the_cache_is_part_of_a_request_that_is_timed_otherwise(tmp
 def test_a_damaged_matrix_is_written_anew(tmp_path: Path) -> None:
     store, request = Store(tmp_path), request_for("none")
     for _ in range(2):
-        jobs.keep_matrix(request.problem.matrix, store)
-        assert jobs.from_json(request.to_json(), store) is not None
-        (store.directory(jobs.MATRICES, request.problem.matrix.fingerprint) / "matrix.npz").write_bytes(b"damaged")
+        keep_matrix(request.problem.matrix, store)
+        assert request_from_json(request.to_json(), store) is not None
+        (store.directory(MATRICES, request.problem.matrix.fingerprint) / "matrix.npz").write_bytes(b"damaged")
     with pytest.raises(BadRequest, match="the matrix of the request is no longer in the store, or damaged"):
-        jobs.from_json(request.to_json(), store)
+        request_from_json(request.to_json(), store)
 
 
 def test_the_matrix_of_another_request_does_not_do(tmp_path: Path) -> None:
     store, request = Store(tmp_path), request_for("none")
-    jobs.keep_matrix(request.problem.matrix, store)
-    files = store.get(jobs.MATRICES, request.problem.matrix.fingerprint)
+    keep_matrix(request.problem.matrix, store)
+    files = store.get(MATRICES, request.problem.matrix.fingerprint)
     assert files is not None
-    store.put(jobs.MATRICES, "0" * 64, files)
+    store.put(MATRICES, "0" * 64, files)
     with pytest.raises(BadRequest, match="no longer in the store"):
-        jobs.from_json({**request.to_json(), "fingerprint": "0" * 64}, store)
+        request_from_json({**request.to_json(), "fingerprint": "0" * 64}, store)
 
 
 @pytest.mark.parametrize("field", ["device", "options", "fingerprint", "n", "values", "seed"])
@@ -136,7 +136,7 @@ def test_another_version_is_named(tmp_path: Path, field: str) -> None:
     if changed == content:
         del changed[field]
     with pytest.raises(BadRequest, match="accepted by another version of lospmm"):
-        jobs.from_json(changed, Store(tmp_path))
+        request_from_json(changed, Store(tmp_path))
 
 
 class TestModels:

@@ -6,14 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.accuracy import ACCURACY, accuracy_of, tolerance_of
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES, Dtype
+from lospmm.cpu.verify import compare
 from lospmm.errors import BadRequest, VerificationFailed
-from lospmm.matrix import from_dense
-from lospmm.model import SPLITS, Problem
-from lospmm.options import Options
-from lospmm.verify import compare, draw_b
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.accuracy import ACCURACY, accuracy_of, tolerance_of
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import SPLITS, Problem
+from lospmm.tuning.options import Options
 
 relaxed = settings(deadline=None, max_examples=40)
 HALVES = [dtype for dtype in DTYPES.values() if dtype.is_16_bit]

@@ -4,14 +4,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.device import DEVICES
-from lospmm.interpret import interpret
-from lospmm.ir import Fma, KernelProgram, Load, Op, Store, instructions
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import COLUMN_GROUPS, Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order, regroup
-from lospmm.schedule import tile_programs
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import Fma, KernelProgram, Load, Op, Store, instructions
+from lospmm.codegen.lower import lower
+from lospmm.codegen.schedule import tile_programs
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import COLUMN_GROUPS, Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order, regroup
 
 
 @st.composite

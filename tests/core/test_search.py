@@ -11,18 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.candidates import Candidates
-from lospmm.clock import Clock, Trials
-from lospmm.constraints import CONSTRAINTS, HARDWARE, Subject, block_counts
-from lospmm.device import DEVICES
 from lospmm.errors import GpuFault
-from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
-from lospmm.model import SPLITS, Candidate, Problem
-from lospmm.search import POLICY, Choice, Policy, choose_by_time, search
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import SPLITS, Problem
+from lospmm.space.candidates import Candidate, Candidates
+from lospmm.space.constraints import CONSTRAINTS, HARDWARE, Subject, block_counts
+from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
-from lospmm.surrogate import Pool
+from lospmm.tuning.race import choose_by_time
+from lospmm.tuning.search import POLICY, Choice, Policy, search
+from lospmm.tuning.surrogate import Pool
+from lospmm.tuning.trial import Clock, Trials
 from tests.core.test_space import random_matrix
 
 H200 = DEVICES["h200"]

@@ -5,12 +5,12 @@ import pytest
 
 from benchmarks.paper.tables import Table, point_of
 from benchmarks.search_replay import NOISE, ROUGH, SINGLE, Landscape, Way, replayed, roughness
-from lospmm.device import DEVICES
-from lospmm.estimate import estimate_micros
-from lospmm.model import Problem
-from lospmm.search import explore_problem
-from lospmm.space import widen
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.estimate import estimate_micros
+from lospmm.space.explore import widen
 from lospmm.stages import Stages
+from lospmm.tuning.search import explore_problem
 from tests.core.test_space import random_matrix
 
 PROBLEM = Problem(random_matrix(64, 96, 0.2, seed=0), 20_000, DEVICES["h200"])

@@ -15,11 +15,11 @@ from benchmarks.families_cases import problem_of
 from benchmarks.families_table import family_micros
 from benchmarks.skipping import Judged, gain_of, judged, records_of, row_of
 from fitting import large
-from lospmm.behind import FAR, LEAST_NONZEROS
-from lospmm.clock import LOST
-from lospmm.device import DEVICES
 from lospmm.errors import BadRequest
-from lospmm.measure import Bench
+from lospmm.gpu.bench import Bench
+from lospmm.problem.device import DEVICES
+from lospmm.tuning.forecast import FAR, LEAST_NONZEROS
+from lospmm.tuning.trial import LOST
 
 H200 = DEVICES["h200"]
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.candidates import Candidates
-from lospmm.constraints import CONSTRAINTS, Constraint, Subject, block_count, dispatched_tiles, runs
-from lospmm.device import DEVICES, DeviceSpec
-from lospmm.matrix import SparseMatrix, from_coo, from_dense
-from lospmm.model import SPLITS, Candidate, Problem, Schedule, TileSize
-from lospmm.options import splits_of
-from lospmm.registers import forecast_registers
-from lospmm.reorder import natural_order, regroup
-from lospmm.space import PREFETCHES, SHALLOWEST, Space, explore, tile_sizes, widen
+from lospmm.matrix.csr import SparseMatrix, from_coo, from_dense
+from lospmm.problem.device import DEVICES, DeviceSpec
+from lospmm.problem.problem import SPLITS, Problem
+from lospmm.space.candidates import Candidate, Candidates, Schedule, TileSize
+from lospmm.space.constraints import CONSTRAINTS, Constraint, Subject, block_count, dispatched_tiles, runs
+from lospmm.space.explore import PREFETCHES, SHALLOWEST, Space, explore, tile_sizes, widen
+from lospmm.space.registers import forecast_registers
+from lospmm.space.reorder import natural_order, regroup
+from lospmm.tuning.options import splits_of
 
 H200 = DEVICES["h200"]
 

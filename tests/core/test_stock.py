@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm.model import Built, Compiled, Launch, OnDisk
-from lospmm.stock import Place, Stock
+from lospmm.problem.problem import Launch
+from lospmm.toolchain.compile import Built, Compiled, OnDisk
+from lospmm.tuning.builders import Place, Stock
 
 LAUNCH = Launch((1, 1, 1), 32)
 

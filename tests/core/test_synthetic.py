@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy._core import _multiarray_umath as umath
 
 from lospmm.errors import BadRequest
-from lospmm.matrix import SparseMatrix
+from lospmm.matrix.csr import SparseMatrix
 from lospmm_datasets.synthetic import clustered, pruned_low_rank, uneven, uniform
 from tests.docs.pages import ROOT
 

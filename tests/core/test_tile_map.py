@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.constraints import CONSTRAINTS
-from lospmm.device import DEVICES
+from lospmm.artifact.tile_map import LEFT, parse
 from lospmm.errors import BadRequest
-from lospmm.estimate import estimate_micros
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
-from lospmm.model import Problem, TileSize
-from lospmm.record import tile_map
-from lospmm.search import Choice, search
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import TileSize
+from lospmm.space.constraints import CONSTRAINTS
+from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
-from lospmm.tile_map import LEFT, parse
-from lospmm.trialled import Trialled
+from lospmm.tuning.outcome import tile_map
+from lospmm.tuning.search import Choice, search
+from lospmm.tuning.trial import Trialled
 from tests.core.test_space import random_matrix
 
 

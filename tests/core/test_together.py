@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lospmm import together
+from lospmm import store as together
 from lospmm.errors import BadRequest, ToolchainFault
-from lospmm.store import CLAIMS, STALE_SECONDS, Store
-from lospmm.together import made_together
+from lospmm.store import CLAIMS, STALE_SECONDS, Store, made_together
 
 KEYS = [f"{at:08x}" for at in range(12)]
 

@@ -10,23 +10,24 @@ from typing import Any
 
 import pytest
 
-from lospmm import trials
-from lospmm.budget import Budget
-from lospmm.build import Build
-from lospmm.crew import Crew
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.errors import GpuFault, ToolchainFault
 from lospmm.families import FAMILIES, Entrant, all_fours
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
-from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Launch, Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.timings import Timings, conditions_of
 from lospmm.toolchain import elf
-from lospmm.trials import BuildAndTime, Means
+from lospmm.tuning import runner as trials
+from lospmm.tuning.budget import Budget
+from lospmm.tuning.build import Build
+from lospmm.tuning.builders import Crew
+from lospmm.tuning.history import Timings, conditions_of
+from lospmm.tuning.runner import BuildAndTime, Means
 from tests.core.test_space import random_matrix
 
 PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 500, DEVICES["h200"])

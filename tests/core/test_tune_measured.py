@@ -14,25 +14,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm import commands, jobs, measure, sought, timings, trials, tuning, workshop
-from lospmm.artifact import Artifact
-from lospmm.budget import Budget
-from lospmm.cli import run
-from lospmm.device import DEVICES
+from lospmm.artifact.artifact import Artifact
+from lospmm.artifact.manifest import FamilySummary
+from lospmm.cli import commands
+from lospmm.cli.main import run
 from lospmm.errors import BadRequest, GpuFault
+from lospmm.gpu import bench as measure
+from lospmm.gpu.bench import Bench
 from lospmm.gpu.messages import Measurement
 from lospmm.kernel import load
-from lospmm.manifest import FamilySummary
-from lospmm.matrix import from_dense
-from lospmm.measure import Bench
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.replay import AXES, replay
-from lospmm.search import POLICY
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.timings import TIMINGS
 from lospmm.toolchain.cubin import machine_code
+from lospmm.tuning import history as timings
+from lospmm.tuning import jobs, request
+from lospmm.tuning import prepare as sought
+from lospmm.tuning import runner as trials
+from lospmm.tuning import session as workshop
+from lospmm.tuning import tuner as tuning
+from lospmm.tuning.budget import Budget
+from lospmm.tuning.history import TIMINGS
+from lospmm.tuning.options import Options
+from lospmm.tuning.replay import AXES, replay
+from lospmm.tuning.request import Request
+from lospmm.tuning.search import POLICY
 from tests.core import machine_gpu
 from tests.core.test_measure import gate_library
 
@@ -70,14 +78,14 @@ def on_the_machine(gate_library: Path, tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(workshop, "Bench", lambda problem, cancel: Bench(problem, cancel=cancel, command=worker))
 
     monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
-    monkeypatch.setattr(jobs, "own_gpu", lambda: "h200")
+    monkeypatch.setattr(request, "own_gpu", lambda: "h200")
     install()
     yield install
 
 
 def tuned(store: Store, **options: Any) -> Artifact:
     matrix = from_dense(WEIGHTS)
-    asked = jobs.Request(
+    asked = Request(
         Problem(matrix, N, DEVICES["h200"]), Options(**{"shortlist_size": 4, "families": "unrolled", **options})
     )
     return jobs.tune(asked, store=store)
@@ -317,7 +325,7 @@ def test_where_none_runs_nothing_is_kept(store: Store, on_the_machine: Callable[
 
 
 def test_another_machines_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "own_gpu", lambda: "a100")
+    monkeypatch.setattr(request, "own_gpu", lambda: "a100")
     monkeypatch.setattr(tuning, "sought", None)
     with pytest.raises(BadRequest, match="measure gpu: h200 is needed, and this machine has a100"):
         tuned(store, measure="gpu")

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from benchmarks.ablation import CASES
-from lospmm.device import find_device
-from lospmm.estimate import RATES
-from lospmm.model import Schedule, ceil_div
+from lospmm.problem.device import find_device
+from lospmm.problem.problem import ceil_div
+from lospmm.space.candidates import Schedule
+from lospmm.space.estimate import RATES
 from tests.docs.results import by_kernel, records, table
 
 #: Columns of the table that show one variant: its name and the column's.
@@ -46,7 +47,7 @@ def _apart(kernel: Mapping[str, float], schedule: Schedule) -> float:
     return max(times) / min(times) - 1
 
 
-#: Between two launches of a graph (lospmm.estimate), and SMs of the GPU: what is left is what blocks take.
+#: Between two launches of a graph (lospmm.space.estimate), and SMs of the GPU: what is left is what blocks take.
 LAUNCH_MICROS, SMS = RATES.launch_micros, find_device("h200").sms
 
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 import typer
 from fastapi.routing import APIRoute
 
-from lospmm.commands import app
+from lospmm.cli.commands import app
 from lospmm.settings import Settings
 from lospmm_server.app import ROUTERS
 from tests.docs.pages import ROOT

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from benchmarks import block_parts, skipping
 from benchmarks.families_table import read_results, summary, torch_times
 from fitting import DATA
-from lospmm.behind import FAR
-from lospmm.device import DEVICES
-from lospmm_rank.families import SUFFIX, WEIGHTS
+from lospmm.problem.device import DEVICES
+from lospmm.tuning.forecast import FAR
+from lospmm_rank.predict.corrections import SUFFIX, WEIGHTS
 from tests.docs.pages import DOCS, ROOT
 from tests.docs.results import Record, records, table
 

@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from lospmm.features import FEATURES
-from lospmm_rank.lambdamart import WEIGHTS
-from lospmm_rank.metrics import METRICS, TOPS
+from lospmm.space.features import FEATURES
+from lospmm_rank.predict.lambdamart import WEIGHTS
+from lospmm_rank.train.metrics import METRICS, TOPS
 from tests.docs.pages import DOCS
 from tests.docs.results import table
 

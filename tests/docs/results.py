@@ -12,7 +12,7 @@ from benchmarks.registers import IN_USE
 from fitting import DATA
 from fitting.estimate_on_gpu import NAME
 from fitting.fit_estimate import Timed, estimates, quality, timed_kernels
-from lospmm.estimate import RATES
+from lospmm.space.estimate import RATES
 from tests.docs.pages import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"

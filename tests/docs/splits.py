@@ -1,7 +1,7 @@
 """The table of docs/decisions/0010: the fastest kernel of each split, of rank_model/data/estimate_on_gpu.jsonl."""
 
 from fitting import DATA
-from lospmm.model import SPLITS
+from lospmm.problem.problem import SPLITS
 from tests.docs.results import records, table
 
 

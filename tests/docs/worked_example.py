@@ -5,17 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from lospmm.codegen import emit, source_of
-from lospmm.device import DEVICES
-from lospmm.interpret import interpret
-from lospmm.ir import Fma, Load, instructions
-from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import Candidate, Problem, TileSize
-from lospmm.reorder import natural_order, regroup
-from lospmm.runtime import execute
-from lospmm.runtime.geometry import geometry_of
-from lospmm.search import explore_problem
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import Fma, Load, instructions
+from lospmm.codegen.lower import lower
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, TileSize
+from lospmm.space.reorder import natural_order, regroup
 from lospmm.stages import Stages
+from lospmm.tuning.search import explore_problem
 from tests.golden.renew import EXAMPLE, SCHEDULE
 
 TILE = TileSize(4, 32)

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from lospmm.dtype import DTYPES
 from lospmm.einsums.expression import parse
 from lospmm.einsums.loops import kernel_of_loops
 from lospmm.einsums.operands import check
-from lospmm.epilogue import PLAIN
-from lospmm.packed import source_of_prelude
+from lospmm.families.packed import source_of_prelude
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import PLAIN
 
 GOLDEN = Path(__file__).parent / "golden"
 

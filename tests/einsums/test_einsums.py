@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lospmm
-from lospmm.device import find_device
-from lospmm.dtype import DTYPES
 from lospmm.einsums.expression import parse
 from lospmm.einsums.gathered import make_slots
 from lospmm.einsums.operands import check
 from lospmm.einsums.oracle import evaluate
 from lospmm.errors import BadRequest, Unsupported
-from lospmm.packed import emission_of
+from lospmm.problem.device import find_device
+from lospmm.problem.dtype import DTYPES
 from lospmm.settings import settings as settings_of
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 
 #: Each with the axes that index arrays point along: name -> (variable sizes by name follow from the text).
 EXPRESSIONS = (

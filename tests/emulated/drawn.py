@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
-from lospmm.device import find_device
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix, from_coo, from_csr
-from lospmm.model import MAX_COLUMNS, Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order, regroup
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
+from lospmm.matrix.csr import SparseMatrix, from_coo, from_csr
+from lospmm.problem.device import find_device
+from lospmm.problem.problem import MAX_COLUMNS, Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order, regroup
 from lospmm.toolchain.discover import find_host_compiler
 
 DEVICE = find_device("h200")

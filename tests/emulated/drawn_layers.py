@@ -7,15 +7,16 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.convolution import Convolution, unfold
-from lospmm.device import find_device
-from lospmm.epilogue import Epilogue, epilogue_of
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
 from lospmm.errors import BadRequest
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.convolution import Convolution, unfold
+from lospmm.problem.device import find_device
+from lospmm.problem.epilogue import Epilogue, epilogue_of
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 
 DEVICE = find_device("h200")
 

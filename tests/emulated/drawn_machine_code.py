@@ -54,7 +54,7 @@ def code_of(*tiles: list[NDArray[np.void]], registers: int = 40) -> MachineCode:
 
 
 class Step(NamedTuple):
-    """An instruction with what it reads and writes, told apart from ``lospmm.runtime.hazards``."""
+    """An instruction with what it reads and writes, told apart from ``lospmm.cpu.hazards``."""
 
     form: NDArray[np.void]  # one row
     reads: tuple[int, ...]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.interpret import interpret
-from lospmm.ir import KernelProgram, Op
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import KernelProgram, Op
 
 
 def rounded_oracle(

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.machine import ENTRY, PEER_BYTES, Entry, MachineCode
+from lospmm.cpu.cluster import SHARED_BYTES
+from lospmm.cpu.geometry import Geometry
+from lospmm.cpu.hazards import ARRIVE_CYCLES
+from lospmm.cpu.sass_machine import execute
 from lospmm.errors import VerificationFailed
-from lospmm.runtime.cluster import SHARED_BYTES
-from lospmm.runtime.geometry import Geometry
-from lospmm.runtime.hazards import ARRIVE_CYCLES
-from lospmm.runtime.sass_machine import execute
 from tests.emulated.drawn_machine_code import GLOBAL, code_of, row
 
 #: B and C of four rows and 10 columns, 8 threads a block: 40 bytes a row of B, 32 a slot.

@@ -6,18 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.codegen import emit
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import Op
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.early import DISTANCE, stored_early
 from lospmm.codegen.sass.form import Opcode
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
-from lospmm.interpret import interpret
-from lospmm.ir import Op
-from lospmm.lower import lower
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order
-from lospmm.runtime import execute
-from lospmm.runtime.geometry import geometry_of
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from tests.emulated.drawn import random_matrix
 
 H200 = DEVICES["h200"]

@@ -9,17 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lospmm.accuracy import SUM_ROUNDING
 from lospmm.codegen import emit
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.verify import choose_columns, verify_on_cpu
 from lospmm.errors import Unsupported
-from lospmm.interpret import interpret
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.model import MAX_COLUMNS, Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order
-from lospmm.runtime import execute
-from lospmm.runtime.geometry import geometry_of
-from lospmm.verify import choose_columns, draw_b, verify_on_cpu
+from lospmm.problem.accuracy import SUM_ROUNDING
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import MAX_COLUMNS, Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from tests.emulated.drawn import ARCH, DEVICE, LANGUAGES, kernels, random_matrix
 
 #: Drawing a problem is slow by Hypothesis' measure, and g++ takes its time.

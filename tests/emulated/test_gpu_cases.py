@@ -2,8 +2,8 @@
 
 import pytest
 
-from lospmm.device import find_device
-from lospmm.words import DOUBLE, FLOAT_SUMS
+from lospmm.problem.device import find_device
+from lospmm.problem.lanes import DOUBLE, FLOAT_SUMS
 from tests.gpu.test_narrow_kernels import EVEN, NARROW, lowered
 
 

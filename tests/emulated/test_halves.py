@@ -9,20 +9,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.build import for_emitter
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.emit import emit
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.half import PIPES, packed
-from lospmm.device import find_device
-from lospmm.dtype import DTYPES
+from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.halves import bfloat_multiply_add, half_multiply_add
+from lospmm.cpu.sass_machine import execute
 from lospmm.errors import Unsupported, VerificationFailed
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import regroup
-from lospmm.runtime.geometry import geometry_of
-from lospmm.runtime.halves import bfloat_multiply_add, half_multiply_add
-from lospmm.runtime.sass_machine import execute
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.device import find_device
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import regroup
+from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
 
 FUSED = {"float16": half_multiply_add, "bfloat16": bfloat_multiply_add}

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.codegen.sass.form import Opcode, blank
-from lospmm.runtime.hazards import ARRIVE_CYCLES, LATENCY, LOADS, MEMORY, Hazard, Hazards, instructions
+from lospmm.cpu.hazards import ARRIVE_CYCLES, LATENCY, LOADS, MEMORY, Hazard, Hazards, instructions
 from tests.emulated.drawn_machine_code import FILLED, Step, programs, row
 from tests.emulated.timed_warp import assert_in_time
 

@@ -10,21 +10,22 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lospmm.codegen import emit
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.form import PT, Opcode, blank
 from lospmm.codegen.sass.machine import Entry
-from lospmm.convolution import Convolution, unfold
-from lospmm.epilogue import epilogue_of
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import Unsupported, VerificationFailed
-from lospmm.interpret import interpret
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order
-from lospmm.runtime import execute
-from lospmm.runtime.geometry import geometry_of
+from lospmm.problem.convolution import Convolution, unfold
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from lospmm.toolchain import cubin
 from lospmm.toolchain.discover import find_host_compiler
-from lospmm.verify import verify_on_cpu
 from tests.emulated.drawn_layers import DEVICE, Layer, drawn_matrix, layers
 
 ARCH = "sm_90"

@@ -6,21 +6,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm import sums
-from lospmm.candidates import Candidates
 from lospmm.codegen import emit
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
-from lospmm.interpret import interpret
-from lospmm.ir import Fma, Fold, KernelProgram, Op, Store, instructions
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.registers import forecast_of_candidate, forecast_of_each, forecast_registers, prefetch_of
-from lospmm.reorder import natural_order, regroup
-from lospmm.runtime import execute
-from lospmm.runtime.geometry import geometry_of
-from lospmm.sums import chain_limits
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import Fma, Fold, KernelProgram, Op, Store, instructions
+from lospmm.codegen.lower import lower
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem import long_rows as sums
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.long_rows import chain_limits
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Candidates, Schedule, TileSize
+from lospmm.space.registers import forecast_of_candidate, forecast_of_each, forecast_registers, prefetch_of
+from lospmm.space.reorder import natural_order, regroup
 from lospmm.toolchain.discover import find_host_compiler
 from tests.emulated.drawn_layers import Layer, layers
 

@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.form import NO_BARRIER, Opcode
-from lospmm.convolution import Convolution
-from lospmm.dtype import DTYPES, Dtype
-from lospmm.epilogue import epilogue_of
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.halves import bits_of, values_of
+from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import Unsupported, VerificationFailed
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order
-from lospmm.runtime import execute
-from lospmm.runtime.geometry import geometry_of
-from lospmm.runtime.halves import bits_of, values_of
-from lospmm.verify import verify_on_cpu
-from lospmm.words import DOUBLE, NARROW
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.lanes import DOUBLE, NARROW
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from tests.emulated.drawn import ARCH, random_matrix
 from tests.emulated.drawn_layers import DEVICE, Layer, drawn_matrix, layer_of, layers
 from tests.emulated.drawn_machine_code import step_of

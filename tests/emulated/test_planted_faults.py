@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lospmm.codegen.emission import Emission
+from lospmm.cpu import cpu
+from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import VerificationFailed
-from lospmm.runtime import cpu
-from lospmm.verify import verify_on_cpu
 from tests.emulated.drawn import LANGUAGES, two_tiles
 
 #: By language: a pattern of the text, what to put in place of its first match, and what verification says.

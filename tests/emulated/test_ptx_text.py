@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from lospmm.cpu.ptx_machine import OPERATIONS
+from lospmm.cpu.ptx_text import SIGNATURES, Address, PtxError, parse
+from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import VerificationFailed
-from lospmm.runtime.ptx_machine import OPERATIONS
-from lospmm.runtime.ptx_text import SIGNATURES, Address, PtxError, parse
-from lospmm.verify import verify_on_cpu
 from tests.emulated.drawn import two_tiles
 
 TILE = """\

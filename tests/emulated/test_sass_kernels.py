@@ -9,20 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.fields import decode, encode
 from lospmm.codegen.sass.form import NO_BARRIER, Opcode
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.codegen.sass.machine import ENTRY, MachineCode
 from lospmm.codegen.sass.scheduler import padding, schedule_tile
+from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.sass_machine import execute
+from lospmm.cpu.verify import choose_columns, compare
 from lospmm.errors import VerificationFailed
-from lospmm.interpret import interpret
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.model import Candidate, Problem, Schedule, TileSize, ceil_div
-from lospmm.reorder import natural_order
-from lospmm.runtime.geometry import geometry_of
-from lospmm.runtime.sass_machine import execute
-from lospmm.verify import choose_columns, compare, draw_b
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import Problem, ceil_div
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from tests.emulated.drawn import ARCH, DEVICE, kernels, random_matrix
 from tests.emulated.drawn_machine_code import step_of
 from tests.emulated.timed_warp import assert_in_time

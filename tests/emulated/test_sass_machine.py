@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from numpy.typing import NDArray
 
+from lospmm.codegen.interpret import fused_multiply_add
 from lospmm.codegen.sass.form import PT, RZ, Opcode
+from lospmm.cpu.geometry import Geometry
+from lospmm.cpu.sass_machine import execute
 from lospmm.errors import VerificationFailed
-from lospmm.interpret import fused_multiply_add
-from lospmm.runtime.geometry import Geometry
-from lospmm.runtime.sass_machine import execute
 from tests.emulated.drawn_machine_code import ARITHMETIC, FIRST, P0, Step, code_of, programs, row
 
 #: B and C of four rows and 10 columns: 40 bytes a row.

@@ -9,19 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.emit import emit
 from lospmm.codegen.sass.form import NO_BARRIER, Opcode
 from lospmm.codegen.sass.machine import MachineCode
+from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.sass_machine import execute
+from lospmm.cpu.verify import choose_columns, compare
 from lospmm.errors import VerificationFailed
-from lospmm.interpret import interpret
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order, regroup
-from lospmm.runtime.geometry import geometry_of
-from lospmm.runtime.sass_machine import execute
-from lospmm.verify import choose_columns, compare, draw_b
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order, regroup
 from tests.emulated.drawn import ARCH, DEVICE, matrices, random_matrix
 from tests.emulated.drawn_machine_code import row, step_of
 from tests.emulated.timed_warp import assert_in_time

@@ -6,12 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lospmm.codegen import emit
+from lospmm.codegen.lower import lower
+from lospmm.cpu.verify import MAX_COLUMNS, choose_columns, compare, verify_on_cpu
 from lospmm.errors import VerificationFailed
-from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize, ceil_div
-from lospmm.reorder import natural_order
-from lospmm.verify import MAX_COLUMNS, choose_columns, compare, draw_b, verify_on_cpu
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import Problem, ceil_div
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from tests.emulated.drawn import DEVICE, LANGUAGES, random_matrix, two_tiles
 
 COLUMNS = np.arange(3)

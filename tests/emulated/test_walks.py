@@ -7,29 +7,31 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lospmm import sums, walks
-from lospmm.build import for_emitter
-from lospmm.candidates import Candidates
 from lospmm.codegen import emit
 from lospmm.codegen.emission import Emission
+from lospmm.codegen.ir import KernelProgram, launch
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.pieces import cut
-from lospmm.constraints import runs
-from lospmm.convolution import Convolution
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES, Dtype
-from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.verify import choose_columns, verify_on_cpu
 from lospmm.errors import Unsupported, VerificationFailed
-from lospmm.ir import KernelProgram, launch
-from lospmm.lower import lower
-from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
-from lospmm.occupancy import registers_of_block
-from lospmm.reorder import natural_order
-from lospmm.runtime import execute
-from lospmm.runtime.geometry import geometry_of
-from lospmm.space import explore
-from lospmm.space_axes import _tiles, walked_twice
-from lospmm.verify import choose_columns, draw_b, verify_on_cpu
+from lospmm.problem import long_rows as sums
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import Problem
+from lospmm.space import walks
+from lospmm.space.axes import _tiles, walked_twice
+from lospmm.space.candidates import Candidate, Candidates, Schedule, TileSize, Tiling
+from lospmm.space.constraints import runs
+from lospmm.space.explore import explore
+from lospmm.space.occupancy import registers_of_block
+from lospmm.space.reorder import natural_order
+from lospmm.tuning.build import for_emitter
 from tests.emulated.drawn import random_matrix
 
 H200 = DEVICES["h200"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lospmm.codegen.sass.form import NO_BARRIER
-from lospmm.runtime.hazards import LATENCY
+from lospmm.cpu.hazards import LATENCY
 from tests.emulated.drawn_machine_code import LOADS, STORES, Step
 
 #: Which value each store stores, and what each register holds at the end.

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.device import find_device
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import Epilogue
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
-from lospmm.packed import PackedKernel
-from lospmm.runtime.block import execute_packed
+from lospmm.cpu.block import execute_packed
+from lospmm.families.packed import PackedKernel
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.device import find_device
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import Epilogue
+from lospmm.problem.problem import Problem
 
 DEVICE = find_device("h200")
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.matrix.csr import SparseMatrix, from_dense
 
 
 def pruned(

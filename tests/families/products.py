@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES, Dtype
-from lospmm.epilogue import PLAIN, Epilogue
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
-from lospmm.packed import PackedKernel
-from lospmm.runtime.block import execute_packed
+from lospmm.cpu.block import execute_packed
+from lospmm.families.packed import PackedKernel
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.epilogue import PLAIN, Epilogue
+from lospmm.problem.problem import Problem
 
 H200 = DEVICES["h200"]
 

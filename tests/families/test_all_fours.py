@@ -10,9 +10,8 @@ import pytest
 from lospmm.families import all_fours
 from lospmm.families.all_fours import FOURS, Together, choose_all
 from lospmm.families.fours import Choice, choose_fours
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.store import Store
-from lospmm.together import made_together
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.store import Store, made_together
 from tests.families.matrices import pruned
 
 MATRIX = pruned(300, 200, 0.2, seed=1)

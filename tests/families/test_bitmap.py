@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm import readers
-from lospmm.convolution import Convolution
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import epilogue_of
+from lospmm.cpu.block import execute_packed
 from lospmm.errors import VerificationFailed
 from lospmm.families import bitmap
 from lospmm.families.bitmap import Plan, counts, fits, forecast, pack_pieces, pack_plan, piece_bytes, plans, refusal
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
-from lospmm.packed import emission_of
-from lospmm.runtime.block import execute_packed
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings as lospmm_settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of, plain
 

@@ -7,9 +7,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lospmm.device import find_device
-from lospmm.dtype import DTYPES, Dtype
-from lospmm.epilogue import PLAIN, Epilogue
 from lospmm.families import FAMILIES
 from lospmm.families.block_group_coo import (
     COLUMNS,
@@ -23,12 +20,15 @@ from lospmm.families.block_group_coo import (
     refusal,
 )
 from lospmm.families.blocks import SIDES, blocks_of, dense_blocks, fills, lengths_of_block_rows
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
-from lospmm.packed import emission_of
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.device import find_device
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.epilogue import PLAIN, Epilogue
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings as settings_of
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 from tests.families.grouped import DEVICE, check, matrices, problems
 
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from lospmm.cpu.block import execute_packed
 from lospmm.errors import VerificationFailed
-from lospmm.packed import PackedKernel, emission_of
-from lospmm.runtime.block import execute_packed
+from lospmm.families.packed import PackedKernel
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 from tests.families.test_packed import kernel_of
 
 BODY = """

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES, block_group_coo, blocks, gathered_panels, panels, partitions, strips
 from lospmm.families.blocks import fills, lengths_of_block_rows, strips_of
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
-from lospmm.sought import contenders, field_for
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
+from lospmm.tuning.forecast import contenders, field_for
 from lospmm_datasets.synthetic import uniform
 
 H200 = DEVICES["h200"]
@@ -119,5 +119,5 @@ def test_plans_of_panels_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fingerprint_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = from_dense(np.eye(5, dtype=np.float32))
     before = matrix.fingerprint
-    monkeypatch.setattr("lospmm.matrix.hashlib.sha256", None)
+    monkeypatch.setattr("lospmm.matrix.csr.hashlib.sha256", None)
     assert matrix.fingerprint == before and hash(matrix) == hash(before)

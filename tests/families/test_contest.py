@@ -7,16 +7,17 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from lospmm.clock import Clock
-from lospmm.contest import FINALS, FIRST, PROMISING, PROMISING_UNTIMED, Contest, Field, contest, field_of
-from lospmm.convolution import convolution_of
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES, Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.convolution import convolution_of
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
+from lospmm.tuning.families import FIRST, PROMISING, PROMISING_UNTIMED, Contest, Field, field_of
+from lospmm.tuning.race import FINALS, contest
+from lospmm.tuning.trial import Clock
 
 #: What a made-up GPU takes for an entrant, in microseconds; None: it fails.
 Micros = Callable[[Entrant], float | None]

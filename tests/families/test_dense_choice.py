@@ -7,27 +7,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import artifact, jobs, tuning
-from lospmm.accuracy import ACCURACY
-from lospmm.artifact import Artifact
-from lospmm.baselines import DENSE_OF, BaselineTime, VariantTime, cublas
-from lospmm.baselines.library import Library, load, named_by
-from lospmm.bench import Comparison, bound
-from lospmm.dense import Dense
-from lospmm.dense_choice import accuracy_of_dense, dense_choice, left_to_cublas
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import Epilogue
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import Artifact
+from lospmm.artifact.describe import family_in_words
+from lospmm.cli.show import show_manifest, show_replay
 from lospmm.errors import BadRequest
+from lospmm.gpu.compare import Comparison, bound
+from lospmm.gpu.libraries import DENSE_OF, BaselineTime, VariantTime, cublas
+from lospmm.gpu.libraries.dense import Dense
+from lospmm.gpu.libraries.library import Library, load, named_by
 from lospmm.gpu.timing import Timing
 from lospmm.kernel import Kernel
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.replay import replay
-from lospmm.report import family_in_words, show_manifest, show_replay
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.accuracy import ACCURACY
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import Epilogue
+from lospmm.problem.problem import Problem
 from lospmm.store import Store
-from lospmm_rank import families as learned
+from lospmm.tuning import jobs
+from lospmm.tuning import tuner as tuning
+from lospmm.tuning.dense import accuracy_of_dense, dense_choice, left_to_cublas
+from lospmm.tuning.job import Job
+from lospmm.tuning.options import Options
+from lospmm.tuning.replay import replay
+from lospmm.tuning.request import Request
+from lospmm_rank.predict import corrections as learned
 from tests.core.test_baselines import HostDriver, fake  # noqa: F401 (a fixture)
 
 M, K, N = 256, 192, 512
@@ -35,9 +40,9 @@ RNG = np.random.default_rng(8)
 WEIGHTS = np.where(RNG.random((M, K)) < 0.8, RNG.normal(size=(M, K)), 0).astype(np.float32)
 
 
-def request(dtype: str = "float16", families: str = "csr,dense", **options: str) -> jobs.Request:
+def request(dtype: str = "float16", families: str = "csr,dense", **options: str) -> Request:
     problem = Problem(from_dense(WEIGHTS), N, DEVICES["h200"])
-    return jobs.Request(problem, Options(dtype=dtype, families=families, verify="none", **options))
+    return Request(problem, Options(dtype=dtype, families=families, verify="none", **options))
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +113,7 @@ def test_its_choice_is_made_again(made: Kernel, capsys: pytest.CaptureFixture[st
 def test_a_choice_by_time_is_made_again(dense_micros: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The GPU of this tuning is made up from the comparison on."""
 
-    def compared(job: tuning.Job, _built: object, _bench: object) -> Comparison:
+    def compared(job: Job, _built: object, _bench: object) -> Comparison:
         times = {DENSE_OF["float16"]: time_of("float16", dense_micros)}
         limit = bound(job.problem)
         return Comparison("a GPU", "cold", 2, Timing(20.0, 0.01, 15), 1e-4, 0.0, limit, times, None)
@@ -208,6 +213,6 @@ def test_a_guess_has_to_be_clearly_lower(tmp_path: Path) -> None:
     small = from_dense(np.where(random.random((64, 64)) < 0.2, random.normal(size=(64, 64)), 0).astype(np.float32))
     assert not learned.is_learned("h100") and learned.is_learned("h200")
     for device in ("h200", "h100", "a100"):
-        asked = jobs.Request(Problem(small, 256, DEVICES[device]), Options(verify="none", measure="none"))
+        asked = Request(Problem(small, 256, DEVICES[device]), Options(verify="none", measure="none"))
         assert Kernel(jobs.tune(asked, store=Store(tmp_path))).manifest["family"] == "unrolled"
     assert learned.dense_share("h200") == 1.0 and learned.dense_share("h100") == learned.GUESSED < 1.0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lospmm.families.fours import Fours, choose_fours, fours_of
-from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.matrix.csr import SparseMatrix, from_dense
 from tests.families.matrices import matrices, pruned
 
 

@@ -8,21 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm import readers
-from lospmm.convolution import Convolution
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
+from lospmm.cpu.block import execute_packed
 from lospmm.families import FAMILIES, buckets, csr, hyb, partitions
 from lospmm.families.buckets import Buckets
 from lospmm.families.lists import MAX_GRID_SIDE, Lane, entry_words, grid_of, lanes, pack_lists
+from lospmm.families.packed import PLACES, PackedKernel
 from lospmm.families.partitions import Partitions
-from lospmm.matrix import from_coo, from_dense
-from lospmm.model import Problem
-from lospmm.packed import PLACES, PackedKernel, emission_of
-from lospmm.runtime.block import execute_packed
+from lospmm.matrix import readers
+from lospmm.matrix.csr import from_coo, from_dense
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings as lospmm_settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 from lospmm_datasets.synthetic import uneven, uniform
 from tests.families.products import H200, error_of, plain, problems
 

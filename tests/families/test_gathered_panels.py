@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm import readers
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES, Dtype
-from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.cpu.block import execute_packed
 from lospmm.families import gathered_panels
 from lospmm.families.gathered_panels import Plan, fits, micros, pack_plan, plans, refusal
 from lospmm.families.panels import numbered_rows
-from lospmm.matrix import SparseMatrix
-from lospmm.model import Problem
-from lospmm.packed import emission_of
-from lospmm.runtime.block import execute_packed
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings as lospmm_settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 from tests.families.matrices import pruned
 
 REAL = Path(__file__).parents[3] / "shared" / "data"

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm import readers
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import PLAIN, Epilogue
 from lospmm.families import FAMILIES
 from lospmm.families.group_coo import GROUPS, SHARES, WARPS, Plan, forecast, pack_plan, plans, refusal
 from lospmm.families.groups import make_groups, make_rows, row_starts, team_starts
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
-from lospmm.packed import emission_of
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import PLAIN, Epilogue
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings as settings_of
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 from tests.families.grouped import DEVICE, check, matrices, problems, real_files
 
 

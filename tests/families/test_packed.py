@@ -6,17 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lospmm.codegen.emission import Emission
-from lospmm.dtype import DTYPES, dtype_named
-from lospmm.epilogue import PLAIN
+from lospmm.cpu.block import execute_packed
 from lospmm.errors import BadRequest, ToolchainFault, VerificationFailed
-from lospmm.model import Launch
-from lospmm.packed import PLACES, PackedKernel, emission_of, pack, source_of_template
-from lospmm.runtime.block import execute_packed
+from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
+from lospmm.problem.dtype import DTYPES, dtype_named
+from lospmm.problem.epilogue import PLAIN
+from lospmm.problem.problem import Launch
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.data import SECTION, SYMBOL
+from lospmm.toolchain.template import emission_of
 
 FLOAT32 = DTYPES["float32"]
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm import readers
 from lospmm.families.panels import Panels, Shape, depth_of, numbered_rows, pack_panels, rows_of_panels
-from lospmm.matrix import SparseMatrix, from_dense
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix, from_dense
 from tests.families.matrices import matrices
 
 REAL = Path(__file__).parents[3] / "shared" / "data"

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import Epilogue
+from lospmm.cpu.block import execute_packed
 from lospmm.families import hyb, strips
 from lospmm.families.buckets import Buckets
 from lospmm.families.strips import SIDES, Strips, split
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
-from lospmm.packed import emission_of
-from lospmm.runtime.block import execute_packed
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import Epilogue
+from lospmm.problem.problem import Problem
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.template import emission_of
 from tests.families.products import H200, error_of, matrices, plain
 
 

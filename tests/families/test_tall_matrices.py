@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES, blocks
-from lospmm.matrix import SparseMatrix, from_coo
-from lospmm.model import Problem
+from lospmm.matrix.csr import SparseMatrix, from_coo
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
 
 
 @pytest.mark.parametrize(

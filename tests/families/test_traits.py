@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.families import traits
 from lospmm.families.traits import BLOCK, traits_of
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
 from lospmm_datasets.synthetic import uniform
 
 

@@ -8,28 +8,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import artifact, jobs, sought
-from lospmm.accuracy import SUM_ROUNDING
-from lospmm.artifact import Artifact
-from lospmm.cli import run
-from lospmm.clock import Clock
-from lospmm.contest import FINALS, Contest, contest
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import epilogue_of
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import Artifact
+from lospmm.cli.main import run
 from lospmm.errors import BadRequest, NothingFits
 from lospmm.families import Entrant
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.kernel import Kernel, load
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
-from lospmm.options import FAMILY_NAMES, Options
-from lospmm.record import contest_log
-from lospmm.replay import replay
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.accuracy import SUM_ROUNDING
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.sought import field_for
 from lospmm.store import Store
+from lospmm.tuning import jobs
+from lospmm.tuning import prepare as sought
+from lospmm.tuning.families import Contest
+from lospmm.tuning.forecast import field_for
+from lospmm.tuning.options import FAMILY_NAMES, Options
+from lospmm.tuning.outcome import contest_log
+from lospmm.tuning.race import FINALS, contest
+from lospmm.tuning.replay import replay
+from lospmm.tuning.request import Request
+from lospmm.tuning.trial import Clock
 
 M, K, N = 40, 30, 50
 RNG = np.random.default_rng(5)
@@ -37,10 +41,10 @@ WEIGHTS = np.where(RNG.random((M, K)) < 0.3, RNG.normal(size=(M, K)), 0).astype(
 WEIGHTS[11] = 0
 
 
-def request(**options: str) -> jobs.Request:
+def request(**options: str) -> Request:
     epilogue = epilogue_of(np.arange(M, dtype=np.float32), relu=True, residual=True)
     problem = Problem(from_dense(WEIGHTS), N, DEVICES["h200"], None, epilogue)
-    return jobs.Request(problem, Options(**{"families": "csr", **options}))
+    return Request(problem, Options(**{"families": "csr", **options}))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +159,7 @@ def test_what_an_unrolled_kernel_was_chosen_by_is_told(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     weights = np.where(rng.random((256, 256)) < 0.11, rng.normal(size=(256, 256)), 0).astype(np.float32)
     problem = Problem(from_dense(weights), 64, DEVICES["h200"], dtype=DTYPES["float16"])
-    manifest = jobs.tune(jobs.Request(problem, Options(verify="none", measure="none")), store=Store(tmp_path)).manifest
+    manifest = jobs.tune(Request(problem, Options(verify="none", measure="none")), store=Store(tmp_path)).manifest
     assert (manifest["family"], manifest["search"]["chosen_by"]) == ("unrolled", "model")
     assert manifest["search"]["estimated_micros"] < manifest["search"]["dense_forecast_micros"]
 

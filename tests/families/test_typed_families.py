@@ -6,24 +6,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import artifact, jobs
-from lospmm.accuracy import ACCURACY
-from lospmm.cli import run
-from lospmm.convolution import Convolution
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES, Dtype
-from lospmm.epilogue import epilogue_of
+from lospmm.artifact import artifact
+from lospmm.cli.main import run
+from lospmm.cpu.verify import verify_packed_on_cpu
 from lospmm.errors import BadRequest, NothingFits, Unsupported, VerificationFailed
 from lospmm.families import FAMILIES
 from lospmm.kernel import Kernel
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.packed import emission_of
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.accuracy import ACCURACY
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
-from lospmm.verify import verify_packed_on_cpu
+from lospmm.toolchain.template import emission_of
+from lospmm.tuning import jobs
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request, keep_matrix
+from lospmm.tuning.request import from_json as request_from_json
 
 M, K, N = 37, 60, 150
 RNG = np.random.default_rng(6)
@@ -34,11 +37,9 @@ MATRIX = from_dense(WEIGHTS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 
-def request(dtype: Dtype, matrix: SparseMatrix = MATRIX, **options: str) -> jobs.Request:
+def request(dtype: Dtype, matrix: SparseMatrix = MATRIX, **options: str) -> Request:
     """By the options alone: the problem follows them."""
-    return jobs.Request(
-        Problem(matrix, N, DEVICES["h200"]), Options(dtype=dtype.name, **{"families": "csr", **options})
-    )
+    return Request(Problem(matrix, N, DEVICES["h200"]), Options(dtype=dtype.name, **{"families": "csr", **options}))
 
 
 @dtypes
@@ -66,8 +67,8 @@ def test_every_type_is_another_request() -> None:
 @dtypes
 def test_a_request_is_sent_with_its_type(dtype: Dtype, tmp_path: Path) -> None:
     store, sent = Store(tmp_path), request(dtype).settled()
-    jobs.keep_matrix(MATRIX, store)
-    read = jobs.from_json(sent.to_json(), store)
+    keep_matrix(MATRIX, store)
+    read = request_from_json(sent.to_json(), store)
     assert (read.problem.dtype, read.digest) == (dtype, sent.digest)
 
 
@@ -91,7 +92,7 @@ def test_a_wrong_weight_in_the_data_is_refused(dtype: Dtype, seed: int) -> None:
 
 
 def test_what_is_too_large_for_the_cpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lospmm.verify.MAX_PACKED_ELEMENTS", 1000)
+    monkeypatch.setattr("lospmm.cpu.verify.MAX_PACKED_ELEMENTS", 1000)
     problem = Problem(MATRIX, N, DEVICES["h200"])
     family = FAMILIES["csr"]
     words = rf"verify cpu: B and C have {(M + K) * N} elements, over the 1000 .* --verify none"
@@ -110,9 +111,9 @@ def test_unrolled_kernels_have_16_bits_as_machine_code_alone(tmp_path: Path) -> 
 def test_a_convolution_of_16_bits_is_for_machine_code(tmp_path: Path) -> None:
     window = Convolution(1, 15, 4, 4, 2, 2)
     problem = Problem(MATRIX, window.n, DEVICES["h200"], window)
-    found = jobs.tune(jobs.Request(problem, Options(dtype="float16")), store=Store(tmp_path)).manifest
+    found = jobs.tune(Request(problem, Options(dtype="float16")), store=Store(tmp_path)).manifest
     assert (found["family"], found["dtype"], found["tile"]["thread_columns"]) == ("unrolled", "float16", 1)
-    wanted = jobs.Request(problem, Options(dtype="float16", emitter="ptx"))
+    wanted = Request(problem, Options(dtype="float16", emitter="ptx"))
     with pytest.raises(NothingFits, match=r"unrolled: dtype float16, sums float32: ptx has .*; csr: a convolution"):
         jobs.tune(wanted, store=Store(tmp_path))
 

@@ -9,27 +9,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lospmm import artifact, jobs
-from lospmm.accuracy import ACCURACY
-from lospmm.build import for_emitter
-from lospmm.cli import run
+from lospmm.artifact import artifact
+from lospmm.cli.main import run
 from lospmm.codegen import emit
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES, Dtype
-from lospmm.epilogue import epilogue_of
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
+from lospmm.cpu.halves import bfloat_multiply_add, half_multiply_add
+from lospmm.cpu.verify import verify_on_cpu
 from lospmm.errors import Unsupported, VerificationFailed
-from lospmm.ir import KernelProgram
 from lospmm.kernel import Kernel, load
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.options import Options
-from lospmm.reorder import natural_order, regroup
-from lospmm.replay import replay
-from lospmm.runtime.halves import bfloat_multiply_add, half_multiply_add
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.accuracy import ACCURACY
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, in_words, words_of
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order, regroup
 from lospmm.store import Store
-from lospmm.verify import verify_on_cpu
-from lospmm.words import NARROW, PAIRS, SINGLE, in_words, words_of
+from lospmm.tuning import jobs
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.options import Options
+from lospmm.tuning.replay import replay
+from lospmm.tuning.request import Request, keep_matrix
+from lospmm.tuning.request import from_json as request_from_json
 from tests.emulated.drawn import matrices, schedules
 
 H200 = DEVICES["h200"]
@@ -48,8 +52,8 @@ def pairs(dtype: Dtype, matrix: SparseMatrix = MATRIX, n: int = N) -> Problem:
     return for_emitter(Problem(matrix, n, H200, dtype=dtype, sums=dtype), "sass")
 
 
-def request(dtype: Dtype, **options: str) -> jobs.Request:
-    return jobs.Request(Problem(MATRIX, N, H200), Options(dtype=dtype.name, **{"sums": dtype.name, **options}))
+def request(dtype: Dtype, **options: str) -> Request:
+    return Request(Problem(MATRIX, N, H200), Options(dtype=dtype.name, **{"sums": dtype.name, **options}))
 
 
 @st.composite
@@ -111,7 +115,7 @@ def test_sums_in_float32_are_as_exact_as_those_of_other_families(
     bias = np.linspace(-1, 1, M, dtype=np.float32)
     epilogue = epilogue_of(bias if is_layer else None, relu=is_layer, residual=is_layer)
     sums = dtype.name if is_layer or n % 2 else "float32"
-    wanted = jobs.Request(Problem(MATRIX, n, H200, epilogue=epilogue), Options(dtype=dtype.name, sums=sums))
+    wanted = Request(Problem(MATRIX, n, H200, epilogue=epilogue), Options(dtype=dtype.name, sums=sums))
     kernel = Kernel(jobs.tune(wanted, store=Store(tmp_path)))
     manifest, accuracy = kernel.manifest, ACCURACY[dtype.name]
     assert (manifest["family"], manifest["sums"]) == ("unrolled", sums)
@@ -167,8 +171,8 @@ def test_other_emitters_and_gpus_have_no_pairs() -> None:
 @dtypes
 def test_sums_are_another_request_and_sent_with_it(dtype: Dtype, tmp_path: Path) -> None:
     store, sent = Store(tmp_path), request(dtype).settled()
-    jobs.keep_matrix(MATRIX, store)
-    read = jobs.from_json(sent.to_json(), store)
+    keep_matrix(MATRIX, store)
+    read = request_from_json(sent.to_json(), store)
     assert (read.problem.sums, read.digest) == (dtype, sent.digest)
     assert request(dtype, sums="float32").digest != request(dtype).digest
 

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fitting import DATA
-from lospmm import readers
-from lospmm.convolution import Convolution
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.cpu.block import execute_packed
 from lospmm.families import gathered_panels, tensor_core, warpgroups
 from lospmm.families.warpgroups import (
     KINDS,
@@ -32,15 +28,19 @@ from lospmm.families.warpgroups import (
     stages_of,
     threads_of,
 )
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Problem
-from lospmm.packed import emission_of
-from lospmm.runtime.block import execute_packed
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings as lospmm_settings
-from lospmm.sought import contenders
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.discover import find_toolkit
+from lospmm.toolchain.template import emission_of
+from lospmm.tuning.forecast import contenders
 from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of

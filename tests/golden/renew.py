@@ -10,18 +10,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.artifact import SOURCE_FILES
+from lospmm.artifact.artifact import SOURCE_FILES
 from lospmm.codegen import EMITTERS, emit, source_of
-from lospmm.convolution import Convolution
-from lospmm.device import find_device
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import PLAIN, Epilogue
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize, Tiling
-from lospmm.reorder import natural_order, regroup
-from lospmm.words import SINGLE
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import find_device
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import PLAIN, Epilogue
+from lospmm.problem.lanes import SINGLE
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize, Tiling
+from lospmm.space.reorder import natural_order, regroup
 from tests.einsums import golden_texts
 
 GOLDEN = Path(__file__).parent

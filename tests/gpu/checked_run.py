@@ -3,13 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm import measure
 from lospmm.codegen import emit
+from lospmm.codegen.ir import KernelProgram, launch
+from lospmm.gpu import bench as measure
 from lospmm.gpu import gate, operands
-from lospmm.gpu.driver import Driver
 from lospmm.gpu.gate import Verdict
-from lospmm.ir import KernelProgram, launch
-from lospmm.model import Launch, Problem
+from lospmm.gpu.protocol import Driver
+from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel

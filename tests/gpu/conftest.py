@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lospmm.gpu.driver import DRIVERS, Driver, open_driver
+from lospmm.gpu.driver import DRIVERS, open_driver
+from lospmm.gpu.protocol import Driver
 
 
 @pytest.fixture(params=DRIVERS)

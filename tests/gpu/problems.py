@@ -5,13 +5,14 @@ from functools import cache
 import numpy as np
 
 from lospmm.codegen import emit
-from lospmm.ir import launch
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize
-from lospmm.reorder import regroup
-from lospmm.runtime.detect import detect_device
+from lospmm.codegen.ir import launch
+from lospmm.codegen.lower import lower
+from lospmm.gpu.detect import detect_device
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 

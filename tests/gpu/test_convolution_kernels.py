@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 
 from lospmm.codegen import EMITTERS, emit
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import KernelProgram, launch
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.generations import GENERATIONS
-from lospmm.convolution import Convolution, output_elements, unfold
-from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
-from lospmm.gpu.driver import Driver
-from lospmm.interpret import interpret
-from lospmm.ir import KernelProgram, launch
-from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order
-from lospmm.runtime.detect import detect_device
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.protocol import Driver
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.convolution import Convolution, output_elements, unfold
+from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from tests.gpu.checked_run import run

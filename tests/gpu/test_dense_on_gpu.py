@@ -5,15 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import jobs
-from lospmm.baselines import DENSE_OF
-from lospmm.gpu.driver import Driver
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.libraries import DENSE_OF
+from lospmm.gpu.protocol import Driver
 from lospmm.kernel import Kernel
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.replay import replay
-from lospmm.runtime.detect import detect_device
+from lospmm.problem.problem import Problem
 from lospmm.store import Store
+from lospmm.tuning import jobs
+from lospmm.tuning.options import Options
+from lospmm.tuning.replay import replay
+from lospmm.tuning.request import Request
 from tests.gpu.problems import matrix
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.gpu
 def tuned(store: Path, density: float, dtype: str) -> Kernel:
     problem = Problem(matrix(512, 640, density), 2048, detect_device())
     options = Options(dtype=dtype, families="csr,unrolled,dense", budget_seconds=20)
-    return Kernel(jobs.tune(jobs.Request(problem, options), store=Store(store)))
+    return Kernel(jobs.tune(Request(problem, options), store=Store(store)))
 
 
 @pytest.mark.parametrize(

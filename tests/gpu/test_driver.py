@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
-from lospmm import measure, verify
+from lospmm.cpu import verify
 from lospmm.errors import GpuFault
+from lospmm.gpu import bench as measure
 from lospmm.gpu import gate, operands
+from lospmm.gpu.bench import Bench
 from lospmm.gpu.clocks import read_clocks
-from lospmm.gpu.driver import Driver
 from lospmm.gpu.messages import Shape
+from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import time_rotating
-from lospmm.measure import Bench
-from lospmm.model import Problem
+from lospmm.problem.problem import Problem
 from lospmm.toolchain import elf
 from tests.gpu.problems import good_kernel, problem
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lospmm.runtime.detect import detect_device
+from lospmm.gpu.detect import detect_device
 from tests.toolchain.embedded import commands, compiler, draw_layers, headers, run
 
 pytestmark = pytest.mark.gpu

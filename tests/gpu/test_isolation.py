@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from lospmm.measure import Bench, Measurement
-from lospmm.model import Launch, Problem
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.messages import Measurement
+from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
 from tests.gpu.bad_kernels import BODIES, ENTRY, planted, with_illegal_instruction
 from tests.gpu.problems import good_kernel, problem

@@ -7,26 +7,29 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lospmm import jobs, measure
-from lospmm.artifact import Artifact
-from lospmm.build import Build
+from lospmm.artifact.artifact import Artifact
 from lospmm.codegen import EMITTERS, emit
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.errors import Unsupported
+from lospmm.gpu import bench as measure
 from lospmm.gpu import gate, operands
-from lospmm.gpu.driver import Driver
-from lospmm.interpret import interpret
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.measure import Bench
-from lospmm.model import Candidate, Launch, Problem, Schedule, TileSize
-from lospmm.options import Options
-from lospmm.reorder import natural_order
-from lospmm.runtime.detect import detect_device
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.protocol import Driver
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
+from lospmm.tuning import jobs
+from lospmm.tuning.build import Build
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
 
 pytestmark = pytest.mark.gpu
 
@@ -61,7 +64,7 @@ def tuned(matrix: SparseMatrix, n: int, emitter: str) -> tuple[Problem, Artifact
     """Chosen by the estimate: what is tested is the kernel, not the search."""
     problem = Problem(matrix, n, detect_device())
     options = Options(emitter=emitter, measure="none", verify="none")
-    return problem, jobs.tune(jobs.Request(problem, options), store=jobs.open_store())
+    return problem, jobs.tune(Request(problem, options), store=jobs.open_store())
 
 
 def skip_without(emitter: str) -> None:

@@ -7,16 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import artifact, jobs
-from lospmm.baselines import BASELINES, MAX_TF32_ERROR, BaselineTime, baselines_of
-from lospmm.baselines.work import COMMAND, BaselineTask
-from lospmm.cli import run
-from lospmm.dtype import DTYPES, FLOAT32
-from lospmm.matrix import SparseMatrix, from_dense
-from lospmm.measure import Bench
-from lospmm.model import Problem
-from lospmm.options import Options
-from lospmm.runtime.detect import detect_device
+from lospmm.artifact import artifact
+from lospmm.cli.main import run
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.libraries import BASELINES, MAX_TF32_ERROR, BaselineTime, baselines_of
+from lospmm.gpu.libraries.work import COMMAND, BaselineTask
+from lospmm.matrix.csr import SparseMatrix, from_dense
+from lospmm.problem.dtype import DTYPES, FLOAT32
+from lospmm.problem.problem import Problem
+from lospmm.tuning import jobs
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
 
 pytestmark = pytest.mark.gpu
 
@@ -105,7 +107,7 @@ def test_a_matrix_without_a_nonzero() -> None:
 @pytest.mark.parametrize("flags", [[], ["--warm"], ["--cache", "network"]], ids=["cold", "warm", "network"])
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     matrix, n = drawn(768, 768, 0.1), 4096
-    kernel = jobs.tune(jobs.Request(Problem(matrix, n, detect_device()), Options()), store=jobs.open_store())
+    kernel = jobs.tune(Request(Problem(matrix, n, detect_device()), Options()), store=jobs.open_store())
     artifact.write(kernel, tmp_path / "kernel")
     assert run(["bench", str(tmp_path / "kernel"), "--quiet", *flags]) == 0
     text = capsys.readouterr().out

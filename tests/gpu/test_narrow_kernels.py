@@ -5,19 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.words import writes
-from lospmm.convolution import output_elements, unfold
-from lospmm.device import DeviceSpec
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import PLAIN, Epilogue, epilogue_of
-from lospmm.gpu.driver import Driver
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order
-from lospmm.runtime.detect import detect_device
-from lospmm.words import DOUBLE, FLOAT_SUMS
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.protocol import Driver
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.convolution import output_elements, unfold
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.problem.lanes import DOUBLE, FLOAT_SUMS
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from tests.emulated.rounded_oracle import rounded_oracle
 from tests.gpu.checked_run import run
 from tests.gpu.test_convolution_kernels import CASES, problem_of, program_of

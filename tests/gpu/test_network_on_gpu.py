@@ -5,14 +5,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lospmm import measure
-from lospmm.baselines import BaselineTime
-from lospmm.baselines.work import COMMAND, BaselineTask
+from lospmm.gpu import bench as measure
 from lospmm.gpu import network, operands, worker
-from lospmm.gpu.driver import Driver
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.libraries import BaselineTime
+from lospmm.gpu.libraries.work import COMMAND, BaselineTask
 from lospmm.gpu.messages import Measure, Shape
-from lospmm.measure import BRIEF, FULL, Bench
-from lospmm.model import Problem
+from lospmm.gpu.protocol import Driver
+from lospmm.gpu.timing import BRIEF, FULL
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from tests.gpu.bad_kernels import ENTRY, planted
 from tests.gpu.problems import good_kernel, problem

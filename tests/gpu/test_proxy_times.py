@@ -3,18 +3,19 @@
 import numpy as np
 import pytest
 
-from lospmm.build import build, for_emitter
+from lospmm.codegen.interpret import interpret
 from lospmm.codegen.sass.generations import GENERATIONS
-from lospmm.gpu.driver import Driver
-from lospmm.interpret import interpret
-from lospmm.measure import Bench
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.proxy_trials import ProxyTrials, compile_proxy
-from lospmm.reorder import regroup
-from lospmm.runtime.detect import detect_device
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.protocol import Driver
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
 from lospmm.store import Store
+from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.proxy_runner import ProxyTrials, compile_proxy
 from lospmm_proxies import proxies
 from tests.gpu.problems import matrix
 

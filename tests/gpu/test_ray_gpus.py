@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cuda.bindings import driver
 
-from lospmm.runtime.detect import own_gpu_id
+from lospmm.gpu.detect import own_gpu_id
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +23,7 @@ LOCK = """
 import sys
 from pathlib import Path
 from lospmm.gpu.exclusive import exclusive
-from lospmm.runtime.detect import own_gpu_id
+from lospmm.gpu.detect import own_gpu_id
 with exclusive(Path(sys.argv[1]), gpu=own_gpu_id()):
     print(own_gpu_id(), flush=True)
     sys.stdin.readline()

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import lospmm
-from lospmm.baselines import baselines_of
-from lospmm.cli import run
-from lospmm.dtype import FLOAT32
-from lospmm.options import DENSE
-from lospmm.runtime.detect import detect_device
+from lospmm.cli.main import run
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.libraries import baselines_of
+from lospmm.problem.dtype import FLOAT32
+from lospmm.tuning.options import DENSE
 
 pytestmark = pytest.mark.gpu
 

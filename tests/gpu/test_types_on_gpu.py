@@ -7,29 +7,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm import artifact
-from lospmm.accuracy import tolerance_of
-from lospmm.baselines import baselines_of
-from lospmm.build import build, for_emitter
-from lospmm.cli import run
+from lospmm.artifact import artifact
+from lospmm.cli.main import run
 from lospmm.codegen.sass.words import writes
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES, Dtype
-from lospmm.epilogue import epilogue_of
-from lospmm.estimate import estimate_micros
+from lospmm.cpu.verify import compare
 from lospmm.families import FAMILIES, Entrant
-from lospmm.gpu.driver import Driver
-from lospmm.matrix import SparseMatrix
-from lospmm.measure import BRIEF, Bench
-from lospmm.model import Compiled, Problem
-from lospmm.replay import replay
-from lospmm.runtime.detect import detect_device
-from lospmm.search import search
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.libraries import baselines_of
+from lospmm.gpu.protocol import Driver
+from lospmm.gpu.timing import BRIEF
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.accuracy import tolerance_of
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.lanes import DOUBLE, in_words, words_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
+from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.verify import compare
-from lospmm.words import DOUBLE, in_words, words_of
+from lospmm.toolchain.compile import Compiled
+from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.replay import replay
+from lospmm.tuning.search import search
 from tests.gpu.checked_run import run_cubin
 from tests.gpu.problems import matrix
 

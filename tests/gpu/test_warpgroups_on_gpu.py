@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm.build import build
-from lospmm.cli import run
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import epilogue_of
+from lospmm.cli.main import run
 from lospmm.families import Entrant, two_of_four, warpgroups
-from lospmm.measure import BRIEF, Bench
-from lospmm.model import Problem
-from lospmm.runtime.detect import detect_device
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.timing import BRIEF
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
+from lospmm.tuning.build import build
 from tests.gpu.problems import matrix
 
 pytestmark = pytest.mark.gpu

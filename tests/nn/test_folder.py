@@ -12,10 +12,11 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from torch import nn  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm import artifact, jobs  # noqa: E402
+from lospmm.artifact import artifact  # noqa: E402
 from lospmm.errors import BadRequest, ToolchainFault  # noqa: E402
 from lospmm.nn.folder import MODEL_FILE  # noqa: E402
 from lospmm.nn.layer import SparseLinear  # noqa: E402
+from lospmm.tuning import jobs  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 
 

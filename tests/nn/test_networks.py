@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from lospmm.tuning.request import Request
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
 
 from torch import nn  # noqa: E402
@@ -15,9 +17,9 @@ from benchmarks import networks, networks_report  # noqa: E402
 from benchmarks.inference import ahead, bert, cusparse, mobilenet, resnet, variants  # noqa: E402
 from benchmarks.inference.pruned import CASES, build, by_depth, convolutions, prune  # noqa: E402
 from benchmarks.inference.timing import weight_bytes  # noqa: E402
-from lospmm import jobs  # noqa: E402
-from lospmm.device import DEVICES  # noqa: E402
 from lospmm.errors import BadRequest  # noqa: E402
+from lospmm.problem.device import DEVICES  # noqa: E402
+from lospmm.tuning import jobs  # noqa: E402
 from lospmm_datasets.networks import SPREADS, Wanted, drawn, real_patterns  # noqa: E402
 from lospmm_datasets.shapes import read_shapes  # noqa: E402
 
@@ -112,12 +114,12 @@ def test_cusparse_stands_for_linear_layers_and_pointwise_convolutions() -> None:
 def test_what_is_tuned_ahead_is_what_sparsify_asks_for(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pruned, options, h200 = build(case.toy, case, 2), ahead.options_of("none", None), DEVICES["h200"]
     model = variants.for_kernels(pruned.model)
-    ready = {jobs.Request(one, options).digest for one in ahead.problems(model, pruned.example, h200)}
+    ready = {Request(one, options).digest for one in ahead.problems(model, pruned.example, h200)}
     assert len(ready) == len(pruned.patterns)
     asked: list[str] = []
     tune = jobs.tune
 
-    def listed(request: jobs.Request, **rest: Any) -> Any:
+    def listed(request: Request, **rest: Any) -> Any:
         asked.append(request.digest)
         return tune(request, **rest)
 

@@ -15,15 +15,15 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
+from lospmm.client.events import LayerProgress  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits  # noqa: E402
-from lospmm.job_events import LayerProgress  # noqa: E402
 from lospmm.kernel import Kernel  # noqa: E402
-from lospmm.model import Problem  # noqa: E402
 from lospmm.nn import report as report_module  # noqa: E402
 from lospmm.nn import sparsify  # noqa: E402
 from lospmm.nn.tuning import Tuner, tuner_here  # noqa: E402
-from lospmm.options import Options  # noqa: E402
+from lospmm.problem.problem import Problem  # noqa: E402
 from lospmm.stages import Progress  # noqa: E402
+from lospmm.tuning.options import Options  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, Mask, drawn, error, exact, perceptron, pruned  # noqa: E402
 from tests.server.processes import serving  # noqa: E402
 

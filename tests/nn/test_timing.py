@@ -22,8 +22,8 @@ from lospmm.nn import choice, timing, whole  # noqa: E402
 from lospmm.nn.calling import calling_of, settled  # noqa: E402
 from lospmm.nn.layer import Sparse  # noqa: E402
 from lospmm.nn.layout import UNKNOWN  # noqa: E402
+from lospmm.nn.paired import Block, Turns, in_turn  # noqa: E402
 from lospmm.nn.report import ModelTimes, Report, from_json  # noqa: E402
-from lospmm.turns import Block, Turns, in_turn  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 
 

@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from torch import nn  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm.device import DEVICES  # noqa: E402
-from lospmm.dtype import DTYPES  # noqa: E402
 from lospmm.errors import BadRequest  # noqa: E402
-from lospmm.matrix import from_dense  # noqa: E402
-from lospmm.model import Problem  # noqa: E402
+from lospmm.matrix.csr import from_dense  # noqa: E402
 from lospmm.nn.dtypes import options_for  # noqa: E402
-from lospmm.options import Options  # noqa: E402
+from lospmm.problem.device import DEVICES  # noqa: E402
+from lospmm.problem.dtype import DTYPES  # noqa: E402
+from lospmm.problem.problem import Problem  # noqa: E402
+from lospmm.tuning.options import Options  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 
 #: Of C as it is stored, and of the activations between two layers.

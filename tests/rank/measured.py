@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from lospmm.build import for_emitter
-from lospmm.device import DEVICES
-from lospmm.estimate import estimate_micros
-from lospmm.model import Candidate, Problem
-from lospmm_rank.lines import AXES, about_run
-from lospmm_rank.problems import drawn
-from lospmm_rank.sample import sampled
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate
+from lospmm.space.estimate import estimate_micros
+from lospmm.tuning.build import for_emitter
+from lospmm_rank.train.lines import AXES, about_run
+from lospmm_rank.train.problems import drawn
+from lospmm_rank.train.sample import sampled
 
 H200 = DEVICES["h200"]
 

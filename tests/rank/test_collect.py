@@ -13,19 +13,19 @@ import psutil
 import pytest
 import scipy.sparse
 
-from lospmm import measure
-from lospmm.build import for_emitter
-from lospmm.device import DEVICES
 from lospmm.errors import BadRequest
-from lospmm.estimate import estimate_micros
-from lospmm.matrix import from_dense
-from lospmm.measure import Bench
-from lospmm.model import Problem
-from lospmm_rank import collect
-from lospmm_rank.lines import Lines
-from lospmm_rank.pool import Pool, Source
-from lospmm_rank.problems import MOST_NONZEROS, MOST_PRODUCTS, PATTERNS, drawn
-from lospmm_rank.sample import sampled
+from lospmm.gpu import bench as measure
+from lospmm.gpu.bench import Bench
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.estimate import estimate_micros
+from lospmm.tuning.build import for_emitter
+from lospmm_rank.train import collect
+from lospmm_rank.train.lines import Lines
+from lospmm_rank.train.pool import Pool, Source
+from lospmm_rank.train.problems import MOST_NONZEROS, MOST_PRODUCTS, PATTERNS, drawn
+from lospmm_rank.train.sample import sampled
 from tests.core import machine_gpu
 from tests.core.test_measure import gate_library
 
@@ -155,7 +155,7 @@ def test_a_killed_run_leaves_no_process(layers: Path, tmp_path: Path) -> None:
         "--seconds",
         "100",
     ]
-    run = psutil.Popen([sys.executable, "-m", "lospmm_rank.collect", *arguments])
+    run = psutil.Popen([sys.executable, "-m", "lospmm_rank.train.collect", *arguments])
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "real-0-of-1.jsonl").exists() or len(run.children(recursive=True)) < 4:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lospmm.errors import BadRequest
-from lospmm.features import FEATURES
-from lospmm_rank import dataset
-from lospmm_rank.dataset import Dataset, features_of_line, load, pack, renewed, save, split_of, stale
+from lospmm.space.features import FEATURES
+from lospmm_rank.train import dataset
+from lospmm_rank.train.dataset import Dataset, features_of_line, load, pack, renewed, save, split_of, stale
 from tests.rank.measured import line, small, write
 
 NUMBERS = small(4)

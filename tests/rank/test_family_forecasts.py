@@ -9,13 +9,13 @@ import pytest
 from benchmarks.families_table import read_results
 from benchmarks.kernels import ROOT
 from fitting.fit_families import axes_in, chosen_untimed, corrections, dense_alone, fitted, large_of, report
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.families import FAMILIES, buckets, csr, partitions
 from lospmm.families.traits import Traits, traits_of
-from lospmm.model import Problem
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
 from lospmm_datasets.synthetic import uniform
-from lospmm_rank.families import (
+from lospmm_rank.predict.corrections import (
     DENSE,
     LOOKED_AT,
     SUFFIX,

@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lospmm_rank
-from lospmm.build import for_emitter
-from lospmm.cli import run
-from lospmm.device import DEVICES
+from lospmm.cli.main import run
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
-from lospmm.estimate import estimate_micros
-from lospmm.features import FEATURES
-from lospmm.model import Problem
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm_rank import lambdamart, library
-from lospmm_rank.dataset import Dataset, pack, renewed
-from lospmm_rank.evaluate import evaluate
-from lospmm_rank.metrics import METRICS, Judged, loss, ndcg, rank_correlation
-from lospmm_rank.problems import drawn
-from lospmm_rank.sample import sampled
-from lospmm_rank.train import GRADES, grades, train
+from lospmm.space.estimate import estimate_micros
+from lospmm.space.features import FEATURES
+from lospmm.tuning.build import for_emitter
+from lospmm_rank.predict import lambdamart, library
+from lospmm_rank.train.dataset import Dataset, pack, renewed
+from lospmm_rank.train.evaluate import evaluate
+from lospmm_rank.train.fit import GRADES, grades, train
+from lospmm_rank.train.metrics import METRICS, Judged, loss, ndcg, rank_correlation
+from lospmm_rank.train.problems import drawn
+from lospmm_rank.train.sample import sampled
 from tests.rank.measured import line, small, write
 
 H200 = DEVICES["h200"]

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import lospmm_rank
-from lospmm.candidates import Candidates
-from lospmm.device import DEVICES
-from lospmm.estimate import RATES, costs_of, work_of
-from lospmm.features import FEATURES
-from lospmm.model import Problem
-from lospmm.search import explore_problem
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidates
+from lospmm.space.estimate import RATES, costs_of, work_of
+from lospmm.space.features import FEATURES
 from lospmm.stages import Stages
-from lospmm_rank import lambdamart
-from lospmm_rank.card import as_text
-from lospmm_rank.dataset import POINT_AXES, WITHOUT_FEATURES, Dataset, features_of_line, load, stale
-from lospmm_rank.evaluate import evaluate
+from lospmm.tuning.search import explore_problem
+from lospmm_rank.predict import lambdamart
+from lospmm_rank.train.card import as_text
+from lospmm_rank.train.dataset import POINT_AXES, WITHOUT_FEATURES, Dataset, features_of_line, load, stale
+from lospmm_rank.train.evaluate import evaluate
 from tests.core.test_space import random_matrix
 from tests.docs.pages import ROOT
 

@@ -20,25 +20,26 @@ from fitting.untimed_cases import (
     between,
     cases_of,
 )
-from lospmm.build import for_emitter
-from lospmm.contest import Contest
-from lospmm.convolution import convolution_of
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
 from lospmm.families.traits import traits_of
-from lospmm.model import Problem
-from lospmm.options import LOCKSTEPS, Options
-from lospmm.rankers import RANKERS, with_ranker
-from lospmm.search import Choice, search
+from lospmm.problem.convolution import convolution_of
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.lanes import in_words
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.sought import field_for, sought_here
 from lospmm.stages import Stages
-from lospmm.tuning import winner_of
-from lospmm.words import in_words
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.families import Contest
+from lospmm.tuning.forecast import field_for, winner_of
+from lospmm.tuning.options import LOCKSTEPS, Options
+from lospmm.tuning.prepare import sought_here
+from lospmm.tuning.rankers import RANKERS, with_ranker
+from lospmm.tuning.search import Choice, search
+from lospmm.tuning.untimed import LISTED, considered, model_for
 from lospmm_datasets.synthetic import uniform
-from lospmm_rank.families import SURE, UNTIMED, factor
-from lospmm_rank.library import lightgbm
-from lospmm_rank.untimed import LISTED, NAMES, WEIGHTS, considered, features, model_at, model_for
+from lospmm_rank.predict.corrections import SURE, UNTIMED, factor
+from lospmm_rank.predict.library import lightgbm
+from lospmm_rank.predict.untimed import NAMES, WEIGHTS, features, model_at
 
 H200 = DEVICES["h200"]
 MATRIX = uniform(192, 160, 0.9, seed=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from lospmm.client import Client
+from lospmm.client.client import Client
 from tests.server.processes import SERVE, wait_until
 
 SLOW = {"device": "h200", "emitter": "ptx"}  # it needs the compiler that a slow toolkit holds

@@ -4,8 +4,9 @@ which is the emulated one of tests/core/machine_gpu.py. All of its jobs are M x 
 
 import sys
 
-from lospmm import measure, workshop
-from lospmm.measure import Bench
+from lospmm.gpu import bench as measure
+from lospmm.gpu.bench import Bench
+from lospmm.tuning import session as workshop
 from lospmm_server import main
 from tests.core import machine_gpu
 

@@ -18,15 +18,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from starlette.datastructures import UploadFile
 
-from lospmm import artifact, jobs
-from lospmm.artifact import MANIFEST_FILE, SPACE_FILE, Artifact
-from lospmm.device import DEVICES
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import SPACE_FILE, Artifact
+from lospmm.artifact.manifest import MANIFEST_FILE, Clocks, Measured
 from lospmm.errors import LospmmError
-from lospmm.manifest import Clocks, Measured
-from lospmm.matrix import from_dense
-from lospmm.model import Problem
-from lospmm.options import Options
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
 from lospmm.store import Store
+from lospmm.tuning import jobs
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request as TuningRequest
 from lospmm_server import schemas
 from lospmm_server.origin import refuse_foreign_pages
 from lospmm_server.pages import Pages, error_handler, pages_router
@@ -62,7 +64,7 @@ def tuned(store: Store, *, m: int = 16, k: int = 24, n: int = 50, emitter: str =
     """A real kernel, of a matrix in which one element of five is left."""
     random = np.random.default_rng(1)
     dense = np.where(random.random((m, k)) < 0.2, random.standard_normal((m, k)), 0).astype(np.float32)
-    request = jobs.Request(Problem(from_dense(dense), n, DEVICES["h200"]), Options(emitter=emitter, verify="cpu"))
+    request = TuningRequest(Problem(from_dense(dense), n, DEVICES["h200"]), Options(emitter=emitter, verify="cpu"))
     return jobs.tune(request, store=store)
 
 

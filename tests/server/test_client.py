@@ -14,14 +14,17 @@ import pytest
 from safetensors.numpy import save_file
 
 import lospmm
-from lospmm import connection, jobs, remote
-from lospmm.artifact import MANIFEST_FILE, MATRIX_FILE, SPACE_FILE
-from lospmm.client import Client, _query
-from lospmm.connection import Gone
+from lospmm.artifact.artifact import MATRIX_FILE, SPACE_FILE
+from lospmm.artifact.manifest import MANIFEST_FILE
+from lospmm.client import answers as remote
+from lospmm.client import connection
+from lospmm.client.answers import Problem
+from lospmm.client.client import Client, _query
+from lospmm.client.connection import Gone
 from lospmm.errors import BadMatrix, BadRequest, BadSettings, LospmmError, ServiceFault, Unsupported
-from lospmm.matrix import from_dense
-from lospmm.options import SERVED_OPTIONS
-from lospmm.remote import Problem
+from lospmm.matrix.csr import from_dense
+from lospmm.tuning import jobs
+from lospmm.tuning.options import SERVED_OPTIONS
 from lospmm_server import keys, problems
 from lospmm_server.database import open_database
 from tests.core.files import smtx

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lospmm import connection
-from lospmm.client import Client
+from lospmm.client import connection
+from lospmm.client.client import Client
 from lospmm.errors import BadRequest, ServiceFault
 from tests.server.client_tools import client_of
 from tests.server.conftest import weights

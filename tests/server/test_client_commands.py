@@ -13,9 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import lospmm
-from lospmm import artifact, jobs
-from lospmm.client import Client
+from lospmm.artifact import artifact
+from lospmm.client.client import Client
 from lospmm.store import Store
+from lospmm.tuning import jobs
 from lospmm_server import keys
 from lospmm_server.database import open_database
 from tests.cli.command import COMMAND, H200, Answer, process

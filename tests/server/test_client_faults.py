@@ -10,10 +10,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from lospmm import connection, jobs
-from lospmm.client import Client
+from lospmm.client import connection
+from lospmm.client.client import Client
 from lospmm.errors import ServiceFault, ToolchainFault
-from lospmm.matrix import from_dense
+from lospmm.matrix.csr import from_dense
+from lospmm.tuning import jobs
 from tests.server.client_tools import SLOW, altered, client_of, free_port, in_background, patiently, serve_at
 from tests.server.conftest import SlowToolkit, weights
 from tests.server.processes import serving

@@ -11,8 +11,8 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from lospmm import jobs
 from lospmm.errors import BadRequest, BadSettings
+from lospmm.tuning import jobs
 from lospmm_server import keys
 from lospmm_server.database import Database, open_database
 from lospmm_server.faults import DatabaseFault

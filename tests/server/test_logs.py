@@ -69,7 +69,7 @@ def test_a_line_with_figures(lines: Lines) -> None:
 
 
 def test_ids_of_requests_and_jobs_are_in_every_line_of_the_block(lines: Lines) -> None:
-    log = logging.getLogger("lospmm.jobs")
+    log = logging.getLogger("lospmm.tuning.jobs")
     with about_request("r1"), about_job("j1"):
         log.info("both")
         with about_job("j2"):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from lospmm.manifest import Measured, SearchSummary, Seconds
+from lospmm.artifact.manifest import Measured, SearchSummary, Seconds
 from lospmm.stages import STAGES
 from lospmm_server import metrics, observations, problems
 from lospmm_server.metrics import METRICS, MODELS, OTHER, Metrics, QueueFigures

@@ -15,9 +15,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from lospmm.artifact import Artifact
-from lospmm.device import DEVICES
+from lospmm.artifact.artifact import Artifact
 from lospmm.errors import BadMatrix, ToolchainFault
+from lospmm.problem.device import DEVICES
 from lospmm.store import Store
 from lospmm.toolchain.discover import Toolkit
 from lospmm_server import uploads

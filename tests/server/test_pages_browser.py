@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from lospmm.artifact import Artifact
+from lospmm.artifact.artifact import Artifact
 from lospmm.store import Store
 from lospmm_server.faults import DatabaseFault
 from lospmm_server.views import JobView

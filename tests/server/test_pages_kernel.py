@@ -11,8 +11,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from lospmm import artifact, tile_map
-from lospmm.artifact import SPACE_FILE, TUNING_FILE, Artifact
+from lospmm.artifact import artifact, tile_map
+from lospmm.artifact.artifact import SPACE_FILE, TUNING_FILE, Artifact
 from lospmm.store import Store
 from lospmm_server.space_drawing import draw
 from tests.core.test_tile_map import searched

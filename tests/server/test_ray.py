@@ -17,9 +17,9 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from lospmm import jobs
 from lospmm.settings import settings
 from lospmm.store import Store
+from lospmm.tuning import jobs
 from lospmm_server import queue
 from lospmm_server.queue import Order
 from lospmm_server.tables import kernels
@@ -231,7 +231,7 @@ def test_an_address_of_something_else(web_server: int) -> None:
 
 
 def test_a_machine_without_ray() -> None:
-    program = "import sys; sys.modules['ray'] = None; from lospmm.cli import main; main()"
+    program = "import sys; sys.modules['ray'] = None; from lospmm.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "worker", "--ray", "auto"], capture_output=True, text=True, check=False
     )

@@ -9,8 +9,9 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from lospmm import jobs
 from lospmm.errors import LospmmError, NothingFits, ToolchainFault, VerificationFailed
+from lospmm.tuning import jobs
+from lospmm.tuning.request import Request
 from lospmm_server import queue, retention
 from lospmm_server.service import Service
 from tests.core.full_disk import take_no_kernels
@@ -162,7 +163,7 @@ def test_the_oldest_failures_are_forgotten(client: TestClient, monkeypatch: pyte
 def test_reading_does_not_hold_up_others(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, go_on = threading.Event(), threading.Event()
 
-    def slowly(self: Service, request: jobs.Request, key: str) -> queue.Order:
+    def slowly(self: Service, request: Request, key: str) -> queue.Order:
         reading.set()
         assert go_on.wait(20)
         return order(self, request, key)

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 from safetensors.numpy import save as save_tensors
 from starlette.testclient import TestClient
 
-from lospmm.device import DEVICES
-from lospmm.matrix import from_dense
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
 from lospmm.store import Store
 from lospmm_server import shelf
 from lospmm_server.schemas import Kernel
@@ -125,7 +125,7 @@ def test_sums_of_16_bits(client: TestClient) -> None:
 def test_without_options_they_are_what_this_machine_decides(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lospmm.jobs.own_gpu", lambda: None)
+    monkeypatch.setattr("lospmm.tuning.request.own_gpu", lambda: None)
     kernel = client.post(POST, files=FORM).json()
     assert (kernel["emitter"], kernel["verified"]["on"], kernel["measured"]) == ("sass", "cpu", None)
     assert kernel["search"]["chosen_by"] == "model"

@@ -9,8 +9,8 @@ from safetensors.numpy import save as save_tensors
 from starlette.testclient import TestClient
 
 import lospmm
-from lospmm.convolution import Convolution, written
 from lospmm.errors import BadRequest
+from lospmm.problem.convolution import Convolution, written
 from tests.core.files import saved
 from tests.server.client_tools import client_of
 from tests.server.conftest import npy_file, weights

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from safetensors.numpy import save as save_tensors
 from starlette.testclient import TestClient
 
-from lospmm.matrix import from_dense
+from lospmm.matrix.csr import from_dense
 from lospmm_server.schemas import JobList, JobView
 from lospmm_server.service import Service
 from tests.core.files import npy, safetensors, tensor

@@ -29,7 +29,7 @@ curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not inst
 #: A worker whose jobs cannot be interrupted.
 STUBBORN = """
 import time
-from lospmm import jobs
+from lospmm.tuning import jobs
 from lospmm_server.main import work
 
 jobs.tune = lambda *_, **__: time.sleep(60)

@@ -5,8 +5,8 @@ import shutil
 import pytest
 from starlette.testclient import TestClient
 
-from lospmm import jobs
 from lospmm.store import Store
+from lospmm.tuning import jobs
 from lospmm_server import shelf
 from lospmm_server.service import Service
 from lospmm_server.shelf import Shelf

@@ -14,9 +14,10 @@ import pytest
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
-from lospmm import jobs
 from lospmm.settings import settings
 from lospmm.store import Store
+from lospmm.tuning import jobs
+from lospmm.tuning.request import MATRICES
 from lospmm_server import database as database_module
 from lospmm_server import leases, queries, queue, shelf, worker
 from lospmm_server.database import Database
@@ -111,8 +112,8 @@ def test_a_killed_worker_elsewhere_is_found_out_by_another(
 #: A server whose worker ends as soon as it has a job, as one that runs out of memory does.
 POISONOUS = """
 import os, sys
-from lospmm import jobs
-from lospmm.cli import main
+from lospmm.tuning import jobs
+from lospmm.cli.main import main
 
 def die(*_, **__):
     os.kill(os.getpid(), 9)
@@ -227,7 +228,7 @@ def test_a_matrix_that_was_removed_or_damaged(idle_client: TestClient) -> None:
     """Before its turn came: the job says so, and posting it again helps."""
     for damage in (lambda file: file.write_bytes(b"damaged"), lambda file: file.unlink()):
         job = idle_client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
-        damage(next((settings().cache_dir / jobs.MATRICES).glob("*/*/matrix.npz")))
+        damage(next((settings().cache_dir / MATRICES).glob("*/*/matrix.npz")))
         with working():
             ended = idle_client.get(f"{job}?wait=60").json()
         assert (ended["state"], ended["error"]["type"]) == ("failed", "/problems/bad-request")

@@ -10,8 +10,8 @@ from fitting import clusters
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.device import find_device
-from lospmm.runtime.hazards import Hazards, instructions
+from lospmm.cpu.hazards import Hazards, instructions
+from lospmm.problem.device import find_device
 from lospmm.store import Store
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel

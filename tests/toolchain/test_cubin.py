@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lospmm.codegen import emit
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass import prologue as prologue_module
 from lospmm.codegen.sass.emit import MAX_BLOCK_ROWS
 from lospmm.codegen.sass.fields import encode
@@ -22,22 +25,20 @@ from lospmm.codegen.sass.generations import GENERATIONS, generation_of
 from lospmm.codegen.sass.listing import text
 from lospmm.codegen.sass.machine import ENTRY, Entry, MachineCode
 from lospmm.codegen.sass.words import writes
+from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.sass_machine import execute
 from lospmm.errors import ToolchainFault, Unsupported
-from lospmm.interpret import interpret
-from lospmm.ir import KernelProgram
-from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.reorder import natural_order
-from lospmm.runtime.geometry import geometry_of
-from lospmm.runtime.sass_machine import execute
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from lospmm.toolchain import cubin as cubins
 from lospmm.toolchain import elf
 from lospmm.toolchain.cubin import graft, machine_code
 from lospmm.toolchain.discover import PROBE_LIMITS, find_toolkit
 from lospmm.toolchain.elf_rewrite import rewrite
 from lospmm.toolchain.process import run
-from lospmm.verify import draw_b
 from tests.emulated.drawn import DEVICE, kernels, random_matrix
 from tests.golden.renew import EXAMPLE, languages, programs
 

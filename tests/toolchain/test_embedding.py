@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm.model_report import COLUMNS
+from lospmm.model.report import COLUMNS
 from tests.docs.pages import names, rows, section
 from tests.toolchain.embedded import PAGE, PROGRAM, commands, compiler, draw_layers, headers, printed, run
 

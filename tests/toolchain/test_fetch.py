@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lospmm.codegen import emit
+from lospmm.codegen.ir import KernelProgram, launch
+from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.emit import emission_of, tiles_of, without_fetch
 from lospmm.codegen.sass.fetch import (
     MAX_CODE_BYTES,
@@ -26,24 +28,23 @@ from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.sass.prologue import prologue
-from lospmm.convolution import Convolution
-from lospmm.device import DEVICES
-from lospmm.dtype import DTYPES
-from lospmm.epilogue import Epilogue
-from lospmm.ir import KernelProgram, launch
-from lospmm.jobs import Request
-from lospmm.lower import lower
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.options import Options
-from lospmm.reorder import natural_order
+from lospmm.cpu.verify import verify_on_cpu
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.epilogue import Epilogue
+from lospmm.problem.lanes import takes_double
+from lospmm.problem.problem import Problem
 from lospmm.settings import settings
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
 from lospmm.store import Store
-from lospmm.timings import conditions_of
 from lospmm.toolchain import elf
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.cubin import machine_code
-from lospmm.verify import verify_on_cpu
-from lospmm.words import takes_double
+from lospmm.tuning.history import conditions_of
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
 from lospmm_datasets.synthetic import uniform
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.registers import draw
 from lospmm.codegen import emit
-from lospmm.lower import lower
+from lospmm.codegen.lower import lower
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.discover import find_toolkit

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lospmm.artifact import SOURCE_FILES
+from lospmm.artifact.artifact import SOURCE_FILES
 from lospmm.codegen.emission import Emission, Language
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from lospmm.codegen import emit
-from lospmm.device import DEVICES
+from lospmm.codegen.ir import KernelProgram, Op
+from lospmm.codegen.lower import lower
 from lospmm.errors import ToolchainFault
-from lospmm.ir import KernelProgram, Op
-from lospmm.lower import lower
-from lospmm.matrix import from_dense
-from lospmm.model import Candidate, Problem, Schedule, TileSize
-from lospmm.occupancy import allocated_registers
-from lospmm.reorder import regroup
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.occupancy import allocated_registers
+from lospmm.space.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain.compile import Binary, compile_kernel
 from lospmm.toolchain.discover import Toolkit, find_toolkit

@@ -8,9 +8,9 @@ scoreboard tells.
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.ir import WINDOW_BYTES, Op
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import Entry
-from lospmm.ir import WINDOW_BYTES, Op
 
 ALU_LATENCY = 12  # cycles; more than any integer instruction takes, where it costs nothing
 

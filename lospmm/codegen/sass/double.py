@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from lospmm.codegen.sass.form import RZ, Opcode
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, padding
-from lospmm.dtype import Dtype
 from lospmm.errors import Unsupported
+from lospmm.problem.dtype import Dtype
 
 #: What is done for each column: with its registers, and those of the next.
 _TWICE = (Opcode.FFMA_IMM, Opcode.MOV_IMM, Opcode.FADD_IMM, Opcode.FMNMX_NAN)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lospmm.ir import WINDOW_BYTES, KernelProgram, Op, TileProgram
+from lospmm.codegen.ir import WINDOW_BYTES, KernelProgram, Op, TileProgram
 
 #: Of the windows of C, those that a thread reaches in any order.
 FREE_WINDOWS = 2

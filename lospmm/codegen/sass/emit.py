@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from lospmm.codegen.emission import Emission
+from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.sass.fetch import fetching, sharers_of, span_bytes
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import generation_of
@@ -15,7 +16,6 @@ from lospmm.codegen.sass.scheduler import entry_of, padding, schedule_tile
 from lospmm.codegen.sass.walks import walked_tile
 from lospmm.codegen.sass.words import of_words
 from lospmm.errors import Unsupported
-from lospmm.ir import KernelProgram
 
 #: Block rows that a kernel jumps to: a cubin lists them, 4 bytes each, in an attribute whose length has 16 bits.
 MAX_BLOCK_ROWS = 16_000

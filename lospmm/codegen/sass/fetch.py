@@ -15,13 +15,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, ALU_LATENCY, window_pairs
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import ENTRY, Entry, MachineCode
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, LINE_INSTRUCTIONS, padding
-from lospmm.ir import KernelProgram, launch
 from lospmm.settings import settings
 
 #: Of a kernel with less code the fetch costs as much as it gains: 0.05 us (docs/decisions/0028).

@@ -7,9 +7,9 @@ register is cleared behind the fold.
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.ir import Op
 from lospmm.codegen.sass import layer
 from lospmm.codegen.sass.form import RZ, Opcode
-from lospmm.ir import Op
 
 ONE = int(np.float32(1).view(np.uint32))
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import RZ, Opcode
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.dtype import Dtype
 from lospmm.errors import Unsupported
+from lospmm.problem.dtype import Dtype
 
 #: Cycles from a multiply-add of pairs to what reads its result: what ptxas 13.0 leaves before one of the other pipe,
 #: and before a store no less.

@@ -11,8 +11,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.ir import ZERO, Op
 from lospmm.codegen.sass.form import RZ, Opcode, blank, joined
-from lospmm.ir import ZERO, Op
 
 #: Cycles from the instruction that sets a predicate to the first that it guards; as ptxas sets them.
 PREDICATE_LATENCY = 13

@@ -14,11 +14,11 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.ir import ZERO, Op
 from lospmm.codegen.sass import layer
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.ring import filling, last_filled
-from lospmm.dtype import Dtype
-from lospmm.ir import ZERO, Op
+from lospmm.problem.dtype import Dtype
 
 #: buffer <- the float32 of the element in it; beside those of ``Op``.
 WIDEN = 64

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.ir import Op
 from lospmm.codegen.sass.ring import filling, last_filled
-from lospmm.ir import Op
-from lospmm.walks import pieces_of
+from lospmm.space.walks import pieces_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,10 +8,10 @@ block has started.
 
 from collections.abc import Callable, Mapping, Sequence
 
+from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.ptx import entry_head, version_of
 from lospmm.codegen.sass.fetch import SECTOR_BYTES
-from lospmm.ir import KernelProgram
-from lospmm.walks import KEPT_BYTES
+from lospmm.space.walks import KEPT_BYTES
 
 #: Behind the jump, in the order in which ptxas leaves them: what a target does is one load and one store, and leave.
 TARGETS = 2

@@ -1,9 +1,9 @@
 """The registers that a thread of machine code needs beside accumulators and buffers, known from the problem alone."""
 
+from lospmm.codegen.ir import WINDOW_BYTES
 from lospmm.codegen.sass.scheduler import ADDRESS_REGISTERS, HARDWARE_REGISTERS, WINDOW_REGISTERS
-from lospmm.ir import WINDOW_BYTES
-from lospmm.model import Problem
-from lospmm.words import in_words, words_of
+from lospmm.problem.lanes import in_words, words_of
+from lospmm.problem.problem import Problem
 
 #: Of the residual's address, and of the bits of a window.
 RESIDUAL_REGISTERS = 2

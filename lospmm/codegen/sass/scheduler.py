@@ -1,7 +1,7 @@
 """From the instructions of a tile to machine code: registers, scoreboards, stalls, barriers that keep warps together.
 
-Instructions keep the order that ``lospmm.schedule`` gave them, but for stores (``early``). What is decided here is all
-that the hardware does not find out for itself (control fields as in ``form``):
+Instructions keep the order that ``lospmm.codegen.schedule`` gave them, but for stores (``early``). What is decided here
+is all that the hardware does not find out for itself (control fields as in ``form``):
 
 - a load announces itself on a scoreboard. There are six, so loads share them in groups of consecutive columns, and the
   first multiply-add of a group waits for the whole group;
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.ir import WINDOW_BYTES, ZERO, KernelProgram, Op, TileProgram
 from lospmm.codegen.sass import folds, layer, narrow
 from lospmm.codegen.sass.addresses import (
     ADDRESS_SCOREBOARD,
@@ -37,8 +38,8 @@ from lospmm.codegen.sass.early import stored_early
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.machine import PEER_BYTES, WALKS_ENTRY, Entry, entry_for
 from lospmm.codegen.sass.ring import filling, last_filled
-from lospmm.ir import FLOAT_BYTES, WINDOW_BYTES, ZERO, KernelProgram, Op, TileProgram
-from lospmm.words import FLOAT_SUMS
+from lospmm.problem.dtype import FLOAT_BYTES
+from lospmm.problem.lanes import FLOAT_SUMS
 
 FMA_LATENCY = 4  # cycles; h200: measured on sm_90, and the same on sm_75 and up
 BARRIER_STALL = 6  # as ptxas sets it

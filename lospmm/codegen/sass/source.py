@@ -1,10 +1,10 @@
 """kernel.sass: the listing of a kernel's tiles, shipped beside the cubin for whoever reads it in a profiler."""
 
+from lospmm.codegen.ir import KernelProgram, Op
 from lospmm.codegen.sass.fields import Generation
 from lospmm.codegen.sass.listing import text_lines
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.codegen.units import describe_rows
-from lospmm.ir import KernelProgram, Op
 
 
 def listing(program: KernelProgram, code: MachineCode, generation: Generation) -> str:

@@ -1,4 +1,4 @@
-"""A tile whose code each thread walks twice, a piece at a time, for two columns (``lospmm.walks``).
+"""A tile whose code each thread walks twice, a piece at a time, for two columns (``lospmm.space.walks``).
 
 The pieces are columns of the tile in their order. A thread walks piece 0 for its first column, then for its second,
 piece 1 for the second, then for the first, and so on: so only where a piece is walked again do accumulators change
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.ir import KernelProgram, Op, TileProgram
 from lospmm.codegen.sass import layer
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, ADDRESSES_OUTSTANDING, move, raise_before
 from lospmm.codegen.sass.folds import fold, next_of_each
@@ -31,8 +32,8 @@ from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import Entry
 from lospmm.codegen.sass.pieces import Piece, cut
 from lospmm.codegen.sass.scheduler import EXIT_STALL, Registers, entry_of, set_arithmetic, set_stalls
-from lospmm.ir import FLOAT_BYTES, KernelProgram, Op, TileProgram
-from lospmm.walks import BUFFERS_BEFORE, FIRST_ACCUMULATOR, KEPT_BYTES, KEPT_WORDS, REACH, SCOREBOARDS, WALKS
+from lospmm.problem.dtype import FLOAT_BYTES
+from lospmm.space.walks import BUFFERS_BEFORE, FIRST_ACCUMULATOR, KEPT_BYTES, KEPT_WORDS, REACH, SCOREBOARDS, WALKS
 
 #: The predicate that says that a piece is walked for the second time. P0 is the carry of addresses.
 SECOND = 1

@@ -1,4 +1,5 @@
-"""Machine code of float32 as that of other words (``lospmm.words``). To add a kind, add a row to ``OF_WORDS``."""
+"""Machine code of float32 as that of other words (``lospmm.problem.lanes``). To add a kind, add a row to
+``OF_WORDS``."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -8,9 +9,9 @@ from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.codegen.sass.half import packed
 from lospmm.codegen.sass.machine import MachineCode
-from lospmm.dtype import Dtype
 from lospmm.errors import Unsupported
-from lospmm.words import DOUBLE, NARROW, PAIRS, SINGLE, Words
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.lanes import DOUBLE, NARROW, PAIRS, SINGLE, Words
 
 #: By the name of the words: what makes code of them, and an instruction without which a generation has none. The
 #: scheduler writes narrow ones itself (``narrow``).

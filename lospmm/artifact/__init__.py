@@ -1,0 +1,1 @@
+"""A tuned kernel's folder: cubin, source, matrix, log and manifest."""

@@ -1,0 +1,291 @@
+"""What tuning gives: the cubin, its source, the manifest and the log of the search, as files and as values.
+
+A folder that holds one is replaced as a whole or not at all: whoever opens it finds the old artifact or the new one.
+"""
+
+import ctypes
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lospmm.artifact.manifest import MANIFEST_FILE as MANIFEST_FILE  # which is a name of its files, too
+from lospmm.artifact.manifest import parse
+from lospmm.errors import BadMatrix, BadRequest, ToolchainFault
+from lospmm.matrix import npz as npy
+from lospmm.matrix import readers
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.convolution import Convolution, convolution_of
+from lospmm.problem.epilogue import Epilogue, epilogue_of
+
+Found = TypeVar("Found")
+
+CUBIN_FILE = "kernel.cubin"
+TUNING_FILE = "tuning.jsonl"
+MATRIX_FILE = "matrix.npz"
+SPACE_FILE = "space.json"
+BIAS_FILE = "bias.npy"
+
+#: The name of the source file, by its language.
+SOURCE_FILES: Mapping[str, str] = {
+    "ptx": "kernel.ptx",
+    "cuda": "kernel.cu",
+    "sass": "kernel.sass",
+    "template": "kernel.cu",
+}
+
+#: What a folder of an artifact may hold.
+FILES = (
+    *(MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, MATRIX_FILE, SPACE_FILE, BIAS_FILE),
+    *dict.fromkeys(SOURCE_FILES.values()),
+)
+
+#: Of these, those whose names are hardly anybody else's.
+OWN_FILES = {MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, *SOURCE_FILES.values()}
+
+#: How the name of a folder that is being written begins.
+SCRATCH = ".lospmm-"
+
+#: Writing takes well under a second: a folder that is being written for so long has lost its writer.
+STALE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """``manifest`` is the parsed manifest.json; ``files`` are all files by name, that one included."""
+
+    manifest: Mapping[str, Any]
+    files: Mapping[str, bytes]
+
+    def __hash__(self) -> int:
+        return hash((self.manifest["name"], self.manifest["cubin_sha256"]))
+
+    @property
+    def cubin(self) -> bytes:
+        return self.files[CUBIN_FILE]
+
+    @property
+    def source(self) -> bytes:
+        return self.files[SOURCE_FILES[self.manifest["emitter"]]]
+
+    def matrix(self) -> SparseMatrix:
+        """A. Raises BadRequest where the files do not hold it, or hold another one than the manifest names."""
+        where = f"kernel {self.manifest['name']}: {MATRIX_FILE}"
+        if MATRIX_FILE not in self.files:
+            raise BadRequest(f"{where} is missing; tune it again with this version")
+        matrix = readers.read_bytes(self.files[MATRIX_FILE], where).matrix
+        if matrix.fingerprint != self.manifest["fingerprint"]:
+            raise BadRequest(f"{where} holds another matrix (its fingerprint differs)")
+        return matrix
+
+    def epilogue(self) -> Epilogue:
+        """What it adds to A x B. Raises BadRequest where the files do not hold its bias."""
+        added, bias = self.manifest["epilogue"], None
+        if added["bias"]:
+            where = f"kernel {self.manifest['name']}: {BIAS_FILE}"
+            try:
+                bias = npy.parse(self.files.get(BIAS_FILE, b""))
+            except BadMatrix as error:
+                raise BadRequest(f"{where}: {error}; tune it again") from None
+            if bias.shape != (self.manifest["m"],):
+                raise BadRequest(f"{where} is of shape {bias.shape}; tune it again")
+        return epilogue_of(bias, relu=added["relu"], residual=added["residual"])
+
+    @property
+    def convolution(self) -> Convolution | None:
+        """The input that B is taken from, and the window."""
+        window = self.manifest["convolution"]
+        return None if window is None else convolution_of(window)
+
+
+def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
+    """The artifact of these files. Raises BadRequest where they are not one, or not whole."""
+    if MANIFEST_FILE not in files:
+        raise BadRequest(f"{where}: holds no {MANIFEST_FILE} of a kernel")
+    manifest = parse(files[MANIFEST_FILE], where)
+    if manifest["emitter"] not in SOURCE_FILES:
+        raise BadRequest(f"{where}: emitter {manifest['emitter'][:20]!r} is not one of {', '.join(SOURCE_FILES)}")
+    named = {CUBIN_FILE: manifest["cubin_sha256"], SOURCE_FILES[manifest["emitter"]]: manifest.get("source_sha256")}
+    if BIAS_FILE in files:  # without it the kernel runs, and cannot be compared
+        named[BIAS_FILE] = manifest.get("bias_sha256")
+    for name in (*named, TUNING_FILE):
+        if name not in files:
+            raise BadRequest(f"{where}: {name} is missing")
+    try:
+        files[SOURCE_FILES[manifest["emitter"]]].decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"{where}: {SOURCE_FILES[manifest['emitter']]} is damaged: it is not text") from None
+    for name, digest in named.items():  # the text too: it is what runs on a CPU
+        if digest is not None and hashlib.sha256(files[name]).hexdigest() != digest:
+            raise BadRequest(f"{where}: {name} is not the one that the manifest names (its sha256 differs)")
+    return Artifact(manifest, files)
+
+
+def read(directory: Path) -> Artifact:
+    """The artifact in a folder. Raises BadRequest."""
+    try:
+        if not directory.is_dir():
+            raise BadRequest(f"{directory}: {'is a file' if directory.exists() else 'there is no such folder'}")
+        files = _read_files(directory)
+    except OSError as error:
+        raise BadRequest(f"{directory}: cannot be read: {error.strerror}") from None
+    return from_files(files, str(directory))
+
+
+def _read_files(directory: Path) -> dict[str, bytes]:
+    """The files of one artifact."""
+
+    def files() -> dict[str, bytes]:
+        found = {}
+        for name in FILES:
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG((path := directory / name).stat().st_mode):  # one look: it may be gone for another
+                    raise BadRequest(f"{path}: is not a file")
+                found[name] = path.read_bytes()
+        return found
+
+    return _of_one_folder(directory, files)
+
+
+def _of_one_folder(directory: Path, look: Callable[[], Found]) -> Found:
+    """What ``look`` finds in a folder: it looks again where another took the folder's place meanwhile."""
+    while True:
+        before = directory.stat()
+        found = look()
+        after = directory.stat()
+        if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
+            return found
+
+
+def check_target(directory: Path) -> None:
+    """Raise what ``write`` would, before there is anything to write.
+
+    BadRequest where it would have to destroy something that is not an artifact, ToolchainFault where it may not write.
+    """
+    if "\0" in str(directory):
+        raise BadRequest(f"{str(directory)!r:.80}: holds a NUL; name a folder")
+    try:
+        place = next((path for path in directory.absolute().parents if path.exists()), directory)
+        is_other = directory.exists() and not directory.is_dir()
+        if is_other or not place.is_dir():
+            raise BadRequest(f"{directory}: {'' if is_other else f'{place} '}is a file; name a folder")
+        _check_held(_names(directory) if directory.exists() else set(), directory)
+        _check_links(directory)
+        is_held = directory.is_mount() or (directory.exists() and directory.samefile(os.curdir))
+        if is_held:  # by others
+            raise BadRequest(f"{directory}: is the current folder or a mount point; name a folder in it")
+        _check_place(place, directory)
+    except OSError as error:
+        raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
+
+
+def check_folder(directory: Path) -> None:
+    """Raise BadRequest where ``directory`` is a file or lies in one, ToolchainFault where nothing can be made in it."""
+    try:
+        _check_links(directory)
+        place = next((path for path in (directory, *directory.absolute().parents) if path.exists()), directory)
+        if not place.is_dir():
+            raise BadRequest(f"{directory}: {'' if place == directory else f'{place} '}is a file; name a folder")
+        _check_place(place, directory)
+    except OSError as error:
+        raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
+
+
+def _check_links(directory: Path) -> None:
+    try:
+        directory.resolve()
+    except RuntimeError:  # of Python before 3.13
+        raise BadRequest(f"{directory}: is a link that leads back to itself; name a folder") from None
+
+
+def _check_place(place: Path, directory: Path) -> None:
+    """Make a folder in ``place`` and remove it: permissions tell nothing of /proc. Raises ToolchainFault."""
+    scratch = place / (SCRATCH + secrets.token_hex(8))
+    try:
+        scratch.mkdir()
+        scratch.rmdir()
+    except OSError as error:
+        why = f"{place} takes no new folder ({error.strerror})"
+        raise ToolchainFault(f"{directory}: cannot be written: {why}; name a folder elsewhere") from None
+
+
+def _names(directory: Path) -> set[str]:
+    return _of_one_folder(directory, lambda: {entry.name for entry in directory.iterdir()})
+
+
+def _check_held(names: Set[str], directory: Path) -> None:
+    if names and len(names & OWN_FILES) < 2:  # a kernel, though files of it may be lost
+        raise BadRequest(f"{directory}: holds something else than a kernel; name an empty or a new folder")
+    if others := names - set(FILES):
+        raise BadRequest(f"{directory}: holds {min(others)} beside a kernel, which would be lost; move it")
+
+
+def write(artifact: Artifact, directory: Path) -> None:
+    """Put an artifact into a folder, in place of one that is there. Raises BadRequest, or ToolchainFault for the disk.
+
+    The files are written beside it first. Should this process be killed just then, the next to write there cleans up.
+    """
+    check_target(directory)
+    target = directory.resolve()  # a link stays a link
+    scratch = target.with_name(SCRATCH + secrets.token_hex(8))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(target.parent)
+        scratch.mkdir()
+        for name, content in artifact.files.items():
+            (scratch / name).write_bytes(content)
+        _take_the_place_of(scratch, target)
+    except OSError as error:
+        raise ToolchainFault(f"{directory}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _remove_stale(parent: Path) -> None:
+    """Remove what writers that were killed have left."""
+    for path in parent.glob(f"{SCRATCH}{'[0-9a-f]' * 16}*"):  # the name that ``write`` gives, and nobody else
+        with suppress(FileNotFoundError):  # its writer has just ended
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)  # it may be another user's
+
+
+def _take_the_place_of(scratch: Path, directory: Path) -> None:
+    """Rename ``scratch`` to ``directory``; what was there before is then called ``scratch``."""
+    try:
+        scratch.rename(directory)  # where nothing is, or an empty folder
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    else:
+        return
+    if not _exchange(scratch, directory):
+        _move_aside(scratch, directory)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step (renameat2 with RENAME_EXCHANGE, Linux 3.15); False where that is not known."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    at_cwd, rename_exchange = -100, 2
+    return bool(renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), rename_exchange) == 0)
+
+
+def _move_aside(scratch: Path, directory: Path) -> None:
+    """The same in two steps, between which nothing is there; the old one comes back if the second fails."""
+    old = scratch.with_name(f"{scratch.name}-old")
+    directory.rename(old)
+    try:
+        scratch.rename(directory)
+    except OSError:
+        old.rename(directory)
+        raise
+    shutil.rmtree(old)

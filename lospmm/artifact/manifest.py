@@ -1,0 +1,256 @@
+"""manifest.json: what a kernel is, how it is launched and how it was found. docs/manifest.md says what fields mean."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+
+from lospmm.errors import BadRequest
+from lospmm.problem.accuracy import ACCURACY, Accuracy
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.dtype import check_sums, dtype_named
+
+SCHEMA = 2
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    rows: PositiveInt
+    cols: PositiveInt
+    prefetch: NonNegativeInt
+    fmas_per_load: int | None
+    column_group: NonNegativeInt  # column blocks next to each other that run the same tile; 0: all of them
+    lockstep: NonNegativeInt  # instructions between two barriers; 0: none
+    count: NonNegativeInt  # tiles with nonzeros
+    zero_blocks: NonNegativeInt  # block rows that only write the zeros of empty rows
+    nnc_sum: int
+    nnc_max: int
+    split_k: PositiveInt = 1  # blocks that share a tile, block rows next to each other
+    thread_columns: PositiveInt = 1  # that a thread computes; ``cols`` counts threads
+    thread_words: PositiveInt = 1  # of the search, of a thread: 2 where it has two columns with sums in float32
+    walks: PositiveInt = 1  # columns of a thread, one after another, each by a walk of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Of a packed kernel: the fields of its family's plan, the columns of C that a block writes, and the bytes of A."""
+
+    axes: dict[str, int]
+    cols: PositiveInt
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySummary:
+    """What became of a family in a search; ``micros`` is null where none was timed, ``refusal`` where it took part."""
+
+    name: str
+    plans: int
+    timed: int
+    micros: float | None
+    forecast_micros: float | None
+    refusal: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Of the family "dense": what cuBLAS of this type took, where it was timed, and how exact it was."""
+
+    library: str | None  # its name, version and file
+    micros: float | None
+    max_relative_error: float | None
+    forecast_micros: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    grid: tuple[PositiveInt, PositiveInt, PositiveInt]
+    block: PositiveInt
+    shared_bytes: NonNegativeInt
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    name: str
+    type: str
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What the kernel does with A x B before it stores it. The bias itself lies in ``artifact.BIAS_FILE``."""
+
+    bias: bool
+    relu: bool
+    residual: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSummary:
+    space: int
+    after_registers: int
+    after_utilization: int
+    after_balance: int
+    shortlisted: int
+    measured: int
+    ranker: str
+    trials: str
+    relaxed: tuple[str, ...]
+    chosen_by: str  # "estimate", an analytic rule, or "measurement"
+    estimated_micros: float
+    families: tuple[FamilySummary, ...] = ()
+    dense_forecast_micros: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """What tuning took, in all and by the stages of ``stages.STAGES``; 0 for a stage that there was no need of."""
+
+    total: float
+    reorder: float
+    constraints: float
+    rank: float
+    compile_trials: float
+    measure_trials: float
+    emit: float
+    compile: float
+    verify: float
+    compare: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    on: str
+    max_relative_error: float
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """What NVML said of the GPU right after the measurement."""
+
+    sm_mhz: int
+    memory_mhz: int
+    temperature_celsius: int
+    throttled: tuple[str, ...]  # why the clocks were lower than they could be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Times of one launch in microseconds, all of one run on one GPU; null where there is no figure."""
+
+    micros: float
+    spread: float  # interquartile range of the replays over their median
+    noise: float  # how far three times of the same kernel were apart, relative to the smallest
+    cold: bool  # B came from memory, not from the L2 cache
+    cache: Literal["cold", "warm", "streamed", "network"] = "cold"  # what else did: docs/measuring.md
+    bound_micros: float
+    cusparse_micros: float | None
+    cusparse_algorithm: str | None  # the faster one
+    cusparse_alg2_micros: float | None = None  # which needs no preprocessing
+    cublas_fp32_micros: float | None
+    cublas_tf32_micros: float | None
+    sputnik_micros: float | None
+    cublas_fp16_micros: float | None = None
+    cublas_bf16_micros: float | None = None
+    advice: Literal["sparse", "dense"]
+    gpu: str  # the driver's name of it
+    clocks: Clocks | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """manifest.json; docs/manifest.md says what each field means."""
+
+    schema: int = SCHEMA
+    name: str
+    m: PositiveInt
+    k: PositiveInt
+    n: PositiveInt
+    nnz: NonNegativeInt
+    dtype: str
+    fingerprint: str
+    values: Literal["stored", "drawn"]
+    seed: int | None
+    device: str
+    arch: str
+    emitter: str
+    toolchain: str
+    tile: Tile | None  # null of a packed kernel
+    launch: LaunchConfig
+    arguments: tuple[Argument, ...]
+    registers: int
+    spill_bytes: int
+    code_bytes: int
+    cubin_sha256: str
+    source_sha256: str | None = None  # null in manifests of older versions
+    bias_sha256: str | None = None  # likewise, and without a bias
+    search: SearchSummary
+    seconds: Seconds
+    verified: Verified | None
+    measured: Measured | None = None
+    convolution: Convolution | None = None
+    epilogue: Added = Added(bias=False, relu=False, residual=False)
+    family: str = "unrolled"
+    plan: Plan | None = None  # null of an unrolled kernel
+    accuracy: Accuracy = ACCURACY["float32"]
+    sums: str = "float32"  # what sums may be rounded to; ``accuracy`` says what this kernel rounds
+    cubin_family: str = "unrolled"  # that of the kernel in the cubin: another than ``family`` where that is "dense"
+    dense: Dense | None = None  # null of any other family
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def parse(content: bytes, where: str) -> dict[str, Any]:
+    """manifest.json, every field of it checked; a later version may have added some."""
+    try:
+        manifest = json.loads(content)
+        schema = manifest["schema"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged, or not that of a kernel") from None
+    if schema != SCHEMA:
+        is_later = isinstance(schema, int) and schema > SCHEMA
+        do = "read it with a later version of lospmm" if is_later else "tune it again"
+        raise BadRequest(f"{where}: manifest schema {str(schema)[:20]}; this version reads {SCHEMA}; {do}")
+    try:
+        _MANIFEST.validate_json(content, strict=True)
+        check_sums(dtype_named(manifest["dtype"]).name, manifest.get("sums", "float32"))
+        if (manifest["tile"] is None) == (manifest.get("plan") is None):
+            raise BadRequest("tile, plan: one of them is null")
+        if manifest["tile"] is not None and not manifest["tile"]["count"] + manifest["tile"]["zero_blocks"]:
+            raise BadRequest("tile: it has no blocks")
+        if (manifest.get("family") == "dense") != (manifest.get("dense") is not None):
+            raise BadRequest("dense: it is there in the family dense alone")
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {field}: {first['msg']}") from None
+    except BadRequest as error:
+        raise BadRequest(f"{where}: {MANIFEST_FILE} is damaged: {error}") from None
+    assert isinstance(manifest, dict)
+    if manifest["tile"] is not None:
+        manifest["tile"].setdefault("split_k", 1)  # kernels of before there were splits
+        manifest["tile"].setdefault("thread_columns", 1)  # ... and pairs
+        manifest["tile"].setdefault("thread_words", 1)  # ... and two words to a thread
+        manifest["tile"].setdefault("walks", 1)
+    manifest.setdefault("convolution", None)  # ... and convolutions
+    manifest.setdefault("epilogue", {"bias": False, "relu": False, "residual": False})
+    manifest.setdefault("family", "unrolled")  # ... and other families
+    manifest.setdefault("plan", None)
+    manifest.setdefault("cubin_family", manifest["family"])  # ... and dense
+    manifest.setdefault("dense", None)
+    manifest["search"].setdefault("families", [])
+    manifest["search"].setdefault("dense_forecast_micros", None)
+    manifest.setdefault("accuracy", asdict(ACCURACY["float32"]))  # ... and other types
+    manifest.setdefault("sums", "float32")
+    if manifest.setdefault("measured", None) is not None:
+        for name in ("cublas_fp16_micros", "cublas_bf16_micros"):
+            manifest["measured"].setdefault(name, None)
+        manifest["measured"].setdefault("cache", "cold" if manifest["measured"]["cold"] else "warm")
+    return manifest

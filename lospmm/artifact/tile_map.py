@@ -1,0 +1,136 @@
+"""The tiling space of a finished search as an artifact keeps it (``space.json``): what became of every tile size.
+
+One character a tile size, so that 8,192 of them are 8 KB: the letter of the constraint that removed it, or LEFT. The
+same search gives the same bytes.
+"""
+
+import itertools
+import json
+import string
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from lospmm.errors import BadRequest
+from lospmm.space.candidates import Candidate, TileSize
+from lospmm.space.constraints import CONSTRAINTS, Stage
+from lospmm.space.explore import Space
+
+SCHEMA: Literal[1] = 1
+
+#: A tile size that no constraint removed.
+LEFT = "."
+
+#: More tile sizes than any search names: what claims to have more is not ours.
+MAX_CELLS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class MappedConstraint:
+    symbol: str
+    name: str
+    stage: Stage
+    moved: bool  # no tile size met its limit, which was therefore moved
+
+
+@dataclass(frozen=True, slots=True)
+class MappedCandidate:
+    """A candidate by its tile size and schedule, with the ranker's score, of which the lowest is best."""
+
+    rows: int
+    cols: int
+    prefetch: int
+    fmas_per_load: int | None
+    column_group: int
+    lockstep: int
+    split_k: int
+    score: float | None
+    thread_words: int = 1
+    walks: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileMap:
+    """space.json. ``cells`` has a text for each of ``rows``, and in it a character for each of ``cols``."""
+
+    schema: Literal[1] = SCHEMA
+    rows: tuple[int, ...]  # the values of M1 that were named, ascending
+    cols: tuple[int, ...]  # the same of N1
+    constraints: tuple[MappedConstraint, ...]  # in the order in which they apply
+    cells: tuple[str, ...]
+    shortlist: tuple[MappedCandidate, ...]  # best first
+    winner: MappedCandidate
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":")) + "\n"
+
+    @property
+    def size(self) -> int:
+        return len(self.rows) * len(self.cols)
+
+    def count(self, symbol: str) -> int:
+        """Tile sizes that the constraint of ``symbol`` removed, or with LEFT those that are left."""
+        return sum(line.count(symbol) for line in self.cells)
+
+
+_MAP = TypeAdapter(TileMap)
+
+
+def map_of(space: Space, shortlist: Sequence[tuple[Candidate, float]], winner: Candidate) -> TileMap:
+    """What became of each tile size of ``space``. ``shortlist`` has candidates with their scores, best first."""
+    symbols = dict(zip((constraint.name for constraint in CONSTRAINTS), string.ascii_lowercase, strict=False))
+    found = {verdict.tile: symbols[verdict.constraint] for verdict in space.verdicts}
+    found |= {survivor.tile: LEFT for survivor in space.survivors}
+    rows, cols = sorted({tile.rows for tile in found}), sorted({tile.cols for tile in found})
+    scores = {(candidate.tile, candidate.schedule): score for candidate, score in shortlist}
+    return TileMap(
+        rows=tuple(rows),
+        cols=tuple(cols),
+        constraints=tuple(
+            MappedConstraint(
+                symbols[constraint.name], constraint.name, constraint.stage, constraint.name in space.relaxed
+            )
+            for constraint in CONSTRAINTS
+        ),
+        cells=tuple("".join(found[TileSize(height, width)] for width in cols) for height in rows),
+        shortlist=tuple(_mapped(candidate, score) for candidate, score in shortlist),
+        winner=_mapped(winner, scores.get((winner.tile, winner.schedule))),
+    )
+
+
+def _mapped(candidate: Candidate, score: float | None) -> MappedCandidate:
+    return MappedCandidate(*candidate.tile, **asdict(candidate.schedule), score=score)
+
+
+def parse(content: bytes, where: str) -> TileMap:
+    """The map of a ``space.json``. Raises BadRequest for what is not one, or contradicts itself."""
+    try:
+        found = _MAP.validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{where} is damaged: {field or 'as a whole'}: {first['msg']}") from None
+    if (reason := _contradiction(found)) is not None:
+        raise BadRequest(f"{where} is damaged: {reason}")
+    return found
+
+
+def _contradiction(found: TileMap) -> str | None:
+    symbols = [constraint.symbol for constraint in found.constraints]
+    if any(len(symbol) != 1 or symbol == LEFT for symbol in symbols) or len(set(symbols)) != len(symbols):
+        return "constraints: each needs a character of its own"
+    for name, values in (("rows", found.rows), ("cols", found.cols)):
+        if not values or values[0] < 1 or any(one >= other for one, other in itertools.pairwise(values)):
+            return f"{name}: expected ascending numbers from 1 on"
+    if found.size > MAX_CELLS:
+        return f"{found.size} tile sizes, more than the {MAX_CELLS} that a search names"
+    if [len(line) for line in found.cells] != [len(found.cols)] * len(found.rows):
+        return f"cells: expected {len(found.rows)} texts of {len(found.cols)} characters"
+    if unknown := set("".join(found.cells)) - {LEFT, *symbols}:
+        return f"cells: {min(unknown)!r} is no constraint"
+    for entry in (*found.shortlist, found.winner):
+        if entry.rows not in found.rows or entry.cols not in found.cols:
+            return f"{entry.rows} x {entry.cols} is not among the tile sizes"
+    return None

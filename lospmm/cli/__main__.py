@@ -1,0 +1,3 @@
+from lospmm.cli.main import main
+
+main()

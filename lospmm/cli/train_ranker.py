@@ -1,0 +1,116 @@
+"""``lospmm train-ranker``: a rank model (section 3.5) for the GPU that its data were measured on (docs/ranker.md)."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lospmm.artifact.artifact import check_folder
+from lospmm.cli.options import JsonOption, QuietOption, out_option, say
+from lospmm.cli.output import print_json, print_pairs
+from lospmm.errors import BadRequest
+from lospmm.progress import reported
+from lospmm.settings import settings
+
+
+def train_ranker(
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A .npz of measured kernels, or a folder of what --collect measured.")
+    ],
+    out: Annotated[Path, out_option("The folder for <device>.txt, its card, and the data as .npz.")],
+    collect: Annotated[
+        float, typer.Option("--collect", help="Seconds to measure on this machine's GPU first, into DATA, a folder.")
+    ] = 0.0,
+    matrices: Annotated[
+        Path | None,
+        typer.Option("--matrices", help="Where the files lie that DATA has, for the test, beside drawn ones."),
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train a rank model on measured kernels; with --collect, measure them first.
+
+    Set LOSPMM_RANKERS to the folder of --out, and --ranker lambdamart uses it.
+    """
+    from lospmm_rank.train import (
+        card,  # LightGBM and what it needs are for this command alone
+        dataset,
+    )
+    from lospmm_rank.train import fit as train
+
+    _check(out, collect, matrices)
+    if collect > 0:
+        _measure(data, collect, quiet=quiet)
+    with reported(quiet=quiet) as progress:
+        measured = dataset.pack(_lines_in(data)) if data.is_dir() else dataset.load(data)
+        devices = sorted(set(measured.device.tolist()))
+        if len(devices) != 1:
+            raise BadRequest(f"{data}: measured on {', '.join(devices)}; a model knows one GPU: give it those of one")
+        if is_stale := dataset.stale(measured) is not None:
+            measured = dataset.renewed(
+                measured,
+                matrices=matrices,
+                workers=settings().workers,
+                progress=lambda done, total: progress("features", done, total),
+            )
+            progress("features", 1, 1)
+        trained = train.train(measured, progress=lambda done, total: progress("train", done, total))
+        progress("train", 1, 1)
+        about = card.card_of(measured, trained)
+        progress("evaluate", 1, 1)
+    out.mkdir(parents=True, exist_ok=True)
+    if is_stale:
+        dataset.save(measured, out / f"{devices[0]}.npz")
+    for ending, text in ((".md", card.as_text(about)), (".json", card.as_json(about)), (".txt", trained.text)):
+        _write(out / f"{devices[0]}{ending}", text)
+    _show(out / f"{devices[0]}.txt", about, as_json=as_json)
+
+
+def _check(out: Path, collect: float, matrices: Path | None) -> None:
+    """What would be found out after minutes. Raises BadRequest, ToolchainFault."""
+    if not 0 <= collect < float("inf"):
+        raise BadRequest(f"--collect {collect}: a number of seconds, from 0 on")
+    check_folder(out)
+    if matrices is not None and not matrices.is_dir():
+        raise BadRequest(f"--matrices {matrices}: there is no such folder")
+
+
+def _lines_in(folder: Path) -> list[Path]:
+    """What ``--collect`` has measured. Raises BadRequest."""
+    if files := sorted(folder.glob("*.jsonl")):
+        return files
+    raise BadRequest(f"{folder}: no .jsonl of measured kernels lies in this folder; --collect measures some")
+
+
+def _measure(folder: Path, seconds: float, *, quiet: bool) -> None:
+    from lospmm_rank.train.collect import Orders, run
+
+    if folder.suffix == ".npz":
+        raise BadRequest(f"--collect: {folder} must be a folder, where what is measured is added to")
+    tell = say(quiet=quiet)
+    tell(str(run(Orders(out=folder, seconds=seconds), lambda tally: tell(str(tally)))))
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    scratch = path.with_name(path.name + ".partial")
+    scratch.write_text(text)
+    scratch.replace(path)
+
+
+def _show(model: Path, about: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"model": str(model), **about})
+        return
+    data = about["data"]
+    pairs = {
+        "model": str(model),
+        "device": about["device"][0],
+        "data": f"{data['kernels']:,} kernels of {sum(data['problems'].values()):,} problems",
+        "trees": str(about["training"]["trees"]),
+    }
+    for result in about["results"]:
+        for name, figures in result["orders"].items():
+            losses = ", ".join(f"{figures[f'loss_top_{top}']:.2%} of top {top}" for top in (1, 5, 10))
+            pairs[f"{result['split']}, {name}"] = f"loss {losses}"
+    print_pairs(pairs)

@@ -1,0 +1,399 @@
+"""The REST service from Python: the work is done there, and the same ``Kernel`` comes back as from ``lospmm.tune``.
+
+with Client("http://localhost:8000") as client:
+    kernel = client.tune(weights, n=4096, device="h200")
+
+A job that was accepted goes on whether anybody waits or not. Whoever waits here goes on after a lost connection and
+after a restart of the service; what it has forgotten is posted again, which is the same job.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import BIAS_FILE, CUBIN_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
+from lospmm.artifact.manifest import MANIFEST_FILE
+from lospmm.client.answers import Job, Page, error_of, parsed
+from lospmm.client.connection import Connection, Gone
+from lospmm.client.events import Hear, LayerProgress, ignore, layer_stages, stages, tell
+from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, upload_of, with_bias
+from lospmm.errors import BadRequest, LospmmError, ServiceFault
+from lospmm.kernel import Kernel, Weights, flattened, matrix_and_values, whole_number
+from lospmm.problem.convolution import Convolution, written
+from lospmm.problem.problem import check_columns, columns_of
+from lospmm.stages import Progress, silent
+from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served, options_of
+
+Result = TypeVar("Result")
+
+#: How long a job is asked for at a time where its events do not come through, in seconds.
+POLL_SECONDS = 20.0
+
+#: The pause between two looks at a job whose service answers at once, as one does that is stopping.
+PAUSE_SECONDS = 0.3
+
+#: How long a service may take, once the time is up, to say how far a job is.
+LAST_SECONDS = 2.0
+
+#: How often a job or kernel that the service has forgotten is posted again.
+POSTS = 3
+
+#: Of a model's name, as many as the service takes.
+NAME_CHARACTERS = 200
+
+_IDENTITY = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerResult:
+    """A layer's kernel, or why it has none. Equal layers have the same digest."""
+
+    name: str
+    digest: str | None = None
+    kernel: Kernel | None = None
+    error: LospmmError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What of the answer to a POST is looked at."""
+
+    digest: str
+
+
+class Client:
+    """Of the service at ``url``; ``key`` is its API key, where it wants one.
+
+    A service that is away, restarted or busy is waited for up to ``patience_seconds`` at a time; ``waits`` is told.
+    Every method raises ServiceFault when that is over, or when the service failed; BadRequest where it refuses.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        patience_seconds: float = 300.0,
+        waits: Callable[[str], None] | None = None,
+    ) -> None:
+        self._connection = Connection(url, key, patience_seconds=patience_seconds, waits=waits)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections. Jobs go on."""
+        self._connection.close()
+
+    def tune(
+        self,
+        weights: Weights,
+        n: int | None = None,
+        *,
+        device: str = "auto",
+        convolution: Convolution | None = None,
+        bias: Sequence[float] | NDArray[np.floating] | None = None,
+        relu: bool = False,
+        residual: bool = False,
+        tensor: str | None = None,
+        seed: int = 0,
+        progress: Progress = silent,
+        timeout_seconds: float | None = None,
+        **options: Any,
+    ) -> Kernel:
+        """As ``lospmm.tune``; ``device`` is by name, and auto is the GPU of the service.
+
+        Of the options it takes SERVED_OPTIONS, and others where they are as by default. ServiceFault also when the
+        kernel is not there within ``timeout_seconds``; the job goes on, and asking again finds it.
+        """
+        query = _query(columns_of(n, convolution), device, seed, options)
+        query |= _layer_query(convolution, relu=relu, residual=residual)
+        upload = upload_of("weights", *matrix_and_values(flattened(weights, convolution), tensor, seed))
+        if bias is not None:
+            upload = with_bias(upload, bias)
+        return self._tuned(upload, query, stages(progress), _deadline(timeout_seconds))
+
+    def tune_model(
+        self,
+        model: ModelWeights,
+        n: int | None = None,
+        *,
+        name: str | None = None,
+        device: str = "auto",
+        convolution: Convolution | None = None,
+        biases: Biases = False,
+        relu: bool = False,
+        residual: bool = False,
+        seed: int = 0,
+        progress: LayerProgress | None = None,
+        timeout_seconds: float | None = None,
+        **options: Any,
+    ) -> list[LayerResult]:
+        """The kernels of a model: a ``.safetensors``, a folder of matrix files, or weights by name.
+
+        ``biases`` are those of layers by name, or True: each layer of a ``.safetensors`` has the one beside its weight.
+
+        A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels. Raises
+        BadMatrix where the model cannot be read at all, and the rest as ``tune``.
+        """
+        return list(
+            self.each_layer(
+                model,
+                n,
+                name=name,
+                device=device,
+                convolution=convolution,
+                biases=biases,
+                relu=relu,
+                residual=residual,
+                seed=seed,
+                progress=progress,
+                timeout_seconds=timeout_seconds,
+                **options,
+            )
+        )
+
+    def each_layer(
+        self,
+        model: ModelWeights,
+        n: int | None = None,
+        *,
+        name: str | None = None,
+        device: str = "auto",
+        convolution: Convolution | None = None,
+        biases: Biases = False,
+        relu: bool = False,
+        residual: bool = False,
+        seed: int = 0,
+        progress: LayerProgress | None = None,
+        timeout_seconds: float | None = None,
+        has: Callable[[str, str], bool] | None = None,
+        **options: Any,
+    ) -> Iterator[LayerResult]:
+        """``tune_model``, one kernel in memory at a time, in the order of the layers once all have ended.
+
+        A kernel that the caller ``has``, by the layer's name and its digest, is not fetched.
+        """
+        query = _query(columns_of(n, convolution), device, seed, options)
+        query |= _layer_query(convolution, relu=relu, residual=residual)
+        posted = read_uploads(model, seed, biases)
+        uploads = {layer: found for layer, found in posted.layers.items() if isinstance(found, Upload)}
+        params = {**query, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
+        ended: dict[str, LayerResult] = {}
+        if uploads:
+            deadline = _deadline(timeout_seconds)
+            ended = self._again(lambda: self._run_model(list(uploads.values()), params, progress, deadline))
+        for layer, found in posted.layers.items():
+            if not isinstance(found, Upload):
+                yield LayerResult(layer, error=found)
+                continue
+            result = ended[layer]
+            if result.error is not None or result.digest is None or (has is not None and has(layer, result.digest)):
+                yield result
+            else:
+                yield self._with_kernel(result, found, query)
+
+    def kernel(self, digest: str) -> Kernel:
+        """A finished kernel, every byte of its files checked. Raises Gone for one that the service does not have."""
+        return self._kernel(_identity(digest), math.inf)
+
+    def _kernel(self, digest: str, deadline: float) -> Kernel:
+        path = f"/v1/kernels/{digest}"
+        while True:
+            manifest = self._connection.ask("GET", path, deadline=deadline)
+            files = self._files(digest, parsed(dict[str, Any], manifest), deadline)
+            unchanged = {"If-None-Match": manifest.headers.get("etag", "")}
+            # One that was damaged there is tuned again: its files must not be those of two tunings.
+            again = self._connection.ask("GET", path, headers=unchanged, deadline=deadline)
+            if again.status_code == 304 or again.content == manifest.content:
+                return self._whole(digest, files)
+
+    def jobs(self, state: str | None = None) -> Iterator[Job]:
+        """The jobs of the service, the last queued first; models without their layers."""
+        params = {} if state is None else {"state": state}
+        while True:
+            page = parsed(Page, self._connection.ask("GET", "/v1/jobs", params=params))
+            yield from page.jobs
+            if page.next is None:
+                return
+            params = {**params, "cursor": page.next}
+
+    def job(self, job_id: str, wait_seconds: float = 0.0) -> Job:
+        """A job as it is now, or once it has ended, or after so long (600 s at most). Raises Gone for an unknown id."""
+        return self._job(_identity(job_id), wait_seconds, math.inf)
+
+    def _job(self, job_id: str, wait_seconds: float, deadline: float) -> Job:
+        path, params, still_seconds = f"/v1/jobs/{job_id}", {"wait": wait_seconds}, wait_seconds + 60.0
+        answer = self._connection.ask("GET", path, params=params, still_seconds=still_seconds, deadline=deadline)
+        return parsed(Job, answer)
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel a job; what has ended stays as it is. Raises Gone for an unknown id."""
+        return parsed(Job, self._connection.ask("DELETE", f"/v1/jobs/{_identity(job_id)}"))
+
+    def _again(self, attempt: Callable[[], Result]) -> Result:
+        for _ in range(POSTS - 1):
+            try:
+                return attempt()
+            except Gone:  # another database or cache than before; posting again is the same job
+                time.sleep(PAUSE_SECONDS)
+        try:
+            return attempt()
+        except Gone as error:
+            raise ServiceFault(str(error)) from None
+
+    def _follow(self, job_id: str, hear: Hear, deadline: float) -> Job:
+        """The job once it has ended; ``hear`` is told of its events, each once."""
+        path, after, is_ended = f"/v1/jobs/{self._told(job_id)}/events", "", False
+        while True:
+            heard, last = False, ""
+            for event in self._connection.listen(path, after, deadline):
+                heard, after, last = True, event.id or after, event.kind
+                tell(hear, event.kind, event.data)
+            # Without events the answer comes when the job has ended; with them it should have.
+            waits = 0.0 if heard else max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))
+            job = self._job(job_id, waits, deadline + LAST_SECONDS)
+            if job.is_ended and (is_ended or last == "state"):
+                return job
+            if job.is_ended:  # while the service was away: once more, for what was missed
+                is_ended = True
+                continue
+            if time.monotonic() >= deadline:
+                raise ServiceFault(
+                    f"{self._connection.url}/v1/jobs/{job_id}: {job.state} when the time was up; the job goes on, and "
+                    "asking again finds it"
+                )
+            time.sleep(PAUSE_SECONDS)
+
+    def _run_model(
+        self, uploads: list[Upload], params: Mapping[str, Any], progress: LayerProgress | None, deadline: float
+    ) -> dict[str, LayerResult]:
+        """Every layer once all have ended, without the kernels."""
+        files = [("matrix", upload.file) for upload in uploads]
+        files += [("bias", upload.bias) for upload in uploads if upload.bias is not None]
+        job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files, deadline=deadline))
+        names = _layers_by_digest(job, uploads)
+        if not job.is_ended:
+            job = self._follow(job.id, layer_stages(progress, names), deadline)
+        if job.layers is None or len(job.layers) != len(uploads):
+            raise ServiceFault(f"{self._connection.url}: the job {job.id} is not of the layers that were posted")
+        found = {}
+        for upload, layer in zip(uploads, job.layers, strict=True):
+            error = None if layer.error is None else error_of(layer.error, self._connection.url)
+            if error is None and layer.state != "succeeded":
+                error = ServiceFault(
+                    f"{self._connection.url}: the layer is {layer.state}, and the service says not why"
+                )
+            found[upload.layer] = LayerResult(upload.layer, layer.digest, error=error)
+        return found
+
+    def _tuned(self, upload: Upload, query: Mapping[str, Any], hear: Hear, deadline: float) -> Kernel:
+        def attempt() -> Kernel:
+            files = {"matrix": upload.file, **({} if upload.bias is None else {"bias": upload.bias})}
+            params = {**query, "wait": 0}
+            answer = self._connection.ask("POST", "/v1/kernels", params=params, files=files, deadline=deadline)
+            if answer.status_code == 201:
+                return self._fetched(parsed(_Named, answer).digest, upload, deadline)
+            job = self._follow(parsed(Job, answer).id, hear, deadline)
+            if job.error is not None:
+                raise error_of(job.error, self._connection.url)
+            return self._fetched(job.id, upload, deadline)
+
+        return self._again(attempt)
+
+    def _told(self, identity: str) -> str:
+        """An id or a digest that the service has answered with. Raises ServiceFault for what is none."""
+        if not _IDENTITY.fullmatch(identity):
+            raise ServiceFault(f"{self._connection.url}: answered with {identity[:80]!r}, which names no job or kernel")
+        return identity
+
+    def _fetched(self, digest: str, upload: Upload, deadline: float = math.inf) -> Kernel:
+        """The kernel, which must be of the matrix that was posted."""
+        kernel = self._kernel(self._told(digest), deadline)
+        if kernel.artifact.manifest["fingerprint"] != upload.fingerprint:
+            raise ServiceFault(f"{self._connection.url}: kernel {digest} is of another matrix than was posted")
+        return kernel
+
+    def _with_kernel(self, result: LayerResult, upload: Upload, query: Mapping[str, Any]) -> LayerResult:
+        assert result.digest is not None
+        try:
+            try:
+                return replace(result, kernel=self._fetched(result.digest, upload))
+            except Gone:  # removed or damaged there, a moment ago
+                return replace(result, kernel=self._tuned(upload, query, ignore, math.inf))
+        except LospmmError as error:
+            return replace(result, error=error)
+
+    def _files(self, digest: str, described: Mapping[str, Any], deadline: float) -> dict[str, bytes]:
+        """The files of an artifact, as the service's store has them."""
+        manifest = {name: value for name, value in described.items() if name not in ("digest", "links")}
+        links = described.get("links")
+        source = SOURCE_FILES.get(str(manifest.get("emitter")))
+        if not isinstance(links, dict) or source is None:
+            raise ServiceFault(f"{self._connection.url}: kernel {digest}: the answer is not the manifest of a kernel")
+        parts = {CUBIN_FILE: "cubin", source: "source", TUNING_FILE: "tuning"}
+        # Which an earlier version did not keep, and a kernel without a bias does not have.
+        later = {MATRIX_FILE: "matrix", SPACE_FILE: "space", BIAS_FILE: "bias"}
+        parts |= {name: part for name, part in later.items() if links.get(part) is not None}
+        files = {
+            name: self._connection.ask("GET", f"/v1/kernels/{digest}/{part}", deadline=deadline).content
+            for name, part in parts.items()
+        }
+        return {**files, MANIFEST_FILE: f"{json.dumps(manifest, indent=2)}\n".encode()}
+
+    def _whole(self, digest: str, files: Mapping[str, bytes]) -> Kernel:
+        where = f"{self._connection.url}: kernel {digest}"
+        try:
+            return Kernel(artifact.from_files(files, where))
+        except BadRequest as error:  # which is not the fault of whoever asked
+            raise ServiceFault(str(error)) from None
+
+
+def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a tuning. Raises BadRequest, and Unsupported for what the service decides itself."""
+    check_served(options)
+    chosen = options_of(options)
+    served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
+    if served["cache"] == Options().cache:
+        del served["cache"]  # which an older service does not know
+    check_columns(columns := whole_number("n", n))
+    return {"n": columns, "device": str(device), "seed": whole_number("seed", seed), **served}
+
+
+def _layer_query(convolution: Convolution | None, *, relu: bool, residual: bool) -> dict[str, Any]:
+    """What makes a product a layer, where it is one: an older service does not know the parameters."""
+    window = {} if convolution is None else {"conv": written(convolution)}
+    return {**window, **({"relu": True} if relu else {}), **({"residual": True} if residual else {})}
+
+
+def _identity(text: str) -> str:
+    """Of a job or a kernel. Raises BadRequest for what cannot be one: it becomes part of a URL."""
+    if not _IDENTITY.fullmatch(text):
+        raise BadRequest(f"{text[:80]!r} is not the id of a job or the digest of a kernel: 64 hexadecimal digits")
+    return text
+
+
+def _deadline(timeout_seconds: float | None) -> float:
+    return math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+
+
+def _layers_by_digest(job: Job, uploads: list[Upload]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for upload, layer in zip(uploads, job.layers or (), strict=False):
+        if layer.digest is not None:
+            names.setdefault(layer.digest, []).append(upload.layer)
+    return names

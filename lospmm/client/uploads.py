@@ -1,0 +1,122 @@
+"""Matrices as they are posted to the REST service: canonical, so that equal ones are the same bytes."""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import BadRequest
+from lospmm.kernel import Weights, matrix_and_values
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.matrix.layers import Model, check_names, folder_of, open_model
+from lospmm.matrix.npz import write_npz
+from lospmm.matrix.readers import MatrixFile, Values
+from lospmm.problem.epilogue import epilogue_of
+
+#: A model: the path of a ``.safetensors`` or of a folder of matrix files, one that is open, or weights by their names.
+ModelWeights: TypeAlias = str | os.PathLike[str] | Model | Mapping[str, Weights]
+
+
+#: Biases of layers by name; True: those that lie beside the weights of a ``.safetensors``.
+Biases: TypeAlias = bool | Mapping[str, Sequence[float] | NDArray[np.floating]]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    layer: str
+    file: tuple[str, bytes, str]  # as httpx2 takes it: its name, content and type
+    fingerprint: str  # of the matrix
+    bias: tuple[str, bytes, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """The layers of a model by name, in its order; or what is wrong with one."""
+
+    name: str
+    layers: Mapping[str, Upload | BadRequest]
+
+
+def upload_of(layer: str, matrix: SparseMatrix, values: Values) -> Upload:
+    """A pattern goes as one: the service draws the values, so that its manifest says so."""
+    suffix, content = ("smtx", _write_smtx(matrix)) if values == "drawn" else ("npz", write_npz(matrix))
+    # The service takes the layer's name from that of the file.
+    return Upload(layer, (f"{folder_of(layer)}.{suffix}", content, "application/octet-stream"), matrix.fingerprint)
+
+
+def with_bias(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upload:
+    """The same with the bias beside it, as a ``.npy``. Raises BadRequest for what is not a row of finite numbers."""
+    file = io.BytesIO()
+    np.save(file, np.array(epilogue_of(bias, relu=False, residual=False).bias, np.float32))
+    # The service takes the layer from the name of the file.
+    name = f"{folder_of(upload.layer)}.npy"
+    return replace(upload, bias=(name, file.getvalue(), "application/octet-stream"))
+
+
+def read_uploads(model: ModelWeights, seed: int, biases: Biases = False) -> Uploads:
+    """Raises BadMatrix where no layer can be read at all, BadRequest for names that are none."""
+    named = biases if isinstance(biases, Mapping) else {}
+    uploads = _read(model, seed, has_own=biases is True)
+    if others := named.keys() - uploads.layers.keys():
+        raise BadRequest(f"biases: the model has no layer {min(map(str, others))!r:.80}")
+    layers = dict(uploads.layers)
+    for name, bias in named.items():
+        found = layers[name]
+        layers[name] = found if isinstance(found, BadRequest) else _biased(found, bias)
+    return replace(uploads, layers=layers)
+
+
+def _read(model: ModelWeights, seed: int, *, has_own: bool) -> Uploads:
+    if isinstance(model, Mapping):
+        if not model:
+            raise BadRequest("the model has no layers")
+        if wrong := [name for name in model if not isinstance(name, str)]:
+            raise BadRequest(f"{wrong[0]!r:.80} is not the name of a layer: give texts")
+        check_names(list(model))
+        if has_own:
+            raise BadRequest("biases: True takes those of a .safetensors; of weights by name, give biases by name too")
+        return Uploads("model", {name: _upload(name, weights) for name, weights in model.items()})
+    opened = model if isinstance(model, Model) else open_model(Path(model), seed=seed)
+    if has_own:
+        opened.check_biases()
+    layers: dict[str, Upload | BadRequest] = {
+        name: _of_file(name, found, has_own=has_own) if isinstance(found, MatrixFile) else found
+        for name, found in opened.read()
+    }
+    return Uploads(opened.name, layers)
+
+
+def _of_file(name: str, file: MatrixFile, *, has_own: bool) -> Upload | BadRequest:
+    upload = upload_of(name, file.matrix, file.values)
+    try:
+        return upload if not has_own or (bias := file.bias) is None else with_bias(upload, bias)
+    except BadRequest as error:
+        return error
+
+
+def _biased(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upload | BadRequest:
+    try:
+        return with_bias(upload, bias)
+    except BadRequest as error:
+        return error
+
+
+def _upload(name: str, weights: Weights) -> Upload | BadRequest:
+    try:
+        return upload_of(name, *matrix_and_values(weights))
+    except BadRequest as error:
+        return error
+
+
+def _write_smtx(matrix: SparseMatrix) -> bytes:
+    lines = (
+        f"{matrix.m}, {matrix.k}, {matrix.nnz}",
+        " ".join(map(str, matrix.indptr.tolist())),
+        " ".join(map(str, matrix.indices.tolist())),
+    )
+    return "".join(f"{line}\n" for line in lines).encode()

@@ -1,0 +1,284 @@
+"""The one small language that a kernel is written in before it is CUDA C++, PTX or machine code.
+
+A thread computes one column of C for a few rows. It has accumulators (one per row of its tile and a second one for each
+long row, zero at the start) and buffers for elements of B, and does three things:
+
+    Load   buffer <- B[k, column]
+    Fma    accumulator <- accumulator + weight * buffer
+    Store  C[row, column] <- accumulator
+
+Where several blocks share a tile (``split_k`` parts, each with some of its columns), they add up what they have. A
+thread and those of its column in the other parts then share a mailbox, in which every slot is written once:
+
+    Send      slot <- accumulator
+    Exchange  waits until every part has sent
+    Collect   buffer <- slot
+
+What a layer adds to its product goes through the accumulators too, and what it makes of the sum is the kernel's
+``epilogue``, which every Store applies (ReLU):
+
+    Begin     accumulator <- weight
+    Residual  accumulator <- residual[row, column]
+    Add       accumulator <- accumulator + weight
+
+A long row is added up in parts (``lospmm.problem.long_rows``), the first in its accumulator, each other one in a
+second:
+
+    Fold      accumulator <- accumulator + second, second <- 0
+
+A ``TileProgram`` is what one thread block runs, as a table with one row per instruction, so that emitters can work on
+whole columns of it; ``instructions`` reads the table as values to ``match`` on. A ``KernelProgram`` holds the distinct
+tile programs and which of them each block row runs: for a kernel ``dispatch`` is 0, 1, 2, ...; a proxy (Figure 8c) has
+fewer programs than block rows. The parts of a tile are block rows next to each other.
+
+A Load's ``k`` and a Store's ``row`` are names that the kernel's addressing turns into addresses: of row-major B and C,
+or, under implicit im2col (section 6.2), of a convolution's input and output. ``outside`` of a convolution's padding a
+Load is zero: it and the multiply-adds that use it are left out, by a predicate of the thread.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.problem.convolution import Convolution, guard_bits, row_elements
+from lospmm.problem.dtype import FLOAT32, FLOAT_BYTES, Dtype
+from lospmm.problem.epilogue import PLAIN, Epilogue
+from lospmm.problem.lanes import SINGLE, Words
+from lospmm.problem.problem import Launch, ceil_div
+
+
+class Op(IntEnum):
+    LOAD = 0
+    FMA = 1
+    STORE = 2
+    SEND = 3
+    EXCHANGE = 4
+    COLLECT = 5
+    BEGIN = 6
+    RESIDUAL = 7
+    ADD = 8
+    FOLD = 9
+
+
+#: One instruction. LOAD: target = buffer, source = k. FMA: target = accumulator, source = buffer, weight.
+#: STORE: target = row of C, source = accumulator, or ZERO for a row that no nonzero touches. SEND: target = slot,
+#: source = accumulator. EXCHANGE: once in every part. COLLECT: target = buffer, source = slot, one of the part's own.
+#: BEGIN and ADD: target = accumulator, weight. RESIDUAL: target = accumulator, source = row.
+#: FOLD: target = accumulator, source = the second one.
+INSTRUCTION = np.dtype([("op", "u1"), ("target", "<i4"), ("source", "<i4"), ("weight", "<f4")])
+
+#: The source of a Store that writes zero without an accumulator.
+ZERO = -1
+
+#: A load or store reaches 8 MiB either side of an address.
+WINDOW_BYTES = 1 << 24
+
+
+class Load(NamedTuple):
+    buffer: int
+    k: int
+
+
+class Fma(NamedTuple):
+    accumulator: int
+    buffer: int
+    weight: np.float32
+
+
+class Store(NamedTuple):
+    row: int
+    accumulator: int
+
+
+class Send(NamedTuple):
+    slot: int
+    accumulator: int
+
+
+class Exchange(NamedTuple):
+    pass
+
+
+class Collect(NamedTuple):
+    buffer: int
+    slot: int
+
+
+class Begin(NamedTuple):
+    accumulator: int
+    weight: np.float32
+
+
+class Residual(NamedTuple):
+    accumulator: int
+    row: int
+
+
+class Add(NamedTuple):
+    accumulator: int
+    weight: np.float32
+
+
+class Fold(NamedTuple):
+    accumulator: int
+    second: int
+
+
+Instruction = Load | Fma | Store | Send | Exchange | Collect | Begin | Residual | Add | Fold
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileProgram:
+    """The instructions of one thread block function and how many registers of each kind they name.
+
+    ``slots`` is how many slots of the mailbox each part has: slot i belongs to part i // slots.
+    """
+
+    code: NDArray[np.void]  # of INSTRUCTION
+    accumulators: int
+    buffers: int
+    slots: int = 0
+
+    def count(self, op: Op) -> int:
+        return int(np.count_nonzero(self.code["op"] == op))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TileProgram) and self.code.tobytes() == other.code.tobytes()
+
+    def __hash__(self) -> int:
+        return hash(self.code.tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class KernelProgram:
+    """A whole kernel: block row i runs ``tiles[dispatch[i]]``.
+
+    ``n`` counts columns of ``words``; None takes it as a run-time argument. ``cols`` None takes the columns per block
+    from the launch. ``registers`` is the most that a thread may use (``--maxrregcount``).
+    """
+
+    name: str
+    m: int
+    k: int
+    n: int | None
+    cols: int | None
+    tiles: tuple[TileProgram, ...]
+    dispatch: tuple[int, ...]
+    registers: int
+    column_group: int = 1
+    lockstep: int = 0  # instructions between two barriers that keep the warps of a block together; 0: none
+    split_k: int = 1  # parts of a tile: block rows i * split_k to (i + 1) * split_k - 1 share one
+    convolution: Convolution | None = None  # whose n is the kernel's
+    epilogue: Epilogue = PLAIN
+    words: Words = SINGLE  # of B and C, of this type:
+    dtype: Dtype = FLOAT32
+    walks: int = 1  # columns that a thread computes, one after another: its own and those ``cols`` further
+    kept_bytes: int = 0  # of shared memory, for the sums of the columns that a block is not at
+
+    @property
+    def block_rows(self) -> int:
+        return len(self.dispatch)
+
+    @property
+    def slots(self) -> int:
+        """Slots of the mailbox that a thread needs room for."""
+        return max((tile.slots for tile in self.tiles), default=0)
+
+    def b_elements(self, k: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Elements from where a thread's column of B begins to its rows ``k``; n is known."""
+        assert self.n is not None
+        return np.asarray(k, np.int64) * self.n if self.convolution is None else row_elements(self.convolution, k)
+
+    @property
+    def c_row_elements(self) -> int:
+        """Elements from a row of C, and of the residual, to the next in a thread's column; n is known."""
+        assert self.n is not None
+        return self.n if self.convolution is None else self.convolution.pixels
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether threads keep bits that say which elements of their column lie in the padding."""
+        return self.convolution is not None and self.convolution.is_padded
+
+    def guards(self, code: NDArray[np.void]) -> NDArray[np.int64]:
+        """Of each instruction of a tile: the bits of ``convolution.outside`` of which any leaves it out, or 0.
+
+        A multiply-add is left out with the load that its buffer had last.
+        """
+        bits = np.zeros(len(code), np.int64)
+        if self.convolution is None or not self.is_guarded:
+            return bits
+        loads = np.flatnonzero(code["op"] == Op.LOAD)
+        bits[loads] = guard_bits(self.convolution, code["source"][loads])
+        filled = np.flatnonzero((code["op"] == Op.LOAD) | (code["op"] == Op.COLLECT))
+        fmas = np.flatnonzero(code["op"] == Op.FMA)
+        if len(fmas):
+            bits[fmas] = bits[_last_before(filled, code["target"][filled], fmas, code["source"][fmas])]
+        return bits
+
+
+def instructions(program: TileProgram) -> Iterator[Instruction]:
+    """The table of a tile program, row by row, as values."""
+    code = program.code
+    columns = zip(code["op"].tolist(), code["target"].tolist(), code["source"].tolist(), code["weight"], strict=True)
+    for op, target, source, weight in columns:
+        if op == Op.LOAD:
+            yield Load(target, source)
+        elif op == Op.FMA:
+            yield Fma(target, source, weight)
+        elif op == Op.STORE:
+            yield Store(target, source)
+        elif op == Op.SEND:
+            yield Send(target, source)
+        elif op == Op.EXCHANGE:
+            yield Exchange()
+        elif op == Op.COLLECT:
+            yield Collect(target, source)
+        elif op == Op.BEGIN:
+            yield Begin(target, weight)
+        elif op == Op.RESIDUAL:
+            yield Residual(target, source)
+        elif op == Op.FOLD:
+            yield Fold(target, source)
+        else:
+            yield Add(target, weight)
+
+
+def _last_before(
+    writers: NDArray[np.intp], written: NDArray[np.int32], readers: NDArray[np.intp], read: NDArray[np.int32]
+) -> NDArray[np.intp]:
+    """Of each reader, the last of ``writers`` before it that wrote the buffer it reads; both are ascending places."""
+    far = int(max(writers[-1], readers[-1])) + 1
+    keys = written.astype(np.int64) * far + writers  # buffer by buffer, then by place
+    order = np.argsort(keys)
+    found = np.searchsorted(keys[order], read.astype(np.int64) * far + readers) - 1
+    return writers[order[found]]
+
+
+def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, int, int]:
+    """Blocks along x, y and z, of which x runs fastest: column blocks of a group, block rows, groups.
+
+    A block's column block is z * (blocks along x) + x; the last group may reach behind the last one.
+    """
+    block_cols = ceil_div(n, cols)
+    group = min(column_group or block_cols, block_cols)
+    return group, block_rows, ceil_div(block_cols, group)
+
+
+def narrowed(whole: Launch, words: int) -> Launch:
+    """``whole`` with no more column blocks than the first ``words`` need: of a ``grid``, a thread a word."""
+    x, block_rows, _ = whole.grid
+    blocks = ceil_div(words, whole.block)
+    return replace(whole, grid=(min(x, blocks), block_rows, ceil_div(blocks, x)))
+
+
+def launch(program: KernelProgram) -> Launch:
+    """How a kernel with fixed ``n`` and ``cols`` is started."""
+    assert program.n is not None and program.cols is not None, "a run-time size has no launch of its own"
+    shape = grid(program.block_rows, program.n, program.cols * program.walks, program.column_group)
+    shared_bytes = program.slots * program.cols * FLOAT_BYTES + program.kept_bytes
+    return Launch(shape, program.cols, shared_bytes=shared_bytes)

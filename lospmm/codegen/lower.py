@@ -1,0 +1,94 @@
+"""From a candidate to the program of its kernel: one tile program per tile, and the blocks that write zeros."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.schedule import tile_programs, zero_program
+from lospmm.errors import Unsupported
+from lospmm.problem.convolution import order_of_rows
+from lospmm.problem.dtype import FLOAT32
+from lospmm.problem.lanes import in_words, words_of
+from lospmm.problem.long_rows import chain_limits
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import ZERO_ROWS, Candidate
+from lospmm.space.registers import forecast_of_candidate, prefetch_of
+from lospmm.space.walks import REACH, WALKS, kept_bytes, may_walk_twice, pieces_of
+
+
+def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
+    """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block, or a
+    block for each part where tiles have several. Of 16-bit types its columns are those of words
+    (``lospmm.problem.lanes``). For tf32 it is more exact than it has to be. Raises Unsupported for parts of several
+    words.
+    """
+    matrix, tiling = problem.matrix, candidate.tiling
+    schedule = replace(candidate.schedule, prefetch=prefetch_of(problem, candidate))
+    words = words_of(problem, schedule.thread_words)
+    if schedule.thread_words > 1 and schedule.split_k > 1:
+        raise Unsupported("several words to a thread, and several blocks to a tile: take one of them")
+    epilogue = problem.epilogue
+    order = None if problem.convolution is None else order_of_rows(problem.convolution)
+    limits = chain_limits(matrix, problem.dtype, schedule.split_k)
+    tiles = [
+        program
+        for tile in tiling.tiles
+        for program in tile_programs(matrix, tile.rows, schedule, epilogue=epilogue, order=order, limits=limits)
+    ]
+    kept = _kept_bytes(problem, candidate, max((tile.accumulators for tile in tiles), default=0))
+    cuts = range(ZERO_ROWS, len(tiling.empty_rows), ZERO_ROWS)
+    if len(tiling.empty_rows):
+        blocks = np.split(tiling.empty_rows, cuts)
+        tiles += [
+            zero_program(part, epilogue=epilogue, accumulators=candidate.tile.rows)
+            for block in blocks
+            for part in np.array_split(block, schedule.split_k)
+        ]
+    return KernelProgram(
+        name=kernel_name(problem),
+        m=matrix.m,
+        k=matrix.k,
+        n=problem.n // words.columns,
+        cols=candidate.tile.cols,
+        tiles=tuple(tiles),
+        dispatch=tuple(range(len(tiles))),
+        registers=forecast_of_candidate(problem, candidate),
+        column_group=schedule.column_group,
+        lockstep=schedule.lockstep,
+        split_k=schedule.split_k,
+        convolution=problem.convolution,
+        epilogue=epilogue,
+        words=words,
+        walks=schedule.walks,
+        kept_bytes=kept,
+        dtype=problem.dtype if problem.dtype.is_16_bit else FLOAT32,
+    )
+
+
+def _kept_bytes(problem: Problem, candidate: Candidate, sums: int) -> int:
+    """The shared memory of a kernel that walks its code twice, of so many sums a thread. Raises Unsupported where there
+    is none."""
+    schedule, cols = candidate.schedule, candidate.tile.cols
+    if schedule.walks == 1:
+        return 0
+    words, n = words_of(problem), in_words(problem).n
+    if not may_walk_twice(problem, schedule) or WALKS * cols > n:
+        raise Unsupported(
+            f"{schedule.walks} walks: of a product of {WALKS} x {cols} columns or more, without a residual or parts"
+        )
+    if schedule.prefetch > problem.matrix.k or schedule.prefetch * n * words.stored_bytes > REACH:
+        raise Unsupported(f"{schedule.walks} walks: {schedule.prefetch} rows of B to begin with, of those within 8 MiB")
+    kept = kept_bytes(candidate, sums, problem.device.shared_bytes_per_block)
+    if kept == 0 and any(pieces_of(tile.nnz + tile.nnc) > 1 for tile in candidate.tiling.tiles):
+        raise Unsupported(f"{schedule.walks} walks: {cols} threads have no shared memory for {sums} sums each")
+    return kept
+
+
+def kernel_name(problem: Problem) -> str:
+    """The entry point's name: the problem's shape, matrix and epilogue, never a user's text."""
+    matrix, convolution, epilogue = problem.matrix, problem.convolution, problem.epilogue
+    window = "" if convolution is None else f"_conv{convolution.kernel_height}x{convolution.kernel_width}"
+    added = {"bias": epilogue.bias is not None, "residual": epilogue.residual, "relu": epilogue.relu}
+    parts = "".join(f"_{name}" for name, is_there in added.items() if is_there)
+    return f"lospmm_{matrix.m}x{matrix.k}_n{problem.n}_{matrix.fingerprint[:8]}{window}{parts}"

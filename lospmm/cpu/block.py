@@ -1,0 +1,90 @@
+"""A packed kernel on a CPU: its text, unchanged, compiled by g++ behind block.h and run in a process of its own.
+
+Whole blocks of threads run, those of the blocks of columns that hold the chosen ones.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.cpu.cpu import HUNDREDTHS
+from lospmm.errors import VerificationFailed
+from lospmm.families.packed import PackedKernel
+from lospmm.settings import settings
+from lospmm.stages import Count, uncounted
+from lospmm.store import Store
+from lospmm.toolchain import lifetime
+from lospmm.toolchain.gxx import BLOCK_OPTIONS, compile_shared_library
+from lospmm.toolchain.process import Limits, run
+
+RUN_LIMITS = Limits(seconds=300.0, address_space_bytes=16 << 30)
+
+_HERE = Path(__file__).parent
+
+
+def execute_packed(
+    kernel: PackedKernel,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    *,
+    m: int,
+    residual: NDArray[np.float32] | None = None,
+    progress: Count = uncounted,
+) -> NDArray[np.float32]:
+    """C (m, n) of ``b`` (k, n), of which only the blocks that hold ``columns`` are computed; NaN elsewhere.
+    ``progress`` is told of hundredths.
+
+    Raises VerificationFailed where the kernel faults, or writes to a column of another block, and ToolchainFault where
+    g++ is missing or fails.
+    """
+    n = b.shape[1]
+    blocks = np.unique(columns // kernel.cols)
+    result = run_blocks(kernel, blocks, b, np.full((m, n), np.nan, dtype=np.float32), residual, progress=progress)
+    others = ~np.isin(np.arange(n) // kernel.cols, blocks)
+    if not np.isnan(result[:, others]).all():
+        raise VerificationFailed(f"{kernel.entry} on the CPU: a block writes to columns of another one")
+    return result
+
+
+def run_blocks(
+    kernel: PackedKernel,
+    blocks: NDArray[np.int64],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
+    *,
+    progress: Count = uncounted,
+) -> NDArray[np.float32]:
+    """What the blocks with these numbers along x make of ``c``, whose shape is free. Raises as ``execute_packed``."""
+    header = (_HERE / "block.h").read_text()
+    library = compile_shared_library(
+        kernel.source, header=header, store=Store(settings().cache_dir), options=BLOCK_OPTIONS
+    )
+    dtype = kernel.dtype
+    stored = dtype.to_storage(c)
+    arrays: dict[str, NDArray[Any]] = {"columns": blocks.astype(np.int64), "b": dtype.to_storage(b), "c": stored}
+    if residual is not None:
+        arrays["residual"] = dtype.to_storage(residual)
+    launch = kernel.launch
+    with lifetime.temporary_directory() as directory:
+        for name, array in arrays.items():
+            (directory / name).write_bytes(array.tobytes())
+        (directory / "data").write_bytes(kernel.data)
+        (directory / "kernel.so").write_bytes(library)
+        shape = (*launch.grid, launch.block, launch.shared_bytes)
+        command: tuple[str | Path, ...] = (
+            sys.executable,
+            "-I",
+            _HERE / "block_process.py",
+            "./kernel.so",
+            kernel.entry,
+            *map(str, shape),
+        )
+        finished = run(command, cwd=directory, limits=RUN_LIMITS, watch=lambda dots: progress(dots, HUNDREDTHS))
+        if finished.failure is not None:
+            last_line = finished.stderr.strip().rpartition("\n")[2]
+            raise VerificationFailed(f"{kernel.entry} on the CPU: {finished.failure} {last_line}".strip())
+        return dtype.from_storage(np.fromfile(directory / "c", dtype=stored.dtype).reshape(c.shape))

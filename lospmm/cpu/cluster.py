@@ -1,0 +1,151 @@
+"""Blocks that share a tile: the mailbox that each has in its shared memory, and the barrier at which they meet.
+
+A slot of a mailbox has one element for each thread, and is written once. That it is read as it was written takes four
+steps, which are what is checked here, so that the order in which blocks run shows nowhere: its writer stores (ST), has
+all see what it stored (MEMBAR), arrives at the barrier, and its reader has waited at the barrier since. A store before
+the first wait may come before its receiver has started, and one that its receiver does not wait for after it has left.
+
+The barrier has phases 0, 1, ...; the prologue has arrived at the first. Who has left counts as arrived, and nobody may
+arrive twice in a phase (PTX ISA, ``barrier.cluster``), nor wait without having arrived: for itself. So of blocks that
+wait, one that waits for the earliest phase goes on, and nothing else can end in a deadlock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.sass.machine import PEER_BYTES
+from lospmm.cpu.fault import Fault
+from lospmm.cpu.geometry import Geometry, stray_access
+from lospmm.problem.dtype import FLOAT_BYTES
+
+#: Slot 0 of thread 0 in block 0: as an address in shared memory, and as a generic one. Their low words leave room for
+#: all blocks of a cluster, as the hardware's do: no sum of them carries. They differ, so that neither stands for both.
+MAILBOX_ADDRESS = 1 << 10
+PEERS_ADDRESS = (1 << 62) + (1 << 28)
+
+#: The most that a block is given (CUDA C++ Programming Guide, compute capability 9.0).
+SHARED_BYTES = 227 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Letter:
+    """What a slot holds, and the phase for which a reader must have waited; None: not known yet."""
+
+    sender: int
+    elements: NDArray[np.float32]  # (threads,)
+    is_fenced: bool = False
+    phase: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """What one part of a tile has beside its registers, and how far it has come."""
+
+    number: int
+    columns: NDArray[np.int64]  # (threads,)
+    own: NDArray[np.uint64]  # (threads,): bytes from an element of thread 0 to that of each
+    slot_bytes: int
+    cluster: Sequence["Block"]
+    letters: dict[int, Letter] = field(default_factory=dict)  # by slot of the own mailbox
+    arrived: int = 1  # phases
+    waited: int = 0
+    has_left: bool = False
+    _sent: list[Letter] = field(default_factory=list)  # those without a phase
+
+    @property
+    def mailbox(self) -> NDArray[np.uint64]:
+        """Where each thread finds its slot 0 in shared memory, (threads,)."""
+        return cast(NDArray[np.uint64], self.own + np.uint64(MAILBOX_ADDRESS + self.number * PEER_BYTES))
+
+    @property
+    def peers(self) -> NDArray[np.uint64]:
+        """The generic address of each thread's slot 0 in block 0, (threads,)."""
+        return cast(NDArray[np.uint64], self.own + np.uint64(PEERS_ADDRESS))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for a block that has neither arrived nor left."""
+        return any(other.arrived < self.waited and not other.has_left for other in self.cluster)
+
+    def send(self, address: NDArray[np.uint64], elements: NDArray[np.float32]) -> None:
+        """Writes a slot of any block. Raises Fault for another address, and for a receiver that may not be there."""
+        if self.waited == 0:
+            raise Fault("stores before the first CLUSTER_WAIT: the receiver may not have started")
+        number, slot = self._slot(address - self.peers, len(self.cluster))
+        receiver = self.cluster[number]
+        if slot in receiver.letters:
+            before = receiver.letters[slot].sender
+            raise Fault(f"writes slot {slot} of part {number} again, part {before} has written it")
+        if receiver.has_left:
+            raise Fault(f"writes slot {slot} of part {number}, which may have left")
+        receiver.letters[slot] = Letter(self.number, elements)
+        self._sent.append(receiver.letters[slot])
+
+    def collect(self, address: NDArray[np.uint64]) -> NDArray[np.float32]:
+        """The elements of a slot of its own, (threads,). Raises Fault for another address, and for one not there."""
+        _, slot = self._slot(address - self.mailbox, 1)
+        letter = self.letters.get(slot)
+        if letter is None:
+            raise Fault(f"reads slot {slot}, which nobody has written")
+        if why := self._unseen(letter):
+            raise Fault(f"reads slot {slot}, which part {letter.sender} has written: {why}")
+        return letter.elements
+
+    def fence(self) -> None:
+        for letter in self._sent:
+            letter.is_fenced = True
+
+    def arrive(self) -> None:
+        """Raises Fault for an arrival that no wait separates from the one before."""
+        if self.arrived > self.waited:
+            raise Fault("arrives again without a CLUSTER_WAIT between")
+        for letter in self._sent:
+            letter.phase = self.arrived if letter.is_fenced else None
+        self._sent = [letter for letter in self._sent if not letter.is_fenced]
+        self.arrived += 1
+
+    def wait(self) -> None:
+        """Goes on once it is no longer held. Raises Fault where it would wait for itself."""
+        if self.arrived == self.waited:
+            raise Fault("waits without a CLUSTER_ARRIVE before: for itself, and so for ever")
+        self.waited += 1
+
+    def leave(self) -> None:
+        """Raises Fault where its mailbox may still be written."""
+        for slot, letter in self.letters.items():
+            if why := self._unseen(letter):
+                raise Fault(f"leaves while part {letter.sender} may still write slot {slot}: {why}")
+        self.has_left = True
+
+    def _unseen(self, letter: Letter) -> str | None:
+        """Why this block cannot rely on it that a slot was written."""
+        if not letter.is_fenced:
+            return "no MEMBAR has followed"
+        if letter.phase is None:
+            return "no CLUSTER_ARRIVE has followed its MEMBAR"
+        return None if letter.phase < self.waited else "no CLUSTER_WAIT here has followed its CLUSTER_ARRIVE"
+
+    def _slot(self, distance: NDArray[np.uint64], blocks: int) -> tuple[int, int]:
+        """The block and the slot that all threads go to, given how far from slot 0 of the first of ``blocks``."""
+        number, within = np.divmod(distance, np.uint64(PEER_BYTES))
+        slot, rest = np.divmod(within, np.uint64(self.slot_bytes))
+        stray = (rest != 0) | (number >= blocks) | (within + np.uint64(self.slot_bytes) > SHARED_BYTES)
+        if stray.any():
+            first = int(stray.argmax())
+            offset = int((distance + self.own)[first : first + 1].astype(np.int64)[0])
+            raise Fault(stray_access("the mailbox", offset, int(self.columns[first])))
+        if (distance != distance[0]).any():
+            raise Fault("threads of one warp go to different slots")
+        return int(number[0]), int(slot[0])
+
+
+def cluster_of(parts: int, geometry: Geometry, columns: NDArray[np.int64]) -> list[Block]:
+    """The blocks of a tile, which compute ``columns`` together; a thread's number is its column's within the block."""
+    own = (columns % geometry.cols * FLOAT_BYTES).astype(np.uint64)
+    blocks: list[Block] = []
+    blocks += [Block(number, columns, own, geometry.cols * FLOAT_BYTES, blocks) for number in range(parts)]
+    return blocks

@@ -1,0 +1,136 @@
+"""What a launch tells a kernel, and where the kernel finds B and C while a CPU runs it.
+
+B and C may be far larger than what is computed, so they lie at addresses where no memory is, as does the residual,
+which is laid out as C. A runtime turns the address of each access into a row of the thread's own column; any other
+address is refused, with the line at fault. Where a convolution takes B from its input, that is an element of the
+thread's window.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.emission import Emission
+from lospmm.codegen.ir import KernelProgram, grid
+from lospmm.errors import VerificationFailed
+from lospmm.problem.convolution import Convolution, column_elements, output_elements, rows_at
+from lospmm.problem.dtype import FLOAT32, Dtype
+from lospmm.problem.lanes import SINGLE, Words
+
+#: Beyond what any processor maps, and further apart than any B is long.
+B_ADDRESS = 1 << 60
+C_ADDRESS = 1 << 61
+RESIDUAL_ADDRESS = 3 << 60
+
+#: Of machine code's tiles.
+CODE_ADDRESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The sizes of a launch; its n and columns are those of ``words``. ``takes_n`` says that n is the kernel's last
+    argument, ``takes_residual`` that it has a third address.
+    """
+
+    m: int
+    k: int
+    n: int
+    cols: int  # threads per block
+    block_rows: int
+    grid: tuple[int, int, int]
+    takes_n: bool
+    convolution: Convolution | None = None
+    takes_residual: bool = False
+    words: Words = SINGLE
+    dtype: Dtype = FLOAT32  # of the words
+    walks: int = 1
+    kept_bytes: int = 0  # of shared memory
+
+    def columns_of(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The columns of B and C that these words hold."""
+        per_word = self.words.columns
+        return np.add.outer(words * per_word, np.arange(per_word)).reshape(-1)
+
+    def first_columns(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first column of the thread that computes each of these; the last block that has a column counts."""
+        across = self.walks * self.cols
+        start = np.minimum(columns // across * across, self.n - across)
+        return start + (columns - start) % self.cols
+
+    def together(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """``columns`` and all others that the same threads compute, ascending."""
+        if self.walks == 1:
+            return columns
+        steps = self.cols * np.arange(self.walks)
+        return np.unique(np.add.outer(self.first_columns(columns), steps))
+
+    def own_b(self, columns: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Bytes from the start of B, or of the input, to where the column of each thread begins, modulo 2^64."""
+        elements = columns if self.convolution is None else column_elements(self.convolution, columns)
+        return (elements * self.words.stored_bytes).astype(np.uint64)
+
+    def own_c(self, columns: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Bytes from the start of C to row 0 of each column."""
+        elements = columns if self.convolution is None else output_elements(self.convolution, self.m, columns)
+        return (elements * self.words.stored_bytes).astype(np.uint64)
+
+    def rows_of_b(self, columns: NDArray[np.int64], offset: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The row of its own column that lies ``offset`` bytes from the start of B, of each thread; -1: none does."""
+        if self.convolution is None:
+            return _rows(offset - self.own_b(columns), self.n * self.words.stored_bytes, self.k)
+        element, rest = np.divmod(offset, np.uint64(self.words.stored_bytes))
+        inside = (rest == 0) & (element < self.convolution.input_elements)
+        found = rows_at(self.convolution, columns, np.where(inside, element, 0).astype(np.int64))
+        return np.where(inside, found, -1)
+
+    def rows_of_c(self, columns: NDArray[np.int64], offset: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The same of C and of the residual."""
+        row_elements = self.n if self.convolution is None else self.convolution.pixels
+        return _rows(offset - self.own_c(columns), row_elements * self.words.stored_bytes, self.m)
+
+    def places_of_c(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in C each element of these columns lies, (m, columns), counted in elements."""
+        if self.convolution is None:
+            return np.add.outer(np.arange(self.m) * self.n * self.words.columns, columns)
+        first = output_elements(self.convolution, self.m, columns)
+        return np.add.outer(np.arange(self.m) * self.convolution.pixels, first)
+
+
+def _rows(offset: NDArray[np.uint64], row_bytes: int, rows: int) -> NDArray[np.int64]:
+    row, rest = np.divmod(offset, np.uint64(row_bytes))
+    is_row = (rest == 0) & (row < rows)
+    return np.where(is_row, np.where(is_row, row, 0).astype(np.int64), -1)
+
+
+def geometry_of(program: KernelProgram, *, n: int, cols: int) -> Geometry:
+    """The launch of ``program``; ``n`` and ``cols`` hold where it leaves them to the launch."""
+    n = n if program.n is None else program.n
+    cols = cols if program.cols is None else program.cols
+    return Geometry(
+        m=program.m,
+        k=program.k,
+        n=n,
+        cols=cols,
+        block_rows=program.block_rows,
+        grid=grid(program.block_rows, n, cols * program.walks, program.column_group),
+        takes_n=program.n is None,
+        convolution=program.convolution,
+        takes_residual=program.epilogue.residual,
+        words=program.words,
+        dtype=program.dtype,
+        walks=program.walks,
+        kept_bytes=program.kept_bytes,
+    )
+
+
+def refusal(emission: Emission, line: int, reason: str) -> VerificationFailed:
+    """The error of the text's line number ``line`` (from 1), which it quotes."""
+    lines = emission.source.splitlines()
+    quoted = f", {lines[line - 1].strip()}" if 0 < line <= len(lines) else ""
+    return VerificationFailed(f"{emission.entry} on the CPU: line {line}{quoted}: {reason}")
+
+
+def stray_access(operand: str, offset: int, column: int) -> str:
+    """Why an access is refused: it is ``offset`` bytes from the start of ``operand``."""
+    return f"byte {offset} of {operand} is not an element of column {column}, the thread's own"

@@ -1,0 +1,63 @@
+"""16-bit numbers in words, the lower half first: conversions, and multiply-adds of pairs, rounded once as HFMA2 does.
+
+The product of two such numbers is exact in float64. The sum is rounded to odd there, and so is what lies between, so
+that the last rounding decides as the only one (Boldo and Melquiond, as in ``interpret``).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.interpret import rounded_to_odd
+from lospmm.problem.dtype import DTYPES, Dtype
+
+Words = NDArray[np.uint32]
+
+_BFLOAT = DTYPES["bfloat16"]
+
+
+def bits_of(values: NDArray[np.float32], dtype: Dtype) -> Words:
+    """Each as a number of 16 bits, to the nearest, in the lower half of a word."""
+    with np.errstate(over="ignore"):
+        return dtype.to_storage(values).view(np.uint16).astype(np.uint32)
+
+
+def values_of(words: Words, dtype: Dtype) -> NDArray[np.float32]:
+    """The numbers in the lower halves."""
+    lower = words.astype(np.uint16)
+    return dtype.from_storage(lower.view(dtype.to_storage(np.zeros(1, np.float32)).dtype))
+
+
+#: What hardware does in silence; a NaN that signals (0x7F81 in bfloat16) does when it is only converted.
+_silent = np.errstate(over="ignore", invalid="ignore")
+
+
+@_silent
+def half_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:
+    """weights * x + accumulator of pairs of float16, (threads,)."""
+    factor = np.array([weights], np.uint32).view(np.float16).astype(np.float64)
+    values, before = (words.copy().view(np.float16).astype(np.float64).reshape(-1, 2) for words in (x, accumulator))
+    total = _sum(factor * values, before)
+    return np.ascontiguousarray(total.astype(np.float16)).view(np.uint32)[:, 0]
+
+
+@_silent
+def bfloat_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:
+    """The same of bfloat16."""
+    factor, values, before = map(_from_bfloats, (np.array([weights], np.uint32), x, accumulator))
+    total = _sum(factor * values, before)
+    single = total.astype(np.float32)
+    words = single.view(np.uint32)
+    off = (single.astype(np.float64) != total) & (words & 1 == 0) & np.isfinite(single)
+    towards = np.where(total > single, np.float32(np.inf), np.float32(-np.inf))
+    single = np.where(off, np.nextafter(single, towards), single)
+    return np.ascontiguousarray(_BFLOAT.to_storage(single)).view(np.uint32)[:, 0]
+
+
+def _from_bfloats(words: Words) -> NDArray[np.float64]:
+    """(words, 2)."""
+    pairs = np.stack((words << np.uint32(16), words & np.uint32(0xFFFF0000)), axis=1)
+    return np.ascontiguousarray(pairs).view(np.float32).astype(np.float64)
+
+
+def _sum(product: NDArray[np.float64], before: NDArray[np.float64]) -> NDArray[np.float64]:
+    return rounded_to_odd(product, before, product + before)

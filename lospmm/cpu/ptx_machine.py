@@ -1,0 +1,370 @@
+"""Emitted PTX on a CPU: all chosen threads at once, each register a NumPy vector with one element per thread.
+
+Threads part where they go different ways: those that leave are dropped, and those that jump to the same tile go on as
+a group. What each instruction means is a function in ``OPERATIONS`` (PTX ISA 8.x, section 9.7).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.emission import Emission
+from lospmm.codegen.interpret import fused_multiply_add
+from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, refusal, stray_access
+from lospmm.cpu.ptx_text import Address, Function, PtxError, parse
+from lospmm.stages import Count, uncounted
+
+#: One element per thread: uint32, uint64, float32 or bool.
+Vector = NDArray[Any]
+
+
+class _Fault(Exception):
+    """Why the instruction at hand cannot be executed."""
+
+
+class _Values(dict[str, Vector]):
+    """Registers or parameters by name. One that nothing was written to cannot be read."""
+
+    def __missing__(self, name: str) -> Vector:
+        raise _Fault(f"{name} is read before it is written")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operand:
+    """B, C or the residual: where the kernel finds it, and its chosen columns."""
+
+    name: str
+    address: int
+    elements: NDArray[np.float32]  # (rows, columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Machine:
+    functions: Mapping[str, Function]
+    geometry: Geometry
+    columns: NDArray[np.int64]
+    b: _Operand
+    c: _Operand
+    residual: _Operand | None
+    progress: Count  # of tiles
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Threads that stand at the same instruction of ``function``, in the state that they share or hold one by one."""
+
+    machine: _Machine
+    function: Function
+    slots: NDArray[np.int64]  # (threads,): the place of each thread's column among the chosen ones
+    parameters: _Values
+    registers: _Values = field(default_factory=_Values)
+    arguments: _Values = field(default_factory=_Values)  # of the next call
+
+    def part(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> "_Group":
+        """Some of the threads, in the same state."""
+        kept = [_Values((name, value[which]) for name, value in values.items()) for values in self._values()]
+        return _Group(self.machine, self.function, self.slots[which], *kept)
+
+    def leave(self) -> None:
+        self.slots = self.slots[:0]
+
+    def _values(self) -> tuple[_Values, ...]:
+        return self.parameters, self.registers, self.arguments
+
+
+def execute(
+    emission: Emission,
+    geometry: Geometry,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    residual: NDArray[np.float32] | None = None,
+    progress: Count = uncounted,
+) -> NDArray[np.float32]:
+    """A row of ``RUNTIMES``. Raises VerificationFailed."""
+    c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
+    try:
+        functions = parse(emission.source)
+        third = None if residual is None else _Operand("the residual", RESIDUAL_ADDRESS, residual)
+        operands = _Operand("B", B_ADDRESS, b), _Operand("C", C_ADDRESS, c), third
+        machine = _Machine(functions, geometry, columns, *operands, progress)
+        # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
+        with np.errstate(over="ignore", invalid="ignore"):
+            _run(_launch(machine, emission.entry), start=0)
+    except PtxError as error:
+        raise refusal(emission, error.line, str(error)) from None
+    return c
+
+
+def _launch(machine: _Machine, entry: str) -> _Group:
+    """The threads of the chosen columns in every block row, at the start of the kernel."""
+    geometry, count = machine.geometry, len(machine.columns)
+    function = machine.functions.get(entry)
+    if function is None:
+        raise PtxError(1, f"there is no kernel {entry!r}")
+    if function.max_threads is not None and geometry.cols > function.max_threads:
+        raise PtxError(function.line, f"{geometry.cols} threads a block, more than .maxntid {function.max_threads}")
+    block_row = np.repeat(np.arange(geometry.block_rows), count)
+    slots = np.tile(np.arange(count), geometry.block_rows)
+    block_column, thread = np.divmod(machine.columns[slots], geometry.cols)
+    group, member = np.divmod(block_column, geometry.grid[0])
+    special = {
+        "%tid.x": thread,
+        "%ntid.x": np.full_like(thread, geometry.cols),
+        "%ctaid.x": member,
+        "%ctaid.y": block_row,
+        "%ctaid.z": group,
+        "%nctaid.x": np.full_like(thread, geometry.grid[0]),
+    }
+    given: list[np.unsignedinteger] = [
+        np.uint64(B_ADDRESS),
+        np.uint64(C_ADDRESS),
+        *([np.uint64(RESIDUAL_ADDRESS)] if geometry.takes_residual else []),
+        *([np.uint32(geometry.n)] if geometry.takes_n else []),
+    ]
+    if [f"b{value.dtype.itemsize * 8}" for value in given] != list(function.parameters.values()):
+        raise PtxError(function.line, f"the launch gives {len(given)} arguments of other types or another number")
+    parameters = {name: np.full(len(slots), value) for name, value in zip(function.parameters, given, strict=True)}
+    registers = _Values((name, value.astype(np.uint32)) for name, value in special.items())
+    return _Group(machine, function, slots, _Values(parameters), registers)
+
+
+def _run(group: _Group, *, start: int) -> None:
+    """Execute from instruction ``start`` until every thread has left. Raises PtxError."""
+    body = group.function.body
+    for index in range(start, len(body)):
+        opcode, operands, line, guard, is_negated = body[index]
+        try:
+            if guard:
+                _run_guarded(group, opcode, operands, group.registers[guard] != is_negated)
+            else:
+                OPERATIONS[opcode](group, *operands)
+        except _Fault as fault:
+            raise PtxError(line, str(fault)) from None
+        if not len(group.slots):
+            return
+    raise PtxError(body[-1].line if body else group.function.line, f"{group.function.name} ends without exit")
+
+
+def _run_guarded(group: _Group, opcode: str, operands: tuple[Any, ...], runs: Vector) -> None:
+    """The instruction in the threads that take part: the others keep what its target held, if anything."""
+    if not runs.any():
+        return
+    if runs.all():
+        OPERATIONS[opcode](group, *operands)
+        return
+    part = _Group(group.machine, group.function, group.slots[runs], group.parameters)
+    for name in {name for operand in operands if (name := _register_of(operand))} & group.registers.keys():
+        part.registers[name] = group.registers[name][runs]
+    OPERATIONS[opcode](part, *operands)
+    target = operands[0]
+    found = part.registers[target]
+    whole = group.registers[target].copy() if target in group.registers else np.full(len(runs), np.nan, found.dtype)
+    whole[runs] = found
+    group.registers[target] = whole
+
+
+def _register_of(operand: Any) -> str | None:
+    if isinstance(operand, Address):
+        return operand.register
+    return operand if isinstance(operand, str) else None
+
+
+def _value(group: _Group, operand: str | np.generic) -> Vector:
+    """What a register holds, or an immediate for every thread."""
+    return group.registers[operand] if isinstance(operand, str) else np.full(len(group.slots), operand)
+
+
+def _move(group: _Group, target: str, source: str | np.generic) -> None:
+    group.registers[target] = _value(group, source)
+
+
+def _multiply_add_low(group: _Group, target: str, x: str, y: str, z: str) -> None:
+    registers = group.registers
+    registers[target] = registers[x] * registers[y] + registers[z]
+
+
+def _multiply_add_immediate(group: _Group, target: str, x: str, factor: np.uint32, z: str | np.uint32) -> None:
+    group.registers[target] = group.registers[x] * factor + _value(group, z)
+
+
+def _multiply_high(group: _Group, target: str, x: str, factor: np.uint32) -> None:
+    product = group.registers[x].astype(np.uint64) * np.uint64(factor)
+    group.registers[target] = (product >> np.uint64(32)).astype(np.uint32)
+
+
+def _multiply_wide_signed(group: _Group, target: str, x: str, factor: np.uint32) -> None:
+    product = group.registers[x].astype(np.int32).astype(np.int64) * np.int64(factor.astype(np.int32))
+    group.registers[target] = product.astype(np.uint64)
+
+
+def _shift_right(group: _Group, target: str, x: str, count: np.uint32) -> None:
+    group.registers[target] = group.registers[x] >> count
+
+
+def _and(group: _Group, target: str, x: str, y: np.uint32) -> None:
+    group.registers[target] = group.registers[x] & y
+
+
+def _or(group: _Group, target: str, x: str, y: str) -> None:
+    group.registers[target] = group.registers[x] | group.registers[y]
+
+
+def _select(group: _Group, target: str, x: np.uint32, y: np.uint32, predicate: str) -> None:
+    group.registers[target] = np.where(group.registers[predicate], x, y)
+
+
+def _multiply_wide(group: _Group, target: str, x: str, factor: np.uint32) -> None:
+    group.registers[target] = group.registers[x].astype(np.uint64) * np.uint64(factor)
+
+
+def _multiply_add_wide(group: _Group, target: str, x: str, factor: np.uint32, z: str) -> None:
+    registers = group.registers
+    registers[target] = registers[x].astype(np.uint64) * np.uint64(factor) + registers[z]
+
+
+def _add(group: _Group, target: str, x: str, y: str | np.generic) -> None:
+    group.registers[target] = group.registers[x] + _value(group, y)
+
+
+def _set_if_greater_or_equal(group: _Group, target: str, x: str, y: str | np.uint32) -> None:
+    group.registers[target] = group.registers[x] >= _value(group, y)
+
+
+def _set_if_unequal(group: _Group, target: str, x: str, y: np.uint32) -> None:
+    group.registers[target] = group.registers[x] != y
+
+
+def _set_if_less(group: _Group, target: str, x: str, y: np.float32) -> None:
+    group.registers[target] = group.registers[x] < y
+
+
+def _maximum(group: _Group, target: str, x: str, y: np.float32) -> None:
+    group.registers[target] = np.maximum(group.registers[x], y)
+
+
+def _fused_multiply_add(group: _Group, target: str, x: str, weight: np.float32, z: str) -> None:
+    registers = group.registers
+    registers[target] = fused_multiply_add(weight, registers[x], registers[z])
+
+
+def _load_parameter(group: _Group, target: str, name: str) -> None:
+    group.registers[target] = group.parameters[name]
+
+
+def _store_argument(group: _Group, name: str, source: str) -> None:
+    group.arguments[name] = group.registers[source]
+
+
+def _load(group: _Group, target: str, address: Address) -> None:
+    machine = group.machine
+    operand = machine.b
+    if machine.residual is not None and (group.registers[address.register] >> np.uint64(60) == 3).any():
+        operand = machine.residual
+    group.registers[target] = operand.elements[_rows(group, operand, address), group.slots]
+
+
+def _store(group: _Group, address: Address, source: str | np.float32) -> None:
+    c = group.machine.c
+    c.elements[_rows(group, c, address), group.slots] = _value(group, source)
+
+
+def _rows(group: _Group, operand: _Operand, address: Address) -> NDArray[np.int64]:
+    """The row that each thread addresses in its column, (threads,)."""
+    geometry = group.machine.geometry
+    own_column = group.machine.columns[group.slots]
+    offset = group.registers[address.register] + np.uint64((address.offset - operand.address) % 2**64)
+    rows_of = geometry.rows_of_b if operand is group.machine.b else geometry.rows_of_c
+    rows = rows_of(own_column, offset)
+    stray = (rows < 0) | (own_column >= geometry.n)
+    if stray.any():
+        first = int(stray.argmax())
+        raise _Fault(stray_access(operand.name, int(offset[first].astype(np.int64)), int(own_column[first])))
+    return rows
+
+
+def _branch(group: _Group, index: str, table: str) -> None:
+    """Threads with the same target go on together."""
+    function = group.function
+    if table not in function.tables:
+        raise _Fault(f"there are no branch targets {table!r}")
+    starts = np.array([function.labels.get(label, -1) for label in function.tables[table]])
+    which = group.registers[index]
+    if which.max() >= len(starts):
+        raise _Fault(f"branch to target {which.max()} of {len(starts)}")
+    target = starts[which]
+    if target.min() < 0:
+        raise _Fault("branch to a label that is not there")
+    order = np.argsort(target, kind="stable")
+    cuts = np.flatnonzero(np.diff(target[order])) + 1
+    for done, members in enumerate(np.split(order, cuts)):
+        group.machine.progress(done, len(cuts) + 1)
+        _run(group.part(members), start=int(target[members[0]]))
+    group.leave()
+
+
+def _call(group: _Group, name: str, arguments: tuple[str, ...]) -> None:
+    """Go on in a function, which never returns."""
+    callee = group.machine.functions.get(name)
+    if callee is None:
+        raise _Fault(f"there is no function {name!r}")
+    if len(arguments) != len(callee.parameters):
+        raise _Fault(f"{name} has {len(callee.parameters)} parameters, not {len(arguments)}")
+    parameters = _Values()
+    for parameter, argument in zip(callee.parameters, arguments, strict=True):
+        parameters[parameter] = group.arguments[argument]
+    _run(_Group(group.machine, callee, group.slots, parameters), start=0)
+    group.leave()
+
+
+def _exit(group: _Group) -> None:
+    group.leave()
+
+
+def _exit_if(group: _Group, predicate: str) -> None:
+    leaving = group.registers[predicate]
+    if leaving.any():
+        staying = group.part(~leaving)
+        group.slots, group.parameters, group.registers = staying.slots, staying.parameters, staying.registers
+
+
+OPERATIONS: Mapping[str, Callable[..., None]] = MappingProxyType(
+    {
+        "mov.u32": _move,
+        "mov.f32": _move,
+        "mad.lo.u32": _multiply_add_low,
+        "mad.lo.s32": _multiply_add_immediate,
+        "mul.hi.u32": _multiply_high,
+        "mul.wide.u32": _multiply_wide,
+        "mul.wide.s32": _multiply_wide_signed,
+        "shr.u32": _shift_right,
+        "add.s32": _add,
+        "and.b32": _and,
+        "or.b32": _or,
+        "selp.b32": _select,
+        "mad.wide.u32": _multiply_add_wide,
+        "add.s64": _add,
+        "cvta.to.global.u64": _move,
+        "setp.ge.u32": _set_if_greater_or_equal,
+        "setp.ne.u32": _set_if_unequal,
+        "setp.lt.f32": _set_if_less,
+        "ld.param.u32": _load_parameter,
+        "ld.param.b32": _load_parameter,
+        "ld.param.u64": _load_parameter,
+        "ld.param.b64": _load_parameter,
+        "st.param.b32": _store_argument,
+        "st.param.b64": _store_argument,
+        "ld.global.nc.L1::no_allocate.f32": _load,
+        "st.global.L1::no_allocate.f32": _store,
+        "fma.rn.f32": _fused_multiply_add,
+        "add.rn.f32": _add,
+        "max.NaN.f32": _maximum,
+        "brx.idx": _branch,
+        "call": _call,
+        "exit": _exit,
+        "@exit": _exit_if,
+    }
+)

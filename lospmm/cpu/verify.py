@@ -1,0 +1,199 @@
+"""Whether a kernel computes A x B, with what its epilogue adds: some columns of its result against float64.
+
+How far an element may be off is the ``Tolerance`` of the problem's type (``lospmm/problem/accuracy.py``). Errors are
+told relative to (|A| |B|): relative to the element itself they would have no bound, since a sum may cancel. A bias and
+a residual are terms of that sum; ReLU brings no two numbers further apart.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.emission import Emission
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.units import describe_rows
+from lospmm.cpu import execute
+from lospmm.cpu.block import execute_packed
+from lospmm.cpu.geometry import geometry_of
+from lospmm.errors import Unsupported, VerificationFailed
+from lospmm.families.packed import PackedKernel
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.accuracy import SMALLEST_NORMAL, Tolerance, off_by, tolerance_of, weights_held_to
+from lospmm.problem.convolution import Convolution, guard_bits, outside
+from lospmm.problem.dtype import FLOAT32, Dtype
+from lospmm.problem.epilogue import PLAIN, Epilogue, bias_of
+from lospmm.problem.operands import draw_b, draw_residual
+from lospmm.problem.problem import Problem, ceil_div
+from lospmm.stages import Count, uncounted
+
+#: The most columns of C that are computed, and how many at each end of a column block.
+MAX_COLUMNS = 64
+
+EDGE_COLUMNS = 10
+
+#: Elements of B and C together that are computed at a time: a few hundred megabytes in float64.
+MAX_ELEMENTS = 1 << 24
+
+#: Elements of B and C together that a packed kernel is run on: it takes them whole, several gigabytes in all.
+MAX_PACKED_ELEMENTS = 1 << 28
+
+#: Threads per block where the kernel leaves them to its launch: any number must do.
+LAUNCH_COLS = 64
+
+#: Rows that a message names.
+NAMED_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    on: Literal["cpu", "gpu"]
+    max_relative_error: float  # over the elements that were computed
+    columns: int  # of C, that were computed
+
+
+def verify_on_cpu(
+    problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0, progress: Count = uncounted
+) -> Verification:
+    """Run the emission's text on the CPU for some columns. Raises VerificationFailed."""
+    geometry = geometry_of(program, n=problem.n, cols=LAUNCH_COLS)
+    words = geometry.together(choose_columns(geometry.n, geometry.cols, _column_limit(problem.matrix)))
+    columns = geometry.columns_of(words)
+    b = draw_b(problem.matrix, len(columns), seed, problem.dtype)
+    residual = draw_residual(problem, len(columns), seed)
+    given = b if problem.convolution is None else pad(problem.convolution, b, columns, np.nan)
+    held_to = b if problem.convolution is None else pad(problem.convolution, b, columns, 0.0)
+    # Behind a ragged end there are threads without a column; the last of them runs too, and must touch nothing.
+    last_thread = ceil_div(geometry.n, geometry.cols) * geometry.cols - 1
+    idle = np.arange(max(last_thread, geometry.n), last_thread + 1) if geometry.walks == 1 else words[:0]
+    every, more = np.concatenate((words, idle)), len(geometry.columns_of(idle))
+    third = None if residual is None else _with_nan(residual, more)
+    c = execute(emission, geometry, every, _with_nan(given, more), third, progress)
+    error = _compared(problem, columns, held_to, c[:, : len(columns)], residual)
+    return Verification("cpu", error, len(columns))
+
+
+def verify_packed_on_cpu(
+    problem: Problem, kernel: PackedKernel, *, seed: int = 0, progress: Count = uncounted
+) -> Verification:
+    """Run whole blocks of a packed kernel's text on the CPU: those of the first, a middle and the last columns.
+
+    B has NaN in the columns of other blocks. Raises VerificationFailed, and Unsupported for a B and C beyond
+    MAX_PACKED_ELEMENTS.
+    """
+    matrix, n = problem.matrix, problem.n
+    if (matrix.m + matrix.k) * n > MAX_PACKED_ELEMENTS:
+        raise Unsupported(
+            f"verify cpu: B and C have {(matrix.m + matrix.k) * n} elements, over the {MAX_PACKED_ELEMENTS} that a CPU "
+            "runs such a kernel on; tune on a machine with the GPU, or with --verify none, or for fewer columns"
+        )
+    last = ceil_div(n, kernel.cols) - 1
+    columns = np.flatnonzero(np.isin(np.arange(n) // kernel.cols, (0, last // 2, last)))
+    b = np.full((matrix.k, n), np.nan, dtype=np.float32)
+    b[:, columns] = draw_b(matrix, len(columns), seed, problem.dtype)
+    residual = None
+    if (drawn := draw_residual(problem, len(columns), seed)) is not None:
+        residual = np.full((matrix.m, n), np.nan, dtype=np.float32)
+        residual[:, columns] = drawn
+    c = execute_packed(kernel, columns, b, m=matrix.m, residual=residual, progress=progress)
+    step = _column_limit(matrix)
+    pieces = (columns[start : start + step] for start in range(0, len(columns), step))
+    errors = [
+        _compared(problem, own, b[:, own], c[:, own], None if residual is None else residual[:, own]) for own in pieces
+    ]
+    return Verification("cpu", max(errors), len(columns))
+
+
+def _with_nan(columns: NDArray[np.float32], more: int) -> NDArray[np.float32]:
+    return np.hstack((columns, np.full((len(columns), more), np.nan, dtype=np.float32)))
+
+
+def _column_limit(matrix: SparseMatrix) -> int:
+    """Fewer columns where B and C are so long that even some columns of them take gigabytes."""
+    return min(MAX_COLUMNS, max(6, MAX_ELEMENTS // (matrix.m + matrix.k)))
+
+
+def choose_columns(n: int, cols: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
+    """All columns of C, or the first and the last of the first, a middle and the last block of ``cols``; ascending.
+
+    At most ``limit``, 6 or more.
+    """
+    if n <= limit:
+        return np.arange(n)
+    last = ceil_div(n, cols) - 1
+    starts = cols * np.array([0, last // 2, last])
+    ends = np.minimum(starts + cols, n)
+    edge = np.arange(min(EDGE_COLUMNS, limit // 6))
+    near = np.concatenate((np.add.outer(starts, edge), np.subtract.outer(ends - 1, edge)))
+    return np.unique(np.clip(near, 0, n - 1))
+
+
+def pad(
+    convolution: Convolution, b: NDArray[np.float32], columns: NDArray[np.int64], padding: float
+) -> NDArray[np.float32]:
+    """``b`` (k, columns) with ``padding`` where a window reaches beyond its input."""
+    guards = guard_bits(convolution, np.arange(convolution.k))
+    return np.where(guards[:, np.newaxis] & outside(convolution, columns) != 0, np.float32(padding), b)
+
+
+def _compared(
+    problem: Problem,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+    residual: NDArray[np.float32] | None,
+) -> float:
+    tolerance = tolerance_of(problem.dtype, problem.rounded_sums)
+    return compare(
+        problem.matrix,
+        columns,
+        b,
+        c,
+        epilogue=problem.epilogue,
+        residual=residual,
+        dtype=problem.dtype,
+        tolerance=tolerance,
+    )
+
+
+def compare(
+    matrix: SparseMatrix,
+    columns: NDArray[np.int64],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+    *,
+    epilogue: Epilogue = PLAIN,
+    residual: NDArray[np.float32] | None = None,
+    dtype: Dtype = FLOAT32,
+    tolerance: Tolerance | None = None,
+) -> float:
+    """The greatest error of ``c`` (m, columns) as A x ``b``, relative to |A| |B|; ``columns`` are their numbers, for
+    messages. ``b`` and ``residual`` are what they are in memory.
+
+    An element without a term must be zero. Raises VerificationFailed beyond the ``tolerance`` (None: that of the type),
+    or for NaN, which stands where nothing was written.
+    """
+    unwritten = np.flatnonzero(np.isnan(c).any(axis=1))
+    if len(unwritten):
+        more = f" and {len(unwritten) - NAMED_ROWS} more" if len(unwritten) > NAMED_ROWS else ""
+        raise VerificationFailed(f"rows never written: {describe_rows(unwritten[:NAMED_ROWS].tolist())}{more}")
+    a, exact_b = matrix.to_scipy().astype(np.float64), b.astype(np.float64)
+    a.data = weights_held_to(dtype, matrix.data).astype(np.float64)
+    expected, scale, squares = a @ exact_b, abs(a) @ abs(exact_b), a.power(2) @ exact_b**2
+    added = np.zeros(c.shape) if residual is None else residual.astype(np.float64)
+    for term in (added, bias_of(epilogue, np.arange(matrix.m)).astype(np.float64)[:, np.newaxis]):
+        expected, scale = expected + term, scale + abs(term)
+    if epilogue.relu:
+        expected = np.maximum(expected, 0)
+    off, allowed = np.abs(c - expected), (tolerance or tolerance_of(dtype)).allowed(scale, squares, expected)
+    ratio = off / allowed
+    ratio[(scale == 0) & (c != 0)] = np.inf
+    worst = int(ratio.argmax())
+    row, position = divmod(worst, c.shape[1])
+    if ratio.flat[worst] > 1:
+        raise VerificationFailed(
+            f"row {row}, column {columns[position]}: got {c.flat[worst]}, expected {expected.flat[worst]} "
+            f"({off_by(off.flat[worst], scale.flat[worst], allowed.flat[worst])})"
+        )
+    return float((off / np.maximum(scale, SMALLEST_NORMAL)).max())

@@ -1,0 +1,150 @@
+"""The threads that run machine code together: their registers, their columns of B and C, and their block."""
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.sass.fetch import SECTOR_BYTES
+from lospmm.codegen.sass.form import PT, RZ
+from lospmm.codegen.sass.machine import Entry
+from lospmm.cpu.cluster import Block
+from lospmm.cpu.fault import Fault
+from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, stray_access
+from lospmm.cpu.kept import Kept
+from lospmm.problem.convolution import outside
+
+#: What R255 is written to: nobody reads it.
+NOWHERE = 256
+
+#: What registers hold before anything is written to them: no number.
+_UNKNOWN = 0x7FFFDEAD
+
+WORD_MASK = np.uint64(0xFFFFFFFF)
+WORD_BITS = np.uint64(32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operand:
+    """B, C or the residual: where it lies, where each thread finds row 0 of its column, the chosen columns."""
+
+    name: str
+    address: int
+    own: NDArray[np.uint64]  # (threads,)
+    elements: NDArray[np.float32]  # (rows, threads), of threads with several columns those of each walk in turn
+
+    def part(self, which: NDArray[np.bool_]) -> "Operand":
+        return replace(self, own=self.own[which], elements=self.elements[:, which])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Warp:
+    """The state of the threads that run together."""
+
+    columns: NDArray[np.int64]  # (threads,)
+    lanes: NDArray[np.int64]  # (threads,): 0, 1, ...
+    b: Operand
+    c: Operand
+    residual: Operand | None
+    geometry: Geometry
+    words: NDArray[np.uint32]  # (registers, threads)
+    floats: NDArray[np.float32]  # the same memory
+    predicates: NDArray[np.bool_]  # (8, threads)
+    block: Block
+    code_bytes: int  # of all tiles
+    kept: Kept
+
+    def part(self, which: NDArray[np.bool_]) -> "Warp":
+        """Some of the threads, in copies of their state."""
+        columns, words, predicates = self.columns[which], self.words[:, which], self.predicates[:, which]
+        return replace(
+            self,
+            columns=columns,
+            lanes=np.arange(len(columns)),
+            b=self.b.part(which),
+            c=self.c.part(which),
+            residual=None if self.residual is None else self.residual.part(which),
+            words=words,
+            floats=words.view(np.float32),
+            predicates=predicates,
+        )
+
+    def put_back(self, part: "Warp", which: NDArray[np.bool_]) -> None:
+        """Take over what ``part(which)`` has become."""
+        self.words[:, which], self.predicates[:, which] = part.words, part.predicates
+        self.c.elements[:, which] = part.c.elements
+
+    def address(self, pair: int, offset: int) -> NDArray[np.uint64]:
+        """What each thread addresses with a pair of registers, ``offset`` bytes further, (threads,)."""
+        high = self.words[pair if pair == RZ else pair + 1].astype(np.uint64)
+        return cast(NDArray[np.uint64], (high << WORD_BITS | self.words[pair]) + np.uint64(offset % 2**64))
+
+    def own_rows(
+        self, operand: Operand, address: NDArray[np.uint64], lanes: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The row of a column of its own that each thread, or each of ``lanes``, addresses, and where that column is
+        among the elements. Raises Fault for any other."""
+        columns, places = (self.columns, self.lanes) if lanes is None else (self.columns[lanes], lanes)
+        offset = address - np.uint64(operand.address)
+        rows_of = self.geometry.rows_of_b if operand is self.b else self.geometry.rows_of_c
+        rows = rows_of(columns, offset)
+        for walk in range(1, self.geometry.walks):
+            other = rows_of(columns + walk * self.geometry.cols, offset)
+            places = np.where(rows < 0, self.lanes + walk * len(self.lanes), places)
+            rows = np.where(rows < 0, other, rows)
+        stray = rows < 0
+        if stray.any():
+            first = int(stray.argmax())
+            raise Fault(
+                stray_access(operand.name, int(offset[first : first + 1].astype(np.int64)[0]), int(columns[first]))
+            )
+        return rows, places
+
+    def read_from(self, address: NDArray[np.uint64]) -> Operand:
+        """What a load goes to: B, or the residual where the kernel takes one."""
+        if self.residual is not None and (address >> np.uint64(60) == 3).any():
+            return self.residual
+        return self.b
+
+
+def at_entry(
+    entry: Entry,
+    geometry: Geometry,
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+    block: Block,
+    code_bytes: int,
+    residual: NDArray[np.float32] | None = None,
+) -> Warp:
+    """The threads of ``block``, the first of those that share a tile, at the start of its part of it."""
+    columns = block.columns
+    words = np.full((NOWHERE + 1, len(columns)), _UNKNOWN, dtype=np.uint32)
+    words[RZ] = 0
+    operand_b = Operand("B", B_ADDRESS, geometry.own_b(columns) + np.uint64(B_ADDRESS), b)
+    own_c = geometry.own_c(columns)
+    operand_c = Operand("C", C_ADDRESS, own_c + np.uint64(C_ADDRESS), c)
+    third = None
+    if residual is not None:
+        third = Operand("the residual", RESIDUAL_ADDRESS, own_c + np.uint64(RESIDUAL_ADDRESS), residual)
+    pairs = [(entry.b, operand_b.own), (entry.c, operand_c.own), (entry.peers, block.peers)]
+    pairs += [] if third is None else [(entry.residual, third.own)]
+    for register, address in pairs:
+        if register is not None:
+            words[register], words[register + 1] = address & WORD_MASK, address >> WORD_BITS
+    if entry.mailbox is not None:
+        words[entry.mailbox] = block.mailbox
+    if entry.padded is not None and geometry.convolution is not None:
+        words[entry.padded] = outside(geometry.convolution, columns)
+    lanes = np.arange(len(columns))
+    kept = Kept(lanes, geometry)
+    if entry.kept is not None:
+        words[entry.kept] = kept.own
+    if entry.fetched is not None:
+        words[entry.fetched] = columns % geometry.cols * SECTOR_BYTES
+    predicates = np.zeros((PT + 1, len(columns)), np.bool_)
+    predicates[PT] = True
+    floats = words.view(np.float32)
+    return Warp(
+        columns, lanes, operand_b, operand_c, third, geometry, words, floats, predicates, block, code_bytes, kept
+    )

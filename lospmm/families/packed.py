@@ -1,0 +1,105 @@
+"""A kernel whose text does not know the matrix: a template with its settings, and A as data beside its code.
+
+The data are the contents of one symbol of the cubin, ``lospmm_data``, so that what is deployed stays one file and one
+launch with B and C. A template with the same settings is compiled once for all matrices; a new matrix only changes the
+data, which takes no compiler.
+
+What a template may use is declared in ``families/templates/prelude.cuh``. Its kernel is
+``LOSPMM_KERNEL(entry) { ... }``; ``blockIdx.x`` counts blocks of ``cols`` columns of C, which only those blocks write,
+and B (k x n) and C (m x n) are row-major.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.problem.dtype import DTYPES, Dtype
+from lospmm.problem.epilogue import Epilogue
+from lospmm.problem.problem import Launch
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+#: What the data and each array in them begin at, in bytes: enough for any vector load and for a bulk copy.
+DATA_ALIGNMENT_BYTES = 256
+
+#: Numbers, and arrays, that the data may hold; the last array is the bias.
+PLACES = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedKernel:
+    """``cols`` are the columns of C that a block writes; ``registers`` are of a thread, at most. What
+    ``is_specific`` has instructions of one architecture alone (sm_90a); what ``is_alone`` is linked with nothing, since
+    warps that hand each other registers cannot be. ``floors`` are of A and of B (``accuracy.Accuracy``)."""
+
+    entry: str
+    source: str  # CUDA C++, whole
+    data: bytes
+    launch: Launch
+    registers: int
+    cols: int
+    dtype: Dtype
+    takes_residual: bool
+    is_specific: bool = False
+    is_alone: bool = False
+    floors: tuple[float, float] = (0.0, 0.0)
+
+
+def source_of_template(
+    name: str,
+    settings: Mapping[str, int | str],
+    *,
+    dtype: Dtype,
+    epilogue: Epilogue,
+    parts: Sequence[str] = (),
+) -> str:
+    """The text of ``templates/NAME.cu`` behind its ``settings``, as macros, the prelude and ``parts``; deterministic.
+
+    ``parts`` are files of templates/ that several templates share.
+    """
+    prelude = source_of_prelude(settings, dtype=dtype, epilogue=epilogue, takes_residual=epilogue.residual)
+    return prelude + "".join(map(_text, (*parts, f"{name}.cu")))
+
+
+def source_of_prelude(
+    settings: Mapping[str, int | str], *, dtype: Dtype, epilogue: Epilogue, takes_residual: bool
+) -> str:
+    """What stands before a kernel's own text; a kernel that ``takes_residual`` has a third pointer."""
+    common = {
+        "LOSPMM_DTYPE": tuple(DTYPES).index(dtype.name),
+        "BIAS": int(epilogue.bias is not None),
+        "RELU": int(epilogue.relu),
+        "RESIDUAL": int(takes_residual),
+    }
+    macros = "".join(f"#define {macro} {value}\n" for macro, value in {**common, **settings}.items())
+    return f"{macros}{_text('prelude.cuh')}"
+
+
+@cache
+def _text(name: str) -> str:
+    return (TEMPLATES / name).read_text()
+
+
+def pack(numbers: Sequence[int], arrays: Sequence[NDArray[Any]], *, epilogue: Epilogue) -> bytes:
+    """The data of a kernel: ``lospmm_number(i)`` and ``lospmm_array<T>(i)`` of the template, and its bias."""
+    assert len(numbers) <= PLACES and len(arrays) < PLACES, "places for the numbers and arrays"
+    held = dict(enumerate(arrays))
+    if epilogue.bias is not None:
+        held[PLACES - 1] = np.array(epilogue.bias, dtype=np.float32)
+    words = np.zeros(2 * PLACES, dtype="<i8")
+    words[: len(numbers)] = numbers
+    parts = [bytes(words.nbytes)]
+    size = words.nbytes
+    for place, array in held.items():
+        content = np.ascontiguousarray(array).tobytes()
+        words[PLACES + place] = size
+        padded = -(-len(content) // DATA_ALIGNMENT_BYTES) * DATA_ALIGNMENT_BYTES
+        parts.append(content.ljust(padded, b"\0"))
+        size += padded
+    parts[0] = words.tobytes()
+    return b"".join(parts)

@@ -1,0 +1,274 @@
+"""Kernels on a GPU, each checked and timed, in a process that a bad one may take with it (docs/measuring.md).
+
+    with Bench(problem) as bench:
+        measurement = bench.measure(binary.cubin, program.name, launch(program))
+
+An illegal address, an illegal instruction, a hang or a crash costs that kernel and that process alone: it becomes a
+``Measurement`` with its reason, and the next kernel gets a new process.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from lospmm.codegen.emission import Emission
+from lospmm.errors import GpuFault
+from lospmm.gpu.gate import CHECK_ENTRY, REGISTERS, gate_source
+from lospmm.gpu.messages import Answer, CacheState, Measure, Measurement, Prepare, Ready, Shape
+from lospmm.gpu.process import WORKER, WorkerLost, WorkerProcess
+from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES, Effort, Timing
+from lospmm.problem.accuracy import tolerance_of, weights_held_to
+from lospmm.problem.operands import exponent_of_b
+from lospmm.problem.problem import Launch, Problem
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import compile_kernel
+
+__all__ = ["AGAIN", "BESIDE", "BRIEF", "CHECKED", "FULL", "Bench", "Effort", "Measurement", "Timing"]
+
+#: Of the fastest, right after others: the replays of a full measurement, without waiting for the clocks.
+AGAIN = Effort(replays=9, warm_micros=1_000.0, launches=8)
+
+#: To check a kernel that was timed enough.
+CHECKED = BRIEF._replace(rechecked=True)
+
+#: A winner beside the libraries, right after it was searched: the replays of a full measurement, the clocks being up.
+BESIDE = Effort(warm_micros=5_000.0, launches=8)
+
+#: A worker may fail to start once, just after another was killed on the same GPU.
+START_ATTEMPTS = 2
+
+
+class Bench:
+    """One problem on the first GPU: B drawn from ``seed``, and a worker that holds A, B and C.
+
+    The worker is started by the first request and lives until it fails or the block ends; what it takes lies outside
+    the time limit of a kernel. Not for several threads at a time. ``cache`` says what a launch finds in the L2 cache.
+    ``kernel_seconds`` is the time limit of a kernel, where it is less than LOSPMM_MEASURE_SECONDS. ``most_copies`` of B
+    and C take turns: fewer cost less time where they are small, and more of them stays in the cache.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        cache: CacheState = "cold",
+        seed: int = 0,
+        cancel: threading.Event | None = None,
+        command: Sequence[str] = WORKER,
+    ) -> None:
+        self.problem = problem
+        self.cache: CacheState = cache
+        self.ready: Ready | None = None  # what the first worker said of the GPU
+        self._seed = seed
+        self._cancel = cancel
+        self._command = command
+        self._prepare: Prepare | None = None
+        self._worker: WorkerProcess | None = None
+        self._told = False  # the worker holds this problem
+        self._begun: Measure | None = None  # by the worker, and not asked for yet
+        self.kernel_seconds: float | None = None
+        self.most_copies = MAX_COPIES
+
+    def turn_to(self, problem: Problem, cancel: threading.Event | None = None) -> None:
+        """Take another problem; a worker that is running goes on with it, which is faster than a new one."""
+        self._drop_begun()
+        self.problem, self._cancel = problem, cancel
+        self._prepare, self._told = None, False
+        self.kernel_seconds = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker."""
+        worker, self._worker = self._worker, None
+        self._begun = None
+        if worker is not None:
+            worker.end()
+
+    def measure(
+        self, cubin: bytes | Path, entry: str, launch: Launch, *, takes_n: bool = False, effort: Effort = FULL
+    ) -> Measurement:
+        """Check and time a kernel of B, C, the problem's residual and, if it ``takes_n``, the number of columns.
+
+        Raises GpuFault where no worker can be started (no GPU, not enough memory), ToolchainFault where the gate
+        cannot be compiled, and CancelledError.
+        """
+        try:
+            value = self._ask("measure", self._task(cubin, entry, launch, takes_n, effort))
+        except _Failed as failed:
+            return Measurement(None, None, str(failed), is_lost=failed.is_lost)
+        assert isinstance(value, Measurement)
+        return value
+
+    def begin(self, cubin: Path, entry: str, launch: Launch, *, effort: Effort = FULL) -> None:
+        """Have the worker begin with what ``measure`` is asked for next, so that the GPU waits for nobody.
+
+        Nothing happens where no worker has this problem yet. What is asked for something else first begins anew.
+        """
+        worker = self._worker
+        if worker is not None and self._told and self._begun is None and not worker.has_ended():
+            self._begun = self._task(cubin, entry, launch, False, effort)
+            worker.send(("measure", self._begun), self._seconds)
+
+    def _task(self, cubin: bytes | Path, entry: str, launch: Launch, takes_n: bool, effort: Effort) -> Measure:
+        return Measure(cubin, entry, Shape(launch.grid, launch.block, launch.shared_bytes), takes_n, self.cache, effort)
+
+    def noise(self, cubin: bytes, entry: str, launch: Launch, *, takes_n: bool = False) -> float:
+        """How far two measurements of the same kernel are apart, relative to the shorter time.
+
+        What differs by less than that is not known to differ. Raises GpuFault where the kernel fails.
+        """
+        micros = []
+        for _ in range(2):
+            measured = self.measure(cubin, entry, launch, takes_n=takes_n)
+            if measured.timing is None:
+                raise GpuFault(f"{entry}: {measured.failure}")
+            micros.append(measured.timing.micros)
+        return max(micros) / min(micros) - 1.0
+
+    def request(self, command: str, task: object) -> object:
+        """The value of another command of the worker (``worker.COMMANDS``). Raises GpuFault with its reason."""
+        try:
+            return self._ask(command, task)
+        except _Failed as failed:
+            raise GpuFault(f"{command}: {failed}") from None
+
+    def start(self) -> Ready:
+        """Start a worker unless one is running, and say what GPU it has. Raises as ``measure`` does."""
+        self._running()
+        assert self.ready is not None
+        return self.ready
+
+    def _ask(self, command: str, task: object) -> object:
+        """Raises _Failed where the worker answers with a fault, or not at all."""
+        if command != "measure" or task != self._begun:
+            self._drop_begun()
+        begun, self._begun = self._begun, None
+        worker = self._running() if begun is None or self._worker is None else self._worker
+        try:
+            if begun is None:
+                worker.send((command, task), self._seconds)
+            answer = worker.receive(self._cancel)
+        except WorkerLost as lost:
+            self._worker = None
+            raise _Failed(str(lost), is_lost=True) from None
+        except BaseException:
+            self._worker = None
+            raise
+        if not answer.healthy:
+            self.close()
+        if answer.fault is not None:
+            raise _Failed(answer.fault)
+        return answer.value
+
+    @property
+    def _seconds(self) -> float:
+        """The time limit of a request."""
+        return min(settings().measure_seconds, self.kernel_seconds or float("inf"))
+
+    def _drop_begun(self) -> None:
+        """Wait for what nobody has asked for."""
+        begun, self._begun = self._begun, None
+        if begun is not None and self._worker is not None:
+            try:
+                is_healthy = self._worker.receive(self._cancel).healthy
+            except WorkerLost:
+                self._worker = None
+            else:
+                if not is_healthy:
+                    self.close()
+
+    def _running(self) -> WorkerProcess:
+        if self._worker is not None and self._worker.has_ended():  # between two requests: no kernel's fault
+            self.close()
+        if self._prepare is None:
+            prepared = _prepare(self.problem, self._seed, self.cache)
+            self._prepare = replace(prepared, most_copies=self.most_copies)
+        if self._worker is not None and not self._told:
+            self._tell(self._worker, self._prepare)
+        if self._worker is None:
+            self._worker, answer = self._start(self._prepare)
+            self._learn(answer)
+        return self._worker
+
+    def _tell(self, worker: WorkerProcess, problem: Prepare) -> None:
+        """Give a worker another problem; where it does not take it, a new one may."""
+        self._worker = None
+        with suppress(WorkerLost):
+            answer = worker.ask(("prepare", problem), settings().prepare_seconds, self._cancel)
+            if answer.fault is None:
+                self._worker = worker
+                self._learn(answer)
+            else:
+                worker.end()
+
+    def _learn(self, answer: Answer) -> None:
+        assert isinstance(answer.value, Ready)
+        self.ready, self._told = answer.value, True
+
+    def _start(self, problem: Prepare) -> tuple[WorkerProcess, Answer]:
+        for attempt in range(START_ATTEMPTS):
+            if self._cancel is not None and self._cancel.is_set():
+                raise CancelledError
+            worker = WorkerProcess(self._command)
+            try:
+                answer = worker.ask(("prepare", problem), settings().prepare_seconds, self._cancel)
+            except WorkerLost as lost:
+                if attempt + 1 == START_ATTEMPTS:
+                    raise GpuFault(f"the process that runs kernels cannot be started: {lost}") from None
+                continue
+            if answer.fault is None:
+                return worker, answer
+            worker.end()
+            raise GpuFault(answer.fault)
+        raise AssertionError("unreachable")
+
+
+class _Failed(Exception):
+    """A request that failed in the worker, and why; ``is_lost``: the worker gave no answer."""
+
+    def __init__(self, why: str, *, is_lost: bool = False) -> None:
+        super().__init__(why)
+        self.is_lost = is_lost
+
+
+def compile_gate(arch: str) -> bytes:
+    """The cubin of ``gate.cu``, from the store after the first time. Raises ToolchainFault."""
+    source = gate_source()
+    emission = Emission(language="cuda", entry=CHECK_ENTRY, source=source, units=(source,))
+    store = Store(settings().cache_dir)
+    return compile_kernel(emission, arch=arch, registers=REGISTERS, store=store, workers=1).cubin
+
+
+def _prepare(problem: Problem, seed: int, cache: CacheState = "cold") -> Prepare:
+    matrix, epilogue, dtype = problem.matrix, problem.epilogue, problem.dtype
+    return Prepare(
+        driver=settings().driver,
+        m=matrix.m,
+        k=matrix.k,
+        n=problem.n,
+        indptr=matrix.indptr,
+        indices=matrix.indices,
+        values=weights_held_to(dtype, matrix.data),
+        seed=seed,
+        exponent=exponent_of_b(matrix, dtype),
+        gate=compile_gate(problem.device.arch),
+        tolerance=tolerance_of(dtype, problem.rounded_sums),
+        dtype=dtype,
+        convolution=problem.convolution,
+        bias=None if epilogue.bias is None else np.array(epilogue.bias, np.float32),
+        relu=epilogue.relu,
+        residual=epilogue.residual,
+        cache=cache,
+    )

@@ -1,0 +1,216 @@
+"""A kernel beside the libraries that compute the same, on one GPU and in one run, and beside what the GPU allows.
+
+``compare`` needs only a live ``Bench``, so a search that holds one can call it for its winner; ``bench_artifact`` opens
+one for an artifact. docs/benchmarking.md says how times are taken and what they are worth.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from lospmm.artifact.artifact import Artifact
+from lospmm.artifact.manifest import Clocks as MeasuredClocks
+from lospmm.artifact.manifest import Measured
+from lospmm.errors import BadRequest, GpuFault, VerificationFailed
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.clocks import Clocks
+from lospmm.gpu.detect import own_gpu_id
+from lospmm.gpu.exclusive import exclusive
+from lospmm.gpu.libraries import BASELINES, DENSE, BaselineTime, baselines_of
+from lospmm.gpu.libraries.work import COMMAND, BaselineTask
+from lospmm.gpu.messages import CacheState
+from lospmm.gpu.operands import copies_in_turn
+from lospmm.gpu.timing import FULL, Effort, Timing
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.dtype import Dtype, dtype_named
+from lospmm.problem.problem import Launch, Problem
+from lospmm.settings import settings
+from lospmm.stages import Progress, silent
+from lospmm.toolchain.compile import Built, Compiled
+
+
+class Bound(NamedTuple):
+    """The least time that a GPU's published peaks allow, in microseconds, and which of them it is."""
+
+    micros: float
+    by: Literal["arithmetic", "memory"]
+
+
+def bound(problem: Problem) -> Bound:
+    """The larger of 2 nnz n / peak rate and s n (k + m) / bandwidth, with s the bytes of an element: B is read once and
+    C is written once. The rate is that of the type: of tensor cores where the GPU has some that take it.
+
+    Of a convolution the input is read once, and of a residual all of it.
+    A is in neither: its weights come with the code. A warm B may be read faster than from memory.
+    """
+    matrix, device = problem.matrix, problem.device
+    arithmetic = 2 * matrix.nnz * problem.n / peak_flops(device, problem.dtype) * 1e6
+    c_elements = matrix.m * problem.n * (2 if problem.epilogue.residual else 1)
+    memory = problem.dtype.element_bytes * (problem.b_elements + c_elements) / device.memory_bandwidth * 1e6
+    return Bound(arithmetic, "arithmetic") if arithmetic > memory else Bound(memory, "memory")
+
+
+def peak_flops(device: DeviceSpec, dtype: Dtype) -> float:
+    """Of multiply-adds of this type with sums in fp32, two operations each, per second."""
+    rates = {"tf32": device.tf32_flops, "float16": device.fp16_flops, "bfloat16": device.bf16_flops}
+    return max(device.peak_flops, rates.get(dtype.name, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Times of one run. ``noise`` is the difference between the kernel's longest and shortest time, over the latter."""
+
+    gpu: str
+    cache: CacheState
+    copies: int  # of B and C, through which the launches rotated
+    timing: Timing  # of the kernel
+    max_relative_error: float  # over all of its C
+    noise: float
+    bound: Bound
+    baselines: Mapping[str, BaselineTime]
+    clocks: Clocks | None
+
+    @property
+    def micros(self) -> float:
+        return self.timing.micros
+
+    @property
+    def faster_dense(self) -> tuple[str, ...]:
+        """The dense baselines that are faster than the kernel, the fastest first: there pruning gains no time."""
+        times = {name: self._micros(name) for name in DENSE}
+        faster = {name: micros for name, micros in times.items() if micros is not None and micros < self.micros}
+        return tuple(sorted(faster, key=faster.__getitem__))
+
+    @property
+    def advice(self) -> Literal["sparse", "dense"]:
+        return "dense" if self.faster_dense else "sparse"
+
+    def measured(self) -> Measured:
+        """As the manifest keeps it."""
+        cusparse = self.baselines.get("cusparse")
+        best = None if cusparse is None else cusparse.best
+        return Measured(
+            micros=self.micros,
+            spread=self.timing.spread,
+            noise=self.noise,
+            cold=self.cache == "cold",
+            cache=self.cache,
+            bound_micros=self.bound.micros,
+            cusparse_micros=self._micros("cusparse"),
+            cusparse_algorithm=None if best is None else best.name,
+            cusparse_alg2_micros=None if cusparse is None else cusparse.micros_of("CSR_ALG2"),
+            cublas_fp32_micros=self._micros("cublas_fp32"),
+            cublas_tf32_micros=self._micros("cublas_tf32"),
+            cublas_fp16_micros=self._micros("cublas_fp16"),
+            cublas_bf16_micros=self._micros("cublas_bf16"),
+            sputnik_micros=self._micros("sputnik"),
+            advice=self.advice,
+            gpu=self.gpu,
+            clocks=None if self.clocks is None else MeasuredClocks(**asdict(self.clocks)),
+        )
+
+    def _micros(self, name: str) -> float | None:
+        return self.baselines[name].micros if name in self.baselines else None
+
+
+def compare(
+    bench: Bench,
+    kernel: Built,
+    *,
+    effort: Effort = FULL,
+    names: Sequence[str] = tuple(BASELINES),
+    known: Mapping[str, BaselineTime] = MappingProxyType({}),
+    sputnik: Path | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """Time the kernel before, among and after the baselines of these names, in the worker of ``bench``.
+
+    ``effort`` is that of each of its times and of the libraries'. What is ``known``, by name, is not timed again. Of
+    the names, those count that take the type of the problem.
+
+    Each of its three times is that of a module loaded anew, with others before it: what ran before is part of the
+    noise. The median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A
+    baseline that fails is one without a time. Raises GpuFault and VerificationFailed for the kernel itself,
+    ToolchainFault and CancelledError as ``Bench.measure`` does.
+
+    No baseline takes a convolution; of an epilogue none adds what the kernel adds.
+    """
+    taken = () if bench.problem.convolution is not None else baselines_of(bench.problem.dtype)
+    names = [name for name in names if name in taken]
+    total = len(names) + 3
+    progress("compare", 0, total)
+    timed = [_time(bench, kernel, effort)]
+    baselines: dict[str, BaselineTime] = {}
+    for done, name in enumerate(names, start=1):
+        progress("compare", done, total)
+        if done == len(names) // 2 + 1:
+            timed.append(_time(bench, kernel, effort))
+        task = BaselineTask(name, bench.cache, sputnik, effort)
+        found = known.get(name)
+        baselines[name] = _time_baseline(bench, task) if found is None else found
+    if len(timed) == 1:
+        timed.append(_time(bench, kernel, effort))
+    progress("compare", total - 1, total)
+    timed.append(_time(bench, kernel, effort))
+    progress("compare", 1, 1)
+    timings = sorted(timing for timing, _, _ in timed)
+    ready = bench.start()
+    return Comparison(
+        gpu=ready.device,
+        cache=bench.cache,
+        copies=copies_in_turn(bench.cache, ready.copies),
+        timing=timings[len(timings) // 2],
+        max_relative_error=max(error for _, error, _ in timed),
+        noise=timings[-1].micros / timings[0].micros - 1,
+        bound=bound(bench.problem),
+        baselines=baselines,
+        clocks=timed[-1][2],
+    )
+
+
+def _time_baseline(bench: Bench, task: BaselineTask) -> BaselineTime:
+    try:
+        answer = bench.request(COMMAND, task)
+    except GpuFault as fault:
+        answer = BaselineTime(task.name, None, (), str(fault))
+    assert isinstance(answer, BaselineTime)
+    return answer
+
+
+def _time(bench: Bench, kernel: Built, effort: Effort) -> tuple[Timing, float, Clocks | None]:
+    """The time of a kernel that ran, its error and the clocks."""
+    measured = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=effort)
+    if measured.timing is None:
+        kind = GpuFault if measured.max_relative_error is None else VerificationFailed
+        raise kind(f"{kernel.entry}: {measured.failure}")
+    assert measured.max_relative_error is not None
+    return measured.timing, measured.max_relative_error, measured.clocks
+
+
+def bench_artifact(
+    kept: Artifact,
+    device: DeviceSpec,
+    *,
+    cache: CacheState = "cold",
+    sputnik: Path | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """``compare`` the kernel of an artifact on this machine's GPU, which is ``device``.
+
+    Raises BadRequest for a kernel of another architecture and for one without its matrix, and what ``compare`` raises.
+    """
+    manifest = kept.manifest
+    if manifest["arch"] != device.arch:
+        raise BadRequest(
+            f"{manifest['name']} is for {manifest['device']} ({manifest['arch']}), this GPU is {device.name} "
+            f"({device.arch}): tune it for this one"
+        )
+    config = manifest["launch"]
+    x, y, z = config["grid"]
+    kernel = Compiled(kept.cubin, manifest["name"], Launch((x, y, z), config["block"], config["shared_bytes"]))
+    dtype, sums = dtype_named(manifest["dtype"]), dtype_named(manifest["sums"])
+    problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype, sums)
+    with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem, cache=cache) as bench:
+        return compare(bench, kernel, sputnik=sputnik, progress=progress)

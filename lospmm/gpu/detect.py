@@ -1,0 +1,89 @@
+"""Which GPU of the device table this machine has."""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import driver
+
+from lospmm.errors import BadRequest
+from lospmm.problem.device import DEVICES, DeviceSpec
+
+#: What the driver calls the GPUs of the device table (cuDeviceGetName; older drivers leave "NVIDIA" out).
+DRIVER_NAMES = {
+    "Tesla V100-SXM2-16GB": "v100",
+    "GeForce RTX 2080 Ti": "rtx2080ti",
+    "A100-SXM4-80GB": "a100",
+    "GeForce RTX 3090": "rtx3090",
+    "L40S": "l40s",
+    "GeForce RTX 4090": "rtx4090",
+    "H100 80GB HBM3": "h100",
+    "H100 PCIe": "h100-pcie",
+    "H200": "h200",
+    "B200": "b200",
+}
+
+#: Where NVIDIA's driver for Linux says what it is.
+DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
+
+_VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
+
+
+def own_gpu() -> str | None:
+    """The name in ``DEVICES`` of this machine's first GPU; None where there is none, or none that the table knows."""
+    name = _first_gpu()
+    return None if name is None else DRIVER_NAMES.get(name.removeprefix("NVIDIA "))
+
+
+def detect_device() -> DeviceSpec:
+    """The row of ``DEVICES`` for the first GPU. Raises BadRequest where there is none, or none that the table knows."""
+    name = _first_gpu()
+    if name is None:
+        raise BadRequest("device auto: this machine has no NVIDIA GPU; name the one to tune for, such as h200")
+    known = DRIVER_NAMES.get(name.removeprefix("NVIDIA "))
+    if known is None:
+        raise BadRequest(f"device auto: {name} is not in the device table; describe it in a file (docs/devices.md)")
+    return DEVICES[known]
+
+
+def own_gpu_id() -> str:
+    """32 hexadecimal digits that no other GPU has, of this process's first one; empty where there is none.
+
+    A process that is shown another GPU as its first one (``CUDA_VISIBLE_DEVICES``) has another.
+    """
+    gpu = _first()
+    if gpu is None:
+        return ""
+    status, unique = driver.cuDeviceGetUuid(gpu)
+    return bytes(unique.bytes).hex() if status == driver.CUresult.CUDA_SUCCESS else ""
+
+
+def driver_version() -> str:
+    """NVIDIA's driver, as in "580.159.04"; where it does not say, the newest CUDA that it supports; else empty."""
+    with suppress(OSError):
+        if found := _VERSION.search(DRIVER_VERSION_FILE.read_text()):
+            return found[0]
+    status, number = driver.cuDriverGetVersion() if _first() is not None else (None, 0)
+    return f"CUDA {number // 1000}.{number % 1000 // 10}" if status == driver.CUresult.CUDA_SUCCESS else ""
+
+
+def _first_gpu() -> str | None:
+    """The driver's name of GPU 0, as in "NVIDIA H200"; None without a driver or a GPU."""
+    gpu = _first()
+    if gpu is None:
+        return None
+    status, name = driver.cuDeviceGetName(256, gpu)
+    return name.split(b"\0")[0].decode() if status == driver.CUresult.CUDA_SUCCESS else None
+
+
+def _first() -> Any:
+    """The driver's GPU 0, or None."""
+    try:
+        (status,) = driver.cuInit(0)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            return None
+        status, gpu = driver.cuDeviceGet(0)
+    except RuntimeError:  # the bindings find no libcuda
+        return None
+    return gpu if status == driver.CUresult.CUDA_SUCCESS else None

@@ -1,0 +1,146 @@
+"""The libraries that a kernel is compared with, all of them in the run that times the kernel.
+
+``BASELINES`` has a row for each. To add one, write a function of a ``Place`` that yields the ``Variants`` of its
+library, ready to be put on the stream, and add a row. What it computes goes through the gate of the kernels; what is
+missing or fails is a value, the reason of a ``BaselineTime``, and never ends the comparison.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from lospmm.gpu.gate import Verdict
+from lospmm.gpu.libraries import cublas, cusparse, sputnik
+from lospmm.gpu.libraries.library import LibraryFault, Place, Variants
+from lospmm.gpu.timing import Timing
+from lospmm.problem.dtype import DTYPES, Dtype
+
+#: TF32 keeps 10 bits of the 23 behind the point of A and of B (PTX ISA, "Alternate floating-point data formats"). Where
+#: the rest is cut off, a product is wrong by at most 2 x 2^-10 of itself; 0.0005 more is left to the sum of them.
+MAX_TF32_ERROR = 2.5e-3
+
+#: On 16-bit elements a library may add up parts of a sum that it has rounded to them, as cuBLAS does where it splits K:
+#: some unit roundoffs, relative to |A| |B|. Kernels are held to less (``lospmm.problem.accuracy``).
+MAX_ROUNDOFFS_OF_16_BIT = 4.0
+
+_FLOAT32 = ("float32", "tf32")  # as they lie in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    title: str  # in a table
+    prepare: Callable[[Place], AbstractContextManager[Variants]]
+    dtypes: tuple[str, ...] = _FLOAT32  # of problems that it is a baseline of
+    max_relative_error: float | None = None  # to |A| |B|; None: what the kernels are held to (``lospmm.cpu.verify``)
+
+    def limit(self, dtype: Dtype) -> float | None:
+        """Relative to |A| |B|; None: what the kernels are held to."""
+        return MAX_ROUNDOFFS_OF_16_BIT * dtype.unit_roundoff if dtype.is_16_bit else self.max_relative_error
+
+
+BASELINES: Mapping[str, Baseline] = MappingProxyType(
+    {
+        "cusparse": Baseline("cuSPARSE", cusparse.prepare, tuple(DTYPES)),
+        "cublas_fp32": Baseline("cuBLAS fp32, dense", partial(cublas.prepare, name="fp32")),
+        "cublas_tf32": Baseline(
+            "cuBLAS TF32, dense",
+            partial(cublas.prepare, compute=cublas.COMPUTE_32F_FAST_TF32, name="TF32"),
+            max_relative_error=MAX_TF32_ERROR,
+        ),
+        "cublas_fp16": Baseline("cuBLAS fp16, dense", partial(cublas.prepare, name="fp16"), ("float16",)),
+        "cublas_bf16": Baseline("cuBLAS bf16, dense", partial(cublas.prepare, name="bf16"), ("bfloat16",)),
+        "sputnik": Baseline("Sputnik", sputnik.prepare),
+    }
+)
+
+#: Those that multiply by A's zeros too.
+DENSE = ("cublas_fp32", "cublas_tf32", "cublas_fp16", "cublas_bf16")
+
+#: Of these the one that computes in a type, by its name.
+DENSE_OF: Mapping[str, str] = MappingProxyType(
+    dict(zip(("float32", "tf32", "float16", "bfloat16"), DENSE, strict=True))
+)
+
+
+def baselines_of(dtype: Dtype) -> tuple[str, ...]:
+    """The names of those that compute in this type, or take its B and C as they are."""
+    return tuple(name for name, baseline in BASELINES.items() if dtype.name in baseline.dtypes)
+
+
+@dataclass(frozen=True, slots=True)
+class VariantTime:
+    """One way in which a library computes C. ``timing`` is None exactly where there is a ``failure``."""
+
+    name: str
+    timing: Timing | None
+    max_relative_error: float | None  # None where nothing was computed, or no numbers
+    failure: str | None
+
+    @property
+    def micros(self) -> float:
+        """Infinite where there is no timing."""
+        return math.inf if self.timing is None else self.timing.micros
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineTime:
+    """A row of ``BASELINES`` on one problem. ``failure`` says why there is no ``best``."""
+
+    name: str
+    library: str | None  # its name, version and file; None where it is missing
+    variants: tuple[VariantTime, ...]
+    failure: str | None
+
+    @property
+    def best(self) -> VariantTime | None:
+        fastest = min(self.variants, key=lambda variant: variant.micros, default=None)
+        return None if fastest is None or fastest.timing is None else fastest
+
+    @property
+    def micros(self) -> float | None:
+        return None if self.best is None else self.best.micros
+
+    def micros_of(self, variant: str) -> float | None:
+        """None where it was not timed."""
+        timings = (way.timing for way in self.variants if way.name == variant)
+        return next((timing.micros for timing in timings if timing is not None), None)
+
+
+#: Puts the work for one copy of B and C on the stream.
+Enqueue = Callable[[int], None]
+
+#: Runs an enqueue on poisoned memory and holds C to a limit; None is that of the kernels.
+Check = Callable[[Enqueue, float | None], Verdict]
+
+
+def time_baseline(name: str, place: Place, *, check: Check, time: Callable[[Enqueue], Timing]) -> BaselineTime:
+    """Check and time a library on the problem of ``place``; ``time`` is the clock.
+
+    Raises GpuFault where the GPU fails, after which nothing may work any more in this process.
+    """
+    baseline = BASELINES[name]
+    try:
+        with baseline.prepare(place) as variants:
+            timed = tuple(
+                _time_variant(way, enqueue, partial(check, enqueue, baseline.limit(place.dtype)), time)
+                for way, enqueue in variants.enqueue.items()
+            )
+    except LibraryFault as fault:
+        return BaselineTime(name, None, (), str(fault))
+    failures = None if any(way.timing for way in timed) else "; ".join(f"{way.name}: {way.failure}" for way in timed)
+    return BaselineTime(name, variants.library, timed, failures)
+
+
+def _time_variant(
+    name: str, enqueue: Enqueue, check: Callable[[], Verdict], time: Callable[[Enqueue], Timing]
+) -> VariantTime:
+    try:
+        verdict = check()
+        error = verdict.max_relative_error
+        timing = time(enqueue) if verdict.failure is None else None
+        return VariantTime(name, timing, error if error is None or math.isfinite(error) else None, verdict.failure)
+    except LibraryFault as fault:
+        return VariantTime(name, None, None, str(fault))

@@ -1,0 +1,143 @@
+"""cuBLAS on A with its zeros written out: what a dense layer takes, in full fp32, in TF32 and on 16-bit elements.
+
+cuBLAS is column-major. A row-major matrix read so is its transpose, and C^T = B^T x A^T: B goes first, with n as the
+leading dimension of it and of C, and k as that of A. Constants and types: cublas_api.h of CUDA 13.0.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import numpy as np
+
+from lospmm.gpu.libraries.library import (
+    REAL,
+    Library,
+    LibraryFault,
+    Out,
+    Place,
+    Pointer,
+    Variants,
+    create,
+    file_name,
+    find,
+    load,
+    named_by,
+    reserve,
+)
+
+OP_N = 0  # CUBLAS_OP_N
+GEMM_DEFAULT = -1  # CUBLAS_GEMM_DEFAULT: cuBLAS's own heuristics
+DEFAULT_MATH = 0  # CUBLAS_DEFAULT_MATH: nothing is rounded that the compute type does not round
+
+#: cublasComputeType_t. 32F is full fp32 as long as the math mode is the default one; the gate would see it if not. Of
+#: 16-bit elements it multiplies exactly and sums in fp32, but for sums of parts, which it may keep in 16 bits.
+COMPUTE_32F = 68
+COMPUTE_32F_FAST_TF32 = 77
+
+#: What NVIDIA recommends on Hopper (cuBLAS, cublasSetWorkspace). With a workspace of ours a graph can capture the call.
+WORKSPACE_BYTES = 32 << 20
+
+#: A larger dense A is not compared with: nobody would have multiplied it so.
+MAX_DENSE_BYTES = 16 << 30
+
+#: A is written out and sent in pieces of this size, so that the host never holds all of it.
+PIECE_BYTES = 64 << 20
+
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "cublasCreate_v2": (Out,),
+    "cublasDestroy_v2": (Pointer,),
+    "cublasGetVersion_v2": (Pointer, Out),
+    "cublasSetStream_v2": (Pointer, Pointer),
+    "cublasSetWorkspace_v2": (Pointer, Pointer, ctypes.c_size_t),
+    "cublasSetMathMode": (Pointer, ctypes.c_int),
+    "cublasGemmEx": (
+        Pointer,  # handle
+        ctypes.c_int,  # transa
+        ctypes.c_int,  # transb
+        ctypes.c_int,  # m
+        ctypes.c_int,  # n
+        ctypes.c_int,  # k
+        Pointer,  # alpha
+        Pointer,  # A
+        ctypes.c_int,  # Atype
+        ctypes.c_int,  # lda
+        Pointer,  # B
+        ctypes.c_int,  # Btype
+        ctypes.c_int,  # ldb
+        Pointer,  # beta
+        Pointer,  # C
+        ctypes.c_int,  # Ctype
+        ctypes.c_int,  # ldc
+        ctypes.c_int,  # computeType
+        ctypes.c_int,  # algo
+    ),
+}
+
+
+def open_library() -> Library:
+    """Raises LibraryFault where there is no cuBLAS."""
+    return load(find("cublas"), TYPES, named_by("cublasGetStatusName"))
+
+
+@contextmanager
+def prepare(
+    place: Place, *, name: str, compute: int = COMPUTE_32F, open_library: Callable[[], Library] = open_library
+) -> Iterator[Variants]:
+    """One variant, ``name``, of the compute type ``compute``. Raises LibraryFault, or GpuFault of the driver."""
+    driver = place.driver
+    dense_bytes = place.dtype.element_bytes * place.matrix.m * place.matrix.k
+    if dense_bytes > MAX_DENSE_BYTES:
+        raise LibraryFault(f"A without its zeros left out takes {dense_bytes} bytes, over {MAX_DENSE_BYTES}")
+    library = open_library()
+    with ExitStack() as stack:
+        handle = create(stack, library, "cublasCreate_v2", "cublasDestroy_v2")
+        # In this order: a new stream takes the workspace away again.
+        library.call("cublasSetStream_v2", handle, driver.stream)
+        library.call("cublasSetWorkspace_v2", handle, reserve(stack, driver, WORKSPACE_BYTES), WORKSPACE_BYTES)
+        library.call("cublasSetMathMode", handle, DEFAULT_MATH)
+        a = _place_dense(stack, place)
+        one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        enqueue = partial(_multiply, library, place, handle, a, compute, one, zero)
+        driver.synchronize()
+        stack.callback(driver.synchronize)
+        yield Variants(f"cuBLAS {_version(library, handle)} ({file_name(library.path)})", {name: enqueue})
+
+
+def _multiply(
+    library: Library,
+    place: Place,
+    handle: Pointer,
+    a: Sequence[int],  # the address of each copy
+    compute: int,
+    one: ctypes.c_float,
+    zero: ctypes.c_float,
+    copy: int,
+) -> None:
+    m, k, n, real = place.matrix.m, place.matrix.k, place.n, REAL[place.dtype.storage]
+    left, right, product = (place.copies[copy].b, real, n), (a[copy % len(a)], real, k), (place.copies[copy].c, real, n)
+    scales = ctypes.byref(one), ctypes.byref(zero)
+    operands = (scales[0], *left, *right, scales[1], *product)
+    library.call("cublasGemmEx", handle, OP_N, OP_N, n, m, k, *operands, compute, GEMM_DEFAULT)
+
+
+def _place_dense(stack: ExitStack, place: Place) -> list[int]:
+    """The device address of each copy of A (m, k), row-major, its zeros written out."""
+    matrix, k, dtype = place.matrix, place.matrix.k, place.dtype
+    row_bytes = dtype.element_bytes * k
+    addresses = [reserve(stack, place.driver, row_bytes * matrix.m) for _ in range(place.copies_of_a)]
+    step = max(1, PIECE_BYTES // row_bytes)
+    sparse = matrix.to_scipy()
+    for start in range(0, matrix.m, step):
+        piece = dtype.to_storage(sparse[start : start + step].toarray().astype(np.float32))
+        for address in addresses:
+            place.driver.upload(address + row_bytes * start, piece)
+    return addresses
+
+
+def _version(library: Library, handle: Pointer) -> str:
+    """As cublas_api.h counts it: 130002 is 13.0.2."""
+    number = ctypes.c_int()
+    library.call("cublasGetVersion_v2", handle, ctypes.byref(number))
+    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"

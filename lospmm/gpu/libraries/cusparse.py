@@ -1,0 +1,192 @@
+"""cuSPARSE on the artifact's matrix: CSR, row-major B and C, sums in fp32, the better of two algorithms.
+
+Descriptors are made once for each copy of B and C, and ``cusparseSpMM_preprocess`` runs once for each algorithm, all
+of it outside of what is timed. CSR_ALG1 takes no part: it is for column-major B, and on row-major B took ten times as
+long as CSR_ALG2 on an H200. Constants and types: cusparse.h of CUDA 13.0.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from lospmm.gpu.libraries.library import (
+    REAL,
+    Buffers,
+    Library,
+    LibraryFault,
+    Out,
+    Place,
+    Pointer,
+    Variants,
+    create,
+    file_name,
+    find,
+    load,
+    named_by,
+    place_array,
+    reserve,
+)
+
+#: cusparseSpMMAlg_t. ALG2 is NVIDIA's choice for row-major B; ALG3 profits from preprocessing (cuSPARSE, cusparseSpMM).
+ALGORITHMS: Mapping[str, int] = {"CSR_ALG2": 6, "CSR_ALG3": 12}
+
+NON_TRANSPOSE = 0  # CUSPARSE_OPERATION_NON_TRANSPOSE
+ORDER_ROW = 2  # CUSPARSE_ORDER_ROW
+INDEX_32I = 2  # CUSPARSE_INDEX_32I
+BASE_ZERO = 0  # CUSPARSE_INDEX_BASE_ZERO
+COMPUTE_32F = REAL["float32"]
+
+_SPMM = (
+    Pointer,  # handle
+    ctypes.c_int,  # opA
+    ctypes.c_int,  # opB
+    Pointer,  # alpha
+    Pointer,  # matA
+    Pointer,  # matB
+    Pointer,  # beta
+    Pointer,  # matC
+    ctypes.c_int,  # computeType
+    ctypes.c_int,  # alg
+)
+
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "cusparseCreate": (Out,),
+    "cusparseDestroy": (Pointer,),
+    "cusparseGetVersion": (Pointer, Out),
+    "cusparseSetStream": (Pointer, Pointer),
+    "cusparseCreateCsr": (
+        Out,
+        ctypes.c_int64,  # rows
+        ctypes.c_int64,  # cols
+        ctypes.c_int64,  # nnz
+        Pointer,  # csrRowOffsets
+        Pointer,  # csrColInd
+        Pointer,  # csrValues
+        ctypes.c_int,  # csrRowOffsetsType
+        ctypes.c_int,  # csrColIndType
+        ctypes.c_int,  # idxBase
+        ctypes.c_int,  # valueType
+    ),
+    "cusparseDestroySpMat": (Pointer,),
+    "cusparseCreateDnMat": (
+        Out,
+        ctypes.c_int64,  # rows
+        ctypes.c_int64,  # cols
+        ctypes.c_int64,  # ld
+        Pointer,  # values
+        ctypes.c_int,  # valueType
+        ctypes.c_int,  # order
+    ),
+    "cusparseDestroyDnMat": (Pointer,),
+    "cusparseSpMM_bufferSize": (*_SPMM, Out),
+    "cusparseSpMM_preprocess": (*_SPMM, Pointer),
+    "cusparseSpMM": (*_SPMM, Pointer),
+}
+
+
+def open_library() -> Library:
+    """Raises LibraryFault where there is no cuSPARSE."""
+    return load(find("cusparse"), TYPES, named_by("cusparseGetErrorName"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Csr:
+    """A as cuSPARSE takes it: device addresses, 32-bit offsets and indices."""
+
+    rows: int
+    cols: int
+    nnz: int
+    offsets: int
+    indices: int
+    values: int
+    real: int  # the type of the values
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """cusparseSpMM for one algorithm, with all but the copy filled in. Holds what its pointers point to."""
+
+    library: Library
+    handle: Pointer
+    a: tuple[Pointer, ...]  # the descriptor of each copy
+    dense: tuple[tuple[Pointer, Pointer], ...]  # the descriptors of B and C of each copy
+    algorithm: int
+    one: ctypes.c_float
+    zero: ctypes.c_float
+
+    def __call__(self, name: str, copy: int, last: object) -> None:
+        b, c = self.dense[copy]
+        one, zero = ctypes.byref(self.one), ctypes.byref(self.zero)
+        operands = (one, self.a[copy % len(self.a)], b, zero, c, COMPUTE_32F, self.algorithm)
+        self.library.call(name, self.handle, NON_TRANSPOSE, NON_TRANSPOSE, *operands, last)
+
+
+@contextmanager
+def prepare(place: Place, open_library: Callable[[], Library] = open_library) -> Iterator[Variants]:
+    """One variant for each row of ``ALGORITHMS``. Raises LibraryFault, or GpuFault of the driver."""
+    library = open_library()
+    with ExitStack() as stack:
+        handle = create(stack, library, "cusparseCreate", "cusparseDestroy")
+        library.call("cusparseSetStream", handle, place.driver.stream)
+        copies_of_a = [_place_csr(stack, place) for _ in range(place.copies_of_a)]
+        dense = tuple(_describe_dense(stack, library, place, copy) for copy in place.copies)
+        variants: dict[str, Callable[[int], None]] = {}
+        for name, algorithm in ALGORITHMS.items():
+            # Preprocessing makes a descriptor of A the property of its buffer: one of each for every algorithm.
+            a = tuple(_describe_csr(stack, library, csr) for csr in copies_of_a)
+            call = _Call(library, handle, a, dense, algorithm, ctypes.c_float(1.0), ctypes.c_float(0.0))
+            try:
+                variants[name] = _ready(stack, place, call)
+            except LibraryFault as fault:
+                variants[name] = partial(_refuse, fault)  # the other may still be timed
+        place.driver.synchronize()
+        # What is on the stream still reads what leaving the stack frees.
+        stack.callback(place.driver.synchronize)
+        yield Variants(f"cuSPARSE {_version(library, handle)} ({file_name(library.path)})", variants)
+
+
+def _ready(stack: ExitStack, place: Place, call: _Call) -> Callable[[int], None]:
+    """Give an algorithm its buffers and preprocess each copy of A for it."""
+    size = ctypes.c_size_t()
+    call("cusparseSpMM_bufferSize", 0, ctypes.byref(size))
+    buffers = [reserve(stack, place.driver, size.value) for _ in call.a]
+    for copy, buffer in enumerate(buffers):
+        call("cusparseSpMM_preprocess", copy, buffer)
+    return lambda copy: call("cusparseSpMM", copy, buffers[copy % len(buffers)])
+
+
+def _refuse(fault: LibraryFault, _copy: int) -> None:
+    raise fault
+
+
+def _place_csr(stack: ExitStack, place: Place) -> _Csr:
+    matrix, driver = place.matrix, place.driver
+    offsets = place_array(stack, driver, matrix.indptr.astype(np.int32))
+    indices = place_array(stack, driver, matrix.indices)
+    values = place_array(stack, driver, place.dtype.to_storage(matrix.data))
+    real = REAL[place.dtype.storage]
+    return _Csr(matrix.m, matrix.k, matrix.nnz, offsets, indices, values, real)
+
+
+def _describe_csr(stack: ExitStack, library: Library, csr: _Csr) -> Pointer:
+    sizes, addresses = (csr.rows, csr.cols, csr.nnz), (csr.offsets, csr.indices, csr.values)
+    kinds = (INDEX_32I, INDEX_32I, BASE_ZERO, csr.real)
+    return create(stack, library, "cusparseCreateCsr", "cusparseDestroySpMat", *sizes, *addresses, *kinds)
+
+
+def _describe_dense(stack: ExitStack, library: Library, place: Place, copy: Buffers) -> tuple[Pointer, Pointer]:
+    n, real = place.n, REAL[place.dtype.storage]
+    describe = partial(create, stack, library, "cusparseCreateDnMat", "cusparseDestroyDnMat")
+    b = describe(place.matrix.k, n, n, copy.b, real, ORDER_ROW)
+    return b, describe(place.matrix.m, n, n, copy.c, real, ORDER_ROW)
+
+
+def _version(library: Library, handle: Pointer) -> str:
+    """As cusparse.h counts it: 12603 is 12.6.3."""
+    number = ctypes.c_int()
+    library.call("cusparseGetVersion", handle, ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value // 100 % 10}.{number.value % 100}"

@@ -1,0 +1,108 @@
+"""The vendor's dense multiplication as one more kernel: what is chosen where no sparse one is faster.
+
+It is called as a ``gpu.launcher.Launcher`` is, with a stream and the addresses of B and C, in the context of a driver
+that holds A with its zeros written out. Nothing of it is compiled: an artifact that was left to it (``dense_choice``)
+has A, and a kernel that stands in for it. ``lospmm.nn`` leaves such a layer to torch, whose linear layer calls the same
+library.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import numpy as np
+
+from lospmm.errors import GpuFault
+from lospmm.gpu.libraries.cublas import (
+    COMPUTE_32F,
+    COMPUTE_32F_FAST_TF32,
+    DEFAULT_MATH,
+    GEMM_DEFAULT,
+    MAX_DENSE_BYTES,
+    OP_N,
+    PIECE_BYTES,
+    WORKSPACE_BYTES,
+)
+from lospmm.gpu.libraries.cublas import open_library as open_cublas
+from lospmm.gpu.libraries.library import REAL, Library, LibraryFault, create, reserve
+from lospmm.gpu.protocol import Driver
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.problem import Problem
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why there is no dense kernel for a problem, in a few words."""
+    matrix = problem.matrix
+    if problem.convolution is not None:
+        return "a convolution"
+    if not problem.epilogue.is_plain:
+        return "an epilogue"
+    if matrix.m * matrix.k * problem.dtype.element_bytes > MAX_DENSE_BYTES:
+        return f"A without its zeros left out takes more than {MAX_DENSE_BYTES >> 30} GiB"
+    return None
+
+
+class Dense:
+    """C (m, n) = A x B by cuBLAS in a type. Raises GpuFault without cuBLAS or memory."""
+
+    def __init__(
+        self,
+        matrix: SparseMatrix,
+        n: int,
+        dtype: Dtype,
+        driver: Driver,
+        *,
+        open_library: Callable[[], Library] = open_cublas,
+    ) -> None:
+        self._shape = matrix.m, matrix.k, n
+        self._real = REAL[dtype.storage]
+        self._compute = COMPUTE_32F_FAST_TF32 if dtype.name == "tf32" else COMPUTE_32F
+        self._one, self._zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
+        self._lock = threading.Lock()  # a handle has one stream at a time
+        self._stream: int | None = None
+        with ExitStack() as stack:
+            try:
+                self._library = open_library()
+                self._handle = create(stack, self._library, "cublasCreate_v2", "cublasDestroy_v2")
+                self._library.call("cublasSetMathMode", self._handle, DEFAULT_MATH)
+            except LibraryFault as fault:
+                raise GpuFault(str(fault)) from None
+            self._workspace = reserve(stack, driver, WORKSPACE_BYTES)
+            self._a = _place(stack, driver, matrix, dtype)
+            self._held = stack.pop_all()
+
+    def __call__(self, stream: int, b: int, c: int, residual: int = 0) -> bool:
+        """Put the multiplication on a stream (a CUstream as a number); True, as of a launch. Raises GpuFault."""
+        assert not residual, "a dense kernel has no epilogue"
+        m, k, n = self._shape
+        library, real = self._library, self._real
+        # cuBLAS is column-major: C^T = B^T x A^T, whose leading dimensions are n, k and n.
+        left, right, product = (b, real, n), (self._a, real, k), (c, real, n)
+        operands = (ctypes.byref(self._one), *left, *right, ctypes.byref(self._zero), *product)
+        try:
+            with self._lock:
+                if stream != self._stream:  # a new stream takes the workspace away again
+                    library.call("cublasSetStream_v2", self._handle, stream)
+                    library.call("cublasSetWorkspace_v2", self._handle, self._workspace, WORKSPACE_BYTES)
+                    self._stream = stream
+                library.call("cublasGemmEx", self._handle, OP_N, OP_N, n, m, k, *operands, self._compute, GEMM_DEFAULT)
+        except LibraryFault as fault:
+            raise GpuFault(f"dense: {fault}") from None
+        return True
+
+    def unload(self) -> None:
+        """Free A and the library's handle, once nothing multiplies any more."""
+        self._held.close()
+
+
+def _place(stack: ExitStack, driver: Driver, matrix: SparseMatrix, dtype: Dtype) -> int:
+    """The device address of A (m, k), row-major, written out and sent piece by piece."""
+    row_bytes = dtype.element_bytes * matrix.k
+    address = reserve(stack, driver, row_bytes * matrix.m)
+    step, sparse = max(1, PIECE_BYTES // row_bytes), matrix.to_scipy()
+    for start in range(0, matrix.m, step):
+        piece = dtype.to_storage(sparse[start : start + step].toarray().astype(np.float32))
+        driver.upload(address + row_bytes * start, piece)
+    return address

@@ -1,0 +1,151 @@
+"""Shared libraries of other people, called through ctypes: found, typed, and their statuses turned into one line.
+
+A baseline (``baselines/__init__.py``) gets a ``Place`` to compute in and gives ``Variants`` to time. What it allocates
+and creates is released in the reverse order, whatever fails.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from cuda import pathfinder
+from numpy.typing import NDArray
+
+from lospmm.gpu.protocol import Driver
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.dtype import FLOAT32, Dtype
+
+#: What every library here returns where nothing is wrong.
+SUCCESS = 0
+
+#: An allocation is never empty: a matrix without a nonzero has addresses too.
+LEAST_BYTES = 4
+
+#: cudaDataType (library_types.h of CUDA 13.0) of the types in memory: CUDA_R_32F, CUDA_R_16F and CUDA_R_16BF.
+REAL: Mapping[str, int] = MappingProxyType({"float32": 0, "float16": 2, "bfloat16": 14})
+
+Pointer = ctypes.c_void_p  # of the host or of the device, a handle or a stream
+Out = ctypes.c_void_p  # where a function puts what it returns beside its status
+
+
+class LibraryFault(Exception):
+    """Why a library takes no part: it is not there, or it refused a call. One line, and the reason that users see."""
+
+
+class Buffers(NamedTuple):
+    """The device addresses of one copy of B (k, n) and C (m, n), both row-major and of the same type."""
+
+    b: int
+    c: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a baseline computes C = A x B: on ``driver.stream``, for each of ``copies`` in turn."""
+
+    driver: Driver
+    matrix: SparseMatrix
+    n: int
+    copies: Sequence[Buffers]
+    sputnik: Path | None = None  # the shared library that a user has named
+    dtype: Dtype = FLOAT32  # of A, B and C
+    copies_of_a: int = 1  # copy i of B is multiplied by number i modulo this
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """The ways in which a library computes C, by name: each puts the work for one copy on the driver's stream."""
+
+    library: str  # its name, its version and its file
+    enqueue: Mapping[str, Callable[[int], None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """``functions`` is a ctypes.CDLL whose functions have their types; ``status_name`` gives a status its words."""
+
+    path: str
+    functions: Any
+    status_name: Callable[[int], str]
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function that returns a status. Raises LibraryFault for any but success."""
+        status = getattr(self.functions, name)(*arguments)
+        if status != SUCCESS:
+            raise LibraryFault(f"{name}: {self.status_name(status)}")
+
+
+def find(name: str) -> str:
+    """The file of one of NVIDIA's libraries, as "cusparse": of PyPI's packages, the system or CUDA_HOME.
+
+    Raises LibraryFault with what to install.
+    """
+    try:
+        path = pathfinder.load_nvidia_dynamic_lib(name).abs_path
+    except RuntimeError:  # pathfinder's message lists every folder that it looked into
+        path = None
+    if path is None:
+        raise LibraryFault(f"lib{name} is not installed; pip install nvidia-{name}, or a CUDA toolkit")
+    return str(path)
+
+
+def load(path: str, types: Mapping[str, Sequence[type]], status_name: Callable[[Any, int], str]) -> Library:
+    """The library in a file, its functions with their argument types; each returns a status, an int.
+
+    ``status_name`` is given the library too. Raises LibraryFault where the file or one of the functions is missing.
+    """
+    try:
+        functions = ctypes.CDLL(path)
+    except OSError as error:
+        raise LibraryFault(f"{path}: cannot be loaded: {error}") from None
+    for name, argument_types in types.items():
+        try:
+            function = getattr(functions, name)
+        except AttributeError:
+            raise LibraryFault(f"{path}: has no function {name}") from None
+        function.argtypes, function.restype = list(argument_types), ctypes.c_int
+    return Library(path, functions, lambda status: status_name(functions, status))
+
+
+def named_by(function: str) -> Callable[[Any, int], str]:
+    """The words of a status from the library's own ``const char *function(status)``."""
+
+    def status_name(functions: Any, status: int) -> str:
+        name = getattr(functions, function)
+        name.argtypes, name.restype = [ctypes.c_int], ctypes.c_char_p
+        words: bytes | None = name(status)
+        return f"status {status}" if words is None else words.decode(errors="replace")
+
+    return status_name
+
+
+def create(stack: ExitStack, library: Library, maker: str, destroyer: str, *arguments: Any) -> Pointer:
+    """What ``maker`` puts behind its first argument; ``destroyer`` takes it away when ``stack`` is left."""
+    made = Pointer()
+    library.call(maker, ctypes.byref(made), *arguments)
+    stack.callback(getattr(library.functions, destroyer), made)
+    return made
+
+
+def reserve(stack: ExitStack, driver: Driver, size: int) -> int:
+    """Device memory of at least ``size`` bytes, freed when ``stack`` is left."""
+    address = driver.allocate(max(size, LEAST_BYTES))
+    stack.callback(driver.free, address)
+    return address
+
+
+def place_array(stack: ExitStack, driver: Driver, array: NDArray[Any]) -> int:
+    """The device address of a copy of ``array``, freed when ``stack`` is left."""
+    address = reserve(stack, driver, array.nbytes)
+    if array.nbytes:
+        driver.upload(address, np.ascontiguousarray(array))
+    return address
+
+
+def file_name(path: str) -> str:
+    return Path(path).name

@@ -1,0 +1,72 @@
+"""Sputnik (Gale et al., SC 2020), where a user names a shared library that has its C entry (docs/benchmarking.md).
+
+Sputnik is C++ without a C interface, so the user builds this one function around it:
+
+    extern "C" int sputnik_cuda_spmm(int m, int k, int n, int nonzeros, const int *row_indices, const float *values,
+                                     const int *row_offsets, const int *column_indices, const float *dense_matrix,
+                                     float *output_matrix, void *stream);
+
+Its arguments are those of ``sputnik::CudaSpmm`` (sputnik/spmm/cuda_spmm.h); it returns the cudaError_t.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.gpu.libraries.library import Library, LibraryFault, Place, Pointer, Variants, file_name, load, place_array
+from lospmm.matrix.csr import SparseMatrix
+
+ENTRY = "sputnik_cuda_spmm"
+
+TYPES: Mapping[str, tuple[type, ...]] = {
+    ENTRY: (
+        ctypes.c_int,  # m
+        ctypes.c_int,  # k
+        ctypes.c_int,  # n
+        ctypes.c_int,  # nonzeros
+        Pointer,  # row_indices
+        Pointer,  # values
+        Pointer,  # row_offsets
+        Pointer,  # column_indices
+        Pointer,  # dense_matrix
+        Pointer,  # output_matrix
+        Pointer,  # stream
+    )
+}
+
+
+def open_library(path: Path | None) -> Library:
+    """Raises LibraryFault where none is named, or where it is not one."""
+    if path is None:
+        raise LibraryFault("no library is named; build one and name it with --sputnik (docs/benchmarking.md)")
+    # Resolved: a bare name would be looked for in the system's folders.
+    return load(str(path.resolve()), TYPES, lambda _functions, status: f"cudaError {status}")
+
+
+@contextmanager
+def prepare(place: Place, open_library: Callable[[Path | None], Library] = open_library) -> Iterator[Variants]:
+    """One variant. Raises LibraryFault, or GpuFault of the driver."""
+    library = open_library(place.sputnik)
+    with ExitStack() as stack:
+        upload = partial(place_array, stack, place.driver)
+        matrix = place.matrix
+        parts = (row_order(matrix), matrix.data, matrix.indptr.astype(np.int32), matrix.indices)
+        a = [tuple(map(upload, parts)) for _ in range(place.copies_of_a)]
+        place.driver.synchronize()
+        stack.callback(place.driver.synchronize)
+
+        def enqueue(copy: int) -> None:
+            sizes, (b, c) = (matrix.m, matrix.k, place.n, matrix.nnz), place.copies[copy]
+            library.call(ENTRY, *sizes, *a[copy % len(a)], b, c, place.driver.stream)
+
+        yield Variants(f"Sputnik ({file_name(library.path)})", {"CudaSpmm": enqueue})
+
+
+def row_order(matrix: SparseMatrix) -> NDArray[np.int32]:
+    """The rows, the longest first, (m,): Sputnik's row swizzle, which balances warps."""
+    return np.argsort(-matrix.row_nnz, kind="stable").astype(np.int32)

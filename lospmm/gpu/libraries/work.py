@@ -1,0 +1,63 @@
+"""A baseline in the process that runs kernels: the worker's command "baseline".
+
+It finds A, B and C where the kernels find them, is checked by the same gate and timed by the same clock.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lospmm.gpu.gate import Verdict, run_and_check
+from lospmm.gpu.libraries import BaselineTime, Enqueue, time_baseline
+from lospmm.gpu.libraries.library import Buffers, Place
+from lospmm.gpu.messages import CacheState
+from lospmm.gpu.network import time_in
+from lospmm.gpu.operands import fill
+from lospmm.gpu.timing import FULL, Effort, Timing
+from lospmm.matrix.csr import SparseMatrix
+
+if TYPE_CHECKING:
+    from lospmm.gpu.worker import Workbench
+
+#: The worker's name for ``run``, in its table of commands.
+COMMAND = "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineTask:
+    """Check and time a row of ``BASELINES``."""
+
+    name: str
+    cache: CacheState
+    sputnik: Path | None = None
+    effort: Effort = FULL
+
+
+def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
+    """Raises GpuFault."""
+    driver, problem, operands = bench.driver, bench.problem, bench.operands
+    problem = replace(problem, bias=None, relu=False, residual=False)  # no library adds anything to its product
+    matrix = SparseMatrix(problem.m, problem.k, problem.indptr, problem.indices, problem.values)
+    copies = [Buffers(b, c) for b, c in zip(operands.b, operands.c, strict=True)]
+
+    def check(enqueue: Enqueue, limit: float | None) -> Verdict:
+        """On the first copy and on the last: a library that takes another copy than it is told is found out."""
+        tolerance = problem.tolerance if limit is None else replace(problem.tolerance, sum_rounding=limit)
+        held_to = replace(problem, tolerance=tolerance)
+        verdicts = []
+        for copy in dict.fromkeys((0, operands.copies - 1)):
+            verdicts.append(run_and_check(driver, bench.gate, operands, held_to, enqueue, copy=copy))
+            if verdicts[-1].failure is not None:
+                fill(driver, operands, bench.problem)  # it may have written over A and B
+                return verdicts[-1]
+        return max(verdicts, key=lambda verdict: verdict.max_relative_error or 0.0)
+
+    # As if A's nonzeros alone were read: what a library reads is no less, so that no copy stays in the cache.
+    rotated = operands.rotated(task.cache, problem.dtype.element_bytes * matrix.nnz, driver.l2_bytes())
+
+    def time(enqueue: Enqueue) -> Timing:
+        return time_in(task.cache, driver, bench.gate, operands, enqueue, copies=rotated, effort=task.effort)
+
+    copies_of_a = rotated if task.cache == "streamed" else 1
+    place = Place(driver, matrix, problem.n, copies, task.sputnik, problem.dtype, copies_of_a)
+    return time_baseline(task.name, place, check=check, time=time)

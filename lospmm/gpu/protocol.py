@@ -1,0 +1,124 @@
+"""What a CUDA driver binding offers: ``gpu.driver`` opens one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: The alignment of what ``allocate`` returns (CUDA C++ Programming Guide, "Device Memory Accesses").
+ALIGNMENT_BYTES = 256
+
+#: Dynamic shared memory that a kernel may have without asking (CUDA C++ Programming Guide, "Shared Memory").
+SHARED_BYTES_UNASKED = 48 << 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A kernel that is loaded, until the last reference to it is gone. ``handle`` and ``module`` are the library's."""
+
+    handle: Any
+    module: Any
+    registers: int  # per thread, as the driver reads them from the machine code
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """Work that was captured, ready to be launched again and again, until ``discard``. ``handle`` is the driver's."""
+
+    handle: Any
+
+
+class LaunchShape(Protocol):
+    """How a kernel is started: ``lospmm.problem.problem.Launch``, or ``messages.Shape`` in the worker, which imports
+    less."""
+
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+
+    @property
+    def block(self) -> int: ...
+
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+class Driver(Protocol):
+    """One GPU, its primary context, and one non-blocking stream on which everything runs in order."""
+
+    @property
+    def name(self) -> str:
+        """Its row in ``DRIVERS``."""
+        ...
+
+    @property
+    def stream(self) -> int:
+        """The stream, a CUstream, as an integer: what cuSPARSE, cuBLAS and torch take."""
+        ...
+
+    def device_name(self) -> str:
+        """As in "NVIDIA H200"."""
+        ...
+
+    def driver_version(self) -> tuple[int, int]:
+        """The newest CUDA that the driver supports, as in (13, 0)."""
+        ...
+
+    def l2_bytes(self) -> int: ...
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """What is free now, by all processes, and what there is."""
+        ...
+
+    def bus_id(self) -> str:
+        """The GPU's PCI address, as in "0000:1B:00.0": the one name that NVML knows it by too."""
+        ...
+
+    def load(self, image: bytes, entry: str) -> Function:
+        """The kernel ``entry`` of a cubin."""
+        ...
+
+    def allocate(self, size: int) -> int:
+        """The address of ``size`` bytes, a multiple of ``ALIGNMENT_BYTES``; freed by ``free`` and ``close``."""
+        ...
+
+    def free(self, address: int) -> None: ...
+
+    def upload(self, address: int, array: NDArray[Any]) -> None:
+        """Copy a contiguous array to the GPU. Returns when it has been read."""
+        ...
+
+    def download(self, array: NDArray[Any], address: int) -> None:
+        """Fill a contiguous array from the GPU, once all work on the stream is done."""
+        ...
+
+    def fill(self, address: int, word: int, count: int) -> None:
+        """Set ``count`` 32-bit words, on the stream."""
+        ...
+
+    def copy(self, to: int, address: int, size: int) -> None:
+        """Copy ``size`` bytes from one place on the GPU to another, on the stream."""
+        ...
+
+    def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
+        """Start a kernel on the stream. Each argument is passed with its own size: an address is ``np.uint64``."""
+        ...
+
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
+        """What ``enqueue`` puts on the stream, which is not run. It has run once before, and allocates nothing."""
+        ...
+
+    def replay_micros(self, graph: Graph) -> float:
+        """Run a graph once; the microseconds between two events before and after it."""
+        ...
+
+    def discard(self, graph: Graph) -> None: ...
+
+    def synchronize(self) -> None:
+        """Wait for the stream. Where a kernel has failed, this is what raises."""
+        ...
+
+    def close(self) -> None:
+        """Free what was allocated, and let go of the stream and the context."""
+        ...

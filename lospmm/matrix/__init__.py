@@ -1,0 +1,1 @@
+"""Pruned matrices in CSR, and the files that they are read from."""

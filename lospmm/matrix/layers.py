@@ -1,0 +1,149 @@
+"""The layers of a model: its names, the folder of each, and its matrices, one in memory at a time.
+
+A model is a ``.safetensors``, each 2-D or 4-D weight of which is a layer, or a folder of matrix files with a layer each
+(those of a ``.safetensors`` in it are its weights).
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lospmm.errors import BadMatrix, BadRequest, printable
+from lospmm.matrix import readers
+from lospmm.matrix.mapped import Content
+from lospmm.matrix.readers import READERS, MatrixFile
+
+#: A layer's matrix, or what is wrong with it.
+Found = MatrixFile | BadMatrix
+
+#: Where the names are those of folders: no others begin with a dot, hold a slash, or are as long.
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+#: What a model's folder holds beside its layers.
+REPORT_FILE = "report.json"
+KERNELS_FILE = "kernels.tsv"
+
+#: Of a name that cannot be that of a folder, what remains readable, and the digits that tell it from others.
+_READABLE_CHARACTERS, _DIGITS = 60, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """``read`` gives the layers that ``names`` lists, in that order; some may have a bias beside their weights."""
+
+    name: str
+    names: tuple[str, ...]
+    read: Callable[[], Iterator[tuple[str, Found]]]
+    has_biases: bool = False
+
+    def check_biases(self) -> None:
+        """Raises BadRequest where no layer has a bias that could be added."""
+        if not self.has_biases:
+            raise readers.no_biases(self.names)
+
+
+def open_model(path: Path, *, seed: int = 0) -> Model:
+    """The model in a file or a folder; ``seed`` draws the values of patterns.
+
+    Raises BadMatrix where it cannot be read or holds no layer, BadRequest for two layers of one name or folder.
+    """
+    parts = [_part(file, seed) for file in _files(path)] if path.is_dir() else [_weights(path)]
+    names = tuple(name for part in parts for name in part.names)
+
+    def read() -> Iterator[tuple[str, Found]]:
+        for part in parts:
+            yield from part.read()
+
+    check_names(names)
+    resolved = path.resolve()
+    return Model(
+        printable(resolved.name if path.is_dir() else resolved.stem) or "model",
+        names,
+        read,
+        any(part.has_biases for part in parts),
+    )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises BadRequest where two layers are called the same, or would share a folder."""
+    owners: dict[str, str] = {}
+    for name in names:
+        folder = folder_of(name).lower()  # some file systems make no difference
+        if (other := owners.get(folder)) == name:
+            raise BadRequest(f"two layers are called {name[:80]!r}: a layer is named by its weight or file; rename one")
+        if other is not None:
+            raise BadRequest(f"layers {other[:80]!r} and {name[:80]!r} would have the same folder; rename one")
+        owners[folder] = name
+
+
+def folder_of(name: str) -> str:
+    """The folder of a layer in the model's: its name, or where that is none of a folder, what remains of it.
+
+    The same for the same name, always one part of a path and no hidden one. ``check_names`` finds who would share one.
+    """
+    if _PLAIN.fullmatch(name) and name.lower() not in (REPORT_FILE, KERNELS_FILE):
+        return name
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", name[:_READABLE_CHARACTERS]).lstrip(".-")
+    return f"{readable or 'layer'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:_DIGITS]}"
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        found = [file for file in path.iterdir() if _is_matrix(file)]
+    except OSError as error:
+        raise BadMatrix(f"{path}: cannot be read: {error.strerror}") from None
+    if not found:
+        raise BadMatrix(f"{path}: no matrix file lies in this folder: {', '.join(f'.{kind}' for kind in READERS)}")
+    return sorted(found, key=lambda file: (readers.natural(file.stem), file.name))
+
+
+def _text(name: str) -> str:
+    """A file's name, whose bytes may be no text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return printable(name)
+    return name
+
+
+def _is_matrix(file: Path) -> bool:
+    return file.suffix.lower().removeprefix(".") in READERS and not file.name.startswith(".") and not file.is_dir()
+
+
+def _part(file: Path, seed: int) -> Model:
+    """The layers of one file. A file that is itself a layer is read when its turn comes."""
+    if file.suffix.lower() != ".safetensors":
+        name = _text(file.stem)
+        return Model(file.name, (name,), lambda: iter([(name, _matrix(file, seed))]))
+    try:
+        return _weights(file)
+    except BadMatrix as error:
+        wrong = error
+    return Model(file.name, (file.stem,), lambda: iter([(file.stem, wrong)]))
+
+
+def _weights(file: Path) -> Model:
+    """The layers of a ``.safetensors``. Raises BadMatrix."""
+    names = readers.names_of_model(_content(file), file.name)
+    return Model(file.name, tuple(names), lambda: readers.read_model(_content(file), file.name), any(names.values()))
+
+
+def _matrix(file: Path, seed: int) -> Found:
+    try:
+        return readers.read(file, seed=seed)
+    except BadMatrix as error:
+        return error
+
+
+def _content(file: Path) -> Content:
+    try:
+        if not file.is_file():
+            raise BadMatrix(
+                f"{file}: {'is a device or pipe; name a file' if file.exists() else 'there is no such file'}"
+            )
+        with file.open("rb") as stream:
+            return readers.content_in(stream)
+    except OSError as error:
+        raise BadMatrix(f"{file}: cannot be read: {error.strerror}") from None

@@ -1,0 +1,362 @@
+"""Matrix files, also hostile ones, to ``SparseMatrix``: the one door for the command line and for uploads.
+
+The format is known by its first bytes (``_BEGINNINGS``), never by the name alone, and read by its row of ``READERS``.
+A reader takes memory in proportion to the bytes it is given, never to what a header claims. To add a format, add a row
+to both tables. Every failure is a ``BadMatrix`` of one line: the file, what is wrong, where, and what to do.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from lospmm.errors import BadMatrix, BadRequest, printable
+from lospmm.matrix import npz as npy
+from lospmm.matrix import text as matrix_text
+from lospmm.matrix.csr import SparseMatrix, check_axes, check_shape, from_coo
+from lospmm.matrix.mapped import Content, Decode, as_it_is, content_of, nonzeros
+from lospmm.settings import settings
+
+#: Whether a file holds its values or only a pattern, whose values are then drawn from a normal distribution.
+Values = Literal["stored", "drawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFile:
+    matrix: SparseMatrix
+    values: Values
+    name: str  # the file's base name
+    #: What lies beside a weight of a model, by its name, or why it is no bias.
+    beside: NDArray[np.floating] | BadMatrix | None = None
+
+    @property
+    def bias(self) -> NDArray[np.floating] | None:
+        """What lies beside the weight. Raises BadMatrix."""
+        if isinstance(self.beside, BadMatrix):
+            raise self.beside
+        return self.beside
+
+
+def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
+    """The matrix in a regular file; ``tensor`` and ``seed`` as in ``read_bytes``."""
+    try:
+        if not path.exists():
+            raise BadMatrix(f"{_printable(str(path))}: there is no such file")
+        if not path.is_file():
+            raise BadMatrix(
+                f"{_printable(str(path))}: is a {'directory' if path.is_dir() else 'device or pipe'}; name a file"
+            )
+        with path.open("rb") as stream:
+            content = content_in(stream)
+    except OSError as error:
+        raise BadMatrix(f"{_printable(str(path))}: cannot be read: {error.strerror}") from None
+    try:
+        return read_bytes(content, path.name, tensor=tensor, seed=seed)
+    except BadMatrix as error:  # which names the file, as of an upload
+        folder = "" if path.parent == Path() else f"{_printable(str(path.parent)).rstrip('/')}/"
+        raise BadMatrix(f"{folder}{error}") from None
+
+
+def content_in(stream: IO[bytes]) -> Content:
+    """What a local file holds. Models are large, and are read by the piece: a ``.safetensors`` has any size. Of others
+    it is one byte more than LOSPMM_MAX_UPLOAD_BYTES at most, so that the reader sees too large a file as such.
+    """
+    beginning = stream.read(_BEGINNING_BYTES)
+    if is_model(beginning):
+        return content_of(stream)
+    return beginning + stream.read(settings().max_upload_bytes + 1 - len(beginning))
+
+
+def read_bias(path: Path) -> NDArray[np.floating]:
+    """The numbers of a ``.npy``, one for each row. Raises BadRequest."""
+    try:
+        with path.open("rb") as file:
+            return bias_in(content_in(file), str(path))
+    except OSError as error:
+        raise BadRequest(f"bias {path}: cannot be read: {error.strerror}") from None
+
+
+def bias_in(content: Content, name: str) -> NDArray[np.floating]:
+    """The same of what was uploaded; ``name`` is for messages. Raises BadRequest."""
+    try:
+        bias = np.array(npy.parse(content))
+    except BadMatrix as error:
+        raise BadRequest(f"bias {name}: {error}; give a .npy with a number for each row") from None
+    if bias.ndim != 1 or bias.dtype.kind not in "fiu":
+        raise BadRequest(f"bias {name}: of shape {bias.shape} and type {bias.dtype}; give a .npy with a number a row")
+    return bias
+
+
+def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
+    """The matrix in the bytes of a file called ``name``.
+
+    ``tensor`` names the weight to take from a ``.safetensors`` that has several. ``seed`` draws the values of a
+    pattern: the same pattern and seed give the same values in every format. Raises BadMatrix.
+    """
+    name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "matrix"
+    try:
+        if seed < 0:
+            raise BadMatrix(f"seed {seed} is negative")
+        reader = _reader(content, name, tensor)
+        matrix, values = reader(content)
+    except BadMatrix as error:
+        raise BadMatrix(f"{name}: {printable(str(error))}") from None  # it may quote the file
+    return MatrixFile(_draw(matrix, seed) if values == "drawn" else matrix, values, name)
+
+
+def read_model(content: Content, name: str) -> Iterator[tuple[str, MatrixFile | BadMatrix]]:
+    """Each weight of a ``.safetensors`` by its name, layer 2 before layer 10; or what is wrong with that one alone.
+
+    With a weight goes its bias: ``fc.bias`` of ``fc.weight``, ``in_proj_bias`` of ``in_proj_weight``. Raises BadMatrix
+    where the file cannot be read, or holds no weight.
+    """
+    name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "model"
+    weights, tensors = _weights(content, name), _tensors(content)
+    for tensor in sorted(weights, key=natural):  # the library gives them in any order
+        try:
+            yield (
+                tensor,
+                MatrixFile(_of_weight(weights.pop(tensor), content), "stored", name, _beside(tensor, tensors, name)),
+            )
+        except BadMatrix as error:
+            yield tensor, BadMatrix(f"{name}: {printable(str(error))}")
+
+
+def names_of_model(content: Content, name: str) -> dict[str, bool]:
+    """The names that ``read_model`` gives, in its order, and whether a bias lies beside each. Raises BadMatrix."""
+    weights, tensors = _weights(content, _printable(name) or "model"), _tensors(content)
+    return {weight: _bias_name(weight) in tensors for weight in sorted(weights, key=natural)}
+
+
+def no_biases(names: Sequence[str]) -> BadRequest:
+    """Why layers of these names, none of which has a bias beside its weight, cannot have theirs added."""
+    return BadRequest(
+        f"biases: no layer has one beside its weight, as fc.bias beside fc.weight in a .safetensors; the layers are "
+        f"{_listed([printable(name) for name in names])}; leave biases out, or tune each layer with a bias of its own"
+    )
+
+
+def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
+    try:
+        _reader(content, name, None)
+        if not is_model(content):
+            raise BadMatrix(
+                "is not a .safetensors file; of another format a model is a file a layer, in one folder or request"
+            )
+        weights = {tensor: weight for tensor, weight in _tensors(content).items() if _is_weight(weight)}
+        if not weights:
+            raise BadMatrix(_NO_WEIGHT)
+    except BadMatrix as error:
+        raise BadMatrix(f"{name}: {printable(str(error))}") from None
+    return weights
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sorts numbers in names as numbers."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+
+
+def is_model(content: Content) -> bool:
+    """Whether these bytes begin as a ``.safetensors`` does, the only format that holds several matrices."""
+    return _BEGINNINGS["safetensors"].match(content) is not None
+
+
+def _read_npy(content: Content) -> tuple[SparseMatrix, Values]:
+    """A dense array; its zeros are pruned."""
+    return _pruned(npy.parse(content), content), "stored"
+
+
+def _read_npz(content: Content) -> tuple[SparseMatrix, Values]:
+    return npy.read_npz(content), "stored"
+
+
+def _read_mtx(content: Content) -> tuple[SparseMatrix, Values]:
+    matrix, is_pattern = matrix_text.read_mtx(content)
+    return matrix, "drawn" if is_pattern else "stored"
+
+
+def _read_smtx(content: Content) -> tuple[SparseMatrix, Values]:
+    return matrix_text.read_smtx(content), "drawn"
+
+
+def _read_safetensors(content: Content, tensor: str | None = None) -> tuple[SparseMatrix, Values]:
+    """One weight: a 2-D tensor as it is, a convolution's (out, in, height, width) as (out, in x height x width)."""
+    weights = _tensors(content)
+    eligible = sorted(name for name, weight in weights.items() if _is_weight(weight))
+    if tensor is None:
+        if not eligible:
+            raise BadMatrix(_NO_WEIGHT)
+        if len(eligible) != 1:
+            raise BadMatrix(f"holds {len(eligible)} weights; choose one by --tensor, or tensor=: {_listed(eligible)}")
+        tensor = eligible[0]
+    if tensor not in weights:
+        raise BadMatrix(f"has no tensor {tensor[:80]!r}; its weights are: {_listed(eligible)}")
+    weight = weights[tensor]
+    if not _is_weight(weight):
+        raise BadMatrix(
+            f"tensor {tensor[:80]!r} is {weight['dtype']} of shape {str(weight['shape'])[:80]}; "
+            f"a weight is {', '.join(_FLOATS)}, 2-D or 4-D: {_listed(eligible)}"
+        )
+    return _of_weight(weight, content), "stored"
+
+
+def _of_weight(weight: dict[str, Any], content: Content) -> SparseMatrix:
+    rows, *rest = weight["shape"]
+    shape = check_shape((rows, math.prod(rest)))
+    flat = np.frombuffer(weight["data"], _FLOATS[weight["dtype"]])
+    return _pruned(flat.reshape(shape), content, _from_bf16 if weight["dtype"] == "BF16" else as_it_is)
+
+
+def _bias_name(weight: str) -> str | None:
+    """Of the bias that belongs to a weight, by their names."""
+    stem = weight.removesuffix("weight")
+    return f"{stem}bias" if stem != weight else None
+
+
+def _beside(weight: str, tensors: dict[str, dict[str, Any]], file: str) -> NDArray[np.floating] | BadMatrix | None:
+    """The bias of the weight of this name, as many numbers as there are, or what is wrong with it."""
+    bias = _bias_name(weight)
+    if bias is None or (found := tensors.get(bias)) is None:
+        return None
+    if found["dtype"] not in _FLOATS or len(found["shape"]) != 1:
+        return BadMatrix(
+            f"{file}: tensor {bias[:80]!r} is {found['dtype']} of shape {str(found['shape'])[:80]}; "
+            f"a bias is {', '.join(_FLOATS)}, with a number for each row"
+        )
+    numbers = np.frombuffer(found["data"], _FLOATS[found["dtype"]])
+    return _from_bf16(numbers) if found["dtype"] == "BF16" else numbers
+
+
+def _from_bf16(halves: NDArray[Any]) -> NDArray[Any]:
+    """The upper halves of float32."""
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+#: Format (a file's suffix without the dot) -> its bytes to the matrix and whether its values are to be drawn.
+READERS: dict[str, Callable[[Content], tuple[SparseMatrix, Values]]] = {
+    "npz": _read_npz,
+    "npy": _read_npy,
+    "mtx": _read_mtx,
+    "safetensors": _read_safetensors,
+    "smtx": _read_smtx,
+}
+
+_NAME_CHARACTERS = 200
+
+#: The longest header of a .safetensors file; each tensor that it lists costs a few Python objects.
+_TENSOR_HEADER_BYTES = 4 << 20
+
+#: As many as tell a .safetensors.
+_BEGINNING_BYTES = 9
+
+_BEGINNINGS = {
+    "npz": re.compile(rb"PK\x03\x04|PK\x05\x06"),
+    "npy": re.compile(re.escape(npy.MAGIC)),
+    "mtx": re.compile(rb"%%MatrixMarket", re.IGNORECASE),
+    "safetensors": re.compile(rb".{8}\{", re.DOTALL),
+    "smtx": re.compile(rb"-?\d+[ \t]*[, \t][ \t]*-?\d+[ \t]*[, \t][ \t]*-?\d+\s"),
+}
+
+#: The types of a tensor that are weights, as what their bytes are read as.
+_FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+_NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D"
+
+
+def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Content], tuple[SparseMatrix, Values]]:
+    """The reader for what the content is. Raises BadMatrix where the name claims another format."""
+    limit = settings().max_upload_bytes
+    if len(content) > limit and not is_model(content):
+        raise BadMatrix(f"is larger than the {limit} bytes that LOSPMM_MAX_UPLOAD_BYTES allows")
+    if not content:
+        raise BadMatrix("is empty (0 bytes)")
+    claimed = PurePosixPath(name).suffix.lower().removeprefix(".")
+    found = next((kind for kind, beginning in _BEGINNINGS.items() if beginning.match(content)), None)
+    if found is None:
+        known = ", ".join(f".{kind}" for kind in READERS)
+        fault = f"does not begin as a .{claimed} file does" if claimed in READERS else f"is none of {known}"
+        raise BadMatrix(f"{fault}: its first bytes are {content[:12]!r}; is it whole, and saved in that format?")
+    if claimed in READERS and claimed != found:
+        raise BadMatrix(f"the name says .{claimed} but the content is .{found}; rename the file")
+    if tensor is None:
+        return READERS[found]
+    if found != "safetensors":
+        raise BadMatrix(f"tensor chooses from a .safetensors file, this is .{found}; leave it out")
+    return partial(_read_safetensors, tensor=tensor)
+
+
+def _tensors(content: Content) -> dict[str, dict[str, Any]]:
+    """dtype, shape and data of each tensor by name, where they lie in the content: the library would copy them."""
+    header_bytes = int.from_bytes(content[:8], "little")
+    if header_bytes > min(_TENSOR_HEADER_BYTES, len(content) - 8):
+        raise BadMatrix(
+            f"truncated or damaged: a header of {header_bytes} bytes is promised, {len(content) - 8} follow and "
+            f"{_TENSOR_HEADER_BYTES} are allowed; save or copy it again"
+        )
+    _check_header(content, 8 + header_bytes)
+    values = memoryview(content)[8 + header_bytes :]
+    tensors = {}
+    for name, tensor in json.loads(content[8 : 8 + header_bytes]).items():
+        if name != "__metadata__":
+            start, end = tensor["data_offsets"]
+            tensors[name] = {"dtype": tensor["dtype"], "shape": tensor["shape"], "data": values[start:end]}
+    for name in tensors:
+        path = PurePosixPath(name.replace("\\", "/"))
+        if not name.isprintable():
+            raise BadMatrix(f"tensor name {name[:80]!r} holds a character that cannot be printed; rename the tensor")
+        if path.is_absolute() or ".." in path.parts:
+            raise BadMatrix(f"tensor name {name[:80]!r} could point outside a directory; rename the tensor")
+    return tensors
+
+
+def _check_header(content: Content, header_end: int) -> None:
+    """The library checks sizes and offsets: of a file with this header and as many bytes, which take no memory."""
+    file = os.memfd_create("header")
+    try:
+        os.truncate(file, len(content))
+        os.write(file, content[:header_end])
+        with safe_open(f"/proc/self/fd/{file}", "numpy"):
+            pass
+    except SafetensorError as error:
+        reason = " ".join(str(error).split())[:160]
+        raise BadMatrix(f"truncated or damaged safetensors ({reason}); save or copy it again") from None
+    finally:
+        os.close(file)
+
+
+def _is_weight(tensor: dict[str, Any]) -> bool:
+    return tensor["dtype"] in _FLOATS and len(tensor["shape"]) in (2, 4)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(name[:80] for name in names[:20]) or "none"
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
+
+
+def _pruned(weights: NDArray[Any], content: Content, decode: Decode = as_it_is) -> SparseMatrix:
+    check_axes(weights.ndim)
+    shape = check_shape(weights.shape)
+    (rows, cols), values = nonzeros(weights, content, decode)
+    return from_coo(shape, rows, cols, values)
+
+
+def _draw(pattern: SparseMatrix, seed: int) -> SparseMatrix:
+    """The pattern with values from a normal distribution, none of them zero, in the canonical order of its entries."""
+    values = np.random.default_rng(seed).standard_normal(pattern.nnz).astype(np.float32)
+    values[values == 0] = 1.0
+    values.setflags(write=False)
+    return SparseMatrix(pattern.m, pattern.k, pattern.indptr, pattern.indices, values)
+
+
+def _printable(name: str) -> str:
+    """A name fit for a message of one line; its end matters most."""
+    end = name[-_NAME_CHARACTERS:]
+    return end if end.isprintable() else repr(end)

@@ -1,0 +1,1 @@
+"""Batches over the layers of a model, and their report."""

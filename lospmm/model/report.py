@@ -1,0 +1,150 @@
+"""report.json of a model's folder: what became of each layer, and by which digest its kernel is known.
+
+``kernels.tsv`` beside it says of the same kernels how to launch them, for programs that read no JSON.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from lospmm.artifact.manifest import LaunchConfig
+from lospmm.errors import BadRequest, LospmmError, printable
+from lospmm.gpu.libraries import DENSE_OF
+
+SCHEMA = 1
+
+#: The columns of ``kernels.tsv``. The layer is last: its name alone may hold spaces.
+COLUMNS = ("entry", "m", "k", "n", "grid_x", "grid_y", "grid_z", "block", "shared_bytes", "folder", "layer")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    type: str
+    message: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReport:
+    """A layer with its kernel, or with an error. Times are microseconds of one launch; null where nothing was timed."""
+
+    name: str
+    folder: str
+    digest: str | None = None
+    cubin_sha256: str | None = None
+    entry: str | None = None  # of the cubin
+    launch: LaunchConfig | None = None
+    m: int | None = None
+    k: int | None = None
+    n: int | None = None
+    nnz: int | None = None
+    sparsity: float | None = None  # the share of zeros, 0 to 1
+    estimated_micros: float | None = None
+    micros: float | None = None
+    dense_micros: float | None = None  # of cuBLAS in the same type
+    dense_forecast_micros: float | None = None
+    advice: str | None = None
+    family: str | None = None  # of the choice: dense where cuBLAS is to be called
+    error: LayerError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReport:
+    schema: int = SCHEMA
+    model: str
+    n: int
+    device: str
+    layers: tuple[LayerReport, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """Of the worst layer; 0 where all have kernels."""
+        return max((layer.error.exit_code for layer in self.layers if layer.error is not None), default=0)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+_REPORT = TypeAdapter(ModelReport)
+
+
+def parse(content: bytes, where: str) -> ModelReport:
+    """Raises BadRequest for what is no report of this version."""
+    try:
+        report = _REPORT.validate_json(content)
+    except ValidationError:
+        raise BadRequest(f"{where}: is no report of `lospmm tune-model`, or damaged; name a new folder") from None
+    if report.schema != SCHEMA:
+        raise BadRequest(f"{where}: schema {report.schema}; this version reads {SCHEMA}; name a new folder")
+    return report
+
+
+#: The field of ``measured`` with the time of cuBLAS, by the type.
+DENSE_MICROS: Mapping[str, str] = MappingProxyType({dtype: f"{name}_micros" for dtype, name in DENSE_OF.items()})
+
+
+def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) -> LayerReport:
+    measured = manifest.get("measured") or {}
+    return LayerReport(
+        name=name,
+        folder=folder,
+        digest=digest,
+        cubin_sha256=manifest["cubin_sha256"],
+        entry=manifest["name"],
+        launch=LaunchConfig(**{**manifest["launch"], "grid": tuple(manifest["launch"]["grid"])}),
+        m=manifest["m"],
+        k=manifest["k"],
+        n=manifest["n"],
+        nnz=manifest["nnz"],
+        sparsity=1.0 - manifest["nnz"] / (manifest["m"] * manifest["k"]),
+        estimated_micros=manifest["search"]["estimated_micros"],
+        micros=measured.get("micros"),
+        dense_micros=measured.get(DENSE_MICROS[manifest["dtype"]]),
+        dense_forecast_micros=manifest["search"]["dense_forecast_micros"],
+        advice=measured.get("advice"),
+        family=manifest["family"],
+    )
+
+
+def failed(name: str, folder: str, error: LospmmError, digest: str | None = None) -> LayerReport:
+    described = LayerError(type(error).__name__, str(error), error.exit_code)
+    return LayerReport(name=name, folder=folder, digest=digest, error=described)
+
+
+def launch_table(layers: Sequence[LayerReport]) -> str:
+    """The text of ``kernels.tsv``: a line of ``COLUMNS``, then one for each layer that has a kernel.
+
+    In a layer's name what cannot be printed is spelled out as in Python: it has no tabs and no line ends.
+    """
+    lines = [COLUMNS, *(_launched(layer, layer.launch) for layer in layers if layer.launch is not None)]
+    return "".join("\t".join(line) + "\n" for line in lines)
+
+
+def _launched(layer: LayerReport, launch: LaunchConfig) -> tuple[str, ...]:
+    sizes = (layer.m, layer.k, layer.n, *launch.grid, launch.block, launch.shared_bytes)
+    return (str(layer.entry), *map(str, sizes), layer.folder, printable(layer.name))
+
+
+def table(layers: Sequence[LayerReport]) -> list[tuple[str, ...]]:
+    """A row for each layer: its name, shape, sparsity, times and advice."""
+    return [
+        (
+            layer.name,
+            "-" if layer.m is None else f"{layer.m} x {layer.k}",
+            "-" if layer.sparsity is None else f"{layer.sparsity:.1%}",
+            _timed_or_not(layer.micros, layer.estimated_micros),
+            _timed_or_not(layer.dense_micros, layer.dense_forecast_micros),
+            f"no kernel: {layer.error.type}" if layer.error is not None else layer.advice or "not timed",
+        )
+        for layer in layers
+    ]
+
+
+def _timed_or_not(micros: float | None, forecast_micros: float | None) -> str:
+    if micros is not None:
+        return f"{micros:.2f}"
+    return "-" if forecast_micros is None else f"~{forecast_micros:.2f}"

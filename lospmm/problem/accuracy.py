@@ -1,0 +1,135 @@
+"""How exact C is in each type, and what a kernel is held to. docs/accuracy.md has the derivation in full.
+
+With u the unit roundoff of the type, and element by element, C of a kernel is off from the product of the weights as
+they were given and of B as it lies in memory by at most
+
+    (a_rounding + b_rounding + sum_rounding) (|A| |B|) + c_rounding |C| + a_floor (|A|' |B|) + b_floor (|A| |B|')
+
+``a_rounding``: the weights are rounded to the type when they are packed: u. ``b_rounding``: B lies in memory in the
+type and needs no rounding, but for tf32, which is stored as float32 and of which tensor cores cut off what they do not
+take: 2 u. ``sum_rounding``: every multiply-add in float32 rounds once, which comes to about q 2^-24 for q of them
+(Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), and for values drawn around zero to a few 2^-24;
+1e-5 is some 160 of them. ``c_rounding``: C is rounded once more as it is stored, u, where it is not stored as float32.
+``a_floor`` and ``b_floor`` are 0 but where float32 is made of float16 (docs/decisions/0032): |A|' has for each nonzero
+the largest of its row, |B|' for each element the largest of its column among 64 rows that are multiplied together.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.problem.dtype import Dtype
+
+#: Far above the rounding of any sum in float32, far below what a wrong weight or a missing term does.
+SUM_ROUNDING = 1e-5
+
+#: Standard deviations, of a sum of errors whose signs are drawn, that no element of any C is off (``Tolerance``).
+DEVIATIONS = 9.0
+
+#: Below this float32 has a fixed spacing, and so have rounding errors.
+SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The bound of this module. Below ``smallest_normal`` the type has a fixed spacing: errors are relative to that."""
+
+    unit_roundoff: float
+    a_rounding: float
+    b_rounding: float
+    sum_rounding: float
+    c_rounding: float
+    smallest_normal: float
+    a_floor: float = 0.0
+    b_floor: float = 0.0
+
+    @property
+    def of_product(self) -> float:
+        """All that is relative to |A| |B|."""
+        return self.a_rounding + self.b_rounding + self.sum_rounding
+
+
+def _of_16_bit(u: float, smallest_normal: float) -> Accuracy:
+    return Accuracy(u, u, 0.0, SUM_ROUNDING, u, smallest_normal)
+
+
+#: By the name of the type.
+ACCURACY: Mapping[str, Accuracy] = MappingProxyType(
+    {
+        "float32": Accuracy(2.0**-24, 0.0, 0.0, SUM_ROUNDING, 0.0, SMALLEST_NORMAL),
+        "tf32": Accuracy(2.0**-11, 2.0**-11, 2.0**-10, SUM_ROUNDING, 0.0, SMALLEST_NORMAL),
+        "float16": _of_16_bit(2.0**-11, 2.0**-14),
+        "bfloat16": _of_16_bit(2.0**-8, SMALLEST_NORMAL),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far a kernel's C may be off from ``weights_held_to`` x B in float64, element by element:
+
+        sum_rounding |A| |B| + factor_rounding min(|A| |B|, deviations sqrt(A^2 B^2)) + c_rounding |C|
+
+    (A^2 and B^2 elementwise.) ``factor_rounding`` is what a kernel may round of A and B together. B is drawn around
+    zero and each rounding is odd in what it rounds, so the signs of the terms' errors are independent: by Hoeffding's
+    inequality their sum is beyond DEVIATIONS times their root of squares with a probability of 6e-18. That is what a
+    wrong weight is told from in a row of a thousand, where the bound by |A| |B| would hide it.
+    """
+
+    sum_rounding: float
+    factor_rounding: float
+    c_rounding: float
+    smallest_normal: float  # of C as it is stored
+    deviations: float = DEVIATIONS
+
+    def allowed(
+        self, scale: NDArray[np.float64], squares: NDArray[np.float64], expected: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """``scale`` is |A| |B| with what is added to it, ``squares`` A^2 B^2, ``expected`` C; as ``gate.cu`` does."""
+        roots = self.deviations * np.maximum(np.sqrt(squares), self.smallest_normal)
+        return (
+            self.sum_rounding * np.maximum(scale, SMALLEST_NORMAL)
+            + self.factor_rounding * np.minimum(np.maximum(scale, self.smallest_normal), roots)
+            + self.c_rounding * np.maximum(abs(expected), self.smallest_normal)
+        )
+
+
+def off_by(off: float, scale: float, allowed: float) -> str:
+    """Of an element that is refused, in words: relative to |A| |B|."""
+    least = max(scale, SMALLEST_NORMAL)
+    error = off / least if scale or not off else float("inf")
+    return f"relative error {error:.1e}, at most {allowed / least:.0e} allowed"
+
+
+def tolerance_of(dtype: Dtype, rounded_sums: int = 0) -> Tolerance:
+    """Of 16-bit types A's rounding is in what the kernel is held to; of tf32, a kernel may round or be more exact.
+
+    Sums of up to ``rounded_sums`` multiply-adds may round to the type after each: by u of the sum so far. B is drawn
+    around zero, so such a sum is about as large as the root of the squares of its terms, and errors have random signs:
+    together they stay below DEVIATIONS sqrt(q) u times that root, as they stay below q u (|A| |B|).
+    """
+    accuracy = ACCURACY[dtype.name]
+    factors = accuracy.a_rounding + accuracy.b_rounding if not dtype.is_16_bit else 0.0
+    plain = Tolerance(accuracy.sum_rounding, factors, accuracy.c_rounding, accuracy.smallest_normal)
+    if not rounded_sums:
+        return plain
+    of_sums = rounded_sums * accuracy.unit_roundoff
+    return replace(plain, factor_rounding=of_sums, deviations=DEVIATIONS / math.sqrt(rounded_sums))
+
+
+def accuracy_of(dtype: Dtype, rounded_sums: int = 0) -> Accuracy:
+    """What is promised of a kernel whose sums round to ``dtype`` after each of up to ``rounded_sums`` multiply-adds; 0:
+    whose sums are float32. The last of those roundings is that of C."""
+    accuracy = ACCURACY[dtype.name]
+    if not rounded_sums:
+        return accuracy
+    return replace(accuracy, sum_rounding=math.expm1(rounded_sums * math.log1p(accuracy.unit_roundoff)), c_rounding=0.0)
+
+
+def weights_held_to(dtype: Dtype, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A as a kernel's C is checked against: as it is packed in 16-bit types, as it was given in others."""
+    return dtype.rounded(weights) if dtype.is_16_bit else weights

@@ -1,0 +1,1 @@
+"""The tiling space: candidates, constraints, row regrouping, the estimate, the ranker's features."""

@@ -1,0 +1,148 @@
+"""The time of a kernel estimated from what it asks of the GPU: the order of candidates where nothing can be measured.
+
+An SM issues instructions, fetches code, waits for loads and takes in B; the GPU reads B and C. Each of these costs is
+counted for the busiest SM, and the largest decides. The rates are fitted to kernels timed on one H200
+(rank_model/fitting/fit_estimate.py, docs/estimate.md); other GPUs are taken to be alike per SM and cycle. A choice made
+so is marked in the manifest as not measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Candidates, Ints, ceil_divs
+from lospmm.space.constraints import mailbox_bytes_of_each
+from lospmm.space.occupancy import resident_blocks_of_each
+from lospmm.space.registers import forecast_of_each
+
+INSTRUCTION_BYTES = 16
+ISSUE_SLOTS = 4  # warp instructions that an SM starts per cycle
+
+#: Per row of a tile and block but one that shares it: a store to the owner, the owner's load of it, and its addition.
+EXCHANGE_INSTRUCTIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What cannot be read off a data sheet. The defaults are the fit of fit_estimate.json (rank_model/data),
+    rounded."""
+
+    load_latency_cycles: float = 640.0  # that a group of ``prefetch`` loads of B adds to a block
+    l2_bytes_per_cycle: float = 45.0  # of B, from the L2 cache to one SM while all read
+    request_cycles: float = 2.7  # of a warp's load, however little it brings (narrow.jsonl)
+    fetch_bytes_per_cycle: float = 2.1  # of straight-line code, to an SM with one resident block
+    fetch_sharing: float = 0.48  # resident blocks walk different code: r of them fetch r to this power times as fast
+    fetch_grouped: float = 1.1  # of that rate, where neighbouring SMs walk the same code
+    launch_micros: float = 2.9
+    sharpness: float = 3.1  # of the maximum: what lesser costs add as they come near the largest
+    l2_share: float = 0.6  # of the L2 cache that B may fill and still be there for the next tile
+    exchange_cycles: float = 3400.0  # that two barriers of a cluster cost a block that shares its tile
+    mail_bytes_per_cycle: float = 14.0  # that a block sends to the others of its cluster
+
+
+RATES = Rates()
+
+
+def estimate_micros(problem: Problem, candidates: Sequence[Candidate], rates: Rates = RATES) -> NDArray[np.float64]:
+    """Estimated microseconds of each candidate (a ``Ranker``: the lowest comes first)."""
+    return micros_of(problem, costs_of(problem, work_of(problem, Candidates.of(candidates)), rates), rates)
+
+
+class Costs(NamedTuple):
+    """Cycles of the busiest SM for each of what a kernel asks of a GPU, of every candidate."""
+
+    issue: NDArray[np.float64]
+    fetch: NDArray[np.float64]  # of instructions
+    latency: NDArray[np.float64]
+    traffic: NDArray[np.float64]  # from the L2 cache
+    memory: NDArray[np.float64]
+
+
+def micros_of(problem: Problem, costs: Costs, rates: Rates = RATES) -> NDArray[np.float64]:
+    """The estimate that ``costs`` add up to."""
+    total = np.zeros(len(costs.issue))
+    for cost in costs:
+        total += cost**rates.sharpness
+    cycles = total ** (1 / rates.sharpness)
+    return rates.launch_micros + 1e6 * cycles / problem.device.clock_hz
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What the busiest SM has to do, of every candidate: whole blocks, and whole waves of those resident together."""
+
+    candidates: Candidates
+    blocks: Ints
+    resident: Ints
+    loads: NDArray[np.float64]  # of a thread of a mean block
+    instructions: NDArray[np.float64]
+    column_loads: Ints  # of the blocks of one column of blocks, together
+
+    def take(self, which: NDArray[np.integer]) -> "Work":
+        """Of those at the indices."""
+        figures = (self.blocks, self.resident, self.loads, self.instructions, self.column_loads)
+        return Work(self.candidates.take(which), *(figure[which] for figure in figures))
+
+
+def work_of(problem: Problem, candidates: Candidates) -> Work:
+    """What each of ``candidates`` has to do."""
+    device, split = problem.device, candidates.split_k
+    parts = candidates.by_tiling(lambda tiling: tiling.block_rows) * split
+    busy_sms = candidates.by_schedule(lambda schedule: device.sms_of_clusters(schedule.split_k))
+    blocks = ceil_divs(parts * ceil_divs(problem.n, candidates.block_cols), busy_sms)
+    resident = resident_blocks_of_each(
+        device,
+        threads=candidates.cols,
+        registers_per_thread=forecast_of_each(problem, candidates),
+        shared_bytes=mailbox_bytes_of_each(candidates),
+    )
+    loads = candidates.by_tiling(lambda tiling: int(tiling.nnc.sum()))
+    arithmetic = candidates.by_tiling(lambda tiling: int(tiling.nnz.sum()))
+    filled = candidates.by_tiling(lambda tiling: tiling.filled_rows)
+    stores = candidates.by_tiling(lambda tiling: tiling.filled_rows + len(tiling.empty_rows))
+    exchanged = EXCHANGE_INSTRUCTIONS * (split - 1) * filled
+    words = candidates.thread_words
+    converted = words * loads if problem.dtype.is_16_bit else 0  # to float32, each element that is loaded
+    return Work(
+        candidates,
+        blocks,
+        np.minimum(np.maximum(resident, 1), blocks),
+        loads / parts,
+        (loads + converted + words * arithmetic + stores + exchanged) / parts,
+        loads,
+    )
+
+
+def costs_of(problem: Problem, work: Work, rates: Rates = RATES) -> Costs:
+    """What that costs by ``rates``."""
+    device, candidates, blocks = problem.device, work.candidates, work.blocks
+    issue = blocks * work.instructions * (candidates.cols / device.warp_size) / ISSUE_SLOTS
+    sharing = np.arange(work.resident.max(initial=0) + 1) ** rates.fetch_sharing
+    grouped = np.where(candidates.column_group != 1, rates.fetch_grouped, 1.0)
+    fetch_rate = rates.fetch_bytes_per_cycle * sharing[work.resident] * grouped
+    fetch = blocks * work.instructions * INSTRUCTION_BYTES / fetch_rate
+    in_flight = candidates.by_schedule(lambda schedule: schedule.prefetch)
+    mail = mailbox_bytes_of_each(candidates) / rates.mail_bytes_per_cycle
+    exchange = np.where(candidates.split_k > 1, rates.exchange_cycles + mail, 0.0)
+    waves = ceil_divs(blocks, work.resident)
+    latency = waves * ((1 + work.loads / in_flight) * rates.load_latency_cycles + exchange)
+    warp_bytes = device.warp_size * candidates.thread_words * problem.dtype.element_bytes
+    requested = np.maximum(warp_bytes / rates.l2_bytes_per_cycle, rates.request_cycles)
+    traffic = blocks * work.loads * (candidates.cols / device.warp_size) * requested
+    memory = _memory_bytes(problem, work, rates) / device.memory_bandwidth * device.clock_hz
+    return Costs(issue, fetch, latency, traffic, np.broadcast_to(memory, issue.shape))
+
+
+def _memory_bytes(problem: Problem, work: Work, rates: Rates) -> Ints:
+    """Bytes of B and C to and from memory. Where all column blocks of a tile come before the next tile's, a B that the
+    L2 cache does not hold is read anew by every block row."""
+    matrix = problem.matrix
+    row_bytes = problem.dtype.element_bytes * problem.n
+    again = row_bytes * matrix.k > rates.l2_share * problem.device.l2_bytes
+    anew = (work.candidates.column_group == 0) & again
+    read = np.where(anew, np.maximum(work.column_loads, matrix.k), matrix.k)
+    return row_bytes * (read + matrix.m)

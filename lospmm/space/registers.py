@@ -1,0 +1,111 @@
+"""Section 3.2: the registers that a thread will use, known before anything is compiled.
+
+A thread holds, for each of its words, an accumulator for each row of its tile, a second one for each long row
+(``lospmm.problem.long_rows``), and a buffer for each element of B in flight. Where a block has not as many registers,
+long rows take those of buffers. Addresses and the calling convention take ``DeviceSpec.reserved_registers`` more, and
+where blocks share a tile their mailboxes have addresses too. Registers are allocated in units, so the forecast is
+rounded up to one: the compiler may use what would be lost anyway. It is also the ``--maxrregcount`` that the kernel is
+compiled with.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.long_rows import allowed_products, are_long
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Candidates, Ints, Schedule, Tiling
+from lospmm.space.occupancy import allocated_registers, registers_of_block
+from lospmm.space.walks import registers_of_walks
+
+#: Elements of B at most that are taken apart and multiplied at a time, where a thread has several words: what is on its
+#: way takes one register (``codegen.sass.double``).
+TAKEN_APART = 7
+
+#: The addresses of the mailboxes of a tile that blocks share: a pair for the others', one register for the own.
+CLUSTER_REGISTERS = 3
+
+#: Elements of B in flight that long rows leave.
+LEAST_BUFFERS = 8
+
+
+def forecast_registers(rows: int, schedule: Schedule, device: DeviceSpec, seconds: int = 0) -> int:
+    """Registers per thread for tiles of up to ``rows`` rows, ``seconds`` of them long (``lospmm.problem.long_rows``);
+    above the device's limit when the tile cannot fit."""
+    sums = schedule.thread_words * (rows + seconds)
+    return int(_forecast(np.array([sums + _beside_rows(schedule)]), device)[0])
+
+
+def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
+    """``forecast_registers`` of a candidate's kernel."""
+    return int(forecast_of_each(problem, Candidates.of([candidate]))[0])
+
+
+def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
+    """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
+    seconds = seconds_of_each(problem, candidates)
+    needed, given_up = _needed(problem, candidates, seconds)
+    forecast = _forecast(needed - given_up, problem.device)
+    if all(schedule.walks == 1 for schedule in candidates.schedules):
+        return forecast
+    prefetch = candidates.by_schedule(lambda schedule: schedule.prefetch)
+    walks = candidates.by_schedule(lambda schedule: schedule.walks)
+    return np.where(walks > 1, registers_of_walks(candidates.rows + seconds, prefetch), forecast)
+
+
+def prefetch_of(problem: Problem, candidate: Candidate) -> int:
+    """The elements of B in flight that a candidate's kernel has: those of its schedule, but for the registers that long
+    rows need and its block does not have. One that walks its code twice has them all, or is no candidate."""
+    if candidate.schedule.walks > 1:
+        return candidate.schedule.prefetch
+    alone = Candidates.of([candidate])
+    _, given_up = _needed(problem, alone, seconds_of_each(problem, alone))
+    return candidate.schedule.prefetch - int(given_up[0])
+
+
+def _needed(problem: Problem, candidates: Candidates, long_rows: Ints) -> tuple[Ints, Ints]:
+    """Sums and what stands beside them; and, where a block has not as many registers, the buffers that the second sums
+    take, all but the least."""
+    device = problem.device
+    seconds = candidates.thread_words * long_rows
+    needed = candidates.thread_words * candidates.rows + seconds + candidates.by_schedule(_beside_rows)
+    threads = registers_of_block(candidates.cols, np.ones_like(candidates.cols), device) // device.register_unit
+    most = device.registers_per_block // threads // device.register_unit * device.register_unit
+    prefetch = candidates.by_schedule(lambda schedule: schedule.prefetch)
+    spare = np.minimum(np.maximum(prefetch - LEAST_BUFFERS, 0), seconds)
+    missing = needed + device.reserved_registers - np.minimum(most, device.registers_per_thread)
+    return needed, np.clip(missing, 0, spare)
+
+
+def seconds_of_each(problem: Problem, candidates: Candidates) -> Ints:
+    """The most long rows that one of its tiles has, of each candidate."""
+    splits, matrix = candidates.split_k, problem.matrix
+    found = np.zeros(len(candidates), np.int64)
+    allowed = allowed_products(matrix, problem.dtype)
+    for split in np.unique(splits).tolist() if candidates.tilings else ():
+        is_long = are_long(matrix, allowed, split)
+        if not is_long.any():
+            continue
+        own = splits == split
+        most = np.zeros(len(candidates.tilings), np.int64)
+        named = np.bincount(candidates.tiling[own], minlength=len(most))
+        for at in np.flatnonzero(named).tolist():
+            most[at] = _most_of_a_tile(candidates.tilings[at], is_long)
+        found[own] = most[candidates.tiling[own]]
+    return found
+
+
+def _most_of_a_tile(tiling: Tiling, is_long: NDArray[np.bool_]) -> int:
+    rows, starts = tiling.together
+    return int(np.add.reduceat(is_long[rows], starts, dtype=np.int64).max()) if len(rows) else 0
+
+
+def _beside_rows(schedule: Schedule) -> int:
+    apart = (schedule.thread_words - 1) * min(schedule.prefetch, TAKEN_APART)
+    return schedule.prefetch + apart + CLUSTER_REGISTERS * (schedule.split_k > 1)
+
+
+def _forecast(figures: Ints, device: DeviceSpec) -> Ints:
+    needed = figures + device.reserved_registers
+    rounded = np.minimum(allocated_registers(needed, device), device.registers_per_thread)
+    return np.maximum(needed, rounded)

@@ -1,0 +1,175 @@
+"""Section 4: Algorithm 1, which regroups the rows of A so that the rows of one tile share columns.
+
+``regroup`` takes every M1 of a search together: each row meets all tiles of all M1 at once, as bit masks of the
+columns that they fill, so the work per row is a handful of array operations however many M1 there are.
+"""
+
+import itertools
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import BadRequest
+from lospmm.matrix.csr import SparseMatrix
+from lospmm.problem.problem import ceil_div
+from lospmm.space.candidates import RowTile, Tiling
+
+WORD_BITS = 64
+
+#: Non-empty rows x non-empty columns: their masks, a bit each, may take a gibibyte.
+MAX_CELLS = 2**33
+
+#: What the tiles under work may take together, in bytes, beyond one M1 per worker.
+WORK_BYTES = 2**30
+
+#: Rows x columns from which on threads share the work; of less they slow each other down.
+THREADED_CELLS = 2**22
+MOST_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """The non-empty rows of A, in the order in which they are placed."""
+
+    index: NDArray[np.int32]  # (rows,)
+    nnz: NDArray[np.int64]  # (rows,)
+    mask: NDArray[np.uint64]  # (rows, words): bit i % 64 of word i // 64 stands for the i-th non-empty column
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+def regroup(matrix: SparseMatrix, size_limits: Sequence[int], *, workers: int = 1) -> dict[int, Tiling]:
+    """Algorithm 1 for each M1 of ``size_limits``, in ascending M1; tiles come in the order of their IDs.
+
+    ``workers`` threads share the values of M1; two halve the time of large matrices and gain little below some
+    millions of cells. Raises BadRequest for an M1 below 1 and for a matrix of more than MAX_CELLS.
+    """
+    rows = _nonempty_rows(matrix)
+    order = np.argsort(rows.nnz, kind="stable")
+    rows = _Rows(rows.index[order], rows.nnz[order], rows.mask[order])
+    limits = sorted(set(size_limits))
+    _require_positive(limits)
+    # One row a tile or one tile for all leaves no choice: row i goes to tile i, or to tile 0.
+    placements = {limit: np.arange(len(rows)) // limit for limit in limits if limit == 1 or limit >= len(rows)}
+    shares = _shares(rows, [limit for limit in limits if limit not in placements], workers)
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        for share, placed in zip(shares, pool.map(lambda share: _place(rows, share), shares), strict=True):
+            placements.update(zip(share, placed, strict=True))
+    empty_rows = _empty_rows(matrix)
+    return {limit: _tiling(rows, placements[limit], limit, empty_rows) for limit in limits}
+
+
+def threads_for(matrix: SparseMatrix) -> int:
+    """``workers`` of ``regroup`` that are worth it on this machine."""
+    return min(MOST_THREADS, len(os.sched_getaffinity(0))) if matrix.m * matrix.k >= THREADED_CELLS else 1
+
+
+def natural_order(matrix: SparseMatrix, size_limit: int) -> Tiling:
+    """No reordering: the non-empty rows as they come, M1 to a tile. Raises BadRequest as ``regroup`` does."""
+    _require_positive([size_limit])
+    rows = _nonempty_rows(matrix)
+    return _tiling(rows, np.arange(len(rows)) // size_limit, size_limit, _empty_rows(matrix))
+
+
+def _require_positive(limits: Sequence[int]) -> None:
+    if limits and min(limits) < 1:
+        raise BadRequest(f"a tile of at most {min(limits)} rows: M1 must be 1 or more")
+
+
+def _nonempty_rows(matrix: SparseMatrix) -> _Rows:
+    row_nnz = matrix.row_nnz
+    index = np.flatnonzero(row_nnz).astype(np.int32)
+    # Only columns that hold anything are numbered, so that a wide, sparse matrix has masks of its nonzeros' size.
+    columns, column = np.unique(matrix.indices, return_inverse=True)
+    if len(index) * len(columns) > MAX_CELLS:
+        raise BadRequest(
+            f"{len(index)} non-empty rows x {len(columns)} non-empty columns are too many to regroup: "
+            f"at most {MAX_CELLS} cells"
+        )
+    mask = np.zeros((len(index), ceil_div(len(columns), WORD_BITS)), dtype=np.uint64)
+    word, bit = np.divmod(column, WORD_BITS)
+    position = np.repeat(np.arange(len(index)), row_nnz[index])
+    np.bitwise_or.at(mask, (position, word), np.uint64(1) << bit.astype(np.uint64))
+    return _Rows(index, row_nnz[index], mask)
+
+
+def _empty_rows(matrix: SparseMatrix) -> NDArray[np.int32]:
+    return np.flatnonzero(matrix.row_nnz == 0).astype(np.int32)
+
+
+def _shares(rows: _Rows, limits: Sequence[int], workers: int) -> list[Sequence[int]]:
+    """``limits`` in runs of about as many tiles, which is what time and memory go by: one a worker, or more to fit."""
+    if not limits:
+        return []
+    tiles = np.cumsum([ceil_div(len(rows), limit) for limit in limits])
+    tile_bytes = rows.mask.shape[1] * (8 + 8 + 1)  # occupied, common and common_count of _place
+    count = max(workers, ceil_div(workers * int(tiles[-1]) * tile_bytes, WORK_BYTES))
+    targets = tiles[-1] * np.arange(1, count) / count
+    ends = [0, *np.searchsorted(tiles, targets, side="right").tolist(), len(limits)]
+    return [limits[start:end] for start, end in itertools.pairwise(ends) if start < end]
+
+
+def _place(rows: _Rows, limits: Sequence[int]) -> NDArray[np.int32]:
+    """Lines 5 to 24 for every M1 of ``limits``: the tile of each row, (limits, rows).
+
+    The tiles of all M1 lie side by side, those of ``limits[i]`` from ``starts[i]`` on. The order of line 10 and the
+    choice of lines 12 to 22 are one number per tile, (state, nnc after the merge, ID), of which the least wins:
+    state 0 may take the row, 1 has reached TH_nnz, 2 is full.
+    """
+    total_nnz = int(rows.nnz.sum())
+    limit = np.asarray(limits)
+    count = -(-len(rows) // limit)  # num_A_tile of each M1
+    starts = np.cumsum(count) - count
+    tiles = int(count.sum())
+    words = rows.mask.shape[1]
+    id_span, nnc_span = int(count.max()), words * WORD_BITS + 1
+    overlap_type = next(kind for kind in (np.uint8, np.uint16, np.int64) if rows.nnz[-1] <= np.iinfo(kind).max)
+
+    occupied = np.zeros((words, tiles), dtype=np.uint64)
+    size, nnz, nnc = (np.zeros(tiles, dtype=np.int64) for _ in range(3))
+    rank = np.arange(tiles) - np.repeat(starts, count)  # the number above, before the merge
+
+    common = np.empty_like(occupied)
+    common_count = np.empty((words, tiles), dtype=np.uint8)
+    overlap = np.empty(tiles, dtype=overlap_type)
+    key = np.empty(tiles, dtype=np.int64)
+    placement = np.empty((len(limits), len(rows)), dtype=np.int32)
+    for step in range(len(rows)):
+        mask = rows.mask[step][:, np.newaxis]
+        row_nnz = rows.nnz[step]
+        np.bitwise_and(occupied, mask, out=common)
+        np.bitwise_count(common, out=common_count)
+        np.add.reduce(common_count, axis=0, dtype=overlap_type, out=overlap)
+        # nnc after the merge = nnc + row_nnz - overlap; row_nnz is the same for every tile and left out.
+        np.multiply(overlap, np.int64(id_span), out=key)
+        np.subtract(rank, key, out=key)
+        chosen_id = np.minimum.reduceat(key, starts) % id_span
+        chosen = starts + chosen_id
+        placement[:, step] = chosen_id
+
+        size[chosen] += 1
+        nnz[chosen] += row_nnz
+        nnc[chosen] += row_nnz - overlap[chosen]
+        occupied[:, chosen] |= mask
+        # nnz < TH_nnz as whole numbers: TH_nnz = total_nnz / count need not be one.
+        state = np.where(size[chosen] == limit, 2, nnz[chosen] * count >= total_nnz)
+        rank[chosen] = (state * nnc_span + nnc[chosen]) * id_span + chosen_id
+    return placement
+
+
+def _tiling(rows: _Rows, placement: NDArray[np.integer], size_limit: int, empty_rows: NDArray[np.int32]) -> Tiling:
+    """The tiles that ``placement`` (the tile of each row, every tile used) describes."""
+    order = np.lexsort((rows.index, placement))
+    starts = np.flatnonzero(np.diff(placement[order], prepend=-1))
+    index = rows.index[order]
+    index.setflags(write=False)
+    nnz = np.add.reduceat(rows.nnz[order], starts).tolist()
+    nnc = np.bitwise_count(np.bitwise_or.reduceat(rows.mask[order], starts, axis=0)).sum(axis=1).tolist()
+    members = np.split(index, starts[1:]) if len(starts) else []
+    tiles = tuple(RowTile(*tile) for tile in zip(members, nnz, nnc, strict=True))
+    return Tiling(size_limit, tiles, empty_rows)

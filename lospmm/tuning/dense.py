@@ -1,0 +1,98 @@
+"""Whether a product is left to the vendor's dense multiplication: the family "dense", a choice like any other.
+
+The tuner never gives what is slower than cuBLAS of the same type. A kernel of its own is in the artifact all the same:
+it is what a program launches that does not call cuBLAS.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lospmm.artifact.manifest import Dense
+from lospmm.gpu.libraries import BASELINES, DENSE_OF, BaselineTime, VariantTime
+from lospmm.gpu.libraries.dense import refusal
+from lospmm.problem.accuracy import ACCURACY, Accuracy
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class DenseChoice:
+    """The dense multiplication beside the fastest kernel, both in microseconds: timed in one run, or else by forecast.
+
+    ``why_not`` says why it could not be chosen, in a few words.
+    """
+
+    forecast_micros: float
+    time: BaselineTime | None = None
+    kernel_micros: float = 0.0
+    why_not: str | None = None
+
+    @property
+    def best(self) -> VariantTime | None:
+        """The library's fastest variant, where it was timed."""
+        return None if self.time is None else self.time.best
+
+    @property
+    def micros(self) -> float | None:
+        """As it was timed."""
+        return None if self.time is None else self.time.micros
+
+    @property
+    def is_chosen(self) -> bool:
+        micros = self.forecast_micros if self.micros is None else self.micros
+        return self.why_not is None and micros < self.kernel_micros
+
+    def in_manifest(self) -> Dense | None:
+        """None where it is not chosen."""
+        if not self.is_chosen:
+            return None
+        return Dense(
+            library=None if self.time is None else self.time.library,
+            micros=self.micros,
+            max_relative_error=None if self.best is None else self.best.max_relative_error,
+            forecast_micros=self.forecast_micros,
+        )
+
+    def log_line(self, rank: int) -> dict[str, object]:
+        """Its line of ``tuning.jsonl``: what a trial's line says, and the time that it had to beat."""
+        best = self.best
+        timing = None if best is None else best.timing
+        return {
+            "rank": rank,
+            "family": "dense",
+            "score": self.forecast_micros,
+            "estimated_micros": self.forecast_micros,
+            "measured_micros": self.micros,
+            "spread": None if timing is None else timing.spread,
+            "max_relative_error": None if best is None else best.max_relative_error,
+            "failure": self.why_not,
+            "final_micros": [],
+            "kernel_micros": self.kernel_micros,
+        }
+
+
+def dense_choice(
+    problem: Problem, forecast_micros: float, times: Mapping[str, BaselineTime], *, kernel_micros: float
+) -> DenseChoice:
+    """What is to be said of it; ``times`` are those of the libraries that were timed, by name."""
+    if (why := refusal(problem)) is not None:
+        return DenseChoice(forecast_micros, why_not=why)
+    time = times.get(DENSE_OF[problem.dtype.name])
+    failure = None if time is None or time.micros is not None else time.failure or "failed"
+    return DenseChoice(forecast_micros, time, kernel_micros, failure)
+
+
+def left_to_cublas(manifest: Mapping[str, Any]) -> str | None:
+    """Why a layer of PyTorch, which calls cuBLAS too, need not be timed with its kernel; None: it was no clear case."""
+    dense, measured = manifest["dense"], manifest["measured"]
+    if dense is None or dense["micros"] is None or measured is None:
+        return None
+    return f"cuBLAS is faster than its kernel: {dense['micros']:.1f} of {measured['micros']:.1f} us"
+
+
+def accuracy_of_dense(dtype: Dtype) -> Accuracy:
+    """What cuBLAS is held to in a type: it may round sums more than kernels may."""
+    limit = BASELINES[DENSE_OF[dtype.name]].limit(dtype)
+    accuracy = ACCURACY[dtype.name]
+    return accuracy if limit is None else replace(accuracy, sum_rounding=limit)

@@ -1,0 +1,70 @@
+"""What a search times next."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lospmm.problem.problem import Problem
+from lospmm.space.axes import walked_twice
+from lospmm.space.candidates import Candidate, Candidates, Schedule, TileSize
+from lospmm.space.explore import Space
+from lospmm.stages import Stages
+from lospmm.tuning.search import spread_over
+from lospmm.tuning.surrogate import Pool, Surrogate
+from lospmm.tuning.trial import Scored, Trialled
+
+
+class _Rounds:
+    """What is timed next."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        pool: Callable[[], Pool],
+        locksteps: Sequence[int],
+        stages: Stages,
+    ) -> None:
+        """``pool`` has what may be timed."""
+        self.problem, self.locksteps, self.stages, self._pool = problem, locksteps, stages, pool
+        self.done = 0
+        self._surrogate: Surrogate | None = None
+        self._taken: set[int] = set()
+        self._asked: set[tuple[TileSize, Schedule]] = set()
+
+    def spread(self, shortlist: Sequence[Scored[Candidate]]) -> list[Scored[Candidate]]:
+        found = spread_over(shortlist, self.locksteps)
+        self._asked |= {_key(scored.candidate) for scored in found}
+        return found
+
+    def prepare(self) -> None:
+        """Have all candidates ready to choose from."""
+        with self.stages.part("rank"):
+            pool = self._pool()
+            self._surrogate = Surrogate(self.problem, pool)
+        self._taken |= {at for key in self._asked if (at := pool.find(*key)) is not None}
+
+    def next(
+        self, ran: Sequence[Trialled[Candidate]], pending: Sequence[Scored[Candidate]], count: int
+    ) -> list[Scored[Candidate]]:
+        """What promises most, after those that ran; those ``pending`` are taken to run as they are forecast."""
+        assert self._surrogate is not None, "it is prepared"
+        self.done += 1
+        pool = self._surrogate.pool
+        micros = {trial.candidate: trial.micros for trial in ran}
+        waiting = [scored.candidate for scored in pending]
+        with self.stages.part("rank"):
+            chosen = self._surrogate.most_promising(micros, waiting, count, self._taken)
+        self._taken |= set(chosen)
+        return [Scored(pool[index], float(np.exp(pool.forecast[index]))) for index in chosen]
+
+
+def _walked(problem: Problem, space: Space, count: int, fastest: Candidate) -> list[Scored[Candidate]]:
+    """Those that walk their code twice: machine code does, where it has clusters too."""
+    if not count or max(space.splits) == 1:
+        return []
+    found = walked_twice(problem, Candidates.of(space.survivors), fastest)
+    return [Scored(candidate, micros) for candidate, micros in found[:count]]
+
+
+def _key(candidate: Candidate) -> tuple[TileSize, Schedule]:
+    return candidate.tile, candidate.schedule

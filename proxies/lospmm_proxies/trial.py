@@ -1,0 +1,16 @@
+"""What is built and timed in a candidate's stead: the kernel itself, or a proxy of it (``lospmm_proxies``)."""
+
+from dataclasses import dataclass
+
+from lospmm.codegen.ir import KernelProgram
+from lospmm.problem.problem import Launch
+from lospmm.space.candidates import Candidate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """Trials of several candidates may share one ``program``: it is built once and launched in several ways."""
+
+    candidate: Candidate
+    program: KernelProgram
+    launch: Launch

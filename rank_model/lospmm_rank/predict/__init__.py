@@ -1,0 +1,1 @@
+"""Predictions by shipped weights: the rank model, corrected forecasts, the untimed choice."""

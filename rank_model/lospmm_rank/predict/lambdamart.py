@@ -1,0 +1,117 @@
+"""The trained ranker: a cascade of the estimate, which puts a whole space in order, and a model for its beginning.
+
+A model is a file ``<device>.txt`` as LightGBM writes it, in ``weights`` or in the folder of LOSPMM_RANKERS, which goes
+before. It knows one GPU: for another there is none, and asking for one is refused.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import BadRequest, BadSettings, Unsupported
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.problem import Problem
+from lospmm.settings import settings
+from lospmm.space.candidates import Candidate
+from lospmm.space.features import FEATURES, Subject, features_of
+from lospmm.space.ranker import Ranker
+from lospmm_rank import TRAINED
+from lospmm_rank.predict.booster import Booster, NotAModel
+
+WEIGHTS = Path(__file__).parents[1] / "weights"
+
+#: Candidates that the model sees, as all of a space would take it a second: HEAD that the estimate puts first, and of
+#: FRONT that it puts first the first of every kind, HEAD of them at most.
+HEAD = 2048
+FRONT = 16_384
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cascade:
+    """A ``Ranker``: the model's order of what the estimate puts in front, and the estimate's of the others behind."""
+
+    booster: Booster
+
+    def __call__(self, problem: Problem, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+        subject = Subject.of(problem, candidates)
+        scores = subject.micros.copy()
+        if len(scores):
+            head = _head(subject)
+            found = -self.booster.predict(features_of(subject.take(head)), num_threads=1)
+            scores[head] = found - found.max()  # none above zero: below every estimate
+        return scores
+
+
+def _head(subject: Subject) -> NDArray[np.int64]:
+    """Indices of what the model sees; a kind is as in a search: so many tiles of so many columns, and split."""
+    micros, candidates = subject.micros, subject.candidates
+    if len(micros) <= HEAD:
+        return np.arange(len(micros))
+    front = np.argpartition(micros, FRONT)[:FRONT] if len(micros) > FRONT else np.arange(len(micros))
+    front = front[np.argsort(micros[front], kind="stable")]
+    figures = (subject.tiles[front], candidates.cols[front], candidates.split_k[front])
+    kinds = np.ravel_multi_index(figures, [int(figure.max()) + 1 for figure in figures])
+    leaders = np.sort(np.unique(kinds, return_index=True)[1])
+    return front[np.union1d(np.arange(HEAD), leaders[:HEAD])]
+
+
+def ranker_for(device: DeviceSpec) -> Ranker:
+    """The model of a GPU. Raises Unsupported where none was trained for it, BadRequest for a file that is no model of
+    this version's features, ToolchainFault without LightGBM.
+    """
+    path = model_path(device)
+    return Cascade(load_booster(path))
+
+
+def find_model(device: DeviceSpec) -> Path | None:
+    """Where the model of a GPU lies; None where there is none. Raises BadSettings for a folder that there is not."""
+    if (own := settings().rankers) is not None and not own.is_dir():
+        raise BadSettings(f"LOSPMM_RANKERS: {own} is not a folder; `lospmm train-ranker --out` makes one")
+    folders = (folder for folder in (own, WEIGHTS) if folder is not None)
+    files = (folder / f"{device.name}.txt" for folder in folders)
+    return next((file for file in files if file.is_file()), None)
+
+
+def model_path(device: DeviceSpec) -> Path:
+    """Where the model of a GPU lies. Raises Unsupported where there is none."""
+    if (path := find_model(device)) is not None:
+        return path
+    raise Unsupported(
+        f"--ranker lambdamart: no model was trained for {device.name} (for {', '.join(sorted(TRAINED))}); train one on "
+        f"that GPU (lospmm train-ranker), or use --ranker none"
+    )
+
+
+def model_digest(device: DeviceSpec) -> str:
+    """sha256 of the model of a GPU: part of what a choice depends on. Raises Unsupported where there is none."""
+    return _digest(model_path(device))
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise BadRequest(f"{path}: {error.strerror}") from None
+
+
+def load_booster(path: Path) -> Booster:
+    """The model of a file, loaded once for every content of it. Raises as ``ranker_for``."""
+    return _booster(path, _digest(path))
+
+
+@cache
+def _booster(path: Path, _digest: str) -> Booster:
+    try:
+        booster = Booster(path)
+    except NotAModel as error:
+        raise BadRequest(f"{path}: not a model of LightGBM ({error})") from None
+    if booster.names != list(FEATURES):
+        raise BadRequest(
+            f"{path}: trained on other features than this version has; train it anew (lospmm train-ranker)"
+        )
+    return booster
