@@ -16,7 +16,7 @@ import scipy.sparse
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from tests.core.files import csr, npy, npz, safetensors, saved, smtx, tensor
+from tests.fixtures.files import csr, npy, npz, safetensors, saved, smtx, tensor
 
 Files = SearchStrategy[bytes]
 

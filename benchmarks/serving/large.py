@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from benchmarks.serving.files import bomb
-from tests.core.files import npy, npz, safetensors, tensor
+from tests.fixtures.files import npy, npz, safetensors, tensor
 
 MEGABYTES = 255
 BYTES = MEGABYTES << 20

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 import lospmm
 from tests.cli.command import H200, WEIGHTS, Command, draw
-from tests.core.files import smtx
+from tests.fixtures.files import smtx
 
 
 def write_matrix(directory: Path, suffix: str) -> Path:

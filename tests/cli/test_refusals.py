@@ -21,7 +21,7 @@ from lospmm.store import Store
 from lospmm.toolchain import discover
 from lospmm.tuning import build, jobs
 from tests.cli.command import H200, WEIGHTS, Command
-from tests.core.files import csr, npy, npz, safetensors, saved, tensor
+from tests.fixtures.files import csr, npy, npz, safetensors, saved, tensor
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from lospmm.model.report import COLUMNS
 from lospmm.tuning import jobs
 from lospmm.tuning.request import Request
 from tests.cli.command import H200, WEIGHTS, Answer, Command, draw, process
-from tests.core.files import smtx
+from tests.fixtures.files import smtx
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

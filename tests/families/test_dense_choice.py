@@ -33,7 +33,7 @@ from lospmm.tuning.options import Options
 from lospmm.tuning.replay import replay
 from lospmm.tuning.request import Request
 from lospmm_rank.predict import corrections as learned
-from tests.core.test_baselines import HostDriver, fake  # noqa: F401 (a fixture)
+from tests.gpu.test_baselines import HostDriver, fake  # noqa: F401 (a fixture)
 
 M, K, N = 256, 192, 512
 RNG = np.random.default_rng(8)

@@ -34,7 +34,7 @@ from lospmm.tuning.options import Options
 from lospmm.tuning.replay import replay
 from lospmm.tuning.request import Request, keep_matrix
 from lospmm.tuning.request import from_json as request_from_json
-from tests.emulated.drawn import matrices, schedules
+from tests.cpu.drawn import matrices, schedules
 
 H200 = DEVICES["h200"]
 HALVES = [dtype for dtype in DTYPES.values() if dtype.is_16_bit]

@@ -26,8 +26,8 @@ from lospmm_rank.train.lines import Lines
 from lospmm_rank.train.pool import Pool, Source
 from lospmm_rank.train.problems import MOST_NONZEROS, MOST_PRODUCTS, PATTERNS, drawn
 from lospmm_rank.train.sample import sampled
-from tests.core import machine_gpu
-from tests.core.test_measure import gate_library
+from tests.fixtures import machine_gpu
+from tests.gpu.test_bench import gate_library
 
 __all__ = ["gate_library"]  # a fixture
 

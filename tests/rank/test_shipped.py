@@ -19,8 +19,8 @@ from lospmm_rank.predict import lambdamart
 from lospmm_rank.train.card import as_text
 from lospmm_rank.train.dataset import POINT_AXES, WITHOUT_FEATURES, Dataset, features_of_line, load, stale
 from lospmm_rank.train.evaluate import evaluate
-from tests.core.test_space import random_matrix
 from tests.docs.pages import ROOT
+from tests.space.test_explore import random_matrix
 
 DATA = ROOT / "rank_model" / "data"
 

@@ -18,7 +18,7 @@ from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
 from lospmm_server.service import Service
 from lospmm_server.worker import Worker, tune_here
-from tests.core.files import saved
+from tests.fixtures.files import saved
 from tests.server import postgresql
 
 

@@ -1,5 +1,5 @@
 """``python -m tests.server.emulated_worker GATE LIBRARIES M K N``: a worker of the service on a machine with an H200,
-which is the emulated one of tests/core/machine_gpu.py. All of its jobs are M x K matrices, for N columns.
+which is the emulated one of tests/fixtures/machine_gpu.py. All of its jobs are M x K matrices, for N columns.
 """
 
 import sys
@@ -8,7 +8,7 @@ from lospmm.gpu import bench as measure
 from lospmm.gpu.bench import Bench
 from lospmm.tuning import session as workshop
 from lospmm_server import main
-from tests.core import machine_gpu
+from tests.fixtures import machine_gpu
 
 
 def work(gate: str, libraries: str, *sizes: str) -> None:

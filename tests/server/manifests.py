@@ -8,7 +8,7 @@ from lospmm_server.schemas import Problem
 
 Event = tuple[str, dict[str, Any]]
 
-#: The manifest of a tuning of 12 x 20 on the emulated GPU of tests/core/machine_gpu.py, as far as it is looked at.
+#: The manifest of a tuning of 12 x 20 on the emulated GPU of tests/fixtures/machine_gpu.py, as far as it is looked at.
 SECONDS = {
     "total": 4.06, "reorder": 0.011, "constraints": 0.014, "rank": 0.022, "compile_trials": 0.9, "measure_trials": 1.7,
     "emit": 0.013, "compile": 0.31, "verify": 0.2, "compare": 0.6,

@@ -27,8 +27,8 @@ from lospmm.tuning import jobs
 from lospmm.tuning.options import SERVED_OPTIONS
 from lospmm_server import keys, problems
 from lospmm_server.database import open_database
-from tests.core.files import smtx
 from tests.docs.pages import DOCS, blocks
+from tests.fixtures.files import smtx
 from tests.server.client_tools import client_of, free_port, is_listening, patiently
 from tests.server.conftest import weights
 from tests.server.processes import SERVE, client_at, serving

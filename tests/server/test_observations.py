@@ -9,9 +9,9 @@ import pytest
 from lospmm.store import Store
 from lospmm_server import observations
 from lospmm_server.metrics import Metrics, QueueFigures
-from tests.core.test_measure import gate_library
-from tests.core.test_tune_measured import on_the_machine, tuned
+from tests.gpu.test_bench import gate_library
 from tests.server.test_metrics import read
+from tests.tuning.test_tune_measured import on_the_machine, tuned
 
 __all__ = ["gate_library", "on_the_machine"]  # fixtures
 

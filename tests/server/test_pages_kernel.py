@@ -15,7 +15,7 @@ from lospmm.artifact import artifact, tile_map
 from lospmm.artifact.artifact import SPACE_FILE, TUNING_FILE, Artifact
 from lospmm.store import Store
 from lospmm_server.space_drawing import draw
-from tests.core.test_tile_map import searched
+from tests.artifact.test_tile_map import searched
 from tests.server.page_reader import BROWSER, page
 from tests.server.page_service import HOSTILE, FakeView, app_of, changed, digest_of, timed, tuned, without_space
 

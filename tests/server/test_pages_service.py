@@ -3,7 +3,7 @@
 import numpy as np
 from starlette.testclient import TestClient
 
-from tests.core.files import saved
+from tests.fixtures.files import saved
 from tests.server.conftest import npy_file, weights
 from tests.server.page_reader import BROWSER, page
 

@@ -26,9 +26,9 @@ from safetensors.numpy import save
 from lospmm_server.access import ObservedApp
 from lospmm_server.metrics import MEDIA_TYPE, METRICS, Metrics, QueueFigures
 from lospmm_server.panels import SECTIONS
-from tests.core import machine_gpu
-from tests.core.test_measure import gate_library
 from tests.docs.pages import ROOT
+from tests.fixtures import machine_gpu
+from tests.gpu.test_bench import gate_library
 from tests.server.manifests import batch
 from tests.server.processes import SERVE, catches, serving, wait_until
 from tests.server.prometheus import program, scraping

@@ -14,7 +14,7 @@ from lospmm.tuning import jobs
 from lospmm.tuning.request import Request
 from lospmm_server import queue, retention
 from lospmm_server.service import Service
-from tests.core.full_disk import take_no_kernels
+from tests.fixtures.full_disk import take_no_kernels
 from tests.server.conftest import SlowToolkit, client_of, new_service, npy_file, working
 
 POST = "/v1/kernels?n=128&device=h200"

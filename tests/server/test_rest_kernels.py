@@ -17,7 +17,7 @@ from lospmm.store import Store
 from lospmm_server import shelf
 from lospmm_server.schemas import Kernel
 from lospmm_server.service import Service
-from tests.core.files import saved, smtx
+from tests.fixtures.files import saved, smtx
 from tests.server.conftest import client_of, new_service, npy_file, weights
 
 POST = "/v1/kernels?n=128&device=h200&wait=60"

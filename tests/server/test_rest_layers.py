@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 import lospmm
 from lospmm.errors import BadRequest
 from lospmm.problem.convolution import Convolution, written
-from tests.core.files import saved
+from tests.fixtures.files import saved
 from tests.server.client_tools import client_of
 from tests.server.conftest import npy_file, weights
 from tests.server.processes import serving

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from lospmm.matrix.csr import from_dense
 from lospmm_server.schemas import JobList, JobView
 from lospmm_server.service import Service
-from tests.core.files import npy, safetensors, tensor
+from tests.fixtures.files import npy, safetensors, tensor
 from tests.server.conftest import SlowToolkit, npy_file, weights
 from tests.server.processes import wait_until
 

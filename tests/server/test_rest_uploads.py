@@ -18,7 +18,7 @@ from lospmm.settings import settings
 from lospmm_server import readiness
 from lospmm_server.access import Access
 from lospmm_server.uploads import FORM_BYTES
-from tests.core.files import csr, npy, npz, safetensors, tensor
+from tests.fixtures.files import csr, npy, npz, safetensors, tensor
 from tests.server.conftest import npy_file
 from tests.server.processes import SERVE, client_at, serving, wait_until
 

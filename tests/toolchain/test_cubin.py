@@ -39,7 +39,7 @@ from lospmm.toolchain.cubin import graft, machine_code
 from lospmm.toolchain.discover import PROBE_LIMITS, find_toolkit
 from lospmm.toolchain.elf_rewrite import rewrite
 from lospmm.toolchain.process import run
-from tests.emulated.drawn import DEVICE, kernels, random_matrix
+from tests.cpu.drawn import DEVICE, kernels, random_matrix
 from tests.golden.renew import EXAMPLE, languages, programs
 
 every_arch = pytest.mark.parametrize("arch", GENERATIONS)

@@ -16,7 +16,7 @@ from lospmm.errors import ToolchainFault
 from lospmm.toolchain.discover import PROBE_LIMITS, find_toolkit
 from lospmm.toolchain.elf import sections
 from lospmm.toolchain.process import run
-from tests.core.drawn_forms import drawn
+from tests.fixtures.drawn_forms import drawn
 
 every_generation = pytest.mark.parametrize("generation", GENERATIONS.values(), ids=list(GENERATIONS))
 

@@ -1,0 +1,110 @@
+"""What every emitter writes computes what the IR means, bit by bit, and A x B."""
+
+from dataclasses import replace
+from time import process_time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lospmm.codegen import emit
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.lower import lower
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.verify import choose_columns, verify_on_cpu
+from lospmm.errors import Unsupported
+from lospmm.problem.accuracy import SUM_ROUNDING
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import MAX_COLUMNS, Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
+from tests.cpu.drawn import ARCH, DEVICE, LANGUAGES, kernels, random_matrix
+
+#: Drawing a problem is slow by Hypothesis' measure, and g++ takes its time.
+relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def assert_bits_equal(problem: Problem, program: KernelProgram, language: str, *, n: int | None = None) -> None:
+    """The text's result is the interpreter's, also where neither writes anything."""
+    geometry = geometry_of(program, n=problem.n if n is None else n, cols=48)
+    columns = choose_columns(geometry.n, geometry.cols)
+    b = draw_b(problem.matrix, len(columns), seed=1)
+    c = execute(emit(program, language, ARCH), geometry, columns, b)
+    np.testing.assert_array_equal(c, interpret(program, b))
+
+
+@relaxed
+@given(kernels())
+def test_ptx_is_the_program_and_computes_the_product(kernel: tuple[Problem, KernelProgram]) -> None:
+    problem, program = kernel
+    assert_bits_equal(problem, program, "ptx")
+    verification = verify_on_cpu(problem, program, emit(program, "ptx", ARCH))
+    assert verification.on == "cpu"
+    assert verification.max_relative_error <= SUM_ROUNDING
+
+
+@pytest.mark.parametrize("language", LANGUAGES[1:])
+@settings(relaxed, max_examples=12)
+@given(kernel=kernels())
+def test_cuda_is_the_program_and_computes_the_product(language: str, kernel: tuple[Problem, KernelProgram]) -> None:
+    problem, program = kernel
+    assert_bits_equal(problem, program, language)
+    verify_on_cpu(problem, program, emit(program, language, ARCH))  # the library is already compiled
+
+
+@relaxed
+@given(kernels(), st.data())
+def test_ptx_dispatches_a_proxy(kernel: tuple[Problem, KernelProgram], data: st.DataObject) -> None:
+    """Several block rows share a tile, in any order, and rows of C may be left out."""
+    problem, program = kernel
+    repeats = st.lists(st.integers(0, len(program.tiles) - 1), min_size=1, max_size=30)
+    assert_bits_equal(problem, replace(program, dispatch=tuple(data.draw(repeats))), "ptx")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_proxy_leaves_rows_of_c_unwritten(language: str) -> None:
+    problem = Problem(random_matrix(12, 9, density=0.4), 50, DEVICE)
+    program = lower(problem, Candidate(TileSize(3, 32), Schedule(4), natural_order(problem.matrix, 3)))
+    assert_bits_equal(problem, replace(program, dispatch=(0, 2, 2, 0, 2)), language)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_rows_far_apart(language: str) -> None:
+    """Offsets pass 2^32 bytes, and the windows of a PTX tile's pointers every few rows."""
+    matrix = random_matrix(60, 70, density=0.2)
+    problem = Problem(matrix, 20_000_001, DEVICE)
+    assert matrix.m * problem.n * 4 > 2**32
+    program = lower(problem, Candidate(TileSize(7, 128), Schedule(6), natural_order(matrix, 7)))
+    assert_bits_equal(problem, program, language)
+    assert_bits_equal(problem, replace(program, n=None), language)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_run_time_row_may_be_longer_than_32_bits_of_bytes(language: str) -> None:
+    problem = Problem(random_matrix(6, 7, density=0.5), MAX_COLUMNS, DEVICE)
+    program = lower(problem, Candidate(TileSize(3, 128), Schedule(2), natural_order(problem.matrix, 3)))
+    assert_bits_equal(problem, program, language)
+    assert_bits_equal(problem, replace(program, n=None), language, n=2**31 + 3)
+
+
+def test_a_large_kernel_is_verified_in_seconds() -> None:
+    """A hundred thousand multiply-adds; the time of the processor, since tests run beside each other."""
+    matrix = random_matrix(500, 1000, density=0.2)
+    problem = Problem(matrix, 50_176, DEVICE)
+    program = lower(problem, Candidate(TileSize(20, 128), Schedule(8), natural_order(matrix, 20)))
+    emission = emit(program, "ptx", ARCH)
+    started = process_time()
+    assert verify_on_cpu(problem, program, emission).columns == 60
+    assert process_time() - started < 10
+
+
+def test_a_language_without_a_runtime_is_unsupported() -> None:
+    problem = Problem(random_matrix(2, 2, density=1.0), 4, DEVICE)
+    program = lower(problem, Candidate(TileSize(2, 32), Schedule(1), natural_order(problem.matrix, 2)))
+    emission: Any = replace(emit(program, "ptx", ARCH), language="wasm")
+    with pytest.raises(Unsupported, match=r"'wasm'.*sass, ptx, cuda"):
+        verify_on_cpu(problem, program, emission)

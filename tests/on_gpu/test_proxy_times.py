@@ -1,0 +1,72 @@
+"""Proxies on a real GPU: they write what the interpreter says, and leave A and B as they were."""
+
+import numpy as np
+import pytest
+
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.sass.generations import GENERATIONS
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.protocol import Driver
+from lospmm.problem.problem import Problem
+from lospmm.settings import settings
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import regroup
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.tuning.build import build, for_emitter
+from lospmm.tuning.proxy_runner import ProxyTrials, compile_proxy
+from lospmm_proxies import proxies
+from tests.on_gpu.problems import matrix
+
+pytestmark = pytest.mark.gpu
+
+M, K, N = 100, 300, 1003
+
+
+def problem_of(emitter: str) -> Problem:
+    return for_emitter(Problem(matrix(M, K), N, detect_device()), emitter)
+
+
+def candidates_of(problem: Problem, emitter: str) -> list[Candidate]:
+    """Widths that share a program, and every number of blocks to a tile."""
+    generation = GENERATIONS.get(problem.device.arch)
+    if emitter == "sass" and generation is None:
+        pytest.skip(f"no machine code for {problem.device.arch}")
+    clusters = emitter == "sass" and generation is not None and generation.has_clusters
+    tilings = regroup(problem.matrix, [5, 24])
+    return [
+        Candidate(TileSize(rows, cols), Schedule(8, None, 2, 64 * (emitter == "sass"), split), tilings[rows])
+        for rows in tilings
+        for cols in (32, 160)
+        for split in ((1, 2, 4, 8) if clusters else (1,))
+    ]
+
+
+@pytest.mark.parametrize("emitter", ["sass", "ptx"])
+def test_a_proxy_writes_what_the_interpreter_says(driver: Driver, emitter: str) -> None:
+    problem = problem_of(emitter)
+    b = np.random.default_rng(0).uniform(-1, 1, (K, N)).astype(np.float32)
+    c = np.empty((M, N), np.float32)
+    on_gpu = driver.allocate(b.nbytes), driver.allocate(c.nbytes)
+    driver.upload(on_gpu[0], b)
+    for trial in proxies(problem, candidates_of(problem, emitter)):
+        cubin = compile_proxy(trial.program, emitter, problem.device.arch, store=Store(settings().cache_dir))
+        function = driver.load(cubin, trial.program.name)
+        driver.fill(on_gpu[1], 0xFFFFFFFF, c.size)
+        driver.launch(function, trial.launch, tuple(np.uint64(address) for address in on_gpu))
+        driver.synchronize()
+        driver.download(c, on_gpu[1])
+        assert np.array_equal(c, interpret(trial.program, b), equal_nan=True), trial.candidate
+
+
+@pytest.mark.parametrize("emitter", ["sass", "ptx"])
+def test_proxies_are_timed_and_the_next_kernel_is_still_right(emitter: str) -> None:
+    problem = problem_of(emitter)
+    candidates, store = candidates_of(problem, emitter), Store(settings().cache_dir)
+    with Bench(problem) as bench:
+        found = list(ProxyTrials(problem, emitter, bench, store=store, workers=2, stages=Stages())(candidates))
+        assert [one.failure for one in found] == [None] * len(candidates)
+        assert all(one.timing is not None and one.timing.micros > 0 for one in found)
+        built = build(problem, candidates[0], emitter, store=store, workers=2)
+        assert bench.measure(built.binary.cubin, built.program.name, built.launch).failure is None

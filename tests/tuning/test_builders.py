@@ -1,0 +1,237 @@
+"""Processes that build kernels: the same kernels as this process builds, and nothing of them is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from lospmm.codegen import source_of
+from lospmm.errors import ToolchainFault
+from lospmm.families import FAMILIES, Entrant
+from lospmm.families.two_of_four import TwoOfFour
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order
+from lospmm.store import Store
+from lospmm.toolchain.compile import OnDisk
+from lospmm.tuning import builders as crew
+from lospmm.tuning.build import PackedBuild, Written, build, written
+from lospmm.tuning.builders import LEAST_BUILDERS, Crew
+from lospmm.tuning.history import named
+from lospmm.tuning.options import Options
+from lospmm.tuning.prepare import Sought, sought_wholly
+from lospmm.tuning.session import Workshop
+from tests.space.test_explore import random_matrix
+
+PROBLEMS = [Problem(random_matrix(24, 30, 0.3, seed=seed), 500, DEVICES["h200"]) for seed in (1, 2)]
+
+
+def candidates(problem: Problem) -> list[Candidate]:
+    return [
+        Candidate(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(problem.matrix, rows))
+        for rows in (8, 3, 24, 1)
+    ]
+
+
+def builders(of: int | None = None) -> list[int]:
+    return [
+        child.pid
+        for child in psutil.Process(of).children(recursive=True)
+        if "lospmm.tuning.builder_process" in command_of(child)
+    ]
+
+
+def command_of(process: psutil.Process) -> str:
+    """Popen is back before the process has a command line, on a busy machine by a slice of time."""
+    deadline = time.monotonic() + 30
+    while not (words := process.cmdline()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return " ".join(words)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def two() -> Iterator[Crew]:
+    with Crew(2) as made:
+        yield made
+    assert builders() == []
+
+
+def test_they_build_what_this_process_builds(two: Crew, store: Store, tmp_path: Path) -> None:
+    two.start()
+    assert len(builders()) == 2
+    asked = [(problem, candidate) for problem in PROBLEMS for candidate in candidates(problem)]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda one: two.build(*one, "sass", store), asked))
+    own = Store(tmp_path / "own")
+    assert found == [build(*one, "sass", store=own, workers=1).compiled for one in asked]
+    assert len(builders()) == 2
+
+
+@pytest.mark.parametrize("family", ["csr", "tensor_core"])
+def test_they_build_plans_of_families(two: Crew, store: Store, tmp_path: Path, family: str) -> None:
+    problem = Problem(random_matrix(70, 90, 0.3, seed=3), 24, DEVICES["h200"], dtype=DTYPES["float16"])
+    entrant = Entrant(family, FAMILIES[family].plans(problem)[0], 1.0)
+    found = two.build(problem, entrant, "sass", store)
+    assert found == build(problem, entrant, "", store=Store(tmp_path / "own"), workers=1).compiled
+    on_disk = two.build(problem, entrant, "sass", store, folder=tmp_path)
+    assert isinstance(on_disk, OnDisk) and on_disk.cubin.read_bytes() == found.cubin
+    shipped = two.call(written, problem, entrant, "sass", store)
+    assert isinstance(shipped, PackedBuild) and shipped.compiled == found and shipped.language == "template"
+    with pytest.raises(ToolchainFault, match="KeyError: 'none'"):
+        two.build(problem, replace(entrant, family="none"), "sass", store)
+
+
+def test_builders_prepare_together(two: Crew, store: Store) -> None:
+    """The columns in fours of 40 blocks of rows, each by one of them; a plan's builder then finds them."""
+    problem = Problem(random_matrix(2500, 512, 0.1, seed=3), 64, DEVICES["h200"], dtype=DTYPES["float16"])
+    entrant = Entrant("tensor_core", TwoOfFour(1, 64, 1), 1.0)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: two.prepare(problem, [entrant], store), range(2)))
+    kept = [entry for entry in store.entries() if entry.kind == "fours"]
+    assert len(kept) == 3
+    two.build(problem, entrant, "sass", store)
+    assert {entry.key for entry in store.entries() if entry.kind == "fours"} == {entry.key for entry in kept}
+
+
+def test_who_built_a_kernel_builds_it_again(two: Crew, store: Store) -> None:
+    problem, (first, second, *_) = PROBLEMS[0], candidates(PROBLEMS[0])
+    two.start()
+    with ThreadPoolExecutor(1) as threads:
+        busy = threads.submit(two.call, time.sleep, 4.0)
+        while len(two._idle) == 2:
+            time.sleep(0.01)
+        two.build(problem, first, "sass", store)  # so by the other one
+        assert not busy.done()
+    last = two.call(os.getpid)  # which is who was busy
+    who = two.call(os.getpid, who_built=first)
+    assert {last, who} == set(builders()) and last != who
+    assert two.call(os.getpid, who_built=second) == who  # nobody did: the last that was at work
+
+
+def test_what_is_shipped_is_what_was_built(two: Crew, store: Store, tmp_path: Path) -> None:
+    problem, candidate = PROBLEMS[0], candidates(PROBLEMS[0])[0]
+    found, own = two.call(written, problem, candidate, "sass", store), Store(tmp_path / "own")
+    here = build(problem, candidate, "sass", store=own, workers=1)
+    text = source_of(here.program, here.emission, problem.device.arch)
+    assert isinstance(found, Written)
+    assert (found.compiled, found.language) == (here.compiled, here.language)
+    assert found.binary.cubin == here.binary.cubin and found.binary.registers == here.binary.registers
+    assert found.source == text and found.launch == here.launch
+
+
+def test_what_cannot_be_built_costs_no_builder(two: Crew, store: Store) -> None:
+    problem = PROBLEMS[0]
+    shared = Candidate(TileSize(8, 32), Schedule(4, split_k=2), natural_order(problem.matrix, 8))
+    with pytest.raises(ToolchainFault, match="2 blocks to a tile: ptx has no such kernels"):
+        two.build(problem, shared, "ptx", store)
+    before = builders()
+    two.build(problem, candidates(problem)[0], "sass", store)
+    assert builders() == before
+
+
+OPTIONS = Options(emitter="sass", ranker="none", measure="gpu", verify="gpu")
+
+
+def test_what_is_searched_elsewhere_is_the_same(two: Crew) -> None:
+    for problem in PROBLEMS:
+        here, there = sought_wholly(problem, OPTIONS), two.call(sought_wholly, problem, OPTIONS)
+        assert isinstance(there, Sought)
+        assert here.choice is not None and there.choice is not None and here.pool is not None
+        space, other = here.choice.space, there.choice.space
+        assert other.verdicts == space.verdicts and other.least_blocks == space.least_blocks
+        assert [named(one) for one in other.survivors] == [named(one) for one in space.survivors]
+        assert len({id(one.tiling) for one in other.survivors}) == len({id(one.tiling) for one in space.survivors})
+        found = [(named(one.candidate), one.score) for one in there.choice.shortlist]
+        assert found == [(named(one.candidate), one.score) for one in here.choice.shortlist]
+        for name in ("places", "forecast", "kinds"):
+            np.testing.assert_array_equal(getattr(there.pool, name), getattr(here.pool, name))
+        last = len(here.pool.forecast) - 1
+        assert [named(there.pool[at]) for at in (0, last)] == [named(here.pool[at]) for at in (0, last)]
+
+
+def test_a_workshop_gives_what_was_begun_ahead_once() -> None:
+    problem = PROBLEMS[0]
+    with Workshop(workers=LEAST_BUILDERS) as shop:
+        assert shop.begun_ahead("one") is None
+        shop.begin_ahead("one", "sass", sought_wholly, problem, OPTIONS)
+        shop.begin_ahead("one", "sass", sought_wholly, problem, OPTIONS)
+        assert shop.begun_ahead("another") is None
+        found = shop.begun_ahead("one")
+        assert isinstance(found, Sought) and found.choice is not None
+        assert shop.begun_ahead("one") is None
+        shop.begin_ahead("fails", "sass", sought_wholly, problem, None)
+        assert shop.begun_ahead("fails") is None
+        shop.begin_ahead("two", "sass", sought_wholly, PROBLEMS[1], OPTIONS)  # whose turn never comes
+        assert len(builders()) == LEAST_BUILDERS
+    assert builders() == []
+    with Workshop(workers=LEAST_BUILDERS) as shop:
+        assert shop.crew("ptx") is None
+        shop.begin_ahead("one", "ptx", sought_wholly, problem, OPTIONS)
+        assert shop.begun_ahead("one") is None
+    assert builders() == []
+
+
+def test_a_builder_that_is_killed_is_replaced(two: Crew, store: Store) -> None:
+    problem = PROBLEMS[0]
+    two.build(problem, candidates(problem)[0], "sass", store)
+    (pid,) = builders()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ToolchainFault, match=r"a process that builds kernels: the process ended: signal 9"):
+        two.build(problem, candidates(problem)[1], "sass", store)
+    assert two.build(problem, candidates(problem)[1], "sass", store).cubin
+
+
+def test_a_cancelled_build_ends_its_builder(two: Crew, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = (sys.executable, "-c", "import sys, time; sys.stdin.buffer.read(1); time.sleep(600)")
+    monkeypatch.setattr(crew, "BUILDER", waiting)
+    cancel = threading.Event()
+    threading.Timer(0.2, cancel.set).start()
+    with pytest.raises(CancelledError):
+        two.build(PROBLEMS[0], candidates(PROBLEMS[0])[0], "sass", store, cancel)
+    with pytest.raises(CancelledError):
+        two.build(PROBLEMS[0], candidates(PROBLEMS[0])[0], "sass", store, cancel)
+
+
+def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from lospmm.store import Store\n"
+        "from tests.core import test_crew as t\n"
+        "crew = t.Crew(2); crew.start(); p = t.PROBLEMS[0]\n"
+        "crew.build(p, t.candidates(p)[0], 'sass', Store(Path(sys.argv[1])))\n"
+        "print('built', flush=True); time.sleep(600)"
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "store")], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    assert parent.stdout is not None and parent.stdout.readline() == "built\n"
+    assert len(builders(parent.pid)) == 2
+    family = psutil.Process(parent.pid).children(recursive=True)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    deadline = time.monotonic() + 30
+    while list(temporary.iterdir()) and time.monotonic() < deadline:  # their guards clean up after them
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []

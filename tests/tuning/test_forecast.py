@@ -1,0 +1,272 @@
+"""The unrolled family is not searched where it is far behind, and only there. The GPU is named_worker.py."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lospmm.artifact.artifact import Artifact
+from lospmm.artifact.describe import other_families
+from lospmm.errors import NothingFits
+from lospmm.families import FAMILIES, Entrant
+from lospmm.gpu import bench as measure
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.messages import Measurement
+from lospmm.gpu.timing import Timing
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.problem import Problem
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.toolchain.compile import Compiled
+from lospmm.tuning import forecast as behind
+from lospmm.tuning import jobs, race, request
+from lospmm.tuning import prepare as sought
+from lospmm.tuning import replay as replay_of_log
+from lospmm.tuning import runner as trials
+from lospmm.tuning import session as workshop
+from lospmm.tuning.build import build
+from lospmm.tuning.families import Contest, Field
+from lospmm.tuning.forecast import LEAST_NONZEROS, contenders, field_for, others_first
+from lospmm.tuning.job import TRIALS, Way
+from lospmm.tuning.options import Options
+from lospmm.tuning.race import why_not_searched
+from lospmm.tuning.replay import replay
+from lospmm.tuning.request import Request
+from lospmm.tuning.search import POLICY
+from lospmm.tuning.trial import ENOUGH, LOST, Clock, Trialled
+from lospmm_datasets.synthetic import uniform
+from tests.fixtures import named_worker
+
+H200 = DEVICES["h200"]
+M, K, N = 48, 40, 64
+TIMED = {"measure": "gpu", "emitter": "sass"}
+
+
+def field_of(problem: Problem) -> Field:
+    return field_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True))
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A GPU with these times, on which A of any size is large enough; a search is short, and templates are compiled
+    only for the winner."""
+    short = Way(TRIALS["full"].trials, replace(POLICY, rounds=1, finals=(2,), walked=0, doubled=0))
+
+    def install(*, unrolled_micros: float, other_micros: float, far: float) -> None:
+        command = (sys.executable, "-P", named_worker.__file__, str(unrolled_micros), str(other_micros))
+        monkeypatch.setattr(workshop, "Bench", lambda problem, cancel: Bench(problem, cancel=cancel, command=command))
+        monkeypatch.setattr(behind, "FAR", far)
+
+    def quickly(problem: Problem, candidate: Any, emitter: str, **making: Any) -> Any:
+        if not isinstance(candidate, Entrant):
+            return build(problem, candidate, emitter, **making)
+        kernel = FAMILIES[candidate.family].pack(problem, candidate.plan)
+        return SimpleNamespace(compiled=Compiled(b"", kernel.entry, kernel.launch))
+
+    for module in (race, replay_of_log):
+        monkeypatch.setattr(module, "TRIALS", {"full": short})
+    monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
+    monkeypatch.setattr(request, "own_gpu", lambda: "h200")
+    monkeypatch.setattr(trials, "build", quickly)
+    monkeypatch.setattr(behind, "LEAST_NONZEROS", 1)
+    return install
+
+
+def tuned(store: Store, **options: Any) -> Artifact:
+    rng = np.random.default_rng(3)
+    weights = np.where(rng.random((M, K)) < 0.3, rng.normal(size=(M, K)), 0).astype(np.float32)
+    request = Request(Problem(from_dense(weights), N, H200), Options(**{"shortlist_size": 3, **options}))
+    return jobs.tune(request, store=store)
+
+
+@pytest.fixture
+def store(tmp_path: Any) -> Store:
+    return Store(tmp_path / "store")
+
+
+def families_of(made: Artifact) -> list[str]:
+    return [json.loads(line)["family"] for line in made.files["tuning.jsonl"].splitlines()]
+
+
+def test_what_is_far_behind_is_not_searched(
+    store: Store, on_a_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_gpu(unrolled_micros=1.0, other_micros=5.0, far=0.01)
+    monkeypatch.setattr(sought, "search", None)  # nobody asks it
+    made = tuned(store)
+    manifest, (unrolled, *others) = made.manifest, made.manifest["search"]["families"]
+    assert manifest["cubin_family"] in FAMILIES and "unrolled" not in families_of(made)
+    assert (unrolled["name"], unrolled["plans"], unrolled["timed"], unrolled["micros"]) == ("unrolled", 0, 0, None)
+    assert (
+        unrolled["refusal"]
+        == f"{unrolled['forecast_micros']:.1f} us by forecast, and {manifest['cubin_family']} takes 5.0"
+    )
+    assert other_families([unrolled, *others]).startswith(f"unrolled refused ({unrolled['refusal']}); csr ")
+    assert manifest["search"]["measured"] == sum(family in FAMILIES for family in families_of(made))
+    assert "space.json" not in made.files
+    found = replay(made, H200)
+    assert found.agrees and found.timed == manifest["search"]["measured"]
+
+
+def test_what_is_behind_by_forecast_alone_is_searched(store: Store, on_a_gpu: Callable[..., None]) -> None:
+    """Where the others take longer than their forecasts; they are timed once, before it."""
+    on_a_gpu(unrolled_micros=7.0, other_micros=900.0, far=0.1)
+    made = tuned(store)
+    manifest, (unrolled, *_) = made.manifest, made.manifest["search"]["families"]
+    assert manifest["family"] == "unrolled" and manifest["measured"]["micros"] == 7.0
+    assert (unrolled["refusal"], unrolled["micros"]) == (None, 7.0)
+    assert unrolled["timed"] == families_of(made).count("unrolled") > 3
+    assert any(family in FAMILIES for family in families_of(made))
+    assert replay(made, H200).agrees
+
+
+def test_a_search_that_is_lost_ends_with_its_shortlist(store: Store, on_a_gpu: Callable[..., None]) -> None:
+    on_a_gpu(unrolled_micros=5.0 * LOST + 0.1, other_micros=5.0, far=1000.0)
+    made = tuned(store, shortlist_size=ENOUGH)
+    unrolled = made.manifest["search"]["families"][0]
+    assert made.manifest["cubin_family"] in FAMILIES
+    assert (unrolled["timed"], unrolled["refusal"]) == (ENOUGH, None) and unrolled["plans"] > 50
+    lines = [json.loads(line) for line in made.files["tuning.jsonl"].splitlines()]
+    assert not any(line["final_micros"] for line in lines if line["family"] == "unrolled")
+    assert replay(made, H200).agrees
+
+
+def test_a_search_that_is_nearly_lost_goes_on(store: Store, on_a_gpu: Callable[..., None]) -> None:
+    on_a_gpu(unrolled_micros=5.0 * LOST - 0.1, other_micros=5.0, far=1000.0)
+    made = tuned(store, shortlist_size=ENOUGH)
+    assert made.manifest["search"]["families"][0]["timed"] > ENOUGH
+    assert replay(made, H200).agrees
+
+
+def test_families_that_are_named_are_searched(store: Store, on_a_gpu: Callable[..., None]) -> None:
+    on_a_gpu(unrolled_micros=1.0, other_micros=5.0, far=0.01)
+    made = tuned(store, families="unrolled,csr")
+    assert made.manifest["family"] == "unrolled"
+    assert [one["name"] for one in made.manifest["search"]["families"]] == ["csr"]
+    assert replay(made, H200).agrees
+
+
+def test_without_a_tile_the_others_have_it(
+    store: Store, on_a_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_gpu(unrolled_micros=1.0, other_micros=900.0, far=0.1)
+
+    def nothing(*_: Any, **__: Any) -> None:
+        raise NothingFits("no tile size fits")
+
+    monkeypatch.setattr(sought, "search", nothing)
+    made = tuned(store)
+    assert made.manifest["cubin_family"] in FAMILIES
+    assert made.manifest["search"]["families"][0]["refusal"] is None
+
+
+LARGE = Problem(uniform(4096, 4096, 0.8, seed=0), 1024, H200)
+NEAR = Problem(uniform(4096, 4096, 0.94, seed=0), 1024, H200)
+
+
+@pytest.mark.parametrize(
+    ("problem", "n", "dtype", "is_far"),
+    [
+        (NEAR, 1024, "float32", False),
+        (LARGE, 1024, "float32", True),
+        (LARGE, 16, "float16", True),
+        (LARGE, 64, "tf32", True),
+    ],
+)
+def test_others_come_first_where_they_may_be_faster(problem: Problem, n: int, dtype: str, *, is_far: bool) -> None:
+    problem, options = replace(problem, n=n, dtype=DTYPES[dtype]), Options(**TIMED, dtype=dtype)
+    field = field_of(problem)
+    micros = others_first(problem, options, field)
+    assert micros is not None
+    found = replace(field, unrolled_micros=micros)
+    assert behind.is_far_behind(found, field.entrants[0].forecast_micros) == is_far
+
+
+def test_what_is_surely_behind_is_not_even_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is regrouped for it; what is near is ranked as ever, also by a process that searches ahead."""
+    monkeypatch.setattr(sought, "ranked", lambda *_: "ranked")
+    options = Options(**TIMED).resolved(H200, "h200")
+    for problem, choice in ((LARGE, None), (NEAR, "ranked")):
+        assert sought.sought_here(problem, options, Stages()).choice == choice
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"measure": "none"},
+        {"trials": "proxy"},
+        {"emitter": "ptx"},
+        {"families": "unrolled,tensor_core"},
+        {"dtype": "float16", "sums": "float16"},
+    ],
+)
+def test_it_is_searched_where_it_was_asked_for(options: dict[str, str]) -> None:
+    """And where nothing was learned that would say no."""
+    asked = Options(**{**TIMED, **options})
+    problem = Problem(LARGE.matrix, 1024, H200, dtype=DTYPES[asked.dtype], sums=DTYPES[asked.sums])
+    assert others_first(problem, asked, field_of(problem)) is None
+
+
+def test_another_gpu_has_learned_nothing() -> None:
+    problem = Problem(LARGE.matrix, 1024, DEVICES["a100"])
+    assert others_first(problem, Options(**TIMED), field_of(problem)) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "float16"])
+@pytest.mark.parametrize("n", [16, 128, 4096])
+def test_layers_of_bert_are_searched(n: int, dtype: str) -> None:
+    """All of them: they have fewer nonzeros, even at 80 % zeros."""
+    for m, k in ((768, 768), (3072, 768), (768, 3072)):
+        problem = Problem(uniform(m, k, 0.8, seed=1), n, H200, dtype=DTYPES[dtype])
+        assert problem.matrix.nnz < LEAST_NONZEROS
+        assert others_first(problem, Options(**TIMED, dtype=dtype), field_of(problem)) is None
+
+
+def test_few_kernels_say_nothing() -> None:
+    """A user's shortlist may be short: a search goes on until enough of it ran."""
+    clock = Clock(lambda _: [], rival_micros=100.0)
+    assert clock.is_lost(ENOUGH, 100.0 * LOST + 1)
+    assert not clock.is_lost(ENOUGH - 1, 1e9) and not clock.is_lost(ENOUGH, 100.0 * LOST - 1)
+    assert not Clock(lambda _: []).is_lost(1000, 1e9)
+
+
+def field_with(forecast_micros: float) -> Field:
+    """The best of the others is forecast to take that long."""
+    return Field((replace(field_of(NEAR).entrants[0], forecast_micros=forecast_micros),), {})
+
+
+def test_what_is_well_ahead_comes_first() -> None:
+    micros = behind.fastest_micros(NEAR)
+    assert micros is not None
+    assert others_first(NEAR, Options(**TIMED), field_with(1.51 * micros)) is None
+    assert others_first(NEAR, Options(**TIMED), field_with(1.49 * micros)) == micros
+
+
+def test_with_a_budget_the_better_forecast_comes_first() -> None:
+    """As time may be up before the second has its turn."""
+    micros, short = behind.fastest_micros(NEAR), Options(**TIMED, budget_seconds=20.0)
+    assert micros is not None
+    assert others_first(NEAR, short, field_with(1.01 * micros)) is None
+    assert others_first(NEAR, short, field_with(0.99 * micros)) == micros
+
+
+def timed_in(micros: float | None) -> Contest:
+    field = Field((Entrant("csr", None, 5.0),), {}, unrolled_micros=100.0)
+    timing = None if micros is None else Timing(micros, 0.01, 5)
+    trial = Trialled(field.entrants[0], 5.0, Measurement(timing, None, None if timing else "failed"))
+    return Contest(field, (trial,))
+
+
+def test_the_time_of_another_decides() -> None:
+    near, far = 100.0 / behind.FAR + 1, 100.0 / behind.FAR - 1
+    assert why_not_searched(timed_in(far), is_over=False) == f"100.0 us by forecast, and csr takes {far:.1f}"
+    assert why_not_searched(timed_in(near), is_over=False) is None
+    assert why_not_searched(timed_in(None), is_over=True) is None
+    assert why_not_searched(timed_in(near), is_over=True) == "no time was left to search it"

@@ -1,0 +1,288 @@
+"""What was measured: kept whole, given back once each, and never under other conditions than those it was made in."""
+
+import ast
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import lospmm
+from lospmm.errors import ToolchainFault
+from lospmm.gpu.clocks import Clocks
+from lospmm.gpu.messages import CacheState, Measurement
+from lospmm.gpu.timing import BRIEF, FULL, Timing
+from lospmm.problem.device import DEVICES
+from lospmm.problem.epilogue import Epilogue
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import natural_order, regroup
+from lospmm.store import Store
+from lospmm.tuning import history as timings
+from lospmm.tuning.history import TIMINGS, Conditions, Timings, conditions_of, decisive_files, named, verify
+from tests.space.test_explore import random_matrix
+
+PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 500, DEVICES["h200"])
+CANDIDATES = [
+    Candidate(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(PROBLEM.matrix, rows)) for rows in (8, 3, 24)
+]
+FIRST = CANDIDATES[0]
+CLOCKS = Clocks(1980, 3201, 47, ("power cap",))
+GOOD = Measurement(Timing(24.123456789012345, 0.0123, 5), 3.17e-07, None, CLOCKS)
+WRONG = Measurement(None, float("inf"), "rows not written in every column: 1, 3")
+HUNG = Measurement(None, None, "no answer within 30 s", is_lost=True)
+
+PACKAGE = Path(lospmm.__file__).parent
+
+#: What ``lospmm.tuning.build`` imports, or is timed through, without deciding the code of a kernel or its time.
+HARMLESS = {"errors", "settings", "store", "version", "matrix", "tuning"}
+
+
+def conditions(**changed: str | int) -> Conditions:
+    made = conditions_of(PROBLEM, "sass", gpu="ab" * 16, driver="580.159.04", compiler="ptxas 13.0.88")
+    return replace(made, **changed)  # type: ignore[arg-type]
+
+
+def opened(store: Store, **changed: str | int) -> Timings:
+    return Timings(store, conditions(**changed))
+
+
+def lines_file(store: Store) -> Path:
+    return store.directory(TIMINGS, conditions().key) / timings.LINES_FILE
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def test_each_is_given_back_once_as_it_was(store: Store) -> None:
+    first = opened(store)
+    assert first.take(FIRST, BRIEF) is None
+    first.add(FIRST, BRIEF, GOOD)
+    first.add(FIRST, BRIEF, replace(GOOD, timing=Timing(25.0, 0.01, 5)))
+    first.add(CANDIDATES[1], BRIEF, WRONG)
+    second = opened(store)
+    assert second.take(FIRST, BRIEF) == GOOD
+    again = second.take(FIRST, BRIEF)
+    assert again is not None and again.timing == Timing(25.0, 0.01, 5)
+    assert second.take(FIRST, BRIEF) is None
+    assert second.take(CANDIDATES[2], BRIEF) is None
+
+
+def test_a_brief_one_does_not_stand_for_a_full_one(store: Store) -> None:
+    opened(store).add(FIRST, BRIEF, GOOD)
+    assert opened(store).take(FIRST, FULL) is None
+    opened(store).add(FIRST, FULL, replace(GOOD, timing=Timing(23.0, 0.01, 15)))
+    known = opened(store)
+    whole, brief = known.take(FIRST, FULL), known.take(FIRST, BRIEF)
+    assert whole is not None and brief is not None and whole.timing is not None
+    assert (whole.timing.micros, brief) == (23.0, GOOD)
+
+
+def test_what_failed_is_not_run_again_and_what_was_lost_is_once(store: Store) -> None:
+    opened(store).add(FIRST, BRIEF, WRONG)
+    known = opened(store)
+    assert known.take(FIRST, FULL) == WRONG == known.take(FIRST, FULL)
+    lost = CANDIDATES[1]
+    opened(store).add(lost, BRIEF, HUNG)
+    assert opened(store).take(lost, BRIEF) is None
+    opened(store).add(lost, BRIEF, HUNG)
+    assert opened(store).take(lost, BRIEF) == HUNG
+    recovered = CANDIDATES[2]
+    opened(store).add(recovered, BRIEF, HUNG)
+    opened(store).add(recovered, BRIEF, GOOD)
+    assert opened(store).take(recovered, BRIEF) == GOOD
+
+
+@pytest.mark.parametrize("field", [field for field in Conditions.__dataclass_fields__ if field != "n"])
+def test_nothing_is_known_under_other_conditions(store: Store, field: str) -> None:
+    opened(store).add(FIRST, BRIEF, GOOD)
+    assert opened(store, **{field: "another"}).take(FIRST, BRIEF) is None
+    assert opened(store, n=501).take(FIRST, BRIEF) is None
+    assert opened(store).take(FIRST, BRIEF) == GOOD
+
+
+def test_a_layer_is_known_apart_from_its_product() -> None:
+    layer = replace(PROBLEM, epilogue=Epilogue(relu=True))
+    plain, other = (
+        conditions_of(one, "sass", gpu="ab" * 16, driver="580.159.04", compiler="ptxas 13.0.88")
+        for one in (PROBLEM, layer)
+    )
+    assert plain.key != other.key
+
+
+def test_a_state_of_the_cache_is_known_apart() -> None:
+    common = {"gpu": "ab" * 16, "driver": "580.159.04", "compiler": "ptxas 13.0.88"}
+    keys = {conditions_of(PROBLEM, "sass", **common, cache_state=one).key for one in get_args(CacheState)}
+    assert len(keys) == len(get_args(CacheState)) == 4
+    assert conditions_of(PROBLEM, "sass", **common).key in keys
+
+
+def test_candidates_differ_in_every_axis_and_in_their_tiling() -> None:
+    schedules = [
+        Schedule(4), Schedule(8), Schedule(4, 2), Schedule(4, column_group=2), Schedule(4, lockstep=128),
+        Schedule(4, split_k=2),
+    ]  # fmt: skip
+    both = (natural_order(PROBLEM.matrix, 8), regroup(PROBLEM.matrix, [8])[8])
+    made = [Candidate(TileSize(8, cols), one, tiling) for cols in (32, 64) for one in schedules for tiling in both]
+    assert len({json.dumps(named(candidate)) for candidate in made}) == len(made)
+    assert named(made[0]) == named(replace(made[0], tiling=natural_order(PROBLEM.matrix, 8)))
+
+
+@hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_is_torn_or_damaged_is_never_read(store: Store, data: st.DataObject) -> None:
+    """Wherever a writer was killed, and whichever bit was lost, every other line stands; and writing goes on."""
+    shutil.rmtree(store.root, ignore_errors=True)
+    known = opened(store)
+    for candidate in CANDIDATES[:2]:
+        known.add(candidate, BRIEF, GOOD)
+    path = lines_file(store)
+    whole = path.read_bytes()
+    start = whole.index(b"\n") + 1  # of the second line
+    at = data.draw(st.integers(start, len(whole) - 2))
+    if torn := data.draw(st.booleans()):
+        path.write_bytes(whole[:at])
+    else:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 6)))]) + whole[at + 1 :])
+    found = opened(store)
+    assert found.take(FIRST, BRIEF) == GOOD
+    assert found.take(CANDIDATES[1], BRIEF) is None
+    assert not torn or verify(store) == []
+    found.add(CANDIDATES[2], BRIEF, GOOD)
+    after = opened(store)
+    assert after.take(CANDIDATES[2], BRIEF) == GOOD == after.take(FIRST, BRIEF)
+
+
+def test_damage_is_told(store: Store) -> None:
+    opened(store).add(FIRST, BRIEF, GOOD)
+    assert verify(store) == [] == store.verify()
+    path = lines_file(store)
+    path.write_bytes(path.read_bytes().replace(b"24.12", b"14.12"))
+    assert [entry.key for entry in verify(store)] == [conditions().key]
+    assert store.verify() == []
+
+
+def test_entries_are_listed_and_pruned_like_others(store: Store) -> None:
+    known = opened(store)
+    known.add(FIRST, BRIEF, GOOD)
+    (entry,) = store.entries()
+    assert entry.kind == TIMINGS
+    assert entry.size_bytes > lines_file(store).stat().st_size
+    assert store.prune(max_bytes=0) == [entry]
+    assert list(store.entries()) == []
+    known.add(FIRST, BRIEF, GOOD)  # by a tuning that goes on meanwhile
+    assert opened(store).take(FIRST, BRIEF) == GOOD
+
+
+def _write_many(root: Path, which: int) -> None:
+    known = opened(Store(root))
+    for _ in range(50):
+        known.add(CANDIDATES[which], BRIEF, GOOD)
+
+
+def test_several_processes_write_whole_lines(store: Store) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write_many, args=(store.root, which)) for which in (0, 1, 2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+        assert writer.exitcode == 0
+    known = opened(store)
+    for candidate in CANDIDATES:
+        assert [known.take(candidate, BRIEF) for _ in range(51)] == [GOOD] * 50 + [None]
+    assert verify(store) == []
+
+
+def test_a_writer_that_is_killed_costs_its_last_line_at_most(store: Store) -> None:
+    code = (
+        "import sys; from pathlib import Path; from lospmm.store import Store\n"
+        "from tests.core import test_timings as t\n"
+        "known = t.opened(Store(Path(sys.argv[1])))\n"
+        "while True: known.add(t.FIRST, t.BRIEF, t.GOOD)"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code, str(store.root)])
+    try:
+        deadline = time.monotonic() + 60
+        while not (lines_file(store).exists() and lines_file(store).stat().st_size > 4000):
+            assert time.monotonic() < deadline and writer.poll() is None
+            time.sleep(0.01)
+    finally:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+    written = lines_file(store).read_bytes().count(b"\n")
+    known = opened(store)
+    assert [known.take(FIRST, BRIEF) for _ in range(written)] == [GOOD] * written
+    assert verify(store) == []
+
+
+def test_a_disk_that_fails_is_named(store: Store) -> None:
+    known = opened(store)
+    lines_file(store).mkdir()
+    with pytest.raises(ToolchainFault, match=r"timings\.jsonl: cannot be written: Is a directory"):
+        known.add(FIRST, BRIEF, GOOD)
+    with pytest.raises(ToolchainFault, match=r"timings\.jsonl: cannot be read: Is a directory"):
+        opened(store)
+
+
+def imported(module: str) -> set[str]:
+    """What a module of the package imports from it, anywhere in its text."""
+    path = PACKAGE.parent / Path(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("lospmm"):
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("lospmm")}
+    root = PACKAGE.parent
+    return {
+        name
+        for name in found
+        if (root / Path(*name.split("."))).with_suffix(".py").exists() or (root / Path(*name.split("."))).is_dir()
+    }
+
+
+def test_all_that_writes_code_is_part_of_the_key() -> None:
+    """Whatever a kernel's code may come from is digested, so that a changed emitter never serves an old time."""
+    seen: set[str] = set()
+    left = {"lospmm.tuning.build"}
+    while left:
+        module = left.pop()
+        seen.add(module)
+        left |= {name for name in imported(module) - seen if name.split(".")[1] not in HARMLESS}
+    digested = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        for path in decisive_files(PACKAGE)
+        if path.suffix == ".py"
+    }
+    seen.remove("lospmm.tuning.build")
+    assert seen <= digested, f"decide the code, or are harmless: {sorted(seen - digested)}"
+    assert {"lospmm.codegen.sass.emit", "lospmm.codegen.sass.scheduler", "lospmm.codegen.schedule"} <= digested
+    assert {"gpu/timing.py", "gpu/gate.cu"} <= {str(path.relative_to(PACKAGE)) for path in decisive_files(PACKAGE)}
+
+
+def test_another_text_of_an_emitter_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in decisive_files(PACKAGE):
+        copy = tmp_path / path.relative_to(PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    before = timings.sources_digest()
+    monkeypatch.setattr(timings, "__file__", str(tmp_path / "tuning" / "history.py"))
+    assert timings.sources_digest.__wrapped__() == before
+    scheduler = tmp_path / "codegen" / "sass" / "scheduler.py"
+    scheduler.write_text(scheduler.read_text().replace("\n", "\n\n", 1))
+    assert timings.sources_digest.__wrapped__() != before

@@ -1,0 +1,167 @@
+"""Proxies timed in the stead of kernels: as machine code, on the machine of machine_gpu.py."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from lospmm.codegen import emit
+from lospmm.codegen.interpret import interpret
+from lospmm.codegen.ir import launch
+from lospmm.codegen.lower import lower
+from lospmm.cpu import execute
+from lospmm.cpu.geometry import geometry_of
+from lospmm.errors import Unsupported
+from lospmm.gpu import bench as measure
+from lospmm.gpu.bench import Bench
+from lospmm.problem.device import DEVICES
+from lospmm.problem.dtype import DTYPES
+from lospmm.problem.operands import draw_b
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.reorder import regroup
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.toolchain.compile import Compiled
+from lospmm.toolchain.cubin import machine_code
+from lospmm.tuning.build import for_emitter
+from lospmm.tuning.proxy_runner import ProxyTrials, compile_proxy, proxies_of, time_proxy
+from lospmm_datasets.synthetic import uniform
+from lospmm_proxies import proxies
+from lospmm_proxies.launch import kernel_launch
+from lospmm_proxies.loops import kept_share
+from tests.fixtures import machine_gpu
+from tests.gpu.test_bench import gate_library
+
+__all__ = ["gate_library"]  # a fixture
+
+M, K, N = 12, 400, 70
+
+
+def problem_of(m: int = M, k: int = K, n: int = N) -> Problem:
+    return for_emitter(Problem(uniform(m, k, 0.7, seed=2), n, DEVICES["h200"]), "sass")
+
+
+def candidates_of(problem: Problem, *shapes: tuple[int, int, Schedule]) -> list[Candidate]:
+    tilings = regroup(problem.matrix, sorted({rows for rows, _, _ in shapes}))
+    return [Candidate(TileSize(rows, cols), schedule, tilings[rows]) for rows, cols, schedule in shapes]
+
+
+@hypothesis_settings(max_examples=25)
+@given(
+    rows=st.integers(1, 12),
+    cols=st.sampled_from([32, 96]),
+    split=st.sampled_from([1, 2, 8]),
+    lockstep=st.sampled_from([0, 16]),
+    prefetch=st.sampled_from([4, 24]),
+    empty=st.integers(0, 3),
+)
+def test_a_proxy_is_machine_code_too(rows: int, cols: int, split: int, lockstep: int, prefetch: int, empty: int):
+    """It computes what the interpreter says that it should, whatever that means."""
+    matrix = uniform(14, 60, 0.7, seed=empty)
+    problem = for_emitter(Problem(matrix, 100, DEVICES["h200"]), "sass")
+    (candidate,) = candidates_of(problem, (rows, cols, Schedule(prefetch, None, 1, lockstep, split)))
+    (trial,) = proxies(problem, [candidate])
+    program = trial.program
+    assert (program.lockstep, program.split_k) == (lockstep, split)
+    assert (program.cols is None) == (split == 1)
+    assert trial.launch.grid[1] == len(program.dispatch) == candidate.tiling.block_rows * split
+    assert trial.launch.shared_bytes >= program.slots * cols * 4
+    b = np.random.default_rng(0).uniform(-1, 1, (60, 100)).astype(np.float32)
+    geometry = geometry_of(program, n=100, cols=cols)
+    c = execute(emit(program, "sass", "sm_90"), geometry, np.arange(100), b)
+    assert np.array_equal(c, interpret(program, b), equal_nan=True)
+
+
+@pytest.mark.parametrize("sums", ["float32", "float16"])
+def test_a_proxy_of_16_bits_has_the_words_and_the_launch_of_its_kernel(sums: str) -> None:
+    """So it reads no further than its kernel does."""
+    matrix = uniform(14, 60, 0.7, seed=0)
+    asked = Problem(matrix, 100, DEVICES["h200"], dtype=DTYPES["float16"], sums=DTYPES[sums])
+    problem = for_emitter(asked, "sass")
+    (candidate,) = candidates_of(problem, (5, 32, Schedule(4, lockstep=16)))
+    (trial,) = proxies(problem, [candidate], kernel_launch)
+    kernel = lower(problem, candidate)
+    assert (trial.program.n, trial.program.words, trial.program.dtype) == (kernel.n, kernel.words, kernel.dtype)
+    assert trial.launch.grid == launch(kernel).grid
+    words = np.arange(kernel.n or 0)
+    b = draw_b(matrix, 100, 0, problem.dtype)
+    c = execute(emit(trial.program, "sass", "sm_90"), geometry_of(trial.program, n=100, cols=32), words, b)
+    assert c.shape == (14, 100) and np.isfinite(c).any()
+
+
+def test_columns_of_a_block_are_not_known_only_where_nobody_shares_a_tile() -> None:
+    problem = problem_of()
+    one, two = (
+        proxies(
+            problem, candidates_of(problem, (4, 32, Schedule(4, split_k=split)), (4, 64, Schedule(4, split_k=split)))
+        )
+        for split in (1, 2)
+    )
+    assert one[0].program is one[1].program
+    assert two[0].program is not two[1].program
+    assert [trial.program.cols for trial in two] == [32, 64]
+    with pytest.raises(Unsupported, match="mailbox"):
+        emit(replace(two[0].program, cols=None), "sass", "sm_90")
+
+
+def test_equation_6_holds_text_alone_to_its_kernels_occupancy() -> None:
+    problem = problem_of()
+    candidates = candidates_of(problem, (4, 32, Schedule(4)), (6, 64, Schedule(4, split_k=2)))
+    ours, text = (proxies_of(problem, candidates, emitter) for emitter in ("sass", "ptx"))
+    assert [trial.launch.shared_bytes for trial in ours] == [0, 3 * 64 * 4]
+    assert all(trial.launch.shared_bytes > 100_000 for trial in text)  # one block to an SM
+    assert [(one.launch.grid, one.launch.block) for one in ours] == [(o.launch.grid, o.launch.block) for o in text]
+
+
+def test_a_proxy_of_another_width_is_the_same_cubin(store: Store) -> None:
+    problem = problem_of()
+    narrow, wide = proxies(problem, candidates_of(problem, (4, 32, Schedule(4)), (4, 96, Schedule(4))))
+    cubin = compile_proxy(narrow.program, "sass", "sm_90", store=store)
+    assert machine_code(cubin, narrow.program.name, "sm_90").registers >= 4 + 4
+    assert narrow.program is wide.program
+    assert (narrow.launch.block, wide.launch.block) == (32, 96)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def bench(gate_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
+    command = (sys.executable, "-P", machine_gpu.__file__, str(gate_library), "no libraries", str(M), str(K), str(N))
+    with Bench(problem_of(), command=command) as bench:
+        yield bench
+
+
+def test_each_candidate_has_the_time_of_its_proxy_over_what_that_kept(bench: Bench, store: Store) -> None:
+    problem = bench.problem
+    shapes = [(2, 32, Schedule(4)), (2, 64, Schedule(4)), (6, 32, Schedule(8, split_k=2))]
+    candidates = candidates_of(problem, *shapes)
+    trials = ProxyTrials(problem, "sass", bench, store=store, workers=2, stages=Stages())
+    found = list(trials(candidates))
+    assert (trials.built, trials.timed) == (2, 3)
+    for trial, one in zip(proxies_of(problem, candidates, "sass"), found, strict=True):
+        cubin = compile_proxy(trial.program, "sass", "sm_90", store=store)
+        code = machine_code(cubin, trial.program.name, "sm_90")
+        assert one.failure is None
+        assert one.timing is not None
+        assert one.timing.micros == pytest.approx(machine_gpu.micros_of(code) / kept_share(trial), rel=0.3)
+
+
+def test_a_proxy_that_cannot_be_built_or_run_has_failed(bench: Bench, store: Store) -> None:
+    candidates = candidates_of(bench.problem, (6, 32, Schedule(8, split_k=2)))
+    text = ProxyTrials(bench.problem, "ptx", bench, store=store, workers=1, stages=Stages())
+    (found,) = text(candidates)
+    assert found.failure is not None and "ptx has no such kernels" in found.failure
+    (trial,) = proxies(bench.problem, candidates)
+    found = time_proxy(bench, Compiled(b"no cubin", "none", trial.launch), 1.0)
+    assert found.failure is not None

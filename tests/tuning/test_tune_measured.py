@@ -1,0 +1,343 @@
+"""A whole tuning with a GPU: candidates built, timed, the fastest verified and compared. The GPU is machine_gpu.py."""
+
+import copy
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lospmm.artifact.artifact import Artifact
+from lospmm.artifact.manifest import FamilySummary
+from lospmm.cli import commands
+from lospmm.cli.main import run
+from lospmm.errors import BadRequest, GpuFault
+from lospmm.gpu import bench as measure
+from lospmm.gpu.bench import Bench
+from lospmm.gpu.messages import Measurement
+from lospmm.kernel import load
+from lospmm.matrix.csr import from_dense
+from lospmm.problem.device import DEVICES
+from lospmm.problem.problem import Problem
+from lospmm.stages import Stages
+from lospmm.store import Store
+from lospmm.toolchain.cubin import machine_code
+from lospmm.tuning import history as timings
+from lospmm.tuning import jobs, request
+from lospmm.tuning import prepare as sought
+from lospmm.tuning import runner as trials
+from lospmm.tuning import session as workshop
+from lospmm.tuning import tuner as tuning
+from lospmm.tuning.budget import Budget
+from lospmm.tuning.history import TIMINGS
+from lospmm.tuning.options import Options
+from lospmm.tuning.replay import AXES, replay
+from lospmm.tuning.request import Request
+from lospmm.tuning.search import POLICY
+from tests.fixtures import machine_gpu
+from tests.gpu.test_bench import gate_library
+
+__all__ = ["gate_library"]  # a fixture
+
+M, K, N = 12, 20, 40
+
+#: Times that the winner is measured for its verification, and beside the libraries.
+VERIFIED_AND_COMPARED = 4
+
+
+def weights() -> np.ndarray:
+    rng = np.random.default_rng(3)
+    dense = np.where(rng.random((M, K)) < 0.3, rng.normal(size=(M, K)), 0).astype(np.float32)
+    dense[7] = 0
+    return dense
+
+
+WEIGHTS = weights()
+
+
+@pytest.fixture
+def on_the_machine(gate_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Give every Bench a worker on the CPU; the function says which kernels fail."""
+    if (compiler := shutil.which("gcc")) is None:
+        pytest.skip("no gcc")
+    libraries = tmp_path / "libfake.so"
+    source = Path(__file__).parents[1] / "fixtures" / "fake_libraries.c"
+    command = [compiler, "-shared", "-fPIC", "-DSTREAM=0", "-o", str(libraries), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+
+    def install(fail: int = 0) -> None:
+        sizes = [str(size) for size in (M, K, N, fail)]
+        worker = (sys.executable, "-P", machine_gpu.__file__, str(gate_library), str(libraries), *sizes)
+        monkeypatch.setattr(workshop, "Bench", lambda problem, cancel: Bench(problem, cancel=cancel, command=worker))
+
+    monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
+    monkeypatch.setattr(request, "own_gpu", lambda: "h200")
+    install()
+    yield install
+
+
+def tuned(store: Store, **options: Any) -> Artifact:
+    matrix = from_dense(WEIGHTS)
+    asked = Request(
+        Problem(matrix, N, DEVICES["h200"]), Options(**{"shortlist_size": 4, "families": "unrolled", **options})
+    )
+    return jobs.tune(asked, store=store)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_auto_measures_verifies_and_compares(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[tuple[int, str]] = []
+    part = Stages.part
+    monkeypatch.setattr(Stages, "part", lambda self, name: (parts.append((id(self), name)), part(self, name))[1])
+    made = tuned(store)
+    assert len({stages for stages, _ in parts}) == 1  # all seconds are of the one tuning, those of choosing too
+    assert [name for _, name in parts].count("rank") > 2
+    manifest, log = made.manifest, [json.loads(line) for line in made.files["tuning.jsonl"].splitlines()]
+    assert manifest["emitter"] == "sass"
+    assert manifest["verified"]["on"] == "gpu"
+    assert manifest["verified"]["columns"] == N
+    assert 0 < manifest["verified"]["max_relative_error"] < 1e-6
+    search = manifest["search"]
+    assert (search["chosen_by"], search["trials"], search["measured"]) == ("measurement", "full", len(log))
+    assert search["shortlisted"] == 4 < len(log)  # and what promised most after it
+    assert [line["rank"] for line in log] == [*range(1, len(log) + 1)]
+    axes = ("rows", "cols", "prefetch", "column_group", "lockstep")
+    assert len({tuple(line[axis] for axis in axes) for line in log}) == len(log)  # nothing timed twice
+    assert all(line["failure"] is None and line["max_relative_error"] < 1e-6 for line in log)
+    best = min(log, key=lambda line: line["measured_micros"])
+    assert {axis: manifest["tile"][axis] for axis in axes} == {axis: best[axis] for axis in axes}
+    assert search["estimated_micros"] == best["estimated_micros"]
+
+    code = machine_code(made.cubin, manifest["name"], "sm_90")
+    measured = manifest["measured"]
+    assert measured["micros"] == best["measured_micros"] == pytest.approx(machine_gpu.micros_of(code))
+    assert (measured["gpu"], measured["cold"]) == ("NVIDIA H200", True)
+    assert measured["advice"] == ("dense" if measured["cublas_tf32_micros"] < measured["micros"] else "sparse")
+    assert measured["cusparse_micros"] > 0
+    seconds = manifest["seconds"]
+    assert min(seconds[name] for name in ("compile_trials", "measure_trials", "verify", "compare")) > 0
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_a_state_of_the_cache_has_its_own_times(store: Store) -> None:
+    """Of one problem: in the second tuning nothing is known, and all of it is timed anew."""
+    cold, network = (tuned(store, cache=cache).manifest for cache in ("cold", "network"))
+    for made, cache in ((cold, "cold"), (network, "network")):
+        assert (made["measured"]["cache"], made["measured"]["cold"]) == (cache, cache == "cold")
+        assert made["search"]["measured"] > 4
+    assert network["measured"]["micros"] == pytest.approx(cold["measured"]["micros"])  # the machine's are of the code
+    entries = [store.directory(TIMINGS, entry.key) for entry in store.entries() if entry.kind == TIMINGS]
+    states = {json.loads((one / timings.CONDITIONS_FILE).read_text())["cache"]: one for one in entries}
+    lines = [len((one / timings.LINES_FILE).read_text().splitlines()) for one in states.values()]
+    assert set(states) == {"cold", "network"} and lines[0] == lines[1]
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_what_was_measured_runs_without_a_gpu(store: Store, tmp_path: Path) -> None:
+    made = tuned(store)
+    for name, content in made.files.items():
+        (tmp_path / "kernel").mkdir(exist_ok=True)
+        (tmp_path / "kernel" / name).write_bytes(content)
+    b = np.random.default_rng(0).normal(size=(K, N)).astype(np.float32)
+    np.testing.assert_allclose(load(tmp_path / "kernel").run_on_cpu(b), WEIGHTS @ b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("on_the_machine")
+@pytest.mark.parametrize(("measured", "verify"), [("none", "gpu"), ("gpu", "none"), ("gpu", "cpu")])
+def test_each_alone(store: Store, measured: str, verify: str) -> None:
+    manifest = tuned(store, measure=measured, verify=verify).manifest
+    assert (manifest["measured"] is None) == (measured == "none")
+    assert manifest["search"]["chosen_by"] == ("model" if measured == "none" else "measurement")
+    assert (manifest["verified"] or {"on": "none"})["on"] == verify
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_a_budget_ends_the_search(store: Store) -> None:
+    made = tuned(store, budget_seconds=1e-9)
+    manifest = made.manifest
+    assert manifest["search"]["measured"] == 1
+    assert manifest["search"]["chosen_by"] == "measurement"
+    assert manifest["verified"]["on"] == "gpu"
+    assert manifest["measured"]["micros"] > 0
+    assert manifest["measured"]["cusparse_micros"] is None, "there was no time for the libraries"
+    assert replay(made, DEVICES["h200"]).agrees
+
+
+@pytest.mark.usefixtures("on_the_machine")
+@pytest.mark.parametrize("budget", [4.0, 12.0, 30.0])
+def test_a_budget_is_for_all_of_it(store: Store, monkeypatch: pytest.MonkeyPatch, budget: float) -> None:
+    """By a clock that only what takes long moves: the GPU, the builds, the exploration and the libraries."""
+    now = [0.0]
+
+    def taking(seconds: float, work: Callable[..., Any]) -> Callable[..., Any]:
+        def slowly(*arguments: Any, **options: Any) -> Any:
+            now[0] += seconds
+            return work(*arguments, **options)
+
+        return slowly
+
+    monkeypatch.setattr(jobs, "Budget", lambda seconds: Budget(seconds, clock=lambda: now[0]))
+    monkeypatch.setattr(sought, "search", taking(0.5, sought.search))
+    monkeypatch.setattr(trials, "build", taking(0.05, trials.build))
+    monkeypatch.setattr(tuning, "build", taking(0.2, tuning.build))
+    monkeypatch.setattr(Bench, "measure", taking(0.2, Bench.measure))
+    monkeypatch.setattr(Bench, "request", taking(0.3, Bench.request))
+    manifest = tuned(store, budget_seconds=budget).manifest
+    assert now[0] <= 1.1 * budget
+    assert now[0] >= 0.5 * budget or manifest["search"]["measured"] == 82
+    assert (manifest["measured"]["cusparse_micros"] is not None) == (budget > 5)
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_a_budget_that_is_enough_changes_nothing(tmp_path: Path) -> None:
+    without, long = tuned(Store(tmp_path / "one")), tuned(Store(tmp_path / "two"), budget_seconds=1e6)
+    assert long.cubin == without.cubin
+    assert [line["measured_micros"] for line in _log(long)] == [line["measured_micros"] for line in _log(without)]
+    assert long.manifest["measured"]["cusparse_micros"] > 0
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_nothing_is_measured_twice(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed in the middle, the same again, and one that asks for more."""
+    measured: list[str] = []
+    real = Bench.measure
+
+    def counted(bench: Bench, cubin: bytes, *arguments: Any, **options: Any) -> Measurement:
+        if len(measured) == stop_at:
+            raise KeyboardInterrupt
+        measured.append(hashlib.sha256(cubin).hexdigest())
+        return real(bench, cubin, *arguments, **options)
+
+    monkeypatch.setattr(Bench, "measure", counted)
+    stop_at = 7
+    with pytest.raises(KeyboardInterrupt):
+        tuned(store)
+    first, stop_at = list(measured), -1
+    measured.clear()
+    made = tuned(store)
+    whole = made.manifest["search"]["measured"]
+    assert len(measured) == whole - len(first) + sum(POLICY.finals) + VERIFIED_AND_COMPARED
+    measured.clear()
+    again = tuned(store, verify="cpu")  # another request for the same kernel
+    assert again.cubin == made.cubin and _log(again) == _log(made)
+    assert len(measured) == VERIFIED_AND_COMPARED - 1
+    measured.clear()
+    wider = tuned(store, shortlist_size=6)
+    asked = {axes(line) for line in _log(wider)} - {axes(line) for line in _log(made)}
+    assert len(measured) <= len(asked) + sum(POLICY.finals) + VERIFIED_AND_COMPARED
+    assert [entry.kind for entry in store.entries()].count(TIMINGS) == 1
+    assert timings.verify(store) == []
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_a_choice_is_made_again_without_a_gpu(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tuned(store, shortlist_size=6)
+    monkeypatch.setattr(workshop, "Bench", None)
+    found = replay(made, DEVICES["h200"])
+    assert found.agrees and found.timed == made.manifest["search"]["measured"]
+
+    lines = _log(made)
+    last = [line for line in lines if len(line["final_micros"]) == len(POLICY.finals)]
+    second = next(line for line in last if any(line[axis] != found.winner[axis] for axis in found.winner))
+    second["final_micros"] = [1e-3] * len(POLICY.finals)
+    changed = _with_log(made, lines)
+    found = replay(changed, DEVICES["h200"])
+    assert not found.agrees and found.winner == {axis: second[axis] for axis in found.winner}
+    with pytest.raises(
+        BadRequest, match=r"tuning\.jsonl has no time of the candidate family unrolled, rows \d+, cols \d+"
+    ):
+        replay(_with_log(made, lines[1:]), DEVICES["h200"])
+    with pytest.raises(BadRequest, match=r"tuning\.jsonl is damaged, or of an earlier version"):
+        replay(_with_log(made, [{"rank": 1}]), DEVICES["h200"])
+    for line in (b"[1, 2]", b"null", b'"x"', b"true", b"[" * 100_000):
+        with pytest.raises(BadRequest, match=r"tuning\.jsonl is damaged, or of an earlier version"):
+            replay(replace(made, files={**made.files, "tuning.jsonl": line}), DEVICES["h200"])
+    manifest = copy.deepcopy(dict(made.manifest))
+    manifest["search"]["families"] = [{**dict.fromkeys(FamilySummary.__slots__), "name": "x"}]
+    with pytest.raises(BadRequest, match=r"search\.families names 'x', which there is not"):
+        replay(replace(made, manifest=manifest), DEVICES["h200"])
+    with pytest.raises(BadRequest, match="was tuned for h200, not for a100"):
+        replay(made, DEVICES["a100"])
+
+
+def test_a_choice_by_estimate_is_made_again(store: Store) -> None:
+    assert replay(tuned(store, measure="none"), DEVICES["h200"]).agrees
+
+
+def test_logs_of_earlier_versions(store: Store) -> None:
+    """With one tile to a block they are replayed; kernels that are no longer made are refused."""
+    made = tuned(store, measure="none")
+    lines = [{**line, "tiles_per_block": 1, "stores_early": True} for line in _log(made)]
+    assert replay(_with_log(made, lines), DEVICES["h200"]).agrees
+    timed = [{**line, "measured_micros": 1.0} for line in lines]
+    several = [{**line, "tiles_per_block": 2} for line in lines]
+    for log in (timed, several):
+        with pytest.raises(BadRequest, match="has kernels that only an earlier version makes; tune it again"):
+            replay(_with_log(made, log), DEVICES["h200"])
+    manifest = {**made.manifest, "tile": {**made.manifest["tile"], "tiles_per_block": 2}}
+    with pytest.raises(BadRequest, match="has kernels that only an earlier version makes; tune it again"):
+        replay(replace(made, manifest=manifest), DEVICES["h200"])
+
+
+def _with_log(made: Artifact, lines: list[dict[str, Any]]) -> Artifact:
+    content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    return replace(made, files={**made.files, "tuning.jsonl": content})
+
+
+def axes(line: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(line[axis] for axis in AXES)
+
+
+def test_kernels_that_fail_are_passed_over(tmp_path: Path, on_the_machine: Callable[..., Any]) -> None:
+    before = tuned(Store(tmp_path / "first"), shortlist_size=40).manifest
+    on_the_machine(fail=before["registers"])
+    made = tuned(Store(tmp_path / "second"), shortlist_size=40)
+    log = _log(made)
+    failed = [line for line in log if line["failure"] is not None]
+    assert failed and len(failed) < len(log)
+    assert all("CUDA_ERROR_ILLEGAL_ADDRESS" in line["failure"] for line in failed)
+    assert all(line["measured_micros"] is None for line in failed)
+    assert made.manifest["registers"] != before["registers"]
+    assert made.manifest["measured"]["micros"] == min(line["measured_micros"] for line in log if line not in failed)
+
+
+def _log(made: Artifact) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in made.files["tuning.jsonl"].splitlines()]
+
+
+def test_where_none_runs_nothing_is_kept(store: Store, on_the_machine: Callable[..., Any]) -> None:
+    on_the_machine(fail=-1)
+    with pytest.raises(GpuFault, match=r"none of 4 kernels ran: .*CUDA_ERROR_ILLEGAL_ADDRESS"):
+        tuned(store)
+    assert [entry.kind for entry in store.entries()].count(jobs.KERNELS) == 0
+
+
+def test_another_machines_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "own_gpu", lambda: "a100")
+    monkeypatch.setattr(tuning, "sought", None)
+    with pytest.raises(BadRequest, match="measure gpu: h200 is needed, and this machine has a100"):
+        tuned(store, measure="gpu")
+
+
+@pytest.mark.usefixtures("on_the_machine")
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(commands, "detect_device", lambda: DEVICES["h200"])
+    np.save(tmp_path / "w.npy", WEIGHTS)
+    command = ["tune", str(tmp_path / "w.npy"), "--n", str(N), "--out", str(tmp_path / "out"), "--measure", "gpu"]
+    assert run([*command, "--shortlist", "2", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["measured"]["gpu"] == "NVIDIA H200"
+    assert run([*command, "--shortlist", "2", "--quiet"]) == 0
+    assert "measured" in capsys.readouterr().out
