@@ -30,7 +30,7 @@ from lospmm.gpu.driver import open_driver
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import copies_beyond_l2, time_rotating
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain import elf
@@ -121,7 +121,7 @@ def with_policy(cubin: bytes, kernel: str, policy: int) -> bytes:
 
 def timed(driver: Driver, problem: Problem, tile: TileSize, variant: Variant, store: Store) -> dict[str, Any]:
     tiling = regroup(problem.matrix, [tile.rows])[tile.rows]
-    program = lower(problem, Candidate(tile, variant.schedule, tiling))
+    program = lower(problem, UnrolledPlan(tile, variant.schedule, tiling))
     emission = without_fetch(program, problem.device.arch)
     if variant.change is not None:
         assert emission.machine is not None

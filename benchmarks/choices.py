@@ -39,7 +39,7 @@ from lospmm.gpu.timing import BRIEF, Effort, Timing
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate, Tiling
+from lospmm.space.candidates import Tiling, UnrolledPlan
 from lospmm.space.explore import Space
 from lospmm.space.ranker import Ranker
 from lospmm.stages import Stages
@@ -47,13 +47,13 @@ from lospmm.store import Store
 from lospmm.tuning.finals import settled, timed_again
 from lospmm.tuning.job import TRIALS
 from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
-from lospmm.tuning.proxy_runner import ProxyTrials, time_proxy
+from lospmm.tuning.proxy_runner import ProxyRunner, time_proxy
 from lospmm.tuning.race import choose_by_time
 from lospmm.tuning.rankers import RANKERS, with_ranker
-from lospmm.tuning.runner import BuildAndTime, Means
+from lospmm.tuning.runner import GpuRunner, RunnerSetup
 from lospmm.tuning.search import Choice, explore_problem, search_space
-from lospmm.tuning.session import Workshop
-from lospmm.tuning.trial import Clock, Trialled, Trials
+from lospmm.tuning.session import Session
+from lospmm.tuning.trial import Clock, Trial, Trials
 
 #: Of the table, the fastest that are timed beside what was chosen; and how often each.
 BEST = 3
@@ -84,7 +84,7 @@ class Place:
     explored: Explored
     table: Table
     bench: Bench
-    shop: Workshop
+    shop: Session
     pool: EmissionPool
     store: Store
     ranker_name: str = "none"
@@ -94,9 +94,9 @@ class Place:
     def problem(self) -> Problem:
         return self.explored.problem
 
-    def candidates(self, points: Sequence[Point]) -> list[Candidate]:
+    def candidates(self, points: Sequence[Point]) -> list[UnrolledPlan]:
         tilings: dict[int, Tiling] = {one.tile.rows: one.tiling for one in self.explored.space.survivors}
-        return [Candidate(*parts_of(point), tilings[point[0]]) for point in points]
+        return [UnrolledPlan(*parts_of(point), tilings[point[0]]) for point in points]
 
     def ranker(self) -> Ranker:
         return RANKERS[self.ranker_name](self.problem.device)
@@ -105,27 +105,27 @@ class Place:
         size = self.shortlist_size
         return search_space(self.problem, self.explored.space, self.ranker(), size, Stages(), lockstep=lockstep)
 
-    def shortlist(self) -> list[Candidate]:
+    def shortlist(self) -> list[UnrolledPlan]:
         """The ranker's first of the whole space, with barriers and without, no two of a kind."""
         both = [scored for lockstep in LOCKSTEPS[EMITTER] for scored in self.searched(lockstep).shortlist]
-        kinds: dict[tuple[int, ...], Candidate] = {}
+        kinds: dict[tuple[int, ...], UnrolledPlan] = {}
         for scored in sorted(both, key=lambda scored: scored.score):
             one = scored.candidate
             kinds.setdefault((len(one.tiling.tiles), one.tile.cols, one.schedule.split_k), one)
         return list(kinds.values())[: self.shortlist_size]
 
     def kernels(self, effort: Effort) -> Trials:
-        return self._trials(BuildAndTime, effort)
+        return self._trials(GpuRunner, effort)
 
     def proxies(self) -> Trials:
-        return self._trials(ProxyTrials, BRIEF)
+        return self._trials(ProxyRunner, BRIEF)
 
-    def _trials(self, kind: type[BuildAndTime], effort: Effort) -> Trials:
+    def _trials(self, kind: type[GpuRunner], effort: Effort) -> Trials:
         crew = self.shop.crew(EMITTER)
-        workers, means = settings().workers if crew is None else crew.size, Means(crew, None, effort)
+        workers, means = settings().workers if crew is None else crew.size, RunnerSetup(crew, None, effort)
         return kind(self.problem, EMITTER, self.bench, store=self.store, workers=workers, stages=Stages(), means=means)
 
-    def proxy_times(self, candidates: Sequence[Candidate]) -> dict[Point, float]:
+    def proxy_times(self, candidates: Sequence[UnrolledPlan]) -> dict[Point, float]:
         """Of every proxy that ran, its time over the share of the loads that it kept."""
         found: dict[Point, float] = {}
         for candidate, proxy in self.pool.build_proxies(self.problem, candidates):
@@ -169,7 +169,7 @@ def by_proxies_and_finals(place: Place) -> Found:
     """Of all kernels of the table, those of the fastest proxies timed themselves, in turns as in a search."""
     _, times = by_proxies(place)
     timed = [
-        Trialled(candidate, 0.0, Measurement(Timing(times[point_of(candidate)], 0.0, 0), None, None))
+        Trial(candidate, 0.0, Measurement(Timing(times[point_of(candidate)], 0.0, 0), None, None))
         for candidate in place.candidates(list(times))
     ]
     clock = Clock(trials=place.proxies(), finals=place.kernels(AGAIN))
@@ -276,7 +276,7 @@ def _plain(problem: Problem) -> Problem:
     return Problem(problem.matrix, problem.n, DEVICES.get(problem.device.name, problem.device))
 
 
-def in_turns(place: Place, candidates: Sequence[Candidate]) -> list[list[float]]:
+def in_turns(place: Place, candidates: Sequence[UnrolledPlan]) -> list[list[float]]:
     """Times of each, one of every turn."""
     clock = GpuClock(place.bench)
     kernels = [kernel for _, kernel in place.pool.build(place.problem, candidates)]
@@ -311,7 +311,7 @@ def key(problem: str, ways: Sequence[str]) -> tuple[str, ...]:
 def lines(todo: Sequence[Task], tables: Mapping[str, Table], seconds: float, workers: int) -> Iterator[dict[str, Any]]:
     device, started = detect_device(), time.monotonic()
     with (
-        Workshop(workers) as shop,
+        Session(workers) as shop,
         EmissionPool(workers) as pool,
         tempfile.TemporaryDirectory() as directory,
     ):

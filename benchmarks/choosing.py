@@ -23,7 +23,7 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
-from lospmm.tuning.forecast import contenders, field_for
+from lospmm.tuning.forecast import contenders, family_plans_for
 from lospmm_datasets.synthetic import uniform
 
 #: m and k; share of zeros; n.
@@ -42,7 +42,7 @@ def main() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     first = Problem(uniform(64, 64, 0.9, seed=0), 64, DEVICES[DEVICE], dtype=DTYPES[DTYPE])
     names = contenders(tuple(FAMILIES), first, is_unrolled=False)
-    field_for(first, names)  # which reads the corrections
+    family_plans_for(first, names)  # which reads the corrections
     lines = []
     for side, sparsity in product(SIDES, SPARSITIES):
         matrix = uniform(side, side, sparsity, seed=0)
@@ -52,7 +52,7 @@ def main() -> None:
                 own = SparseMatrix(matrix.m, matrix.k, matrix.indptr, matrix.indices, matrix.data * (1 + len(seconds)))
                 assert own.fingerprint  # a request has asked for it before
                 started = time.process_time()
-                field = field_for(replace(first, matrix=own, n=n), names)
+                field = family_plans_for(replace(first, matrix=own, n=n), names)
                 seconds.append(time.process_time() - started)
             best, median = 1e3 * min(seconds), 1e3 * statistics.median(seconds)
             name, plans = f"{side} x {side}, n {n}, {sparsity:.0%}", len(field.entrants)

@@ -33,7 +33,7 @@ from lospmm.gpu.launcher import Launcher
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import Effort, copies_beyond_l2, time_rotating
 from lospmm.problem.problem import Launch
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled, compile_kernel
 from lospmm.tuning.build import build
@@ -100,7 +100,7 @@ WAYS = ALONE, NETWORK = "one after another", "network"
 class Work(NamedTuple):
     gemm: tuple[int, int, int]
     sparsity: float
-    candidate: Candidate
+    candidate: UnrolledPlan
 
 
 def work_of(gemm: tuple[int, int, int], sparsity: float) -> list[Work]:

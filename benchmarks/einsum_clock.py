@@ -17,7 +17,7 @@ from lospmm.errors import LospmmError
 from lospmm.families.packed import PackedKernel
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.libraries import cusparse
-from lospmm.gpu.libraries.library import Buffers, LibraryFault, Place
+from lospmm.gpu.libraries.library import Buffers, LibraryFault, LibraryTask
 from lospmm.gpu.timing import BRIEF, FULL, Effort, copies_beyond_l2, time_rotating
 from lospmm.problem.problem import Problem
 
@@ -140,7 +140,7 @@ class Clock:
 
     def _cusparse(self) -> dict[str, dict[str, Any]]:
         copies = [Buffers(b.data_ptr(), c.data_ptr()) for b, c in zip(self.b, self.c, strict=True)]
-        place = Place(self.driver, self.problem.matrix, self.problem.n, copies, dtype=self.problem.dtype)
+        place = LibraryTask(self.driver, self.problem.matrix, self.problem.n, copies, dtype=self.problem.dtype)
         try:
             with cusparse.prepare(place) as variants:
                 timed = [self.time(enqueue, FULL) for enqueue in variants.enqueue.values()]

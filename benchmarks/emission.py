@@ -32,7 +32,7 @@ from lospmm.codegen.sass.fields import encode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
@@ -74,7 +74,7 @@ def one(number: int) -> dict[str, Any]:
     matrix = uniform(m, k, sparsity, seed=0)
     problem = for_emitter(Problem(matrix, COLUMNS, DEVICES[DEVICE]), "sass")
     arch = problem.device.arch
-    candidate = Candidate(size, SCHEDULE, regroup(matrix, [size.rows])[size.rows])
+    candidate = UnrolledPlan(size, SCHEDULE, regroup(matrix, [size.rows])[size.rows])
     with tempfile.TemporaryDirectory() as directory:
         first = emit(lower(problem, candidate), "sass", arch)
         store = Store(Path(directory))

@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
 from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate, Schedule, TileSize, Tiling
+from lospmm.space.candidates import Schedule, TileSize, Tiling, UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.build import build
@@ -77,18 +77,20 @@ class EmissionPool:
         """Any other work that one of the processes is to do."""
         return self._pool.submit(work, *arguments)
 
-    def build(self, problem: Problem, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Kernel | str]]:
+    def build(
+        self, problem: Problem, candidates: Sequence[UnrolledPlan]
+    ) -> Iterator[tuple[UnrolledPlan, Kernel | str]]:
         """Every candidate in its order with its kernel, or with why there is none."""
         groups = [[candidate] for candidate in candidates]
         for (candidate,), found in self._each(_build_kernel, problem, groups):
             yield candidate, found[0] if isinstance(found, list) else found
 
     def build_proxies(
-        self, problem: Problem, candidates: Sequence[Candidate]
-    ) -> Iterator[tuple[Candidate, Kernel | str]]:
+        self, problem: Problem, candidates: Sequence[UnrolledPlan]
+    ) -> Iterator[tuple[UnrolledPlan, Kernel | str]]:
         """Every candidate with its proxy; those that share one come together, with the seconds of one core that it
         took on the first of them."""
-        groups: dict[Any, list[Candidate]] = {}
+        groups: dict[Any, list[UnrolledPlan]] = {}
         for candidate in candidates:
             groups.setdefault(sharing_of(candidate), []).append(candidate)
         for group, found in self._each(_build_proxies, problem, list(groups.values())):
@@ -96,10 +98,10 @@ class EmissionPool:
                 yield candidate, found[place] if isinstance(found, list) else found
 
     def _each(
-        self, work: "Work", problem: Problem, groups: Sequence[list[Candidate]]
-    ) -> Iterator[tuple[list[Candidate], list[Kernel] | str]]:
+        self, work: "Work", problem: Problem, groups: Sequence[list[UnrolledPlan]]
+    ) -> Iterator[tuple[list[UnrolledPlan], list[Kernel] | str]]:
         path = self._keep(problem, [candidate for group in groups for candidate in group])
-        waiting: deque[tuple[list[Candidate], Future[list[Kernel] | str]]] = deque()
+        waiting: deque[tuple[list[UnrolledPlan], Future[list[Kernel] | str]]] = deque()
         rest = iter(groups)
         while True:
             for group in islice(rest, self.workers * AHEAD - len(waiting)):
@@ -111,7 +113,7 @@ class EmissionPool:
             yield group, found.result()
         path.unlink()
 
-    def _keep(self, problem: Problem, candidates: Iterable[Candidate]) -> Path:
+    def _keep(self, problem: Problem, candidates: Iterable[UnrolledPlan]) -> Path:
         self._problems += 1
         path = Path(self._directory.name) / f"{self._problems}.pickle"
         tilings = {candidate.tile.rows: candidate.tiling for candidate in candidates}
@@ -151,9 +153,9 @@ def core_seconds() -> float:
     return time.process_time() + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
-def _candidates(path: str, plain: Sequence[tuple[TileSize, Schedule]]) -> tuple[Problem, list[Candidate]]:
+def _candidates(path: str, plain: Sequence[tuple[TileSize, Schedule]]) -> tuple[Problem, list[UnrolledPlan]]:
     problem, tilings = _problem(path)
-    return problem, [Candidate(tile, schedule, tilings[tile.rows]) for tile, schedule in plain]
+    return problem, [UnrolledPlan(tile, schedule, tilings[tile.rows]) for tile, schedule in plain]
 
 
 @lru_cache(maxsize=2)

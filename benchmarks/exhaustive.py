@@ -46,7 +46,7 @@ from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
 from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate, Candidates
+from lospmm.space.candidates import UnrolledPlan, UnrolledPlans
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import Space, widen
 from lospmm.stages import Stages
@@ -129,7 +129,7 @@ class Prepared:
     size: int  # of the space with every schedule
     kinds: int
     worth: int
-    spread: tuple[Candidate, ...]
+    spread: tuple[UnrolledPlan, ...]
 
 
 def prepare(problem: Problem, plan: Plan) -> Prepared:
@@ -145,7 +145,7 @@ def prepare(problem: Problem, plan: Plan) -> Prepared:
     return Prepared(problem, space, len(every) * len(LOCKSTEPS[EMITTER]), len(kinds), len(worth), spread)
 
 
-def best_of_kinds(candidates: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64]:
+def best_of_kinds(candidates: UnrolledPlans, scores: NDArray[np.float64]) -> NDArray[np.int64]:
     """Of as many tiles, columns and blocks to a tile, the index of the lowest score; by score."""
     tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
     kinds = np.stack((tiles, candidates.cols, candidates.split_k), axis=1)
@@ -163,12 +163,12 @@ def thinned(ranked: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     return np.concatenate((ranked[:front], ranked[rest]))
 
 
-def schedules_of(prepared: Prepared, candidate: Candidate) -> list[Candidate]:
+def schedules_of(prepared: Prepared, candidate: UnrolledPlan) -> list[UnrolledPlan]:
     """Every schedule of the tile size and blocks to a tile of ``candidate``."""
     return [one for lockstep in LOCKSTEPS[EMITTER] for one in _widened(prepared, [candidate], candidate, lockstep)]
 
 
-def near(prepared: Prepared, candidate: Candidate) -> list[Candidate]:
+def near(prepared: Prepared, candidate: UnrolledPlan) -> list[UnrolledPlan]:
     """The tile sizes around ``candidate``, in its schedule."""
     reach = NEAR_WARPS * prepared.problem.device.warp_size
     around = [
@@ -180,7 +180,7 @@ def near(prepared: Prepared, candidate: Candidate) -> list[Candidate]:
     return [one for one in found if one.schedule == candidate.schedule]
 
 
-def _widened(prepared: Prepared, tiles: Sequence[Candidate], like: Candidate, lockstep: int) -> Candidates:
+def _widened(prepared: Prepared, tiles: Sequence[UnrolledPlan], like: UnrolledPlan, lockstep: int) -> UnrolledPlans:
     sizes = {one.tile for one in tiles}
     survivors = tuple(one for one in prepared.space.survivors if one.tile in sizes)
     space = replace(prepared.space, survivors=survivors, splits=(like.schedule.split_k,))
@@ -192,13 +192,13 @@ class _Timed:
     """What was timed of a problem so far, by candidate: in the order in which it was."""
 
     points: dict[tuple[int, ...], dict[str, Any]]
-    candidates: dict[tuple[int, ...], Candidate]
+    candidates: dict[tuple[int, ...], UnrolledPlan]
     core_seconds: float = 0.0
 
-    def fastest(self, count: int, by: slice = slice(None)) -> list[Candidate]:
+    def fastest(self, count: int, by: slice = slice(None)) -> list[UnrolledPlan]:
         """Of those that ran, no two alike in the axes ``by``."""
         ran = sorted((p["micros"], key) for key, p in self.points.items() if p["micros"] is not None)
-        kinds: dict[tuple[int, ...], Candidate] = {}
+        kinds: dict[tuple[int, ...], UnrolledPlan] = {}
         for _, key in ran:
             kinds.setdefault(key[by], self.candidates[key])
         return list(kinds.values())[:count]
@@ -237,7 +237,7 @@ TILE_AXES = slice(0, 3)
 def _time(
     name: Pass,
     prepared: Prepared,
-    candidates: Iterable[Candidate],
+    candidates: Iterable[UnrolledPlan],
     timed: _Timed,
     clock: Clock,
     pool: EmissionPool,
@@ -262,7 +262,7 @@ def _time(
 
 
 def _again(
-    prepared: Prepared, finalists: Sequence[Candidate], rounds: int, clock: Clock, pool: EmissionPool
+    prepared: Prepared, finalists: Sequence[UnrolledPlan], rounds: int, clock: Clock, pool: EmissionPool
 ) -> list[list[float]]:
     """Times of each finalist, one of each round; none for one that failed then."""
     kernels = list(pool.build(prepared.problem, finalists))

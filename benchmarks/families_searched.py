@@ -37,19 +37,19 @@ from lospmm.gpu.process import WORKER
 from lospmm.gpu.timing import BRIEF, FULL
 from lospmm.problem.device import DeviceSpec, find_device
 from lospmm.problem.dtype import DTYPES
-from lospmm.problem.lanes import PAIRS, in_words, words_of
+from lospmm.problem.lanes import PAIRS, in_lanes, lanes_of
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
-from lospmm.tuning.builders import Crew
+from lospmm.tuning.builders import BuilderPool
 from lospmm.tuning.options import LOCKSTEPS, Options
-from lospmm.tuning.prepare import Sought, sought_wholly
+from lospmm.tuning.prepare import Prepared, prepare_with_pool
 from lospmm.tuning.race import choose_by_time
 from lospmm.tuning.rankers import RANKERS, with_ranker
-from lospmm.tuning.runner import BuildAndTime, Means
+from lospmm.tuning.runner import GpuRunner, RunnerSetup
 from lospmm.tuning.search import Choice
 from lospmm.tuning.trial import Clock
 
@@ -71,24 +71,30 @@ def problems_of(case: Case, sums: Sequence[str]) -> dict[str, Problem]:
     problem = for_emitter(problem_of(case), EMITTER)
     found = {UNROLLED: problem} if "float32" in sums else {}
     rounded = replace(problem, sums=problem.dtype) if problem.dtype.is_16_bit else problem
-    if "16" in sums and words_of(rounded) == PAIRS:
+    if "16" in sums and lanes_of(rounded) == PAIRS:
         found[ROUNDED] = rounded
     return found
 
 
-def prepare(case: Case, sums: Sequence[str]) -> dict[str, tuple[Problem, Sought]]:
+def prepare(case: Case, sums: Sequence[str]) -> dict[str, tuple[Problem, Prepared]]:
     """What is known before anything is timed; in another process."""
-    return {row: (one, sought_wholly(one, options_for(one))) for row, one in problems_of(case, sums).items()}
+    return {row: (one, prepare_with_pool(one, options_for(one))) for row, one in problems_of(case, sums).items()}
 
 
-def searched(bench: Bench, problem: Problem, found: Sought, crew: Crew, store: Store) -> Record:
+def searched(bench: Bench, problem: Problem, found: Prepared, crew: BuilderPool, store: Store) -> Record:
     """The kernel that a search by time chooses, timed with full effort. Raises GpuFault where none ran."""
     assert found.choice is not None, "it has no limit of its code"
-    started, stages, words = time.monotonic(), Stages(), in_words(problem)
+    started, stages, words = time.monotonic(), Stages(), in_lanes(problem)
     bench.turn_to(problem)
     trials, finals = (
-        BuildAndTime(
-            problem, EMITTER, bench, store=store, workers=crew.size, stages=stages, means=Means(crew, None, effort)
+        GpuRunner(
+            problem,
+            EMITTER,
+            bench,
+            store=store,
+            workers=crew.size,
+            stages=stages,
+            means=RunnerSetup(crew, None, effort),
         )
         for effort in (BRIEF, AGAIN)
     )
@@ -129,7 +135,9 @@ def _best(chosen: Choice, words: int) -> float | None:
     return round(min(times), 3) if times and min(times) < float("inf") else None
 
 
-def line_of(case: Case, problems: dict[str, tuple[Problem, Sought]], bench: Bench, crew: Crew, store: Store) -> Record:
+def line_of(
+    case: Case, problems: dict[str, tuple[Problem, Prepared]], bench: Bench, crew: BuilderPool, store: Store
+) -> Record:
     """The families and the baseline of a line."""
     families = {row: searched(bench, problem, found, crew, store) for row, (problem, found) in problems.items()}
     bench.turn_to(problem_of(case))
@@ -148,7 +156,7 @@ def joined(before: Record, found: Record, commit: str) -> Record:
 
 def prepared_ahead(
     pool: ProcessPoolExecutor, cases: Sequence[Case], sums: Sequence[str]
-) -> Iterator[tuple[Case, Future[dict[str, tuple[Problem, Sought]]]]]:
+) -> Iterator[tuple[Case, Future[dict[str, tuple[Problem, Prepared]]]]]:
     """In their order."""
     waiting = [(case, pool.submit(prepare, case, sums)) for case in cases[:AHEAD]]
     for at in range(len(cases)):
@@ -196,7 +204,7 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace, device: Device
         searchers = max(2, arguments.workers // 4)
         pool = ProcessPoolExecutor(searchers, mp_context=get_context("spawn"))
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        crew = stack.enter_context(Crew(max(2, arguments.workers - searchers)))
+        crew = stack.enter_context(BuilderPool(max(2, arguments.workers - searchers)))
         ahead = prepared_ahead(pool, cases, arguments.sums)
         if not arguments.dry:
             stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from benchmarks.families_table import ROUNDED
 from lospmm.errors import LospmmError
-from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, in_words, words_of
+from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, in_lanes, lanes_of
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.store import Store
@@ -48,7 +48,7 @@ def kernels(problem: Problem, count: int = CANDIDATES) -> Iterator[Unrolled]:
     kinds = ((EXACT, NARROW), (ROUNDED, PAIRS)) if problem.dtype.is_16_bit else ((EXACT, SINGLE),)
     for name, words in kinds:
         asked = replace(problem, sums=problem.dtype) if name == ROUNDED else problem
-        if words_of(asked) == words and unrolled_refusal(asked, EMITTER) is None:
+        if lanes_of(asked) == words and unrolled_refusal(asked, EMITTER) is None:
             yield from _built(name, for_emitter(asked, EMITTER), count)
 
 
@@ -59,7 +59,7 @@ def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
         yield Unrolled(name, "", None, None, f"{type(error).__name__}: {error}")
         return
     store = Store(settings().cache_dir / "families")
-    for candidate, forecast in zip(chosen, estimate_micros(in_words(problem), chosen).tolist(), strict=True):
+    for candidate, forecast in zip(chosen, estimate_micros(in_lanes(problem), chosen).tolist(), strict=True):
         plan, failure, kernel = f"{candidate.tile}, {candidate.schedule}", None, None
         try:
             kernel = build(problem, candidate, EMITTER, store=store, workers=1).compiled
@@ -68,9 +68,9 @@ def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
         yield Unrolled(name, plan, forecast, kernel, failure)
 
 
-def shortlist(problem: Problem, count: int) -> list[Candidate]:
+def shortlist(problem: Problem, count: int) -> list[UnrolledPlan]:
     """What the rank model puts first, every other one without barriers."""
-    words, device, locksteps = in_words(problem), problem.device, LOCKSTEPS[EMITTER]
+    words, device, locksteps = in_lanes(problem), problem.device, LOCKSTEPS[EMITTER]
     options = with_ranker(Options(emitter=EMITTER), device)
     splits = splits_of(EMITTER, device.arch)
     found = search(words, RANKERS[options.ranker](device), count, Stages(), lockstep=locksteps[0], splits=splits)

@@ -21,7 +21,7 @@ from lospmm.gpu.timing import FULL, Effort, copies_beyond_l2, time_rotating
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.problem import Launch, Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.tuning.build import for_emitter
@@ -107,7 +107,7 @@ class Kernel:
     code_bytes: int
 
 
-def build(problem: Problem, candidate: Candidate, store: Store) -> Kernel:
+def build(problem: Problem, candidate: UnrolledPlan, store: Store) -> Kernel:
     """The kernel of machine code of a candidate."""
     program = lower(problem, candidate)
     arch = problem.device.arch

@@ -30,7 +30,7 @@ from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem import long_rows as sums
 from lospmm.problem.dtype import FLOAT32
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Candidates
+from lospmm.space.candidates import UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import runs
 from lospmm.stages import Stages
 from lospmm.store import Store
@@ -38,7 +38,7 @@ from lospmm.tuning.build import for_emitter
 from lospmm.tuning.options import splits_of
 from lospmm.tuning.rankers import RANKERS
 from lospmm.tuning.search import search
-from lospmm_datasets.networks import SPREADS, Wanted, depth_sparsities, drawn
+from lospmm_datasets.networks import SPREADS, WantedPattern, depth_sparsities, drawn
 from lospmm_datasets.synthetic import uniform
 
 M, K, N, SPARSITY = 768, 3072, 4096, 0.9099
@@ -69,7 +69,7 @@ def weights(layer: int) -> SparseMatrix:
     """As ``benchmarks.inference`` prunes the layer; its values are normal numbers here."""
     sparsity = depth_sparsities(SPARSITY, LAYERS_OF_BERT)[layer]
     seed = PRUNED_OF_LAYER * layer + PRUNED_OF_LAYER - 1
-    mask = np.asarray(drawn(Wanted(M, K, sparsity, 1), SPREADS["learned"], seed).mask).reshape(M, K)
+    mask = np.asarray(drawn(WantedPattern(M, K, sparsity, 1), SPREADS["learned"], seed).mask).reshape(M, K)
     return from_dense(np.where(mask, np.random.default_rng(seed).normal(size=(M, K)), 0))
 
 
@@ -87,7 +87,7 @@ def records() -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
         for layer, matrix in LAYERS.items():
             problem = for_emitter(Problem(matrix(), N, device), "sass")
-            chosen: dict[str, Candidate] = {}
+            chosen: dict[str, UnrolledPlan] = {}
             for form in FORMS:
                 with chains_of(form):
                     splits = splits_of("sass", device.arch)
@@ -99,7 +99,7 @@ def records() -> Iterator[dict[str, Any]]:
                 for turn in range(TURNS):
                     for form in FORMS:
                         with chains_of(form):
-                            if not runs(problem, Candidates.of([candidate])).all():
+                            if not runs(problem, UnrolledPlans.of([candidate])).all():
                                 continue
                             kernel = build(problem, candidate, Store(Path(directory)))
                         errors = {} if turn else errors_of(driver, problem.matrix, kernel, exact)

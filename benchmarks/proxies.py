@@ -32,7 +32,7 @@ from lospmm.toolchain.compile import compile_kernel
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.loops import kept_share
-from lospmm_proxies.trial import Trial
+from lospmm_proxies.trial import ProxyKernel
 
 Record = dict[str, Any]
 
@@ -44,7 +44,7 @@ SAMPLES = 6
 LANGUAGES = {"ptx": "ptxas", "cuda": "nvcc"}
 
 
-def trials_by_rows(problem: Problem) -> dict[int, list[Trial]]:
+def trials_by_rows(problem: Problem) -> dict[int, list[ProxyKernel]]:
     """The proxies of every tile size that the constraints leave, by M1; those of one M1 share one program."""
     workers = len(os.sched_getaffinity(0))
     space = explore(problem, lambda limits: regroup(problem.matrix, limits, workers=workers))
@@ -52,7 +52,7 @@ def trials_by_rows(problem: Problem) -> dict[int, list[Trial]]:
     return {rows: list(group) for rows, group in itertools.groupby(trials, key=lambda trial: trial.candidate.tile.rows)}
 
 
-def measure_code(problem: Problem, layer: str, by_rows: dict[int, list[Trial]]) -> Iterator[Record]:
+def measure_code(problem: Problem, layer: str, by_rows: dict[int, list[ProxyKernel]]) -> Iterator[Record]:
     for rows, trials in by_rows.items():
         tiling, proxy = trials[0].candidate.tiling, trials[0].program
         kernel = int(tiling.nnc.sum()) + problem.matrix.nnz + problem.matrix.m
@@ -70,7 +70,7 @@ def measure_code(problem: Problem, layer: str, by_rows: dict[int, list[Trial]]) 
         }
 
 
-def measure_ptx(problem: Problem, layer: str, by_rows: dict[int, list[Trial]]) -> Iterator[Record]:
+def measure_ptx(problem: Problem, layer: str, by_rows: dict[int, list[ProxyKernel]]) -> Iterator[Record]:
     """Bytes of text. Kernels that differ in N1 alone differ by a few digits, so one of each M1 is emitted."""
     for rows, trials in by_rows.items():
         kernel, proxy = (
@@ -87,7 +87,7 @@ def measure_ptx(problem: Problem, layer: str, by_rows: dict[int, list[Trial]]) -
         }
 
 
-def measure_seconds(problem: Problem, layer: str, by_rows: dict[int, list[Trial]]) -> Iterator[Record]:
+def measure_seconds(problem: Problem, layer: str, by_rows: dict[int, list[ProxyKernel]]) -> Iterator[Record]:
     known = np.array(list(by_rows))
     sample = {int(known[np.abs(known - rows).argmin()]) for rows in np.geomspace(known[0], known[-1], SAMPLES)}
     for rows in sorted(sample):

@@ -36,7 +36,7 @@ from lospmm.gpu.timing import FULL
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import widen
 from lospmm.stages import Stages
@@ -72,7 +72,7 @@ class Pair:
     plain: Kernel | str
 
 
-def candidates_of(problem: Problem, emitter: str) -> list[Candidate]:
+def candidates_of(problem: Problem, emitter: str) -> list[UnrolledPlan]:
     """SAMPLES candidates of the estimate's best of each kind, evenly over their order; the same in every language but
     for the registers and barriers that it has."""
     space = explore_problem(problem, Stages())
@@ -84,7 +84,7 @@ def candidates_of(problem: Problem, emitter: str) -> list[Candidate]:
     return list(every.take(kinds[np.unique(places)]))
 
 
-def build_pair(problem: Problem, candidate: Candidate, emitter: str) -> Pair:
+def build_pair(problem: Problem, candidate: UnrolledPlan, emitter: str) -> Pair:
     """Both, by one core, in a store of their own."""
     with tempfile.TemporaryDirectory() as directory:
         kernel = _kernel(problem, candidate, emitter, Store(Path(directory) / "kernel"))
@@ -94,7 +94,7 @@ def build_pair(problem: Problem, candidate: Candidate, emitter: str) -> Pair:
     return Pair(kernel, proxy, replace(proxy, launch=kernel_launch(problem, candidate)))
 
 
-def _kernel(problem: Problem, candidate: Candidate, emitter: str, store: Store) -> Kernel | str:
+def _kernel(problem: Problem, candidate: UnrolledPlan, emitter: str, store: Store) -> Kernel | str:
     started = core_seconds()
     try:
         built = build(problem, candidate, emitter, store=store, workers=1)
@@ -106,7 +106,7 @@ def _kernel(problem: Problem, candidate: Candidate, emitter: str, store: Store) 
     )
 
 
-def _proxy(problem: Problem, candidate: Candidate, emitter: str, store: Store) -> Kernel | str:
+def _proxy(problem: Problem, candidate: UnrolledPlan, emitter: str, store: Store) -> Kernel | str:
     started = core_seconds()
     try:
         (trial,) = proxies(problem, [candidate])
@@ -121,7 +121,7 @@ def _instructions(program: KernelProgram) -> int:
     return sum(len(tile.code) for tile in program.tiles)
 
 
-Work = list[tuple[Candidate, "Future[Pair]"]]
+Work = list[tuple[UnrolledPlan, "Future[Pair]"]]
 
 
 def submitted(

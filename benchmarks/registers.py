@@ -28,7 +28,7 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.explore import explore, widen
 from lospmm.space.reorder import regroup
 from lospmm.store import Store
@@ -68,19 +68,19 @@ def matrices(layers: Path | None) -> Iterator[tuple[str, SparseMatrix]]:
                 yield str(path.relative_to(layers)), matrix
 
 
-def draw(pool: list[tuple[str, SparseMatrix]], rng: random.Random) -> tuple[str, Problem, Candidate]:
+def draw(pool: list[tuple[str, SparseMatrix]], rng: random.Random) -> tuple[str, Problem, UnrolledPlan]:
     """One survivor of one problem; deep and shallow schedules, large and small tiles alike."""
     name, matrix = rng.choice(pool)
     problem = Problem(matrix, rng.choice(COLUMNS), DEVICES[rng.choice(GPUS)])
     space = explore(problem, lambda limits: regroup(matrix, limits))
-    by_rows: dict[int, list[Candidate]] = {}
+    by_rows: dict[int, list[UnrolledPlan]] = {}
     for survivor in space.survivors:
         by_rows.setdefault(survivor.tile.rows, []).append(survivor)
     survivor = rng.choice(by_rows[rng.choice(sorted(by_rows))])
     return name, problem, rng.choice(widen(problem, replace(space, survivors=(survivor,))))
 
 
-def compiled(name: str, problem: Problem, candidate: Candidate, language: str, level: str) -> dict[str, Any]:
+def compiled(name: str, problem: Problem, candidate: UnrolledPlan, language: str, level: str) -> dict[str, Any]:
     program = lower(problem, candidate)
     with tempfile.TemporaryDirectory() as directory, ptxas_level(level):
         binary = compile_kernel(

@@ -40,7 +40,7 @@ from lospmm.tuning import jobs
 from lospmm.tuning import session as workshop
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
-from lospmm.tuning.session import Workshop
+from lospmm.tuning.session import Session
 from lospmm_datasets.synthetic import uniform
 
 DEVICE = "h200"
@@ -121,7 +121,7 @@ def cold(directory: Path, *, dry: bool) -> Iterator[dict[str, Any]]:
 
 def warm(directory: Path, layers: int = WARM_LAYERS) -> Iterator[dict[str, Any]]:
     store = jobs.open_store()
-    with Workshop(settings().workers) as shop:
+    with Session(settings().workers) as shop:
         for seed in range(10, 10 + layers + 1):
             file = directory / f"{seed}.npy"
             np.save(file, dense(SIDE, SIDE, SPARSITY, seed))

@@ -31,7 +31,7 @@ from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import PREFETCHES, Space
 from lospmm.stages import Stages
@@ -82,14 +82,14 @@ class Landscape:
     def _known(self) -> tuple[cKDTree, NDArray[np.float64]]:
         tilings = {one.tile.rows: one.tiling for one in self.space.survivors}
         points = [point for point in self.table.micros if point[0] in tilings]
-        candidates = [Candidate(*parts_of(point), tilings[point[0]]) for point in points]
+        candidates = [UnrolledPlan(*parts_of(point), tilings[point[0]]) for point in points]
         residuals = np.log([self.table.micros[point] for point in points]) - np.log(self.estimates(candidates))
         return cKDTree(places(candidates)), residuals
 
-    def estimates(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+    def estimates(self, candidates: Sequence[UnrolledPlan]) -> NDArray[np.float64]:
         return estimate_micros(self.problem, candidates)
 
-    def micros(self, candidates: Sequence[Candidate]) -> list[float]:
+    def micros(self, candidates: Sequence[UnrolledPlan]) -> list[float]:
         tree, residuals = self._known
         distances, nearest = tree.query(places(candidates), k=NEAREST)
         weights = 1 / (distances + 0.05) ** 2
@@ -101,9 +101,9 @@ class Landscape:
         return [known.get(point, float(guess)) for point, guess in zip(points, guesses, strict=True)]
 
     def clock(
-        self, kind: str, random: np.random.Generator, asked: list[Candidate]
-    ) -> Callable[[Sequence[Candidate]], Iterator[Measurement]]:
-        def trials(candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+        self, kind: str, random: np.random.Generator, asked: list[UnrolledPlan]
+    ) -> Callable[[Sequence[UnrolledPlan]], Iterator[Measurement]]:
+        def trials(candidates: Sequence[UnrolledPlan]) -> Iterator[Measurement]:
             for candidate, micros in zip(candidates, self.micros(candidates), strict=True):
                 asked.append(candidate)
                 off = NOISE[kind] * random.standard_normal() + UNLUCKY * (random.random() < LUCK)
@@ -119,7 +119,7 @@ def roughness(point: Point) -> float:
     return float(3 * off if random.random() < WILD else off)
 
 
-def places(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+def places(candidates: Sequence[UnrolledPlan]) -> NDArray[np.float64]:
     """Where candidates lie, so that those near each other take alike."""
     return np.array(
         [
@@ -152,8 +152,8 @@ def landscapes(files: Sequence[Path], layers: Path | None) -> Iterator[Landscape
 def replayed(landscape: Landscape, way: Way, seed: int, shortlist_size: int) -> dict[str, float]:
     """The loss of a search, its kernels timed and its seconds of one core beside the clock's."""
     random = np.random.default_rng(seed)
-    brief: list[Candidate] = []
-    final: list[Candidate] = []
+    brief: list[UnrolledPlan] = []
+    final: list[UnrolledPlan] = []
     started = time.perf_counter()
     problem, locksteps = landscape.problem, LOCKSTEPS[EMITTER]
     ranker = RANKERS[way.ranker](problem.device)

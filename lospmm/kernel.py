@@ -23,7 +23,7 @@ from lospmm.errors import BadMatrix, BadRequest, Unsupported
 from lospmm.families.packed import PackedKernel
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.launcher import Launcher
-from lospmm.gpu.libraries.dense import Dense
+from lospmm.gpu.libraries.dense import CublasKernel
 from lospmm.gpu.protocol import Driver
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix, check_shape, from_coo, from_dense
@@ -32,7 +32,7 @@ from lospmm.problem.convolution import Convolution, unfold
 from lospmm.problem.device import find_device
 from lospmm.problem.dtype import dtype_named
 from lospmm.problem.epilogue import epilogue_of
-from lospmm.problem.lanes import words_stored
+from lospmm.problem.lanes import lanes_stored
 from lospmm.problem.problem import Launch, Problem, ceil_div, columns_of
 from lospmm.toolchain.cubin import machine_code
 from lospmm.toolchain.data import data_of
@@ -81,7 +81,7 @@ class Kernel:
         """
         artifact.write(self.artifact, path_of(directory))
 
-    def launcher(self, driver: Driver) -> Launcher | Dense:
+    def launcher(self, driver: Driver) -> Launcher | CublasKernel:
         """What puts it on a stream, again and again: ``launch(stream, b, c, residual=0)``, all of them addresses.
 
         That is cuBLAS where the family is "dense", and else the cubin. ``driver`` (``gpu.driver.open_driver``) is the
@@ -91,7 +91,7 @@ class Kernel:
         """
         manifest = self.artifact.manifest
         if manifest["dense"] is not None:
-            return Dense(self.artifact.matrix(), manifest["n"], dtype_named(manifest["dtype"]), driver)
+            return CublasKernel(self.artifact.matrix(), manifest["n"], dtype_named(manifest["dtype"]), driver)
         return Launcher(self.cubin, manifest["name"], self.launch())
 
     def launch(self, columns: int | None = None) -> Launch:
@@ -159,7 +159,7 @@ class Kernel:
         """The launch that the manifest describes; a kernel that is shipped has its n in its code."""
         manifest = self.artifact.manifest
         tile, dtype = manifest["tile"], dtype_named(manifest["dtype"])
-        words = words_stored(dtype, tile["thread_columns"], tile["thread_words"])
+        words = lanes_stored(dtype, tile["thread_columns"], tile["thread_words"])
         return Geometry(
             m=manifest["m"],
             k=manifest["k"],

@@ -27,7 +27,7 @@ from lospmm.problem.convolution import unfold
 from lospmm.problem.device import DEVICES
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup
 from lospmm.toolchain.discover import find_host_compiler
 from lospmm.tuning import tuner as tuning
@@ -108,7 +108,7 @@ def test_machine_code_gives_every_bit_of_the_oracle(density: float, n: int) -> N
     tile, matrix = kernel.manifest["tile"], from_dense(weights)
     schedule = Schedule(**{axis.name: tile[axis.name] for axis in fields(Schedule)})
     size = TileSize(tile["rows"], tile["cols"])
-    candidate = Candidate(size, schedule, regroup(matrix, [size.rows])[size.rows])
+    candidate = UnrolledPlan(size, schedule, regroup(matrix, [size.rows])[size.rows])
     program = lower(Problem(matrix, n, DEVICES["h200"]), candidate)
     b = np.random.default_rng(n).standard_normal((50, n)).astype(np.float32)
     found = kernel.run_on_cpu(b)

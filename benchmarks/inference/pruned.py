@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.inference import bert, mobilenet, resnet
-from lospmm_datasets.networks import SPREADS, Pattern, RealPattern, Wanted, depth_sparsities, drawn, real
+from lospmm_datasets.networks import SPREADS, Pattern, RealPattern, WantedPattern, depth_sparsities, drawn, real
 
 SEED = 0
 
@@ -78,9 +78,9 @@ def prune(layer: nn.Module, pattern: Pattern) -> None:
     weight *= mask / math.sqrt(float(pattern.mask.mean()))
 
 
-def sizes(layer: nn.Module, sparsity: float) -> Wanted:
+def sizes(layer: nn.Module, sparsity: float) -> WantedPattern:
     weight = layer.weight
-    return Wanted(weight.shape[0], weight[0].numel(), sparsity, weight[0, 0].numel())
+    return WantedPattern(weight.shape[0], weight[0].numel(), sparsity, weight[0, 0].numel())
 
 
 def by_depth(model: nn.Module, sparsity: float, _found: Sequence[RealPattern]) -> dict[str, Pattern]:
@@ -98,7 +98,7 @@ def by_depth(model: nn.Module, sparsity: float, _found: Sequence[RealPattern]) -
 def real_or_drawn(model: nn.Module, sparsity: float, found: Sequence[RealPattern]) -> dict[str, Pattern]:
     """ResNet-50: all convolutions but the first, as the paper has it; real patterns where there is one of the shape."""
     patterns: dict[str, Pattern] = {}
-    uses: dict[Wanted, int] = {}
+    uses: dict[WantedPattern, int] = {}
     for name, layer in convolutions(model):
         if name == "conv1":
             continue

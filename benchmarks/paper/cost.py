@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.paper.rows import Record, Row
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Tiling
+from lospmm.space.candidates import Tiling, UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.tuning.search import explore_problem
@@ -66,7 +66,7 @@ def counts(problem: Problem) -> Record:
     }
 
 
-def _of_proxies(problem: Problem, candidates: list[Candidate]) -> int:
+def _of_proxies(problem: Problem, candidates: list[UnrolledPlan]) -> int:
     programs = {id(trial.program): trial.program for trial in proxies(problem, candidates)}
     return sum(len(tile.code) for program in programs.values() for tile in program.tiles)
 

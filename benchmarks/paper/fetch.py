@@ -22,7 +22,7 @@ from lospmm.gpu.detect import detect_device
 from lospmm.gpu.driver import open_driver
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
@@ -64,9 +64,9 @@ def measure(stand: Stand) -> Iterator[Record]:
         }
 
 
-def _candidate(matrix: SparseMatrix) -> Candidate:
+def _candidate(matrix: SparseMatrix) -> UnrolledPlan:
     """All rows in one tile."""
-    return Candidate(TileSize(matrix.m, COLS), Schedule(PREFETCH), natural_order(matrix, matrix.m))
+    return UnrolledPlan(TileSize(matrix.m, COLS), Schedule(PREFETCH), natural_order(matrix, matrix.m))
 
 
 def launch_each() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.paper.rows import Record, Row
 from benchmarks.paper.timing import Stand
 from lospmm.matrix.csr import SparseMatrix, from_coo
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 
 #: Section 4.1: the kernel, launched as one block, and its nonzeros.
@@ -34,7 +34,7 @@ def measure(stand: Stand) -> Iterator[Record]:
         for nnc in (count for count in NNC if count <= nnz <= M * count):
             matrix = matrix_of(nnz, nnc)
             tiling = natural_order(matrix, M)
-            candidates = [Candidate(TileSize(M, N), Schedule(prefetch), tiling) for prefetch in PREFETCHES]
+            candidates = [UnrolledPlan(TileSize(M, N), Schedule(prefetch), tiling) for prefetch in PREFETCHES]
             found = stand.times(matrix, N, candidates)
             for prefetch, micros in zip(PREFETCHES, found, strict=True):
                 counts = {"nnz": matrix.nnz, "nnc": int(tiling.nnc.sum())}

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from benchmarks.paper.rows import Record, Row
 from benchmarks.paper.timing import Stand
 from benchmarks.reordering import LOAD_RATIOS, SIMILARITIES, SIZE_LIMIT
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 from lospmm_datasets.synthetic import paired_blocks
 
@@ -25,7 +25,7 @@ def measure(stand: Stand) -> Iterator[Record]:
         for similarity in SIMILARITIES:
             matrix = paired_blocks(similarity, ratio, seed=0)
             tilings = (natural_order(matrix, SIZE_LIMIT), regroup(matrix, [SIZE_LIMIT])[SIZE_LIMIT])
-            candidates = [Candidate(TileSize(SIZE_LIMIT, COLS), Schedule(PREFETCH), tiling) for tiling in tilings]
+            candidates = [UnrolledPlan(TileSize(SIZE_LIMIT, COLS), Schedule(PREFETCH), tiling) for tiling in tilings]
             found = stand.times(matrix, N, candidates)
             for method, tiling, micros in zip(METHODS, tilings, found, strict=True):
                 yield {

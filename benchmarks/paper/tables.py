@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import read_lines
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 
 #: What decides a kernel of a problem, in the order of a point.
 AXES = ("rows", "cols", "split_k", "prefetch", "column_group", "lockstep")
@@ -20,7 +20,7 @@ AXES = ("rows", "cols", "split_k", "prefetch", "column_group", "lockstep")
 Point = tuple[int, ...]
 
 
-def point_of(candidate: Candidate) -> Point:
+def point_of(candidate: UnrolledPlan) -> Point:
     schedule = candidate.schedule
     return (
         *candidate.tile,

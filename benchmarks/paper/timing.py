@@ -9,7 +9,7 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
 
@@ -32,7 +32,7 @@ class Stand:
             self._bench.close()
         self._directory.cleanup()
 
-    def times(self, matrix: SparseMatrix, n: int, candidates: Sequence[Candidate]) -> Iterator[float]:
+    def times(self, matrix: SparseMatrix, n: int, candidates: Sequence[UnrolledPlan]) -> Iterator[float]:
         """Microseconds of each, B from memory. Raises GpuFault for one that fails."""
         problem = for_emitter(Problem(matrix, n, self.device), EMITTER)
         if self._bench is None:

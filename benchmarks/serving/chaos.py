@@ -28,7 +28,7 @@ from safetensors.numpy import save
 from lospmm.tuning import jobs
 from lospmm_server import queries, queue
 from lospmm_server.database import Database, open_database
-from lospmm_server.queries import Job
+from lospmm_server.queries import JobRow
 from lospmm_server.tables import events, kernels
 from tests.server.processes import command_of, is_alive, wait_until, workers_of
 
@@ -234,7 +234,7 @@ def _answers(port: int) -> bool:
         return False
 
 
-def _model(database: Database, model: str) -> Job:
+def _model(database: Database, model: str) -> JobRow:
     job = queries.find_job(database, model)
     assert job is not None, f"the accepted model {model} is lost"
     return job

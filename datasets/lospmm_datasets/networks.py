@@ -75,7 +75,7 @@ class RealPattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPattern:
     """A pattern to be found or drawn: of (m, k), with ``taps`` columns for each input channel."""
 
     m: int
@@ -98,7 +98,7 @@ def depth_sparsities(sparsity: float, depth: int, ratio: float = FIRST_OF_LAST) 
     return tuple(float(1 - density * step) for step in steps)
 
 
-def drawn(wanted: Wanted, spread: Spread, seed: int) -> Pattern:
+def drawn(wanted: WantedPattern, spread: Spread, seed: int) -> Pattern:
     """The greatest of normal numbers, each row and each input channel of a scale of its own: magnitude pruning.
 
     Raises BadRequest for a sparsity outside 0 to 1 or columns that are no whole channels.
@@ -132,7 +132,7 @@ def real_patterns(folder: Path) -> tuple[RealPattern, ...]:
     return tuple(found)
 
 
-def real(found: Iterable[RealPattern], wanted: Wanted, use: int = 0) -> Pattern | None:
+def real(found: Iterable[RealPattern], wanted: WantedPattern, use: int = 0) -> Pattern | None:
     """The real pattern nearest to what is wanted, or None.
 
     The first layer that uses one (``use`` 0) has it as it is, the next ones with rows and input channels in another

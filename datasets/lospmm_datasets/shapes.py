@@ -18,7 +18,7 @@ _Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LayerShape:
     """C (m x n) = A (m x k) x B (k x n) of one layer by implicit im2col (section 6.2).
 
     ``count`` layers of the network have this shape, ``layer`` is the first of them; a linear layer is a convolution
@@ -55,7 +55,7 @@ class Network:
 
     name: str
     source: str  # where its layers are published
-    shapes: tuple[Shape, ...]
+    shapes: tuple[LayerShape, ...]
 
 
 @dataclass(frozen=True, slots=True)

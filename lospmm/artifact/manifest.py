@@ -34,7 +34,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlanSummary:
     """Of a packed kernel: the fields of its family's plan, the columns of C that a block writes, and the bytes of A."""
 
     axes: dict[str, int]
@@ -55,7 +55,7 @@ class FamilySummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DenseSummary:
     """Of the family "dense": what cuBLAS of this type took, where it was timed, and how exact it was."""
 
     library: str | None  # its name, version and file
@@ -128,7 +128,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class Clocks:
+class ClocksAtEnd:
     """What NVML said of the GPU right after the measurement."""
 
     sm_mhz: int
@@ -157,7 +157,7 @@ class Measured:
     cublas_bf16_micros: float | None = None
     advice: Literal["sparse", "dense"]
     gpu: str  # the driver's name of it
-    clocks: Clocks | None
+    clocks: ClocksAtEnd | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,11 +194,11 @@ class Manifest:
     convolution: Convolution | None = None
     epilogue: Added = Added(bias=False, relu=False, residual=False)
     family: str = "unrolled"
-    plan: Plan | None = None  # null of an unrolled kernel
+    plan: PlanSummary | None = None  # null of an unrolled kernel
     accuracy: Accuracy = ACCURACY["float32"]
     sums: str = "float32"  # what sums may be rounded to; ``accuracy`` says what this kernel rounds
     cubin_family: str = "unrolled"  # that of the kernel in the cubin: another than ``family`` where that is "dense"
-    dense: Dense | None = None  # null of any other family
+    dense: DenseSummary | None = None  # null of any other family
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"

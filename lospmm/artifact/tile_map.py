@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from lospmm.errors import BadRequest
-from lospmm.space.candidates import Candidate, TileSize
+from lospmm.space.candidates import TileSize, UnrolledPlan
 from lospmm.space.constraints import CONSTRAINTS, Stage
 from lospmm.space.explore import Space
 
@@ -78,7 +78,7 @@ class TileMap:
 _MAP = TypeAdapter(TileMap)
 
 
-def map_of(space: Space, shortlist: Sequence[tuple[Candidate, float]], winner: Candidate) -> TileMap:
+def map_of(space: Space, shortlist: Sequence[tuple[UnrolledPlan, float]], winner: UnrolledPlan) -> TileMap:
     """What became of each tile size of ``space``. ``shortlist`` has candidates with their scores, best first."""
     symbols = dict(zip((constraint.name for constraint in CONSTRAINTS), string.ascii_lowercase, strict=False))
     found = {verdict.tile: symbols[verdict.constraint] for verdict in space.verdicts}
@@ -100,7 +100,7 @@ def map_of(space: Space, shortlist: Sequence[tuple[Candidate, float]], winner: C
     )
 
 
-def _mapped(candidate: Candidate, score: float | None) -> MappedCandidate:
+def _mapped(candidate: UnrolledPlan, score: float | None) -> MappedCandidate:
     return MappedCandidate(*candidate.tile, **asdict(candidate.schedule), score=score)
 
 

@@ -49,7 +49,7 @@ PROBLEMS: Mapping[str, type[LospmmError]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ProblemDetails:
     """RFC 9457, as far as it is looked at."""
 
     type: str
@@ -68,7 +68,7 @@ class LayerJob:
 
     name: str
     state: str
-    error: Problem | None
+    error: ProblemDetails | None
     job: str | None
 
     @property
@@ -89,7 +89,7 @@ class Job:
     started: datetime | None
     ended: datetime | None
     stage: str | None
-    error: Problem | None
+    error: ProblemDetails | None
     cancelling: bool = False
     progress: Mapping[str, Count] = field(default_factory=dict)
     layers: tuple[LayerJob, ...] | None = None
@@ -100,7 +100,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class JobsPage:
     jobs: tuple[Job, ...]
     next: str | None
 
@@ -118,17 +118,19 @@ def parsed(kind: type[Answer], answer: httpx2.Response) -> Answer:
         ) from None
 
 
-def problem_of(answer: httpx2.Response) -> Problem:
+def problem_of(answer: httpx2.Response) -> ProblemDetails:
     """The problem that an answer is; one of our own making where it says nothing that we know."""
     try:
         content: Any = json.loads(answer.content)
-        return Problem(str(content["type"]), printable(str(content["detail"])))
+        return ProblemDetails(str(content["type"]), printable(str(content["detail"])))
     except (ValueError, TypeError, KeyError, RecursionError):
         hint = "; is the address right?" if answer.status_code < 500 else ""
-        return Problem("about:blank", f"answered {answer.status_code} {printable(answer.reason_phrase)[:80]}{hint}")
+        return ProblemDetails(
+            "about:blank", f"answered {answer.status_code} {printable(answer.reason_phrase)[:80]}{hint}"
+        )
 
 
-def error_of(problem: Problem, where: str) -> LospmmError:
+def error_of(problem: ProblemDetails, where: str) -> LospmmError:
     """The error that the service had, said to be its own: ``where`` is its address."""
     kind = PROBLEMS.get(problem.type.rpartition("/")[2], ServiceFault)
     return kind(f"{where}: {problem.detail}")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import BIAS_FILE, CUBIN_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
 from lospmm.artifact.manifest import MANIFEST_FILE
-from lospmm.client.answers import Job, Page, error_of, parsed
+from lospmm.client.answers import Job, JobsPage, error_of, parsed
 from lospmm.client.connection import Connection, Gone
 from lospmm.client.events import Hear, LayerProgress, ignore, layer_stages, stages, tell
 from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, upload_of, with_bias
@@ -226,7 +226,7 @@ class Client:
         """The jobs of the service, the last queued first; models without their layers."""
         params = {} if state is None else {"state": state}
         while True:
-            page = parsed(Page, self._connection.ask("GET", "/v1/jobs", params=params))
+            page = parsed(JobsPage, self._connection.ask("GET", "/v1/jobs", params=params))
             yield from page.jobs
             if page.next is None:
                 return

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from lospmm.errors import BadRequest
 from lospmm.kernel import Weights, matrix_and_values
 from lospmm.matrix.csr import SparseMatrix
-from lospmm.matrix.layers import Model, check_names, folder_of, open_model
+from lospmm.matrix.layers import LayerSource, check_names, folder_of, open_model
 from lospmm.matrix.npz import write_npz
 from lospmm.matrix.readers import MatrixFile, Values
 from lospmm.problem.epilogue import epilogue_of
 
 #: A model: the path of a ``.safetensors`` or of a folder of matrix files, one that is open, or weights by their names.
-ModelWeights: TypeAlias = str | os.PathLike[str] | Model | Mapping[str, Weights]
+ModelWeights: TypeAlias = str | os.PathLike[str] | LayerSource | Mapping[str, Weights]
 
 
 #: Biases of layers by name; True: those that lie beside the weights of a ``.safetensors``.
@@ -81,7 +81,7 @@ def _read(model: ModelWeights, seed: int, *, has_own: bool) -> Uploads:
         if has_own:
             raise BadRequest("biases: True takes those of a .safetensors; of weights by name, give biases by name too")
         return Uploads("model", {name: _upload(name, weights) for name, weights in model.items()})
-    opened = model if isinstance(model, Model) else open_model(Path(model), seed=seed)
+    opened = model if isinstance(model, LayerSource) else open_model(Path(model), seed=seed)
     if has_own:
         opened.check_biases()
     layers: dict[str, Upload | BadRequest] = {

@@ -19,7 +19,7 @@ from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.source import listing
 from lospmm.codegen.sass.words import writes
 from lospmm.errors import Unsupported
-from lospmm.problem.lanes import SINGLE, Words
+from lospmm.problem.lanes import SINGLE, Lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Emitter:
 
     emit: Callable[[KernelProgram, str], Emission]
     check: Callable[[str], object]
-    writes: Callable[[Words, str], bool] = lambda words, _: words == SINGLE
+    writes: Callable[[Lanes, str], bool] = lambda words, _: words == SINGLE
 
 
 #: Language -> emitter, in the order of preference.

@@ -15,10 +15,10 @@ from lospmm.codegen.ir import (
     Fma,
     Fold,
     KernelProgram,
-    Load,
+    LoadRow,
     Residual,
     Send,
-    Store,
+    StoreRow,
     TileProgram,
     instructions,
 )
@@ -58,11 +58,11 @@ def _run(tile: TileProgram, columns: _Columns, program: KernelProgram) -> Iterat
     buffers = np.full((tile.buffers, b.shape[1]), np.nan, dtype=np.float32)
     for instruction in instructions(tile):
         match instruction:
-            case Load(buffer, k):
+            case LoadRow(buffer, k):
                 buffers[buffer] = b[k]
             case Fma(accumulator, buffer, weight):
                 accumulators[accumulator] = fused_multiply_add(weight, buffers[buffer], accumulators[accumulator])
-            case Store(row, accumulator):
+            case StoreRow(row, accumulator):
                 total = np.zeros(b.shape[1], np.float32) if accumulator == ZERO else accumulators[accumulator]
                 c[row] = np.maximum(total, 0) if program.epilogue.relu else total
             case Send(slot, accumulator):

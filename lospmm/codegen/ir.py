@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from lospmm.problem.convolution import Convolution, guard_bits, row_elements
 from lospmm.problem.dtype import FLOAT32, FLOAT_BYTES, Dtype
 from lospmm.problem.epilogue import PLAIN, Epilogue
-from lospmm.problem.lanes import SINGLE, Words
+from lospmm.problem.lanes import SINGLE, Lanes
 from lospmm.problem.problem import Launch, ceil_div
 
 
@@ -78,7 +78,7 @@ ZERO = -1
 WINDOW_BYTES = 1 << 24
 
 
-class Load(NamedTuple):
+class LoadRow(NamedTuple):
     buffer: int
     k: int
 
@@ -89,7 +89,7 @@ class Fma(NamedTuple):
     weight: np.float32
 
 
-class Store(NamedTuple):
+class StoreRow(NamedTuple):
     row: int
     accumulator: int
 
@@ -128,7 +128,7 @@ class Fold(NamedTuple):
     second: int
 
 
-Instruction = Load | Fma | Store | Send | Exchange | Collect | Begin | Residual | Add | Fold
+Instruction = LoadRow | Fma | StoreRow | Send | Exchange | Collect | Begin | Residual | Add | Fold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +174,7 @@ class KernelProgram:
     split_k: int = 1  # parts of a tile: block rows i * split_k to (i + 1) * split_k - 1 share one
     convolution: Convolution | None = None  # whose n is the kernel's
     epilogue: Epilogue = PLAIN
-    words: Words = SINGLE  # of B and C, of this type:
+    words: Lanes = SINGLE  # of B and C, of this type:
     dtype: Dtype = FLOAT32
     walks: int = 1  # columns that a thread computes, one after another: its own and those ``cols`` further
     kept_bytes: int = 0  # of shared memory, for the sums of the columns that a block is not at
@@ -227,11 +227,11 @@ def instructions(program: TileProgram) -> Iterator[Instruction]:
     columns = zip(code["op"].tolist(), code["target"].tolist(), code["source"].tolist(), code["weight"], strict=True)
     for op, target, source, weight in columns:
         if op == Op.LOAD:
-            yield Load(target, source)
+            yield LoadRow(target, source)
         elif op == Op.FMA:
             yield Fma(target, source, weight)
         elif op == Op.STORE:
-            yield Store(target, source)
+            yield StoreRow(target, source)
         elif op == Op.SEND:
             yield Send(target, source)
         elif op == Op.EXCHANGE:

@@ -9,15 +9,15 @@ from lospmm.codegen.schedule import tile_programs, zero_program
 from lospmm.errors import Unsupported
 from lospmm.problem.convolution import order_of_rows
 from lospmm.problem.dtype import FLOAT32
-from lospmm.problem.lanes import in_words, words_of
+from lospmm.problem.lanes import in_lanes, lanes_of
 from lospmm.problem.long_rows import chain_limits
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import ZERO_ROWS, Candidate
+from lospmm.space.candidates import ZERO_ROWS, UnrolledPlan
 from lospmm.space.registers import forecast_of_candidate, prefetch_of
-from lospmm.space.walks import REACH, WALKS, kept_bytes, may_walk_twice, pieces_of
+from lospmm.space.walks import REACH, WALKS, kept_bytes, pieces_of, takes_two_passes
 
 
-def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
+def lower(problem: Problem, candidate: UnrolledPlan) -> KernelProgram:
     """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block, or a
     block for each part where tiles have several. Of 16-bit types its columns are those of words
     (``lospmm.problem.lanes``). For tf32 it is more exact than it has to be. Raises Unsupported for parts of several
@@ -25,7 +25,7 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     """
     matrix, tiling = problem.matrix, candidate.tiling
     schedule = replace(candidate.schedule, prefetch=prefetch_of(problem, candidate))
-    words = words_of(problem, schedule.thread_words)
+    words = lanes_of(problem, schedule.thread_words)
     if schedule.thread_words > 1 and schedule.split_k > 1:
         raise Unsupported("several words to a thread, and several blocks to a tile: take one of them")
     epilogue = problem.epilogue
@@ -66,14 +66,14 @@ def lower(problem: Problem, candidate: Candidate) -> KernelProgram:
     )
 
 
-def _kept_bytes(problem: Problem, candidate: Candidate, sums: int) -> int:
+def _kept_bytes(problem: Problem, candidate: UnrolledPlan, sums: int) -> int:
     """The shared memory of a kernel that walks its code twice, of so many sums a thread. Raises Unsupported where there
     is none."""
     schedule, cols = candidate.schedule, candidate.tile.cols
     if schedule.walks == 1:
         return 0
-    words, n = words_of(problem), in_words(problem).n
-    if not may_walk_twice(problem, schedule) or WALKS * cols > n:
+    words, n = lanes_of(problem), in_lanes(problem).n
+    if not takes_two_passes(problem, schedule) or WALKS * cols > n:
         raise Unsupported(
             f"{schedule.walks} walks: of a product of {WALKS} x {cols} columns or more, without a residual or parts"
         )

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.machine import PEER_BYTES
-from lospmm.cpu.fault import Fault
+from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import Geometry, stray_access
 from lospmm.problem.dtype import FLOAT_BYTES
 
@@ -74,14 +74,14 @@ class Block:
     def send(self, address: NDArray[np.uint64], elements: NDArray[np.float32]) -> None:
         """Writes a slot of any block. Raises Fault for another address, and for a receiver that may not be there."""
         if self.waited == 0:
-            raise Fault("stores before the first CLUSTER_WAIT: the receiver may not have started")
+            raise SassFault("stores before the first CLUSTER_WAIT: the receiver may not have started")
         number, slot = self._slot(address - self.peers, len(self.cluster))
         receiver = self.cluster[number]
         if slot in receiver.letters:
             before = receiver.letters[slot].sender
-            raise Fault(f"writes slot {slot} of part {number} again, part {before} has written it")
+            raise SassFault(f"writes slot {slot} of part {number} again, part {before} has written it")
         if receiver.has_left:
-            raise Fault(f"writes slot {slot} of part {number}, which may have left")
+            raise SassFault(f"writes slot {slot} of part {number}, which may have left")
         receiver.letters[slot] = Letter(self.number, elements)
         self._sent.append(receiver.letters[slot])
 
@@ -90,9 +90,9 @@ class Block:
         _, slot = self._slot(address - self.mailbox, 1)
         letter = self.letters.get(slot)
         if letter is None:
-            raise Fault(f"reads slot {slot}, which nobody has written")
+            raise SassFault(f"reads slot {slot}, which nobody has written")
         if why := self._unseen(letter):
-            raise Fault(f"reads slot {slot}, which part {letter.sender} has written: {why}")
+            raise SassFault(f"reads slot {slot}, which part {letter.sender} has written: {why}")
         return letter.elements
 
     def fence(self) -> None:
@@ -102,7 +102,7 @@ class Block:
     def arrive(self) -> None:
         """Raises Fault for an arrival that no wait separates from the one before."""
         if self.arrived > self.waited:
-            raise Fault("arrives again without a CLUSTER_WAIT between")
+            raise SassFault("arrives again without a CLUSTER_WAIT between")
         for letter in self._sent:
             letter.phase = self.arrived if letter.is_fenced else None
         self._sent = [letter for letter in self._sent if not letter.is_fenced]
@@ -111,14 +111,14 @@ class Block:
     def wait(self) -> None:
         """Goes on once it is no longer held. Raises Fault where it would wait for itself."""
         if self.arrived == self.waited:
-            raise Fault("waits without a CLUSTER_ARRIVE before: for itself, and so for ever")
+            raise SassFault("waits without a CLUSTER_ARRIVE before: for itself, and so for ever")
         self.waited += 1
 
     def leave(self) -> None:
         """Raises Fault where its mailbox may still be written."""
         for slot, letter in self.letters.items():
             if why := self._unseen(letter):
-                raise Fault(f"leaves while part {letter.sender} may still write slot {slot}: {why}")
+                raise SassFault(f"leaves while part {letter.sender} may still write slot {slot}: {why}")
         self.has_left = True
 
     def _unseen(self, letter: Letter) -> str | None:
@@ -137,9 +137,9 @@ class Block:
         if stray.any():
             first = int(stray.argmax())
             offset = int((distance + self.own)[first : first + 1].astype(np.int64)[0])
-            raise Fault(stray_access("the mailbox", offset, int(self.columns[first])))
+            raise SassFault(stray_access("the mailbox", offset, int(self.columns[first])))
         if (distance != distance[0]).any():
-            raise Fault("threads of one warp go to different slots")
+            raise SassFault("threads of one warp go to different slots")
         return int(number[0]), int(slot[0])
 
 

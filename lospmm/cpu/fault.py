@@ -1,5 +1,5 @@
 """Why machine code cannot be run on a CPU."""
 
 
-class Fault(Exception):
+class SassFault(Exception):
     """Why the instruction at hand cannot be executed."""

@@ -16,7 +16,7 @@ from lospmm.codegen.ir import KernelProgram, grid
 from lospmm.errors import VerificationFailed
 from lospmm.problem.convolution import Convolution, column_elements, output_elements, rows_at
 from lospmm.problem.dtype import FLOAT32, Dtype
-from lospmm.problem.lanes import SINGLE, Words
+from lospmm.problem.lanes import SINGLE, Lanes
 
 #: Beyond what any processor maps, and further apart than any B is long.
 B_ADDRESS = 1 << 60
@@ -42,7 +42,7 @@ class Geometry:
     takes_n: bool
     convolution: Convolution | None = None
     takes_residual: bool = False
-    words: Words = SINGLE
+    words: Lanes = SINGLE
     dtype: Dtype = FLOAT32  # of the words
     walks: int = 1
     kept_bytes: int = 0  # of shared memory

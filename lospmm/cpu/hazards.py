@@ -103,7 +103,7 @@ def instructions(form: NDArray[np.void]) -> list[Instruction]:
     return [Instruction._make(row) for row in form.tolist()]
 
 
-class _Load(NamedTuple):
+class _LoadInFlight(NamedTuple):
     """A load in flight: its place in the order of issue, and its scoreboard."""
 
     number: int
@@ -159,7 +159,7 @@ class Hazards:
     _readable: list[int] = field(default_factory=lambda: [_NEVER] * len(_NAMES))  # by arithmetic: cycle
     _readable_by_memory: list[int] = field(default_factory=lambda: [_NEVER] * len(_NAMES))
     _writers: list[int] = field(default_factory=lambda: [0] * len(_NAMES))  # opcode of what wrote last
-    _loads: list[_Load | None] = field(default_factory=lambda: [None] * len(_NAMES))
+    _loads: list[_LoadInFlight | None] = field(default_factory=lambda: [None] * len(_NAMES))
     # By register: of the loads and stores that read it, the last with each pair of scoreboards.
     _readers: list[dict[tuple[int, int], int]] = field(default_factory=lambda: [{} for _ in _NAMES])
     # By scoreboard; what has none is never waited for.
@@ -190,7 +190,7 @@ class Hazards:
             _check_reuse(instruction, writes)
         if op in LOADS:
             for register in writes:
-                self._loads[register] = _Load(self._number, instruction.write_barrier)
+                self._loads[register] = _LoadInFlight(self._number, instruction.write_barrier)
         elif writes:
             self._write(op, writes)
         if op in MEMORY:
@@ -220,7 +220,7 @@ class Hazards:
             raise Hazard(f"{SCOREBOARD_LIMIT} are outstanding on scoreboard {scoreboard}, which cannot count more")
         self._raised[scoreboard] = self.clock + SCOREBOARD_CYCLES
 
-    def _in_flight(self, load: _Load) -> bool:
+    def _in_flight(self, load: _LoadInFlight) -> bool:
         return self._waited[load.scoreboard] <= load.number
 
     def _check_reads(self, reads: list[int], readable: list[int]) -> None:
@@ -299,7 +299,7 @@ def _check_reuse(instruction: Instruction, writes: list[int]) -> None:
             raise Hazard(f"keeps R{getattr(instruction, name)} in the reuse cache and overwrites it")
 
 
-def _pending(load: _Load) -> str:
+def _pending(load: _LoadInFlight) -> str:
     if load.scoreboard == NO_BARRIER:
         return "which a load without a scoreboard fills at an unknown time"
     return f"which a load fills: not waited for scoreboard {load.scoreboard}"

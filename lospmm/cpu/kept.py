@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.cpu.cluster import MAILBOX_ADDRESS
-from lospmm.cpu.fault import Fault
+from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import Geometry
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.space.walks import KEPT_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class KeptAccumulators:
     """``threads`` are their numbers in the block."""
 
     threads: NDArray[np.int64]
@@ -38,7 +38,7 @@ class Kept:
         """So many words. Raises Fault also for those that nobody has written."""
         places = self._places(address, count)
         if any(at not in self.words for at in places):
-            raise Fault("reads shared memory that it has not written")
+            raise SassFault("reads shared memory that it has not written")
         return [self.words[at] for at in places]
 
     def _places(self, address: NDArray[np.uint64], count: int) -> list[int]:
@@ -47,5 +47,5 @@ class Kept:
         last = first + FLOAT_BYTES * count
         is_own = first >= 0 and first % across + FLOAT_BYTES * count <= KEPT_BYTES and last <= self.geometry.kept_bytes
         if (distance != first).any() or not is_own or first % (FLOAT_BYTES * count):
-            raise Fault(f"byte {first} of shared memory is not the thread's own, or not aligned")
+            raise SassFault(f"byte {first} of shared memory is not the thread's own, or not aligned")
         return list(range(first, last, FLOAT_BYTES))

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.interpret import fused_multiply_add
 from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, refusal, stray_access
-from lospmm.cpu.ptx_text import Address, Function, PtxError, parse
+from lospmm.cpu.ptx_text import Address, PtxError, PtxFunction, parse
 from lospmm.stages import Count, uncounted
 
 #: One element per thread: uint32, uint64, float32 or bool.
 Vector = NDArray[Any]
 
 
-class _Fault(Exception):
+class _PtxFault(Exception):
     """Why the instruction at hand cannot be executed."""
 
 
@@ -30,11 +30,11 @@ class _Values(dict[str, Vector]):
     """Registers or parameters by name. One that nothing was written to cannot be read."""
 
     def __missing__(self, name: str) -> Vector:
-        raise _Fault(f"{name} is read before it is written")
+        raise _PtxFault(f"{name} is read before it is written")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Operand:
+class _PtxOperand:
     """B, C or the residual: where the kernel finds it, and its chosen columns."""
 
     name: str
@@ -44,12 +44,12 @@ class _Operand:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Machine:
-    functions: Mapping[str, Function]
+    functions: Mapping[str, PtxFunction]
     geometry: Geometry
     columns: NDArray[np.int64]
-    b: _Operand
-    c: _Operand
-    residual: _Operand | None
+    b: _PtxOperand
+    c: _PtxOperand
+    residual: _PtxOperand | None
     progress: Count  # of tiles
 
 
@@ -58,7 +58,7 @@ class _Group:
     """Threads that stand at the same instruction of ``function``, in the state that they share or hold one by one."""
 
     machine: _Machine
-    function: Function
+    function: PtxFunction
     slots: NDArray[np.int64]  # (threads,): the place of each thread's column among the chosen ones
     parameters: _Values
     registers: _Values = field(default_factory=_Values)
@@ -88,8 +88,8 @@ def execute(
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
     try:
         functions = parse(emission.source)
-        third = None if residual is None else _Operand("the residual", RESIDUAL_ADDRESS, residual)
-        operands = _Operand("B", B_ADDRESS, b), _Operand("C", C_ADDRESS, c), third
+        third = None if residual is None else _PtxOperand("the residual", RESIDUAL_ADDRESS, residual)
+        operands = _PtxOperand("B", B_ADDRESS, b), _PtxOperand("C", C_ADDRESS, c), third
         machine = _Machine(functions, geometry, columns, *operands, progress)
         # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -142,7 +142,7 @@ def _run(group: _Group, *, start: int) -> None:
                 _run_guarded(group, opcode, operands, group.registers[guard] != is_negated)
             else:
                 OPERATIONS[opcode](group, *operands)
-        except _Fault as fault:
+        except _PtxFault as fault:
             raise PtxError(line, str(fault)) from None
         if not len(group.slots):
             return
@@ -272,7 +272,7 @@ def _store(group: _Group, address: Address, source: str | np.float32) -> None:
     c.elements[_rows(group, c, address), group.slots] = _value(group, source)
 
 
-def _rows(group: _Group, operand: _Operand, address: Address) -> NDArray[np.int64]:
+def _rows(group: _Group, operand: _PtxOperand, address: Address) -> NDArray[np.int64]:
     """The row that each thread addresses in its column, (threads,)."""
     geometry = group.machine.geometry
     own_column = group.machine.columns[group.slots]
@@ -282,7 +282,7 @@ def _rows(group: _Group, operand: _Operand, address: Address) -> NDArray[np.int6
     stray = (rows < 0) | (own_column >= geometry.n)
     if stray.any():
         first = int(stray.argmax())
-        raise _Fault(stray_access(operand.name, int(offset[first].astype(np.int64)), int(own_column[first])))
+        raise _PtxFault(stray_access(operand.name, int(offset[first].astype(np.int64)), int(own_column[first])))
     return rows
 
 
@@ -290,14 +290,14 @@ def _branch(group: _Group, index: str, table: str) -> None:
     """Threads with the same target go on together."""
     function = group.function
     if table not in function.tables:
-        raise _Fault(f"there are no branch targets {table!r}")
+        raise _PtxFault(f"there are no branch targets {table!r}")
     starts = np.array([function.labels.get(label, -1) for label in function.tables[table]])
     which = group.registers[index]
     if which.max() >= len(starts):
-        raise _Fault(f"branch to target {which.max()} of {len(starts)}")
+        raise _PtxFault(f"branch to target {which.max()} of {len(starts)}")
     target = starts[which]
     if target.min() < 0:
-        raise _Fault("branch to a label that is not there")
+        raise _PtxFault("branch to a label that is not there")
     order = np.argsort(target, kind="stable")
     cuts = np.flatnonzero(np.diff(target[order])) + 1
     for done, members in enumerate(np.split(order, cuts)):
@@ -310,9 +310,9 @@ def _call(group: _Group, name: str, arguments: tuple[str, ...]) -> None:
     """Go on in a function, which never returns."""
     callee = group.machine.functions.get(name)
     if callee is None:
-        raise _Fault(f"there is no function {name!r}")
+        raise _PtxFault(f"there is no function {name!r}")
     if len(arguments) != len(callee.parameters):
-        raise _Fault(f"{name} has {len(callee.parameters)} parameters, not {len(arguments)}")
+        raise _PtxFault(f"{name} has {len(callee.parameters)} parameters, not {len(arguments)}")
     parameters = _Values()
     for parameter, argument in zip(callee.parameters, arguments, strict=True):
         parameters[parameter] = group.arguments[argument]

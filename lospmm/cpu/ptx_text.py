@@ -88,7 +88,7 @@ class Address(NamedTuple):
 Operand = str | np.float32 | np.uint32 | np.uint64 | Address | tuple[str, ...]
 
 
-class Instruction(NamedTuple):
+class PtxInstruction(NamedTuple):
     opcode: str
     operands: tuple[Operand, ...]
     line: int
@@ -97,7 +97,7 @@ class Instruction(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Function:
+class PtxFunction:
     """A function; what is behind its header fills up as it is read."""
 
     name: str
@@ -105,12 +105,12 @@ class Function:
     parameters: Mapping[str, str]  # name -> b32 or b64, in order
     max_threads: int | None
     declared: dict[str, str]  # register -> its type
-    body: list[Instruction] = field(default_factory=list)
+    body: list[PtxInstruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)  # label -> index into body
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name of .branchtargets -> labels
 
 
-def parse(text: str) -> dict[str, Function]:
+def parse(text: str) -> dict[str, PtxFunction]:
     """The functions of a whole emission by name. Raises PtxError."""
     header = _HEADER.match(text)
     if header is None:
@@ -131,8 +131,8 @@ class _Reader:
 
     def __init__(self, line: int) -> None:
         self.line = line
-        self.functions: dict[str, Function] = {}
-        self.function: Function | None = None
+        self.functions: dict[str, PtxFunction] = {}
+        self.function: PtxFunction | None = None
         self.arguments: dict[str, str] | None = None  # declared for a call, while in its braces
         self.decoded: dict[tuple[str, str], Operand] = {}  # (kind, text) that this function had before
 
@@ -164,7 +164,7 @@ class _Reader:
         else:
             raise PtxError(self.line, f"unexpected {end!r}")
 
-    def _begin(self, text: str, end: str) -> Function:
+    def _begin(self, text: str, end: str) -> PtxFunction:
         header = _FUNCTION.fullmatch(text)
         if header is None or end != "{":
             raise PtxError(self.line, f"expected a function and not {text[:80]!r}")
@@ -178,9 +178,9 @@ class _Reader:
                 raise PtxError(self.line, f"expected a parameter and not {declaration!r}")
             parameters[parameter[2]] = f"b{parameter[1]}"
         threads = None if header["threads"] is None else int(header["threads"])
-        return Function(name, self.line, parameters, threads, dict.fromkeys(SPECIAL_REGISTERS, "special"))
+        return PtxFunction(name, self.line, parameters, threads, dict.fromkeys(SPECIAL_REGISTERS, "special"))
 
-    def _statement(self, function: Function, text: str) -> None:
+    def _statement(self, function: PtxFunction, text: str) -> None:
         opcode, _, rest = text.partition(" ")
         if opcode == ".reg":
             self._declare_registers(function, rest)
@@ -198,7 +198,7 @@ class _Reader:
         else:
             self._instruction(function, opcode, rest)
 
-    def _guard(self, function: Function, text: str) -> None:
+    def _guard(self, function: PtxFunction, text: str) -> None:
         """The predicate of the instruction that was read last."""
         instruction, name = function.body[-1], text.removeprefix("!")
         if instruction.opcode not in GUARDED:
@@ -207,7 +207,7 @@ class _Reader:
             raise PtxError(self.line, f"{name!r} is not declared, or not of the kind pred")
         function.body[-1] = instruction._replace(guard=name, is_negated=text.startswith("!"))
 
-    def _declare_registers(self, function: Function, text: str) -> None:
+    def _declare_registers(self, function: PtxFunction, text: str) -> None:
         kind, _, names = text.partition(" ")
         if kind not in (".b32", ".b64", ".f32", ".pred"):
             raise PtxError(self.line, f"registers of type {kind!r}")
@@ -219,7 +219,7 @@ class _Reader:
             declared = [stem] if count is None else [f"{stem}{index}" for index in range(int(count))]
             function.declared.update(dict.fromkeys(declared, kind[1:]))
 
-    def _instruction(self, function: Function, opcode: str, rest: str) -> None:
+    def _instruction(self, function: PtxFunction, opcode: str, rest: str) -> None:
         kinds = SIGNATURES.get(opcode)
         if kinds is None:
             raise PtxError(self.line, f"unknown instruction {opcode!r}")
@@ -235,7 +235,7 @@ class _Reader:
                     raise PtxError(self.line, f"{key[1]!r} is not declared, or not of the kind {key[0]}")
                 self.decoded[key] = operand
             operands.append(operand)
-        function.body.append(Instruction(opcode, tuple(operands), self.line))
+        function.body.append(PtxInstruction(opcode, tuple(operands), self.line))
 
 
 def _opcode(text: str) -> tuple[str, str]:
@@ -243,7 +243,7 @@ def _opcode(text: str) -> tuple[str, str]:
     return opcode, rest
 
 
-def _decode(function: Function, arguments: Mapping[str, str], kind: str, text: str) -> Operand | None:
+def _decode(function: PtxFunction, arguments: Mapping[str, str], kind: str, text: str) -> Operand | None:
     """The operand that ``text`` names where ``kind`` is expected, or None."""
     match kind:
         case "address":
@@ -266,7 +266,7 @@ def _in_brackets(text: str, declared: Mapping[str, str], kind: str) -> str | Non
     return name if text == f"[{name}]" and declared.get(name) == kind.rpartition(" ")[2] else None
 
 
-def _register_or_immediate(function: Function, kind: str, text: str) -> Operand | None:
+def _register_or_immediate(function: PtxFunction, kind: str, text: str) -> Operand | None:
     wanted, rule = kind.rstrip("=#?"), kind[-1]
     if text.startswith("%"):
         declared = function.declared.get(text)
@@ -285,7 +285,7 @@ def _register_or_immediate(function: Function, kind: str, text: str) -> Operand 
     return np.uint32(value % 2**32) if bits_wide == 32 else np.uint64(value % 2**64)
 
 
-def _address(function: Function, text: str) -> Address | None:
+def _address(function: PtxFunction, text: str) -> Address | None:
     """A register with an offset, which PTX takes as a signed 32-bit number of bytes."""
     parts = _ADDRESS.fullmatch(text)
     if parts is None or function.declared.get(parts[1]) != "b64":

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.interpret import fused_multiply_add
 from lospmm.codegen.sass.form import PT, RZ, Opcode
-from lospmm.cpu.fault import Fault
+from lospmm.cpu.fault import SassFault
 from lospmm.cpu.halves import bfloat_multiply_add, bits_of, half_multiply_add, values_of
 from lospmm.cpu.hazards import Instruction
 from lospmm.cpu.warp import NOWHERE, WORD_BITS, WORD_MASK, Warp
@@ -55,7 +55,7 @@ def _half_to_float(warp: Warp, at: Instruction) -> int:
 
 def _shift_left(warp: Warp, at: Instruction) -> int:
     if at.immediate >= WORD_BITS:
-        raise Fault(f"a word shifted by {at.immediate} bits")
+        raise SassFault(f"a word shifted by {at.immediate} bits")
     warp.words[target_of(at.rd)] = warp.words[at.ra] << np.uint32(at.immediate)
     return 0
 
@@ -63,7 +63,7 @@ def _shift_left(warp: Warp, at: Instruction) -> int:
 def _permute(warp: Warp, at: Instruction) -> int:
     digits = [at.immediate >> 4 * place & 0xF for place in range(4)]
     if at.immediate >> 16 or max(digits) > 7:
-        raise Fault(f"bytes {at.immediate:#x} of a word and zero")
+        raise SassFault(f"bytes {at.immediate:#x} of a word and zero")
     both = np.concatenate(
         (warp.words[at.ra].view(np.uint8).reshape(-1, 4), np.zeros((len(warp.lanes), 4), np.uint8)), 1
     )
@@ -101,7 +101,7 @@ def _add(warp: Warp, at: Instruction) -> int:
     if at.carry != PT:
         carry = total >> WORD_BITS
         if (carry > 1).any():
-            raise Fault("the sum of three words carries 2, which one predicate does not hold")
+            raise SassFault("the sum of three words carries 2, which one predicate does not hold")
         warp.predicates[at.carry] = carry
     return 0
 
@@ -124,7 +124,7 @@ def _maximum(warp: Warp, at: Instruction) -> int:
 def _test(warp: Warp, at: Instruction) -> int:
     """The words are only looked at."""
     if at.rd != RZ or at.rc != RZ:
-        raise Fault("a test of bits that writes a register, or reads a third")
+        raise SassFault("a test of bits that writes a register, or reads a third")
     warp.predicates[at.carry] = (warp.words[at.ra] & np.uint32(at.immediate)) != 0
     return 0
 

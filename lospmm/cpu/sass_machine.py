@@ -22,7 +22,7 @@ from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION, text
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.cpu.cluster import cluster_of
-from lospmm.cpu.fault import Fault
+from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import CODE_ADDRESS, Geometry
 from lospmm.cpu.halves import bits_of, values_of
 from lospmm.cpu.hazards import Hazard, Hazards, Instruction, instructions
@@ -138,7 +138,7 @@ def _run_part(code: MachineCode, tile: int, warp: Warp, generation: Generation) 
         try:
             hazards.issue(instruction)
             distance = _step(warp, instruction)
-        except (Hazard, Fault) as why:
+        except (Hazard, SassFault) as why:
             raise _refusal(code, tile, first + index, str(why), generation) from None
         if distance is None:
             return
@@ -169,7 +169,7 @@ def _step(warp: Warp, instruction: Instruction) -> int | None:
         return 0
     part = warp.part(runs)
     if instruction.op in _TOGETHER or OPERATIONS[instruction.op](part, instruction) != 0:
-        raise Fault("threads of one warp go different ways")
+        raise SassFault("threads of one warp go different ways")
     warp.put_back(part, runs)
     return 0
 
@@ -202,7 +202,7 @@ def _load_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
     address = warp.address(at.ra, at.offset)[lanes]
     operand = warp.read_from(address)
     if at.bytes != warp.geometry.words.stored_bytes:
-        raise Fault("a load of several words that some threads leave out")
+        raise SassFault("a load of several words that some threads leave out")
     rows, _ = warp.own_rows(operand, address, lanes)
     elements = operand.elements[rows, lanes]
     warp.floats[target_of(at.rd), lanes] = _in_register(elements, warp)
@@ -222,9 +222,9 @@ def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[tuple[NDArray[n
     """The row that each thread addresses in a column of its own with each word of a load or store, and which column."""
     address, size = warp.address(at.ra, at.offset), warp.geometry.words.stored_bytes
     if (at.bytes < FLOAT_BYTES or size < FLOAT_BYTES) and at.bytes != size:
-        raise Fault(f"{at.bytes} bytes, where an element has {size}")
+        raise SassFault(f"{at.bytes} bytes, where an element has {size}")
     if at.bytes > FLOAT_BYTES and (address % np.uint64(at.bytes)).any():
-        raise Fault(f"an address that is not a multiple of {at.bytes}")
+        raise SassFault(f"an address that is not a multiple of {at.bytes}")
     return [warp.own_rows(operand, address + np.uint64(word)) for word in range(0, at.bytes, FLOAT_BYTES)]
 
 
@@ -244,16 +244,16 @@ def _touch(warp: Warp, at: Instruction) -> int:
     """Loads into a cache, which shows nowhere, of what is there."""
     place = warp.address(at.ra, at.offset) - np.uint64(CODE_ADDRESS)
     if (place % np.uint64(FLOAT_BYTES)).any() or (place >= np.uint64(warp.code_bytes)).any():
-        raise Fault(f"loads code at {place.max():#x} of {warp.code_bytes:#x} bytes")
+        raise SassFault(f"loads code at {place.max():#x} of {warp.code_bytes:#x} bytes")
     return 0
 
 
 def _check_shared(warp: Warp, at: Instruction) -> None:
     """Raises Fault where no blocks share a tile, and for shared memory beside slots."""
     if len(warp.block.cluster) == 1:
-        raise Fault(f"{Opcode(at.op).name}: a tile is given no shared memory ({len(warp.columns)} threads)")
+        raise SassFault(f"{Opcode(at.op).name}: a tile is given no shared memory ({len(warp.columns)} threads)")
     if at.bytes > FLOAT_BYTES:
-        raise Fault(f"{at.bytes} bytes, where a slot has {FLOAT_BYTES} for each thread")
+        raise SassFault(f"{at.bytes} bytes, where a slot has {FLOAT_BYTES} for each thread")
 
 
 def _kept_address(warp: Warp, at: Instruction) -> NDArray[np.uint64]:
@@ -271,7 +271,7 @@ def _keep(warp: Warp, at: Instruction) -> int:
 
 def _not_a_slot(warp: Warp, at: Instruction) -> int:
     _check_shared(warp, at)
-    raise Fault("a slot is written by ST and read by LDS")
+    raise SassFault("a slot is written by ST and read by LDS")
 
 
 def _send(warp: Warp, at: Instruction) -> int:
@@ -292,7 +292,7 @@ def _collect(warp: Warp, at: Instruction) -> int:
 
 
 def _not_ours(_warp: Warp, at: Instruction) -> int:
-    raise Fault(f"{Opcode(at.op).name}: no tile has barriers in shared memory")
+    raise SassFault(f"{Opcode(at.op).name}: no tile has barriers in shared memory")
 
 
 def _fence(warp: Warp, _at: Instruction) -> int:

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.sass.fetch import SECTOR_BYTES
 from lospmm.codegen.sass.form import PT, RZ
-from lospmm.codegen.sass.machine import Entry
+from lospmm.codegen.sass.machine import EntryRegisters
 from lospmm.cpu.cluster import Block
-from lospmm.cpu.fault import Fault
+from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, stray_access
-from lospmm.cpu.kept import Kept
+from lospmm.cpu.kept import KeptAccumulators
 from lospmm.problem.convolution import outside
 
 #: What R255 is written to: nobody reads it.
@@ -53,7 +53,7 @@ class Warp:
     predicates: NDArray[np.bool_]  # (8, threads)
     block: Block
     code_bytes: int  # of all tiles
-    kept: Kept
+    kept: KeptAccumulators
 
     def part(self, which: NDArray[np.bool_]) -> "Warp":
         """Some of the threads, in copies of their state."""
@@ -96,7 +96,7 @@ class Warp:
         stray = rows < 0
         if stray.any():
             first = int(stray.argmax())
-            raise Fault(
+            raise SassFault(
                 stray_access(operand.name, int(offset[first : first + 1].astype(np.int64)[0]), int(columns[first]))
             )
         return rows, places
@@ -109,7 +109,7 @@ class Warp:
 
 
 def at_entry(
-    entry: Entry,
+    entry: EntryRegisters,
     geometry: Geometry,
     b: NDArray[np.float32],
     c: NDArray[np.float32],
@@ -137,7 +137,7 @@ def at_entry(
     if entry.padded is not None and geometry.convolution is not None:
         words[entry.padded] = outside(geometry.convolution, columns)
     lanes = np.arange(len(columns))
-    kept = Kept(lanes, geometry)
+    kept = KeptAccumulators(lanes, geometry)
     if entry.kept is not None:
         words[entry.kept] = kept.own
     if entry.fetched is not None:

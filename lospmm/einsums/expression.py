@@ -37,7 +37,7 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class TensorAccess:
     name: str
     indices: tuple[Index, ...]
     at: int
@@ -46,11 +46,11 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class Expression:
     text: str
-    output: Access
-    factors: tuple[Access, ...]
+    output: TensorAccess
+    factors: tuple[TensorAccess, ...]
 
     @property
-    def accesses(self) -> tuple[Access, ...]:
+    def accesses(self) -> tuple[TensorAccess, ...]:
         return (self.output, *self.factors)
 
     @property
@@ -128,7 +128,7 @@ class _Tokens:
         return at
 
 
-def _access(tokens: _Tokens) -> Access:
+def _access(tokens: _Tokens) -> TensorAccess:
     name, at = tokens.name("the name of an array")
     tokens.take("[", f"after {name}")
     indices = [_index(tokens)]
@@ -136,7 +136,7 @@ def _access(tokens: _Tokens) -> Access:
         tokens.take(",", "")
         indices.append(_index(tokens))
     tokens.take("]", f"after the indices of {name}")
-    return Access(name, tuple(indices), at)
+    return TensorAccess(name, tuple(indices), at)
 
 
 def _index(tokens: _Tokens) -> Index:

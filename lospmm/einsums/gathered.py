@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.einsums.expression import Access, parse
+from lospmm.einsums.expression import TensorAccess, parse
 from lospmm.einsums.operands import Operands
 from lospmm.einsums.shapes import shape_of_text
 from lospmm.families.packed import TEMPLATES, PackedKernel, pack, source_of_prelude
@@ -87,7 +87,7 @@ def kernel_of_gathered(operands: Operands, dtype: Dtype) -> PackedKernel | None:
     return None
 
 
-def _kernel(operands: Operands, left: Access, right: Access, dtype: Dtype) -> PackedKernel | None:
+def _kernel(operands: Operands, left: TensorAccess, right: TensorAccess, dtype: Dtype) -> PackedKernel | None:
     size, inputs = dtype.element_bytes, operands.inputs
     rows, columns = operands.output_shape
     depth = operands.shapes[left.name][1]

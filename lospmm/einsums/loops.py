@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.einsums.expression import Access
+from lospmm.einsums.expression import TensorAccess
 from lospmm.einsums.operands import Operands, Shape
 from lospmm.einsums.plan import LoopPlan, plan_loops
 from lospmm.errors import Unsupported
@@ -198,11 +198,11 @@ def _load(operands: Operands, at: int, offset: str) -> str:
     return f"lospmm_float({_argument(operands, factor)}[{offset}])"
 
 
-def _argument(operands: Operands, factor: Access) -> str:
+def _argument(operands: Operands, factor: TensorAccess) -> str:
     return ARGUMENTS[operands.inputs.index(factor.name)]
 
 
-def _offset(operands: Operands, access: Access, shape: Shape) -> str:
+def _offset(operands: Operands, access: TensorAccess, shape: Shape) -> str:
     """Where an element of an array lies, counted in elements."""
     parts = []
     for index, stride in zip(access.indices, strides_of(shape), strict=True):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.einsums.expression import Access, Expression, Index, fault
+from lospmm.einsums.expression import Expression, Index, TensorAccess, fault
 from lospmm.errors import BadRequest
 from lospmm.problem.dtype import Dtype
 
@@ -123,7 +123,7 @@ def _indices(expression: Expression, index: Index, given: Mapping[str, Any]) -> 
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def _shape(expression: Expression, access: Access, given: Any) -> Shape:
+def _shape(expression: Expression, access: TensorAccess, given: Any) -> Shape:
     shape = given.shape if isinstance(given, np.ndarray) else given if isinstance(given, tuple) else None
     if shape is None:
         raise fault(

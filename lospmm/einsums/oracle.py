@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.einsums.expression import Access
+from lospmm.einsums.expression import TensorAccess
 from lospmm.einsums.operands import Operands
 
 
@@ -15,7 +15,7 @@ def evaluate(operands: Operands, inputs: Mapping[str, NDArray[np.float32]]) -> N
     sizes = [operands.sizes[name] for name in names]
     grids = dict(zip(names, np.indices(sizes, sparse=True), strict=True))
 
-    def places(access: Access) -> tuple[NDArray[np.int64], ...]:
+    def places(access: TensorAccess) -> tuple[NDArray[np.int64], ...]:
         return tuple(
             operands.indices[index.name][tuple(grids[name] for name in index.names)]
             if index.is_indirect

@@ -21,7 +21,7 @@ MAX_COORDINATES = 2**28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bucket:
+class CoordinateBucket:
     """``values[i]`` are those of variable i, in the order of the coordinate that they lead to.
 
     Coordinate q, the axes' coordinates counted together, has those from ``starts[q]`` to ``starts[q + 1]``.
@@ -36,7 +36,7 @@ class Bucket:
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopPlan:
     free: tuple[tuple[int, str], ...]  # (axis of the output, variable)
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[CoordinateBucket, ...]
     summed: tuple[str, ...]
 
 
@@ -68,7 +68,7 @@ def _together(groups: Sequence[set[str]]) -> list[tuple[int, ...]]:
     return sorted(tuple(positions) for _, positions in parts)
 
 
-def _bucket(operands: Operands, axes: tuple[int, ...]) -> Bucket:
+def _bucket(operands: Operands, axes: tuple[int, ...]) -> CoordinateBucket:
     output = operands.expression.output
     variables = tuple(dict.fromkeys(name for axis in axes for name in output.indices[axis].names))
     sizes = [operands.sizes[name] for name in variables]
@@ -94,4 +94,4 @@ def _bucket(operands: Operands, axes: tuple[int, ...]) -> Bucket:
     order = np.argsort(flat, kind="stable")
     starts = np.concatenate(([0], np.cumsum(np.bincount(flat, minlength=count)))).astype(np.int64)
     values = np.unravel_index(order, sizes) if total else tuple(np.zeros(0, np.int64) for _ in sizes)
-    return Bucket(axes, variables, starts, tuple(value.astype(np.int32) for value in values))
+    return CoordinateBucket(axes, variables, starts, tuple(value.astype(np.int32) for value in values))

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from lospmm.einsums.expression import Access, parse
+from lospmm.einsums.expression import TensorAccess, parse
 from lospmm.einsums.operands import Operands, Shape
 from lospmm.einsums.shapes import shape_of_text
 from lospmm.families import FAMILIES
@@ -27,7 +27,7 @@ Entries = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]  # ro
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ProductForm:
     """``entries`` are those of the matrix, from the rows, the columns and the values of the expression."""
 
     entries: Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]], Entries]
@@ -54,12 +54,12 @@ def _blocks_grouped(rows: NDArray[np.int64], cols: NDArray[np.int64], values: ND
 
 
 #: With these names: C the result, r the rows, A the values, k the columns, B the dense factor.
-FORMS: Mapping[str, Form] = MappingProxyType(
+FORMS: Mapping[str, ProductForm] = MappingProxyType(
     {
-        "C[r[p],n] += A[p] * B[k[p],n]": Form(_plain, ("group_coo",)),
-        "C[r[p],n] += A[p,q] * B[k[p,q],n]": Form(_grouped, ("group_coo",)),
-        "C[r[p],i,n] += A[p,i,j] * B[k[p],j,n]": Form(_blocked, ("block_group_coo", "group_coo")),
-        "C[r[p],i,n] += A[p,q,i,j] * B[k[p,q],j,n]": Form(_blocks_grouped, ("block_group_coo", "group_coo")),
+        "C[r[p],n] += A[p] * B[k[p],n]": ProductForm(_plain, ("group_coo",)),
+        "C[r[p],n] += A[p,q] * B[k[p,q],n]": ProductForm(_grouped, ("group_coo",)),
+        "C[r[p],i,n] += A[p,i,j] * B[k[p],j,n]": ProductForm(_blocked, ("block_group_coo", "group_coo")),
+        "C[r[p],i,n] += A[p,q,i,j] * B[k[p,q],j,n]": ProductForm(_blocks_grouped, ("block_group_coo", "group_coo")),
     }
 )
 
@@ -83,7 +83,7 @@ def product_of(operands: Operands, dtype: Dtype, device: DeviceSpec) -> Product 
 
 
 def _product(
-    operands: Operands, factors: tuple[Access, ...], form: Form, dtype: Dtype, device: DeviceSpec
+    operands: Operands, factors: tuple[TensorAccess, ...], form: ProductForm, dtype: Dtype, device: DeviceSpec
 ) -> Product | None:
     output, values = operands.expression.output, operands.values[factors[0].name]
     m, n = _sides(operands.output_shape)
@@ -133,7 +133,7 @@ def _matrix(
     return from_csr(shape, summed.indptr, summed.indices, data)
 
 
-def _form_of(output: Access, factors: Sequence[Access]) -> Form | None:
+def _form_of(output: TensorAccess, factors: Sequence[TensorAccess]) -> ProductForm | None:
     return _BY_SHAPE.get(shape_of_text(output, factors))
 
 

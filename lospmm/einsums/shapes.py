@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from lospmm.einsums.expression import Access
+from lospmm.einsums.expression import TensorAccess
 
 
-def shape_of_text(output: Access, factors: Sequence[Access]) -> str:
+def shape_of_text(output: TensorAccess, factors: Sequence[TensorAccess]) -> str:
     """The text with its names counted in the order in which they first occur."""
     numbers: dict[str, int] = {}
 
     def number(name: str) -> str:
         return str(numbers.setdefault(name, len(numbers)))
 
-    def text(access: Access) -> str:
+    def text(access: TensorAccess) -> str:
         parts = []
         for index in access.indices:
             own = number(index.name)

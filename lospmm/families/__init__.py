@@ -37,7 +37,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class Candidate:
     """A plan of a family, with its forecast: what a candidate is to the unrolled family."""
 
     family: str
@@ -66,6 +66,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 
 
-def shared_of(problem: Problem, entrant: Entrant) -> Shared | None:
+def shared_of(problem: Problem, entrant: Candidate) -> Shared | None:
     """What an entrant's plan shares with others."""
     return FAMILIES[entrant.family].shared(problem, entrant.plan)

@@ -14,7 +14,7 @@ from threading import Lock
 import numpy as np
 
 from lospmm.families import fours
-from lospmm.families.fours import Choice, choose_fours
+from lospmm.families.fours import FourColumns, choose_fours
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import ceil_div
 
@@ -35,7 +35,7 @@ PART_COLUMNS = 8192
 #: Matrices and heights of blocks whose fours a process remembers.
 _REMEMBERED = 3
 
-_found: dict[tuple[SparseMatrix, int, int], list[Choice]] = {}
+_found: dict[tuple[SparseMatrix, int, int], list[FourColumns]] = {}
 _finding = Lock()
 
 
@@ -44,7 +44,9 @@ def is_long(matrix: SparseMatrix, rows: int) -> bool:
     return ceil_div(matrix.m, rows) * matrix.k > PART_COLUMNS
 
 
-def choose_all(matrix: SparseMatrix, rows: int, *, multiple: int, together: Together | None = None) -> list[Choice]:
+def choose_all(
+    matrix: SparseMatrix, rows: int, *, multiple: int, together: Together | None = None
+) -> list[FourColumns]:
     """Of each ``rows`` rows of A, ``multiple`` fours or a multiple of these: by this thread alone, or ``together`` with
     others, unless this process has them already."""
     asked = matrix, rows, multiple
@@ -62,7 +64,7 @@ def choose_all(matrix: SparseMatrix, rows: int, *, multiple: int, together: Toge
     return found
 
 
-def _in_parts(matrix: SparseMatrix, firsts: range, rows: int, multiple: int, together: Together) -> list[Choice]:
+def _in_parts(matrix: SparseMatrix, firsts: range, rows: int, multiple: int, together: Together) -> list[FourColumns]:
     of_part = max(1, PART_COLUMNS // matrix.k)
     parts = [firsts[at : at + of_part] for at in range(0, len(firsts), of_part)]
 
@@ -84,7 +86,7 @@ def _key(matrix: SparseMatrix, firsts: range, rows: int, multiple: int) -> str:
     return digest.hexdigest()
 
 
-def _written(choices: Sequence[Choice]) -> Files:
+def _written(choices: Sequence[FourColumns]) -> Files:
     file = io.BytesIO()
     np.savez(
         file,
@@ -95,8 +97,8 @@ def _written(choices: Sequence[Choice]) -> Files:
     return {_FILE: file.getvalue()}
 
 
-def _read(files: Files) -> list[Choice]:
+def _read(files: Files) -> list[FourColumns]:
     with np.load(io.BytesIO(files[_FILE])) as arrays:
         ends = np.cumsum(arrays["counts"]).tolist()
         columns, kept = arrays["columns"], arrays["kept"]
-    return [Choice(columns[begin:end], kept[begin:end]) for begin, end in pairwise([0, *ends])]
+    return [FourColumns(columns[begin:end], kept[begin:end]) for begin, end in pairwise([0, *ends])]

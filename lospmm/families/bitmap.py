@@ -55,7 +55,7 @@ RESIDENT_WARPS, MOST_REGISTERS = 16, 224
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BitmapPlan:
     tiles: int  # of 16 rows, of a warp
     depth: int  # columns of A of a piece
     rows: int  # warps below each other
@@ -91,7 +91,7 @@ def _generation(problem: Problem) -> int:
     return int(problem.device.arch.removeprefix("sm_").rstrip("af"))
 
 
-def plans(problem: Problem) -> list[Plan]:
+def plans(problem: Problem) -> list[BitmapPlan]:
     """Blocks no taller than A, and parts of it no more than it has pieces; clusters from sm_90 on."""
     matrix = problem.matrix
     clusters = CLUSTERS if has_bulk_copies(problem) else CLUSTERS[:1]
@@ -106,11 +106,11 @@ def plans(problem: Problem) -> list[Plan]:
         if (tiles * rows == 1 or tiles * rows < 2 * tall)
         and (parts * cluster == MIN_WARPS or parts * cluster <= ceil_div(matrix.k, depth))
         and MIN_WARPS <= rows * parts <= MAX_WARPS
-        and fits(plan := Plan(tiles, depth, rows, parts, cluster, stages, cols), problem, largest[tiles, depth])
+        and fits(plan := BitmapPlan(tiles, depth, rows, parts, cluster, stages, cols), problem, largest[tiles, depth])
     ]
 
 
-def fits(plan: Plan, problem: Problem, largest_piece: int) -> bool:
+def fits(plan: BitmapPlan, problem: Problem, largest_piece: int) -> bool:
     return (
         shared_bytes(plan, problem, largest_piece) <= problem.device.shared_bytes_per_block
         and _grid(plan, problem)[2] <= MAX_GRID_SIDE
@@ -118,7 +118,7 @@ def fits(plan: Plan, problem: Problem, largest_piece: int) -> bool:
     )
 
 
-def _grid(plan: Plan, problem: Problem) -> tuple[int, int, int]:
+def _grid(plan: BitmapPlan, problem: Problem) -> tuple[int, int, int]:
     return ceil_div(problem.n, plan.cols), plan.cluster, ceil_div(problem.matrix.m, plan.block_rows)
 
 
@@ -131,12 +131,12 @@ def has_bulk_copies(problem: Problem) -> bool:
     return _generation(problem) >= 90
 
 
-def is_whole(plan: Plan, problem: Problem) -> bool:
+def is_whole(plan: BitmapPlan, problem: Problem) -> bool:
     """Whether the rows of B of a piece are copied at once: few columns, or reading them meets bank conflicts."""
     return has_bulk_copies(problem) and problem.n == plan.cols and plan.cols <= MAX_WHOLE_COLS
 
 
-def shared_bytes(plan: Plan, problem: Problem, largest_piece: int) -> int:
+def shared_bytes(plan: BitmapPlan, problem: Problem, largest_piece: int) -> int:
     """Pieces of A and B and the places of values, of all warps; afterwards their sums."""
     of_b = plan.depth * plan.cols * 2 if vector(problem) > 1 else 0
     ring = plan.stages * (largest_piece + of_b) + plan.tiles * plan.depth * 2
@@ -144,13 +144,13 @@ def shared_bytes(plan: Plan, problem: Problem, largest_piece: int) -> int:
     return max(plan.warps * ring, plan.parts * plan.block_rows * plan.cols * 4) + barriers
 
 
-def registers_allowed(plan: Plan, problem: Problem) -> int:
+def registers_allowed(plan: BitmapPlan, problem: Problem) -> int:
     """Of a thread: as many as leave room for RESIDENT_WARPS on an SM, or for half of them where one needs more."""
     many = 65_536 // (WARP * RESIDENT_WARPS)
     return many if registers_needed(plan, problem) <= many else min(255, 65_536 // (WARP * plan.warps) // 8 * 8)
 
 
-def registers_needed(plan: Plan, problem: Problem) -> int:
+def registers_needed(plan: BitmapPlan, problem: Problem) -> int:
     """A forecast: sums, B of a piece, and what a piece takes beside them (measured with ptxas 13.0)."""
     of_b = plan.cols // 8 * 2 * (UNIT // STEP if vector(problem) == 1 or plan.cols == COLS[0] else 1)
     return plan.tiles * plan.cols // 2 + of_b + (64 if has_bulk_copies(problem) else 84)
@@ -208,7 +208,7 @@ L2_BYTES_PER_CYCLE = 32.0
 NOT_HIDDEN = 0.2
 
 
-def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
+def forecast(problem: Problem, plans: Sequence[BitmapPlan]) -> NDArray[np.float64]:
     """The SM with the most blocks: reading A, B again for all rows of a warp, and making fragments."""
     shapes = {(plan.tiles, plan.depth) for plan in plans}
     held = counts(problem.matrix)
@@ -217,7 +217,7 @@ def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
     return np.array([_micros(problem, plan, largest[plan.tiles, plan.depth], pairs) for plan in plans])
 
 
-def _micros(problem: Problem, plan: Plan, largest_piece: int, pairs: int) -> float:
+def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, pairs: int) -> float:
     device, matrix, n = problem.device, problem.matrix, problem.n
     across, _, tall = _grid(plan, problem)
     blocks = across * plan.cluster * tall
@@ -250,7 +250,7 @@ def _micros(problem: Problem, plan: Plan, largest_piece: int, pairs: int) -> flo
     return LAUNCH_MICROS + START_MICROS + apart + 1e6 * float(cycles) / device.clock_hz
 
 
-def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
+def pack_plan(problem: Problem, plan: BitmapPlan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     largest = piece_bytes(counts(matrix), plan.tiles, plan.depth)
     starts, pieces = pack_pieces(problem, plan)
@@ -280,7 +280,7 @@ def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
     )
 
 
-def pack_pieces(problem: Problem, plan: Plan) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def pack_pieces(problem: Problem, plan: BitmapPlan) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Where each piece begins, in 16 bytes, and the pieces: the bits of ``tiles`` x 16 rows, then their values.
 
     Pieces are in the order of rows and then columns. A bit is that of two columns; a word has four bits of eight lanes
@@ -309,7 +309,7 @@ def pack_pieces(problem: Problem, plan: Plan) -> tuple[NDArray[np.uint32], NDArr
     return starts, np.concatenate(parts)
 
 
-def _in_order(problem: Problem, row: int, rows: int, plan: Plan) -> NDArray[np.uint32]:
+def _in_order(problem: Problem, row: int, rows: int, plan: BitmapPlan) -> NDArray[np.uint32]:
     """Two values of ``rows`` rows from ``row`` on to a number, by their bits: a line is a piece."""
     matrix, dtype, pieces = problem.matrix, problem.dtype, ceil_div(problem.matrix.k, plan.depth)
     start, end = matrix.indptr[min(row, matrix.m)], matrix.indptr[min(row + rows, matrix.m)]

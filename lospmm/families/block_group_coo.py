@@ -49,7 +49,7 @@ _GROUPS_OF_LANES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BlockGroupCooPlan:
     rows: int  # of a block of A
     depth: int  # its columns
     group: int  # blocks
@@ -96,7 +96,7 @@ def has_tensor_cores(device: DeviceSpec) -> bool:
     return device.arch_number >= LEAST_ARCH
 
 
-def plans(problem: Problem) -> list[Plan]:
+def plans(problem: Problem) -> list[BlockGroupCooPlan]:
     """Blocks that are full enough; groups that pad little; vectors that divide N; warps that have columns."""
     size = problem.dtype.element_bytes
     found = []
@@ -114,7 +114,7 @@ def plans(problem: Problem) -> list[Plan]:
             for columns in widest[-2:]:
                 vector = max(v for v in (1, 2, 4, 8) if v * size <= 16 and v <= columns and problem.n % v == 0)
                 found += [
-                    Plan(rows, depth, group, columns, warps, splits, vector)
+                    BlockGroupCooPlan(rows, depth, group, columns, warps, splits, vector)
                     for warps, splits in TEAMS
                     if _registers(rows, columns, problem.dtype, 1) <= MAX_REGISTERS
                     and (warps == splits or warps // splits * _GROUPS_OF_LANES * columns < 2 * problem.n)
@@ -132,7 +132,7 @@ def _shared_bytes(rows: int, columns: int, warps: int, splits: int) -> int:
     return (splits - 1) * (warps // splits) * _WARP * rows * columns // 4 * 4
 
 
-def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
+def forecast(problem: Problem, plans: Sequence[BlockGroupCooPlan]) -> NDArray[np.float64]:
     """Every block reads its rows of B, and every block of columns reads A."""
     counted = _counted(problem.matrix)
     grouped = {
@@ -148,7 +148,7 @@ SHARE_OF_TRAFFIC = 0.5
 LOAD_CYCLES = 1000.0
 
 
-def _micros(problem: Problem, plan: Plan, blocks: float) -> float:
+def _micros(problem: Problem, plan: BlockGroupCooPlan, blocks: float) -> float:
     """Bytes of B and A from the L2 cache; where few warps fit an SM, only as many as they have under way. ``blocks``
     are those of A, in whole groups."""
     dtype, device = problem.dtype, problem.device
@@ -174,7 +174,7 @@ def _micros(problem: Problem, plan: Plan, blocks: float) -> float:
     )
 
 
-def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
+def pack_plan(problem: Problem, plan: BlockGroupCooPlan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     blocks = blocks_of(matrix, plan.rows, plan.depth)
     # Each block row is a block of the grid; those with most groups first.
@@ -232,7 +232,7 @@ def _registers(rows: int, columns: int, dtype: Dtype, ahead: int) -> int:
     return rows * columns // 4 + (ahead + 1) * (of_a + of_b) + OTHER_REGISTERS
 
 
-def _ahead(plan: Plan, dtype: Dtype) -> int:
+def _ahead(plan: BlockGroupCooPlan, dtype: Dtype) -> int:
     """Steps under way beside the one that is multiplied: as many as leave room for two blocks of 8 warps, 3 at most."""
     return max((ahead for ahead in (2, 3) if _registers(plan.rows, plan.columns, dtype, ahead) <= 128), default=1)
 

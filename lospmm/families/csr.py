@@ -35,7 +35,7 @@ REGISTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CsrPlan:
     vector: int  # columns next to each other that a thread computes
     team: int  # threads side by side in a row of C
     slices: int  # teams that share a row
@@ -56,11 +56,11 @@ def refusal(problem: Problem) -> str | None:
     return "a convolution" if problem.convolution is not None else None
 
 
-def plans(problem: Problem) -> list[Plan]:
+def plans(problem: Problem) -> list[CsrPlan]:
     """No more slices than the longest row has groups."""
     longest = int(problem.matrix.row_nnz.max(initial=0))
     return [
-        Plan(lane.vector, lane.team, slices, group, warps)
+        CsrPlan(lane.vector, lane.team, slices, group, warps)
         for lane in lanes(problem)
         for slices in (1, 2, 4, 8, 16, 32)
         for group in GROUPS
@@ -69,7 +69,7 @@ def plans(problem: Problem) -> list[Plan]:
     ]
 
 
-def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
+def forecast(problem: Problem, plans: Sequence[CsrPlan]) -> NDArray[np.float64]:
     """Every nonzero reads a piece of a row of B from L2; a team walks its entries one group after another."""
     lengths = problem.matrix.row_nnz
     found = []
@@ -92,7 +92,7 @@ def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
     return np.array(found)
 
 
-def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
+def pack_plan(problem: Problem, plan: CsrPlan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     rows = by_falling_length(problem)
     unit = plan.group * plan.slices

@@ -32,7 +32,7 @@ FEW, CHANGES = 4, 100
 _WORD = 64
 
 
-class Choice(NamedTuple):
+class FourColumns(NamedTuple):
     """Which columns are fours, and which rows have something of each: what takes long to find."""
 
     columns: NDArray[np.int32]  # (fours, 4)
@@ -45,7 +45,7 @@ class Fours(NamedTuple):
     places: NDArray[np.uint8]  # (rows, fours, 2): which of four, the first before the second
 
 
-def choose_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int = 1) -> Choice:
+def choose_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int = 1) -> FourColumns:
     """Of ``rows`` rows of A from ``first`` on; the last ones may not be there. At least ``multiple`` fours, and a
     multiple of these."""
     bits = _bits_of_columns(_dense(matrix, first, rows) != 0)
@@ -55,10 +55,10 @@ def choose_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int =
     missing = -len(columns) % multiple if len(columns) else multiple
     columns = np.concatenate((columns, np.full((missing, 4), columns.flat[0] if len(columns) else 0)))
     kept = np.concatenate((kept, np.zeros((missing, *kept.shape[1:]), np.uint64)))
-    return Choice(columns.astype(np.int32), kept)
+    return FourColumns(columns.astype(np.int32), kept)
 
 
-def fours_of(matrix: SparseMatrix, first: int, rows: int, choice: Choice) -> Fours:
+def fours_of(matrix: SparseMatrix, first: int, rows: int, choice: FourColumns) -> Fours:
     """The weights of the same rows, in the places that were chosen."""
     is_kept = np.unpackbits(choice.kept.view(np.uint8), axis=2)[:, :, :rows].transpose(2, 0, 1).astype(np.bool_)
     weights = _dense(matrix, first, rows)[:, choice.columns]

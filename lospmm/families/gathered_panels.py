@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families.gathered_panels_forecast import Work, micros_of
+from lospmm.families.gathered_panels_forecast import PanelWork, micros_of
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.packed import PackedKernel, pack, source_of_template
-from lospmm.families.panels import Panels, Shape, depth_of, numbered_rows, pack_panels
+from lospmm.families.panels import Panels, PanelShape, depth_of, numbered_rows, pack_panels
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.problem import Launch, Problem, ceil_div
@@ -40,7 +40,7 @@ _WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GatheredPanelsPlan:
     subgroups: int  # of 8 rows, of a panel
     warps: int  # of a block
     parts: int  # warps that share a panel
@@ -58,7 +58,7 @@ def refusal(problem: Problem) -> str | None:
     return problem.dtype.not_in_parts(problem.matrix.data)
 
 
-def plans(problem: Problem) -> list[Plan]:
+def plans(problem: Problem) -> list[GatheredPanelsPlan]:
     """As many panels a block as there are rows for, columns as there are in B, and what fits an SM."""
     matrix = problem.matrix
     eights, columns, room = (
@@ -74,15 +74,15 @@ def plans(problem: Problem) -> list[Plan]:
         and (warps == min(WARPS) or eights * parts > subgroups * warps * 3 // 4)
         and (parts == 1 or eights * problem.n < subgroups * (warps // parts) * cols * 2 * problem.device.sms)
         for slabs, stages in _stagings(columns, cols * problem.dtype.element_bytes, room)
-        if _fits(plan := Plan(subgroups, warps, parts, cols, slabs, stages, ahead), problem, columns)
+        if _fits(plan := GatheredPanelsPlan(subgroups, warps, parts, cols, slabs, stages, ahead), problem, columns)
     ]
 
 
-def fits(plan: Plan, problem: Problem) -> bool:
+def fits(plan: GatheredPanelsPlan, problem: Problem) -> bool:
     return _fits(plan, problem, numbered_rows(problem.matrix)[0])
 
 
-def _fits(plan: Plan, problem: Problem, columns: int) -> bool:
+def _fits(plan: GatheredPanelsPlan, problem: Problem, columns: int) -> bool:
     """``columns``: the rows of B that are staged."""
     return (
         shared_bytes(plan, columns, problem.dtype) <= problem.device.shared_bytes_per_block
@@ -104,26 +104,26 @@ def _stagings(columns: int, row_bytes: int, room: int) -> list[tuple[int, int]]:
     return found
 
 
-def shape_of(plan: Plan, matrix: SparseMatrix, dtype: Dtype) -> Shape:
+def shape_of(plan: GatheredPanelsPlan, matrix: SparseMatrix, dtype: Dtype) -> PanelShape:
     columns, listed = numbered_rows(matrix)
     panels = plan.warps // plan.parts
     depth = depth_of(columns, plan.slabs)
-    return Shape(plan.subgroups, panels, plan.parts, plan.slabs, depth, 8 // dtype.element_bytes, listed)
+    return PanelShape(plan.subgroups, panels, plan.parts, plan.slabs, depth, 8 // dtype.element_bytes, listed)
 
 
-def shared_bytes(plan: Plan, columns: int, dtype: Dtype) -> int:
+def shared_bytes(plan: GatheredPanelsPlan, columns: int, dtype: Dtype) -> int:
     """The slabs of B; afterwards the sums of the warps of a panel."""
     staged = plan.stages * depth_of(columns, plan.slabs) * plan.cols * dtype.element_bytes
     sums = plan.warps * _WARP * plan.subgroups * plan.cols // 4 * 4
     return max(staged, sums if plan.parts > 1 else 0)
 
 
-def registers_allowed(plan: Plan) -> int:
+def registers_allowed(plan: GatheredPanelsPlan) -> int:
     """Of a thread: an SM's for one block."""
     return min(255, 65_536 // (_WARP * plan.warps) // 8 * 8)
 
 
-def registers_needed(plan: Plan, dtype: Dtype) -> int:
+def registers_needed(plan: GatheredPanelsPlan, dtype: Dtype) -> int:
     """A forecast: sums, fragments of B, what is loaded ahead, and addresses (measured with ptxas 13.0)."""
     sums = plan.subgroups * plan.cols // 4
     fragments = (1 + dtype.parts) * plan.cols // 4
@@ -137,10 +137,10 @@ def vector(problem: Problem) -> int:
     return int(np.gcd(widest, problem.n))
 
 
-def micros(problem: Problem, plan: Plan) -> float:
+def micros(problem: Problem, plan: GatheredPanelsPlan) -> float:
     """A forecast."""
     columns, _ = numbered_rows(problem.matrix)
-    work = Work(
+    work = PanelWork(
         *(plan.subgroups, plan.warps, plan.parts, plan.cols, plan.slabs, plan.stages, columns),
         shared_bytes=shared_bytes(plan, columns, problem.dtype),
         registers=registers_needed(plan, problem.dtype),
@@ -148,7 +148,7 @@ def micros(problem: Problem, plan: Plan) -> float:
     return micros_of(problem, work)
 
 
-def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
+def pack_plan(problem: Problem, plan: GatheredPanelsPlan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     columns, _ = numbered_rows(matrix)
     shape = shape_of(plan, matrix, dtype)

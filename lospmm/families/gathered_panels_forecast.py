@@ -28,7 +28,7 @@ MASK_FILL = {1: 0.0, 2: 0.14, 3: 0.17, 4: 0.19, 8: 0.52}
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PanelWork:
     """What decides a plan's time. ``columns`` rows of B are needed in all."""
 
     subgroups: int
@@ -42,7 +42,7 @@ class Work:
     registers: int
 
 
-def micros_of(problem: Problem, work: Work) -> float:
+def micros_of(problem: Problem, work: PanelWork) -> float:
     device, size = problem.device, problem.dtype.element_bytes
     split = problem.dtype.parts
     each, tiles = 8 // size, work.cols // 16
@@ -81,7 +81,7 @@ def micros_of(problem: Problem, work: Work) -> float:
     return LAUNCH_MICROS + 1e6 * (max(memory, rounds * cycles / float(busy) / device.clock_hz) + start)
 
 
-def _steps_and_fragments(problem: Problem, work: Work, each: int) -> tuple[float, float]:
+def _steps_and_fragments(problem: Problem, work: PanelWork, each: int) -> tuple[float, float]:
     """Of a panel, of all its slabs."""
     matrix = problem.matrix
     filled = max(1e-9, 1 - (1 - matrix.nnz / (matrix.m * max(1, work.columns))) ** 8)

@@ -41,7 +41,7 @@ _WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GroupCooPlan:
     group: int  # entries
     lanes: int  # threads of a team, side by side along a row of C
     vector: int  # columns of a thread
@@ -66,10 +66,10 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def plans(problem: Problem) -> list[Plan]:
+def plans(problem: Problem) -> list[GroupCooPlan]:
     """Vectors divide N, so that every row of B and C is aligned to them; blocks are not much wider than N."""
     return [
-        Plan(group, lanes, vector, warps, share)
+        GroupCooPlan(group, lanes, vector, warps, share)
         for group in _group_lengths(problem)
         for lanes, vector in _widths(problem)
         for warps in WARPS
@@ -100,7 +100,7 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
+def forecast(problem: Problem, plans: Sequence[GroupCooPlan]) -> NDArray[np.float64]:
     """Every entry reads a piece of a row of B, from the L1 cache where a block reads one often enough."""
     counts = {group: group_counts(problem.matrix.row_nnz, group) for group in {plan.group for plan in plans}}
     return np.array([_micros(problem, plan, counts[plan.group]) for plan in plans])
@@ -120,7 +120,7 @@ PART_CYCLES = 60.0
 REGISTERS = 80
 
 
-def _micros(problem: Problem, plan: Plan, counts: NDArray[np.int64]) -> float:
+def _micros(problem: Problem, plan: GroupCooPlan, counts: NDArray[np.int64]) -> float:
     """Traffic, the L1 cache and latency: none hides the others wholly, so the root of the sum of their squares."""
     matrix, size, device = problem.matrix, problem.dtype.element_bytes, problem.device
     groups, longest = int(counts.sum()), int(counts.max(initial=0))
@@ -151,7 +151,7 @@ def _micros(problem: Problem, plan: Plan, counts: NDArray[np.int64]) -> float:
     return LAUNCH_MICROS + float(np.linalg.norm(bounds))
 
 
-def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
+def pack_plan(problem: Problem, plan: GroupCooPlan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     if plan.share:
         groups = make_groups(matrix.indptr, plan.group, plan.teams * plan.share)

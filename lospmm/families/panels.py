@@ -34,7 +34,7 @@ MAX_REGROUPED = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PanelShape:
     """What decides how A is laid out.
 
     ``each`` columns of a step are one thread's; ``depth`` counts the slots of a slab, and the last four hold zeros.
@@ -125,7 +125,7 @@ def _with_empty_rows(panels: NDArray[np.int32], empty: NDArray[np.int32]) -> NDA
     return panels
 
 
-def pack_panels(matrix: SparseMatrix, shape: Shape) -> Panels:
+def pack_panels(matrix: SparseMatrix, shape: PanelShape) -> Panels:
     """Raises AssertionError where the rows of B that a block needs are more than ``shape`` has slots for."""
     rows = rows_of_panels(matrix, shape.subgroups)
     missing = -len(rows) % shape.panels
@@ -164,7 +164,7 @@ def pack_panels(matrix: SparseMatrix, shape: Shape) -> Panels:
 
 
 def _slots(
-    matrix: SparseMatrix, block: NDArray[np.int64], blocks: int, shape: Shape
+    matrix: SparseMatrix, block: NDArray[np.int64], blocks: int, shape: PanelShape
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Where each row of B lies in a block, (blocks, k): slab x depth + slot; and what lies in each slot.
 
@@ -188,7 +188,7 @@ def _slots(
 
 
 def _steps(
-    entry: NDArray[np.int64], masks: NDArray[np.uint8], panels: int, shape: Shape
+    entry: NDArray[np.int64], masks: NDArray[np.uint8], panels: int, shape: PanelShape
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """The step of each entry (a column of a panel), its thread and its turn there; and the first step of each slab.
 

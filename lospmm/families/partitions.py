@@ -99,7 +99,7 @@ class Partitions:
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class PartitionMemory:
     """What a plan takes of shared memory, with ``slot`` bytes for the lists of a partition."""
 
     plan: Partitions
@@ -123,8 +123,8 @@ class Stages:
         return self.all_bytes + BARRIER_BYTES
 
 
-def _stages(plan: Partitions, k: int, slot: int) -> Stages:
-    return Stages(plan, ceil_div(slot, 128) * 128, min(plan.stages, plan.count(k)))
+def _stages(plan: Partitions, k: int, slot: int) -> PartitionMemory:
+    return PartitionMemory(plan, ceil_div(slot, 128) * 128, min(plan.stages, plan.count(k)))
 
 
 def _words(problem: Problem) -> int:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lospmm.families import gathered_panels, two_of_four, warpgroups
 from lospmm.families.all_fours import Shared
-from lospmm.families.gathered_panels import Plan as GatheredPanels
+from lospmm.families.gathered_panels import GatheredPanelsPlan as GatheredPanels
 from lospmm.families.packed import PackedKernel
 from lospmm.families.two_of_four import TwoOfFour
 from lospmm.families.warpgroups import Warpgroups

@@ -62,7 +62,7 @@ _SHARES = (0.2, 0.3, 0.4, 0.5, 1.0)
 _PLACES = {64: (1.0, 1.01, 1.15, 1.26, 2.0), 128: (1.0, 1.1, 1.19, 1.34, 2.0), 192: (1.0, 1.14, 1.31, 1.35, 2.0)}
 
 
-class Rates(NamedTuple):
+class TwoOfFourRates(NamedTuple):
     """What an SM does, of which forecasts are made."""
 
     copied_bytes_per_cycle: float  # from the L2 cache
@@ -75,7 +75,7 @@ class Rates(NamedTuple):
 
 #: What fits 2,700 times on an H200 best (``fitting.fit_tensor_core``): it misses them by 11 %, and what it puts
 #: first is 1.4 % slower than the fastest in the mean.
-RATES = Rates(
+RATES = TwoOfFourRates(
     copied_bytes_per_cycle=38.0,
     stored_per_cycle=6.1,
     chunk_cycles=370.0,
@@ -174,7 +174,7 @@ def registers_of(plan: TwoOfFour, problem: Problem) -> tuple[int, int]:
     return launched, min(_MOST_TAKEN, left // plan.groups // 8 * 8)
 
 
-def micros(problem: Problem, plan: TwoOfFour, rates: Rates = RATES) -> float:
+def micros(problem: Problem, plan: TwoOfFour, rates: TwoOfFourRates = RATES) -> float:
     """A forecast: what is copied to an SM for each chunk, and what is stored behind the last one."""
     device, matrix = problem.device, problem.matrix
     share = matrix.nnz / max(1, matrix.m * matrix.k)

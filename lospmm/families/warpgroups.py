@@ -51,7 +51,7 @@ _LARGEST_EXPONENT = 14
 _FLOORS = (2.0**-39, 2.0**-35)
 
 
-class Kind(NamedTuple):
+class OperandKind(NamedTuple):
     """How numbers of a type are multiplied, and what that takes. Cycles and rates are of an SM, fitted to what
     ``fitting.tensor_core`` timed on an H200 (``fitting.fit_tensor_core``): TF32 is missed by 15 %, float32 by
     14."""
@@ -75,9 +75,9 @@ class Kind(NamedTuple):
 
 
 #: By type. A thread has two neighbouring columns of B, and of every step the rows that are its number modulo 4.
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, OperandKind] = MappingProxyType(
     {
-        "tf32": Kind(
+        "tf32": OperandKind(
             template="warpgroups_tf32",
             copiers=_WARPGROUP,
             depths=(16, 32),
@@ -92,7 +92,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             chunk_cycles=59.0,
             block_cycles=3400.0,
         ),
-        "float32": Kind(
+        "float32": OperandKind(
             template="warpgroups_float32",
             copiers=0,
             depths=(32, 64),
@@ -156,7 +156,7 @@ def plans(problem: Problem) -> list[Warpgroups]:
     ]
 
 
-def kind_of(problem: Problem) -> Kind:
+def kind_of(problem: Problem) -> OperandKind:
     return KINDS[problem.dtype.name]
 
 
@@ -198,7 +198,7 @@ def registers_needed(plan: Warpgroups, problem: Problem, at_once: int) -> int:
     return sums + under_way + plan.depth // kind.step * (8 + 2 * 8)
 
 
-def micros(problem: Problem, plan: Warpgroups, rates: Kind | None = None) -> float:
+def micros(problem: Problem, plan: Warpgroups, rates: OperandKind | None = None) -> float:
     """A forecast: of each chunk what an SM's tensor cores multiply, what is copied to it, or what a warpgroup or a copy
     has to wait for, whichever takes longest; the way from chunk to chunk, a beginning and an end."""
     device, matrix, kind = problem.device, problem.matrix, rates or kind_of(problem)
@@ -286,7 +286,7 @@ def _powers_of_rows(matrix: SparseMatrix) -> NDArray[np.int32]:
 
 
 def _chunks(
-    matrix: SparseMatrix, plan: Warpgroups, kind: Kind, is_listed: bool
+    matrix: SparseMatrix, plan: Warpgroups, kind: OperandKind, is_listed: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
     """The first chunk of each block, and the columns (chunks, depth) and weights of each chunk, as pieces of 8 rows.
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from lospmm.artifact.artifact import Artifact
-from lospmm.artifact.manifest import Clocks as MeasuredClocks
+from lospmm.artifact.manifest import ClocksAtEnd as MeasuredClocks
 from lospmm.artifact.manifest import Measured
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu.bench import Bench
@@ -31,14 +31,14 @@ from lospmm.stages import Progress, silent
 from lospmm.toolchain.compile import Built, Compiled
 
 
-class Bound(NamedTuple):
+class Roofline(NamedTuple):
     """The least time that a GPU's published peaks allow, in microseconds, and which of them it is."""
 
     micros: float
     by: Literal["arithmetic", "memory"]
 
 
-def bound(problem: Problem) -> Bound:
+def bound(problem: Problem) -> Roofline:
     """The larger of 2 nnz n / peak rate and s n (k + m) / bandwidth, with s the bytes of an element: B is read once and
     C is written once. The rate is that of the type: of tensor cores where the GPU has some that take it.
 
@@ -49,7 +49,7 @@ def bound(problem: Problem) -> Bound:
     arithmetic = 2 * matrix.nnz * problem.n / peak_flops(device, problem.dtype) * 1e6
     c_elements = matrix.m * problem.n * (2 if problem.epilogue.residual else 1)
     memory = problem.dtype.element_bytes * (problem.b_elements + c_elements) / device.memory_bandwidth * 1e6
-    return Bound(arithmetic, "arithmetic") if arithmetic > memory else Bound(memory, "memory")
+    return Roofline(arithmetic, "arithmetic") if arithmetic > memory else Roofline(memory, "memory")
 
 
 def peak_flops(device: DeviceSpec, dtype: Dtype) -> float:
@@ -68,7 +68,7 @@ class Comparison:
     timing: Timing  # of the kernel
     max_relative_error: float  # over all of its C
     noise: float
-    bound: Bound
+    bound: Roofline
     baselines: Mapping[str, BaselineTime]
     clocks: Clocks | None
 

@@ -21,7 +21,7 @@ from lospmm.gpu.messages import Prepare, Shape
 from lospmm.gpu.operands import (
     NAN_WORD,
     STORAGES,
-    Operands,
+    DeviceOperands,
     elements_of_b,
     place_of_c,
     poison,
@@ -55,7 +55,7 @@ def gate_source() -> str:
 
 
 class Passed(NamedTuple):
-    """A C that passed, where it is kept (``Operands.kept``), and the very problem that it was held against."""
+    """A C that passed, where it is kept (``DeviceOperands.kept``), and the very problem that it was held against."""
 
     address: int
     problem: Prepare
@@ -72,7 +72,7 @@ class Gate:
     passed: list[Passed] = field(default_factory=list)
 
 
-class Verdict(NamedTuple):
+class GateVerdict(NamedTuple):
     """``failure`` is None, or says in one line which element is wrong, or which rows were never written."""
 
     max_relative_error: float  # infinite where an element was never written
@@ -85,22 +85,22 @@ def load_gate(driver: Driver, cubin: bytes) -> Gate:
 
 
 def run_and_check(
-    driver: Driver, gate: Gate, operands: Operands, problem: Prepare, enqueue: Callable[[int], None], *, copy: int
-) -> Verdict:
+    driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, enqueue: Callable[[int], None], *, copy: int
+) -> GateVerdict:
     """Run ``enqueue(copy)`` on a C full of NaN and compare all of it. Raises GpuFault where the kernel fails."""
     poison(driver, operands, copy)
     enqueue(copy)
     driver.synchronize()  # a fault from here back is the kernel's, not the gate's
     known = _passed_before(driver, gate, operands, problem, copy)
     if known is not None:
-        return Verdict(known.max_relative_error, None)
+        return GateVerdict(known.max_relative_error, None)
     verdict = _checked(driver, gate, operands, problem, copy)
     if verdict.failure is None:
         _keep(driver, gate, operands, Passed(operands.c[copy], problem, verdict.max_relative_error))
     return verdict
 
 
-def _passed_before(driver: Driver, gate: Gate, operands: Operands, problem: Prepare, copy: int) -> Passed | None:
+def _passed_before(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, copy: int) -> Passed | None:
     """What passed and is bit for bit this C. A library's product passes by itself: it has no epilogue."""
     for one in gate.passed:
         if one.problem is problem and not _different(driver, gate, operands, operands.c[copy], one.address):
@@ -110,7 +110,7 @@ def _passed_before(driver: Driver, gate: Gate, operands: Operands, problem: Prep
     return None
 
 
-def _keep(driver: Driver, gate: Gate, operands: Operands, found: Passed) -> None:
+def _keep(driver: Driver, gate: Gate, operands: DeviceOperands, found: Passed) -> None:
     """A copy of it, in place of the one that was seen longest ago."""
     if not operands.kept:
         return
@@ -120,7 +120,7 @@ def _keep(driver: Driver, gate: Gate, operands: Operands, found: Passed) -> None
     gate.passed.insert(0, found._replace(address=address))
 
 
-def _checked(driver: Driver, gate: Gate, operands: Operands, problem: Prepare, copy: int) -> Verdict:
+def _checked(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, copy: int) -> GateVerdict:
     """All of a C that was written, against float64."""
     driver.fill(operands.worst, 0, 4 * operands.m)
     put_tolerance(driver, operands, problem.tolerance)
@@ -136,13 +136,13 @@ def _checked(driver: Driver, gate: Gate, operands: Operands, problem: Prepare, c
     return _verdict(driver, operands, problem, keys, copy)
 
 
-def count_different(driver: Driver, gate: Gate, operands: Operands, copies: tuple[int, int]) -> int:
+def count_different(driver: Driver, gate: Gate, operands: DeviceOperands, copies: tuple[int, int]) -> int:
     """In how many elements two copies of C differ, bit by bit."""
     one, other = (operands.c[copy] for copy in copies)
     return _different(driver, gate, operands, one, other)
 
 
-def _different(driver: Driver, gate: Gate, operands: Operands, one: int, other: int) -> int:
+def _different(driver: Driver, gate: Gate, operands: DeviceOperands, one: int, other: int) -> int:
     driver.fill(operands.worst, 0, 2)
     count = operands.m * operands.n
     size = np.uint32(operands.dtype.element_bytes)
@@ -153,17 +153,19 @@ def _different(driver: Driver, gate: Gate, operands: Operands, one: int, other: 
     return int(found[0])
 
 
-def _verdict(driver: Driver, operands: Operands, problem: Prepare, keys: NDArray[np.uint64], copy: int) -> Verdict:
+def _verdict(
+    driver: Driver, operands: DeviceOperands, problem: Prepare, keys: NDArray[np.uint64], copy: int
+) -> GateVerdict:
     ratios, errors = (keys >> np.uint64(32)).astype(np.uint32)
     unwritten = np.flatnonzero(ratios == NAN_WORD)
     if len(unwritten):
         named = ", ".join(str(row) for row in unwritten[:NAMED_ROWS])
         more = f" and {len(unwritten) - NAMED_ROWS} more" if len(unwritten) > NAMED_ROWS else ""
-        return Verdict(math.inf, f"rows not written in every column: {named}{more}")
+        return GateVerdict(math.inf, f"rows not written in every column: {named}{more}")
     error = float(errors.max(keepdims=True).view(np.float32)[0])
     row = int(ratios.argmax())
     if ratios.view(np.float32)[row] <= 1:
-        return Verdict(error, None)
+        return GateVerdict(error, None)
     column = NAN_WORD - int(keys[0, row] & np.uint64(0xFFFFFFFF))  # counted down
     dtype = operands.dtype
     stored = np.empty(1, dtype=operands.drawn.dtype)
@@ -173,10 +175,10 @@ def _verdict(driver: Driver, operands: Operands, problem: Prepare, keys: NDArray
         f"row {row}, column {column}: got {got}, expected {expected} "
         f"({off_by(abs(float(got) - expected), scale, allowed)})"
     )
-    return Verdict(error, failure)
+    return GateVerdict(error, failure)
 
 
-def _expected(operands: Operands, problem: Prepare, row: int, column: int) -> tuple[float, float, float]:
+def _expected(operands: DeviceOperands, problem: Prepare, row: int, column: int) -> tuple[float, float, float]:
     """One element of C in float64, |A| |B| with what is added to it, and how far a kernel may be off."""
     span = slice(problem.indptr[row], problem.indptr[row + 1])
     terms = problem.values[span].astype(np.float64) * elements_of_b(operands, problem, problem.indices[span], column)

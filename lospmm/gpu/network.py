@@ -11,7 +11,7 @@ import numpy as np
 from lospmm.errors import GpuFault
 from lospmm.gpu.gate import THREADS, Gate
 from lospmm.gpu.messages import CacheState, Shape
-from lospmm.gpu.operands import Operands, padded_b_bytes
+from lospmm.gpu.operands import DeviceOperands, padded_b_bytes
 from lospmm.gpu.protocol import Driver
 from lospmm.gpu.timing import Effort, Timing, time_behind, time_rotating
 
@@ -23,7 +23,7 @@ def time_in(
     cache: CacheState,
     driver: Driver,
     gate: Gate,
-    operands: Operands,
+    operands: DeviceOperands,
     enqueue: Callable[[int], None],
     *,
     copies: int,
@@ -35,7 +35,7 @@ def time_in(
     return time_behind(driver, enqueue, layers_before(driver, gate, operands), copies=copies, effort=effort)
 
 
-def layers_before(driver: Driver, gate: Gate, operands: Operands) -> Callable[[int], None]:
+def layers_before(driver: Driver, gate: Gate, operands: DeviceOperands) -> Callable[[int], None]:
     """What reads and writes more than the L2 cache holds, and then writes a copy of B, as it was. Raises GpuFault where
     there is no memory for it."""
     if not operands.source:

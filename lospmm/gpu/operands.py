@@ -44,7 +44,7 @@ TOLERANCE_BYTES = 40
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Operands:
+class DeviceOperands:
     """Addresses on the GPU. ``b`` and ``c`` have one for each copy, 2 or more unless one alone is beyond the cache."""
 
     m: int
@@ -106,7 +106,9 @@ def _drawn(seed: int, count: int, exponent: int, dtype: Dtype) -> NDArray[Any]:
     return drawn
 
 
-def elements_of_b(operands: Operands, problem: Prepare, rows: NDArray[np.int32], column: int) -> NDArray[np.float32]:
+def elements_of_b(
+    operands: DeviceOperands, problem: Prepare, rows: NDArray[np.int32], column: int
+) -> NDArray[np.float32]:
     """B at ``rows`` of one column."""
     convolution, drawn = problem.convolution, operands.drawn
     if convolution is None:
@@ -141,7 +143,7 @@ def window_of(convolution: Convolution) -> NDArray[np.int32]:
     return np.array(sizes, dtype=np.int32)
 
 
-def allocate(driver: Driver, problem: Prepare) -> Operands:
+def allocate(driver: Driver, problem: Prepare) -> DeviceOperands:
     """Memory for the problem, nothing in it yet. Raises GpuFault where there is not enough, with what is needed."""
     size = problem.dtype.element_bytes
     b_bytes, c_bytes = _aligned(size * problem.b_elements), _aligned(size * problem.m * problem.n)
@@ -162,7 +164,7 @@ def allocate(driver: Driver, problem: Prepare) -> Operands:
     start = driver.allocate(copies * per_copy + kept * c_bytes)
     starts = [start + per_copy * copy for copy in range(copies)]
     behind = start + copies * per_copy
-    return Operands(
+    return DeviceOperands(
         m=problem.m,
         k=problem.k,
         n=problem.n,
@@ -185,7 +187,7 @@ def allocate(driver: Driver, problem: Prepare) -> Operands:
     )
 
 
-def fill(driver: Driver, operands: Operands, problem: Prepare) -> None:
+def fill(driver: Driver, operands: DeviceOperands, problem: Prepare) -> None:
     """Put A and every copy of B onto the GPU: at the start, and after a kernel that wrote what it should not."""
     driver.upload(operands.indptr, problem.indptr)
     if problem.values.size:
@@ -201,12 +203,12 @@ def fill(driver: Driver, operands: Operands, problem: Prepare) -> None:
         _repeat(driver, address, residual_numbers(operands), operands.m * operands.n)
 
 
-def residual_numbers(operands: Operands) -> NDArray[Any]:
+def residual_numbers(operands: DeviceOperands) -> NDArray[Any]:
     """As they lie in memory, what the residual repeats: the numbers of B backwards: neither stands for the other."""
     return np.ascontiguousarray(operands.drawn[::-1])
 
 
-def put_tolerance(driver: Driver, operands: Operands, tolerance: Tolerance) -> None:
+def put_tolerance(driver: Driver, operands: DeviceOperands, tolerance: Tolerance) -> None:
     """For the next check."""
     driver.upload(operands.tolerance, np.array(astuple(tolerance)))
 
@@ -216,7 +218,7 @@ def _repeat(driver: Driver, address: int, numbers: NDArray[Any], count: int) -> 
         driver.upload(address + numbers.itemsize * start, numbers[: count - start])
 
 
-def release(driver: Driver, operands: Operands) -> None:
+def release(driver: Driver, operands: DeviceOperands) -> None:
     """Give back what ``allocate`` took."""
     fixed = (operands.indptr, operands.indices, operands.values, operands.tolerance, operands.worst)
     for address in (operands.b[0], *fixed, operands.bias, operands.window, operands.source):
@@ -224,12 +226,12 @@ def release(driver: Driver, operands: Operands) -> None:
             driver.free(address)
 
 
-def poison(driver: Driver, operands: Operands, copy: int) -> None:
+def poison(driver: Driver, operands: DeviceOperands, copy: int) -> None:
     """Fill a C with NaN: an element that a kernel does not write is then seen."""
     driver.fill(operands.c[copy], NAN_WORD, -(-operands.c_bytes // 4))  # what is behind it is nobody's
 
 
-def padded_b_bytes(operands: Operands) -> int:
+def padded_b_bytes(operands: DeviceOperands) -> int:
     """B and what is behind it up to the next address that something begins at."""
     return _aligned(operands.b_bytes)
 

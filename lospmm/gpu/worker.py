@@ -22,10 +22,10 @@ import numpy as np
 from lospmm.errors import GpuFault
 from lospmm.gpu.clocks import read_clocks
 from lospmm.gpu.driver import open_driver
-from lospmm.gpu.gate import Gate, Verdict, count_different, load_gate, run_and_check
+from lospmm.gpu.gate import Gate, GateVerdict, count_different, load_gate, run_and_check
 from lospmm.gpu.messages import Answer, Measure, Measurement, Prepare, Ready, packed, receive
 from lospmm.gpu.network import time_in
-from lospmm.gpu.operands import Operands, allocate, fill, release
+from lospmm.gpu.operands import DeviceOperands, allocate, fill, release
 from lospmm.gpu.protocol import Driver
 
 
@@ -35,7 +35,7 @@ class Workbench:
 
     driver: Driver
     problem: Prepare
-    operands: Operands
+    operands: DeviceOperands
     gate: Gate
 
 
@@ -71,16 +71,16 @@ def measure(bench: Workbench, task: Measure) -> Measurement:
     if task.effort.rechecked:
         after = run_and_check(driver, bench.gate, operands, bench.problem, enqueue, copy=last)
         if after.failure is not None:
-            return _refused(bench, Verdict(after.max_relative_error, f"right at first, then {after.failure}"))
+            return _refused(bench, GateVerdict(after.max_relative_error, f"right at first, then {after.failure}"))
         error = max(error, after.max_relative_error)
     else:
         enqueue(last)
     if different := count_different(driver, bench.gate, operands, (0, last)):
-        return _refused(bench, Verdict(error, f"two runs differ in {different} elements"))
+        return _refused(bench, GateVerdict(error, f"two runs differ in {different} elements"))
     return Measurement(timing, error, None, clocks)
 
 
-def _refused(bench: Workbench, verdict: Verdict) -> Measurement:
+def _refused(bench: Workbench, verdict: GateVerdict) -> Measurement:
     """The failure of a kernel that writes wrong things, perhaps over A, B and what passed too: A and B are put there
     again."""
     bench.gate.passed.clear()

@@ -30,7 +30,7 @@ _READABLE_CHARACTERS, _DIGITS = 60, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LayerSource:
     """``read`` gives the layers that ``names`` lists, in that order; some may have a bias beside their weights."""
 
     name: str
@@ -44,7 +44,7 @@ class Model:
             raise readers.no_biases(self.names)
 
 
-def open_model(path: Path, *, seed: int = 0) -> Model:
+def open_model(path: Path, *, seed: int = 0) -> LayerSource:
     """The model in a file or a folder; ``seed`` draws the values of patterns.
 
     Raises BadMatrix where it cannot be read or holds no layer, BadRequest for two layers of one name or folder.
@@ -58,7 +58,7 @@ def open_model(path: Path, *, seed: int = 0) -> Model:
 
     check_names(names)
     resolved = path.resolve()
-    return Model(
+    return LayerSource(
         printable(resolved.name if path.is_dir() else resolved.stem) or "model",
         names,
         read,
@@ -112,22 +112,24 @@ def _is_matrix(file: Path) -> bool:
     return file.suffix.lower().removeprefix(".") in READERS and not file.name.startswith(".") and not file.is_dir()
 
 
-def _part(file: Path, seed: int) -> Model:
+def _part(file: Path, seed: int) -> LayerSource:
     """The layers of one file. A file that is itself a layer is read when its turn comes."""
     if file.suffix.lower() != ".safetensors":
         name = _text(file.stem)
-        return Model(file.name, (name,), lambda: iter([(name, _matrix(file, seed))]))
+        return LayerSource(file.name, (name,), lambda: iter([(name, _matrix(file, seed))]))
     try:
         return _weights(file)
     except BadMatrix as error:
         wrong = error
-    return Model(file.name, (file.stem,), lambda: iter([(file.stem, wrong)]))
+    return LayerSource(file.name, (file.stem,), lambda: iter([(file.stem, wrong)]))
 
 
-def _weights(file: Path) -> Model:
+def _weights(file: Path) -> LayerSource:
     """The layers of a ``.safetensors``. Raises BadMatrix."""
     names = readers.names_of_model(_content(file), file.name)
-    return Model(file.name, tuple(names), lambda: readers.read_model(_content(file), file.name), any(names.values()))
+    return LayerSource(
+        file.name, tuple(names), lambda: readers.read_model(_content(file), file.name), any(names.values())
+    )
 
 
 def _matrix(file: Path, seed: int) -> Found:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import STALE_SECONDS, Artifact
 from lospmm.errors import BadMatrix, BadRequest, LospmmError, ToolchainFault
-from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, Found, Model, folder_of
+from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, Found, LayerSource, folder_of
 from lospmm.matrix.readers import MatrixFile
 from lospmm.model.report import LayerReport, ModelReport, failed, launch_table, parse, succeeded
 from lospmm.problem.convolution import Convolution
@@ -28,7 +28,7 @@ from lospmm.stages import Progress
 from lospmm.store import Store
 from lospmm.tuning import jobs
 from lospmm.tuning.request import Request
-from lospmm.tuning.session import AHEAD, Workshop
+from lospmm.tuning.session import AHEAD, Session
 
 if TYPE_CHECKING:
     from lospmm.client.client import LayerResult
@@ -49,7 +49,7 @@ Watch = Callable[[str], AbstractContextManager[Progress]]
 class Batch:
     """What is asked for all layers."""
 
-    model: Model
+    model: LayerSource
     n: int
     device: str
     convolution: Convolution | None = None
@@ -128,14 +128,14 @@ class ModelFolder:
 
 
 def tune_here(
-    folder: ModelFolder, model: Model, request_of: Callable[[MatrixFile], Request], *, store: Store, watch: Watch
+    folder: ModelFolder, model: LayerSource, request_of: Callable[[MatrixFile], Request], *, store: Store, watch: Watch
 ) -> None:
     """Tune the layers on this machine, one after the other. Raises ToolchainFault where no report can be written.
 
     While a layer has the GPU, the one before it is written down, and those after it are read and searched.
     """
     with ExitStack() as stack:
-        workshop = stack.enter_context(Workshop(settings().workers))
+        workshop = stack.enter_context(Session(settings().workers))
         here = _Here(folder, request_of, store, workshop)
         endings = stack.enter_context(_Endings())
         reader = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="next layer"))
@@ -154,7 +154,7 @@ class _Here:
     folder: ModelFolder
     request_of: Callable[[MatrixFile], Request]
     store: Store
-    workshop: Workshop
+    workshop: Session
     failures: dict[str, LospmmError] = field(default_factory=dict)
 
 

@@ -56,7 +56,7 @@ def _layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[int,
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class ColumnBucket:
     """A kernel and the calls that it serves: those of at least ``least`` columns, up to its own."""
 
     kernel: Kernel
@@ -67,7 +67,7 @@ class Bucket:
     bias: str | None = None  # ``bias_digest`` of the one in its code
 
 
-def bucket_of(kernel: Kernel, least: int, *, has_bias: bool, relu: bool, adds: bool) -> Bucket:
+def bucket_of(kernel: Kernel, least: int, *, has_bias: bool, relu: bool, adds: bool) -> ColumnBucket:
     """A kernel for a layer that ends so: with all of that in its code, or nothing.
 
     Raises BadRequest where its files lack the bias, Unsupported where its code ends otherwise.
@@ -82,10 +82,10 @@ def bucket_of(kernel: Kernel, least: int, *, has_bias: bool, relu: bool, adds: b
     fuses = not epilogue.is_plain or not (has_bias or relu or adds)
     bias = None if epilogue.bias is None else bias_digest(np.array(epilogue.bias, dtype=np.float32))
     if window is None:
-        return Bucket(kernel, ((k, n), relu, False, ()), (m, n), least, fuses, bias)
+        return ColumnBucket(kernel, ((k, n), relu, False, ()), (m, n), least, fuses, bias)
     shape = window.batch, window.channels, window.height, window.width
     way = (*window.stride, *window.padding, *window.dilation)
-    return Bucket(kernel, (shape, relu, adds, way), window.output_shape(m), least, fuses, bias)
+    return ColumnBucket(kernel, (shape, relu, adds, way), window.output_shape(m), least, fuses, bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,17 +128,17 @@ class Tensors:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ready:
+class ReadyKernel:
     """A bucket's kernel where its weight is: ``launcher`` on a GPU, the emulated runtime on a CPU."""
 
-    bucket: Bucket
+    bucket: ColumnBucket
     device: torch.device
     launcher: Launcher | None
     dtype: torch.dtype  # of B, C and the residual
     alignment_bytes: int  # that B must have; PyTorch's own tensors have it
     narrower: dict[int, Launcher] = field(default_factory=dict)  # by their blocks along x and z
 
-    def for_columns(self, columns: int) -> "Ready":
+    def for_columns(self, columns: int) -> "ReadyKernel":
         """For the first ``columns`` alone where blocks have their own: what else is in C may be anything."""
         if self.launcher is None or self.bucket.kernel.artifact.manifest["tile"] is None:
             return self
@@ -169,14 +169,14 @@ class Ready:
 
 
 @dataclass(slots=True, eq=False)
-class Bound:
+class BoundKernels:
     """The kernels at one address. ``refusal`` says why all calls are dense, where they are."""
 
     name: str
     tensors: Tensors
     fingerprint: str
     bias: str | None
-    ready: dict[Call, Ready] = field(default_factory=dict)
+    ready: dict[Call, ReadyKernel] = field(default_factory=dict)
     versions: tuple[tuple[Tensor, int], ...] = ()
     refusal: str | None = None
     owners: int = 1
@@ -198,7 +198,7 @@ class Bound:
         self.versions = tuple((one, one._version) for one in _tracked(self.tensors))
         self.refusal = difference(self.tensors, self.fingerprint, self.bias)
 
-    def padded(self, shape: Sequence[int], rest: tuple[bool, bool, tuple[int, ...]]) -> Ready | None:
+    def padded(self, shape: Sequence[int], rest: tuple[bool, bool, tuple[int, ...]]) -> ReadyKernel | None:
         """The kernel of the smallest bucket that holds an operand of two dimensions, at least as full as it must be."""
         if len(shape) != 2:
             return None
@@ -210,7 +210,7 @@ class Bound:
         ]
         return min(fitting, key=lambda ready: ready.bucket.call[0][1], default=None)
 
-    def fewer_images(self, shape: Sequence[int], rest: tuple[bool, bool, tuple[int, ...]]) -> Ready | None:
+    def fewer_images(self, shape: Sequence[int], rest: tuple[bool, bool, tuple[int, ...]]) -> ReadyKernel | None:
         """The kernel for the fewest images that holds so many, of the same size, at least as full as it must be."""
         fitting = [
             ready
@@ -234,7 +234,7 @@ def serves_images(most: tuple[int, ...], out_shape: tuple[int, ...], least: int,
 
 
 #: Every weight that has kernels.
-_BOUND: dict[Address, Bound] = {}
+_BOUND: dict[Address, BoundKernels] = {}
 
 #: Code that was loaded, by its sha256 and GPU. It stays: a CUDA graph that was captured may hold it.
 _LAUNCHERS: dict[tuple[str, int], Launcher] = {}
@@ -242,7 +242,7 @@ _LAUNCHERS: dict[tuple[str, int], Launcher] = {}
 find = _BOUND.get
 
 
-def bind(name: str, tensors: Tensors, buckets: Sequence[Bucket], *, emulate: bool) -> Bound:
+def bind(name: str, tensors: Tensors, buckets: Sequence[ColumnBucket], *, emulate: bool) -> BoundKernels:
     """Have calls with this weight run on ``buckets``, until ``release``; ``emulate`` is for a weight on the CPU.
 
     Where they cannot be used there, the reason is in ``refusal``. Raises GpuFault where code cannot be loaded.
@@ -254,7 +254,7 @@ def bind(name: str, tensors: Tensors, buckets: Sequence[Bucket], *, emulate: boo
         bound = found
         bound.owners += 1
     else:
-        bound = _BOUND[kept.address] = Bound(name, kept, manifest["fingerprint"], bias)
+        bound = _BOUND[kept.address] = BoundKernels(name, kept, manifest["fingerprint"], bias)
     reason = misfit(kept.weight, buckets, emulate=emulate)
     if reason is None:
         for bucket in buckets:
@@ -264,14 +264,14 @@ def bind(name: str, tensors: Tensors, buckets: Sequence[Bucket], *, emulate: boo
     return bound
 
 
-def release(bound: Bound) -> None:
+def release(bound: BoundKernels) -> None:
     """Forget a weight, once for each ``bind``."""
     bound.owners -= 1
     if bound.owners == 0 and _BOUND.get(bound.tensors.address) is bound:
         del _BOUND[bound.tensors.address]
 
 
-def misfit(weight: Tensor, buckets: Sequence[Bucket], *, emulate: bool) -> str | None:
+def misfit(weight: Tensor, buckets: Sequence[ColumnBucket], *, emulate: bool) -> str | None:
     """Why the kernels cannot run where ``weight`` is, and as it is."""
     if weight.dtype is not (wanted := torch_dtype_of(buckets[0].kernel.artifact.manifest)):
         return f"its weights are {named(weight.dtype)}, and its kernels take {named(wanted)}"
@@ -304,7 +304,7 @@ def bias_digest(bias: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(bias + np.float32(0.0), dtype="<f4").tobytes()).hexdigest()
 
 
-def bias_in(buckets: Sequence[Bucket]) -> str | None:
+def bias_in(buckets: Sequence[ColumnBucket]) -> str | None:
     """The bias that is in the code of kernels, which is the same for all."""
     return next((bucket.bias for bucket in buckets if bucket.bias is not None), None)
 
@@ -322,13 +322,13 @@ def _alignment_bytes(manifest: Mapping[str, Any]) -> int:
     return 1 if columns == 1 else columns * torch_dtype_of(manifest).itemsize
 
 
-def _ready(bucket: Bucket, device: torch.device) -> Ready:
+def _ready(bucket: ColumnBucket, device: torch.device) -> ReadyKernel:
     manifest = bucket.kernel.artifact.manifest
     dtype, alignment_bytes = torch_dtype_of(manifest), _alignment_bytes(manifest)
     if device.type == "cpu":
-        return Ready(bucket, device, None, dtype, 1)
+        return ReadyKernel(bucket, device, None, dtype, 1)
     key = manifest["cubin_sha256"], device.index
     if key not in _LAUNCHERS:
         with torch.cuda.device(device):
             _LAUNCHERS[key] = Launcher(bucket.kernel.cubin, manifest["name"], bucket.kernel.launch())
-    return Ready(bucket, device, _LAUNCHERS[key], dtype, alignment_bytes)
+    return ReadyKernel(bucket, device, _LAUNCHERS[key], dtype, alignment_bytes)

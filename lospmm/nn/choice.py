@@ -13,7 +13,7 @@ from torch import nn
 
 from lospmm.nn import layer, timing
 from lospmm.nn.attention import SparseMultiheadAttention, close_short_cuts, open_short_cuts
-from lospmm.nn.bound import Bucket, misfit
+from lospmm.nn.bound import ColumnBucket, misfit
 from lospmm.nn.calling import settled
 from lospmm.nn.layer import Sparse, Tuned
 from lospmm.nn.layout import Layout
@@ -24,7 +24,7 @@ from lospmm.problem.problem import ceil_div
 #: By how much a kernel must be faster than the dense layer: times of the same work differ by as much.
 MARGIN = 0.02
 
-#: ``Bucket.least`` is rounded to this share of the bucket, so that layers of like shapes share a compiled graph.
+#: ``ColumnBucket.least`` is rounded to this share of the bucket, so that layers of like shapes share a compiled graph.
 _STEPS = 8
 
 #: The shape of what a site is given.
@@ -38,11 +38,11 @@ Ready = Callable[[], Block]
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class TimedSite:
     """One site with its kernels, and the times of each in microseconds."""
 
     site: Site
-    buckets: dict[Shape, Bucket] = field(default_factory=dict)
+    buckets: dict[Shape, ColumnBucket] = field(default_factory=dict)
     dense: dict[Shape, float] = field(default_factory=dict)
     sparse: dict[Shape, float] = field(default_factory=dict)
     failed: dict[Shape, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Work:
         return sum(self.dense[shape] - self.sparse[shape] for shape in self.buckets)
 
 
-def choose(works: Sequence[Work], layout: Layout, *, compiled: bool) -> list[Work]:
+def choose(works: Sequence[TimedSite], layout: Layout, *, compiled: bool) -> list[TimedSite]:
     """Swap the layers that are faster with their kernels, and give them. ``compiled`` is how products are timed.
 
     Convolutions are timed as they are. Compiled between two operations, as products are, a kernel is charged two passes
@@ -106,7 +106,7 @@ class _Trials:
     """A model with the first so many layers of ``order`` on kernels, in turn with itself dense."""
 
     model: nn.Module
-    order: Sequence[Work]
+    order: Sequence[TimedSite]
     layout: Layout
     ready: Ready
     dense: Block = field(init=False)
@@ -149,7 +149,7 @@ class Settled:
 
 
 def settle(
-    model: nn.Module, chosen: Sequence[Work], layout: Layout, ready: Ready, ready_on_gpu: Ready | None = None
+    model: nn.Module, chosen: Sequence[TimedSite], layout: Layout, ready: Ready, ready_on_gpu: Ready | None = None
 ) -> Settled:
     """Give back as many of the ``chosen`` layers as the model is faster without; the times of the dense model and this.
 
@@ -196,7 +196,7 @@ def _level(trials: _Trials, ready_on_gpu: Ready | None) -> Settled | None:
     return Settled(whole, found) if found.is_faster else None
 
 
-def swap(works: Iterable[Work], layout: Layout) -> frozenset[str]:
+def swap(works: Iterable[TimedSite], layout: Layout) -> frozenset[str]:
     """Swap all of these, and say which leave their results features first. On a CPU their text is emulated."""
     chosen = list(works)
     names = {work.site.name for work in chosen}
@@ -255,11 +255,11 @@ def _share(name: str, group: Sequence[str]) -> layer.Shares:
     return {group[0]: "first", group[-1]: "last"}.get(name, "next")  # type: ignore[return-value]
 
 
-def _is_faster(work: Work, shape: Shape) -> bool:
+def _is_faster(work: TimedSite, shape: Shape) -> bool:
     return work.sparse[shape] <= (1.0 - MARGIN) * work.dense[shape]
 
 
-def _least(work: Work, shape: Shape, bucket: Bucket) -> int:
+def _least(work: TimedSite, shape: Shape, bucket: ColumnBucket) -> int:
     """Columns below which the dense layer, taken to be as fast for each column, is faster than the kernel for all."""
     share = ceil_div(int(1000 * work.sparse[shape] / work.dense[shape]) * _STEPS, 1000) / _STEPS
     n: int = bucket.kernel.artifact.manifest["n"]

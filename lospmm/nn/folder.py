@@ -22,7 +22,7 @@ from lospmm.artifact import artifact
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
 from lospmm.kernel import Kernel, path_of
 from lospmm.nn import layer
-from lospmm.nn.bound import Bucket, bias_in, difference, misfit
+from lospmm.nn.bound import ColumnBucket, bias_in, difference, misfit
 from lospmm.nn.choice import call_parts
 from lospmm.nn.layer import Shares, Sparse, Tuned
 from lospmm.nn.place import forget_mask
@@ -39,7 +39,8 @@ _DIGITS = 20
 
 @dataclass(frozen=True)
 class _KernelEntry:
-    """A kernel in ``folder``, for calls of ``least`` columns or more: all else of a ``Bucket`` is the kernel's."""
+    """A kernel in ``folder``, for calls of ``least`` columns or more: all else of a ``ColumnBucket`` is the
+    kernel's."""
 
     folder: str
     least: PositiveInt
@@ -83,7 +84,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
     _replace(folder / MODEL_FILE, json.dumps(asdict(_ModelEntry(SCHEMA, tuple(layers))), indent=2) + "\n")
 
 
-def _written(bucket: Bucket, folder: Path) -> _KernelEntry:
+def _written(bucket: ColumnBucket, folder: Path) -> _KernelEntry:
     digest = bucket.kernel.artifact.manifest["cubin_sha256"][:_DIGITS]
     name = f"{bucket.kernel.artifact.manifest['name']}-{digest}"
     if not _holds(folder / name, bucket.kernel):
@@ -168,7 +169,7 @@ def _swapped(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, e
     return [site.row("loaded", n=bucket.kernel.artifact.manifest["n"], advice="sparse") for bucket in buckets]
 
 
-def _bucket(site: Site, kernel: Kernel, least: int) -> Bucket:
+def _bucket(site: Site, kernel: Kernel, least: int) -> ColumnBucket:
     """Raises Unsupported where the kernel is not of such a layer, whatever its weights."""
     window = kernel.artifact.convolution
     if site.is_convolution != (window is not None):

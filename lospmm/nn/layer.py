@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lospmm.nn import operator
-from lospmm.nn.bound import Bound, Bucket, Tensors, bind, release, serves_images
+from lospmm.nn.bound import BoundKernels, ColumnBucket, Tensors, bind, release, serves_images
 from lospmm.nn.dtypes import torch_dtype_of
 from lospmm.nn.fusion import FusedConv2d, FusedLinear
-from lospmm.nn.place import Place, forget_mask, take_hooks, tensors_of
+from lospmm.nn.place import WeightPlace, forget_mask, take_hooks, tensors_of
 from lospmm.nn.transpose import prepare, turn_into, turned
 
 #: The attribute of a tensor that holds it transposed.
@@ -47,8 +47,8 @@ class Tuned:
     """The kernels of one weight of a layer; ``sizes`` are (least, most) columns of each bucket, ascending."""
 
     name: str
-    place: Place
-    buckets: tuple[Bucket, ...]
+    place: WeightPlace
+    buckets: tuple[ColumnBucket, ...]
     emulate: bool = False
     features_first: bool = False  # leave what is computed as the kernel wrote it
     shares: Shares = "no"  # what is done with the transposed input, which other layers are given too
@@ -65,7 +65,7 @@ class State:
 
     original: type[nn.Module]
     tuned: dict[str, Tuned] = field(default_factory=dict)
-    bound: dict[str, Bound] = field(default_factory=dict)
+    bound: dict[str, BoundKernels] = field(default_factory=dict)
     hooks: dict[int, Any] = field(default_factory=dict)  # of torch.nn.utils.prune, which there is no need of
     end: Any = None  # the ``weakref.finalize`` that lets go of all when the module is no more
 
@@ -228,7 +228,7 @@ class SparseFusedLinear(SparseLinear, FusedLinear):
         return self._multiplied(input, relu=True)
 
 
-class _Convolution(Sparse):
+class _SparseConvolution(Sparse):
     """What convolutions of one and of two dimensions share."""
 
     stride: tuple[int, ...]
@@ -256,15 +256,15 @@ class _Convolution(Sparse):
         return functional.relu(c) if relu else c
 
 
-class SparseConv2d(_Convolution, nn.Conv2d):
+class SparseConv2d(_SparseConvolution, nn.Conv2d):
     """nn.Conv2d, for images of the sizes that it has kernels for, as many or fewer."""
 
 
-class SparseConv1d(_Convolution, nn.Conv1d):
+class SparseConv1d(_SparseConvolution, nn.Conv1d):
     """nn.Conv1d, as a convolution of images of one row."""
 
 
-class SparseFusedConv2d(_Convolution, FusedConv2d):
+class SparseFusedConv2d(_SparseConvolution, FusedConv2d):
     """A convolution with the residual and the ReLU behind it, in one kernel."""
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:

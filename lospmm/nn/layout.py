@@ -64,7 +64,7 @@ UNKNOWN = Layout({}, frozenset(), {}, ())
 
 
 @dataclass(slots=True, eq=False)
-class _Watch:
+class _LayoutWatch:
     """What was seen so far. A tensor's tags are the layers whose result it is, but for elementwise operations."""
 
     tags: Any = field(default_factory=WeakIdKeyDictionary)
@@ -103,7 +103,7 @@ class _Watch:
 
 
 class _Follow(TorchDispatchMode):
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, watch: _LayoutWatch) -> None:
         super().__init__()
         self._watch = watch
 
@@ -128,14 +128,14 @@ class _Follow(TorchDispatchMode):
         return result
 
 
-def _is_of_one_layout(watch: _Watch, given: Sequence[Tensor], result: Tensor) -> bool:
+def _is_of_one_layout(watch: _LayoutWatch, given: Sequence[Tensor], result: Tensor) -> bool:
     """Whether all that is as large as the result comes from layers: only then do all lie the same way."""
     return all(watch.of(one) for one in given if one.numel() == result.numel()) and result.dim() >= 2
 
 
 def watch_layout(model: nn.Module, sites: Sequence[Site], example: Any) -> Layout:
     """Follow one forward of the dense model. ``example`` is as for ``learn_shapes``."""
-    watch = _Watch()
+    watch = _LayoutWatch()
     products = {site.module: site.name for site in sites if site.weight == "weight" and not site.is_convolution}
     with ExitStack() as stack:
         for module, name in products.items():
@@ -148,7 +148,7 @@ def watch_layout(model: nn.Module, sites: Sequence[Site], example: Any) -> Layou
 
 
 @contextmanager
-def _watched(watch: _Watch, module: nn.Module, name: str) -> Iterator[None]:
+def _watched(watch: _LayoutWatch, module: nn.Module, name: str) -> Iterator[None]:
     def enter(_module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         watch.enter(name, given[0] if given else named["input"])
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lospmm.nn.bound import Bound, Ready, address_of, find
+from lospmm.nn.bound import BoundKernels, ReadyKernel, address_of, find
 from lospmm.nn.dtypes import named
 
 _NAMESPACE = "lospmm"
@@ -93,11 +93,11 @@ def _conv2d(
     return dense_convolution(input, weight, mask, bias, residual, relu=relu, way=way)
 
 
-def _is_usable(bound: Bound, ready: Ready, b: Tensor) -> bool:
+def _is_usable(bound: BoundKernels, ready: ReadyKernel, b: Tensor) -> bool:
     return b.dtype is ready.dtype and b.device == ready.device and bound.is_current()
 
 
-def _added(residual: Tensor | None, shape: tuple[int, ...], ready: Ready) -> Tensor | None:
+def _added(residual: Tensor | None, shape: tuple[int, ...], ready: ReadyKernel) -> Tensor | None:
     """A residual as a kernel adds it: of the shape and the type of C. None where there is none, or where the sum would
     have another shape, type or device than C."""
     if residual is None or residual.device != ready.device:
@@ -112,7 +112,7 @@ def _added(residual: Tensor | None, shape: tuple[int, ...], ready: Ready) -> Ten
     return residual.to(ready.dtype).expand(shape) if fits else None
 
 
-def _run(ready: Ready, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
+def _run(ready: ReadyKernel, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
     if not b.is_contiguous():
         b = b.contiguous()
     if residual is not None and not residual.is_contiguous():
@@ -128,7 +128,7 @@ def _aligned(x: Tensor, alignment_bytes: int) -> Tensor:
     return x if x.data_ptr() % alignment_bytes == 0 else x.clone()
 
 
-def _run_padded(ready: Ready, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
+def _run_padded(ready: ReadyKernel, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
     n = b.shape[1]
     wide = b.new_empty(ready.bucket.call[0])
     wide[:, :n] = b
@@ -141,7 +141,9 @@ def _run_padded(ready: Ready, b: Tensor, bias: Tensor | None, residual: Tensor |
     return _run(ready.for_columns(n), wide, bias, added, relu=relu)[:, :n].contiguous()
 
 
-def _run_fewer_images(ready: Ready, x: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
+def _run_fewer_images(
+    ready: ReadyKernel, x: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool
+) -> Tensor:
     """In an input of as many images as the kernel has, of which it computes the first."""
     images, out_shape = x.shape[0], ready.bucket.out_shape
     wide, added = _with_images(x, ready.bucket.call[0]), None
@@ -202,7 +204,7 @@ def _check_product(b: Tensor, weight: Tensor, residual: Tensor | None) -> None:
         raise RuntimeError(f"lospmm::spmm: the residual has the shape {tuple(residual.shape)}; C has {(m, b.shape[1])}")
 
 
-def _unserved(bound: Bound, b: Tensor, residual: Tensor | None) -> str:
+def _unserved(bound: BoundKernels, b: Tensor, residual: Tensor | None) -> str:
     wanted = {ready.dtype for ready in bound.ready.values()}
     if wanted and b.dtype not in wanted:
         return f"its input is {named(b.dtype)}, and its kernels take {' and '.join(map(named, wanted))}"

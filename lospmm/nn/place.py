@@ -22,7 +22,7 @@ MASK_BUFFER = "lospmm_{}_mask"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WeightPlace:
     """Attributes that lead to each tensor; no mask and no bias are empty."""
 
     weight: tuple[str, ...]
@@ -30,7 +30,7 @@ class Place:
     bias: tuple[str, ...] = ()
 
 
-def tensors_of(module: nn.Module, place: Place) -> Tensors:
+def tensors_of(module: nn.Module, place: WeightPlace) -> Tensors:
     """The tensors as they are now."""
     return Tensors(
         _at(module, place.weight),
@@ -47,7 +47,7 @@ def _at(module: nn.Module, path: tuple[str, ...]) -> Tensor:
     return found
 
 
-def place_of(module: nn.Module, name: str, bias: str) -> Place:
+def place_of(module: nn.Module, name: str, bias: str) -> WeightPlace:
     """Where the weight ``name`` and the bias that goes with it lie. Raises Unsupported.
 
     The mask of a parametrization becomes a buffer of the module, so that it moves along.
@@ -56,13 +56,13 @@ def place_of(module: nn.Module, name: str, bias: str) -> Place:
         raise Unsupported(f"its {bias} is pruned or parametrized too; make that permanent first")
     at_bias = (bias,) if getattr(module, bias, None) is not None else ()
     if _is_parametrized(module, name):
-        return Place(("parametrizations", name, "original"), _mask_of(module, name), at_bias)
+        return WeightPlace(("parametrizations", name, "original"), _mask_of(module, name), at_bias)
     hooks = module._forward_pre_hooks.values()
     if f"{name}_orig" in module._parameters and any(_prunes(hook, name) for hook in hooks):
-        return Place((f"{name}_orig",), (f"{name}_mask",), at_bias)
+        return WeightPlace((f"{name}_orig",), (f"{name}_mask",), at_bias)
     if module._parameters.get(name) is None:
         raise Unsupported(f"its {name} is not a parameter; make what computes it permanent first")
-    return Place((name,), (), at_bias)
+    return WeightPlace((name,), (), at_bias)
 
 
 def _is_parametrized(module: nn.Module, name: str) -> bool:

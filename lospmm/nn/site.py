@@ -13,12 +13,12 @@ from lospmm.errors import LospmmError, Unsupported
 from lospmm.kernel import Kernel
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts, why_passed_by
-from lospmm.nn.bound import Bucket, Tensors, bucket_of
+from lospmm.nn.bound import ColumnBucket, Tensors, bucket_of
 from lospmm.nn.dtypes import dtype_of, named
 from lospmm.nn.following import evaluated
 from lospmm.nn.fusion import FusedConv2d, FusedLinear
 from lospmm.nn.layer import CLASSES, Sparse, as_images, is_dense, sparse_class, way_of
-from lospmm.nn.place import Place, place_of, tensors_of
+from lospmm.nn.place import WeightPlace, place_of, tensors_of
 from lospmm.nn.report import Row
 from lospmm.problem.convolution import Convolution
 
@@ -37,7 +37,7 @@ class Site:
     module: nn.Module
     weight: str
     sparse: type[Sparse]
-    place: Place
+    place: WeightPlace
     matrix: SparseMatrix
     sparsity: float  # the share of zeros in the weight; A has more where the weight has groups
 
@@ -60,7 +60,7 @@ class Site:
         """Whether the layer adds a residual."""
         return isinstance(self.module, FusedConv2d) and self.module.adds
 
-    def bucket(self, kernel: Kernel, least: int) -> Bucket:
+    def bucket(self, kernel: Kernel, least: int) -> ColumnBucket:
         """``kernel`` for calls of ``least`` columns or more. Raises BadRequest and Unsupported (``bucket_of``)."""
         has_bias = self.tensors.bias is not None
         return bucket_of(kernel, least, has_bias=has_bias, relu=self.relu, adds=self.adds)
@@ -115,7 +115,7 @@ def _passed_by(model: nn.Module) -> dict[nn.Module, str]:
     return {part: why for one, why in reasons if why is not None for part in (one, one.out_proj)}
 
 
-def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[Place, SparseMatrix]:
+def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[WeightPlace, SparseMatrix]:
     """Raises Unsupported and BadMatrix."""
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         if module.groups == module.in_channels > 1:

@@ -18,7 +18,7 @@ from lospmm.kernel import whole_number
 from lospmm.nn import layer, whole
 from lospmm.nn.attention import open_short_cuts
 from lospmm.nn.calling import Called, calling_of
-from lospmm.nn.choice import MARGIN, Shape, Work, call_parts, choose, settle, swap
+from lospmm.nn.choice import MARGIN, Shape, TimedSite, call_parts, choose, settle, swap
 from lospmm.nn.layer import Sparse
 from lospmm.nn.layout import UNKNOWN, Layout, watch_layout
 from lospmm.nn.place import forget_mask
@@ -71,7 +71,7 @@ def sparsify_(
         tuner = _tuner(stack, (server, key), device, options_of({"cache": "network", **options}), progress)
         restore_(model)
         sites, rows = find_sites(model, min_sparsity)
-        works = [Work(site) for site in sites]
+        works = [TimedSite(site) for site in sites]
         try:
             times = _swapped(model, works, tuner, example, columns, choice, called)
         except BaseException:
@@ -113,7 +113,7 @@ def _checked(
 
 def _swapped(
     model: nn.Module,
-    works: Sequence[Work],
+    works: Sequence[TimedSite],
     tuner: Tuner,
     example: Any,
     columns: Sequence[Shape],
@@ -189,7 +189,7 @@ def _shapes(model: nn.Module, sites: Sequence[Site], example: Any, columns: Sequ
     return learned
 
 
-def _tune(works: Sequence[Work], shapes: Mapping[str, Sequence[Shape]], tuner: Tuner, choice: Choice) -> None:
+def _tune(works: Sequence[TimedSite], shapes: Mapping[str, Sequence[Shape]], tuner: Tuner, choice: Choice) -> None:
     asked = [(work, shape) for work in works for shape in shapes[work.site.name]]
     buckets = tuner.buckets([(work.site, shape) for work, shape in asked])
     for (work, shape), bucket in zip(asked, buckets, strict=True):
@@ -201,7 +201,9 @@ def _tune(works: Sequence[Work], shapes: Mapping[str, Sequence[Shape]], tuner: T
             work.buckets[shape] = bucket
 
 
-def _choose(model: nn.Module, works: Sequence[Work], layout: Layout, example: Any, called: Called) -> ModelTimes | None:
+def _choose(
+    model: nn.Module, works: Sequence[TimedSite], layout: Layout, example: Any, called: Called
+) -> ModelTimes | None:
     """Swap the layers that are to be. The times of the whole model, where there is an example and a layer is faster.
 
     Raises Unsupported where the model cannot be called so.
@@ -225,7 +227,7 @@ def _choose(model: nn.Module, works: Sequence[Work], layout: Layout, example: An
     )
 
 
-def _finish(model: nn.Module, works: Sequence[Work]) -> None:
+def _finish(model: nn.Module, works: Sequence[TimedSite]) -> None:
     """Have everything around the swapped layers call them."""
     for work in works:
         if not isinstance(work.site.module, Sparse):
@@ -233,7 +235,7 @@ def _finish(model: nn.Module, works: Sequence[Work]) -> None:
     call_parts(model)
 
 
-def _rows(work: Work, choice: Choice) -> list[Row]:
+def _rows(work: TimedSite, choice: Choice) -> list[Row]:
     site, rows = work.site, []
     for shape in dict.fromkeys([*work.buckets, *work.dense, *work.failed]):
         times = {"dense_micros": work.dense.get(shape), "sparse_micros": work.sparse.get(shape)}

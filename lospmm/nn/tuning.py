@@ -12,7 +12,7 @@ from lospmm.client.events import LayerProgress
 from lospmm.errors import LospmmError, Unsupported
 from lospmm.gpu.detect import detect_device
 from lospmm.kernel import Kernel
-from lospmm.nn.bound import Bucket
+from lospmm.nn.bound import ColumnBucket
 from lospmm.nn.dtypes import dtype_of, options_for
 from lospmm.nn.site import Site, convolution_of
 from lospmm.problem.convolution import Convolution
@@ -25,7 +25,7 @@ from lospmm.stages import Progress
 from lospmm.tuning import jobs
 from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served
 from lospmm.tuning.request import Request
-from lospmm.tuning.session import AHEAD, Workshop
+from lospmm.tuning.session import AHEAD, Session
 
 if TYPE_CHECKING:
     from lospmm.client.client import Client
@@ -48,7 +48,7 @@ class Tuner:
     ahead: Callable[[Problem], None] = lambda _: None  # what there is to do for a problem to come
     close: Callable[[], None] = lambda: None
 
-    def buckets(self, asked: Sequence[tuple[Site, tuple[int, ...]]]) -> Iterator[Bucket | LospmmError]:
+    def buckets(self, asked: Sequence[tuple[Site, tuple[int, ...]]]) -> Iterator[ColumnBucket | LospmmError]:
         """For each site with a shape its kernel, as ``bucket``, or why there is none."""
         begun = 1
         for at, (site, shape) in enumerate(asked):
@@ -64,7 +64,7 @@ class Tuner:
         with suppress(LospmmError):  # which it says when its turn comes
             self.ahead(self._problem(site, shape, _epilogue_of(site))[0])
 
-    def bucket(self, site: Site, shape: tuple[int, ...]) -> Bucket:
+    def bucket(self, site: Site, shape: tuple[int, ...]) -> ColumnBucket:
         """The kernel of a site for B of (n,) columns, or for an input (batch, channels, height, width).
 
         Raises what ``jobs.tune`` raises, or ``Client.tune``.
@@ -78,7 +78,7 @@ class Tuner:
                     raise
             return self._bucket(site, shape, PLAIN, progress)
 
-    def _bucket(self, site: Site, shape: tuple[int, ...], epilogue: Epilogue, progress: Progress) -> Bucket:
+    def _bucket(self, site: Site, shape: tuple[int, ...], epilogue: Epilogue, progress: Progress) -> ColumnBucket:
         problem, window = self._problem(site, shape, epilogue)
         whole_images = window is not None and ceil_div(window.batch, 2) * window.pixels
         least = whole_images or max(1, int(problem.n * LEAST_SHARE))
@@ -112,7 +112,7 @@ def _is_terminal() -> bool:
 def tuner_here(stack: ExitStack, device: str, options: Options, progress: LayerProgress | None) -> Tuner:
     """Its processes, which all layers share, end with ``stack``. Raises BadRequest for a device that there is not."""
     gpu = detect_device() if device == "auto" else find_device(device)
-    store, workshop = jobs.open_store(), stack.enter_context(Workshop(settings().workers))
+    store, workshop = jobs.open_store(), stack.enter_context(Session(settings().workers))
 
     def request_of(problem: Problem) -> Request:
         return Request(problem, options_for(problem, options))

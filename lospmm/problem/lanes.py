@@ -1,7 +1,7 @@
 """What a thread of an unrolled kernel has in a register: an element of B or C, or those of two columns side by side.
 
 A kernel is searched for, and its code is written, as if words were float32: for so many columns of words. Then the code
-is made that of the words that they are (``codegen.sass.words``). To add a kind of word, add its row to ``WORDS``, what
+is made that of the words that they are (``codegen.sass.words``). To add a kind of word, add its row to ``LANES``, what
 makes it of float32's machine code, and when it is taken.
 """
 
@@ -15,7 +15,7 @@ from lospmm.problem.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class Lanes:
     """``columns`` are those of B and C that a thread computes, ``stored_bytes`` what one takes of memory for them."""
 
     name: str
@@ -23,17 +23,17 @@ class Words:
     stored_bytes: int
 
 
-SINGLE = Words("single", 1, 4)
-NARROW = Words("narrow", 1, 2)  # sums are float32, of either column:
-DOUBLE = Words("double", 2, 4)
-PAIRS = Words("pairs", 2, 4)  # sums are of the same type
+SINGLE = Lanes("single", 1, 4)
+NARROW = Lanes("narrow", 1, 2)  # sums are float32, of either column:
+DOUBLE = Lanes("double", 2, 4)
+PAIRS = Lanes("pairs", 2, 4)  # sums are of the same type
 FLOAT_SUMS = (NARROW, DOUBLE)
 
 #: By name.
-WORDS: Mapping[str, Words] = MappingProxyType({one.name: one for one in (SINGLE, NARROW, DOUBLE, PAIRS)})
+LANES: Mapping[str, Lanes] = MappingProxyType({one.name: one for one in (SINGLE, NARROW, DOUBLE, PAIRS)})
 
 
-def words_of(problem: Problem, thread_words: int = 1) -> Words:
+def lanes_of(problem: Problem, thread_words: int = 1) -> Lanes:
     """Of its unrolled kernels: pairs where sums may have 16 bits, the columns are even and nothing is added to the
     product; else an element each, with sums in float32, which are allowed wherever others are. Two of these to a thread
     (``Schedule.thread_words``) are a word of their own. Raises Unsupported where there is none."""
@@ -57,23 +57,23 @@ def takes_double(problem: Problem) -> bool:
     return problem.dtype.is_16_bit and problem.convolution is None and problem.n % DOUBLE.columns == 0
 
 
-def words_stored(dtype: Dtype, columns: int, thread_words: int) -> Words:
+def lanes_stored(dtype: Dtype, columns: int, thread_words: int) -> Lanes:
     """Of a finished kernel, whose threads compute so many columns, in so many words of a search. Raises BadRequest for
     what there is not."""
     if thread_words != 1 and (dtype.is_16_bit, columns, thread_words) == (True, DOUBLE.columns, DOUBLE.columns):
         return DOUBLE
     stored_bytes = columns * dtype.element_bytes
-    kinds = [one for one in WORDS.values() if one != DOUBLE and thread_words == 1]
+    kinds = [one for one in LANES.values() if one != DOUBLE and thread_words == 1]
     found = [one for one in kinds if (one.columns, one.stored_bytes) == (columns, stored_bytes)]
     if not found:
         raise BadRequest(f"threads of {columns} columns of {dtype.name}: not in this version")
     return found[0]
 
 
-def in_words(problem: Problem) -> Problem:
+def in_lanes(problem: Problem) -> Problem:
     """The problem whose candidates are those of ``problem``: B's columns are counted in words; it is of float32 where a
     thread loads as many bytes."""
-    words = words_of(problem)
+    words = lanes_of(problem)
     if words == NARROW:
         return replace(problem, sums=FLOAT32)
     return replace(problem, n=problem.n // words.columns, dtype=FLOAT32, sums=FLOAT32)

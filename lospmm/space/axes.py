@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from lospmm.problem.lanes import DOUBLE, SINGLE, takes_double
 from lospmm.problem.problem import Problem, ceil_div
-from lospmm.space.candidates import COLUMN_GROUPS, Candidate, Candidates, Ints, Schedule, TileSize, ceil_divs
+from lospmm.space.candidates import COLUMN_GROUPS, Ints, Schedule, TileSize, UnrolledPlan, UnrolledPlans, ceil_divs
 from lospmm.space.constraints import MAX_WASTED_COLUMNS, Subject, block_counts, runs, wasted_columns
 from lospmm.space.estimate import RATES, costs_of, micros_of, work_of
 from lospmm.space.explore import PREFETCHES, Space, differs
 from lospmm.space.occupancy import registers_of_block
 from lospmm.space.registers import seconds_of_each
-from lospmm.space.walks import KEPT_BYTES, KEPT_WORDS, REACH, WALKS, may_walk_twice, registers_of_walks
+from lospmm.space.walks import KEPT_BYTES, KEPT_WORDS, REACH, WALKS, registers_of_passes, takes_two_passes
 
 #: Elements of B in flight where code is walked twice: multiples of the scoreboards that loads have.
 WALKED_PREFETCHES = (70, 60, 50, 40, 35, 30, 25, 20, 15, 10)
@@ -35,10 +35,10 @@ APART = 1.25
 WALKED_GROUPS = (2, 0)
 
 
-def doubled(problem: Problem, space: Space) -> Candidates:
+def doubled(problem: Problem, space: Space) -> UnrolledPlans:
     """Those of the tilings that ``space`` has left, of one block to a tile, that the hardware has room for; none where
     a thread cannot have two columns. ``problem`` is that of a search (``words.in_words``)."""
-    left = Candidates.of(space.survivors)
+    left = UnrolledPlans.of(space.survivors)
     if not takes_double(problem) or not len(left):
         return left.take(np.zeros(0, dtype=np.int64))
     warp, device = problem.device.warp_size, problem.device
@@ -46,7 +46,7 @@ def doubled(problem: Problem, space: Space) -> Candidates:
     widest = min(device.threads_per_block, ceil_div(problem.n // DOUBLE.columns, warp) * warp)
     widths = np.arange(warp, widest + 1, warp)
     tiles = [TileSize(height, width) for height in rows.tolist() for width in widths.tolist()]
-    sizes = Candidates.of_tiles(tiles, Schedule(PREFETCHES[0]))
+    sizes = UnrolledPlans.of_tiles(tiles, Schedule(PREFETCHES[0]))
     sizes = replace(sizes, tilings=left.tilings, tiling=np.repeat(left.tiling[first], len(widths)))
     schedules = [
         Schedule(prefetch, None, group, thread_words=DOUBLE.columns)
@@ -60,13 +60,13 @@ def doubled(problem: Problem, space: Space) -> Candidates:
     return every.take(waste <= max(MAX_WASTED_COLUMNS, waste.min(initial=1)))
 
 
-def walked_twice(problem: Problem, sizes: Candidates, fastest: Candidate) -> list[tuple[Candidate, float]]:
+def walked_twice(problem: Problem, sizes: UnrolledPlans, fastest: UnrolledPlan) -> list[tuple[UnrolledPlan, float]]:
     """Candidates with the tile sizes of ``sizes``, and microseconds of each by the estimate, where the blocks of the
     ``fastest`` known come in waves: the best sizes, of numbers of threads that are APART, the best of them first, in
     groups of 2; that one also with all column blocks of a tile in one group."""
-    if not len(sizes) or not may_walk_twice(problem, Schedule(WALKED_PREFETCHES[0])):
+    if not len(sizes) or not takes_two_passes(problem, Schedule(WALKED_PREFETCHES[0])):
         return []
-    work = work_of(problem, Candidates.of([fastest]))
+    work = work_of(problem, UnrolledPlans.of([fastest]))
     if int(work.blocks[0]) <= int(work.resident[0]):
         return []
     tiles = _tiles(problem, sizes)
@@ -81,11 +81,11 @@ def walked_twice(problem: Problem, sizes: Candidates, fastest: Candidate) -> lis
     return [found[0], *((_grouped(tiles[best[0]], group), found[0][1]) for group in WALKED_GROUPS[1:]), *found[1:]]
 
 
-def _grouped(candidate: Candidate, group: int) -> Candidate:
+def _grouped(candidate: UnrolledPlan, group: int) -> UnrolledPlan:
     return replace(candidate, schedule=replace(candidate.schedule, column_group=group))
 
 
-def _tiles(problem: Problem, candidates: Candidates) -> Candidates:
+def _tiles(problem: Problem, candidates: UnrolledPlans) -> UnrolledPlans:
     """Each tile size that fits twice its columns, with as many elements of B in flight as there are registers for."""
     sizes = candidates.rows * (int(candidates.cols.max()) + 1) + candidates.cols
     _, first = np.unique(sizes, return_index=True)
@@ -96,10 +96,10 @@ def _tiles(problem: Problem, candidates: Candidates) -> Candidates:
     fits = (most > 0) & (needed * KEPT_BYTES * tiles.cols <= problem.device.shared_bytes_per_block)
     fits &= WALKS * tiles.cols <= problem.n
     found = [
-        Candidate(TileSize(one.tile.rows, one.tile.cols), Schedule(int(prefetch), walks=WALKS), one.tiling)
+        UnrolledPlan(TileSize(one.tile.rows, one.tile.cols), Schedule(int(prefetch), walks=WALKS), one.tiling)
         for one, prefetch in ((tiles[int(at)], most[at]) for at in np.flatnonzero(fits))
     ]
-    return Candidates.of(found)
+    return UnrolledPlans.of(found)
 
 
 def _most_in_flight(problem: Problem, sums: Ints, cols: Ints) -> Ints:
@@ -108,7 +108,7 @@ def _most_in_flight(problem: Problem, sums: Ints, cols: Ints) -> Ints:
     device, most = problem.device, np.zeros(len(sums), np.int64)
     reached = (REACH - 1) // (problem.n * SINGLE.stored_bytes)
     for prefetch in sorted(one for one in WALKED_PREFETCHES if one <= min(problem.matrix.k, reached)):
-        registers = registers_of_walks(sums, prefetch)
+        registers = registers_of_passes(sums, prefetch)
         room = (registers <= device.registers_per_thread) & (
             registers_of_block(cols, registers, device) <= device.registers_per_block
         )
@@ -116,7 +116,7 @@ def _most_in_flight(problem: Problem, sums: Ints, cols: Ints) -> Ints:
     return most
 
 
-def _estimates(problem: Problem, tiles: Candidates) -> NDArray[np.float64]:
+def _estimates(problem: Problem, tiles: UnrolledPlans) -> NDArray[np.float64]:
     """Microseconds: of half the columns, all of it twice, but for the code, which is fetched once."""
     half = replace(problem, n=problem.n // WALKS)
     costs = costs_of(half, work_of(half, tiles.with_axis("column_group", WALKED_GROUPS[0])), RATES)

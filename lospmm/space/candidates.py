@@ -1,6 +1,6 @@
 """Many candidates as columns: what a whole space is judged and scored by, without an object for each.
 
-``Candidates`` reads as a sequence of ``Candidate``; one is made only where it is asked for.
+``UnrolledPlans`` reads as a sequence of ``UnrolledPlan``; one is made only where it is asked for.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,7 +106,7 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class UnrolledPlan:
     """A tile size that satisfies every constraint, with the tiling it stands on and one schedule."""
 
     tile: TileSize
@@ -115,7 +115,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidates(Sequence[Candidate]):
+class UnrolledPlans(Sequence[UnrolledPlan]):
     """Entry i of every array is of candidate i. ``schedule`` and ``tiling`` are indices into what they have in common.
 
     ``tilings`` is empty before the rows are regrouped: tile sizes with a schedule, no candidates yet.
@@ -129,13 +129,13 @@ class Candidates(Sequence[Candidate]):
     tiling: Ints
 
     @staticmethod
-    def of(candidates: Sequence[Candidate]) -> "Candidates":
-        if isinstance(candidates, Candidates):
+    def of(candidates: Sequence[UnrolledPlan]) -> "UnrolledPlans":
+        if isinstance(candidates, UnrolledPlans):
             return candidates
         schedules = {schedule: at for at, schedule in enumerate(dict.fromkeys(c.schedule for c in candidates))}
         distinct = {id(c.tiling): c.tiling for c in candidates}
         tilings = {key: at for at, key in enumerate(distinct)}
-        return Candidates(
+        return UnrolledPlans(
             rows=_ints(c.tile.rows for c in candidates),
             cols=_ints(c.tile.cols for c in candidates),
             schedules=tuple(schedules),
@@ -145,42 +145,42 @@ class Candidates(Sequence[Candidate]):
         )
 
     @staticmethod
-    def of_tiles(tiles: Sequence[TileSize], schedule: Schedule) -> "Candidates":
+    def of_tiles(tiles: Sequence[TileSize], schedule: Schedule) -> "UnrolledPlans":
         """Tile sizes of one schedule, whose rows are not regrouped yet."""
         rows, cols = (_ints(tile[axis] for tile in tiles) for axis in (0, 1))
         none = np.zeros(len(tiles), dtype=np.int64)
-        return Candidates(rows, cols, (schedule,), none, (), none)
+        return UnrolledPlans(rows, cols, (schedule,), none, (), none)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @overload
-    def __getitem__(self, index: int) -> Candidate: ...
+    def __getitem__(self, index: int) -> UnrolledPlan: ...
     @overload
-    def __getitem__(self, index: slice) -> "Candidates": ...
-    def __getitem__(self, index: int | slice) -> "Candidate | Candidates":
+    def __getitem__(self, index: slice) -> "UnrolledPlans": ...
+    def __getitem__(self, index: int | slice) -> "UnrolledPlan | UnrolledPlans":
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         tile = TileSize(int(self.rows[index]), int(self.cols[index]))
-        return Candidate(tile, self.schedules[self.schedule[index]], self.tilings[self.tiling[index]])
+        return UnrolledPlan(tile, self.schedules[self.schedule[index]], self.tilings[self.tiling[index]])
 
-    def take(self, which: NDArray[Any]) -> "Candidates":
+    def take(self, which: NDArray[Any]) -> "UnrolledPlans":
         """Those at the indices, or where the mask, ``which`` has."""
         columns = (self.rows[which], self.cols[which])
-        return Candidates(*columns, self.schedules, self.schedule[which], self.tilings, self.tiling[which])
+        return UnrolledPlans(*columns, self.schedules, self.schedule[which], self.tilings, self.tiling[which])
 
-    def with_tilings(self, tilings: Mapping[int, Tiling]) -> "Candidates":
+    def with_tilings(self, tilings: Mapping[int, Tiling]) -> "UnrolledPlans":
         """With the tiling of each one's M1."""
         place = np.zeros(max(tilings, default=0) + 1, dtype=np.int64)
         place[list(tilings)] = np.arange(len(tilings))
         return replace(self, tilings=tuple(tilings.values()), tiling=place[self.rows])
 
-    def with_axis(self, name: str, value: int) -> "Candidates":
+    def with_axis(self, name: str, value: int) -> "UnrolledPlans":
         """With ``value`` on the axis ``name`` of every schedule."""
         change: dict[str, Any] = {name: value}
         return replace(self, schedules=tuple(replace(schedule, **change) for schedule in self.schedules))
 
-    def with_each(self, schedules: Sequence[Schedule]) -> "Candidates":
+    def with_each(self, schedules: Sequence[Schedule]) -> "UnrolledPlans":
         """Every tile size with every one of ``schedules``, those of a tile size next to each other."""
         every = self.take(np.repeat(np.arange(len(self)), len(schedules)))
         return replace(every, schedules=tuple(schedules), schedule=np.tile(np.arange(len(schedules)), len(self)))
@@ -244,7 +244,7 @@ def block_rows(matrix: SparseMatrix, size_limit: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Refusal:
     """Why a tile size was refused: the constraint's name, what was found and what was allowed."""
 
     tile: TileSize

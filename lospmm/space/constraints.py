@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.problem.problem import Problem, ceil_div
-from lospmm.space.candidates import COLUMN_GROUPS, Candidates, Ints, TileSize, Tiling, block_rows, ceil_divs
+from lospmm.space.candidates import COLUMN_GROUPS, Ints, TileSize, Tiling, UnrolledPlans, block_rows, ceil_divs
 from lospmm.space.occupancy import registers_of_block
 from lospmm.space.registers import forecast_of_each
 
@@ -57,7 +57,7 @@ class Subject:
     """
 
     problem: Problem
-    candidates: Candidates
+    candidates: UnrolledPlans
     splits: tuple[int, ...] = (1,)
 
 
@@ -153,19 +153,19 @@ def block_count(problem: Problem, tile: TileSize) -> int:
     return block_rows(problem.matrix, tile.rows) * ceil_div(problem.n, tile.cols)
 
 
-def block_counts(problem: Problem, candidates: Candidates) -> Ints:
+def block_counts(problem: Problem, candidates: UnrolledPlans) -> Ints:
     """``block_count`` of each, times the blocks that share a tile."""
     return _parts(problem, candidates) * ceil_divs(problem.n, candidates.block_cols)
 
 
-def _parts(problem: Problem, candidates: Candidates) -> Ints:
+def _parts(problem: Problem, candidates: UnrolledPlans) -> Ints:
     """The blocks along y: the parts of all tiles."""
     heights = range(1, int(candidates.rows.max(initial=0)) + 1)
     by_rows = np.array([0, *(block_rows(problem.matrix, rows) for rows in heights)])
     return by_rows[candidates.rows] * candidates.split_k
 
 
-def mailbox_bytes_of_each(candidates: Candidates) -> Ints:
+def mailbox_bytes_of_each(candidates: UnrolledPlans) -> Ints:
     """Shared memory of a block that shares its tile: what the others may send it, of the rows that it owns."""
     split = candidates.split_k
     return (split - 1) * ceil_divs(candidates.rows, split) * candidates.cols * FLOAT_BYTES
@@ -175,7 +175,7 @@ def mailbox_bytes_of_each(candidates: Candidates) -> Ints:
 HARDWARE = (thread_registers, block_registers, grid_height, mailbox_bytes)
 
 
-def runs(problem: Problem, candidates: Candidates) -> NDArray[np.bool_]:
+def runs(problem: Problem, candidates: UnrolledPlans) -> NDArray[np.bool_]:
     """Which of them the hardware has room for."""
     subject = Subject(problem, candidates)
     holds: NDArray[np.bool_] = np.logical_and.reduce([check(subject).holds for check in HARDWARE])

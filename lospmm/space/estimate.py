@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Candidates, Ints, ceil_divs
+from lospmm.space.candidates import Ints, UnrolledPlan, UnrolledPlans, ceil_divs
 from lospmm.space.constraints import mailbox_bytes_of_each
 from lospmm.space.occupancy import resident_blocks_of_each
 from lospmm.space.registers import forecast_of_each
@@ -47,9 +47,9 @@ class Rates:
 RATES = Rates()
 
 
-def estimate_micros(problem: Problem, candidates: Sequence[Candidate], rates: Rates = RATES) -> NDArray[np.float64]:
+def estimate_micros(problem: Problem, candidates: Sequence[UnrolledPlan], rates: Rates = RATES) -> NDArray[np.float64]:
     """Estimated microseconds of each candidate (a ``Ranker``: the lowest comes first)."""
-    return micros_of(problem, costs_of(problem, work_of(problem, Candidates.of(candidates)), rates), rates)
+    return micros_of(problem, costs_of(problem, work_of(problem, UnrolledPlans.of(candidates)), rates), rates)
 
 
 class Costs(NamedTuple):
@@ -75,7 +75,7 @@ def micros_of(problem: Problem, costs: Costs, rates: Rates = RATES) -> NDArray[n
 class Work:
     """What the busiest SM has to do, of every candidate: whole blocks, and whole waves of those resident together."""
 
-    candidates: Candidates
+    candidates: UnrolledPlans
     blocks: Ints
     resident: Ints
     loads: NDArray[np.float64]  # of a thread of a mean block
@@ -88,7 +88,7 @@ class Work:
         return Work(self.candidates.take(which), *(figure[which] for figure in figures))
 
 
-def work_of(problem: Problem, candidates: Candidates) -> Work:
+def work_of(problem: Problem, candidates: UnrolledPlans) -> Work:
     """What each of ``candidates`` has to do."""
     device, split = problem.device, candidates.split_k
     parts = candidates.by_tiling(lambda tiling: tiling.block_rows) * split

@@ -15,13 +15,13 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Problem, ceil_div
 from lospmm.space.candidates import (
     COLUMN_GROUPS,
-    Candidate,
-    Candidates,
     Ints,
+    Refusal,
     Schedule,
     TileSize,
     Tiling,
-    Verdict,
+    UnrolledPlan,
+    UnrolledPlans,
     ceil_divs,
 )
 from lospmm.space.constraints import CONSTRAINTS, Bound, Constraint, Stage, Subject, block_counts, runs
@@ -45,8 +45,8 @@ Regroup = Callable[[Sequence[int]], Mapping[int, Tiling]]
 class Space:
     """The outcome of a search space: verdicts and survivors together are every tile size that was named."""
 
-    survivors: Sequence[Candidate]
-    verdicts: tuple[Verdict, ...]
+    survivors: Sequence[UnrolledPlan]
+    verdicts: tuple[Refusal, ...]
     relaxed: tuple[str, ...]  # constraints whose limit no tile size met, and that were moved
     splits: tuple[int, ...] = (1,)  # what ``Schedule.split_k`` may be
     least_blocks: float = 0  # the limit of idle_sms, where it stands or was moved to
@@ -93,8 +93,8 @@ def explore(
     splits: tuple[int, ...] = (1,),
 ) -> Space:
     """Apply every constraint in turn. ``regroup`` is asked once, for the values of M1 that reach the balance stage."""
-    candidates = Candidates.of_tiles(tile_sizes(problem, cols), base)
-    verdicts: list[Verdict] = []
+    candidates = UnrolledPlans.of_tiles(tile_sizes(problem, cols), base)
+    verdicts: list[Refusal] = []
     limits: dict[str, float] = {}
     relaxed: list[str] = []
     regrouped = False
@@ -113,17 +113,17 @@ def explore(
     return Space(candidates, tuple(verdicts), tuple(relaxed), splits, limits["idle_sms"])
 
 
-def _verdicts(constraint: Constraint, bound: Bound, candidates: Candidates) -> list[Verdict]:
+def _verdicts(constraint: Constraint, bound: Bound, candidates: UnrolledPlans) -> list[Refusal]:
     refused = ~bound.holds
     figures = (candidates.rows, candidates.cols, bound.value)
     columns = (column[refused].tolist() for column in figures)
     return [
-        Verdict(TileSize(rows, cols), constraint.name, value, bound.limit)
+        Refusal(TileSize(rows, cols), constraint.name, value, bound.limit)
         for rows, cols, value in zip(*columns, strict=True)
     ]
 
 
-def widen(problem: Problem, space: Space, lockstep: int = 0) -> Candidates:
+def widen(problem: Problem, space: Space, lockstep: int = 0) -> UnrolledPlans:
     """Every survivor with every schedule of that ``lockstep`` that the hardware has room for and that is of use."""
     schedules = [
         Schedule(prefetch, None, group, lockstep, split)
@@ -131,7 +131,7 @@ def widen(problem: Problem, space: Space, lockstep: int = 0) -> Candidates:
         for group in COLUMN_GROUPS
         for split in space.splits
     ]
-    every = Candidates.of(space.survivors).with_each(schedules)
+    every = UnrolledPlans.of(space.survivors).with_each(schedules)
     another = differs(problem, every.block_cols, every.column_group)
     return every.take(another & _of_use(problem, space, every) & runs(problem, every))
 
@@ -142,7 +142,7 @@ def differs(problem: Problem, cols: Ints | int, group: Ints | int) -> NDArray[np
     return found
 
 
-def _of_use(problem: Problem, space: Space, candidates: Candidates) -> NDArray[np.bool_]:
+def _of_use(problem: Problem, space: Space, candidates: UnrolledPlans) -> NDArray[np.bool_]:
     """Whether as many blocks to a tile give the GPU enough of them, and half as many would not give every SM one."""
     blocks, split = block_counts(problem, candidates), candidates.split_k
     needed: NDArray[np.bool_] = (split == 1) | (blocks // 2 < problem.device.sms)

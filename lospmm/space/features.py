@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Candidates, Ints, ceil_divs
+from lospmm.space.candidates import Ints, UnrolledPlan, UnrolledPlans, ceil_divs
 from lospmm.space.estimate import ISSUE_SLOTS, Costs, Work, costs_of, micros_of, work_of
 from lospmm.space.registers import forecast_of_each
 
 
 @dataclass(frozen=True, eq=False)  # no slots: what several features need is counted once
-class Subject:
+class FeatureSubject:
     """What a feature is made of: the candidates of one problem, their work, and the estimate of it."""
 
     problem: Problem
@@ -29,18 +29,18 @@ class Subject:
     micros: NDArray[np.float64]
 
     @staticmethod
-    def of(problem: Problem, candidates: Sequence[Candidate]) -> "Subject":
-        work = work_of(problem, Candidates.of(candidates))
+    def of(problem: Problem, candidates: Sequence[UnrolledPlan]) -> "FeatureSubject":
+        work = work_of(problem, UnrolledPlans.of(candidates))
         costs = costs_of(problem, work)
-        return Subject(problem, work, costs, micros_of(problem, costs))
+        return FeatureSubject(problem, work, costs, micros_of(problem, costs))
 
-    def take(self, which: NDArray[np.integer]) -> "Subject":
+    def take(self, which: NDArray[np.integer]) -> "FeatureSubject":
         """Those at the indices."""
         costs = Costs(*(cost[which] for cost in self.costs))
-        return Subject(self.problem, self.work.take(which), costs, self.micros[which])
+        return FeatureSubject(self.problem, self.work.take(which), costs, self.micros[which])
 
     @property
-    def candidates(self) -> Candidates:
+    def candidates(self) -> UnrolledPlans:
         return self.work.candidates
 
     @cached_property
@@ -90,7 +90,7 @@ class Subject:
         return max(issue, memory)
 
 
-Feature = Callable[[Subject], NDArray[np.generic]]
+Feature = Callable[[FeatureSubject], NDArray[np.generic]]
 
 
 def _over_least(cost: Callable[[Costs], NDArray[np.float64]]) -> Feature:
@@ -151,12 +151,12 @@ FEATURES: Mapping[str, Feature] = MappingProxyType(
 )
 
 
-def features(problem: Problem, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
+def features(problem: Problem, candidates: Sequence[UnrolledPlan]) -> NDArray[np.float64]:
     """One row per candidate, (candidates, FEATURES)."""
-    return features_of(Subject.of(problem, candidates))
+    return features_of(FeatureSubject.of(problem, candidates))
 
 
-def features_of(subject: Subject) -> NDArray[np.float64]:
+def features_of(subject: FeatureSubject) -> NDArray[np.float64]:
     """The same where the estimate was made before."""
     if not len(subject.micros):
         return np.empty((0, len(FEATURES)))

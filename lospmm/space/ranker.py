@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 
 
 class Ranker(Protocol):
     """Scores candidates of one problem; the lowest score is expected to be the fastest kernel."""
 
-    def __call__(self, problem: Problem, candidates: Sequence[Candidate]) -> NDArray[np.float64]: ...
+    def __call__(self, problem: Problem, candidates: Sequence[UnrolledPlan]) -> NDArray[np.float64]: ...
 
 
 def shortlist(

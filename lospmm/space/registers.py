@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.long_rows import allowed_products, are_long
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Candidates, Ints, Schedule, Tiling
+from lospmm.space.candidates import Ints, Schedule, Tiling, UnrolledPlan, UnrolledPlans
 from lospmm.space.occupancy import allocated_registers, registers_of_block
-from lospmm.space.walks import registers_of_walks
+from lospmm.space.walks import registers_of_passes
 
 #: Elements of B at most that are taken apart and multiplied at a time, where a thread has several words: what is on its
 #: way takes one register (``codegen.sass.double``).
@@ -36,12 +36,12 @@ def forecast_registers(rows: int, schedule: Schedule, device: DeviceSpec, second
     return int(_forecast(np.array([sums + _beside_rows(schedule)]), device)[0])
 
 
-def forecast_of_candidate(problem: Problem, candidate: Candidate) -> int:
+def forecast_of_candidate(problem: Problem, candidate: UnrolledPlan) -> int:
     """``forecast_registers`` of a candidate's kernel."""
-    return int(forecast_of_each(problem, Candidates.of([candidate]))[0])
+    return int(forecast_of_each(problem, UnrolledPlans.of([candidate]))[0])
 
 
-def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
+def forecast_of_each(problem: Problem, candidates: UnrolledPlans) -> Ints:
     """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
     seconds = seconds_of_each(problem, candidates)
     needed, given_up = _needed(problem, candidates, seconds)
@@ -50,20 +50,20 @@ def forecast_of_each(problem: Problem, candidates: Candidates) -> Ints:
         return forecast
     prefetch = candidates.by_schedule(lambda schedule: schedule.prefetch)
     walks = candidates.by_schedule(lambda schedule: schedule.walks)
-    return np.where(walks > 1, registers_of_walks(candidates.rows + seconds, prefetch), forecast)
+    return np.where(walks > 1, registers_of_passes(candidates.rows + seconds, prefetch), forecast)
 
 
-def prefetch_of(problem: Problem, candidate: Candidate) -> int:
+def prefetch_of(problem: Problem, candidate: UnrolledPlan) -> int:
     """The elements of B in flight that a candidate's kernel has: those of its schedule, but for the registers that long
     rows need and its block does not have. One that walks its code twice has them all, or is no candidate."""
     if candidate.schedule.walks > 1:
         return candidate.schedule.prefetch
-    alone = Candidates.of([candidate])
+    alone = UnrolledPlans.of([candidate])
     _, given_up = _needed(problem, alone, seconds_of_each(problem, alone))
     return candidate.schedule.prefetch - int(given_up[0])
 
 
-def _needed(problem: Problem, candidates: Candidates, long_rows: Ints) -> tuple[Ints, Ints]:
+def _needed(problem: Problem, candidates: UnrolledPlans, long_rows: Ints) -> tuple[Ints, Ints]:
     """Sums and what stands beside them; and, where a block has not as many registers, the buffers that the second sums
     take, all but the least."""
     device = problem.device
@@ -77,7 +77,7 @@ def _needed(problem: Problem, candidates: Candidates, long_rows: Ints) -> tuple[
     return needed, np.clip(missing, 0, spare)
 
 
-def seconds_of_each(problem: Problem, candidates: Candidates) -> Ints:
+def seconds_of_each(problem: Problem, candidates: UnrolledPlans) -> Ints:
     """The most long rows that one of its tiles has, of each candidate."""
     splits, matrix = candidates.split_k, problem.matrix
     found = np.zeros(len(candidates), np.int64)

@@ -12,9 +12,9 @@ Which candidates walk twice is said in ``space_axes``; what they need, here.
 
 import numpy as np
 
-from lospmm.problem.lanes import PAIRS, SINGLE, words_of
+from lospmm.problem.lanes import PAIRS, SINGLE, lanes_of
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Ints, Schedule, ceil_divs
+from lospmm.space.candidates import Ints, Schedule, UnrolledPlan, ceil_divs
 
 #: The columns of a thread.
 WALKS = 2
@@ -42,15 +42,15 @@ SCOREBOARDS = 5
 REACH = 8 << 20
 
 
-def may_walk_twice(problem: Problem, schedule: Schedule) -> bool:
+def takes_two_passes(problem: Problem, schedule: Schedule) -> bool:
     """Whether a thread may have two columns of this problem: they are some bytes apart in every row of B and C, and
     sums are not shared."""
-    is_plain = problem.convolution is None and not problem.epilogue.residual and words_of(problem) in (SINGLE, PAIRS)
+    is_plain = problem.convolution is None and not problem.epilogue.residual and lanes_of(problem) in (SINGLE, PAIRS)
     alone = schedule.split_k == schedule.thread_words == 1
     return is_plain and alone and schedule.fmas_per_load is None
 
 
-def registers_of_walks(sums: Ints | int, prefetch: Ints | int) -> Ints:
+def registers_of_passes(sums: Ints | int, prefetch: Ints | int) -> Ints:
     """REGCOUNT of a kernel of tiles of so many sums with so many elements of B in flight."""
     quads = ceil_divs(sums, KEPT_WORDS)
     buffers = np.maximum(np.asarray(prefetch) - BUFFERS_BEFORE, 0)
@@ -63,7 +63,7 @@ def pieces_of(instructions: int) -> int:
     return max(1, -(-instructions // PIECE_INSTRUCTIONS))
 
 
-def kept_bytes(candidate: Candidate, sums: int, shared_bytes: int) -> int:
+def kept_bytes(candidate: UnrolledPlan, sums: int, shared_bytes: int) -> int:
     """Shared memory of a block of ``candidate`` with so many sums a thread, of at most ``shared_bytes``; none where no
     tile has several pieces."""
     cols = candidate.tile.cols

@@ -62,7 +62,7 @@ class _Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Compilation:
     """What the compilation of every unit of an emission shares."""
 
     units: tuple[str, ...]
@@ -97,7 +97,7 @@ def compile_kernel(
         compiler = of_whole_programs(compiler)
     with lifetime.temporary_directory() as directory:
         started = time.monotonic()
-        job = _Job(emission.units, compiler, store, directory, threading.Event())
+        job = _Compilation(emission.units, compiler, store, directory, threading.Event())
         units = _compile_all(job, workers, progress, cancel)
         compiled = time.monotonic()
         if is_alone:
@@ -124,7 +124,7 @@ def compile_kernel(
 
 
 def _compile_all(
-    job: _Job, workers: int, progress: Callable[[int, int], None] | None, cancel: threading.Event | None
+    job: _Compilation, workers: int, progress: Callable[[int, int], None] | None, cancel: threading.Event | None
 ) -> list[_Unit]:
     """Every unit's object into the job's directory. The first failure ends the compilers that run and is raised."""
     longest_first = sorted(range(len(job.units)), key=lambda index: len(job.units[index]), reverse=True)
@@ -149,7 +149,7 @@ def _compile_all(
     return units
 
 
-def _compile_unit(job: _Job, index: int) -> _Unit:
+def _compile_unit(job: _Compilation, index: int) -> _Unit:
     text, target = job.units[index], job.directory / _object(index)
     key = _unit_key(job.compiler, text)
     if kept := job.store.get("unit", key):

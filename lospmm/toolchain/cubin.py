@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lospmm.codegen.sass.fields import decode, encode
 from lospmm.codegen.sass.form import NO_BARRIER, RZ, Opcode
 from lospmm.codegen.sass.generations import generation_of
-from lospmm.codegen.sass.machine import Entry, MachineCode
+from lospmm.codegen.sass.machine import EntryRegisters, MachineCode
 from lospmm.codegen.sass.prologue import FETCHED_BYTES, KEPT_SHOWN_BYTES, PADDED_BYTES, RESIDUAL_BYTES, TARGETS
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS
 from lospmm.errors import ToolchainFault
@@ -133,7 +133,7 @@ def _part(parts: dict[str, bytes], name: str) -> bytes:
     return parts[name]
 
 
-def _entry(text: bytes, info: bytes, arch: str) -> Entry:
+def _entry(text: bytes, info: bytes, arch: str) -> EntryRegisters:
     """The registers that the prologue leaves addresses in: those that its own two targets load and store through."""
     branch = next((value for _, kind, value in elf.attributes(info) if kind == _EIATTR_INDIRECT_BRANCHES), b"")
     if len(branch) < 4:
@@ -173,7 +173,7 @@ def _known_targets(*, is_shared: bool) -> list[list[int]]:
     ]
 
 
-def _entry_of_target(target: NDArray[np.void], number: int) -> Entry:
+def _entry_of_target(target: NDArray[np.void], number: int) -> EntryRegisters:
     """Told apart by how far from C each store goes."""
     by_op: dict[int, list[np.void]] = {}
     for instruction in target:
@@ -187,14 +187,14 @@ def _entry_of_target(target: NDArray[np.void], number: int) -> Entry:
         raise ToolchainFault("the prologue's targets load what they do not store")
     residual = None if third is None else int(loads.pop(int(third["rb"]))["ra"])
     (load,) = loads.values()
-    entry = Entry(int(load["ra"]), int(by_op[Opcode.STG][0]["ra"]), int(load["ur"]), residual=residual)
+    entry = EntryRegisters(int(load["ra"]), int(by_op[Opcode.STG][0]["ra"]), int(load["ur"]), residual=residual)
     entry = replace(entry, **{name: int(stores[at]["rb"]) for at, name in _SHOWN.items() if at in stores})
     if Opcode.ST not in by_op:
         return entry
     return replace(entry, peers=int(by_op[Opcode.ST][0]["ra"]), mailbox=int(by_op[Opcode.LDS][0]["ra"]))
 
 
-def _renamed(code: MachineCode, entry: Entry) -> tuple[NDArray[np.void], int]:
+def _renamed(code: MachineCode, entry: EntryRegisters) -> tuple[NDArray[np.void], int]:
     """The tiles with what they are given where this prologue has it, and the registers of a thread then.
 
     What stood there moves: an address keeps two registers, aligned, and any other register stays if it can.

@@ -21,7 +21,7 @@ _NOBITS = 8  # a section that takes no room in the file
 _MAX_ALIGNMENT = 1 << 16
 
 
-class _Piece(NamedTuple):
+class _MovedPart(NamedTuple):
     """Where a part of the file was and where it is now."""
 
     start: int
@@ -46,7 +46,7 @@ def _rewrite(image: bytes, contents: Mapping[str, bytes]) -> bytes:
     names = image[sections[names_at][4] :]
 
     out = bytearray(image[: _ELF_HEADER.size])
-    pieces: list[_Piece] = []
+    pieces: list[_MovedPart] = []
     for section in sections[1:]:
         start, size = section[4], section[5]
         if section[8] > _MAX_ALIGNMENT:
@@ -55,7 +55,7 @@ def _rewrite(image: bytes, contents: Mapping[str, bytes]) -> bytes:
         stored = b"" if section[1] == _NOBITS else image[start : start + size]
         content = contents.get(name, stored)
         out += bytes(-len(out) % max(section[8], 1))
-        pieces.append(_Piece(start, start + len(stored), len(out), len(out) + len(content)))
+        pieces.append(_MovedPart(start, start + len(stored), len(out), len(out) + len(content)))
         section[4] = len(out)
         if section[1] != _NOBITS:
             section[5] = len(content)
@@ -66,7 +66,7 @@ def _rewrite(image: bytes, contents: Mapping[str, bytes]) -> bytes:
     ):
         out += bytes(-len(out) % 8)
         header[field] = len(out)
-        pieces.append(_Piece(old, old + count * size.size, len(out), len(out) + count * size.size))
+        pieces.append(_MovedPart(old, old + count * size.size, len(out), len(out) + count * size.size))
         if table is sections:
             out += b"".join(size.pack(*row) for row in table)
     for segment in segments:
@@ -76,7 +76,7 @@ def _rewrite(image: bytes, contents: Mapping[str, bytes]) -> bytes:
     return bytes(out)
 
 
-def _move(segment: list[int], pieces: list[_Piece]) -> None:
+def _move(segment: list[int], pieces: list[_MovedPart]) -> None:
     """A segment spans whole pieces: it begins with one and ends with one."""
     start, size = segment[2], segment[5]
     first = next((p for p in pieces if p.start == start and (p.end > p.start or size == 0)), None)

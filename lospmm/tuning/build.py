@@ -12,12 +12,12 @@ from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.reserve import layer_registers, reserved_registers
-from lospmm.families import FAMILIES, Entrant, shared_of
+from lospmm.families import FAMILIES, Candidate, shared_of
 from lospmm.families.packed import PackedKernel
 from lospmm.problem.dtype import Dtype
-from lospmm.problem.lanes import Words
+from lospmm.problem.lanes import Lanes
 from lospmm.problem.problem import Launch, Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store, made_together
 from lospmm.toolchain.compile import Binary, Compiled, compile_kernel
 from lospmm.toolchain.template import emission_of
@@ -38,7 +38,7 @@ class Build:
         return self.program.dtype
 
     @property
-    def words(self) -> Words:
+    def words(self) -> Lanes:
         return self.program.words
 
     @property
@@ -51,7 +51,7 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenBuild:
     """What is shipped of a ``Build``, without what it was made of."""
 
     language: str
@@ -59,7 +59,7 @@ class Written:
     binary: Binary
     source: str  # beside the cubin
     dtype: Dtype
-    words: Words
+    words: Lanes
 
     @property
     def launch(self) -> Launch:
@@ -70,7 +70,7 @@ class Written:
 class PackedBuild:
     """The same of a family's plan."""
 
-    entrant: Entrant
+    entrant: Candidate
     kernel: PackedKernel
     emission: Emission
     binary: Binary
@@ -108,15 +108,15 @@ class Making(TypedDict, total=False):
 
 
 @overload
-def build(problem: Problem, candidate: Candidate, emitter: str, **making: Unpack[Making]) -> Build: ...
+def build(problem: Problem, candidate: UnrolledPlan, emitter: str, **making: Unpack[Making]) -> Build: ...
 @overload
-def build(problem: Problem, candidate: Entrant, emitter: str, **making: Unpack[Making]) -> PackedBuild: ...
+def build(problem: Problem, candidate: Candidate, emitter: str, **making: Unpack[Making]) -> PackedBuild: ...
 @overload
 def build(
-    problem: Problem, candidate: Candidate | Entrant, emitter: str, **making: Unpack[Making]
+    problem: Problem, candidate: UnrolledPlan | Candidate, emitter: str, **making: Unpack[Making]
 ) -> Build | PackedBuild: ...
 def build(
-    problem: Problem, candidate: Candidate | Entrant, emitter: str, **making: Unpack[Making]
+    problem: Problem, candidate: UnrolledPlan | Candidate, emitter: str, **making: Unpack[Making]
 ) -> Build | PackedBuild:
     """The kernel of ``candidate``, compiled; that of a family's plan is its template's, compiled once for all matrices.
 
@@ -135,7 +135,7 @@ def build(
             cancel=making.get("cancel"),
         )
 
-    if isinstance(candidate, Entrant):
+    if isinstance(candidate, Candidate):
         with stage("emit"):
             prepare(problem, [candidate], making["store"])
             kernel = FAMILIES[candidate.family].pack(problem, candidate.plan)
@@ -149,7 +149,7 @@ def build(
         return Build(program, emission, compiled(emission, program.registers))
 
 
-def prepare(problem: Problem, entrants: Sequence[Entrant], store: Store) -> None:
+def prepare(problem: Problem, entrants: Sequence[Candidate], store: Store) -> None:
     """What of their packing several processes may do together."""
     for entrant in entrants:
         if (work := shared_of(problem, entrant)) is not None:
@@ -161,13 +161,15 @@ def source(built: Build | PackedBuild, arch: str) -> str:
     return built.source if isinstance(built, PackedBuild) else source_of(built.program, built.emission, arch)
 
 
-def written(problem: Problem, candidate: Candidate | Entrant, emitter: str, store: Store) -> Written | PackedBuild:
+def written(
+    problem: Problem, candidate: UnrolledPlan | Candidate, emitter: str, store: Store
+) -> WrittenBuild | PackedBuild:
     """``build`` with the text that is shipped beside the cubin. Raises as it."""
     made = build(problem, candidate, emitter, store=store, workers=1)
     if isinstance(made, PackedBuild):
         return made
     text = source(made, problem.device.arch)
-    return Written(made.language, made.compiled, made.binary, text, made.dtype, made.words)
+    return WrittenBuild(made.language, made.compiled, made.binary, text, made.dtype, made.words)
 
 
 def for_emitter(problem: Problem, emitter: str) -> Problem:

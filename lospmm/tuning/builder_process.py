@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lospmm.errors import LospmmError, ToolchainFault
-from lospmm.families import Entrant
+from lospmm.families import Candidate
 from lospmm.gpu.messages import Answer, packed, receive
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled, OnDisk
 from lospmm.toolchain.guard import VARIABLE
@@ -28,28 +28,28 @@ NICENESS = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
+class BuildRequest:
     """A kernel to build. ``problem`` is None where it is that of the order before; ``folder`` is where to leave the
     cubin, None for the answer itself."""
 
     problem: Problem | None
-    candidate: Candidate | Entrant
+    candidate: UnrolledPlan | Candidate
     emitter: str
     store: Store
     folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Preparation:
-    """What all builders do together before they build kernels of these. ``problem`` as in an ``Order``."""
+class PrepareRequest:
+    """What all builders do together before they build kernels of these. ``problem`` as in an ``BuildRequest``."""
 
     problem: Problem | None
-    entrants: Sequence[Entrant]
+    entrants: Sequence[Candidate]
     store: Store
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class CallRequest:
     """Anything else that may be done beside: a function of a module, and what it is given."""
 
     function: Callable[..., object]
@@ -61,13 +61,13 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     problem: Problem | None = None
     while (order := receive(requests)) is not None:
         try:
-            if isinstance(order, Call):
+            if isinstance(order, CallRequest):
                 answer = Answer(order.function(*order.arguments))
             else:
-                assert isinstance(order, Order | Preparation)
+                assert isinstance(order, BuildRequest | PrepareRequest)
                 problem = order.problem or problem
                 assert problem is not None, "the first order names the problem"
-                if isinstance(order, Preparation):
+                if isinstance(order, PrepareRequest):
                     prepare(problem, order.entrants, order.store)
                     answer = Answer()
                 else:
@@ -81,7 +81,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
-def _built(problem: Problem, order: Order) -> Compiled | OnDisk:
+def _built(problem: Problem, order: BuildRequest) -> Compiled | OnDisk:
     built = build(problem, order.candidate, order.emitter, store=order.store, workers=1).compiled
     return built if order.folder is None else on_disk(built, order.folder)
 

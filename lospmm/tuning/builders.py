@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Self
 
 from lospmm.errors import GpuFault, ToolchainFault
-from lospmm.families import Entrant
+from lospmm.families import Candidate
 from lospmm.gpu.process import WorkerLost, WorkerProcess
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain.compile import Built, Compiled, OnDisk
-from lospmm.tuning.builder_process import Call, Order, Preparation
+from lospmm.tuning.builder_process import BuildRequest, CallRequest, PrepareRequest
 
 #: -P: the current directory is not searched for modules.
 BUILDER = (sys.executable, "-P", "-c", "from lospmm.tuning.builder_process import main; main()")
@@ -49,7 +49,7 @@ def builders_for(problem: Problem, size: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class _Builder:
+class _BuilderProcess:
     process: WorkerProcess
     problem: Problem | None = None  # what it was told last
     built: set[Hashable] = field(default_factory=set)  # of that
@@ -62,13 +62,13 @@ class _Builder:
         return problem
 
 
-class Crew:
+class BuilderPool:
     """Up to ``size`` builders, none before ``start`` or the first kernel; they end with the block, or with this
     process. For any number of threads."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._idle: list[_Builder] = []
+        self._idle: list[_BuilderProcess] = []
         self._choice = threading.Lock()
         self._turns = threading.BoundedSemaphore(size)
 
@@ -91,7 +91,7 @@ class Crew:
     def build(
         self,
         problem: Problem,
-        candidate: Candidate | Entrant,
+        candidate: UnrolledPlan | Candidate,
         emitter: str,
         store: Store,
         cancel: threading.Event | None = None,
@@ -102,21 +102,21 @@ class Crew:
         also for what this emitter cannot write, and CancelledError; either may cost a builder, and another starts with
         a kernel to come."""
 
-        def order(builder: _Builder) -> Order:
+        def order(builder: _BuilderProcess) -> BuildRequest:
             told = builder.told(problem)
             builder.built.add(candidate)
-            return Order(told, candidate, emitter, store, folder)
+            return BuildRequest(told, candidate, emitter, store, folder)
 
         built = self._ask(order, cancel)
         assert isinstance(built, Compiled | OnDisk)
         return built
 
     def prepare(
-        self, problem: Problem, entrants: Sequence[Entrant], store: Store, cancel: threading.Event | None = None
+        self, problem: Problem, entrants: Sequence[Candidate], store: Store, cancel: threading.Event | None = None
     ) -> None:
         """What several plans have in common, by one builder and as many others as are asked to at the same time. Raises
         as ``build``."""
-        self._ask(lambda builder: Preparation(builder.told(problem), entrants, store), cancel)
+        self._ask(lambda builder: PrepareRequest(builder.told(problem), entrants, store), cancel)
 
     def call(
         self,
@@ -127,11 +127,11 @@ class Crew:
     ) -> object:
         """What a function of a module gives in a builder: of those that are idle the one ``who_built`` that candidate
         of its last problem, which still has what took it long. Raises as ``build``."""
-        return self._ask(lambda _: Call(function, arguments), cancel, who_built)
+        return self._ask(lambda _: CallRequest(function, arguments), cancel, who_built)
 
     def _ask(
         self,
-        request_to: Callable[[_Builder], object],
+        request_to: Callable[[_BuilderProcess], object],
         cancel: threading.Event | None,
         who_built: Hashable = None,
     ) -> object:
@@ -148,7 +148,7 @@ class Crew:
             raise ToolchainFault(answer.fault)
         return answer.value
 
-    def _taken(self, who_built: Hashable) -> _Builder | None:
+    def _taken(self, who_built: Hashable) -> _BuilderProcess | None:
         """An idle one, the last that was at work or the one who built this; no longer idle."""
         with self._choice:
             if not self._idle:
@@ -156,9 +156,9 @@ class Crew:
             at = next((at for at, one in enumerate(self._idle) if who_built in one.built), -1)
             return self._idle.pop(at)
 
-    def _new(self) -> _Builder:
+    def _new(self) -> _BuilderProcess:
         try:
-            return _Builder(WorkerProcess(BUILDER))
+            return _BuilderProcess(WorkerProcess(BUILDER))
         except GpuFault as fault:
             raise ToolchainFault(str(fault)) from None
 
@@ -180,21 +180,21 @@ KEPT = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BuildPlace:
     """Where kernels are left that other processes build, and what ends the building of them."""
 
     folder: Path
     stop: threading.Event
 
 
-class Stock:
+class PrefetchedBuilds:
     """For one thread, from when it is made until it is closed, after which nothing of it may be run."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._most = kept
         folder = Path(tempfile.mkdtemp(prefix="lospmm-stock-"))
         self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # should nobody close it
-        self._place = Place(folder, threading.Event())
+        self._place = BuildPlace(folder, threading.Event())
         self._pool: ThreadPoolExecutor | None = None
         self._begun: dict[Hashable, Future[Built]] = {}
         self._kept: dict[Hashable, tuple[float, Built]] = {}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lospmm.artifact.manifest import Dense
+from lospmm.artifact.manifest import DenseSummary
 from lospmm.gpu.libraries import BASELINES, DENSE_OF, BaselineTime, VariantTime
 from lospmm.gpu.libraries.dense import refusal
 from lospmm.problem.accuracy import ACCURACY, Accuracy
@@ -43,11 +43,11 @@ class DenseChoice:
         micros = self.forecast_micros if self.micros is None else self.micros
         return self.why_not is None and micros < self.kernel_micros
 
-    def in_manifest(self) -> Dense | None:
+    def in_manifest(self) -> DenseSummary | None:
         """None where it is not chosen."""
         if not self.is_chosen:
             return None
-        return Dense(
+        return DenseSummary(
             library=None if self.time is None else self.time.library,
             micros=self.micros,
             max_relative_error=None if self.best is None else self.best.max_relative_error,

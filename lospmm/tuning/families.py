@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.families import FAMILIES, Entrant
+from lospmm.families import FAMILIES, Candidate
 from lospmm.problem.problem import Problem
 from lospmm.tuning.finals import settled
-from lospmm.tuning.trial import Trialled, fastest_first
+from lospmm.tuning.trial import Trial, fastest_first
 
 #: A family is timed where its forecast is at most so many times the time of a kernel that it has to beat: of those that
 #: were measured on an H200, at most 7 % were forecast to take more than that times what they took. Where there is none
@@ -27,27 +27,27 @@ FIRST, NEIGHBOURS = 4, 6
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FamilyPlans:
     """Who takes part: ``entrants`` in the order of their forecast, and why others do not, by family."""
 
-    entrants: tuple[Entrant, ...]
+    entrants: tuple[Candidate, ...]
     refusals: Mapping[str, str]
     dense_micros: float | None = None  # what the vendor's dense multiplication is forecast to take
     unrolled_micros: float | None = None  # and the fastest unrolled kernel, where others are timed before these
 
-    def of(self, family: str) -> tuple[Entrant, ...]:
+    def of(self, family: str) -> tuple[Candidate, ...]:
         return tuple(one for one in self.entrants if one.family == family)
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class FamilyTrials:
     """``timed`` in the order in which it was; empty without a clock."""
 
-    field: Field
-    timed: tuple[Trialled[Entrant], ...] = ()
+    field: FamilyPlans
+    timed: tuple[Trial[Candidate], ...] = ()
 
     @property
-    def best(self) -> Entrant | None:
+    def best(self) -> Candidate | None:
         """The fastest of those that were timed again, or by forecast where nothing was timed; None: nobody ran."""
         if not self.timed:
             return self.field.entrants[0] if self.field.entrants else None
@@ -55,7 +55,7 @@ class Contest:
         return None if trial is None else trial.candidate
 
     @property
-    def fastest(self) -> Trialled[Entrant] | None:
+    def fastest(self) -> Trial[Candidate] | None:
         return settled(self.timed) if fastest_first(self.timed) else None
 
     @property
@@ -68,15 +68,15 @@ class Contest:
 Correct = Callable[[str, Sequence[Any], NDArray[np.float64]], NDArray[np.float64]]
 
 
-def field_of(
+def family_plans(
     problem: Problem,
     names: Collection[str],
     correct: Correct = lambda _family, _plans, micros: micros,
     *,
     dense_micros: float | None = None,
-) -> Field:
+) -> FamilyPlans:
     """All plans of the families ``names``, the best forecast first."""
-    entrants: list[Entrant] = []
+    entrants: list[Candidate] = []
     refusals: dict[str, str] = {}
     for name in names:
         family = FAMILIES[name]
@@ -85,12 +85,12 @@ def field_of(
             refusals[name] = why or "no plan fits"
             continue
         micros = correct(name, plans, family.forecast(problem, plans))
-        entrants += [Entrant(name, plan, float(one)) for plan, one in zip(plans, micros, strict=True)]
+        entrants += [Candidate(name, plan, float(one)) for plan, one in zip(plans, micros, strict=True)]
     in_order = tuple(sorted(entrants, key=lambda one: one.forecast_micros))
-    return Field(in_order, refusals, dense_micros)  # no proxy: other processes send it
+    return FamilyPlans(in_order, refusals, dense_micros)  # no proxy: other processes send it
 
 
-def _first(field: Field, limit_micros: float) -> list[Entrant]:
+def _first(field: FamilyPlans, limit_micros: float) -> list[Candidate]:
     """The best of each family that may win, those of all families by turns."""
     if not field.entrants:
         return []
@@ -101,24 +101,24 @@ def _first(field: Field, limit_micros: float) -> list[Entrant]:
     return [queue[at] for at in range(FIRST) for queue in queues if at < len(queue)]
 
 
-def _spread(entrants: Sequence[Entrant]) -> list[Entrant]:
+def _spread(entrants: Sequence[Candidate]) -> list[Candidate]:
     """FIRST of them: the best, then those that differ from all before in two fields or more, then the others."""
-    taken: list[Entrant] = []
+    taken: list[Candidate] = []
     for one in entrants:
         if len(taken) < FIRST and all(_distance(one, other) > 1 for other in taken):
             taken.append(one)
     return [*taken, *(one for one in entrants if one not in taken)][:FIRST]
 
 
-def _distance(one: Entrant, other: Entrant) -> int:
+def _distance(one: Candidate, other: Candidate) -> int:
     """Fields in which two plans of a family differ."""
     left, right = asdict(one.plan), asdict(other.plan)
     return sum(left[name] != right.get(name) for name in left)
 
 
-def _neighbours(field: Field, best: Entrant, asked: Collection[object]) -> list[Entrant]:
+def _neighbours(field: FamilyPlans, best: Candidate, asked: Collection[object]) -> list[Candidate]:
     return [one for one in field.of(best.family) if _key(one) not in asked and _distance(one, best) == 1]
 
 
-def _key(entrant: Entrant) -> tuple[str, object]:
+def _key(entrant: Candidate) -> tuple[str, object]:
     return entrant.family, entrant.plan

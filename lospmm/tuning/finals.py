@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lospmm.gpu.messages import Measurement
-from lospmm.tuning.trial import Clock, Item, Trialled, fastest_first
+from lospmm.tuning.trial import Clock, Item, Trial, fastest_first
 
 
-def timed_again(timed: Sequence[Trialled[Item]], clock: Clock, finals: Sequence[int]) -> list[Trialled[Item]]:
+def timed_again(timed: Sequence[Trial[Item]], clock: Clock, finals: Sequence[int]) -> list[Trial[Item]]:
     """``timed`` with the finals of the fastest: in each turn ``finals`` many, those of the least median so far.
 
     In turns, so that what changes meanwhile changes for all of them. What was fast by chance is found out by a few
@@ -32,7 +32,7 @@ def timed_again(timed: Sequence[Trialled[Item]], clock: Clock, finals: Sequence[
     return timed
 
 
-def settled(timed: Sequence[Trialled[Item]]) -> Trialled[Item]:
+def settled(timed: Sequence[Trial[Item]]) -> Trial[Item]:
     """The fastest of those that were timed again most often; of a failure only where all of them failed."""
     finalists = [trial for trial in timed if trial.finals] or fastest_first(timed)
     return min(

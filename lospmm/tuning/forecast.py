@@ -11,17 +11,17 @@ from functools import partial
 
 from lospmm.codegen import EMITTERS
 from lospmm.errors import GpuFault, NothingFits
-from lospmm.families import Entrant, warpgroups
+from lospmm.families import Candidate, warpgroups
 from lospmm.families.traits import traits_of
 from lospmm.gpu.compare import Comparison
 from lospmm.problem.dtype import FLOAT32
-from lospmm.problem.lanes import PAIRS, SINGLE, in_words, words_of
+from lospmm.problem.lanes import PAIRS, SINGLE, in_lanes, lanes_of
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.tuning.dense import DenseChoice, dense_choice
-from lospmm.tuning.families import PROMISING, Contest, Field, field_of
+from lospmm.tuning.families import PROMISING, FamilyPlans, FamilyTrials, family_plans
 from lospmm.tuning.options import DENSE, FAMILY_NAMES, UNROLLED, Options
 from lospmm.tuning.search import Choice
 from lospmm_rank.predict.corrections import (
@@ -56,7 +56,7 @@ def fastest_micros(problem: Problem) -> float | None:
     return micros * factor(FASTEST, micros, traits=traits, device=device.name)
 
 
-def others_first(problem: Problem, options: Options, field: Field) -> float | None:
+def others_first(problem: Problem, options: Options, field: FamilyPlans) -> float | None:
     """``fastest_micros`` where the others of ``field`` are timed before the unrolled family. None where it is searched
     first in any case: without a clock, by proxies, where families were chosen by name, where A is small, or where it is
     well ahead; with a budget, where it is ahead at all."""
@@ -71,19 +71,19 @@ def others_first(problem: Problem, options: Options, field: Field) -> float | No
     return micros if field.entrants[0].forecast_micros <= limit_micros else None
 
 
-def is_far_behind(field: Field, micros: float) -> bool:
+def is_far_behind(field: FamilyPlans, micros: float) -> bool:
     """Whether the unrolled family is, of another that takes ``micros``."""
     return field.unrolled_micros is not None and field.unrolled_micros > FAR * micros
 
 
-def field_for(problem: Problem, names: Sequence[str], cache: str = "cold") -> Field:
+def family_plans_for(problem: Problem, names: Sequence[str], cache: str = "cold") -> FamilyPlans:
     """The plans of these families, their forecasts corrected by what was measured on such a device; ``cache`` as of
     ``Options``."""
     traits, device = traits_of(problem, is_streamed=cache == "network"), problem.device
     of_dense = dense_micros(traits, device)
     of_dense *= factor(DENSE, of_dense, traits=traits, device=device.name)
     learned = partial(corrected, traits=traits, device=device.name)
-    return field_of(problem, names, learned, dense_micros=of_dense)
+    return family_plans(problem, names, learned, dense_micros=of_dense)
 
 
 def contenders(names: Sequence[str], problem: Problem, *, is_unrolled: bool) -> list[str]:
@@ -106,7 +106,7 @@ def takes_unrolled(problem: Problem, options: Options) -> bool:
 
 def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
     """Why there is no unrolled kernel by ``emitter``, in a few words; None: there is."""
-    words = words_of(problem)
+    words = lanes_of(problem)
     if words != SINGLE and not EMITTERS[emitter].writes(words, problem.device.arch):
         sums = problem.dtype.name if words == PAIRS else FLOAT32.name
         arch = problem.device.arch
@@ -120,29 +120,33 @@ def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
 
 
 def beside_dense(
-    problem: Problem, field: Field, winner: Candidate | Entrant, found: Comparison | None, choice: Choice | None
+    problem: Problem,
+    field: FamilyPlans,
+    winner: UnrolledPlan | Candidate,
+    found: Comparison | None,
+    choice: Choice | None,
 ) -> DenseChoice:
     """Whether cuBLAS is faster than the winner: both in one run, or, without a clock, by forecast (``dense_share``).
     ``choice`` is the unrolled family's."""
     assert field.dense_micros is not None, "it was forecast"
     if found is not None:
         return dense_choice(problem, field.dense_micros, found.baselines, kernel_micros=found.micros)
-    share = dense_share(problem.device.name) if isinstance(winner, Candidate) else 1.0
+    share = dense_share(problem.device.name) if isinstance(winner, UnrolledPlan) else 1.0
     to_beat = share * _forecast_micros(problem, winner, choice)
     return dense_choice(problem, field.dense_micros, {}, kernel_micros=to_beat)
 
 
-def _forecast_micros(problem: Problem, winner: Candidate | Entrant, choice: Choice | None) -> float:
+def _forecast_micros(problem: Problem, winner: UnrolledPlan | Candidate, choice: Choice | None) -> float:
     """As it was corrected by what was measured on such a device."""
-    if isinstance(winner, Entrant):
+    if isinstance(winner, Candidate):
         return winner.forecast_micros
     name, forecast = UNTIMED, None if choice is None else choice.forecast_micros
     if forecast is None:
-        name, forecast = UNROLLED, float(estimate_micros(in_words(problem), [winner])[0])
+        name, forecast = UNROLLED, float(estimate_micros(in_lanes(problem), [winner])[0])
     return forecast * factor(name, forecast, traits=traits_of(problem), device=problem.device.name)
 
 
-def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter: str) -> Candidate | Entrant:
+def winner_of(problem: Problem, choice: Choice | None, others: FamilyTrials, emitter: str) -> UnrolledPlan | Candidate:
     """The fastest of all families. Where nothing was timed, the one of the best forecast: the unrolled one, if it has a
     kernel, unless another is surely better; and of float32 and TF32 anyway on a GPU of which nothing was learned, and
     of an A without nonzeros. ``problem`` is the emitter's."""
@@ -161,10 +165,10 @@ def winner_of(problem: Problem, choice: Choice | None, others: Contest, emitter:
     return best if fastest is not None and fastest.settled_micros < choice.micros else choice.winner
 
 
-def _nobody(problem: Problem, field: Field, emitter: str) -> str:
+def _nobody(problem: Problem, field: FamilyPlans, emitter: str) -> str:
     refusals = {UNROLLED: unrolled_refusal(problem, emitter) or "not asked for", **field.refusals}
     return f"no family has a kernel for this: {'; '.join(f'{name}: {why}' for name, why in refusals.items())}"
 
 
-def _nobody_ran(others: Contest) -> GpuFault:
+def _nobody_ran(others: FamilyTrials) -> GpuFault:
     return GpuFault(f"none of {len(others.timed)} kernels ran: {others.timed[0].measurement.failure}")

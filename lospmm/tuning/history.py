@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from lospmm.errors import ToolchainFault
-from lospmm.families import Entrant
+from lospmm.families import Candidate
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import CacheState, Measurement
 from lospmm.gpu.timing import Effort, Timing
 from lospmm.problem.problem import Problem, layer_fields
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Entry, Store
 
 #: The kind of these entries in the store.
@@ -50,7 +50,7 @@ LOST_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class HistoryKey:
     """Everything but the candidate that decides a time, and whether there is one."""
 
     fingerprint: str  # of the matrix
@@ -73,8 +73,8 @@ class Conditions:
 
 def conditions_of(
     problem: Problem, emitter: str, *, gpu: str, driver: str, compiler: str, cache_state: CacheState = "cold"
-) -> Conditions:
-    return Conditions(
+) -> HistoryKey:
+    return HistoryKey(
         fingerprint=problem.matrix.fingerprint,
         n=problem.n,
         layer=json.dumps(layer_fields(problem), sort_keys=True),
@@ -106,11 +106,11 @@ def decisive_files(root: Path) -> list[Path]:
     return sorted(path for path in every if path.suffix in (".py", ".cu", ".cuh"))
 
 
-class Timings:
+class History:
     """What is known under some conditions. Each measurement is given once, so that who asks for a candidate again gets
     another one. For one thread at a time; other processes may add to the same entry."""
 
-    def __init__(self, store: Store, conditions: Conditions) -> None:
+    def __init__(self, store: Store, conditions: HistoryKey) -> None:
         """Raises ToolchainFault where the disk fails."""
         self._store, self._conditions = store, conditions
         self._left: dict[str, list[tuple[int, Measurement]]] = {}
@@ -121,7 +121,7 @@ class Timings:
                 name, replays, measurement = read
                 self._left.setdefault(name, []).append((replays, measurement))
 
-    def take(self, candidate: Candidate | Entrant, effort: Effort) -> Measurement | None:
+    def take(self, candidate: UnrolledPlan | Candidate, effort: Effort) -> Measurement | None:
         """A measurement of at least that effort, not given before; None where there is none.
 
         What has failed is not run again; what was lost is, up to LOST_ATTEMPTS times.
@@ -137,7 +137,7 @@ class Timings:
                 return measurement
         return None
 
-    def add(self, candidate: Candidate | Entrant, effort: Effort, measurement: Measurement) -> None:
+    def add(self, candidate: UnrolledPlan | Candidate, effort: Effort, measurement: Measurement) -> None:
         """Keep a measurement that was just made. Raises ToolchainFault where the disk fails."""
         content = {"candidate": named(candidate), "replays": effort.replays, **asdict(measurement)}
         timing = measurement.timing
@@ -175,10 +175,10 @@ class Timings:
             raise ToolchainFault(f"{self._path}: cannot be written: {error.strerror}") from error
 
 
-def named(candidate: Candidate | Entrant) -> dict[str, Any]:
+def named(candidate: UnrolledPlan | Candidate) -> dict[str, Any]:
     """All that tells a candidate from the others of its problem: tile size, schedule, and the rows of its tiles; of an
     entrant its family and plan."""
-    if isinstance(candidate, Entrant):
+    if isinstance(candidate, Candidate):
         return {"family": candidate.family, **asdict(candidate.plan)}
     rows = [tile.rows for tile in candidate.tiling.tiles]
     sizes = np.array([len(part) for part in rows], dtype=np.int32)

@@ -14,12 +14,12 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compilers import compiler_name
 from lospmm.tuning.budget import Budget
-from lospmm.tuning.builders import Stock, builders_for
-from lospmm.tuning.history import Timings, conditions_of
+from lospmm.tuning.builders import PrefetchedBuilds, builders_for
+from lospmm.tuning.history import History, conditions_of
 from lospmm.tuning.options import DENSE, Options
-from lospmm.tuning.runner import BuildAndTime, Means
+from lospmm.tuning.runner import GpuRunner, RunnerSetup
 from lospmm.tuning.search import POLICY, Policy
-from lospmm.tuning.session import Workshop
+from lospmm.tuning.session import Session
 from lospmm.tuning.trial import Trials
 
 #: What comes after a search, in microseconds of one core for each nonzero: to build the winner and to write its text;
@@ -47,7 +47,7 @@ class Job:
     options: Options  # resolved
     store: Store
     stages: Stages
-    workshop: Workshop
+    workshop: Session
     budget: Budget
 
     @property
@@ -77,47 +77,47 @@ def reserve_seconds(job: Job) -> float:
     return micros * 1e-6 * nonzeros + job.compare_seconds
 
 
-def _timings(job: Job, language: str) -> Timings:
+def _timings(job: Job, language: str) -> History:
     """What is known of kernels in this language."""
     compiler = compiler_name(language, job.problem.device.arch)
     machine = {"gpu": own_gpu_id(), "driver": driver_version(), "compiler": compiler}
     conditions = conditions_of(job.problem, language, **machine, cache_state=CACHE_STATES[job.options.cache])
-    return Timings(job.store, conditions)
+    return History(job.store, conditions)
 
 
-def _whole(job: Job, bench: Bench, timings: Timings, stock: Stock, *, effort: Effort = BRIEF) -> Trials:
+def _whole(job: Job, bench: Bench, timings: History, stock: PrefetchedBuilds, *, effort: Effort = BRIEF) -> Trials:
     """The kernels themselves."""
     emitter = job.options.emitter
-    means = Means(job.workshop.crew(emitter), timings, effort, job.budget, stock)
-    return _trials(BuildAndTime, job, bench, emitter, means)
+    means = RunnerSetup(job.workshop.crew(emitter), timings, effort, job.budget, stock)
+    return _trials(GpuRunner, job, bench, emitter, means)
 
 
-def _trials(kind: type[BuildAndTime], job: Job, bench: Bench, language: str, means: Means) -> BuildAndTime:
+def _trials(kind: type[GpuRunner], job: Job, bench: Bench, language: str, means: RunnerSetup) -> GpuRunner:
     """Built by the crew where there is one, else by threads of this process."""
     workers = job.workshop.workers if means.crew is None else builders_for(job.problem, means.crew.size)
     return kind(job.problem, language, bench, store=job.store, workers=workers, stages=job.stages, means=means)
 
 
-def _proxies(job: Job, bench: Bench, _timings: Timings, _stock: Stock) -> Trials:
+def _proxies(job: Job, bench: Bench, _timings: History, _stock: PrefetchedBuilds) -> Trials:
     """Section 5: what stands for them. Proxies of machine code are made in no time, and are not kept."""
-    from lospmm.tuning.proxy_runner import ProxyTrials
+    from lospmm.tuning.proxy_runner import ProxyRunner
 
     emitter = job.options.emitter
-    return _trials(ProxyTrials, job, bench, emitter, Means(job.workshop.crew(emitter), None, BRIEF, job.budget))
+    return _trials(ProxyRunner, job, bench, emitter, RunnerSetup(job.workshop.crew(emitter), None, BRIEF, job.budget))
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class TrialKind:
     """What is timed of a candidate, and how a search goes by it."""
 
-    trials: Callable[[Job, Bench, Timings, Stock], Trials]
+    trials: Callable[[Job, Bench, History, PrefetchedBuilds], Trials]
     policy: Policy
 
 
 #: By the name that the option takes. Of proxies, more of the fastest are timed themselves.
-TRIALS: Mapping[str, Way] = MappingProxyType(
+TRIALS: Mapping[str, TrialKind] = MappingProxyType(
     {
-        "full": Way(_whole, POLICY),
-        "proxy": Way(_proxies, replace(POLICY, finals=(20, 12, 6, 4, 3), walked=0, doubled=0)),
+        "full": TrialKind(_whole, POLICY),
+        "proxy": TrialKind(_proxies, replace(POLICY, finals=(20, 12, 6, 4, 3), walked=0, doubled=0)),
     }
 )

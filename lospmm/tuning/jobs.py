@@ -27,7 +27,7 @@ from lospmm.tuning.options import UNROLLED, Options
 from lospmm.tuning.outcome import files_of
 from lospmm.tuning.prepare import search_ahead as search_ahead_of
 from lospmm.tuning.request import Request
-from lospmm.tuning.session import Workshop
+from lospmm.tuning.session import Session
 
 #: What of a request's artifact lies in the store, by this name.
 KERNELS = "kernel"
@@ -61,7 +61,7 @@ def tune(
     progress: Progress = silent,
     cancel: threading.Event | None = None,
     workers: int | None = None,
-    workshop: Workshop | None = None,
+    workshop: Session | None = None,
 ) -> Artifact:
     """The artifact of ``request``: the one in the store, or a new one, which is then kept there if the disk lets it.
 
@@ -81,7 +81,7 @@ def chosen(
     progress: Progress = silent,
     cancel: threading.Event | None = None,
     workers: int | None = None,
-    workshop: Workshop | None = None,
+    workshop: Session | None = None,
 ) -> Callable[[], Artifact]:
     """``tune`` as far as it takes a GPU or the workshop. What is returned does the rest, once, in whatever thread it is
     called, and raises ToolchainFault."""
@@ -95,7 +95,7 @@ def chosen(
     check_target(options.emitter, problem.device.arch)
     most = settings().workers if workers is None else min(workers, settings().workers)
     with ExitStack() as stack:
-        shop = stack.enter_context(Workshop(most)) if workshop is None else workshop
+        shop = stack.enter_context(Session(most)) if workshop is None else workshop
         job = Job(problem, options, store, Stages(progress, cancel), shop, budget)
         found = tuning.tuned(job)
         known = found() if workshop is None else None  # the processes of one that is its own end here
@@ -113,7 +113,7 @@ def chosen(
     return finished
 
 
-def search_ahead(request: Request, *, store: Store, workshop: Workshop) -> None:
+def search_ahead(request: Request, *, store: Store, workshop: Session) -> None:
     """Begin with a request while another has the GPU, as far as that is of use."""
     options = request.resolved
     if find(request.digest, store) is None:

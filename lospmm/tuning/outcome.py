@@ -18,7 +18,7 @@ from lospmm.artifact.manifest import (
     LaunchConfig,
     Manifest,
     Measured,
-    Plan,
+    PlanSummary,
     SearchSummary,
     Seconds,
     Tile,
@@ -26,20 +26,20 @@ from lospmm.artifact.manifest import (
 )
 from lospmm.artifact.tile_map import TileMap, map_of
 from lospmm.cpu.verify import Verification
-from lospmm.families import Entrant
+from lospmm.families import Candidate
 from lospmm.matrix.npz import write_npz
 from lospmm.matrix.readers import Values
 from lospmm.problem.accuracy import Accuracy, accuracy_of
-from lospmm.problem.lanes import PAIRS, in_words
+from lospmm.problem.lanes import PAIRS, in_lanes
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
-from lospmm.tuning.build import Build, PackedBuild, Written, for_emitter
+from lospmm.tuning.build import Build, PackedBuild, WrittenBuild, for_emitter
 from lospmm.tuning.dense import DenseChoice, accuracy_of_dense
-from lospmm.tuning.families import Contest, Field
+from lospmm.tuning.families import FamilyPlans, FamilyTrials
 from lospmm.tuning.options import DENSE, UNROLLED, Options
 from lospmm.tuning.search import Choice
-from lospmm.tuning.trial import Scored, Trialled
+from lospmm.tuning.trial import Scored, Trial
 
 #: Who chooses where nothing is timed, by the ranker; any other is a model.
 CHOSEN_BY: Mapping[str, str] = MappingProxyType({"none": "estimate"})
@@ -54,8 +54,8 @@ class Outcome:
     values: Values
     seed: int | None  # that drew the values
     choice: Choice | None  # of the unrolled family, where it took part
-    others: Contest
-    build: Build | PackedBuild | Written
+    others: FamilyTrials
+    build: Build | PackedBuild | WrittenBuild
     source: str  # what is shipped beside the cubin
     verification: Verification | None
     measured: Measured | None
@@ -85,7 +85,7 @@ def _npy(bias: tuple[float, ...]) -> bytes:
 
 def searched_problem(outcome: Outcome) -> Problem:
     """Of the unrolled family: in its words, and with what its emitter needs of a thread's registers."""
-    return in_words(for_emitter(outcome.problem, outcome.options.emitter))
+    return in_lanes(for_emitter(outcome.problem, outcome.options.emitter))
 
 
 def tuning_lines(outcome: Outcome) -> str:
@@ -100,16 +100,16 @@ def tuning_lines(outcome: Outcome) -> str:
 
 def tuning_log(problem: Problem, choice: Choice) -> list[dict[str, object]]:
     """One line per candidate: those that were timed, in that order, or else the shortlist, best first."""
-    entries: Sequence[Scored[Candidate] | Trialled[Candidate]] = choice.trials or choice.listed
+    entries: Sequence[Scored[UnrolledPlan] | Trial[UnrolledPlan]] = choice.trials or choice.listed
     estimates = estimate_micros(problem, [entry.candidate for entry in entries])
     numbered = zip(entries, estimates.tolist(), strict=True)
     return [_line(rank, entry, micros) for rank, (entry, micros) in enumerate(numbered, start=1)]
 
 
-def contest_log(others: Contest, *, first: int) -> list[dict[str, object]]:
+def contest_log(others: FamilyTrials, *, first: int) -> list[dict[str, object]]:
     """The same of the other families: those that were timed, or else the first of each."""
     first_of_each = {one.family: one for one in reversed(others.field.entrants)}.values()
-    shown: Sequence[Scored[Entrant] | Trialled[Entrant]] = others.timed or [
+    shown: Sequence[Scored[Candidate] | Trial[Candidate]] = others.timed or [
         Scored(one, one.forecast_micros) for one in first_of_each
     ]
     return [_line_of_entrant(rank, entry) for rank, entry in enumerate(shown, start=first)]
@@ -123,7 +123,7 @@ def tile_map(choice: Choice) -> TileMap:
     return replace(found, winner=replace(found.winner, score=scores[0])) if scores else found
 
 
-def _line_of_entrant(rank: int, entry: Scored[Entrant] | Trialled[Entrant]) -> dict[str, object]:
+def _line_of_entrant(rank: int, entry: Scored[Candidate] | Trial[Candidate]) -> dict[str, object]:
     entrant = entry.candidate
     return {
         "rank": rank,
@@ -132,11 +132,11 @@ def _line_of_entrant(rank: int, entry: Scored[Entrant] | Trialled[Entrant]) -> d
         "score": entry.score,
         "estimated_micros": entrant.forecast_micros,
         "measured_micros": None,
-        **(_times(entry) if isinstance(entry, Trialled) else {}),
+        **(_times(entry) if isinstance(entry, Trial) else {}),
     }
 
 
-def _line(rank: int, entry: Scored[Candidate] | Trialled[Candidate], estimated_micros: float) -> dict[str, object]:
+def _line(rank: int, entry: Scored[UnrolledPlan] | Trial[UnrolledPlan], estimated_micros: float) -> dict[str, object]:
     return {
         "rank": rank,
         "family": UNROLLED,
@@ -144,11 +144,11 @@ def _line(rank: int, entry: Scored[Candidate] | Trialled[Candidate], estimated_m
         "score": entry.score,
         "estimated_micros": estimated_micros,
         "measured_micros": None,
-        **(_times(entry) if isinstance(entry, Trialled) else {}),
+        **(_times(entry) if isinstance(entry, Trial) else {}),
     }
 
 
-def _times(entry: Trialled[Any]) -> dict[str, object]:
+def _times(entry: Trial[Any]) -> dict[str, object]:
     timing = entry.measurement.timing
     return {
         "measured_micros": None if timing is None else timing.micros,
@@ -159,7 +159,7 @@ def _times(entry: Trialled[Any]) -> dict[str, object]:
     }
 
 
-def axes_of(candidate: Candidate) -> dict[str, int | None]:
+def axes_of(candidate: UnrolledPlan) -> dict[str, int | None]:
     """What tells a candidate from the others of a search."""
     return {"rows": candidate.tile.rows, "cols": candidate.tile.cols, **asdict(candidate.schedule)}
 
@@ -218,7 +218,7 @@ def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
     )
 
 
-def _accuracy(problem: Problem, build: Build | PackedBuild | Written) -> Accuracy:
+def _accuracy(problem: Problem, build: Build | PackedBuild | WrittenBuild) -> Accuracy:
     """Of what was built, which may be more exact than it has to be."""
     if isinstance(build, PackedBuild):
         a_floor, b_floor = build.kernel.floors
@@ -226,11 +226,11 @@ def _accuracy(problem: Problem, build: Build | PackedBuild | Written) -> Accurac
     return accuracy_of(build.dtype, problem.rounded_sums if build.words == PAIRS else 0)
 
 
-def _plan(build: PackedBuild) -> Plan:
-    return Plan(asdict(build.entrant.plan), build.kernel.cols, len(build.kernel.data))
+def _plan(build: PackedBuild) -> PlanSummary:
+    return PlanSummary(asdict(build.entrant.plan), build.kernel.cols, len(build.kernel.data))
 
 
-def _arguments(problem: Problem, build: Build | PackedBuild | Written) -> tuple[Argument, ...]:
+def _arguments(problem: Problem, build: Build | PackedBuild | WrittenBuild) -> tuple[Argument, ...]:
     """In the order in which a launch passes them. Templates load and store up to 16 bytes at a time."""
     matrix, convolution = problem.matrix, problem.convolution
     if convolution is None:
@@ -251,7 +251,7 @@ def _shape(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def _tile(winner: Candidate, build: Build | Written) -> Tile:
+def _tile(winner: UnrolledPlan, build: Build | WrittenBuild) -> Tile:
     tiling, schedule = winner.tiling, winner.schedule
     return Tile(
         rows=winner.tile.rows,
@@ -273,7 +273,7 @@ def _tile(winner: Candidate, build: Build | Written) -> Tile:
 
 def _summary(
     choice: Choice | None,
-    others: Contest,
+    others: FamilyTrials,
     options: Options,
     *,
     estimated_micros: float,
@@ -314,7 +314,7 @@ def _estimated_micros(outcome: Outcome) -> float:
     return float(estimate_micros(searched_problem(outcome), [outcome.choice.winner])[0])
 
 
-def _families(others: Contest, options: Options) -> tuple[FamilySummary, ...]:
+def _families(others: FamilyTrials, options: Options) -> tuple[FamilySummary, ...]:
     """Those that were asked for, the unrolled one apart: the rest of the summary is about it."""
     field, timed = others.field, others.timed
     found = []
@@ -337,7 +337,7 @@ def _families(others: Contest, options: Options) -> tuple[FamilySummary, ...]:
     return tuple(found)
 
 
-def _of_unrolled(choice: Choice | None, field: Field) -> tuple[FamilySummary, ...]:
+def _of_unrolled(choice: Choice | None, field: FamilyPlans) -> tuple[FamilySummary, ...]:
     """Where other families were timed first."""
     if field.unrolled_micros is None:
         return ()

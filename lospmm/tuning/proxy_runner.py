@@ -17,23 +17,23 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.messages import Measure, Measurement, Shape
 from lospmm.gpu.timing import BRIEF, Effort
 from lospmm.problem.problem import Launch, Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import Built, Compiled, compile_kernel
-from lospmm.tuning.builders import Place
-from lospmm.tuning.runner import BuildAndTime, Means, Running
+from lospmm.tuning.builders import BuildPlace
+from lospmm.tuning.runner import GpuRunner, RunnerSetup, RunningTrials
 from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch, proxy_launch
 from lospmm_proxies.loops import kept_share
-from lospmm_proxies.trial import Trial
+from lospmm_proxies.trial import ProxyKernel
 
 #: By emitter, where it is not that of section 5.2. A proxy as machine code has its kernel's registers, hence its
 #: occupancy; the shared memory of Equation 6 made the order of short kernels worse (docs/results.md).
-LAUNCHES: Mapping[str, Callable[[Problem, Candidate], Launch]] = MappingProxyType({"sass": kernel_launch})
+LAUNCHES: Mapping[str, Callable[[Problem, UnrolledPlan], Launch]] = MappingProxyType({"sass": kernel_launch})
 
 
-class ProxyTrials(BuildAndTime):
+class ProxyRunner(GpuRunner):
     """Trials of one problem (``clock.Trials``) by proxies; candidates that differ in N1 alone share one.
 
     What is told of a candidate is the time that its proxy would take with all loads, of the whole order comparable. A
@@ -49,15 +49,23 @@ class ProxyTrials(BuildAndTime):
         store: Store,
         workers: int,
         stages: Stages,
-        means: Means | None = None,
+        means: RunnerSetup | None = None,
     ) -> None:
         super().__init__(
-            problem, emitter, bench, store=store, workers=workers, stages=stages, means=means or Means(effort=BRIEF)
+            problem,
+            emitter,
+            bench,
+            store=store,
+            workers=workers,
+            stages=stages,
+            means=means or RunnerSetup(effort=BRIEF),
         )
         self.built = 0  # proxies
-        self._trials: dict[Candidate, Trial] = {}
+        self._trials: dict[UnrolledPlan, ProxyKernel] = {}
 
-    def begin(self, candidates: Sequence[Candidate], pool: ThreadPoolExecutor, place: Place) -> Sequence[Future[Built]]:
+    def begin(
+        self, candidates: Sequence[UnrolledPlan], pool: ThreadPoolExecutor, place: BuildPlace
+    ) -> Sequence[Future[Built]]:
         trials = proxies_of(self.problem, candidates, self.emitter)
         self._trials |= dict(zip(candidates, trials, strict=True))
         distinct = {id(trial.program): trial for trial in trials}
@@ -67,16 +75,16 @@ class ProxyTrials(BuildAndTime):
         self.built += len(builds)
         return [builds[id(trial.program)] for trial in trials]
 
-    def begin_timing(self, begun: Running, at: int) -> None:
+    def begin_timing(self, begun: RunningTrials, at: int) -> None:
         """Nothing: a proxy is asked for in another way."""
 
-    def time(self, candidate: Candidate, built: Built) -> Measurement:
+    def time(self, candidate: UnrolledPlan, built: Built) -> Measurement:
         trial = self._trials[candidate]
         assert isinstance(built, Compiled)
         own = Compiled(built.cubin, built.entry, trial.launch)
         return time_proxy(self.bench, own, kept_share(trial), self.means.effort)
 
-    def _build(self, trial: Trial, stop: threading.Event) -> Built:
+    def _build(self, trial: ProxyKernel, stop: threading.Event) -> Built:
         program, crew = trial.program, self.means.crew
         arch = self.problem.device.arch
         if crew is None:
@@ -88,7 +96,7 @@ class ProxyTrials(BuildAndTime):
         return Compiled(cubin, trial.program.name, trial.launch)
 
 
-def proxies_of(problem: Problem, candidates: Sequence[Candidate], emitter: str) -> list[Trial]:
+def proxies_of(problem: Problem, candidates: Sequence[UnrolledPlan], emitter: str) -> list[ProxyKernel]:
     """The proxies of ``candidates`` as they are launched in a language. Raises BadRequest for one that does not fit."""
     return proxies(problem, candidates, LAUNCHES.get(emitter, proxy_launch))
 

@@ -8,32 +8,32 @@ from functools import partial
 from itertools import pairwise
 
 from lospmm.errors import GpuFault
-from lospmm.families import Entrant
+from lospmm.families import Candidate
 from lospmm.gpu.bench import AGAIN, Bench
 from lospmm.gpu.timing import BRIEF
-from lospmm.problem.lanes import in_words
+from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem
 from lospmm.space.axes import doubled
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.ranker import Ranker
 from lospmm.stages import Stages
-from lospmm.tuning.builders import Stock
-from lospmm.tuning.families import NEIGHBOURS, Contest, Field, _first, _key, _neighbours
+from lospmm.tuning.builders import PrefetchedBuilds
+from lospmm.tuning.families import NEIGHBOURS, FamilyPlans, FamilyTrials, _first, _key, _neighbours
 from lospmm.tuning.finals import _failure, settled, timed_again
 from lospmm.tuning.forecast import is_far_behind
 from lospmm.tuning.job import TEMPLATE, TRIALS, Job, _timings, _trials, _whole
 from lospmm.tuning.options import LOCKSTEPS, UNROLLED
-from lospmm.tuning.prepare import Sought, ranked_of
+from lospmm.tuning.prepare import Prepared, ranked_of
 from lospmm.tuning.rankers import RANKERS
-from lospmm.tuning.rounds import _Rounds, _walked
-from lospmm.tuning.runner import BuildAndTime, Means
+from lospmm.tuning.rounds import Rounds, _walked
+from lospmm.tuning.runner import GpuRunner, RunnerSetup
 from lospmm.tuning.search import DOUBLES_NEAR, POLICY, Choice, Policy
 from lospmm.tuning.surrogate import Pool
-from lospmm.tuning.trial import Batch, Clock, Closeable, Scored, Trialled, fastest_first
+from lospmm.tuning.trial import Batch, Clock, Closeable, Scored, Trial, fastest_first
 
 
-def why_not_searched(others: Contest, *, is_over: bool) -> str | None:
+def why_not_searched(others: FamilyTrials, *, is_over: bool) -> str | None:
     """In a few words, after ``others`` were timed first; None: the unrolled family is searched all the same."""
     fastest = others.fastest
     if fastest is None:
@@ -48,7 +48,7 @@ def why_not_searched(others: Contest, *, is_over: bool) -> str | None:
 ROUNDS, FINALS = 3, (2, 2, 2)
 
 
-def contest(field: Field, clock: Clock, *, limit_micros: float = float("inf")) -> Contest:
+def race_families(field: FamilyPlans, clock: Clock, *, limit_micros: float = float("inf")) -> FamilyTrials:
     """Time the entrants. ``limit_micros``: the time of a kernel that all of them have to beat."""
     first = _first(field, limit_micros)
     timed = [*_timed(clock, first, running=False)]
@@ -63,15 +63,15 @@ def contest(field: Field, clock: Clock, *, limit_micros: float = float("inf")) -
         timed += _timed(clock, near, running=True)
         if fastest_first(timed)[0] is ran[0]:
             break
-    return Contest(field, tuple(timed_again(timed, clock, FINALS)))
+    return FamilyTrials(field, tuple(timed_again(timed, clock, FINALS)))
 
 
-def _timed(clock: Clock, entrants: Sequence[Entrant], *, running: bool) -> Iterator[Trialled[Entrant]]:
+def _timed(clock: Clock, entrants: Sequence[Candidate], *, running: bool) -> Iterator[Trial[Candidate]]:
     """Until time is up, once one ran."""
     measurements = clock.trials(entrants)
     try:
         for entrant, measurement in zip(entrants, measurements, strict=False):
-            yield Trialled(entrant, entrant.forecast_micros, measurement)
+            yield Trial(entrant, entrant.forecast_micros, measurement)
             running = running or measurement.timing is not None
             if running and clock.is_over():
                 return
@@ -100,7 +100,7 @@ def choose_by_time(
     and fewer (``timed_again``). ``stages`` counts the choices, too. ``pool`` is what may be timed, where that is known.
     Raises GpuFault where none of them ran.
     """
-    rounds = _Rounds(problem, lambda: pool or Pool.of(problem, choice.space, ranker, locksteps), locksteps, stages)
+    rounds = Rounds(problem, lambda: pool or Pool.of(problem, choice.space, ranker, locksteps), locksteps, stages)
     spread = rounds.spread(choice.shortlist)
     timed = _in_rounds(spread, rounds, clock, policy, partial(_walked, problem, choice.space, policy.walked))
     ran = fastest_first(timed)
@@ -118,21 +118,21 @@ def choose_by_time(
 
 
 def _in_rounds(
-    first: Sequence[Scored[Candidate]],
-    rounds: "_Rounds",
+    first: Sequence[Scored[UnrolledPlan]],
+    rounds: "Rounds",
     clock: Clock,
     policy: Policy,
-    last: Callable[[Candidate], Sequence[Scored[Candidate]]] | None = None,
+    last: Callable[[UnrolledPlan], Sequence[Scored[UnrolledPlan]]] | None = None,
     *,
     near_micros: float = float("inf"),
-) -> list[Trialled[Candidate]]:
+) -> list[Trial[UnrolledPlan]]:
     """Times of the ``first``, and of the rounds after them while the fastest takes no more than ``near_micros``; and of
     what comes ``last`` by the fastest, which is built while the last rounds are timed."""
-    timed: list[Trialled[Candidate]] = []
+    timed: list[Trial[UnrolledPlan]] = []
     with ExitStack() as stack:
         begun: deque[Batch] = deque()
 
-        def begin(batch: Sequence[Scored[Candidate]]) -> None:
+        def begin(batch: Sequence[Scored[UnrolledPlan]]) -> None:
             if batch:
                 begun.append(Batch(batch, iter(clock.trials([scored.candidate for scored in batch]))))
                 stack.callback(begun[-1].close)
@@ -147,7 +147,7 @@ def _in_rounds(
                 break
             if begun:
                 begun[0].start()
-            chosen: Sequence[Scored[Candidate]] = ()
+            chosen: Sequence[Scored[UnrolledPlan]] = ()
             if ran and ran[0].micros <= near_micros and rounds.done < policy.rounds:
                 chosen = rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch)
             if ran and not chosen and last is not None:
@@ -164,27 +164,27 @@ def _timed_doubles(
     stages: Stages,
     locksteps: Sequence[int],
     policy: Policy,
-) -> list[Trialled[Candidate]]:
+) -> list[Trial[UnrolledPlan]]:
     """Of two words to a thread, the first by the estimate, and more by rounds of their own where these are near."""
 
     def pool() -> Pool:
         return Pool.of_these(problem, doubled(problem, choice.space), estimate_micros, locksteps)
 
-    rounds = _Rounds(problem, pool, locksteps, stages)
+    rounds = Rounds(problem, pool, locksteps, stages)
     own = replace(policy, rounds=policy.doubled_rounds)
     near = DOUBLES_NEAR * fastest_micros
     return _in_rounds(rounds.spread(choice.doubles[: policy.doubled]), rounds, clock, own, near_micros=near)
 
 
-def _parts(items: Sequence[Scored[Candidate]], count: int) -> Iterator[Sequence[Scored[Candidate]]]:
+def _parts(items: Sequence[Scored[UnrolledPlan]], count: int) -> Iterator[Sequence[Scored[UnrolledPlan]]]:
     """Up to ``count`` of about the same length, in order, none empty."""
     ends = [len(items) * number // count for number in range(count + 1)]
     return (items[start:end] for start, end in pairwise(ends) if start < end)
 
 
-def _choose(job: Job, found: Sought, others: Contest, bench: Bench, stock: Stock) -> Choice:
+def _choose(job: Job, found: Prepared, others: FamilyTrials, bench: Bench, stock: PrefetchedBuilds) -> Choice:
     """The fastest of what is timed; ``others`` may have been before."""
-    problem, options, stages = in_words(job.problem), job.options, job.stages
+    problem, options, stages = in_lanes(job.problem), job.options, job.stages
     timings, choice, pool = _timings(job, options.emitter), found.choice, found.pool
     assert choice is not None
     way = TRIALS[options.trials]
@@ -199,7 +199,7 @@ def _choose(job: Job, found: Sought, others: Contest, bench: Bench, stock: Stock
     return choose_by_time(problem, choice, ranker, clock, stages, locksteps=locksteps, policy=way.policy, pool=pool)
 
 
-def _others_first(job: Job, found: Sought, bench: Bench, stock: Stock) -> tuple[Sought, Contest]:
+def _others_first(job: Job, found: Prepared, bench: Bench, stock: PrefetchedBuilds) -> tuple[Prepared, FamilyTrials]:
     """The other families, timed; and then, unless it is far behind the fastest of them, the unrolled one to search."""
     field = found.field
     assert field.unrolled_micros is not None, "it was forecast"
@@ -211,20 +211,24 @@ def _others_first(job: Job, found: Sought, bench: Bench, stock: Stock) -> tuple[
     return replace(found, choice=choice), others
 
 
-def _others_last(job: Job, field: Field, choice: Choice | None, bench: Bench, stock: Stock) -> Contest:
+def _others_last(
+    job: Job, field: FamilyPlans, choice: Choice | None, bench: Bench, stock: PrefetchedBuilds
+) -> FamilyTrials:
     """The other families, timed after the unrolled one."""
     if choice is not None and job.budget.is_over:
-        return Contest(field)
+        return FamilyTrials(field)
     return _contest(job, field, bench, stock, limit_micros=float("inf") if choice is None else choice.micros)
 
 
-def _contest(job: Job, field: Field, bench: Bench, stock: Stock, *, limit_micros: float) -> Contest:
+def _contest(
+    job: Job, field: FamilyPlans, bench: Bench, stock: PrefetchedBuilds, *, limit_micros: float
+) -> FamilyTrials:
     if not field.entrants:
-        return Contest(field)
+        return FamilyTrials(field)
     timings, crew = _timings(job, TEMPLATE), job.workshop.crew(job.options.emitter)
     kept = None if crew is None else stock  # in files: in memory ten kernels of large layers would take a gigabyte
     trials, finals = (
-        _trials(BuildAndTime, job, bench, TEMPLATE, Means(crew, timings, effort, job.budget, kept))
+        _trials(GpuRunner, job, bench, TEMPLATE, RunnerSetup(crew, timings, effort, job.budget, kept))
         for effort in (BRIEF, AGAIN)
     )
-    return contest(field, Clock(trials, finals, lambda: job.budget.is_over), limit_micros=limit_micros)
+    return race_families(field, Clock(trials, finals, lambda: job.budget.is_over), limit_micros=limit_micros)

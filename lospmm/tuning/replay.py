@@ -12,23 +12,23 @@ from typing import Any
 
 from lospmm.artifact.artifact import TUNING_FILE, Artifact
 from lospmm.errors import BadRequest
-from lospmm.families import FAMILIES, Entrant
+from lospmm.families import FAMILIES, Candidate
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import dtype_named
-from lospmm.problem.lanes import in_words
+from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
-from lospmm.tuning.families import Contest
-from lospmm.tuning.forecast import beside_dense, contenders, field_for, winner_of
+from lospmm.tuning.families import FamilyTrials
+from lospmm.tuning.forecast import beside_dense, contenders, family_plans_for, winner_of
 from lospmm.tuning.job import TRIALS
 from lospmm.tuning.options import DENSE, LOCKSTEPS, UNROLLED, Options, default_emitter, splits_of
 from lospmm.tuning.outcome import axes_of
 from lospmm.tuning.prepare import ranked
-from lospmm.tuning.race import choose_by_time, contest
+from lospmm.tuning.race import choose_by_time, race_families
 from lospmm.tuning.rankers import RANKERS
 from lospmm.tuning.search import Choice, search
 from lospmm.tuning.trial import Clock
@@ -92,8 +92,8 @@ def _is_dense(
     problem: Problem,
     lines: Sequence[Mapping[str, Any]],
     choice: Choice | None,
-    others: Contest,
-    winner: Candidate | Entrant,
+    others: FamilyTrials,
+    winner: UnrolledPlan | Candidate,
 ) -> bool:
     """Whether cuBLAS is faster than the winner, by the times of the log, or by forecast."""
     summary, emitter = kept.manifest["search"], _emitter(kept.manifest, problem.device)
@@ -115,9 +115,9 @@ def _built(manifest: Mapping[str, Any]) -> Named:
     return {"family": manifest["cubin_family"], **axes, **dense}
 
 
-def _named(candidate: Candidate | Entrant) -> Named:
+def _named(candidate: UnrolledPlan | Candidate) -> Named:
     """All that a line of the log tells a candidate from others by."""
-    if isinstance(candidate, Entrant):
+    if isinstance(candidate, Candidate):
         return {"family": candidate.family, **asdict(candidate.plan)}
     return {"family": UNROLLED, **axes_of(candidate)}
 
@@ -135,17 +135,17 @@ def _contested(
     limit_micros: float,
     *,
     is_unrolled: bool,
-) -> Contest:
+) -> FamilyTrials:
     names = [family["name"] for family in manifest["search"]["families"]]
     if unknown := set(names) - {UNROLLED, DENSE, *FAMILIES}:
         raise BadRequest(f"kernel {manifest['name']}: search.families names {min(unknown)[:40]!r}, which there is not")
     cache = manifest["measured"]["cache"] if manifest["measured"] else "cold"
-    field = field_for(problem, contenders(names, problem, is_unrolled=is_unrolled), cache)
+    field = family_plans_for(problem, contenders(names, problem, is_unrolled=is_unrolled), cache)
     if not lines or not manifest["search"]["measured"]:
-        return Contest(field)
-    log = _Log(lines)
+        return FamilyTrials(field)
+    log = _LogRunner(lines)
     clock = Clock(log.trials, log.finals if log.has_finals else None, log.is_over)
-    return contest(field, clock, limit_micros=limit_micros)
+    return race_families(field, clock, limit_micros=limit_micros)
 
 
 def _searched(
@@ -153,7 +153,7 @@ def _searched(
 ) -> Choice:
     emitter = _emitter(manifest, whole.device)
     own = for_emitter(whole, emitter)
-    problem = in_words(own)
+    problem = in_lanes(own)
     summary, locksteps = manifest["search"], LOCKSTEPS[emitter]
     for name, table in (("ranker", RANKERS), ("trials", {**TRIALS, "none": None})):
         if summary[name] not in table:
@@ -165,7 +165,7 @@ def _searched(
         options = Options(emitter=emitter, ranker=summary["ranker"], measure="none", shortlist_size=size)
         return ranked(own, options, Stages())
     choice = search(problem, ranker, size, Stages(), lockstep=locksteps[0], splits=splits)
-    log = _Log(lines)
+    log = _LogRunner(lines)
     finals = log.finals if log.has_finals else None
     clock = Clock(log.trials, finals, log.is_over, rival_micros)
     policy = TRIALS[summary["trials"]].policy
@@ -178,7 +178,7 @@ def _emitter(manifest: Mapping[str, Any], device: DeviceSpec) -> str:
     return named if manifest["plan"] is None else default_emitter(device.arch)
 
 
-class _Log:
+class _LogRunner:
     """The times of a log, in place of a GPU's."""
 
     def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -195,7 +195,7 @@ class _Log:
     def _is_used_up(self) -> bool:
         return len(self._asked) == len(self._lines)
 
-    def trials(self, candidates: Sequence[Candidate | Entrant]) -> Iterator[Measurement]:
+    def trials(self, candidates: Sequence[UnrolledPlan | Candidate]) -> Iterator[Measurement]:
         for candidate in candidates:
             if self._is_used_up:
                 return
@@ -203,7 +203,7 @@ class _Log:
             self._asked.add(_key(_named(candidate)))
             yield _measurement(line["measured_micros"], line)
 
-    def finals(self, candidates: Sequence[Candidate | Entrant]) -> Iterator[Measurement]:
+    def finals(self, candidates: Sequence[UnrolledPlan | Candidate]) -> Iterator[Measurement]:
         for candidate in candidates:
             line, key = self._line(candidate), _key(_named(candidate))
             turn = self._turns[key]
@@ -212,7 +212,7 @@ class _Log:
                 return
             yield _measurement(line["final_micros"][turn], line)
 
-    def _line(self, candidate: Candidate | Entrant) -> Mapping[str, Any]:
+    def _line(self, candidate: UnrolledPlan | Candidate) -> Mapping[str, Any]:
         named = _named(candidate)
         try:
             return self._lines[_key(named)]

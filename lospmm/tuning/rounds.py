@@ -6,15 +6,15 @@ import numpy as np
 
 from lospmm.problem.problem import Problem
 from lospmm.space.axes import walked_twice
-from lospmm.space.candidates import Candidate, Candidates, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.explore import Space
 from lospmm.stages import Stages
 from lospmm.tuning.search import spread_over
 from lospmm.tuning.surrogate import Pool, Surrogate
-from lospmm.tuning.trial import Scored, Trialled
+from lospmm.tuning.trial import Scored, Trial
 
 
-class _Rounds:
+class Rounds:
     """What is timed next."""
 
     def __init__(
@@ -31,7 +31,7 @@ class _Rounds:
         self._taken: set[int] = set()
         self._asked: set[tuple[TileSize, Schedule]] = set()
 
-    def spread(self, shortlist: Sequence[Scored[Candidate]]) -> list[Scored[Candidate]]:
+    def spread(self, shortlist: Sequence[Scored[UnrolledPlan]]) -> list[Scored[UnrolledPlan]]:
         found = spread_over(shortlist, self.locksteps)
         self._asked |= {_key(scored.candidate) for scored in found}
         return found
@@ -44,8 +44,8 @@ class _Rounds:
         self._taken |= {at for key in self._asked if (at := pool.find(*key)) is not None}
 
     def next(
-        self, ran: Sequence[Trialled[Candidate]], pending: Sequence[Scored[Candidate]], count: int
-    ) -> list[Scored[Candidate]]:
+        self, ran: Sequence[Trial[UnrolledPlan]], pending: Sequence[Scored[UnrolledPlan]], count: int
+    ) -> list[Scored[UnrolledPlan]]:
         """What promises most, after those that ran; those ``pending`` are taken to run as they are forecast."""
         assert self._surrogate is not None, "it is prepared"
         self.done += 1
@@ -58,13 +58,13 @@ class _Rounds:
         return [Scored(pool[index], float(np.exp(pool.forecast[index]))) for index in chosen]
 
 
-def _walked(problem: Problem, space: Space, count: int, fastest: Candidate) -> list[Scored[Candidate]]:
+def _walked(problem: Problem, space: Space, count: int, fastest: UnrolledPlan) -> list[Scored[UnrolledPlan]]:
     """Those that walk their code twice: machine code does, where it has clusters too."""
     if not count or max(space.splits) == 1:
         return []
-    found = walked_twice(problem, Candidates.of(space.survivors), fastest)
+    found = walked_twice(problem, UnrolledPlans.of(space.survivors), fastest)
     return [Scored(candidate, micros) for candidate, micros in found[:count]]
 
 
-def _key(candidate: Candidate) -> tuple[TileSize, Schedule]:
+def _key(candidate: UnrolledPlan) -> tuple[TileSize, Schedule]:
     return candidate.tile, candidate.schedule

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from lospmm.errors import BadRequest, ToolchainFault
-from lospmm.families import Entrant, shared_of
+from lospmm.families import Candidate, shared_of
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import FULL, Effort
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import Built, OnDisk
 from lospmm.tuning.budget import Budget
 from lospmm.tuning.build import build
-from lospmm.tuning.builders import Crew, Place, Stock
-from lospmm.tuning.history import Timings
+from lospmm.tuning.builders import BuilderPool, BuildPlace, PrefetchedBuilds
+from lospmm.tuning.history import History
 
 #: How often a wait for a kernel looks whether it was cancelled, or whether time is up.
 POLL_SECONDS = 0.1
@@ -36,18 +36,18 @@ LEAST_KERNEL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class RunnerSetup:
     """What trials may have beside a bench: who builds for them, what is known already, how well to measure, and until
     when."""
 
-    crew: Crew | None = None  # None: threads of this process
-    timings: Timings | None = None
+    crew: BuilderPool | None = None  # None: threads of this process
+    timings: History | None = None
     effort: Effort = FULL
     budget: Budget = field(default_factory=Budget)
-    stock: Stock | None = None  # kernels that are built already
+    stock: PrefetchedBuilds | None = None  # kernels that are built already
 
 
-class BuildAndTime:
+class GpuRunner:
     """Trials of one problem (``clock.Trials``). Kernels that are built are not kept: a winner is built again.
 
     What is timed are candidates, built by ``emitter``, or entrants of other families.
@@ -62,24 +62,24 @@ class BuildAndTime:
         store: Store,
         workers: int,
         stages: Stages,
-        means: Means | None = None,
+        means: RunnerSetup | None = None,
     ) -> None:
         self.problem, self.emitter, self.bench = problem, emitter, bench
         self.store, self.workers, self.stages = store, workers, stages
-        self.means = means or Means()
+        self.means = means or RunnerSetup()
         self.asked = 0
         self.timed = 0  # of those that were asked for; or failed, or known
         self.measured = 0  # of these, on the GPU
         self._ran = False
 
-    def __call__(self, candidates: Sequence[Candidate | Entrant]) -> "Running":
+    def __call__(self, candidates: Sequence[UnrolledPlan | Candidate]) -> "RunningTrials":
         """The kernels are built from now on, and timed one after the other as they are asked for.
 
         A kernel that cannot be built has failed, as one that cannot be run. Once one ran they end with the budget.
         """
-        return Running(self, candidates)
+        return RunningTrials(self, candidates)
 
-    def measurements(self, begun: "Running") -> Generator[Measurement]:
+    def measurements(self, begun: "RunningTrials") -> Generator[Measurement]:
         """Raises GpuFault without a GPU, and CancelledError."""
         try:
             for at, (candidate, found, future) in enumerate(
@@ -97,11 +97,13 @@ class BuildAndTime:
         finally:
             begun.end()
 
-    def known(self, candidate: Candidate | Entrant) -> Measurement | None:
+    def known(self, candidate: UnrolledPlan | Candidate) -> Measurement | None:
         timings = self.means.timings
         return None if timings is None else timings.take(candidate, self.means.effort)
 
-    def begin(self, candidates: Sequence[Any], pool: ThreadPoolExecutor, place: "Place") -> Sequence[Future[Built]]:
+    def begin(
+        self, candidates: Sequence[Any], pool: ThreadPoolExecutor, place: "BuildPlace"
+    ) -> Sequence[Future[Built]]:
         """What is timed of each, being built by ``pool``: once, however often it is asked for."""
         crew, stock = self.means.crew, self.means.stock
         if crew is not None and (shared := self._sharing(candidates)):
@@ -113,17 +115,17 @@ class BuildAndTime:
             builds[candidate] = pool.submit(self.build, candidate, place) if held is None else held
         return [builds[candidate] for candidate in candidates]
 
-    def _sharing(self, candidates: Sequence[Any]) -> list[Entrant]:
-        plans = [one for one in dict.fromkeys(candidates) if isinstance(one, Entrant)]
+    def _sharing(self, candidates: Sequence[Any]) -> list[Candidate]:
+        plans = [one for one in dict.fromkeys(candidates) if isinstance(one, Candidate)]
         return [one for one in plans if shared_of(self.problem, one) is not None]
 
-    def build(self, candidate: Candidate | Entrant, place: "Place") -> Built:
+    def build(self, candidate: UnrolledPlan | Candidate, place: "BuildPlace") -> Built:
         crew, stop = self.means.crew, place.stop
         if crew is not None:
             return crew.build(self.problem, candidate, self.emitter, self.store, stop, folder=place.folder)
         return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=stop).compiled
 
-    def begin_timing(self, begun: "Running", at: int) -> None:
+    def begin_timing(self, begun: "RunningTrials", at: int) -> None:
         """Have the GPU go on with the candidate at this place while whoever asked looks at the one before, if it is
         built."""
         future = begun.builds[at] if at < len(begun.builds) else None
@@ -136,7 +138,7 @@ class BuildAndTime:
     def time(self, _candidate: Any, built: Built) -> Measurement:
         return self.bench.measure(built.cubin, built.entry, built.launch, effort=self.means.effort)
 
-    def _measure(self, candidate: Candidate | Entrant, future: Future[Built]) -> Measurement | None:
+    def _measure(self, candidate: UnrolledPlan | Candidate, future: Future[Built]) -> Measurement | None:
         """None where time is up before the kernel is built."""
         means = self.means
         with self.stages.part("compile_trials"):
@@ -169,15 +171,15 @@ def is_built(future: Future[Built], stages: Stages, is_over: Callable[[], bool] 
     return True
 
 
-class Running(Iterator[Measurement]):
+class RunningTrials(Iterator[Measurement]):
     """Measurements of some candidates, whose kernels are built until it is closed."""
 
-    def __init__(self, trials: BuildAndTime, candidates: Sequence[Candidate | Entrant]) -> None:
+    def __init__(self, trials: GpuRunner, candidates: Sequence[UnrolledPlan | Candidate]) -> None:
         self.candidates = candidates
         self._trials, self._is_begun = trials, False
         folder = Path(tempfile.mkdtemp(prefix="lospmm-kernels-"))
         self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # should nobody end it
-        self._place = Place(folder, threading.Event())
+        self._place = BuildPlace(folder, threading.Event())
         self._pool = ThreadPoolExecutor(trials.workers, thread_name_prefix="build")
         self.known = [trials.known(candidate) for candidate in candidates]
         unknown = [candidate for candidate, found in zip(candidates, self.known, strict=True) if found is None]

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from lospmm.errors import NothingFits
 from lospmm.problem.problem import Problem
 from lospmm.space.axes import doubled
-from lospmm.space.candidates import Candidate, Candidates, Tiling
+from lospmm.space.candidates import Tiling, UnrolledPlan, UnrolledPlans
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import Space, explore, widen
 from lospmm.space.ranker import Ranker, shortlist
 from lospmm.space.reorder import regroup, threads_for
 from lospmm.stages import Stages
-from lospmm.tuning.trial import Scored, Trialled
+from lospmm.tuning.trial import Scored, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ DOUBLES_SURE = 0.93
 class Choice:
     """The winner and everything that led to it."""
 
-    winner: Candidate
+    winner: UnrolledPlan
     space: Space
-    shortlist: tuple[Scored[Candidate], ...]  # best first
-    doubles: tuple[Scored[Candidate], ...] = ()  # the same of two words to a thread, by the estimate
-    trials: tuple[Trialled[Candidate], ...] = ()  # in the order in which they were timed
+    shortlist: tuple[Scored[UnrolledPlan], ...]  # best first
+    doubles: tuple[Scored[UnrolledPlan], ...] = ()  # the same of two words to a thread, by the estimate
+    trials: tuple[Trial[UnrolledPlan], ...] = ()  # in the order in which they were timed
     forecast_micros: float | None = None  # what the winner takes by a model of such choices; None: by the estimate
 
     @property
-    def listed(self) -> Sequence[Scored[Candidate]]:
+    def listed(self) -> Sequence[Scored[UnrolledPlan]]:
         """The shortlist, behind a winner that is not of it."""
         return (*(one for one in self.doubles if one.candidate is self.winner), *self.shortlist)
 
@@ -102,7 +102,7 @@ def search_space(
         scores = ranker(problem, candidates)
         best = _listed(candidates, scores, shortlist_size)
         wide = doubled(problem, space).with_axis("lockstep", lockstep)
-        found: list[Scored[Candidate]] = []
+        found: list[Scored[UnrolledPlan]] = []
         winner = best[0].candidate
         if len(wide):
             estimates = estimate_micros(problem, candidates)
@@ -114,7 +114,7 @@ def search_space(
     return Choice(winner, space, tuple(best), tuple(found))
 
 
-def _listed(candidates: Candidates, scores: NDArray[np.float64], size: int) -> list[Scored[Candidate]]:
+def _listed(candidates: UnrolledPlans, scores: NDArray[np.float64], size: int) -> list[Scored[UnrolledPlan]]:
     """Those of the lowest scores: as many tiles of as many columns differ little in time, whatever a tile's rows."""
     tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
     kinds = np.stack((tiles, candidates.cols, candidates.split_k), axis=1)
@@ -122,7 +122,7 @@ def _listed(candidates: Candidates, scores: NDArray[np.float64], size: int) -> l
     return [Scored(candidates[at], float(scores[at])) for at in chosen]
 
 
-def spread_over(shortlist: Sequence[Scored[Candidate]], locksteps: Sequence[int]) -> list[Scored[Candidate]]:
+def spread_over(shortlist: Sequence[Scored[UnrolledPlan]], locksteps: Sequence[int]) -> list[Scored[UnrolledPlan]]:
     """The shortlist with every lockstep in turn, which the estimate does not tell from each other."""
     spread = []
     for place, scored in enumerate(shortlist):

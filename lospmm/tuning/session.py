@@ -18,7 +18,7 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.libraries import DENSE, BaselineTime
 from lospmm.gpu.messages import CACHE_STATES
 from lospmm.problem.problem import Problem
-from lospmm.tuning.builders import LEAST_BUILDERS, MOST_BUILDERS, Crew, Stock
+from lospmm.tuning.builders import LEAST_BUILDERS, MOST_BUILDERS, BuilderPool, PrefetchedBuilds
 
 #: Layers that are looked at before their turn: a large one takes longer to explore than a small one to be timed.
 AHEAD = 2
@@ -28,7 +28,7 @@ SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Begun:
+class BegunCall:
     """A call that was begun for a tuning to come."""
 
     arguments: tuple[object, ...]
@@ -42,20 +42,20 @@ class Begun:
             return None
 
 
-class Workshop:
+class Session:
     """The processes that build kernels and the one that runs them, each from when it is first asked for until the block
     ends. For one tuning at a time."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._stack = ExitStack()
-        self._crew: Crew | None = None
+        self._crew: BuilderPool | None = None
         self._bench: Bench | None = None
         self._dense: dict[Shape, Mapping[str, BaselineTime]] = {}
         self._stop = threading.Event()
         self._ahead: ThreadPoolExecutor | None = None
-        self._begun: dict[Hashable, Begun] = {}
-        self._stocks: dict[Hashable, Stock] = {}
+        self._begun: dict[Hashable, BegunCall] = {}
+        self._stocks: dict[Hashable, PrefetchedBuilds] = {}
 
     def __enter__(self) -> Self:
         self._stack.callback(sys.setswitchinterval, sys.getswitchinterval())
@@ -71,12 +71,12 @@ class Workshop:
         self._stack.close()
         self._crew = self._bench = self._ahead = None
 
-    def crew(self, emitter: str) -> Crew | None:
+    def crew(self, emitter: str) -> BuilderPool | None:
         """Processes that build kernels, started; None where threads do as well: compilers are processes already."""
         if emitter != "sass" or self.workers < LEAST_BUILDERS:
             return None
         if self._crew is None:
-            self._crew = self._stack.enter_context(Crew(min(self.workers, MOST_BUILDERS)))
+            self._crew = self._stack.enter_context(BuilderPool(min(self.workers, MOST_BUILDERS)))
             self._crew.start()
         return self._crew
 
@@ -87,25 +87,25 @@ class Workshop:
             if self._ahead is None:
                 self._ahead = self._stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="ahead"))
             future = self._ahead.submit(crew.call, function, *arguments, cancel=self._stop)
-            self._begun[name] = Begun(arguments, future)
+            self._begun[name] = BegunCall(arguments, future)
 
     def begun_ahead(self, name: Hashable) -> object | None:
         """What ``begin_ahead`` was asked for, once. None for anything else, and where it failed."""
         begun = self._begun.pop(name, None)
         return None if begun is None else begun.found()
 
-    def done_ahead(self) -> Iterator[tuple[Hashable, Begun]]:
+    def done_ahead(self) -> Iterator[tuple[Hashable, BegunCall]]:
         """What of ``begin_ahead`` is done, was not asked for yet and has nothing in stock, by name."""
         begun = [(name, one) for name, one in self._begun.items() if one.future.done()]
         yield from [(name, one) for name, one in begun if name not in self._stocks]
 
-    def stock(self, name: Hashable) -> Stock:
+    def stock(self, name: Hashable) -> PrefetchedBuilds:
         """Of a tuning: what it has in stock already, or an empty one. Whoever tunes closes it."""
-        return self._stocks.pop(name) if name in self._stocks else Stock()
+        return self._stocks.pop(name) if name in self._stocks else PrefetchedBuilds()
 
-    def stock_ahead(self, name: Hashable) -> Stock:
+    def stock_ahead(self, name: Hashable) -> PrefetchedBuilds:
         """The same for a tuning to come."""
-        self._stocks[name] = self._stack.enter_context(Stock())
+        self._stocks[name] = self._stack.enter_context(PrefetchedBuilds())
         return self._stocks[name]
 
     def bench(self, problem: Problem, cancel: threading.Event | None, cache: str = "cold") -> Bench:

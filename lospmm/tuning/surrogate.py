@@ -19,7 +19,7 @@ from scipy.special import ndtr
 from threadpoolctl import ThreadpoolController
 
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Candidates, Ints, Schedule, TileSize
+from lospmm.space.candidates import Ints, Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import PREFETCHES, Space, widen
 from lospmm.space.ranker import Ranker
@@ -56,7 +56,7 @@ _GROUPS: Mapping[int, float] = MappingProxyType({1: 0.0, 2: 0.7, 0: 1.5})
 class Pool:
     """What may be timed, as columns."""
 
-    candidates: tuple[Candidates, ...]  # the same tile sizes and schedules, for each lockstep
+    candidates: tuple[UnrolledPlans, ...]  # the same tile sizes and schedules, for each lockstep
     places: Floats  # (candidates, axes)
     forecast: Floats  # logarithm of microseconds
     kinds: Ints
@@ -67,7 +67,7 @@ class Pool:
         return Pool.of_these(problem, widen(problem, space), ranker, locksteps)
 
     @staticmethod
-    def of_these(problem: Problem, shared: Candidates, ranker: Ranker, locksteps: Sequence[int]) -> "Pool":
+    def of_these(problem: Problem, shared: UnrolledPlans, ranker: Ranker, locksteps: Sequence[int]) -> "Pool":
         """Of ``shared``, with each lockstep."""
         parts, forecasts = [], []
         estimates = np.log(estimate_micros(problem, shared))  # which do not tell locksteps from each other
@@ -81,7 +81,7 @@ class Pool:
         kinds = np.concatenate([_kinds(part) for part in parts])
         return Pool(tuple(parts), places, np.concatenate(forecasts), kinds)
 
-    def __getitem__(self, index: int) -> Candidate:
+    def __getitem__(self, index: int) -> UnrolledPlan:
         for part in self.candidates:
             if index < len(part):
                 return part[index]
@@ -116,7 +116,7 @@ class Surrogate:
         self._covariance = np.empty((ROOM, len(pool.forecast)))  # more rows than are in use
 
     def most_promising(
-        self, micros: Mapping[Candidate, float], pending: Sequence[Candidate], count: int, taken: Set[int]
+        self, micros: Mapping[UnrolledPlan, float], pending: Sequence[UnrolledPlan], count: int, taken: Set[int]
     ) -> list[int]:
         """Indices of up to ``count`` candidates of the pool to time next, none of ``taken``, at most two of a kind.
 
@@ -128,7 +128,7 @@ class Surrogate:
             return self._most_promising(micros, pending, count, taken)
 
     def _most_promising(
-        self, micros: Mapping[Candidate, float], pending: Sequence[Candidate], count: int, taken: Set[int]
+        self, micros: Mapping[UnrolledPlan, float], pending: Sequence[UnrolledPlan], count: int, taken: Set[int]
     ) -> list[int]:
         self._add([*micros, *pending])
         timed = self._numbers_of(micros)
@@ -162,16 +162,16 @@ class Surrogate:
                 break
         return (chosen + others)[:count]
 
-    def _add(self, candidates: Iterable[Candidate]) -> None:
+    def _add(self, candidates: Iterable[UnrolledPlan]) -> None:
         fresh = [one for one in candidates if (one.tile, one.schedule) not in self._numbers]
         if not fresh:
             return
         self._numbers |= {(one.tile, one.schedule): len(self._numbers) + at for at, one in enumerate(fresh)}
-        places = _places(Candidates.of(fresh))
+        places = _places(UnrolledPlans.of(fresh))
         found = [self.pool.find(candidate.tile, candidate.schedule) for candidate in fresh]
         forecast = np.array([np.nan if index is None else self.pool.forecast[index] for index in found])
         if len(others := np.flatnonzero(np.isnan(forecast))):  # that of one that is not in the pool is its estimate
-            forecast[others] = np.log(estimate_micros(self.problem, Candidates.of([fresh[at] for at in others])))
+            forecast[others] = np.log(estimate_micros(self.problem, UnrolledPlans.of([fresh[at] for at in others])))
         self._places = np.concatenate((self._places, places))
         self._forecast = np.concatenate((self._forecast, forecast))
         used, added = len(self._forecast) - len(fresh), self._between(places, self.pool.places)
@@ -179,7 +179,7 @@ class Surrogate:
             self._covariance = np.concatenate((self._covariance, np.empty_like(self._covariance)))
         self._covariance[used : used + len(fresh)] = added
 
-    def _numbers_of(self, candidates: Iterable[Candidate]) -> NDArray[np.int64]:
+    def _numbers_of(self, candidates: Iterable[UnrolledPlan]) -> NDArray[np.int64]:
         return np.array([self._numbers[one.tile, one.schedule] for one in candidates], dtype=np.int64)
 
     def _lowest(self, timed: NDArray[np.int64], residuals: Floats, mean: float) -> tuple[Ints, Floats, Floats]:
@@ -219,7 +219,7 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-def _forecast(problem: Problem, candidates: Candidates, ranker: Ranker, estimates: Floats) -> Floats:
+def _forecast(problem: Problem, candidates: UnrolledPlans, ranker: Ranker, estimates: Floats) -> Floats:
     """Logarithms of the estimates, in the order of the ranker: its first has the least of them."""
     if ranker is estimate_micros:
         return estimates
@@ -228,7 +228,7 @@ def _forecast(problem: Problem, candidates: Candidates, ranker: Ranker, estimate
     return forecast
 
 
-def _distinct(candidates: Candidates, forecast: Floats) -> NDArray[np.int64]:
+def _distinct(candidates: UnrolledPlans, forecast: Floats) -> NDArray[np.int64]:
     """Of candidates that differ in little but rows, the first; of those LOOKED_AT and WORTH it. In their order."""
     order = np.argsort(forecast, kind="stable")
     key = _kinds(candidates) * len(candidates.schedules) + candidates.schedule
@@ -238,14 +238,14 @@ def _distinct(candidates: Candidates, forecast: Floats) -> NDArray[np.int64]:
     return worth
 
 
-def _kinds(candidates: Candidates) -> Ints:
+def _kinds(candidates: UnrolledPlans) -> Ints:
     """A number for as many tiles of as many columns and as many blocks to a tile."""
     tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
     kinds: Ints = (tiles * (int(candidates.cols.max(initial=0)) + 1) + candidates.cols) * 16 + candidates.split_k
     return kinds
 
 
-def _places(candidates: Candidates) -> Floats:
+def _places(candidates: UnrolledPlans) -> Floats:
     """Where candidates lie: those near each other take alike. (candidates, axes)."""
     schedules = candidates.schedules
     by_schedule = np.array(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from lospmm.gpu.messages import Measurement
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 
 #: What is timed: a candidate, or an entrant of another family.
 Item_co = TypeVar("Item_co", covariant=True)
@@ -21,7 +21,7 @@ class Scored(Generic[Item_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Trialled(Generic[Item_co]):
+class Trial(Generic[Item_co]):
     """A candidate that was timed, or that failed."""
 
     candidate: Item_co
@@ -50,7 +50,7 @@ def _micros(measurement: Measurement) -> float:
     return float("inf") if measurement.timing is None else measurement.timing.micros
 
 
-def fastest_first(timed: Sequence[Trialled[Item]]) -> list[Trialled[Item]]:
+def fastest_first(timed: Sequence[Trial[Item]]) -> list[Trial[Item]]:
     """Those that ran."""
     return sorted((trial for trial in timed if trial.measurement.timing is not None), key=lambda trial: trial.micros)
 
@@ -59,12 +59,12 @@ def fastest_first(timed: Sequence[Trialled[Item]]) -> list[Trialled[Item]]:
 class Batch:
     """Candidates that are built and timed, one after the other as they are asked for."""
 
-    asked: Sequence[Scored[Candidate]]
+    asked: Sequence[Scored[UnrolledPlan]]
     measurements: Iterator[Measurement]
 
-    def timed(self, is_over: Callable[[], bool], *, first: bool) -> Iterator[Trialled[Candidate]]:
+    def timed(self, is_over: Callable[[], bool], *, first: bool) -> Iterator[Trial[UnrolledPlan]]:
         for scored, measurement in zip(self.asked, self.measurements, strict=False):
-            yield Trialled(scored.candidate, scored.score, measurement)
+            yield Trial(scored.candidate, scored.score, measurement)
             first = first and measurement.timing is None
             if not first and is_over():
                 return

@@ -9,24 +9,24 @@ from itertools import islice
 
 from lospmm.cpu.verify import Verification, verify_on_cpu, verify_packed_on_cpu
 from lospmm.errors import ToolchainFault, VerificationFailed
-from lospmm.families import Entrant
+from lospmm.families import Candidate
 from lospmm.gpu.bench import BESIDE, CHECKED, Bench
 from lospmm.gpu.compare import Comparison, compare
 from lospmm.gpu.detect import own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain.compile import Built
-from lospmm.tuning.build import Build, PackedBuild, Written, build, source, written
-from lospmm.tuning.builders import Crew, Place, Stock
-from lospmm.tuning.families import Contest
+from lospmm.tuning.build import Build, PackedBuild, WrittenBuild, build, source, written
+from lospmm.tuning.builders import BuilderPool, BuildPlace, PrefetchedBuilds
+from lospmm.tuning.families import FamilyTrials
 from lospmm.tuning.forecast import _forecast_micros, beside_dense, winner_of
 from lospmm.tuning.job import Job, reserve_seconds
 from lospmm.tuning.options import DENSE, LOCKSTEPS, Options
 from lospmm.tuning.outcome import Outcome
-from lospmm.tuning.prepare import Sought, sought, tuning_of
+from lospmm.tuning.prepare import Prepared, prepared, tuning_of
 from lospmm.tuning.race import _choose, _others_first, _others_last
 from lospmm.tuning.search import spread_over
 
@@ -44,8 +44,8 @@ def tuned(job: Job) -> Callable[[], Outcome]:
     is_timed = options.measure == "gpu"
     if is_timed:
         job.workshop.crew(options.emitter)  # which starts while this process searches
-    found = sought(problem, options, job.workshop, job.stages)
-    others = Contest(found.field)
+    found = prepared(problem, options, job.workshop, job.stages)
+    others = FamilyTrials(found.field)
     with ExitStack() as gpu:
         bench = stock = None
         if "gpu" in (options.measure, options.verify):
@@ -88,26 +88,28 @@ def _stock_ahead(job: Job) -> None:
         found, (problem, options) = begun.found(), begun.arguments
         assert isinstance(problem, Problem) and isinstance(options, Options)
         crew = job.workshop.crew(options.emitter)
-        if isinstance(found, Sought) and found.choice is not None and options.trials == "full" and crew is not None:
+        if isinstance(found, Prepared) and found.choice is not None and options.trials == "full" and crew is not None:
             first = [one.candidate for one in spread_over(found.choice.shortlist, LOCKSTEPS[options.emitter])]
             built = partial(_built_ahead, crew, problem, options.emitter, job.store)
             job.workshop.stock_ahead(name).begin(first, built, crew.size)
 
 
-def _built_ahead(crew: Crew, problem: Problem, emitter: str, store: Store, candidate: Candidate, at: Place) -> Built:
+def _built_ahead(
+    crew: BuilderPool, problem: Problem, emitter: str, store: Store, candidate: UnrolledPlan, at: BuildPlace
+) -> Built:
     return crew.build(problem, candidate, emitter, store, at.stop, folder=at.folder)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Made:
+class BuiltWinner:
     """The winner. ``runs`` is what is checked and timed; ``shipped`` waits for what is shipped, and for its text."""
 
     runs: Built
-    shipped: Callable[[], tuple[Build | PackedBuild | Written, str]]
+    shipped: Callable[[], tuple[Build | PackedBuild | WrittenBuild, str]]
     build: Build | PackedBuild | None = None  # where this process has built it
 
 
-def _made(job: Job, winner: Candidate | Entrant, stock: Stock | None) -> Made:
+def _made(job: Job, winner: UnrolledPlan | Candidate, stock: PrefetchedBuilds | None) -> BuiltWinner:
     """The winner, built again with all that is shipped, by another process where its code is in stock."""
     runs = None if stock is None else stock.kept(winner)
     crew = None if runs is None else job.workshop.crew(job.options.emitter)
@@ -117,24 +119,24 @@ def _made(job: Job, winner: Candidate | Entrant, stock: Stock | None) -> Made:
         if runs is None or crew is None or job.options.verify == "cpu":
             built = _build(job, winner)
             text = threads.submit(source, built, job.problem.device.arch)
-            return Made(built.compiled, lambda: (built, text.result()), built)
+            return BuiltWinner(built.compiled, lambda: (built, text.result()), built)
         arguments = job.problem, winner, job.options.emitter, job.store
         code = runs.cubin if isinstance(runs.cubin, bytes) else runs.cubin.read_bytes()
         coming = threads.submit(crew.call, written, *arguments, cancel=job.stages.cancel, who_built=winner)
     for name in ("emit", "compile"):  # what is left of them nobody waits for
         job.stages.progress(name, 1, 1)
 
-    def shipped() -> tuple[Written | PackedBuild, str]:
+    def shipped() -> tuple[WrittenBuild | PackedBuild, str]:
         made = coming.result()
-        assert isinstance(made, Written | PackedBuild)
+        assert isinstance(made, WrittenBuild | PackedBuild)
         if made.binary.cubin != code:
             raise ToolchainFault(f"{made.compiled.entry}: built twice, and its code differs; run it again")
         return made, made.source
 
-    return Made(runs, shipped)
+    return BuiltWinner(runs, shipped)
 
 
-def _build(job: Job, winner: Candidate | Entrant) -> Build | PackedBuild:
+def _build(job: Job, winner: UnrolledPlan | Candidate) -> Build | PackedBuild:
     stages = job.stages
     return build(
         job.problem,
@@ -148,7 +150,7 @@ def _build(job: Job, winner: Candidate | Entrant) -> Build | PackedBuild:
     )
 
 
-def _verify(job: Job, made: Made, bench: Bench | None) -> Verification | None:
+def _verify(job: Job, made: BuiltWinner, bench: Bench | None) -> Verification | None:
     if job.options.verify == "none":
         return None
     with job.stages.stage("verify"):
@@ -167,7 +169,7 @@ def _verify(job: Job, made: Made, bench: Bench | None) -> Verification | None:
         return Verification("gpu", measurement.max_relative_error, job.problem.n)
 
 
-def _compare(job: Job, made: Made, bench: Bench | None) -> Comparison | None:
+def _compare(job: Job, made: BuiltWinner, bench: Bench | None) -> Comparison | None:
     """The kernel beside the libraries, in the same run; by itself where the budget leaves no time for them."""
     if job.options.measure != "gpu":
         return None

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from lospmm.problem.dtype import FLOAT32
-from lospmm.problem.lanes import NARROW, SINGLE, words_of
+from lospmm.problem.lanes import NARROW, SINGLE, lanes_of
 from lospmm.problem.problem import Problem, ceil_div
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.ranker import Ranker, shortlist
 from lospmm.tuning.options import Options
 from lospmm.tuning.search import Choice, spread_over
@@ -37,7 +37,7 @@ def model_for(problem: Problem, options: Options) -> Path | None:
     ``options`` are resolved.
     """
     device = problem.device
-    is_learned = problem.convolution is None and problem.dtype != FLOAT32 and words_of(problem) in (SINGLE, NARROW)
+    is_learned = problem.convolution is None and problem.dtype != FLOAT32 and lanes_of(problem) in (SINGLE, NARROW)
     if options.measure == "gpu" or options.ranker != "lambdamart" or options.emitter != EMITTER or not is_learned:
         return None
     beside = lambdamart.find_model(device)
@@ -65,7 +65,7 @@ def chosen(
     return replace(choice, winner=listed[0].candidate, shortlist=listed, doubles=(), forecast_micros=own)
 
 
-def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> list[Candidate]:
+def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> list[UnrolledPlan]:
     """What may be chosen of a ``choice`` in which nothing was timed; its winner is the first.
 
     ``problem`` is that of a search (``words.in_words``).
@@ -80,16 +80,18 @@ def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> li
     return _distinct([*first, *_others(problem, choice, locksteps, first)])
 
 
-def _others(problem: Problem, choice: Choice, locksteps: Sequence[int], known: Sequence[Candidate]) -> list[Candidate]:
+def _others(
+    problem: Problem, choice: Choice, locksteps: Sequence[int], known: Sequence[UnrolledPlan]
+) -> list[UnrolledPlan]:
     """More of what is listed, of tiles that are not ``known``."""
 
-    def blocks_of(one: Candidate) -> tuple[int, int]:
+    def blocks_of(one: UnrolledPlan) -> tuple[int, int]:
         """The columns, and the number to a factor of the square root of two."""
         blocks = len(one.tiling.tiles) * ceil_div(problem.n, one.tile.cols * one.schedule.thread_words)
         return one.tile.cols, round(2 * math.log2(max(blocks, 1) * one.schedule.split_k))
 
     tiles = {(one.tile, one.schedule.thread_words) for one in known}
-    found: list[Candidate] = []
+    found: list[UnrolledPlan] = []
     for listed, size in ((choice.shortlist, OTHER_SINGLES), (choice.doubles, OTHER_DOUBLES)):
         of_each = _candidates(spread_over(_of_all_kinds(listed, size, blocks_of), locksteps))
         found += [one for one in of_each if (one.tile, one.schedule.thread_words) not in tiles]
@@ -97,8 +99,8 @@ def _others(problem: Problem, choice: Choice, locksteps: Sequence[int], known: S
 
 
 def _of_all_kinds(
-    listed: Sequence[Scored[Candidate]], size: int, kind_of: Callable[[Candidate], tuple[int, int]]
-) -> list[Scored[Candidate]]:
+    listed: Sequence[Scored[UnrolledPlan]], size: int, kind_of: Callable[[UnrolledPlan], tuple[int, int]]
+) -> list[Scored[UnrolledPlan]]:
     """As ``search`` lists no more than ``size``, by kinds of one's own."""
     if not listed:
         return []
@@ -108,16 +110,16 @@ def _of_all_kinds(
     return [listed[at] for at in chosen]
 
 
-def _tiles_of(one: Candidate) -> tuple[int, int]:
+def _tiles_of(one: UnrolledPlan) -> tuple[int, int]:
     return len(one.tiling.tiles), one.tile.cols
 
 
-def _candidates(listed: Iterable[Scored[Candidate]]) -> list[Candidate]:
+def _candidates(listed: Iterable[Scored[UnrolledPlan]]) -> list[UnrolledPlan]:
     return [one.candidate for one in listed]
 
 
-def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
-    found: dict[tuple[TileSize, Schedule], Candidate] = {}
+def _distinct(candidates: Iterable[UnrolledPlan]) -> list[UnrolledPlan]:
+    found: dict[tuple[TileSize, Schedule], UnrolledPlan] = {}
     for one in candidates:
         found.setdefault((one.tile, one.schedule), one)
     return list(found.values())

@@ -10,20 +10,20 @@ from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import kernel_name
 from lospmm.codegen.schedule import zero_program
 from lospmm.problem.dtype import FLOAT32
-from lospmm.problem.lanes import words_of
+from lospmm.problem.lanes import lanes_of
 from lospmm.problem.problem import Launch, Problem, ceil_div
-from lospmm.space.candidates import ZERO_ROWS, Candidate, Schedule, Tiling
+from lospmm.space.candidates import ZERO_ROWS, Schedule, Tiling, UnrolledPlan
 from lospmm.space.registers import forecast_registers
 from lospmm_proxies.blocks import cluster_limit, cluster_tiles, dispatch
 from lospmm_proxies.launch import proxy_launch
 from lospmm_proxies.loops import proxy_block
-from lospmm_proxies.trial import Trial
+from lospmm_proxies.trial import ProxyKernel
 
 #: What candidates with one program have in common: tiling, schedule and, where it is in the code, N1.
 Sharing = tuple[Tiling, Schedule, int | None]
 
 
-def sharing_of(candidate: Candidate) -> Sharing:
+def sharing_of(candidate: UnrolledPlan) -> Sharing:
     """What a candidate has in common with those whose proxy is the same program. The addresses of a mailbox follow from
     N1, and are constants."""
     schedule = candidate.schedule
@@ -32,24 +32,24 @@ def sharing_of(candidate: Candidate) -> Sharing:
 
 def proxies(
     problem: Problem,
-    candidates: Sequence[Candidate],
-    launch: Callable[[Problem, Candidate], Launch] = proxy_launch,
-) -> list[Trial]:
+    candidates: Sequence[UnrolledPlan],
+    launch: Callable[[Problem, UnrolledPlan], Launch] = proxy_launch,
+) -> list[ProxyKernel]:
     """Kernel function reduction, 5.1.1: candidates with the same tiling and schedule share one program; where blocks
     share tiles, those of the same N1 alone. ``launch`` may be ``launch.kernel_launch`` instead.
 
     Raises BadRequest for a candidate whose block does not fit the device.
     """
-    sharing: dict[Sharing, list[Candidate]] = {}
+    sharing: dict[Sharing, list[UnrolledPlan]] = {}
     for candidate in candidates:
         sharing.setdefault(sharing_of(candidate), []).append(candidate)
     programs = {key: _program(problem, sharers, key[-1]) for key, sharers in sharing.items()}
-    return [Trial(c, programs[sharing_of(c)], launch(problem, c)) for c in candidates]
+    return [ProxyKernel(c, programs[sharing_of(c)], launch(problem, c)) for c in candidates]
 
 
-def _program(problem: Problem, sharers: Sequence[Candidate], cols: int | None) -> KernelProgram:
+def _program(problem: Problem, sharers: Sequence[UnrolledPlan], cols: int | None) -> KernelProgram:
     """The proxy of kernels that differ in N1 alone, which it takes from the launch unless ``cols`` is given."""
-    tiling, schedule, words = sharers[0].tiling, sharers[0].schedule, words_of(problem)
+    tiling, schedule, words = sharers[0].tiling, sharers[0].schedule, lanes_of(problem)
     clusters = cluster_tiles(tiling, cluster_limit(problem, sharers))
     blocks = [part for cluster in clusters for part in proxy_block(problem.matrix, tiling, cluster, schedule)]
     if len(tiling.empty_rows):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import cut_tree, linkage
 
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, RowTile, Tiling
+from lospmm.space.candidates import RowTile, Tiling, UnrolledPlan
 from lospmm_proxies.launch import active_kernel_blocks
 
 #: Clusters for each thread block that an SM runs at a time ("based on our experience", section 5.1.2).
@@ -30,7 +30,7 @@ class Cluster:
     fmas: int
 
 
-def cluster_limit(problem: Problem, sharers: Sequence[Candidate]) -> int:
+def cluster_limit(problem: Problem, sharers: Sequence[UnrolledPlan]) -> int:
     """The most proxy blocks of the proxy of ``sharers``: 3 x max(NUMS_ATB)."""
     return CLUSTERS_PER_ACTIVE_BLOCK * max(active_kernel_blocks(problem, candidate) for candidate in sharers)
 

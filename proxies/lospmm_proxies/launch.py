@@ -4,15 +4,15 @@ import math
 
 from lospmm.codegen.ir import grid
 from lospmm.errors import BadRequest
-from lospmm.problem.lanes import words_of
+from lospmm.problem.lanes import lanes_of
 from lospmm.problem.problem import Launch, Problem
-from lospmm.space.candidates import Candidate, Candidates
+from lospmm.space.candidates import UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import mailbox_bytes_of_each
 from lospmm.space.occupancy import active_blocks, resident_blocks, shared_bytes_for
 from lospmm.space.registers import forecast_of_candidate
 
 
-def proxy_launch(problem: Problem, candidate: Candidate) -> Launch:
+def proxy_launch(problem: Problem, candidate: UnrolledPlan) -> Launch:
     """The kernel's grid and block, and the shared memory that admits as many blocks to an SM as the kernel has there.
 
     Raises BadRequest for a block that does not fit the device.
@@ -21,13 +21,13 @@ def proxy_launch(problem: Problem, candidate: Candidate) -> Launch:
     return Launch(_grid(problem, candidate), candidate.tile.cols, max(shared_bytes, _mailbox_bytes(candidate)))
 
 
-def kernel_launch(problem: Problem, candidate: Candidate) -> Launch:
+def kernel_launch(problem: Problem, candidate: UnrolledPlan) -> Launch:
     """The kernel's own, which has its occupancy where the proxy has its registers. Raises as ``proxy_launch`` does."""
     active_kernel_blocks(problem, candidate)
     return Launch(_grid(problem, candidate), candidate.tile.cols, _mailbox_bytes(candidate))
 
 
-def active_kernel_blocks(problem: Problem, candidate: Candidate) -> int:
+def active_kernel_blocks(problem: Problem, candidate: UnrolledPlan) -> int:
     """NUM_ATB of the candidate's kernel: Equation 5, and no more than the hardware has room for.
 
     Equation 5 as printed knows neither the limits on threads and blocks of an SM nor the units of allocation.
@@ -44,12 +44,12 @@ def active_kernel_blocks(problem: Problem, candidate: Candidate) -> int:
     return active
 
 
-def _grid(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
+def _grid(problem: Problem, candidate: UnrolledPlan) -> tuple[int, int, int]:
     schedule = candidate.schedule
     block_rows = candidate.tiling.block_rows * schedule.split_k
-    return grid(block_rows, problem.n // words_of(problem).columns, candidate.tile.cols, schedule.column_group)
+    return grid(block_rows, problem.n // lanes_of(problem).columns, candidate.tile.cols, schedule.column_group)
 
 
-def _mailbox_bytes(candidate: Candidate) -> int:
+def _mailbox_bytes(candidate: UnrolledPlan) -> int:
     """The most shared memory that the candidate's kernel needs, where its blocks share tiles."""
-    return int(mailbox_bytes_of_each(Candidates.of([candidate]))[0])
+    return int(mailbox_bytes_of_each(UnrolledPlans.of([candidate]))[0])

@@ -8,7 +8,7 @@ from lospmm.codegen.schedule import parts_of_tile
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.space.candidates import Schedule, Tiling
 from lospmm_proxies.blocks import Cluster, central_tile
-from lospmm_proxies.trial import Trial
+from lospmm_proxies.trial import ProxyKernel
 
 #: NNC_P x (1 - sparsity) from which on a thread block's misses of the instruction cache no longer change (Figure 9).
 STABLE_DENSE_ITERATIONS = 300
@@ -39,7 +39,7 @@ def proxy_block(matrix: SparseMatrix, tiling: Tiling, cluster: Cluster, schedule
     return parts_of_tile(*proxy_iterations(columns, fmas, len(tile.rows)), tile.rows, schedule)
 
 
-def kept_share(trial: Trial) -> float:
+def kept_share(trial: ProxyKernel) -> float:
     """Loads that a proxy executes over those of its kernel, about 1 where nothing is cut.
 
     NNC_P cuts tiles of many loads by more than tiles of few, hence a large M1 by more than a small one: times of

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from lospmm.codegen.ir import KernelProgram
 from lospmm.problem.problem import Launch
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trial:
+class ProxyKernel:
     """Trials of several candidates may share one ``program``: it is built once and launched in several ways."""
 
-    candidate: Candidate
+    candidate: UnrolledPlan
     program: KernelProgram
     launch: Launch

@@ -28,14 +28,14 @@ from lospmm.gpu.detect import detect_device
 from lospmm.gpu.messages import Measurement
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import widen
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.build import for_emitter
 from lospmm.tuning.options import LOCKSTEPS, splits_of
-from lospmm.tuning.runner import BuildAndTime
+from lospmm.tuning.runner import GpuRunner
 from lospmm.tuning.search import search
 from lospmm_datasets.synthetic import uniform
 
@@ -55,7 +55,7 @@ PROBLEMS = [
 ]
 
 
-def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> list[tuple[str, Candidate]]:
+def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> list[tuple[str, UnrolledPlan]]:
     lockstep, splits = LOCKSTEPS[emitter][0], splits_of(emitter, problem.device.arch)
     choice = search(problem, estimate_micros, 1, Stages(), lockstep=lockstep, splits=splits)
     rng = random.Random(seed)
@@ -65,7 +65,7 @@ def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> lis
     return [("choice", choice.winner), *(("sample", candidate) for candidate in drawn)]
 
 
-def record(problem: Problem, emitter: str, what: str, candidate: Candidate, found: Measurement) -> dict[str, Any]:
+def record(problem: Problem, emitter: str, what: str, candidate: UnrolledPlan, found: Measurement) -> dict[str, Any]:
     timing, schedule = found.timing, candidate.schedule
     return {
         "m": problem.matrix.m,
@@ -94,7 +94,7 @@ def timed(key: tuple[int, int, int, float], sample: int, seed: int, emitter: str
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, detect_device()), emitter)
     named = candidates_of(problem, sample, seed, emitter)
     with tempfile.TemporaryDirectory() as directory, Bench(problem) as bench:
-        trials = BuildAndTime(
+        trials = GpuRunner(
             problem, emitter, bench, store=Store(Path(directory)), workers=settings().workers, stages=Stages()
         )
         for (what, candidate), found in zip(named, trials([candidate for _, candidate in named]), strict=True):

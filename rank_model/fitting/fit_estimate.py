@@ -24,7 +24,7 @@ from fitting import DATA
 from fitting.estimate_on_gpu import NAME, PROBLEMS
 from lospmm.problem.device import find_device
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.estimate import RATES, Rates, estimate_micros
 from lospmm.space.reorder import regroup
 from lospmm.tuning.build import for_emitter
@@ -34,7 +34,7 @@ from lospmm_datasets.synthetic import uniform
 @dataclass(frozen=True, slots=True)
 class Timed:
     problem: Problem
-    candidate: Candidate
+    candidate: UnrolledPlan
     micros: float
 
 
@@ -52,7 +52,7 @@ def timed_kernels(path: Path) -> dict[str, list[Timed]]:
             tiling = tilings[record["rows"]]
             split = record.get("split_k", 1)
             schedule = Schedule(record["prefetch"], None, record["column_group"], record["lockstep"], split)
-            candidate = Candidate(TileSize(record["rows"], record["cols"]), schedule, tiling)
+            candidate = UnrolledPlan(TileSize(record["rows"], record["cols"]), schedule, tiling)
             timed = Timed(problems[record["device"]], candidate, record["micros"])
             found.setdefault(f"{m} x {k}, n {n}, {sparsity:.0%}", []).append(timed)
     return found

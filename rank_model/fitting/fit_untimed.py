@@ -31,7 +31,7 @@ from fitting.fit_families import DEALS, FOLDS, dealt, figures
 from fitting.untimed import NAME, read_features
 from fitting.untimed_cases import BETWEEN
 from lospmm_rank.predict.library import lightgbm
-from lospmm_rank.predict.untimed import ESTIMATE, NAMES, SUFFIXES, WEIGHTS, Model
+from lospmm_rank.predict.untimed import ESTIMATE, NAMES, SUFFIXES, WEIGHTS, UntimedModels
 from lospmm_rank.train.fit import GRADES, grades
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -146,8 +146,8 @@ def slim(model: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fitted(problems: Sequence[Told]) -> Model:
-    return Model(*boosters(problems))
+def fitted(problems: Sequence[Told]) -> UntimedModels:
+    return UntimedModels(*boosters(problems))
 
 
 class Chosen(NamedTuple):
@@ -158,7 +158,7 @@ class Chosen(NamedTuple):
     micros: float
 
 
-def first_of(model: Model, problem: Told) -> Chosen:
+def first_of(model: UntimedModels, problem: Told) -> Chosen:
     """Of those that ran."""
     scores, micros = model.says(problem.features)
     at = int(np.argmin(scores))

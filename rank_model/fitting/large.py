@@ -36,13 +36,13 @@ from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.process import WORKER
 from lospmm.problem.device import find_device
-from lospmm.problem.lanes import in_words
+from lospmm.problem.lanes import in_lanes
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
-from lospmm.tuning.forecast import contenders, field_for
+from lospmm.tuning.forecast import contenders, family_plans_for
 
 NAME = "large.jsonl"
 DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
@@ -83,14 +83,14 @@ def cases_of(device: str, only: str) -> list[Case]:
     return [case for case in found if only in case.problem]
 
 
-def first_of(case: Case, count: int) -> list[tuple[Candidate, float]]:
+def first_of(case: Case, count: int) -> list[tuple[UnrolledPlan, float]]:
     """The unrolled kernels that a search would time first, with their estimates; in a builder."""
     problem = for_emitter(problem_of(case), EMITTER)
     candidates = shortlist(problem, count)
-    return list(zip(candidates, estimate_micros(in_words(problem), candidates).tolist(), strict=True))
+    return list(zip(candidates, estimate_micros(in_lanes(problem), candidates).tolist(), strict=True))
 
 
-def build_unrolled(case: Case, candidate: Candidate, estimate: float, folder: Path) -> list[Built]:
+def build_unrolled(case: Case, candidate: UnrolledPlan, estimate: float, folder: Path) -> list[Built]:
     problem, plan = for_emitter(problem_of(case), EMITTER), f"{candidate.tile}, {candidate.schedule}"
     store = Store(settings().cache_dir / "families")
     try:
@@ -103,7 +103,7 @@ def build_unrolled(case: Case, candidate: Candidate, estimate: float, folder: Pa
 def build_others(case: Case, folder: Path) -> list[Built]:
     """PLANS of each of the OTHERS that are forecast to be the fastest."""
     problem = problem_of(case)
-    entrants = field_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True)).entrants
+    entrants = family_plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True)).entrants
     names = list(dict.fromkeys(one.family for one in entrants))[:OTHERS]
     chosen = [one for name in names for one in [own for own in entrants if own.family == name][:PLANS]]
     return [build_plan(problem, one.family, one.plan, one.forecast_micros, folder) for one in chosen]
@@ -112,7 +112,7 @@ def build_others(case: Case, folder: Path) -> list[Built]:
 def prepared(pool: ProcessPoolExecutor, cases: Sequence[Case], count: int, folder: Path) -> Iterator[Underway]:
     """The problems as their kernels are ready."""
     wait([pool.submit(draw, source) for source in dict.fromkeys(case.source for case in cases)])
-    listed: dict[Future[list[tuple[Candidate, float]]], Underway] = {}
+    listed: dict[Future[list[tuple[UnrolledPlan, float]]], Underway] = {}
     building: dict[Future[list[Built]], Underway] = {}
     for case in cases:
         one = Underway(case)

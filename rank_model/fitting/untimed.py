@@ -47,10 +47,10 @@ from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.process import WORKER
 from lospmm.gpu.timing import BRIEF, FULL, MAX_COPIES
 from lospmm.problem.device import find_device
-from lospmm.problem.lanes import in_words
+from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate, Schedule
+from lospmm.space.candidates import Schedule, UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.store import Store
@@ -59,7 +59,7 @@ from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
 from lospmm.tuning.rankers import RANKERS, with_ranker
 from lospmm.tuning.search import search
 from lospmm.tuning.untimed import LISTED, considered
-from lospmm_rank.predict.untimed import SUFFIXES, WEIGHTS, Model, features, model_at
+from lospmm_rank.predict.untimed import SUFFIXES, WEIGHTS, UntimedModels, features, model_at
 
 EMITTER = families_unrolled.EMITTER
 
@@ -100,7 +100,7 @@ class Prepared(NamedTuple):
     seconds: float
 
 
-def axes_of(candidate: Candidate) -> tuple[Any, ...]:
+def axes_of(candidate: UnrolledPlan) -> tuple[Any, ...]:
     values = candidate.tile._asdict() | asdict(candidate.schedule)
     return tuple(values[name] for name in AXES)
 
@@ -109,9 +109,9 @@ def schedule_of(axes: Sequence[Any]) -> Schedule:
     return Schedule(**dict(zip(AXES[2:], axes[2 : len(AXES)], strict=True)))
 
 
-def considered_of(problem: Problem) -> tuple[list[Candidate], NDArray[np.float64]]:
+def considered_of(problem: Problem) -> tuple[list[UnrolledPlan], NDArray[np.float64]]:
     """What is considered of a problem, first what a search chooses without a clock; and its features."""
-    words = in_words(problem)
+    words = in_lanes(problem)
     options = with_ranker(Options(emitter=EMITTER), problem.device)
     ranker = RANKERS[options.ranker](problem.device)
     locksteps, splits = LOCKSTEPS[EMITTER], splits_of(EMITTER, problem.device.arch)
@@ -120,7 +120,7 @@ def considered_of(problem: Problem) -> tuple[list[Candidate], NDArray[np.float64
     return candidates, features(words, candidates, ranker)
 
 
-def sampled(told: NDArray[np.float64], model: Model) -> list[int]:
+def sampled(told: NDArray[np.float64], model: UntimedModels) -> list[int]:
     """Of the kernels of a problem, by what the models are told of each: FOREMOST and BY_CHANCE, in their order."""
     order = np.argsort(model.says(told)[0], kind="stable")
     rest = np.random.default_rng(SEED).permutation(order[FOREMOST:])
@@ -137,7 +137,7 @@ def prepare(case: Case, folder: Path) -> Prepared:
         candidates, told = [candidates[at] for at in which], told[which]
     store = Store(settings().cache_dir / "families")
     made = []
-    for candidate, estimate in zip(candidates, estimate_micros(in_words(problem), candidates).tolist(), strict=True):
+    for candidate, estimate in zip(candidates, estimate_micros(in_lanes(problem), candidates).tolist(), strict=True):
         try:
             built = build(problem, candidate, EMITTER, store=store, workers=1).compiled
         except LospmmError as error:

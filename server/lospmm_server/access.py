@@ -34,18 +34,18 @@ _log = structlog.stdlib.get_logger(__name__)
 
 
 class ObservedApp(FastAPI):
-    """An application inside ``Heads`` and ``Access``. Middleware that is added stands inside the handler of unexpected
-    errors, and would not see their answers."""
+    """An application inside ``Heads`` and ``AccessLog``. Middleware that is added stands inside the handler of
+    unexpected errors, and would not see their answers."""
 
     def __init__(self, metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)
         self.metrics = metrics
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Unread(Access(Heads(super().build_middleware_stack()), self.metrics))
+        return Unread(AccessLog(Heads(super().build_middleware_stack()), self.metrics))
 
 
-class Access:
+class AccessLog:
     """ASGI middleware, the outermost but one: what is inside, error handlers too, then logs with the request's id."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:

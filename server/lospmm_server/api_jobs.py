@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from lospmm_server import queries, queue
-from lospmm_server.queries import Event, Job
+from lospmm_server.queries import EventRow, JobRow
 from lospmm_server.responses import job_response, list_response
 from lospmm_server.routing import Behind, problems_of
 from lospmm_server.schemas import PAGE, Cursor, JobId, JobList, JobState, JobView, LastEventId, Limit, Wait
@@ -53,7 +53,7 @@ async def cancel_job(job_id: JobId, behind: Behind) -> Response:
     return job_response(job, 200 if job.is_ended else 202)
 
 
-async def _listened_to(job_id: JobId, behind: Behind, last_event_id: LastEventId = None) -> tuple[Job, int]:
+async def _listened_to(job_id: JobId, behind: Behind, last_event_id: LastEventId = None) -> tuple[JobRow, int]:
     """The job, and the event after which to begin. Raises HTTPException 404, and 204 where there is nothing more."""
     after = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdecimal() else 0
     after = min(after, 2**62)  # what a database counts to
@@ -73,7 +73,7 @@ async def _listened_to(job_id: JobId, behind: Behind, last_event_id: LastEventId
     },
 )
 async def get_events(
-    listened_to: Annotated[tuple[Job, int], Depends(_listened_to)], behind: Behind
+    listened_to: Annotated[tuple[JobRow, int], Depends(_listened_to)], behind: Behind
 ) -> AsyncIterator[ServerSentEvent]:
     """What happens to a job, and to the layers of a model, as server-sent events: from its beginning to its end.
 
@@ -94,15 +94,15 @@ async def get_events(
     yield ServerSentEvent(event="state", id=str(after) if after else None, data={"job": job.id, "state": now.state})
 
 
-async def _all_after(behind: Service, jobs: list[str], after: int) -> list[Event]:
-    found: list[Event] = []
+async def _all_after(behind: Service, jobs: list[str], after: int) -> list[EventRow]:
+    found: list[EventRow] = []
     while more := await behind.ask(queries.events_after, behind.database, jobs, after):
         found += more
         after = more[-1].id
     return found
 
 
-def _sent(event: Event, names: dict[str | None, str]) -> ServerSentEvent:
+def _sent(event: EventRow, names: dict[str | None, str]) -> ServerSentEvent:
     data: dict[str, Any] = {"job": event.job, "time": event.time.isoformat(), **event.data}
     if event.job in names:
         data["layer"] = names[event.job]

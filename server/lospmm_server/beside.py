@@ -26,7 +26,7 @@ ENDING_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
-class Crew:
+class LocalWorkers:
     """``count`` workers, kept alive by the task that ``run`` is."""
 
     def __init__(self, database: Database, count: int) -> None:

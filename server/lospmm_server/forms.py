@@ -18,20 +18,20 @@ FIELDS = ("n", "device")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class UploadForm:
     upload: UploadFile
     query: KernelQuery
 
 
 @asynccontextmanager
-async def received_form(request: Request) -> AsyncIterator[Form]:
+async def received_form(request: Request) -> AsyncIterator[UploadForm]:
     """The form until the block ends. Raises HTTPException 400, 408, 413, 503; RequestValidationError for its fields."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(400, "expected the form of the page, as multipart/form-data")
     body = body_within(request, settings().max_upload_bytes + FORM_BYTES)
     form = await form_of(request.headers, body, max_files=1, max_fields=len(FIELDS))
     try:
-        yield Form(_upload(form), _query(form))
+        yield UploadForm(_upload(form), _query(form))
     finally:
         await form.close()
 

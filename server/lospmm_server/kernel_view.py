@@ -56,7 +56,7 @@ class Download:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class CandidateTable:
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     chosen: int  # the row of the one that was built
@@ -70,7 +70,7 @@ class KernelView:
     facts: tuple[tuple[str, str], ...]
     drawing: Drawing | None
     no_drawing: str  # why there is none
-    candidates: Candidates | None
+    candidates: CandidateTable | None
     stages: tuple[Bar, ...]
     total_seconds: float
     verification: str
@@ -142,7 +142,7 @@ def _drawing(artifact: Artifact) -> tuple[Drawing | None, str]:
         return None, f"There is no drawing: {error}."
 
 
-def _candidates(artifact: Artifact) -> Candidates | None:
+def _candidates(artifact: Artifact) -> CandidateTable | None:
     """The log of the search; None where it cannot be read."""
     try:
         lines = candidate_lines(artifact)
@@ -151,7 +151,7 @@ def _candidates(artifact: Artifact) -> Candidates | None:
         rows = tuple(_candidate(line) for line in lines)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return Candidates(("rank", *_CANDIDATE, "estimate, µs", "measured, µs"), rows, lines.index(chosen), bool(timed))
+    return CandidateTable(("rank", *_CANDIDATE, "estimate, µs", "measured, µs"), rows, lines.index(chosen), bool(timed))
 
 
 def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:

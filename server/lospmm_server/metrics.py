@@ -206,7 +206,7 @@ class Metrics:
         self._set("lospmm_queue_jobs", known.queued, "queued")
         self._set("lospmm_queue_jobs", known.running, "running")
         self._set("lospmm_queue_oldest_seconds", known.oldest_seconds)
-        return generate_latest(_Page(self._registry))
+        return generate_latest(_MetricsPage(self._registry))
 
     def _tuned(self, data: Mapping[str, Any]) -> None:
         seconds, search = data.get("seconds", {}), data.get("search", {})
@@ -257,7 +257,7 @@ class Metrics:
             return name if name in known else OTHER
 
 
-class _Page(Collector):
+class _MetricsPage(Collector):
     """A registry without the times at which each series began: Prometheus has no use for them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -17,9 +17,9 @@ from lospmm.matrix.readers import MatrixFile
 from lospmm.problem.epilogue import check_rows
 from lospmm.tuning.request import Request
 from lospmm_server.problems import describe
-from lospmm_server.queue import Layer, Model, Order
+from lospmm_server.queue import KernelOrder, Layer, ModelOrder
 from lospmm_server.schemas import ModelQuery
-from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS, Received, Wanted, bias_of, wanted_of
+from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS, Received, WantedKernel, bias_of, wanted_of
 
 #: What the tables hold: of a model's name, and of that of a weight.
 NAME_CHARACTERS, WEIGHT_CHARACTERS = 200, 1000
@@ -28,7 +28,7 @@ NAME_CHARACTERS, WEIGHT_CHARACTERS = 200, 1000
 Read = tuple[str, MatrixFile | BadMatrix]
 
 
-def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Order]) -> Model:
+def read_model(files: Received, query: ModelQuery, order: Callable[[Request], KernelOrder]) -> ModelOrder:
     """The model with an ``order`` for each layer that can be read, one matrix in memory at a time.
 
     Raises BadMatrix where no layer can be read; BadRequest and Unsupported for the rest of the request, such as
@@ -61,7 +61,7 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Or
     if lacks_biases:
         raise readers.no_biases([layer.name for layer in layers])
     name = query.name or _stem(files.matrices[0].filename or "model")
-    return Model(_id(name, layers), printable(name)[:NAME_CHARACTERS], wanted.n, wanted.device.name, layers)
+    return ModelOrder(_id(name, layers), printable(name)[:NAME_CHARACTERS], wanted.n, wanted.device.name, layers)
 
 
 def _by_layer(files: Received) -> dict[str, UploadFile]:
@@ -80,7 +80,9 @@ def _by_layer(files: Received) -> dict[str, UploadFile]:
     return biases
 
 
-def _request(found: MatrixFile, wanted: Wanted, bias: UploadFile | None, *, has_own: bool) -> Request | BadRequest:
+def _request(
+    found: MatrixFile, wanted: WantedKernel, bias: UploadFile | None, *, has_own: bool
+) -> Request | BadRequest:
     """Or why the layer is not of the convolution that is asked for, or its weights too large for the type, or what is
     wrong with its bias: ``bias``, or if it ``has_own`` that of its file.
 

@@ -28,7 +28,7 @@ from lospmm_server.negotiation import negotiate
 from lospmm_server.responses import CACHE_CONTROL
 from lospmm_server.schemas import DIGEST_PATTERN, JobState, Problem
 from lospmm_server.uploads import has_gpu, offered_devices
-from lospmm_server.views import STATES, JobList, JobView, View
+from lospmm_server.views import STATES, JobListPage, JobPage, View
 
 _FOLDER = Path(__file__).parent
 _HTML = "text/html"
@@ -161,7 +161,7 @@ def _checked(digest: str) -> str:
     return digest
 
 
-def _job_page(pages: Pages, request: Request, job: JobView, kernel: Artifact | None) -> Response:
+def _job_page(pages: Pages, request: Request, job: JobPage, kernel: Artifact | None) -> Response:
     return pages.page(
         request,
         "job.html",
@@ -178,7 +178,7 @@ def _kernel_page(pages: Pages, request: Request, kernel: KernelView) -> Response
     return pages.page(request, "kernel.html", title=f"Kernel {kernel.digest[:12]}", kernel=kernel)
 
 
-def _jobs_page(pages: Pages, request: Request, found: JobList, asked: Mapping[str, Any]) -> Response:
+def _jobs_page(pages: Pages, request: Request, found: JobListPage, asked: Mapping[str, Any]) -> Response:
     pending = sum(job.is_pending for job in found.jobs)
     return pages.page(
         request,
@@ -204,7 +204,7 @@ def _url(**parameters: Any) -> str:
     return f"/?{query}" if query else "/"
 
 
-def _summary(job: JobView) -> str:
+def _summary(job: JobPage) -> str:
     """One line for those who look and those who listen: it changes with the stage, not with every unit compiled."""
     doing = f": {job.stage.replace('_', ' ')}" if job.stage and job.state == JobState.RUNNING else ""
     layers = f", {job.progress['layers'][0]} of {job.progress['layers'][1]} layers" if "layers" in job.progress else ""

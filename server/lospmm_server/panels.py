@@ -35,7 +35,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class DashboardSection:
     title: str
     panels: tuple[Panel, ...]
 
@@ -61,8 +61,8 @@ _FOUND = f'{_ASKED}{{cache="hit"}}'
 _TUNED = 'lospmm_jobs_ended_total{outcome="tuned"}'
 _SPEEDUP, _FP32 = "lospmm_speedup_over_dense", '{dense="fp32"}'
 
-SECTIONS: Sequence[Section] = (
-    Section(
+SECTIONS: Sequence[DashboardSection] = (
+    DashboardSection(
         "Now",
         (
             Panel("Queued", "Jobs that wait.", (Query('lospmm_queue_jobs{state="queued"}'),), look="stat", width=4),
@@ -100,7 +100,7 @@ SECTIONS: Sequence[Section] = (
             ),
         ),
     ),
-    Section(
+    DashboardSection(
         "Tuning times",
         (
             Panel(
@@ -138,7 +138,7 @@ SECTIONS: Sequence[Section] = (
             ),
         ),
     ),
-    Section(
+    DashboardSection(
         "Search",
         (
             Panel(
@@ -183,7 +183,7 @@ SECTIONS: Sequence[Section] = (
             ),
         ),
     ),
-    Section(
+    DashboardSection(
         "Kernels",
         (
             Panel(
@@ -223,7 +223,7 @@ SECTIONS: Sequence[Section] = (
             ),
         ),
     ),
-    Section(
+    DashboardSection(
         "Service",
         (
             Panel(

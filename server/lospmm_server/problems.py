@@ -33,33 +33,33 @@ METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 NAMED_PARAMETERS = 5
 
 
-class Kind(NamedTuple):
+class ProblemKind(NamedTuple):
     name: str  # the end of ``type``, /problems/<name>
     title: str
     status: int
 
 
 #: The nearest class of an error decides.
-ERRORS: Mapping[type[LospmmError], Kind] = {
-    BadMatrix: Kind("bad-matrix", "The matrix file cannot be used", 422),
-    Unsupported: Kind("unsupported", "This service does not do that", 400),
-    BadSettings: Kind("unavailable", "The service cannot do work now", 503),
-    BadRequest: Kind("bad-request", "The request is wrong", 400),
-    NothingFits: Kind("nothing-fits", "No tile size fits the device", 422),
-    ToolchainFault: Kind("toolchain-fault", "A compiler failed", 500),
-    GpuFault: Kind("gpu-fault", "The GPU failed", 500),
-    VerificationFailed: Kind("verification-failed", "The kernel computes something else", 500),
-    DatabaseFault: Kind("unavailable", "The service cannot do work now", 503),
-    Stopping: Kind("unavailable", "The service cannot do work now", 503),
-    Busy: Kind("busy", "Too many jobs wait already", 429),
-    Cancelled: Kind("cancelled", "The job was cancelled", 409),
-    GaveUp: Kind("gave-up", "The job ends its workers", 500),
-    OutOfTime: Kind("out-of-time", "The job took too long", 500),
-    LayersFailed: Kind("layers-failed", "Some layers have no kernel", 500),
+ERRORS: Mapping[type[LospmmError], ProblemKind] = {
+    BadMatrix: ProblemKind("bad-matrix", "The matrix file cannot be used", 422),
+    Unsupported: ProblemKind("unsupported", "This service does not do that", 400),
+    BadSettings: ProblemKind("unavailable", "The service cannot do work now", 503),
+    BadRequest: ProblemKind("bad-request", "The request is wrong", 400),
+    NothingFits: ProblemKind("nothing-fits", "No tile size fits the device", 422),
+    ToolchainFault: ProblemKind("toolchain-fault", "A compiler failed", 500),
+    GpuFault: ProblemKind("gpu-fault", "The GPU failed", 500),
+    VerificationFailed: ProblemKind("verification-failed", "The kernel computes something else", 500),
+    DatabaseFault: ProblemKind("unavailable", "The service cannot do work now", 503),
+    Stopping: ProblemKind("unavailable", "The service cannot do work now", 503),
+    Busy: ProblemKind("busy", "Too many jobs wait already", 429),
+    Cancelled: ProblemKind("cancelled", "The job was cancelled", 409),
+    GaveUp: ProblemKind("gave-up", "The job ends its workers", 500),
+    OutOfTime: ProblemKind("out-of-time", "The job took too long", 500),
+    LayersFailed: ProblemKind("layers-failed", "Some layers have no kernel", 500),
 }
 
-BAD_PARAMETER = Kind("bad-parameter", "A parameter is wrong", 422)
-INTERNAL = Kind("internal", "The service is at fault", 500)
+BAD_PARAMETER = ProblemKind("bad-parameter", "A parameter is wrong", 422)
+INTERNAL = ProblemKind("internal", "The service is at fault", 500)
 
 #: What the framework refuses without a reason, and what to do.
 REASONS: Mapping[int, str] = {
@@ -68,18 +68,18 @@ REASONS: Mapping[int, str] = {
 }
 
 #: What routes and the framework refuse by status alone.
-STATUSES: Mapping[int, Kind] = {
+STATUSES: Mapping[int, ProblemKind] = {
     kind.status: kind
     for kind in (
-        Kind("bad-body", "The body cannot be understood", 400),
-        Kind("unauthorized", "An API key is needed", 401),
-        Kind("forbidden", "The request comes from somewhere else", 403),
-        Kind("not-found", "There is no such thing", 404),
-        Kind("method-not-allowed", "The method is not allowed here", 405),
-        Kind("not-acceptable", "No accepted media type is available", 406),
-        Kind("too-slow", "The body took too long", 408),
-        Kind("too-large", "The body is too large", 413),
-        Kind("unavailable", "The service cannot do work now", 503),
+        ProblemKind("bad-body", "The body cannot be understood", 400),
+        ProblemKind("unauthorized", "An API key is needed", 401),
+        ProblemKind("forbidden", "The request comes from somewhere else", 403),
+        ProblemKind("not-found", "There is no such thing", 404),
+        ProblemKind("method-not-allowed", "The method is not allowed here", 405),
+        ProblemKind("not-acceptable", "No accepted media type is available", 406),
+        ProblemKind("too-slow", "The body took too long", 408),
+        ProblemKind("too-large", "The body is too large", 413),
+        ProblemKind("unavailable", "The service cannot do work now", 503),
     )
 }
 
@@ -130,7 +130,7 @@ def _methods_of(request: Request) -> list[str]:
     ]
 
 
-def _problem(kind: Kind, detail: str) -> Problem:
+def _problem(kind: ProblemKind, detail: str) -> Problem:
     return Problem(type=f"/problems/{kind.name}", title=kind.title, status=kind.status, detail=detail)
 
 

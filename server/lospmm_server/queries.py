@@ -46,7 +46,7 @@ class LayerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class JobRow:
     """A kernel's job or a model's, as it is in the tables."""
 
     id: str
@@ -78,7 +78,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class EventRow:
     id: int
     job: str
     time: datetime
@@ -86,7 +86,7 @@ class Event:
     data: Mapping[str, Any]
 
 
-def find_job(database: Database, job: str) -> Job | None:
+def find_job(database: Database, job: str) -> JobRow | None:
     """A model with all of its layers, or a kernel."""
     with database.read() as connection:
         row = connection.execute(sa.select(kernels).where(kernels.c.digest == job)).first()
@@ -96,7 +96,7 @@ def find_job(database: Database, job: str) -> Job | None:
         return None if model is None else _model(model, _layers_of(connection, [job]).get(job, ()))
 
 
-def list_jobs(database: Database, state: str | None, before: int | None, limit: int) -> list[Job]:
+def list_jobs(database: Database, state: str | None, before: int | None, limit: int) -> list[JobRow]:
     """What was posted, the last queued first: models, and kernels that are not only a layer."""
     of_kernels = sa.select(kernels).where(kernels.c.posted).order_by(kernels.c.turn.desc()).limit(limit)
     of_models = sa.select(models, _STOPPED).order_by(models.c.turn.desc()).limit(limit)
@@ -114,20 +114,22 @@ def list_jobs(database: Database, state: str | None, before: int | None, limit: 
     return sorted(found, key=lambda job: -job.turn)[:limit]
 
 
-def page_of_jobs(database: Database, state: str | None, before: int | None, limit: int) -> tuple[list[Job], int | None]:
+def page_of_jobs(
+    database: Database, state: str | None, before: int | None, limit: int
+) -> tuple[list[JobRow], int | None]:
     """``list_jobs``, and ``before`` of the next page; None on the last."""
     found = list_jobs(database, state, before, limit + 1)
     shown = found[:limit]
     return shown, shown[-1].turn if len(found) > limit else None
 
 
-def events_after(database: Database, jobs: Sequence[str] | None, after: int, limit: int = 500) -> list[Event]:
+def events_after(database: Database, jobs: Sequence[str] | None, after: int, limit: int = 500) -> list[EventRow]:
     """The events of these jobs, or of all, that follow the one with the id ``after``."""
     chosen = sa.select(events).where(events.c.id > after).order_by(events.c.id).limit(limit)
     if jobs is not None:
         chosen = chosen.where(events.c.job.in_(jobs))
     with database.read() as connection:
-        return [Event(row.id, row.job, row.time, row.kind, row.data) for row in connection.execute(chosen)]
+        return [EventRow(row.id, row.job, row.time, row.kind, row.data) for row in connection.execute(chosen)]
 
 
 def last_event(database: Database) -> int:
@@ -148,8 +150,8 @@ def figures(database: Database) -> QueueFigures:
     return QueueFigures(queued=queued, running=found.get("running", (0, None))[0], oldest_seconds=max(0.0, age))
 
 
-def _kernel(row: Any) -> Job:
-    return Job(
+def _kernel(row: Any) -> JobRow:
+    return JobRow(
         id=row.digest,
         kind="kernel",
         state=row.state,
@@ -168,11 +170,11 @@ def _kernel(row: Any) -> Job:
     )
 
 
-def _model(row: Any, found: Sequence[Any]) -> Job:
+def _model(row: Any, found: Sequence[Any]) -> JobRow:
     states = tuple(_layer(layer) for layer in found)
     done = sum(layer.state in ENDED for layer in states)
     state = _state_of(states, is_cancelled=row.cancel)
-    return Job(
+    return JobRow(
         id=row.id,
         kind="model",
         state=state,

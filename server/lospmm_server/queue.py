@@ -28,7 +28,7 @@ from lospmm_server.tables import PENDING, events, kernels, layers, models
 Json = dict[str, Any]
 
 
-class Verdict(Enum):
+class JobVerdict(Enum):
     """What the row of a job tells the worker that runs it."""
 
     GO_ON = "go on"
@@ -37,7 +37,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class KernelOrder:
     """A kernel that somebody asks for. Its matrix is in the store, and so is its artifact where ``is_kept``."""
 
     digest: str
@@ -51,12 +51,12 @@ class Layer:
     """A layer of a model: its order, or the problem of what could not be read."""
 
     name: str
-    order: Order | None
+    order: KernelOrder | None
     error: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelOrder:
     id: str
     name: str
     n: int
@@ -64,7 +64,7 @@ class Model:
     layers: Sequence[Layer]
 
     @property
-    def orders(self) -> dict[str, Order]:
+    def orders(self) -> dict[str, KernelOrder]:
         """By their digests: equal layers have one."""
         return {layer.order.digest: layer.order for layer in self.layers if layer.order is not None}
 
@@ -85,7 +85,7 @@ class Claim:
     attempts: int
 
 
-def submit(database: Database, order: Order, key: str) -> None:
+def submit(database: Database, order: KernelOrder, key: str) -> None:
     """Have the kernel tuned, unless it is under way or has succeeded meanwhile. Raises Busy.
 
     Should the kernel of one that has succeeded be lost, ``requeue`` has it tuned again.
@@ -95,7 +95,7 @@ def submit(database: Database, order: Order, key: str) -> None:
         _submit(connection, order, key)
 
 
-def submit_model(database: Database, model: Model, key: str) -> None:
+def submit_model(database: Database, model: ModelOrder, key: str) -> None:
     """Have every layer tuned, equal ones once; all of them are accepted or none. Raises Busy."""
     with database.write() as connection:
         _check_room(connection, key, model.new)
@@ -132,24 +132,24 @@ def claim(database: Database, owner: str, gpu: str) -> Claim | None:
         return Claim(row.digest, owner, row.request, row.model, row.attempts + 1)
 
 
-def beat(database: Database, claimed: Claim, stage: str | None, progress: Mapping[str, Sequence[int]]) -> Verdict:
+def beat(database: Database, claimed: Claim, stage: str | None, progress: Mapping[str, Sequence[int]]) -> JobVerdict:
     """Say that the owner lives and how far it is."""
     with database.write() as connection:
         row = _owned(connection, claimed)
         if row is None:
-            return Verdict.LOST
+            return JobVerdict.LOST
         told = {name: list(counts) for name, counts in progress.items()}
         _change(connection, claimed.digest, {"beat": row.beat + 1, "stage": stage, "progress": told})
         if told != row.progress:
             _event(connection, claimed.digest, "progress", {"stage": stage, "progress": told})
-        return Verdict.CANCEL if row.cancel else Verdict.GO_ON
+        return JobVerdict.CANCEL if row.cancel else JobVerdict.GO_ON
 
 
-def look(database: Database, claimed: Claim) -> Verdict:
+def look(database: Database, claimed: Claim) -> JobVerdict:
     """What ``beat`` would say, without writing."""
     with database.read() as connection:
         row = _owned(connection, claimed)
-    return Verdict.LOST if row is None else Verdict.CANCEL if row.cancel else Verdict.GO_ON
+    return JobVerdict.LOST if row is None else JobVerdict.CANCEL if row.cancel else JobVerdict.GO_ON
 
 
 def finish(database: Database, claimed: Claim, observation: Json) -> bool:
@@ -235,7 +235,7 @@ def requeue(database: Database, digest: str) -> bool:
         return True
 
 
-def _submit(connection: sa.Connection, order: Order, key: str, model: str | None = None) -> None:
+def _submit(connection: sa.Connection, order: KernelOrder, key: str, model: str | None = None) -> None:
     row = connection.execute(sa.select(kernels).where(kernels.c.digest == order.digest)).first()
     is_cancelled = row is not None and (row.cancel or row.state == "cancelled")  # who posted it alone asks no more
     posted = model is None or (row is not None and row.posted and not is_cancelled)

@@ -9,7 +9,7 @@ from lospmm.gpu.detect import own_gpu
 from lospmm.tuning import jobs
 from lospmm.tuning.request import Request
 from lospmm.version import __version__
-from lospmm_server.tuning import Report, check_digest
+from lospmm_server.tuning import TuningProgress, check_digest
 
 #: A task tells how far it is at most this often, but for the beginning and the end of a stage.
 TELL_SECONDS = 0.2
@@ -47,7 +47,7 @@ def look() -> Seen:
 def tune_there(request: Request, job: str, slot: str, workers: int, board: Any = None) -> dict[str, bytes]:
     """A task: the files of the artifact of ``job``, made on this node with its own store. Raises as ``jobs.tune``."""
     check_digest(request, job)
-    report, told = Report(), 0.0
+    report, told = TuningProgress(), 0.0
 
     def progress(stage: str, done: int, total: int) -> None:
         nonlocal told

@@ -126,7 +126,7 @@ def _show(board: Any, slot: str, job: str, progress: Progress) -> None:
         progress(stage, done, total)
 
 
-class Crew:
+class ClusterWorkers:
     """A worker for every slot of the cluster, as its nodes come and go. A node must answer before it gets any."""
 
     def __init__(self, hire: Callable[[Hand], Worker]) -> None:
@@ -206,4 +206,4 @@ def work(database: Database, store: Store, name: str, stop: threading.Event) -> 
     def hire(hand: Hand) -> Worker:
         return Worker(database, store, tune_in(hand, store, board), name=f"{name}.{hand.slot.name}", gpu=hand.slot.gpu)
 
-    Crew(hire).run(stop)
+    ClusterWorkers(hire).run(stop)

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from lospmm.artifact.artifact import BIAS_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE, Artifact
 from lospmm_server.faults import RETRY_SECONDS
 from lospmm_server.problems import problem_response
-from lospmm_server.queries import Job, LayerState
+from lospmm_server.queries import JobRow, LayerState
 from lospmm_server.schemas import JobLinks, JobList, JobState, JobView, KernelLinks, LayerView, StageProgress
 
 JSON = "application/json"
@@ -98,7 +98,7 @@ def kernel_response(digest: str, files: Files, media_type: str) -> Response:
     return Response(cubin.content, 201, {**location, "ETag": cubin.etag, **cubin.disposition}, BINARY)
 
 
-def accepted(job: Job) -> Response:
+def accepted(job: JobRow) -> Response:
     """The answer to a POST whose kernels are not there yet: 202 with the job, or the problem it ended with."""
     if job.error is not None and job.kind == "kernel":
         return problem_response(job.error)
@@ -106,21 +106,21 @@ def accepted(job: Job) -> Response:
     return job_response(job, status, {"Location": job_url(job.id)})
 
 
-def job_response(job: Job, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def job_response(job: JobRow, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A ``schemas.JobView``, with Retry-After for as long as there is something to wait for."""
     retry = {} if job.is_ended else {"Retry-After": str(RETRY_SECONDS)}
     content = job_view(job).model_dump(mode="json")
     return JSONResponse(content, status, {**(headers or {}), **retry, "Cache-Control": "no-store"})
 
 
-def list_response(jobs: list[Job], following: int | None) -> Response:
+def list_response(jobs: list[JobRow], following: int | None) -> Response:
     """A ``schemas.JobList``."""
     listed = [job_view(job).model_copy(update={"layers": None}) for job in jobs]
     view = JobList(jobs=listed, next=None if following is None else str(following))
     return JSONResponse(view.model_dump(mode="json"), headers={"Cache-Control": "no-store"})
 
 
-def job_view(job: Job) -> JobView:
+def job_view(job: JobRow) -> JobView:
     url = job_url(job.id)
     has_kernel = job.kind == "kernel" and job.state == JobState.SUCCEEDED
     return JobView(

@@ -18,17 +18,17 @@ from fastapi import HTTPException
 from lospmm.store import Store
 from lospmm.tuning.request import Request, keep_matrix
 from lospmm_server import queries, queue
-from lospmm_server.beside import Crew
+from lospmm_server.beside import LocalWorkers
 from lospmm_server.database import Database
 from lospmm_server.events import Watch
 from lospmm_server.faults import DatabaseFault, Stopping
 from lospmm_server.keys import Keyring
 from lospmm_server.memory import forget_frames
 from lospmm_server.metrics import Metrics
-from lospmm_server.queries import Job
-from lospmm_server.queue import Model, Order
+from lospmm_server.queries import JobRow
+from lospmm_server.queue import KernelOrder, ModelOrder
 from lospmm_server.schemas import JobState
-from lospmm_server.shelf import Kept, Shelf
+from lospmm_server.shelf import Shelf, ShelvedKernel
 
 #: Uploads that are read at the same time: one may take 300 MB (benchmarks/serving/large.py).
 READERS = 1
@@ -49,7 +49,7 @@ class Service:
         self.shelf = Shelf(store)
         self.metrics = Metrics()
         self.watch = Watch(database)
-        self.crew = Crew(database, workers)
+        self.crew = LocalWorkers(database, workers)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")
         self._clerks = ThreadPoolExecutor(TRANSACTIONS, thread_name_prefix="database")
         self._counted: int | None = None  # the last event that is in the metrics
@@ -91,7 +91,7 @@ class Service:
             raise Stopping
         return await self._in(self._readers, lambda: _forgetful(read))
 
-    def order(self, request: Request, key: str, staged: Store | None = None) -> Order:
+    def order(self, request: Request, key: str, staged: Store | None = None) -> KernelOrder:
         """From any thread: the order of a settled request, with its matrix in the store where it is to be tuned; or in
         ``staged``, where more is to be known before anything is accepted.
 
@@ -103,9 +103,9 @@ class Service:
             queue.check_room(self.database, key, [digest])
             keep_matrix(request.problem.matrix, self.store, staged)
         gpu = request.problem.device.name if "gpu" in (options.measure, options.verify) else ""
-        return Order(digest, request.to_json(), gpu, is_kept)
+        return KernelOrder(digest, request.to_json(), gpu, is_kept)
 
-    def order_all(self, read: Callable[[Callable[[Request], Order]], Model], key: str) -> Model:
+    def order_all(self, read: Callable[[Callable[[Request], KernelOrder]], ModelOrder], key: str) -> ModelOrder:
         """``order`` for the layers of the model that ``read`` makes of them: of one that is refused nothing is kept."""
         with self.store.staging() as staged:
             model = read(lambda request: self.order(request, key, staged))
@@ -113,7 +113,7 @@ class Service:
             self.store.adopt(staged)
         return model
 
-    async def kernel(self, digest: str) -> Kept:
+    async def kernel(self, digest: str) -> ShelvedKernel:
         """A finished kernel. Raises HTTPException 404; one that was lost is then tuned again."""
         found = self.shelf.at_hand(digest) or await asyncio.to_thread(self.shelf.find, digest)
         if found is None:
@@ -122,14 +122,14 @@ class Service:
             raise HTTPException(404, f"{digest}: no kernel of this digest; {why}")
         return found
 
-    async def job(self, job_id: str) -> Job:
+    async def job(self, job_id: str) -> JobRow:
         """A job as it is now. Raises HTTPException 404."""
         job = await self.ask(queries.find_job, self.database, job_id)
         if job is not None and (job.kind == "model" or job.state != JobState.SUCCEEDED):
             return job
         kept = self.shelf.at_hand(job_id) or await asyncio.to_thread(self.shelf.find, job_id)
         if kept is not None:
-            return job or Job(id=job_id, kind="kernel", state=JobState.SUCCEEDED)
+            return job or JobRow(id=job_id, kind="kernel", state=JobState.SUCCEEDED)
         if job is not None:
             await self.ask(queue.requeue, self.database, job_id)
             job = await self.ask(queries.find_job, self.database, job_id)
@@ -137,7 +137,7 @@ class Service:
             raise HTTPException(404, f"{job_id}: no job of this id; post its matrix (again)")
         return job
 
-    async def wait_for(self, job_id: str, seconds: float) -> Job:
+    async def wait_for(self, job_id: str, seconds: float) -> JobRow:
         """The job once it has ended, or after so long, or when the service stops. Raises HTTPException 404."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds

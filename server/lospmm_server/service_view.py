@@ -7,22 +7,22 @@ from starlette.datastructures import UploadFile
 
 from lospmm.artifact.artifact import Artifact
 from lospmm_server import queries, queue
-from lospmm_server.queries import Job, LayerState
+from lospmm_server.queries import JobRow, LayerState
 from lospmm_server.schemas import PAGE, KernelQuery
 from lospmm_server.service import Service
 from lospmm_server.uploads import Received, read_request
-from lospmm_server.views import JobList, JobView, LayerView
+from lospmm_server.views import JobListPage, JobPage, LayerPage
 
 
 class ServiceView:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def jobs(self, state: str | None, cursor: int | None) -> JobList:
+    async def jobs(self, state: str | None, cursor: int | None) -> JobListPage:
         found, following = await self._service.ask(queries.page_of_jobs, self._service.database, state, cursor, PAGE)
-        return JobList(tuple(map(_job, found)), following)
+        return JobListPage(tuple(map(_job, found)), following)
 
-    async def job(self, job: str) -> JobView:
+    async def job(self, job: str) -> JobPage:
         return _job(await self._service.job(job))
 
     async def kernel(self, digest: str) -> Artifact:
@@ -37,10 +37,10 @@ class ServiceView:
         return order.digest
 
 
-def _job(job: Job) -> JobView:
+def _job(job: JobRow) -> JobPage:
     request: dict[str, Any] = dict(job.request)
     sizes = {name: request.get(name) for name in ("m", "k", "nnz", "n")}
-    return JobView(
+    return JobPage(
         id=job.id,
         kind=job.kind,
         state=job.state,
@@ -59,8 +59,8 @@ def _job(job: Job) -> JobView:
     )
 
 
-def _layer(layer: LayerState) -> LayerView:
-    return LayerView(
+def _layer(layer: LayerState) -> LayerPage:
+    return LayerPage(
         name=layer.name,
         state=layer.state,
         digest=layer.digest,

@@ -23,7 +23,7 @@ SHELF_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class Kept:
+class ShelvedKernel:
     """A kernel, its answers, and when it was last begun to be checked (time.monotonic)."""
 
     artifact: Artifact
@@ -40,11 +40,11 @@ class Shelf:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, ShelvedKernel] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
 
-    def at_hand(self, digest: str) -> Kept | None:
+    def at_hand(self, digest: str) -> ShelvedKernel | None:
         """What was checked lately, at once; None says nothing, and ``find`` then looks.
 
         The one who meets an old entry gets None and looks; those who come meanwhile are still served from memory.
@@ -60,7 +60,7 @@ class Shelf:
                 return None
             return kept
 
-    def find(self, digest: str) -> Kept | None:
+    def find(self, digest: str) -> ShelvedKernel | None:
         """The kernel from the store, every byte checked. Raises ToolchainFault where the disk fails."""
         checked = time.monotonic()
         artifact = jobs.find(digest, self._store)
@@ -70,9 +70,9 @@ class Shelf:
             if artifact is None:
                 return None
             if old is not None and old.artifact.files == artifact.files:
-                new = Kept(old.artifact, old.files, checked)
+                new = ShelvedKernel(old.artifact, old.files, checked)
             else:
-                new = Kept(artifact, files_of(digest, artifact), checked)
+                new = ShelvedKernel(artifact, files_of(digest, artifact), checked)
             if new.size <= SHELF_BYTES:
                 self._kept[digest] = new
                 self._size += new.size

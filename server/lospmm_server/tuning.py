@@ -7,7 +7,7 @@ from lospmm.tuning.request import Request
 
 
 @dataclass(slots=True)
-class Report:
+class TuningProgress:
     """How far a job is: its thread tells, the worker reads."""
 
     stage: str | None = None

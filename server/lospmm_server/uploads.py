@@ -92,7 +92,7 @@ def bias_of(upload: UploadFile) -> NDArray[np.floating]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedKernel:
     """All of a request but its matrix."""
 
     n: int
@@ -102,7 +102,7 @@ class Wanted:
     options: Options
     seed: int
 
-    def with_bias(self, bias: NDArray[np.floating]) -> "Wanted":
+    def with_bias(self, bias: NDArray[np.floating]) -> "WantedKernel":
         """Raises BadRequest for what is not a row of finite numbers."""
         return replace(self, epilogue=epilogue_of(bias, relu=self.epilogue.relu, residual=self.epilogue.residual))
 
@@ -112,7 +112,7 @@ class Wanted:
         return TuningRequest(problem, self.options, file.values, self.seed).settled(settings().worker_gpu)
 
 
-def wanted_of(query: TuningQuery) -> Wanted:
+def wanted_of(query: TuningQuery) -> WantedKernel:
     """Raises BadRequest and Unsupported."""
     convolution = None if query.conv is None else parse_convolution(query.conv)
     n = columns_of(query.n, convolution)
@@ -127,7 +127,7 @@ def wanted_of(query: TuningQuery) -> Wanted:
         families=query.families,
         cache=query.cache,
     )
-    return Wanted(n, convolution, epilogue, _device(query.device), options, query.seed)
+    return WantedKernel(n, convolution, epilogue, _device(query.device), options, query.seed)
 
 
 def has_gpu() -> bool:

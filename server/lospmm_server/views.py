@@ -16,7 +16,7 @@ STATES = (*PENDING, "succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerView:
+class LayerPage:
     """A layer of a model; one that could not be read has no digest and no sizes, and a problem in ``error``."""
 
     name: str
@@ -31,7 +31,7 @@ class LayerView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
+class JobPage:
     """The job of a kernel or of a model, whose ``layers`` may be left out in lists."""
 
     id: str
@@ -51,7 +51,7 @@ class JobView:
     nnz: int | None = None
     n: int | None = None
     device: str = ""
-    layers: tuple[LayerView, ...] = ()
+    layers: tuple[LayerPage, ...] = ()
 
     @property
     def is_pending(self) -> bool:
@@ -75,20 +75,20 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
-class JobList:
+class JobListPage:
     """``following`` is the cursor of the next page; None on the last."""
 
-    jobs: tuple[JobView, ...]
+    jobs: tuple[JobPage, ...]
     following: int | None
 
 
 class View(Protocol):
     """Methods raise what ``problems`` describes: HTTPException 404 for what there is not, DatabaseFault, Busy."""
 
-    async def jobs(self, state: str | None, cursor: int | None) -> JobList:
+    async def jobs(self, state: str | None, cursor: int | None) -> JobListPage:
         """A page of what was posted, the newest first; of one state, and those after ``cursor``."""
 
-    async def job(self, job: str) -> JobView:
+    async def job(self, job: str) -> JobPage:
         """A kernel's job, or a model's with its layers."""
 
     async def kernel(self, digest: str) -> Artifact:

@@ -28,8 +28,8 @@ from lospmm_server.faults import DatabaseFault, OutOfTime
 from lospmm_server.leases import BEAT_SECONDS, Lookout
 from lospmm_server.logs import about_job
 from lospmm_server.problems import describe
-from lospmm_server.queue import Claim, Verdict
-from lospmm_server.tuning import Report, check_digest
+from lospmm_server.queue import Claim, JobVerdict
+from lospmm_server.tuning import TuningProgress, check_digest
 
 #: How often a worker without a job asks for one, and how often one with a job looks whether it goes on.
 POLL_SECONDS = 0.2
@@ -55,11 +55,11 @@ class Died(Exception):
 
 
 @dataclass(slots=True)
-class Work:
+class RunningJob:
     """A job in its thread."""
 
     claim: Claim
-    report: Report = field(default_factory=Report)
+    report: TuningProgress = field(default_factory=TuningProgress)
     cancel: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     outcome: "Future[queue.Json]" = field(default_factory=Future)
@@ -111,7 +111,7 @@ class Worker:
                 stop.wait(POLL_SECONDS)
             else:
                 with about_job(claim.digest):
-                    self._work(Work(claim), stop)
+                    self._work(RunningJob(claim), stop)
 
     def _look_after_others(self) -> None:
         for digest in self._lookout.release_expired(self._database):
@@ -120,7 +120,7 @@ class Worker:
             self._tidied = time.monotonic()
             retention.forget(self._database)
 
-    def _work(self, work: Work, stop: threading.Event) -> None:
+    def _work(self, work: RunningJob, stop: threading.Event) -> None:
         digest, deadline = work.claim.digest, time.monotonic() + settings().job_seconds
         _log.info("the job begins, attempt %d", work.claim.attempts)
         threading.Thread(target=self._run, args=(work,), name=f"tune-{digest[:8]}", daemon=True).start()
@@ -132,16 +132,16 @@ class Worker:
             if time.monotonic() > deadline and not work.cancel.is_set():
                 work.is_late = True
                 work.cancel.set()
-            if self._look(work) is not Verdict.GO_ON:
+            if self._look(work) is not JobVerdict.GO_ON:
                 work.cancel.set()
         self._write_down(work, stop)
 
-    def _run(self, work: Work) -> None:
+    def _run(self, work: RunningJob) -> None:
         """In a thread of its own: the outcome is the data of the event, or what was raised."""
         with about_job(work.claim.digest):
             self._try(work)
 
-    def _try(self, work: Work) -> None:
+    def _try(self, work: RunningJob) -> None:
         try:
             is_kept = jobs.find(work.claim.digest, self._store) is not None
             artifact = self._tune(work.claim, work.report, work.cancel)
@@ -152,7 +152,7 @@ class Worker:
         finally:
             work.done.set()
 
-    def _look(self, work: Work) -> Verdict:
+    def _look(self, work: RunningJob) -> JobVerdict:
         """Say that we live where it is time to, or that there is progress; and what the row says of the job."""
         progress, now = work.report.progress, time.monotonic()
         try:
@@ -163,9 +163,9 @@ class Worker:
             return verdict
         except DatabaseFault as error:
             _log.warning("the job goes on without the database: %s", error)
-            return Verdict.GO_ON
+            return JobVerdict.GO_ON
 
-    def _write_down(self, work: Work, stop: threading.Event) -> None:
+    def _write_down(self, work: RunningJob, stop: threading.Event) -> None:
         """The end of the job, however long the database is away; without it the job would be done again."""
         while True:
             try:
@@ -177,7 +177,7 @@ class Worker:
                     return
                 self._wait_for_database(error, stop)
 
-    def _end(self, work: Work, stop: threading.Event) -> None:
+    def _end(self, work: RunningJob, stop: threading.Event) -> None:
         claim = work.claim
         if not work.done.is_set():  # it did not stop in time
             queue.give_back(self._database, claim)

@@ -20,7 +20,7 @@ from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.tuning.outcome import tile_map
 from lospmm.tuning.search import Choice, search
-from lospmm.tuning.trial import Trialled
+from lospmm.tuning.trial import Trial
 from tests.space.test_explore import random_matrix
 
 
@@ -71,7 +71,7 @@ def test_the_shortlist_has_its_scores_and_the_winner_is_its_first() -> None:
 
 def test_a_winner_that_only_timing_found_has_its_score() -> None:
     neighbour = replace(CHOICE.winner, schedule=replace(CHOICE.winner.schedule, lockstep=0))
-    trial = Trialled(neighbour, 1.25, Measurement(Timing(9.0, 0.01, 15), 2e-7, None))
+    trial = Trial(neighbour, 1.25, Measurement(Timing(9.0, 0.01, 15), 2e-7, None))
     found = tile_map(replace(CHOICE, winner=neighbour, trials=(trial,)))
     assert (found.winner.score, found.winner.lockstep) == (1.25, 0)
     assert found.winner not in found.shortlist

@@ -22,7 +22,7 @@ from lospmm.problem.problem import Problem
 from lospmm.store import Store
 from lospmm.tuning.build import for_emitter
 from lospmm.tuning.job import TRIALS
-from lospmm.tuning.session import Workshop
+from lospmm.tuning.session import Session
 from lospmm_datasets.synthetic import uniform
 from tests.fixtures import machine_gpu
 from tests.gpu.test_bench import gate_library
@@ -54,12 +54,12 @@ class Shop:
 
 
 @pytest.fixture
-def shop(gate_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
+def shop(gate_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
     sizes = [str(size) for size in (M, K, N)]
     command = (sys.executable, "-P", machine_gpu.__file__, str(gate_library), "no libraries", *sizes)
     with Bench(problem(), command=command) as bench:
-        yield cast(Workshop, Shop(bench))
+        yield cast(Session, Shop(bench))
 
 
 def problem() -> Problem:
@@ -74,7 +74,7 @@ def table_of(pool: EmissionPool) -> Table:
 
 
 def test_every_way_chooses_and_what_it_chose_is_timed_in_turns(
-    shop: Workshop, store: Store, monkeypatch: pytest.MonkeyPatch
+    shop: Session, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choices, "choose_by_time", _briefly)
     with EmissionPool(1) as pool:

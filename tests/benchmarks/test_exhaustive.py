@@ -21,7 +21,7 @@ from lospmm.gpu import bench as measure
 from lospmm.gpu.bench import Bench
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
 from tests.fixtures import machine_gpu
@@ -98,7 +98,7 @@ def test_thinning_keeps_the_front_and_the_ends(count: int, room: int) -> None:
 
 
 def test_a_point_is_a_candidate_without_its_tiling(prepared: Prepared) -> None:
-    one = Candidate(TileSize(4, 64), Schedule(8, None, 2, 128, 4), prepared.spread[0].tiling)
+    one = UnrolledPlan(TileSize(4, 64), Schedule(8, None, 2, 128, 4), prepared.spread[0].tiling)
     assert parts_of(point_of(one)) == (one.tile, one.schedule)
 
 
@@ -116,6 +116,6 @@ def test_spreading_loses_nothing(count: int) -> None:
 
 def test_a_candidate_that_cannot_be_built_says_why(prepared: Prepared, pool: EmissionPool) -> None:
     tiling = prepared.spread[0].tiling
-    odd = Candidate(TileSize(tiling.size_limit, 32), Schedule(4, split_k=2), tiling)
+    odd = UnrolledPlan(TileSize(tiling.size_limit, 32), Schedule(4, split_k=2), tiling)
     (built,) = [kernel for _, kernel in pool.build(prepared.problem, [odd])]
     assert isinstance(built, (Kernel, str))

@@ -12,9 +12,9 @@ from benchmarks.families_searched import joined, line_of, prepare, problems_of, 
 from benchmarks.families_table import ROUNDED, Record
 from lospmm.errors import BadRequest
 from lospmm.gpu.bench import Bench
-from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, words_of
+from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, lanes_of
 from lospmm.store import Store
-from lospmm.tuning.builders import Crew
+from lospmm.tuning.builders import BuilderPool
 from lospmm.tuning.search import POLICY
 
 CASE = Case("shapes", "128 x 96, 98% zeros", (128, 96, 0.98), 1024, "float16", "h200")
@@ -23,15 +23,15 @@ BOTH = ("float32", "16")
 
 def test_a_row_for_each_kind_of_sum() -> None:
     found = problems_of(CASE, BOTH)
-    assert {row: words_of(problem) for row, problem in found.items()} == {UNROLLED: NARROW, ROUNDED: PAIRS}
+    assert {row: lanes_of(problem) for row, problem in found.items()} == {UNROLLED: NARROW, ROUNDED: PAIRS}
     assert set(problems_of(CASE, ("float32",))) == {UNROLLED}
     tf32 = Case(CASE.set, CASE.name, CASE.source, CASE.n, "tf32", CASE.device)
-    assert {row: words_of(problem) for row, problem in problems_of(tf32, BOTH).items()} == {UNROLLED: SINGLE}
+    assert {row: lanes_of(problem) for row, problem in problems_of(tf32, BOTH).items()} == {UNROLLED: SINGLE}
 
 
 def test_a_search_by_time_is_timed_beside_dense(tmp_path: Path) -> None:
     command = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
-    with Crew(2) as crew, Bench(problem_of(CASE), command=command) as bench:
+    with BuilderPool(2) as crew, Bench(problem_of(CASE), command=command) as bench:
         line = line_of(CASE, prepare(CASE, BOTH), bench, crew, Store(tmp_path))
     assert set(line["families"]) == {UNROLLED, ROUNDED}
     assert line["baselines"] == {"cublas_fp16": {"micros": 100.0}}

@@ -12,7 +12,7 @@ from lospmm_datasets.networks import (
     NEAR,
     SPREADS,
     Mask,
-    Wanted,
+    WantedPattern,
     channels_first,
     depth_sparsities,
     drawn,
@@ -55,12 +55,12 @@ def test_densities_that_there_are_not() -> None:
     with pytest.raises(BadRequest, match=r"sparsity 1\.5"):
         depth_sparsities(1.5, 1)
     with pytest.raises(BadRequest, match="10 columns of 9 taps"):
-        drawn(Wanted(4, 10, 0.5, 9), SPREADS["magnitude"], 0)
+        drawn(WantedPattern(4, 10, 0.5, 9), SPREADS["magnitude"], 0)
 
 
 @given(st.integers(1, 20), st.integers(1, 12), st.sampled_from([1, 4, 9]), st.floats(0, 1), st.integers(0, 9))
 def test_drawn_patterns_have_their_sparsity(m: int, channels: int, taps: int, sparsity: float, seed: int) -> None:
-    wanted = Wanted(m, channels * taps, sparsity, taps)
+    wanted = WantedPattern(m, channels * taps, sparsity, taps)
     pattern = drawn(wanted, SPREADS["learned"], seed)
     assert pattern.mask.shape == (m, channels * taps)
     assert int(pattern.mask.sum()) == round((1 - sparsity) * pattern.mask.size)
@@ -78,9 +78,9 @@ def test_drawn_patterns_have_their_sparsity(m: int, channels: int, taps: int, sp
 )
 def test_drawn_patterns_are_as_uneven_as_real_ones(spread: str, named: str, apart: float) -> None:
     (one,) = (one for one in real_patterns(DATA) if named in one.name)
-    like = real([one], Wanted(one.m, one.k, one.sparsity))
+    like = real([one], WantedPattern(one.m, one.k, one.sparsity))
     assert like is not None
-    pattern = drawn(Wanted(one.m, one.k, one.sparsity), SPREADS[spread], 0)
+    pattern = drawn(WantedPattern(one.m, one.k, one.sparsity), SPREADS[spread], 0)
     for axis in (0, 1):
         assert unevenness(pattern.mask.sum(axis)) == pytest.approx(unevenness(like.mask.sum(axis)), abs=apart)
 
@@ -101,7 +101,7 @@ def test_taps_come_last_in_every_real_convolution() -> None:
     found = [one for one in real_patterns(DATA) if "bottleneck_2" in one.name or "3x3" in one.name]
     assert {one.path.suffix for one in found} == {".smtx", ".npz"}
     for one in found:
-        pattern = real([one], Wanted(one.m, one.k, one.sparsity, 9))
+        pattern = real([one], WantedPattern(one.m, one.k, one.sparsity, 9))
         assert pattern is not None
         counts = pattern.mask.sum(0).astype(float)
         by_channel = counts.reshape(-1, 9).mean(1).var() / counts.var()
@@ -111,14 +111,14 @@ def test_taps_come_last_in_every_real_convolution() -> None:
 @needs_data
 def test_the_nearest_real_pattern_and_then_its_like() -> None:
     found = real_patterns(DATA)
-    wanted = Wanted(256, 1024, 0.95)
+    wanted = WantedPattern(256, 1024, 0.95)
     first, second = real(found, wanted, 0), real(found, wanted, 1)
     assert first is not None and second is not None
     assert first.origin.endswith("magnitude_pruning/0.95/bottleneck_1_block_group3_1_1.smtx")
     assert second.origin.startswith(first.origin) and not np.array_equal(first.mask, second.mask)
     assert kinds(first.mask, 1) == kinds(second.mask, 1)
     assert first.sparsity == pytest.approx(0.95, abs=1e-4)
-    assert real(found, Wanted(256, 1024, 0.5)) is None
+    assert real(found, WantedPattern(256, 1024, 0.5)) is None
     assert not [one for one in found if "random" in one.name]
 
 
@@ -126,7 +126,7 @@ def test_a_folder_of_patterns(tmp_path: Path) -> None:
     assert real_patterns(tmp_path) == real_patterns(tmp_path / "none") == ()
     (tmp_path / "a.smtx").write_bytes(smtx(np.array([[0, 1, 0, 0], [1, 0, 0, 1]])))
     (one,) = real_patterns(tmp_path)
-    pattern = real([one], Wanted(2, 4, one.sparsity + NEAR / 2, 2))
+    pattern = real([one], WantedPattern(2, 4, one.sparsity + NEAR / 2, 2))
     assert pattern is not None and pattern.origin == "a.smtx"
     assert pattern.mask.tolist() == [[False, False, True, False], [True, False, False, True]]
-    assert real([one], Wanted(2, 4, one.sparsity + 2 * NEAR, 2)) is None
+    assert real([one], WantedPattern(2, 4, one.sparsity + 2 * NEAR, 2)) is None

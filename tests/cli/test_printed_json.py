@@ -7,7 +7,7 @@ import pytest
 
 from lospmm.cli.show import show_comparison
 from lospmm.gpu.clocks import Clocks
-from lospmm.gpu.compare import Bound, Comparison
+from lospmm.gpu.compare import Comparison, Roofline
 from lospmm.gpu.libraries import BaselineTime, VariantTime
 from lospmm.gpu.timing import Timing
 from tests.docs.pages import ROOT, names, printed_fields, rows, section
@@ -27,7 +27,7 @@ def described(heading: str) -> list[str]:
 def test_bench(capsys: pytest.CaptureFixture[str]) -> None:
     baseline = BaselineTime("cusparse", "cuSPARSE 12", (FAST, SLOW), None)
     clocks = Clocks(1980, 3201, 40, ())
-    found = Comparison("a GPU", "cold", 2, TIMING, 1e-7, 0.01, Bound(1.0, "memory"), {"cusparse": baseline}, clocks)
+    found = Comparison("a GPU", "cold", 2, TIMING, 1e-7, 0.01, Roofline(1.0, "memory"), {"cusparse": baseline}, clocks)
     show_comparison(found, {"name": "kernel"}, as_json=True)
     printed = json.loads(capsys.readouterr().out)
     printed["baselines"] = list(printed["baselines"].values())

@@ -16,7 +16,7 @@ from lospmm.codegen.lower import lower
 from lospmm.matrix.csr import from_dense
 from lospmm.matrix.npz import write_npz
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain import discover
 from lospmm.tuning import build, jobs
@@ -353,7 +353,7 @@ def test_a_wrong_kernel_is_not_written(
     assert lospmm_command(*tune, "--n", 9).status == 0
     before = artifact.read(tmp_path / "out")
 
-    def wrong(problem: Problem, winner: Candidate) -> KernelProgram:
+    def wrong(problem: Problem, winner: UnrolledPlan) -> KernelProgram:
         return lower(replace(problem, matrix=from_dense(WEIGHTS * 2)), winner)
 
     monkeypatch.setattr(build, "lower", wrong)

@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import Fma, KernelProgram, Load, Op, Store, instructions
+from lospmm.codegen.ir import Fma, KernelProgram, LoadRow, Op, StoreRow, instructions
 from lospmm.codegen.lower import lower
 from lospmm.codegen.schedule import tile_programs
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import COLUMN_GROUPS, Candidate, Schedule, TileSize
+from lospmm.space.candidates import COLUMN_GROUPS, Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 
 
@@ -36,7 +36,7 @@ schedules = st.builds(
 def test_a_lowered_kernel_is_the_product(matrix: SparseMatrix, schedule: Schedule, rows: int, natural: bool) -> None:
     tiling = natural_order(matrix, rows) if natural else regroup(matrix, [rows])[rows]
     problem = Problem(matrix, 5, DEVICES["h200"])
-    program = lower(problem, Candidate(TileSize(rows, 32), schedule, tiling))
+    program = lower(problem, UnrolledPlan(TileSize(rows, 32), schedule, tiling))
     b = np.random.default_rng(0).normal(size=(matrix.k, 5)).astype(np.float32)
     c = interpret(program, b)  # what no Store wrote is NaN
     exact = matrix.to_scipy().astype(np.float64) @ b.astype(np.float64)
@@ -57,12 +57,12 @@ def test_loads_stay_ahead_and_no_buffer_is_overwritten_before_its_last_use(
     expected = iter(sorted((int(k), int(r)) for r, k in zip(matrix.rows_of_nonzeros(), matrix.indices, strict=True)))
     for instruction in instructions(program):
         match instruction:
-            case Load(buffer, k):
+            case LoadRow(buffer, k):
                 holds[buffer] = k
             case Fma(accumulator, buffer, weight):
                 assert (holds[buffer], int(rows[accumulator])) == next(expected)
                 assert weight != 0
-            case Store():
+            case StoreRow():
                 assert next(expected, None) is None
     assert program.count(Op.LOAD) == len(set(matrix.indices.tolist()))
     assert program.count(Op.FMA) == matrix.nnz
@@ -86,7 +86,7 @@ def test_empty_rows_are_stored_64_a_block_without_accumulators() -> None:
     dense = np.zeros((150, 4))
     dense[7] = 1.0
     matrix = from_dense(dense)
-    candidate = Candidate(TileSize(8, 32), Schedule(4), regroup(matrix, [8])[8])
+    candidate = UnrolledPlan(TileSize(8, 32), Schedule(4), regroup(matrix, [8])[8])
     program = lower(Problem(matrix, 3, DEVICES["h200"]), candidate)
     assert [tile.accumulators for tile in program.tiles] == [1, 0, 0, 0]
     assert [len(tile.code) for tile in program.tiles[1:]] == [64, 64, 21]
@@ -94,7 +94,7 @@ def test_empty_rows_are_stored_64_a_block_without_accumulators() -> None:
 
 def test_two_kernels_of_one_candidate_are_equal() -> None:
     matrix = from_dense(np.eye(6))
-    candidate = Candidate(TileSize(2, 32), Schedule(4), regroup(matrix, [2])[2])
+    candidate = UnrolledPlan(TileSize(2, 32), Schedule(4), regroup(matrix, [2])[2])
     problem = Problem(matrix, 3, DEVICES["h200"])
     one, other = lower(problem, candidate), lower(problem, candidate)
     assert isinstance(one, KernelProgram) and one == other and hash(one) == hash(other)

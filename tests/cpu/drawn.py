@@ -13,7 +13,7 @@ from lospmm.codegen.lower import lower
 from lospmm.matrix.csr import SparseMatrix, from_coo, from_csr
 from lospmm.problem.device import find_device
 from lospmm.problem.problem import MAX_COLUMNS, Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.toolchain.discover import find_host_compiler
 
@@ -58,7 +58,7 @@ def kernels(draw: st.DrawFn) -> tuple[Problem, KernelProgram]:
     rows, cols = draw(st.integers(1, matrix.m)), draw(st.sampled_from([1, 3, 32, 128]))
     tiling = regroup(matrix, [rows])[rows] if draw(st.booleans()) else natural_order(matrix, rows)
     problem = Problem(matrix, n, DEVICE)
-    program = lower(problem, Candidate(TileSize(rows, cols), draw(schedules), tiling))
+    program = lower(problem, UnrolledPlan(TileSize(rows, cols), draw(schedules), tiling))
     sizes = draw(st.sampled_from([{}, {"n": None}, {"cols": None}, {"n": None, "cols": None}]))
     return problem, replace(program, **sizes)
 
@@ -74,5 +74,5 @@ def two_tiles(language: str) -> tuple[Problem, KernelProgram, Emission]:
     matrix = random_matrix(8, 16, density=0.5)
     matrix = from_csr((9, 16), np.append(matrix.indptr, matrix.nnz), matrix.indices, matrix.data)
     problem = Problem(matrix, 40, DEVICE)
-    program = lower(problem, Candidate(TileSize(4, 32), Schedule(prefetch=3), natural_order(matrix, 4)))
+    program = lower(problem, UnrolledPlan(TileSize(4, 32), Schedule(prefetch=3), natural_order(matrix, 4)))
     return problem, program, emit(program, language, ARCH)

@@ -15,7 +15,7 @@ from lospmm.problem.convolution import Convolution, unfold
 from lospmm.problem.device import find_device
 from lospmm.problem.epilogue import Epilogue, epilogue_of
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 
 DEVICE = find_device("h200")
@@ -104,7 +104,7 @@ def layers(draw: st.DrawFn, *, splits: tuple[int, ...] = (1,), is_convolution: b
         column_group=draw(st.integers(0, 3)),
         split_k=split,
     )
-    candidate = Candidate(TileSize(rows, draw(st.sampled_from([3, 32, 64]))), schedule, natural_order(matrix, rows))
+    candidate = UnrolledPlan(TileSize(rows, draw(st.sampled_from([3, 32, 64]))), schedule, natural_order(matrix, rows))
     return layer_of(problem, lower(problem, candidate), seed)
 
 

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import Opcode
-from lospmm.codegen.sass.machine import ENTRY, PEER_BYTES, Entry, MachineCode
+from lospmm.codegen.sass.machine import ENTRY, PEER_BYTES, EntryRegisters, MachineCode
 from lospmm.cpu.cluster import SHARED_BYTES
 from lospmm.cpu.geometry import Geometry
 from lospmm.cpu.hazards import ARRIVE_CYCLES
@@ -22,7 +22,7 @@ COLUMNS = np.array([0, 3, 8, 9, 15])  # 0 and 8 are thread 0 of two blocks; the 
 B = np.random.default_rng(0).uniform(-1.0, 1.0, (4, len(COLUMNS))).astype(np.float32)
 
 #: The registers that the code below names.
-REGISTERS = Entry(b=2, c=4, descriptor=ENTRY.descriptor, peers=6, mailbox=0)
+REGISTERS = EntryRegisters(b=2, c=4, descriptor=ENTRY.descriptor, peers=6, mailbox=0)
 
 ONE, SCOREBOARD = 0x3F800000, 5
 

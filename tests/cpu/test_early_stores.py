@@ -17,15 +17,15 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from tests.cpu.drawn import random_matrix
 
 H200 = DEVICES["h200"]
 
 
-def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> Candidate:
-    return Candidate(TileSize(rows, cols), Schedule(**{"prefetch": 8, **axes}), natural_order(problem.matrix, rows))
+def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> UnrolledPlan:
+    return UnrolledPlan(TileSize(rows, cols), Schedule(**{"prefetch": 8, **axes}), natural_order(problem.matrix, rows))
 
 
 @settings(deadline=None, max_examples=30)

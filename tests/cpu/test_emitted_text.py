@@ -20,7 +20,7 @@ from lospmm.errors import Unsupported
 from lospmm.problem.accuracy import SUM_ROUNDING
 from lospmm.problem.operands import draw_b
 from lospmm.problem.problem import MAX_COLUMNS, Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from tests.cpu.drawn import ARCH, DEVICE, LANGUAGES, kernels, random_matrix
 
@@ -68,7 +68,7 @@ def test_ptx_dispatches_a_proxy(kernel: tuple[Problem, KernelProgram], data: st.
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_proxy_leaves_rows_of_c_unwritten(language: str) -> None:
     problem = Problem(random_matrix(12, 9, density=0.4), 50, DEVICE)
-    program = lower(problem, Candidate(TileSize(3, 32), Schedule(4), natural_order(problem.matrix, 3)))
+    program = lower(problem, UnrolledPlan(TileSize(3, 32), Schedule(4), natural_order(problem.matrix, 3)))
     assert_bits_equal(problem, replace(program, dispatch=(0, 2, 2, 0, 2)), language)
 
 
@@ -78,7 +78,7 @@ def test_rows_far_apart(language: str) -> None:
     matrix = random_matrix(60, 70, density=0.2)
     problem = Problem(matrix, 20_000_001, DEVICE)
     assert matrix.m * problem.n * 4 > 2**32
-    program = lower(problem, Candidate(TileSize(7, 128), Schedule(6), natural_order(matrix, 7)))
+    program = lower(problem, UnrolledPlan(TileSize(7, 128), Schedule(6), natural_order(matrix, 7)))
     assert_bits_equal(problem, program, language)
     assert_bits_equal(problem, replace(program, n=None), language)
 
@@ -86,7 +86,7 @@ def test_rows_far_apart(language: str) -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_run_time_row_may_be_longer_than_32_bits_of_bytes(language: str) -> None:
     problem = Problem(random_matrix(6, 7, density=0.5), MAX_COLUMNS, DEVICE)
-    program = lower(problem, Candidate(TileSize(3, 128), Schedule(2), natural_order(problem.matrix, 3)))
+    program = lower(problem, UnrolledPlan(TileSize(3, 128), Schedule(2), natural_order(problem.matrix, 3)))
     assert_bits_equal(problem, program, language)
     assert_bits_equal(problem, replace(program, n=None), language, n=2**31 + 3)
 
@@ -95,7 +95,7 @@ def test_a_large_kernel_is_verified_in_seconds() -> None:
     """A hundred thousand multiply-adds; the time of the processor, since tests run beside each other."""
     matrix = random_matrix(500, 1000, density=0.2)
     problem = Problem(matrix, 50_176, DEVICE)
-    program = lower(problem, Candidate(TileSize(20, 128), Schedule(8), natural_order(matrix, 20)))
+    program = lower(problem, UnrolledPlan(TileSize(20, 128), Schedule(8), natural_order(matrix, 20)))
     emission = emit(program, "ptx", ARCH)
     started = process_time()
     assert verify_on_cpu(problem, program, emission).columns == 60
@@ -104,7 +104,7 @@ def test_a_large_kernel_is_verified_in_seconds() -> None:
 
 def test_a_language_without_a_runtime_is_unsupported() -> None:
     problem = Problem(random_matrix(2, 2, density=1.0), 4, DEVICE)
-    program = lower(problem, Candidate(TileSize(2, 32), Schedule(1), natural_order(problem.matrix, 2)))
+    program = lower(problem, UnrolledPlan(TileSize(2, 32), Schedule(1), natural_order(problem.matrix, 2)))
     emission: Any = replace(emit(program, "ptx", ARCH), language="wasm")
     with pytest.raises(Unsupported, match=r"'wasm'.*sass, ptx, cuda"):
         verify_on_cpu(problem, program, emission)

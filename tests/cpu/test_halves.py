@@ -21,7 +21,7 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.device import find_device
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup
 from lospmm.tuning.build import for_emitter
 from lospmm_datasets.synthetic import uniform
@@ -34,7 +34,7 @@ def kernel_of(matrix: SparseMatrix, n: int, schedule: Schedule, number: str, pip
     """The program over words and its machine code over pairs."""
     problem = for_emitter(Problem(matrix, n // 2, find_device("h200")), "sass")
     tile = TileSize(5, 32)
-    program = lower(problem, Candidate(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
+    program = lower(problem, UnrolledPlan(tile, schedule, regroup(matrix, [tile.rows])[tile.rows]))
     machine = emit(program, "sm_90").machine
     assert machine is not None
     return program, packed(machine, DTYPES[number], pipes, reuse=len(pipes) == 1)

@@ -14,7 +14,7 @@ from lospmm.codegen.interpret import interpret
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.form import PT, Opcode, blank
-from lospmm.codegen.sass.machine import Entry
+from lospmm.codegen.sass.machine import EntryRegisters
 from lospmm.cpu import execute
 from lospmm.cpu.geometry import geometry_of
 from lospmm.cpu.verify import verify_on_cpu
@@ -22,7 +22,7 @@ from lospmm.errors import Unsupported, VerificationFailed
 from lospmm.problem.convolution import Convolution, unfold
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.toolchain import cubin
 from lospmm.toolchain.discover import find_host_compiler
@@ -89,7 +89,7 @@ def fixed() -> tuple[Problem, KernelProgram]:
     matrix = drawn_matrix(9, WINDOW.k, 0.4, seed=8)
     bias = np.random.default_rng(3).uniform(-2.0, -0.5, matrix.m)
     problem = Problem(matrix, WINDOW.n, DEVICE, WINDOW, epilogue_of(bias, relu=True, residual=True))
-    candidate = Candidate(TileSize(4, 32), Schedule(prefetch=6), natural_order(matrix, 4))
+    candidate = UnrolledPlan(TileSize(4, 32), Schedule(prefetch=6), natural_order(matrix, 4))
     return problem, lower(problem, candidate)
 
 
@@ -220,14 +220,14 @@ def test_large_layers(convolution: Convolution, rows: int, language: str) -> Non
     matrix = drawn_matrix(rows, convolution.k, 0.1, seed=4)
     bias = np.linspace(-1, 1, rows)
     problem = Problem(matrix, convolution.n, DEVICE, convolution, epilogue_of(bias, relu=True, residual=True))
-    candidate = Candidate(TileSize(rows, 96), Schedule(prefetch=24, lockstep=64), natural_order(matrix, rows))
+    candidate = UnrolledPlan(TileSize(rows, 96), Schedule(prefetch=24, lockstep=64), natural_order(matrix, rows))
     program = lower(problem, candidate)
     verification = verify_on_cpu(problem, program, emit(program, language, ARCH))
     assert verification.max_relative_error < 1e-6
 
 
 @st.composite
-def entries(draw: st.DrawFn, entry: Entry) -> Entry:
+def entries(draw: st.DrawFn, entry: EntryRegisters) -> EntryRegisters:
     """The registers of ``entry`` elsewhere: pairs aligned, none twice, beyond those of a tile too."""
     pairs = draw(st.permutations(range(0, 24, 2)))
     singles = draw(st.permutations([register for pair in pairs[4:] for register in (pair, pair + 1)]))
@@ -252,7 +252,7 @@ def test_a_prologue_may_have_addresses_in_other_registers(
     epilogue = epilogue_of(np.linspace(-1, 1, 7), relu=True, residual=True)
     problem = Problem(matrix, convolution.n, DEVICE, convolution, epilogue)
     schedule = Schedule(prefetch=5, split_k=split_k, lockstep=8)
-    program = lower(problem, Candidate(TileSize(7, 32), schedule, natural_order(matrix, 7)))
+    program = lower(problem, UnrolledPlan(TileSize(7, 32), schedule, natural_order(matrix, 7)))
     emission = emit(program, "sass", ARCH)
     assert emission.machine is not None
     entry = data.draw(entries(emission.machine.entry))

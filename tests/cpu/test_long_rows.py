@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lospmm.codegen import emit
 from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import Fma, Fold, KernelProgram, Op, Store, instructions
+from lospmm.codegen.ir import Fma, Fold, KernelProgram, Op, StoreRow, instructions
 from lospmm.codegen.lower import lower
 from lospmm.cpu import execute
 from lospmm.cpu.geometry import geometry_of
@@ -18,7 +18,7 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.long_rows import chain_limits
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Candidates, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.registers import forecast_of_candidate, forecast_of_each, forecast_registers, prefetch_of
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.toolchain.discover import find_host_compiler
@@ -55,7 +55,7 @@ def uneven(m: int, k: int, seed: int = 0) -> SparseMatrix:
 def lowered(matrix: SparseMatrix, rows: int, n: int = 64, **axes: int) -> tuple[Problem, KernelProgram]:
     problem = Problem(matrix, n, H200)
     schedule = Schedule(**{"prefetch": 24, **axes})
-    return problem, lower(problem, Candidate(TileSize(rows, 32), schedule, regroup(matrix, [rows])[rows]))
+    return problem, lower(problem, UnrolledPlan(TileSize(rows, 32), schedule, regroup(matrix, [rows])[rows]))
 
 
 def error_of(program: KernelProgram, matrix: SparseMatrix, b: NDArray[np.float32]) -> float:
@@ -85,7 +85,7 @@ def test_no_chain_is_longer_than_its_limit(axes: dict[str, int]) -> None:
     assert 1 < np.isfinite(limits).sum() < 30
     folds = 0
     for tile in program.tiles:
-        stored = [one.row for one in instructions(tile) if isinstance(one, Store)]
+        stored = [one.row for one in instructions(tile) if isinstance(one, StoreRow)]
         longest = np.zeros(tile.accumulators, int)
         lengths = np.zeros(tile.accumulators, int)
         for one in instructions(tile):
@@ -97,7 +97,7 @@ def test_no_chain_is_longer_than_its_limit(axes: dict[str, int]) -> None:
                     folds += 1
                     assert lengths[second] > 0 and accumulator < second
                     lengths[second] = 0
-                case Store():
+                case StoreRow():
                     lengths[:] = 0
         assert stored
         if not axes:
@@ -189,7 +189,7 @@ def test_registers_are_forecast_with_second_accumulators(rows: int, prefetch: in
     matrix = uneven(60, 2500)
     schedule = Schedule(prefetch, split_k=split)
     problem = Problem(matrix, 64, H200)
-    candidate = Candidate(TileSize(rows, 32), schedule, natural_order(matrix, rows))
+    candidate = UnrolledPlan(TileSize(rows, 32), schedule, natural_order(matrix, rows))
     program = lower(problem, candidate)
     plain = forecast_registers(rows, schedule, H200)
     forecast = forecast_of_candidate(problem, candidate)
@@ -201,7 +201,7 @@ def test_registers_are_forecast_with_second_accumulators(rows: int, prefetch: in
         seconds = max(tile.accumulators - tile.count(Op.STORE) for tile in program.tiles)
         whole = forecast_registers(rows, schedule, H200, seconds)
         assert forecast == whole or prefetch_of(problem, candidate) < prefetch
-    columns = Candidates.of([candidate, candidate])
+    columns = UnrolledPlans.of([candidate, candidate])
     assert forecast_of_each(problem, columns).tolist() == [forecast] * 2
 
 
@@ -210,7 +210,7 @@ def test_long_rows_take_the_registers_of_buffers_where_a_block_has_no_others() -
     matrix = uneven(200, 1200)
     problem, tiling = Problem(matrix, 64, H200), natural_order(matrix, 90)
     for prefetch, cols in ((16, 512), (20, 512), (72, 512), (72, 64), (4, 512)):
-        candidate = Candidate(TileSize(90, cols), Schedule(prefetch), tiling)
+        candidate = UnrolledPlan(TileSize(90, cols), Schedule(prefetch), tiling)
         has, forecast = prefetch_of(problem, candidate), forecast_of_candidate(problem, candidate)
         program = lower(problem, candidate)
         seconds = max(tile.accumulators - tile.count(Op.STORE) for tile in program.tiles)

@@ -24,7 +24,7 @@ from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.lanes import DOUBLE, NARROW
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from tests.cpu.drawn import ARCH, random_matrix
 from tests.cpu.drawn_layers import DEVICE, Layer, drawn_matrix, layer_of, layers
@@ -101,7 +101,7 @@ def test_two_columns_of_what_is_not_written() -> None:
     problem, program = problem_of("float16", 64, Schedule(8, split_k=2))
     with pytest.raises(Unsupported, match="two columns of float16 to a thread: of products, and tiles of one block"):
         emit(replace(program, n=32, words=DOUBLE), "sass", ARCH)
-    program = lower(problem, Candidate(TileSize(20, 32), Schedule(210), natural_order(problem.matrix, 20)))
+    program = lower(problem, UnrolledPlan(TileSize(20, 32), Schedule(210), natural_order(problem.matrix, 20)))
     with pytest.raises(Unsupported, match="registers a thread: a smaller tile, or less prefetch"):
         emit(replace(program, n=32, words=DOUBLE), "sass", ARCH)
 
@@ -110,7 +110,7 @@ def problem_of(number: str, n: int, schedule: Schedule, *, is_layer: bool = Fals
     matrix = random_matrix(20, 300, 0.1, seed=n)
     epilogue = epilogue_of(np.linspace(-1, 1, 20) if is_layer else None, relu=is_layer, residual=is_layer)
     problem = Problem(matrix, n, DEVICE, epilogue=epilogue, dtype=DTYPES[number])
-    return problem, lower(problem, Candidate(TileSize(8, 32), schedule, natural_order(matrix, 8)))
+    return problem, lower(problem, UnrolledPlan(TileSize(8, 32), schedule, natural_order(matrix, 8)))
 
 
 @every_number
@@ -132,7 +132,7 @@ def test_numbers_at_their_ends(number: str) -> None:
     dtype = DTYPES[number]
     matrix = drawn_matrix(7, 12, 0.6, seed=2)
     problem = Problem(matrix, 40, DEVICE, dtype=dtype)
-    program = lower(problem, Candidate(TileSize(4, 32), Schedule(5), natural_order(matrix, 4)))
+    program = lower(problem, UnrolledPlan(TileSize(4, 32), Schedule(5), natural_order(matrix, 4)))
     layer = layer_of(problem, program, seed=1)
     ends = values_of(np.array([0, 1, 0x8001, 0x3FF, 0x7BFF, 0xFBFF, 0x7C00, 0x7F80, 0xFF80, 0x7FFF], np.uint32), dtype)
     b = np.random.default_rng(4).choice(ends, layer.b.shape)
@@ -155,7 +155,7 @@ def test_a_conversion_is_hidden_where_a_column_has_many_nonzeros(number: str) ->
     """It stands before the multiply-adds of an earlier column: nothing stalls for it but at the start."""
     matrix = random_matrix(16, 64, 0.9)
     problem = Problem(matrix, 64, DEVICE, dtype=DTYPES[number])
-    program = lower(problem, Candidate(TileSize(16, 32), Schedule(24), natural_order(matrix, 16)))
+    program = lower(problem, UnrolledPlan(TileSize(16, 32), Schedule(24), natural_order(matrix, 16)))
     machine = emit(program, "sass", ARCH).machine
     assert machine is not None
     form = machine.form
@@ -169,7 +169,7 @@ def small_kernel(number: str) -> tuple[Problem, KernelProgram, Emission]:
     matrix = random_matrix(5, 30, 0.4)
     epilogue = epilogue_of(np.linspace(-1, 1, 5), relu=True, residual=True)
     problem = Problem(matrix, 100, DEVICE, epilogue=epilogue, dtype=DTYPES[number])
-    program = lower(problem, Candidate(TileSize(5, 32), Schedule(9), natural_order(matrix, 5)))
+    program = lower(problem, UnrolledPlan(TileSize(5, 32), Schedule(9), natural_order(matrix, 5)))
     return problem, program, emit(program, "sass", ARCH)
 
 
@@ -234,7 +234,7 @@ def test_a_real_window_with_padding(number: str) -> None:
     matrix = drawn_matrix(24, convolution.k, 0.1, seed=4)
     epilogue = epilogue_of(np.linspace(-1, 1, 24), relu=True, residual=True)
     problem = Problem(matrix, convolution.n, DEVICE, convolution, epilogue, DTYPES[number])
-    candidate = Candidate(TileSize(24, 96), Schedule(prefetch=24, lockstep=64), natural_order(matrix, 24))
+    candidate = UnrolledPlan(TileSize(24, 96), Schedule(prefetch=24, lockstep=64), natural_order(matrix, 24))
     program = lower(problem, candidate)
     error = verify_on_cpu(problem, program, emit(program, "sass", ARCH)).max_relative_error
     assert 0 < error < 2 * DTYPES[number].unit_roundoff

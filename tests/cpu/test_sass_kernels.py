@@ -23,7 +23,7 @@ from lospmm.cpu.verify import choose_columns, compare
 from lospmm.errors import VerificationFailed
 from lospmm.problem.operands import draw_b
 from lospmm.problem.problem import Problem, ceil_div
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from tests.cpu.drawn import ARCH, DEVICE, kernels, random_matrix
 from tests.cpu.drawn_machine_code import step_of
@@ -72,7 +72,7 @@ def test_longer_kernels(n: int, prefetch: int) -> None:
     """Hundreds of rows of B: with one window of addresses, with some, and with one for each row."""
     matrix = random_matrix(20, 300, 0.1, seed=n)
     problem = Problem(matrix, n, DEVICE)
-    program = lower(problem, Candidate(TileSize(8, COLS), Schedule(prefetch), natural_order(matrix, 8)))
+    program = lower(problem, UnrolledPlan(TileSize(8, COLS), Schedule(prefetch), natural_order(matrix, 8)))
     check(problem, program, machine_code(program))
 
 
@@ -82,14 +82,14 @@ def test_loads_that_are_held_back_are_waited_for(fmas_per_load: int) -> None:
     matrix = random_matrix(11, 232, 0.1)
     problem = Problem(matrix, 4096, DEVICE)
     schedule = Schedule(7, fmas_per_load)
-    program = lower(problem, Candidate(TileSize(11, COLS), schedule, natural_order(matrix, 11)))
+    program = lower(problem, UnrolledPlan(TileSize(11, COLS), schedule, natural_order(matrix, 11)))
     check(problem, program, machine_code(program))
 
 
 def small_kernel() -> tuple[Problem, KernelProgram, MachineCode]:
     matrix = random_matrix(5, 40, 0.4)
     problem = Problem(matrix, 100, DEVICE)
-    program = lower(problem, Candidate(TileSize(5, COLS), Schedule(9), natural_order(matrix, 5)))
+    program = lower(problem, UnrolledPlan(TileSize(5, COLS), Schedule(9), natural_order(matrix, 5)))
     return problem, program, machine_code(program)
 
 

@@ -22,7 +22,7 @@ from lospmm.errors import VerificationFailed
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.operands import draw_b
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 from tests.cpu.drawn import ARCH, DEVICE, matrices, random_matrix
 from tests.cpu.drawn_machine_code import row, step_of
@@ -64,7 +64,7 @@ def test_drawn_kernels_compute_what_the_oracle_does(
     rows = min(rows, matrix.m)
     problem = Problem(matrix, data.draw(st.integers(1, 200) | st.just(12_000_011)), DEVICE)
     tiling = regroup(matrix, [rows])[rows] if data.draw(st.booleans()) else natural_order(matrix, rows)
-    check(problem, lower(problem, Candidate(TileSize(rows, cols), schedule, tiling)))
+    check(problem, lower(problem, UnrolledPlan(TileSize(rows, cols), schedule, tiling)))
 
 
 @pytest.mark.parametrize("split_k", SPLITS)
@@ -74,7 +74,7 @@ def test_taller_tiles_send_more_than_a_scoreboard_counts(split_k: int, n: int, p
     matrix = random_matrix(150, 96, 0.2, seed=split_k)
     problem = Problem(matrix, n, DEVICE)
     schedule = Schedule(prefetch, split_k=split_k)
-    program = lower(problem, Candidate(TileSize(150, 32), schedule, natural_order(matrix, 150)))
+    program = lower(problem, UnrolledPlan(TileSize(150, 32), schedule, natural_order(matrix, 150)))
     assert program.slots > 63
     check(problem, program)
 
@@ -83,7 +83,7 @@ def small_kernel() -> tuple[Problem, KernelProgram, MachineCode]:
     """One tile of four parts, each of which has rows of its own and sends to every other."""
     matrix = random_matrix(8, 40, 0.6)
     problem = Problem(matrix, 100, DEVICE)
-    program = lower(problem, Candidate(TileSize(8, 32), Schedule(7, split_k=4), natural_order(matrix, 8)))
+    program = lower(problem, UnrolledPlan(TileSize(8, 32), Schedule(7, split_k=4), natural_order(matrix, 8)))
     return problem, program, machine_code(program)
 
 

@@ -12,7 +12,7 @@ from lospmm.errors import VerificationFailed
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.operands import draw_b
 from lospmm.problem.problem import Problem, ceil_div
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from tests.cpu.drawn import DEVICE, LANGUAGES, random_matrix, two_tiles
 
@@ -78,7 +78,7 @@ def test_the_largest_and_the_smallest_weights(language: str, magnitude: float) -
     """Sums that could overflow, and terms below the normal numbers."""
     matrix = from_dense(np.random.default_rng(0).uniform(0.5, 1.0, size=(3, 50)) * magnitude)
     problem = Problem(matrix, 20, DEVICE)
-    program = lower(problem, Candidate(TileSize(3, 32), Schedule(4), natural_order(matrix, 3)))
+    program = lower(problem, UnrolledPlan(TileSize(3, 32), Schedule(4), natural_order(matrix, 3)))
     verify_on_cpu(problem, program, emit(program, language, "sm_90"))
 
 

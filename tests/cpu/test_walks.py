@@ -26,7 +26,7 @@ from lospmm.problem.operands import draw_b
 from lospmm.problem.problem import Problem
 from lospmm.space import walks
 from lospmm.space.axes import _tiles, walked_twice
-from lospmm.space.candidates import Candidate, Candidates, Schedule, TileSize, Tiling
+from lospmm.space.candidates import Schedule, TileSize, Tiling, UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import runs
 from lospmm.space.explore import explore
 from lospmm.space.occupancy import registers_of_block
@@ -43,7 +43,7 @@ def problem_of(m: int, k: int, n: int, density: float, epilogue: Epilogue = PLAI
 
 def kernel_of(problem: Problem, rows: int, cols: int, prefetch: int, **axes: int) -> tuple[KernelProgram, Emission]:
     schedule = Schedule(prefetch, **axes)
-    program = lower(problem, Candidate(TileSize(rows, cols), schedule, natural_order(problem.matrix, rows)))
+    program = lower(problem, UnrolledPlan(TileSize(rows, cols), schedule, natural_order(problem.matrix, rows)))
     return program, emit(program, "sass", "sm_90")
 
 
@@ -167,13 +167,13 @@ def test_what_cannot_be_walked_twice_is_refused() -> None:
     residual = problem_of(40, 60, 4096, 0.3, epilogue_of(None, relu=False, residual=True))
     with pytest.raises(Unsupported, match="without a residual"):
         kernel_of(residual, 8, 64, 5, walks=2)
-    program = lower(plain, Candidate(TileSize(8, 64), Schedule(5, walks=2), natural_order(plain.matrix, 8)))
+    program = lower(plain, UnrolledPlan(TileSize(8, 64), Schedule(5, walks=2), natural_order(plain.matrix, 8)))
     for language, arch in (("ptx", "sm_90"), ("cuda", "sm_90"), ("sass", "sm_80")):
         with pytest.raises(Unsupported, match="2 walks"):
             emit(program, language, arch)
     image = Convolution(batch=4, channels=60, height=32, width=32, kernel_height=1, kernel_width=1)
     of_image = Problem(random_matrix(40, 60, 0.3), 4096, H200, convolution=image)
-    assert not walks.may_walk_twice(of_image, Schedule(5))
+    assert not walks.takes_two_passes(of_image, Schedule(5))
 
 
 def test_those_that_come_in_waves_are_walked_twice() -> None:
@@ -183,11 +183,11 @@ def test_those_that_come_in_waves_are_walked_twice() -> None:
     def tilings(sizes: Sequence[int]) -> dict[int, Tiling]:
         return {rows: natural_order(problem.matrix, rows) for rows in sizes}
 
-    sizes = Candidates.of(explore(problem, tilings, cols=[256, 512]).survivors)
-    fastest = Candidate(TileSize(48, 512), Schedule(16), natural_order(problem.matrix, 48))
+    sizes = UnrolledPlans.of(explore(problem, tilings, cols=[256, 512]).survivors)
+    fastest = UnrolledPlan(TileSize(48, 512), Schedule(16), natural_order(problem.matrix, 48))
     found = walked_twice(problem, sizes, fastest)
     assert found
-    candidates = Candidates.of([one for one, _ in found])
+    candidates = UnrolledPlans.of([one for one, _ in found])
     assert runs(problem, candidates).all()
     for one, micros in found:
         assert micros >= found[0][1]
@@ -196,7 +196,9 @@ def test_those_that_come_in_waves_are_walked_twice() -> None:
         assert launch(program).shared_bytes <= H200.shared_bytes_per_block
     assert {one.schedule.column_group for one, _ in found[:2]} == {2, 0}
     small = problem_of(768, 768, 1024, 0.02)
-    assert not walked_twice(small, sizes, Candidate(TileSize(96, 512), Schedule(16), natural_order(small.matrix, 96)))
+    assert not walked_twice(
+        small, sizes, UnrolledPlan(TileSize(96, 512), Schedule(16), natural_order(small.matrix, 96))
+    )
 
 
 def test_as_many_rows_of_b_are_in_flight_as_there_is_room_for() -> None:
@@ -205,8 +207,8 @@ def test_as_many_rows_of_b_are_in_flight_as_there_is_room_for() -> None:
     def depths(k: int, n: int) -> dict[int, int]:
         problem = problem_of(3072, k, n, 0.02)
         sizes = [TileSize(rows, 256) for rows in (60, 100, 146, 190)]
-        tiles = [Candidate(size, Schedule(8), natural_order(problem.matrix, size.rows)) for size in sizes]
-        return {one.tile.rows: one.schedule.prefetch for one in _tiles(problem, Candidates.of(tiles))}
+        tiles = [UnrolledPlan(size, Schedule(8), natural_order(problem.matrix, size.rows)) for size in sizes]
+        return {one.tile.rows: one.schedule.prefetch for one in _tiles(problem, UnrolledPlans.of(tiles))}
 
     assert depths(768, 4096) == {60: 70, 100: 70, 146: 70, 190: 50}
     assert set(depths(768, 65_536).values()) == {30}

@@ -6,14 +6,14 @@ import numpy as np
 
 from lospmm.codegen import emit, source_of
 from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import Fma, Load, instructions
+from lospmm.codegen.ir import Fma, LoadRow, instructions
 from lospmm.codegen.lower import lower
 from lospmm.cpu import execute
 from lospmm.cpu.geometry import geometry_of
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, TileSize
+from lospmm.space.candidates import TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.stages import Stages
 from lospmm.tuning.search import explore_problem
@@ -21,7 +21,7 @@ from tests.golden.renew import EXAMPLE, SCHEDULE
 
 TILE = TileSize(4, 32)
 PROBLEM = Problem(from_dense(EXAMPLE), 96, DEVICES["h200"])
-CANDIDATE = Candidate(TILE, SCHEDULE, regroup(PROBLEM.matrix, [TILE.rows])[TILE.rows])
+CANDIDATE = UnrolledPlan(TILE, SCHEDULE, regroup(PROBLEM.matrix, [TILE.rows])[TILE.rows])
 PROGRAM = lower(PROBLEM, CANDIDATE)
 
 
@@ -67,7 +67,7 @@ def ir() -> str:
     lines = []
     for instruction in instructions(PROGRAM.tiles[0]):
         match instruction:
-            case Load(buffer, k):
+            case LoadRow(buffer, k):
                 lines.append(f"Load   x{buffer} <- B[{k}]")
             case Fma(accumulator, buffer, weight):
                 lines.append(f"Fma    a{accumulator} <- a{accumulator} + {weight:g} * x{buffer}")

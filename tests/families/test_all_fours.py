@@ -9,7 +9,7 @@ import pytest
 
 from lospmm.families import all_fours
 from lospmm.families.all_fours import FOURS, Together, choose_all
-from lospmm.families.fours import Choice, choose_fours
+from lospmm.families.fours import FourColumns, choose_fours
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.store import Store, made_together
 from tests.families.matrices import pruned
@@ -31,11 +31,11 @@ def shared(store: Store) -> Together:
     return partial(made_together, store)
 
 
-def alone(matrix: SparseMatrix = MATRIX, *, multiple: int = 16) -> list[Choice]:
+def alone(matrix: SparseMatrix = MATRIX, *, multiple: int = 16) -> list[FourColumns]:
     return [choose_fours(matrix, first, 64, multiple=multiple) for first in range(0, matrix.m, 64)]
 
 
-def assert_same(found: Sequence[Choice], expected: Sequence[Choice]) -> None:
+def assert_same(found: Sequence[FourColumns], expected: Sequence[FourColumns]) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert np.array_equal(one.columns, other.columns) and np.array_equal(one.kept, other.kept)

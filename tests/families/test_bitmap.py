@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from lospmm.cpu.block import execute_packed
 from lospmm.errors import VerificationFailed
 from lospmm.families import bitmap
-from lospmm.families.bitmap import Plan, counts, fits, forecast, pack_pieces, pack_plan, piece_bytes, plans, refusal
+from lospmm.families.bitmap import (
+    BitmapPlan,
+    counts,
+    fits,
+    forecast,
+    pack_pieces,
+    pack_plan,
+    piece_bytes,
+    plans,
+    refusal,
+)
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.convolution import Convolution
@@ -31,7 +41,7 @@ H200 = DEVICES["h200"]
 A100 = DEVICES["a100"]
 HALF = DTYPES["float16"]
 
-BASE = Plan(tiles=2, depth=64, rows=2, parts=2, cluster=1, stages=3, cols=16)
+BASE = BitmapPlan(tiles=2, depth=64, rows=2, parts=2, cluster=1, stages=3, cols=16)
 
 #: Each axis away from the others' usual value.
 AXES = [
@@ -47,7 +57,7 @@ AXES = [
 
 
 @pytest.mark.parametrize("plan", AXES, ids=str)
-def test_every_axis(plan: Plan) -> None:
+def test_every_axis(plan: BitmapPlan) -> None:
     problem = plain(pruned(75, 300, 0.4, seed=1, empty_rows=0.1, dense_row=True), 16, HALF)
     assert error_of(problem, pack_plan(problem, plan)) < 1
 
@@ -88,7 +98,7 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool, cluster: int) ->
 )
 def test_any_matrix(matrix: SparseMatrix, n: int, dtype: str) -> None:
     problem = plain(matrix, n, DTYPES[dtype])
-    plan = Plan(tiles=2, depth=64, rows=1, parts=2, cluster=2, stages=2, cols=8 if n <= 8 else 16)
+    plan = BitmapPlan(tiles=2, depth=64, rows=1, parts=2, cluster=2, stages=2, cols=8 if n <= 8 else 16)
     assert error_of(problem, pack_plan(problem, plan)) < 1
 
 
@@ -186,7 +196,7 @@ def test_the_tightest_plans_do_not_spill(device: str, n: int) -> None:
 def test_a_block_that_has_ended_is_not_read() -> None:
     """What the GPU would not forgive: a block of a cluster that goes while others still read its sums."""
     problem = plain(pruned(16, 300, 0.5, seed=11), 8, HALF)
-    kernel = pack_plan(problem, Plan(tiles=2, depth=64, rows=1, parts=2, cluster=2, stages=2, cols=8))
+    kernel = pack_plan(problem, BitmapPlan(tiles=2, depth=64, rows=1, parts=2, cluster=2, stages=2, cols=8))
     never = replace(kernel, source=kernel.source.replace("lospmm_cluster_leave();", ";"))
     assert error_of(problem, kernel) < 1
     with pytest.raises(VerificationFailed, match="shared memory of a block that has ended"):

@@ -12,7 +12,7 @@ from lospmm.families.block_group_coo import (
     COLUMNS,
     GROUPS,
     TEAMS,
-    Plan,
+    BlockGroupCooPlan,
     forecast,
     lanes_of,
     pack_plan,
@@ -55,7 +55,7 @@ def test_any_sizes_multiply(
 ) -> None:
     """Also those that no plan would take: half empty blocks, ragged ends."""
     group = max(group, 16 // depth)
-    check(problem, pack_plan(problem, Plan(rows, depth, group, columns, *team, 1)))
+    check(problem, pack_plan(problem, BlockGroupCooPlan(rows, depth, group, columns, *team, 1)))
 
 
 @settings(deadline=None)
@@ -150,10 +150,10 @@ def test_templates_compile_without_spills(arch: str, dtype: Dtype) -> None:
     matrix = from_dense(np.ones((64, 64), np.float32))
     vector = 16 // dtype.element_bytes
     for epilogue, plan in (
-        (PLAIN, Plan(64, 64, 1, 8 if dtype.name != "float32" else 4, 4, 1, min(vector, 8))),
-        (Epilogue((0.5,) * 64, True, True), Plan(32, 32, 2, 8, 8, 4, vector)),
-        (PLAIN, Plan(8, 8, 4, 2, 4, 4, 1)),
-        (PLAIN, Plan(16, 16, 4, 4, 8, 1, min(4, vector))),
+        (PLAIN, BlockGroupCooPlan(64, 64, 1, 8 if dtype.name != "float32" else 4, 4, 1, min(vector, 8))),
+        (Epilogue((0.5,) * 64, True, True), BlockGroupCooPlan(32, 32, 2, 8, 8, 4, vector)),
+        (PLAIN, BlockGroupCooPlan(8, 8, 4, 2, 4, 4, 1)),
+        (PLAIN, BlockGroupCooPlan(16, 16, 4, 4, 8, 1, min(4, vector))),
     ):
         kernel = pack_plan(Problem(matrix, 256, DEVICE, None, epilogue, dtype), plan)
         binary = compile_kernel(

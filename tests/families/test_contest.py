@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from lospmm.families import FAMILIES, Entrant
+from lospmm.families import FAMILIES, Candidate
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.matrix.csr import from_dense
@@ -15,12 +15,12 @@ from lospmm.problem.convolution import convolution_of
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
-from lospmm.tuning.families import FIRST, PROMISING, PROMISING_UNTIMED, Contest, Field, field_of
-from lospmm.tuning.race import FINALS, contest
+from lospmm.tuning.families import FIRST, PROMISING, PROMISING_UNTIMED, FamilyPlans, FamilyTrials, family_plans
+from lospmm.tuning.race import FINALS, race_families
 from lospmm.tuning.trial import Clock
 
 #: What a made-up GPU takes for an entrant, in microseconds; None: it fails.
-Micros = Callable[[Entrant], float | None]
+Micros = Callable[[Candidate], float | None]
 
 WARPS, VECTORS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 
@@ -31,19 +31,19 @@ class Plan:
     vector: int
 
 
-def field(**forecasts: float) -> Field:
+def field(**forecasts: float) -> FamilyPlans:
     """Families of these names, each with all plans; the forecast of a plan grows with its fields."""
     entrants = [
-        Entrant(name, Plan(warps, vector), forecast + 0.01 * warps + 0.001 * vector)
+        Candidate(name, Plan(warps, vector), forecast + 0.01 * warps + 0.001 * vector)
         for name, forecast in forecasts.items()
         for warps in WARPS
         for vector in VECTORS
     ]
-    return Field(tuple(sorted(entrants, key=lambda one: one.forecast_micros)), MappingProxyType({}))
+    return FamilyPlans(tuple(sorted(entrants, key=lambda one: one.forecast_micros)), MappingProxyType({}))
 
 
-def clock(micros: Micros, asked: list[Entrant], *, until: float = float("inf")) -> Clock:
-    def trials(entrants: Sequence[Entrant]) -> Iterator[Measurement]:
+def clock(micros: Micros, asked: list[Candidate], *, until: float = float("inf")) -> Clock:
+    def trials(entrants: Sequence[Candidate]) -> Iterator[Measurement]:
         for entrant in entrants:
             asked.append(entrant)
             took = micros(entrant)
@@ -52,14 +52,14 @@ def clock(micros: Micros, asked: list[Entrant], *, until: float = float("inf")) 
     return Clock(trials, trials, lambda: len(asked) >= until)
 
 
-def slope(entrant: Entrant) -> float:
+def slope(entrant: Candidate) -> float:
     """The best plan has 8 warps and a vector of 2."""
     return 10 + abs(np.log2(entrant.plan.warps) - 3) + abs(np.log2(entrant.plan.vector) - 1)
 
 
 def test_neighbours_lead_to_the_fastest() -> None:
-    asked: list[Entrant] = []
-    found = contest(field(csr=10.0), clock(slope, asked))
+    asked: list[Candidate] = []
+    found = race_families(field(csr=10.0), clock(slope, asked))
     assert found.best is not None and found.best.plan == Plan(8, 2)
     finals = asked[-sum(FINALS) :]
     assert len({id(one) for one in finals}) == FINALS[0] and found.best in finals
@@ -68,35 +68,35 @@ def test_neighbours_lead_to_the_fastest() -> None:
 
 
 def test_families_are_equals_unless_one_is_far_behind() -> None:
-    asked: list[Entrant] = []
-    contest(field(one=10.0, other=11.0, slow=10.0 * PROMISING_UNTIMED + 1), clock(lambda _: 5.0, asked))
+    asked: list[Candidate] = []
+    race_families(field(one=10.0, other=11.0, slow=10.0 * PROMISING_UNTIMED + 1), clock(lambda _: 5.0, asked))
     assert [entrant.family for entrant in asked[: 2 * FIRST]] == ["one", "other"] * FIRST
     assert "slow" not in {entrant.family for entrant in asked}
 
 
 def test_a_fast_rival_leaves_the_slow_out() -> None:
-    asked: list[Entrant] = []
-    found = contest(field(csr=100.0), clock(lambda _: 5.0, asked), limit_micros=100.0 / PROMISING - 1)
+    asked: list[Candidate] = []
+    found = race_families(field(csr=100.0), clock(lambda _: 5.0, asked), limit_micros=100.0 / PROMISING - 1)
     assert asked == [] and found.timed == ()
 
 
 def test_what_fails_does_not_win() -> None:
-    asked: list[Entrant] = []
-    found = contest(field(bad=1.0, good=2.0), clock(lambda one: None if one.family == "bad" else 9.0, asked))
+    asked: list[Candidate] = []
+    found = race_families(field(bad=1.0, good=2.0), clock(lambda one: None if one.family == "bad" else 9.0, asked))
     assert found.best is not None and found.best.family == "good"
-    nobody = contest(field(bad=1.0), clock(lambda _: None, []))
+    nobody = race_families(field(bad=1.0), clock(lambda _: None, []))
     assert nobody.best is None and nobody.fastest is None
 
 
 def test_once_one_ran_the_budget_ends_it() -> None:
-    asked: list[Entrant] = []
-    found = contest(field(csr=10.0), clock(slope, asked, until=2))
+    asked: list[Candidate] = []
+    found = race_families(field(csr=10.0), clock(slope, asked, until=2))
     assert len(asked) == 2 and found.best is not None
 
 
 def test_without_a_clock_the_forecast_decides() -> None:
     entrants = field(csr=10.0).entrants
-    assert Contest(Field(entrants, MappingProxyType({}))).best is entrants[0]
+    assert FamilyTrials(FamilyPlans(entrants, MappingProxyType({}))).best is entrants[0]
 
 
 def test_a_family_says_why_it_has_no_kernel() -> None:
@@ -107,7 +107,7 @@ def test_a_family_says_why_it_has_no_kernel() -> None:
             "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1),
         }
     )  # fmt: skip
-    found = field_of(Problem(matrix, window.n, DEVICES["h200"], window), FAMILIES)
+    found = family_plans(Problem(matrix, window.n, DEVICES["h200"], window), FAMILIES)
     assert found.entrants == () and dict(found.refusals).keys() == FAMILIES.keys()
     assert found.refusals["csr"] == "a convolution"
 

@@ -14,7 +14,7 @@ from lospmm.cli.show import show_manifest, show_replay
 from lospmm.errors import BadRequest
 from lospmm.gpu.compare import Comparison, bound
 from lospmm.gpu.libraries import DENSE_OF, BaselineTime, VariantTime, cublas
-from lospmm.gpu.libraries.dense import Dense
+from lospmm.gpu.libraries.dense import CublasKernel
 from lospmm.gpu.libraries.library import Library, load, named_by
 from lospmm.gpu.timing import Timing
 from lospmm.kernel import Kernel
@@ -171,10 +171,10 @@ def test_it_is_launched_through_cublas(made: Kernel, fake: str, monkeypatch: pyt
     def opened() -> Library:
         return load(fake, cublas.TYPES, named_by("cublasGetStatusName"))
 
-    monkeypatch.setitem(Dense.__init__.__kwdefaults__, "open_library", opened)
+    monkeypatch.setitem(CublasKernel.__init__.__kwdefaults__, "open_library", opened)
     driver = HostDriver()
     launch = made.launcher(driver)
-    assert isinstance(launch, Dense)
+    assert isinstance(launch, CublasKernel)
     b, c = RNG.uniform(-1, 1, size=(K, N)).astype(np.float16), np.zeros((M, N), dtype=np.float16)
     assert launch(driver.stream, b.ctypes.data, c.ctypes.data)
     exact = WEIGHTS.astype(np.float16).astype(float) @ b.astype(float)

@@ -5,10 +5,10 @@ import pytest
 
 from fitting.fit_tensor_core import Timed, fits, fitted, slower
 from fitting.tensor_core import TWO_OF_FOUR, chosen, problem_of
-from lospmm.families.two_of_four import RATES, Rates, TwoOfFour, micros, plans
+from lospmm.families.two_of_four import RATES, TwoOfFour, TwoOfFourRates, micros, plans
 
 
-def made(rates: Rates) -> Timed:
+def made(rates: TwoOfFourRates) -> Timed:
     shapes = ("768x768x4096", "512x2048x784", "256x256x8192")
     problems = [problem_of(shape, 0.8, "float16") for shape in shapes]
     rows = [(shape, problem, plan) for shape, problem in zip(shapes, problems, strict=True) for plan in plans(problem)]

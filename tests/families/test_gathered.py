@@ -215,7 +215,7 @@ def test_templates_compile_without_spills(arch: str, dtype: str) -> None:
     chosen: list[tuple[str, object]] = []
     for name in MINE:
         plans = list(FAMILIES[name].plans(problem))
-        for kind in (csr.Plan, Buckets, Partitions):
+        for kind in (csr.CsrPlan, Buckets, Partitions):
             own = [plan for plan in plans if isinstance(plan, kind)]
             most = sorted(own, key=lambda plan: (getattr(plan, "rows", 0) * plan.warps, getattr(plan, "group", 0)))
             chosen += [(name, plan) for plan in most[-1:]]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lospmm.cpu.block import execute_packed
 from lospmm.families import gathered_panels
-from lospmm.families.gathered_panels import Plan, fits, micros, pack_plan, plans, refusal
+from lospmm.families.gathered_panels import GatheredPanelsPlan, fits, micros, pack_plan, plans, refusal
 from lospmm.families.panels import numbered_rows
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix
@@ -32,7 +32,7 @@ def problem_of(matrix: SparseMatrix, n: int, dtype: str, epilogue: Epilogue = PL
     return Problem(matrix, n, H200, epilogue=epilogue, dtype=DTYPES[dtype])
 
 
-def worst_error(problem: Problem, plan: Plan, *, seed: int = 0) -> float:
+def worst_error(problem: Problem, plan: GatheredPanelsPlan, *, seed: int = 0) -> float:
     """Of C against float64, in units of what the type allows: 1 is its rounding of C and the sums' in float32."""
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     rng = np.random.default_rng(seed)
@@ -58,7 +58,7 @@ def _roundoff_of_storage(dtype: Dtype) -> float:
     return dtype.unit_roundoff if dtype.element_bytes == 2 else 2.0**-24
 
 
-BASE = Plan(subgroups=2, warps=4, parts=1, cols=32, slabs=2, stages=2)
+BASE = GatheredPanelsPlan(subgroups=2, warps=4, parts=1, cols=32, slabs=2, stages=2)
 
 #: Each axis away from the others' usual value.
 AXES = [
@@ -76,7 +76,7 @@ AXES = [
 
 @pytest.mark.parametrize("plan", AXES, ids=str)
 @pytest.mark.parametrize("dtype", ["tf32", "float16"])
-def test_every_axis(plan: Plan, dtype: str) -> None:
+def test_every_axis(plan: GatheredPanelsPlan, dtype: str) -> None:
     matrix = pruned(75, 90, 0.15, seed=1, empty_rows=0.1, dense_row=True)
     assert worst_error(problem_of(matrix, 72, dtype), plan) < 1
 
@@ -188,4 +188,4 @@ def test_real_layers() -> None:
     for path in sorted(REAL.rglob("*.npz"))[::4]:
         matrix = readers.read(path).matrix
         problem = problem_of(matrix, 16, "float16")
-        assert worst_error(problem, Plan(4, 8, 2, 16, 3, 2)) < 1, path
+        assert worst_error(problem, GatheredPanelsPlan(4, 8, 2, 16, 3, 2)) < 1, path

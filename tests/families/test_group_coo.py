@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.families import FAMILIES
-from lospmm.families.group_coo import GROUPS, SHARES, WARPS, Plan, forecast, pack_plan, plans, refusal
+from lospmm.families.group_coo import GROUPS, SHARES, WARPS, GroupCooPlan, forecast, pack_plan, plans, refusal
 from lospmm.families.groups import make_groups, make_rows, row_starts, team_starts
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix, from_dense
@@ -38,7 +38,7 @@ def test_a_row_is_shared_by_teams(group: int, dtype: object) -> None:
     weights = np.where(random.random((40, 1000)) < 0.01, random.standard_normal((40, 1000)), 0).astype(np.float32)
     weights[7], weights[3] = random.standard_normal(1000), 0
     problem = Problem(from_dense(weights), 32, DEVICE, None, Epilogue(relu=True), dtype)  # type: ignore[arg-type]
-    check(problem, pack_plan(problem, Plan(group, 4, 8 // 2 if dtype.element_bytes == 4 else 8, 4, 4)))  # type: ignore[attr-defined]
+    check(problem, pack_plan(problem, GroupCooPlan(group, 4, 8 // 2 if dtype.element_bytes == 4 else 8, 4, 4)))  # type: ignore[attr-defined]
 
 
 @settings(deadline=None)
@@ -110,7 +110,7 @@ def test_templates_compile_without_spills(arch: str, dtype: object) -> None:
     matrix = from_dense(np.eye(8, dtype=np.float32))
     problem = Problem(matrix, 256, DEVICE, None, Epilogue((0.5,) * 8, True, True), dtype)  # type: ignore[arg-type]
     vector = 16 // dtype.element_bytes  # type: ignore[attr-defined]
-    for plan in (Plan(4, 8, vector, 4, 4), Plan(32, 32, vector, 16, 16), Plan(16, 1, 1, 8, 4)):
+    for plan in (GroupCooPlan(4, 8, vector, 4, 4), GroupCooPlan(32, 32, vector, 16, 16), GroupCooPlan(16, 1, 1, 8, 4)):
         kernel = pack_plan(problem, plan)
         binary = compile_kernel(
             emission_of(kernel), arch=arch, registers=kernel.registers, store=Store(settings_of().cache_dir), workers=1

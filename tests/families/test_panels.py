@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lospmm.families.panels import Panels, Shape, depth_of, numbered_rows, pack_panels, rows_of_panels
+from lospmm.families.panels import Panels, PanelShape, depth_of, numbered_rows, pack_panels, rows_of_panels
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from tests.families.matrices import matrices
@@ -23,12 +23,12 @@ PLACES = st.tuples(
 )
 
 
-def shape_for(matrix: SparseMatrix, subgroups: int, panels: int, parts: int, slabs: int, each: int) -> Shape:
+def shape_for(matrix: SparseMatrix, subgroups: int, panels: int, parts: int, slabs: int, each: int) -> PanelShape:
     columns, listed = numbered_rows(matrix)
-    return Shape(subgroups, panels, parts, slabs, depth_of(columns, slabs), each, listed)
+    return PanelShape(subgroups, panels, parts, slabs, depth_of(columns, slabs), each, listed)
 
 
-def unpacked(panels: Panels, shape: Shape, k: int, m: int) -> np.ndarray:
+def unpacked(panels: Panels, shape: PanelShape, k: int, m: int) -> np.ndarray:
     """A, read as the kernel reads it: a step is of a slab of a panel, a row of B is what its slot holds."""
     a = np.zeros((m, k + 1))  # the last column is that of slots that hold zeros
     for number, (start, end) in enumerate(zip(panels.starts[:-1], panels.starts[1:], strict=True)):

@@ -12,7 +12,7 @@ from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
 from lospmm.cli.main import run
 from lospmm.errors import BadRequest, NothingFits
-from lospmm.families import Entrant
+from lospmm.families import Candidate
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.kernel import Kernel, load
@@ -26,11 +26,11 @@ from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.tuning import jobs
 from lospmm.tuning import prepare as sought
-from lospmm.tuning.families import Contest
-from lospmm.tuning.forecast import field_for
+from lospmm.tuning.families import FamilyTrials
+from lospmm.tuning.forecast import family_plans_for
 from lospmm.tuning.options import FAMILY_NAMES, Options
 from lospmm.tuning.outcome import contest_log
-from lospmm.tuning.race import FINALS, contest
+from lospmm.tuning.race import FINALS, race_families
 from lospmm.tuning.replay import replay
 from lospmm.tuning.request import Request
 from lospmm.tuning.trial import Clock
@@ -82,13 +82,13 @@ def test_its_choice_is_made_again(made: Kernel) -> None:
     assert found.agrees and found.timed == 0 and found.winner["family"] == "csr"
 
 
-def timed(made: Kernel, micros: Callable[[Entrant], float]) -> tuple[Artifact, Contest]:
+def timed(made: Kernel, micros: Callable[[Candidate], float]) -> tuple[Artifact, FamilyTrials]:
     """The artifact of a tuning in which a made-up GPU took ``micros``."""
 
-    def trials(entrants: Sequence[Entrant]) -> Iterator[Measurement]:
+    def trials(entrants: Sequence[Candidate]) -> Iterator[Measurement]:
         return (Measurement(Timing(micros(one), 0.01, 5), 1e-7, None) for one in entrants)
 
-    others = contest(field_for(request().problem, ["csr"]), Clock(trials, trials))
+    others = race_families(family_plans_for(request().problem, ["csr"]), Clock(trials, trials))
     best = others.best
     assert best is not None
     manifest = dict(made.manifest)

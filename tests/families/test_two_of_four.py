@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fitting import DATA
 from lospmm.cpu.block import execute_packed
 from lospmm.families import all_fours, gathered_panels, tensor_core, two_of_four
-from lospmm.families.fours import Choice, choose_fours
+from lospmm.families.fours import FourColumns, choose_fours
 from lospmm.families.two_of_four import TwoOfFour, micros, pack_plan, plans, refusal, registers_of, stages_of
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix, from_dense
@@ -155,7 +155,7 @@ def test_columns_are_ordered_once_for_threads_that_ask_at_once(monkeypatch: pyte
     chosen = [replace(BASE, groups=groups, cols=cols) for cols in two_of_four.COLS for groups in (1, 2)]
     asked: list[tuple[int, int]] = []
 
-    def watched(matrix: SparseMatrix, first: int, rows: int, *, multiple: int) -> Choice:
+    def watched(matrix: SparseMatrix, first: int, rows: int, *, multiple: int) -> FourColumns:
         asked.append((first, rows))
         return choose_fours(matrix, first, rows, multiple=multiple)
 

@@ -23,9 +23,9 @@ from lospmm.problem.accuracy import ACCURACY
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.epilogue import epilogue_of
-from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, in_words, words_of
+from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, in_lanes, lanes_of
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.store import Store
 from lospmm.tuning import jobs
@@ -65,7 +65,7 @@ def kernels(draw: st.DrawFn) -> tuple[Problem, KernelProgram]:
     drawn, lockstep = draw(schedules), draw(st.sampled_from([0, 64]))
     split = draw(st.sampled_from([1, 1, 2, 4]))
     schedule = replace(drawn, lockstep=lockstep, split_k=split)
-    return problem, lower(problem, Candidate(TileSize(rows, cols), schedule, tiling))
+    return problem, lower(problem, UnrolledPlan(TileSize(rows, cols), schedule, tiling))
 
 
 @given(kernels(), st.integers(0, 9))
@@ -138,7 +138,7 @@ def test_a_wrong_weight_in_the_code_is_refused(dtype: Dtype) -> None:
     place = int(np.argsort(abs(weights))[len(weights) // 2])
     weights[place] *= -1
     wrong = replace(problem, matrix=replace(MATRIX, data=weights))
-    program = lower(wrong, Candidate(TileSize(8, 32), Schedule(8), regroup(MATRIX, [8])[8]))
+    program = lower(wrong, UnrolledPlan(TileSize(8, 32), Schedule(8), regroup(MATRIX, [8])[8]))
     row = int(MATRIX.rows_of_nonzeros()[place])
     with pytest.raises(VerificationFailed, match=rf"row {row}, column \d+: got"):
         verify_on_cpu(problem, program, emit(program, "sass", "sm_90"))
@@ -147,22 +147,22 @@ def test_a_wrong_weight_in_the_code_is_refused(dtype: Dtype) -> None:
 @dtypes
 def test_who_computes_in_pairs(dtype: Dtype) -> None:
     problem = pairs(dtype)
-    assert words_of(problem) == PAIRS
-    assert (in_words(problem).n, in_words(problem).dtype.name) == (N // 2, "float32")
+    assert lanes_of(problem) == PAIRS
+    assert (in_lanes(problem).n, in_lanes(problem).dtype.name) == (N // 2, "float32")
     others = (
         replace(problem, n=N - 1),
         replace(problem, sums=DTYPES["float32"]),
         replace(problem, epilogue=epilogue_of(None, relu=True, residual=False)),
     )
     for other in others:
-        assert words_of(other) == NARROW
-        assert in_words(other).n == other.n
-    assert words_of(Problem(MATRIX, N, H200)) == SINGLE
+        assert lanes_of(other) == NARROW
+        assert in_lanes(other).n == other.n
+    assert lanes_of(Problem(MATRIX, N, H200)) == SINGLE
 
 
 def test_other_emitters_and_gpus_have_no_pairs() -> None:
     problem = pairs(DTYPES["float16"])
-    program = lower(problem, Candidate(TileSize(8, 32), Schedule(8), regroup(MATRIX, [8])[8]))
+    program = lower(problem, UnrolledPlan(TileSize(8, 32), Schedule(8), regroup(MATRIX, [8])[8]))
     for language, arch in (("ptx", "sm_90"), ("cuda", "sm_90"), ("sass", "sm_80")):
         with pytest.raises(Unsupported, match=f"pairs of float16: {language} has no such kernels for {arch}"):
             emit(program, language, arch)

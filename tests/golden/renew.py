@@ -21,7 +21,7 @@ from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.lanes import SINGLE
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize, Tiling
+from lospmm.space.candidates import Schedule, TileSize, Tiling, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 from tests.einsums import golden_texts
 
@@ -70,7 +70,7 @@ def example(
     matrix = from_dense(weights)
     columns, types = n if convolution is None else convolution.n, (DTYPES[dtype], DTYPES[sums])
     problem = Problem(matrix, columns, find_device("h200"), convolution, epilogue, *types)
-    return replace(lower(problem, Candidate(TileSize(4, 32), schedule, tiling(matrix))), name="example")
+    return replace(lower(problem, UnrolledPlan(TileSize(4, 32), schedule, tiling(matrix))), name="example")
 
 
 #: Two channels and a window of 2 x 2, so that A has eight columns.

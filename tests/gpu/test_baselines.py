@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lospmm.errors import GpuFault
 from lospmm.gpu import libraries as baselines
-from lospmm.gpu.gate import Verdict
+from lospmm.gpu.gate import GateVerdict
 from lospmm.gpu.libraries import (
     BASELINES,
     Baseline,
@@ -30,7 +30,7 @@ from lospmm.gpu.libraries import (
     time_baseline,
 )
 from lospmm.gpu.libraries import library as libraries
-from lospmm.gpu.libraries.library import Buffers, LibraryFault, Place, Variants, load, named_by
+from lospmm.gpu.libraries.library import Buffers, LibraryFault, LibraryTask, Variants, load, named_by
 from lospmm.gpu.timing import Timing
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.accuracy import SUM_ROUNDING, weights_held_to
@@ -121,10 +121,10 @@ class Problem:
         self.b = dtype.to_storage(rng.uniform(-1, 1, size=(copies, matrix.k, n)).astype(np.float32))
         self.c = dtype.to_storage(np.full((copies, matrix.m, n), np.nan, dtype=np.float32))
         places = [Buffers(b.ctypes.data, c.ctypes.data) for b, c in zip(self.b, self.c, strict=True)]
-        self.place = Place(self.driver, matrix, n, places, sputnik, dtype, copies_of_a)
+        self.place = LibraryTask(self.driver, matrix, n, places, sputnik, dtype, copies_of_a)
         self.timed = 0
 
-    def check(self, enqueue: Callable[[int], None], limit: float | None) -> Verdict:
+    def check(self, enqueue: Callable[[int], None], limit: float | None) -> GateVerdict:
         """Of every copy, so that a library which always takes the first is found out."""
         dtype = self.place.dtype
         a = self.place.matrix.to_scipy().astype(np.float64)
@@ -137,9 +137,9 @@ class Problem:
             scale = abs(a) @ abs(own_b)
             worst = max(worst, float(np.max(np.abs(own_c - a @ own_b) / np.maximum(scale, 1e-30), initial=0.0)))
         if not np.isfinite(worst):
-            return Verdict(None, "rows not written")
+            return GateVerdict(None, "rows not written")
         allowed = SUM_ROUNDING if limit is None else limit
-        return Verdict(worst, None if worst <= allowed else f"{worst:.1e}, at most {allowed:.1e} allowed")
+        return GateVerdict(worst, None if worst <= allowed else f"{worst:.1e}, at most {allowed:.1e} allowed")
 
     def time(self, enqueue: Callable[[int], None]) -> Timing:
         enqueue(0)
@@ -255,14 +255,16 @@ def test_tf32_in_place_of_fp32_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("verdict", "expected"),
     [
-        (Verdict(None, "rows not written"), VariantTime("way", None, None, "rows not written")),
-        (Verdict(float("inf"), "row 1 is wrong"), VariantTime("way", None, None, "row 1 is wrong")),
-        (Verdict(0.5, "row 1 is wrong"), VariantTime("way", None, 0.5, "row 1 is wrong")),
+        (GateVerdict(None, "rows not written"), VariantTime("way", None, None, "rows not written")),
+        (GateVerdict(float("inf"), "row 1 is wrong"), VariantTime("way", None, None, "row 1 is wrong")),
+        (GateVerdict(0.5, "row 1 is wrong"), VariantTime("way", None, 0.5, "row 1 is wrong")),
     ],
 )
-def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch, verdict: Verdict, expected: VariantTime) -> None:
+def test_what_is_wrong_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, verdict: GateVerdict, expected: VariantTime
+) -> None:
     @contextmanager
-    def prepared(_place: Place) -> Iterator[Variants]:
+    def prepared(_place: LibraryTask) -> Iterator[Variants]:
         yield Variants("it", {"way": lambda _copy: None})
 
     problem = Problem(drawn(3, 3, 0.5), 2)

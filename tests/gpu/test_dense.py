@@ -9,7 +9,7 @@ import pytest
 
 from lospmm.errors import GpuFault
 from lospmm.gpu.libraries import cublas, dense
-from lospmm.gpu.libraries.dense import Dense
+from lospmm.gpu.libraries.dense import CublasKernel
 from lospmm.gpu.libraries.library import Library, LibraryFault, load, named_by
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.convolution import Convolution
@@ -29,11 +29,11 @@ def problem_of(matrix: SparseMatrix, n: int, dtype: str = "float32") -> Problem:
     return Problem(matrix, n, DEVICES["h200"], dtype=DTYPES[dtype])
 
 
-def opened_dense(problem: Problem, driver: HostDriver, open_library: Callable[[], Library]) -> Dense:
-    return Dense(problem.matrix, problem.n, problem.dtype, driver, open_library=open_library)
+def opened_dense(problem: Problem, driver: HostDriver, open_library: Callable[[], Library]) -> CublasKernel:
+    return CublasKernel(problem.matrix, problem.n, problem.dtype, driver, open_library=open_library)
 
 
-def product(problem: Problem, kernel: Dense, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def product(problem: Problem, kernel: CublasKernel, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """What the kernel computes of a B, and what float64 does."""
     matrix, n, dtype = problem.matrix, problem.n, problem.dtype
     b = dtype.to_storage(np.random.default_rng(seed).uniform(-1, 1, size=(matrix.k, n)).astype(np.float32))

@@ -185,7 +185,7 @@ def test_a_result_that_passed_is_known_again(library: Path, monkeypatch: pytest.
     operands.fill(driver, place, problem)
     count = 0
 
-    def counted(*given: Any) -> gate.Verdict:
+    def counted(*given: Any) -> gate.GateVerdict:
         nonlocal count
         count += 1
         return checked(*given)
@@ -193,7 +193,7 @@ def test_a_result_that_passed_is_known_again(library: Path, monkeypatch: pytest.
     monkeypatch.setattr(gate, "_checked", counted)
     right = (matrix.to_scipy().astype(np.float64) @ floats(place.b[0], (7, 40))).astype(np.float32)
 
-    def verdict(result: np.ndarray, of: Prepare = problem, copy: int = 0) -> tuple[gate.Verdict, int]:
+    def verdict(result: np.ndarray, of: Prepare = problem, copy: int = 0) -> tuple[gate.GateVerdict, int]:
         def enqueue(copy: int) -> None:
             floats(place.c[copy], (6, 40))[:] = result
 

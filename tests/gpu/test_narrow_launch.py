@@ -17,7 +17,7 @@ from lospmm.cpu.geometry import geometry_of
 from lospmm.errors import BadRequest, Unsupported
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Launch, Problem, ceil_div
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm_datasets.synthetic import uniform
 
@@ -49,7 +49,7 @@ def test_the_text_finds_its_columns(n: int, group: int, share: float) -> None:
     matrix = uniform(20, 30, 0.7, seed=0)
     problem = Problem(matrix, n, DEVICES["h200"])
     schedule = Schedule(8, column_group=group)
-    program = lower(problem, Candidate(TileSize(8, 32), schedule, natural_order(matrix, 8)))
+    program = lower(problem, UnrolledPlan(TileSize(8, 32), schedule, natural_order(matrix, 8)))
     columns = np.arange(max(1, round(share * n)))
     b = np.random.default_rng(0).uniform(-1, 1, (30, n)).astype(np.float32)
     geometry = replace(geometry_of(program, n=n, cols=32), grid=narrowed(launch(program), len(columns)).grid)

@@ -21,7 +21,7 @@ from lospmm.gpu import network, operands, timing, worker
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.gate import COPY_ENTRY
 from lospmm.gpu.libraries import BaselineTime, Check, Enqueue, VariantTime, work
-from lospmm.gpu.libraries.library import Place
+from lospmm.gpu.libraries.library import LibraryTask
 from lospmm.gpu.messages import Measure, Shape
 from lospmm.gpu.protocol import Function, Graph, LaunchShape
 from lospmm.gpu.timing import BRIEF, COPIES_BEHIND, FULL, Effort
@@ -114,7 +114,7 @@ def test_libraries_are_timed_behind_the_same(gate_library: Path, monkeypatch: py
     function = driver.load(fake_gpu.kernel("good", weights(), N), "kernel")
 
     def time_baseline(
-        name: str, place: Place, *, check: Check, time: Callable[[Enqueue], timing.Timing]
+        name: str, place: LibraryTask, *, check: Check, time: Callable[[Enqueue], timing.Timing]
     ) -> BaselineTime:
         def enqueue(copy: int) -> None:
             addresses = (place.copies[copy].b, place.copies[copy].c)

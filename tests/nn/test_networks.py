@@ -20,7 +20,7 @@ from benchmarks.inference.timing import weight_bytes  # noqa: E402
 from lospmm.errors import BadRequest  # noqa: E402
 from lospmm.problem.device import DEVICES  # noqa: E402
 from lospmm.tuning import jobs  # noqa: E402
-from lospmm_datasets.networks import SPREADS, Wanted, drawn, real_patterns  # noqa: E402
+from lospmm_datasets.networks import SPREADS, WantedPattern, drawn, real_patterns  # noqa: E402
 from lospmm_datasets.shapes import read_shapes  # noqa: E402
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -90,7 +90,7 @@ def test_pruning_keeps_outputs_as_large_as_they_were() -> None:
     torch.manual_seed(0)
     layer, x = nn.Conv2d(64, 32, 3, bias=False), torch.randn(4, 64, 8, 8)
     before = float(layer(x).std())
-    pattern = drawn(Wanted(32, 576, 0.9, 9), SPREADS["magnitude"], 0)
+    pattern = drawn(WantedPattern(32, 576, 0.9, 9), SPREADS["magnitude"], 0)
     prune(layer, pattern)
     assert (layer.weight.detach().view(32, 576).numpy() != 0).tolist() == pattern.mask.tolist()
     assert float(layer(x).std()) == pytest.approx(before, rel=0.1)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from torch import Tensor, nn  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm.nn.bound import Ready  # noqa: E402
+from lospmm.nn.bound import ReadyKernel  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, pruned  # noqa: E402
 
 IMAGES, CHANNELS, SIDE = 4, 8, 6
@@ -47,14 +47,14 @@ def by_pytorch(one: nn.Module, x: Tensor, added: Tensor) -> Tensor:
 def given(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
     """The residuals that kernels are given."""
     seen: list[Tensor | None] = []
-    call = Ready.__call__
+    call = ReadyKernel.__call__
 
-    def noted(ready: Ready, b: Tensor, residual: Tensor | None) -> Tensor:
+    def noted(ready: ReadyKernel, b: Tensor, residual: Tensor | None) -> Tensor:
         assert residual is None or (residual.dtype, residual.shape) == (ready.dtype, ready.bucket.out_shape)
         seen.append(residual)
         return call(ready, b, residual)
 
-    monkeypatch.setattr(Ready, "__call__", noted)
+    monkeypatch.setattr(ReadyKernel, "__call__", noted)
     return seen
 
 

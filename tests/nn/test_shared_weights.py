@@ -11,7 +11,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm.nn.bound import Ready  # noqa: E402
+from lospmm.nn.bound import ReadyKernel  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, Mask, drawn, error, exact  # noqa: E402
 
 SIZE = 32
@@ -21,13 +21,13 @@ SIZE = 32
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The kernels that run. None is dense, or it would warn."""
     ran: list[str] = []
-    call = Ready.__call__
+    call = ReadyKernel.__call__
 
-    def counted(ready: Ready, b: Tensor, residual: Tensor | None) -> Tensor:
+    def counted(ready: ReadyKernel, b: Tensor, residual: Tensor | None) -> Tensor:
         ran.append(ready.bucket.kernel.artifact.manifest["fingerprint"])
         return call(ready, b, residual)
 
-    monkeypatch.setattr(Ready, "__call__", counted)
+    monkeypatch.setattr(ReadyKernel, "__call__", counted)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error", UserWarning)
         yield ran

@@ -7,7 +7,7 @@ from lospmm.codegen import emit
 from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.gpu import bench as measure
 from lospmm.gpu import gate, operands
-from lospmm.gpu.gate import Verdict
+from lospmm.gpu.gate import GateVerdict
 from lospmm.gpu.protocol import Driver
 from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
@@ -17,7 +17,7 @@ from lospmm.toolchain.compile import compile_kernel
 
 def run(
     driver: Driver, problem: Problem, program: KernelProgram, emitter: str
-) -> tuple[list[NDArray[np.float32]], Verdict]:
+) -> tuple[list[NDArray[np.float32]], GateVerdict]:
     """As ``run_cubin``, of a program that is compiled first."""
     arch, store = problem.device.arch, Store(settings().cache_dir)
     emission = emit(program, emitter, arch)
@@ -27,7 +27,7 @@ def run(
 
 def run_cubin(
     driver: Driver, problem: Problem, cubin: bytes, entry: str, launched: Launch
-) -> tuple[list[NDArray[np.float32]], Verdict]:
+) -> tuple[list[NDArray[np.float32]], GateVerdict]:
     """B or the input, C, and the residual if there is one, as they lie in memory, after a run that the gate passed."""
     task = measure._prepare(problem, seed=1)
     place = operands.allocate(driver, task)

@@ -11,7 +11,7 @@ from lospmm.gpu.detect import detect_device
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
@@ -33,7 +33,7 @@ def problem(m: int, k: int, n: int) -> Problem:
 @cache
 def good_kernel(case: Problem) -> tuple[bytes, str, Launch]:
     """Cubin, entry and launch of one candidate: 16 rows x 128 columns."""
-    candidate = Candidate(TileSize(16, 128), Schedule(8), regroup(case.matrix, [16])[16])
+    candidate = UnrolledPlan(TileSize(16, 128), Schedule(8), regroup(case.matrix, [16])[16])
     program = lower(case, candidate)
     arch = case.device.arch
     store = Store(settings().cache_dir)

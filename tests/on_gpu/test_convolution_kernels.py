@@ -20,7 +20,7 @@ from lospmm.problem.convolution import Convolution, output_elements, unfold
 from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
@@ -115,7 +115,7 @@ def problem_of(case: Case) -> Problem:
 
 def program_of(problem: Problem, case: Case) -> KernelProgram:
     schedule = Schedule(**{"prefetch": 16, **case.schedule})
-    program = lower(problem, Candidate(case.tile, schedule, natural_order(problem.matrix, case.tile.rows)))
+    program = lower(problem, UnrolledPlan(case.tile, schedule, natural_order(problem.matrix, case.tile.rows)))
     return replace(program, registers=255)
 
 

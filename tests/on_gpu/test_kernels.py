@@ -22,7 +22,7 @@ from lospmm.gpu.protocol import Driver
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
@@ -157,7 +157,7 @@ def test_bit_for_bit_what_the_interpreter_says(driver: Driver, shape: str, emitt
     m, k, density, n, rows, threads, options = SHAPES[shape]
     problem = Problem(from_dense(dense(m, k, density)), n, detect_device())
     schedule = Schedule(**{"prefetch": 8, **options})
-    program = lower(problem, Candidate(TileSize(rows, threads), schedule, natural_order(problem.matrix, rows)))
+    program = lower(problem, UnrolledPlan(TileSize(rows, threads), schedule, natural_order(problem.matrix, rows)))
     if emitter == "sass":  # registers are what its own allocation says
         program = replace(program, registers=255)
     if max(schedule.split_k, schedule.walks) > 1 and emitter != "sass":
@@ -175,7 +175,7 @@ def test_machine_code_is_bit_for_bit_that_of_ptx(driver: Driver, lockstep: int) 
     """All of C: the same sums in the same order, whoever scheduled them."""
     skip_without("sass")
     problem = Problem(from_dense(dense(128, 256, 0.1)), 1500, detect_device())
-    candidate = Candidate(TileSize(32, 256), Schedule(16, lockstep=lockstep), natural_order(problem.matrix, 32))
+    candidate = UnrolledPlan(TileSize(32, 256), Schedule(16, lockstep=lockstep), natural_order(problem.matrix, 32))
     program = lower(problem, candidate)
     found = [run_on(driver, problem, built(program, problem, emitter)) for emitter in ("sass", "ptx")]
     np.testing.assert_array_equal(found[0][0], found[1][0])

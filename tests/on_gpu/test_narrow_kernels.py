@@ -17,7 +17,7 @@ from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.problem.lanes import DOUBLE, FLOAT_SUMS
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from tests.cpu.rounded_oracle import rounded_oracle
 from tests.on_gpu.checked_run import run
@@ -57,7 +57,7 @@ def lowered(
     m, k, density, n, rows, threads, options = SHAPES[shape]
     problem = Problem(from_dense(dense(m, k, density)), n, device, epilogue=epilogue, dtype=DTYPES[number])
     schedule = Schedule(**{"prefetch": 8, **options, **axes})
-    program = lower(problem, Candidate(TileSize(rows, threads), schedule, natural_order(problem.matrix, rows)))
+    program = lower(problem, UnrolledPlan(TileSize(rows, threads), schedule, natural_order(problem.matrix, rows)))
     return problem, replace(program, registers=255)
 
 

@@ -10,12 +10,12 @@ from lospmm.gpu.detect import detect_device
 from lospmm.gpu.protocol import Driver
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
-from lospmm.tuning.proxy_runner import ProxyTrials, compile_proxy
+from lospmm.tuning.proxy_runner import ProxyRunner, compile_proxy
 from lospmm_proxies import proxies
 from tests.on_gpu.problems import matrix
 
@@ -28,7 +28,7 @@ def problem_of(emitter: str) -> Problem:
     return for_emitter(Problem(matrix(M, K), N, detect_device()), emitter)
 
 
-def candidates_of(problem: Problem, emitter: str) -> list[Candidate]:
+def candidates_of(problem: Problem, emitter: str) -> list[UnrolledPlan]:
     """Widths that share a program, and every number of blocks to a tile."""
     generation = GENERATIONS.get(problem.device.arch)
     if emitter == "sass" and generation is None:
@@ -36,7 +36,7 @@ def candidates_of(problem: Problem, emitter: str) -> list[Candidate]:
     clusters = emitter == "sass" and generation is not None and generation.has_clusters
     tilings = regroup(problem.matrix, [5, 24])
     return [
-        Candidate(TileSize(rows, cols), Schedule(8, None, 2, 64 * (emitter == "sass"), split), tilings[rows])
+        UnrolledPlan(TileSize(rows, cols), Schedule(8, None, 2, 64 * (emitter == "sass"), split), tilings[rows])
         for rows in tilings
         for cols in (32, 160)
         for split in ((1, 2, 4, 8) if clusters else (1,))
@@ -65,7 +65,7 @@ def test_proxies_are_timed_and_the_next_kernel_is_still_right(emitter: str) -> N
     problem = problem_of(emitter)
     candidates, store = candidates_of(problem, emitter), Store(settings().cache_dir)
     with Bench(problem) as bench:
-        found = list(ProxyTrials(problem, emitter, bench, store=store, workers=2, stages=Stages())(candidates))
+        found = list(ProxyRunner(problem, emitter, bench, store=store, workers=2, stages=Stages())(candidates))
         assert [one.failure for one in found] == [None] * len(candidates)
         assert all(one.timing is not None and one.timing.micros > 0 for one in found)
         built = build(problem, candidates[0], emitter, store=store, workers=2)

@@ -11,7 +11,7 @@ from lospmm.artifact import artifact
 from lospmm.cli.main import run
 from lospmm.codegen.sass.words import writes
 from lospmm.cpu.verify import compare
-from lospmm.families import FAMILIES, Entrant
+from lospmm.families import FAMILIES, Candidate
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.libraries import baselines_of
@@ -22,7 +22,7 @@ from lospmm.problem.accuracy import tolerance_of
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.epilogue import epilogue_of
-from lospmm.problem.lanes import DOUBLE, in_words, words_of
+from lospmm.problem.lanes import DOUBLE, in_lanes, lanes_of
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.space.estimate import estimate_micros
@@ -48,7 +48,7 @@ unrolled_types = pytest.mark.parametrize(
         (dtype.name, sums)
         for dtype in DTYPES.values()
         for sums in dict.fromkeys(("float32", dtype.name if dtype.is_16_bit else "float32"))
-        if writes(words_of(replace(SMALL, dtype=dtype, sums=DTYPES[sums])), SMALL.device.arch)
+        if writes(lanes_of(replace(SMALL, dtype=dtype, sums=DTYPES[sums])), SMALL.device.arch)
     ],
 )
 
@@ -57,13 +57,13 @@ def packed(problem: Problem) -> Compiled:
     """The first plan of the csr family."""
     plan = FAMILIES["csr"].plans(problem)[0]
     store = Store(settings().cache_dir)
-    return build(problem, Entrant("csr", plan, 1.0), "", store=store, workers=1).compiled
+    return build(problem, Candidate("csr", plan, 1.0), "", store=store, workers=1).compiled
 
 
 def unrolled(problem: Problem) -> Compiled:
     """What the search puts first."""
     asked = for_emitter(problem, "sass")
-    chosen = search(in_words(asked), estimate_micros, 1, Stages(), lockstep=128).winner
+    chosen = search(in_lanes(asked), estimate_micros, 1, Stages(), lockstep=128).winner
     return build(asked, chosen, "sass", store=Store(settings().cache_dir), workers=1).compiled
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lospmm.cli.main import run
-from lospmm.families import Entrant, two_of_four, warpgroups
+from lospmm.families import Candidate, two_of_four, warpgroups
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.timing import BRIEF
@@ -37,7 +37,7 @@ def test_every_plan_passes_the_gate(dtype: str, m: int, k: int, n: int) -> None:
         pytest.skip(why)
     store, worst, plans = Store(settings().cache_dir), 0.0, kind.plans(problem)
     with ThreadPoolExecutor(os.cpu_count()) as pool, Bench(problem) as bench:
-        entrants = (Entrant("tensor_core", plan, 1.0) for plan in plans)
+        entrants = (Candidate("tensor_core", plan, 1.0) for plan in plans)
         built = pool.map(lambda entrant: build(problem, entrant, "", store=store, workers=1), entrants)
         for plan, kernel in zip(plans, (one.compiled for one in built), strict=True):
             measured = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=BRIEF)

@@ -16,7 +16,7 @@ from lospmm.errors import BadRequest
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import Problem, ceil_div
-from lospmm.space.candidates import ZERO_ROWS, Candidate, RowTile, Schedule, TileSize, Tiling
+from lospmm.space.candidates import ZERO_ROWS, RowTile, Schedule, TileSize, Tiling, UnrolledPlan
 from lospmm.space.occupancy import resident_blocks
 from lospmm.space.registers import forecast_registers
 from lospmm.space.reorder import regroup
@@ -43,10 +43,10 @@ def problems(draw: st.DrawFn) -> Problem:
     return Problem(from_dense(weights), draw(st.integers(1, 3000)), draw(st.sampled_from([H200, DEVICES["v100"]])))
 
 
-def candidates_of(problem: Problem, size_limits: list[int]) -> list[Candidate]:
+def candidates_of(problem: Problem, size_limits: list[int]) -> list[UnrolledPlan]:
     tilings = regroup(problem.matrix, size_limits)
     return [
-        Candidate(TileSize(limit, width), schedule, tiling)
+        UnrolledPlan(TileSize(limit, width), schedule, tiling)
         for width in WIDTHS
         for limit, tiling in tilings.items()
         for schedule in SCHEDULES
@@ -174,7 +174,9 @@ def test_the_loop_is_cut_where_instruction_misses_no_longer_change():
 def test_the_share_that_is_kept_falls_with_the_rows_of_a_tile():
     problem = Problem(uniform(40, 2000, 0.5, seed=1), 512, H200)
     tilings = regroup(problem.matrix, [1, 4, 40])
-    trials = proxies(problem, [Candidate(TileSize(rows, 64), Schedule(4), tiling) for rows, tiling in tilings.items()])
+    trials = proxies(
+        problem, [UnrolledPlan(TileSize(rows, 64), Schedule(4), tiling) for rows, tiling in tilings.items()]
+    )
     assert [kept_share(trial) for trial in trials] == pytest.approx([0.6, 0.32, 0.3], rel=0.02)
 
 
@@ -225,7 +227,7 @@ def test_an_empty_matrix_has_one_block_that_writes_zeros():
 def test_a_single_tile_runs():
     problem = Problem(uniform(4, 30, 0.5, seed=0), 64, H200)
     (tiling,) = regroup(problem.matrix, [4]).values()
-    (trial,) = proxies(problem, [Candidate(TileSize(4, 64), Schedule(4), tiling)])
+    (trial,) = proxies(problem, [UnrolledPlan(TileSize(4, 64), Schedule(4), tiling)])
     assert trial.program.dispatch == (0,)
     c = interpret(trial.program, np.ones((30, 64), dtype=np.float32))
     assert np.all(np.isfinite(c)) and np.all(c != 0)
@@ -246,7 +248,7 @@ def test_a_proxy_has_the_kernels_occupancy(device: DeviceSpec, rows: int, cols: 
     """Also when the compiler finds a use for fewer registers than the forecast."""
     tiles = tuple(RowTile(np.array([row], dtype=np.int32), 1, 1) for row in range(ceil_div(300, rows)))
     problem = Problem(from_dense(np.eye(300)), n, device)
-    candidate = Candidate(TileSize(rows, cols), Schedule(4), Tiling(rows, tiles, np.array([], dtype=np.int32)))
+    candidate = UnrolledPlan(TileSize(rows, cols), Schedule(4), Tiling(rows, tiles, np.array([], dtype=np.int32)))
     registers = forecast_registers(rows, candidate.schedule, device)
     fits = resident_blocks(device, threads=cols, registers_per_thread=registers, shared_bytes=0)
     if not fits:
@@ -268,7 +270,7 @@ def test_a_proxy_has_the_kernels_occupancy(device: DeviceSpec, rows: int, cols: 
 def test_equation_5_is_held_to_what_the_hardware_has_room_for():
     problem = Problem(uniform(768, 768, 0.9, seed=0), 4096, H200)
     tiling = regroup(problem.matrix, [1])[1]
-    narrow, wide = (Candidate(TileSize(1, cols), Schedule(4), tiling) for cols in (32, 1024))
+    narrow, wide = (UnrolledPlan(TileSize(1, cols), Schedule(4), tiling) for cols in (32, 1024))
     assert active_kernel_blocks(problem, narrow) == 32  # 65536 registers would hold 85 blocks of 32 x 24
     assert active_kernel_blocks(problem, wide) == 2
     assert cluster_limit(problem, [wide]) == 6

@@ -8,7 +8,7 @@ import numpy as np
 
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.tuning.build import for_emitter
 from lospmm_rank.train.lines import AXES, about_run
@@ -42,7 +42,7 @@ def line(number: int, count: int = 16) -> dict[str, Any]:
     }
 
 
-def time_of(candidate: Candidate, estimate: float) -> float:
+def time_of(candidate: UnrolledPlan, estimate: float) -> float:
     """Without barriers half as long again, with many loads in flight or several blocks to a tile a third."""
     schedule = candidate.schedule
     slower = 1.5 if schedule.lockstep == 0 else 1.0

@@ -23,7 +23,7 @@ from lospmm.space.estimate import estimate_micros
 from lospmm.tuning.build import for_emitter
 from lospmm_rank.train import collect
 from lospmm_rank.train.lines import Lines
-from lospmm_rank.train.pool import Pool, Source
+from lospmm_rank.train.pool import EmitterPool, Source
 from lospmm_rank.train.problems import MOST_NONZEROS, MOST_PRODUCTS, PATTERNS, drawn
 from lospmm_rank.train.sample import sampled
 from tests.fixtures import machine_gpu
@@ -101,7 +101,7 @@ def test_kernels_are_timed_once_and_a_stopped_run_goes_on(layers: Path, tmp_path
     path = tmp_path / "out" / "real-0-of-1.jsonl"
     first, second = (Source(number, f"{name}.npz", layers, N) for number, name in enumerate("ab"))
     until = time.monotonic() + 60
-    with Pool(1, "sass", H200, 5) as pool:
+    with EmitterPool(1, "sass", H200, 5) as pool:
         with Lines(path) as lines:
             tally = collect.collect([first], pool, bench, lines, until=until, tell=lambda _: None)
         assert (tally.problems, tally.failures) == (1, 0)

@@ -56,7 +56,7 @@ def test_beyond_what_was_measured_the_nearest_counts() -> None:
     for family in ("unrolled", DENSE):
         far, further = (factor(family, 1e6 * n, traits=replace(TRAITS, n=n * 10**9), device="h200") for n in (1, 2))
         assert far == further != 1.0
-    plans = [csr.Plan(4, 32, 1, 8, 4)]
+    plans = [csr.CsrPlan(4, 32, 1, 8, 4)]
     micros = [
         corrected("csr", plans, np.array([1e6 * n]), traits=replace(TRAITS, n=n * 10**9), device="h200") / n
         for n in (1, 2)
@@ -81,7 +81,7 @@ def test_no_plan_comes_before_those_that_are_looked_at(family: str) -> None:
 
 def test_the_axes_of_a_plan_are_read_as_they_are_written() -> None:
     for plan in (
-        csr.Plan(4, 32, 1, 8, 4),
+        csr.CsrPlan(4, 32, 1, 8, 4),
         buckets.Buckets(4, 8, 4, 16, 4),
         partitions.Partitions(16, 4, 24, 192, 2, 2, 1),
     ):

@@ -10,7 +10,7 @@ import pytest
 import lospmm_rank
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidates
+from lospmm.space.candidates import UnrolledPlans
 from lospmm.space.estimate import RATES, costs_of, work_of
 from lospmm.space.features import FEATURES
 from lospmm.stages import Stages
@@ -74,7 +74,7 @@ def test_rates_without_features_change_no_estimate_of_float32(dataset: Dataset) 
     without = replace(RATES, **dict.fromkeys(WITHOUT_FEATURES, 0.0))
     for name in set(dataset.device.tolist()):
         problem = Problem(random_matrix(96, 128, 0.2, seed=0), 4096, DEVICES[name])
-        candidates = Candidates.of(explore_problem(problem, Stages()).survivors)
+        candidates = UnrolledPlans.of(explore_problem(problem, Stages()).survivors)
         work = work_of(problem, candidates)
         assert len(candidates) > 10
         for mine, other in zip(costs_of(problem, work), costs_of(problem, work, without), strict=True):

@@ -24,15 +24,15 @@ from lospmm.families.traits import traits_of
 from lospmm.problem.convolution import convolution_of
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
-from lospmm.problem.lanes import in_words
+from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
-from lospmm.tuning.families import Contest
-from lospmm.tuning.forecast import field_for, winner_of
+from lospmm.tuning.families import FamilyTrials
+from lospmm.tuning.forecast import family_plans_for, winner_of
 from lospmm.tuning.options import LOCKSTEPS, Options
-from lospmm.tuning.prepare import sought_here
+from lospmm.tuning.prepare import prepare
 from lospmm.tuning.rankers import RANKERS, with_ranker
 from lospmm.tuning.search import Choice, search
 from lospmm.tuning.untimed import LISTED, considered, model_for
@@ -56,21 +56,21 @@ def options_of(dtype: str, **named: str) -> Options:
 
 
 def listed(problem: Problem) -> Choice:
-    return search(in_words(problem), RANKERS["lambdamart"](H200), LISTED, Stages(), lockstep=LOCKSTEPS["sass"][0])
+    return search(in_lanes(problem), RANKERS["lambdamart"](H200), LISTED, Stages(), lockstep=LOCKSTEPS["sass"][0])
 
 
 @types
 def test_of_no_nonzeros_something_is_considered(dtype: str) -> None:
     """It has no tile."""
     problem = for_emitter(Problem(uniform(64, 64, 1.0, seed=0), 64, H200, dtype=DTYPES[dtype]), "sass")
-    found = considered(in_words(problem), listed(problem), LOCKSTEPS["sass"])
+    found = considered(in_lanes(problem), listed(problem), LOCKSTEPS["sass"])
     assert found and not any(one.tiling.tiles for one in found)
 
 
 @types
 def test_what_is_considered_begins_with_the_ranker_s_first(dtype: str) -> None:
     problem = problem_of(dtype)
-    choice, words = listed(problem), in_words(problem)
+    choice, words = listed(problem), in_lanes(problem)
     found = considered(words, choice, LOCKSTEPS["sass"])
     assert found[0] is choice.winner
     assert len({(one.tile, one.schedule) for one in found}) == len(found)
@@ -89,7 +89,7 @@ def test_what_is_considered_begins_with_the_ranker_s_first(dtype: str) -> None:
 def test_a_choice_is_what_the_model_puts_first(dtype: str) -> None:
     """The same each time, and in front of its shortlist, whose scores are the model's."""
     problem, options = problem_of(dtype), options_of(dtype)
-    first, again = (sought_here(problem, options, Stages()).choice for _ in range(2))
+    first, again = (prepare(problem, options, Stages()).choice for _ in range(2))
     assert first is not None and again is not None
     assert (first.winner.tile, first.winner.schedule) == (again.winner.tile, again.winner.schedule)
     assert len(first.shortlist) == options.shortlist_size and first.doubles == ()
@@ -101,7 +101,7 @@ def test_a_choice_is_what_the_model_puts_first(dtype: str) -> None:
 
 def test_what_the_winner_takes_is_the_models_word_corrected() -> None:
     problem = problem_of("tf32")
-    found = sought_here(problem, options_of("tf32", families="unrolled,csr"), Stages())
+    found = prepare(problem, options_of("tf32", families="unrolled,csr"), Stages())
     assert found.choice is not None and found.field.entrants
     by_model, traits = found.choice.forecast_micros, traits_of(problem)
     assert by_model is not None
@@ -109,7 +109,7 @@ def test_what_the_winner_takes_is_the_models_word_corrected() -> None:
     for share, family in ((0.99, "csr"), (1.01, "unrolled")):
         other = replace(found.field.entrants[0], forecast_micros=share * SURE * own)
         field = replace(found.field, entrants=(other,))
-        winner = winner_of(problem, found.choice, Contest(field), "sass")
+        winner = winner_of(problem, found.choice, FamilyTrials(field), "sass")
         assert getattr(winner, "family", "unrolled") == family
 
 
@@ -138,7 +138,7 @@ def test_what_is_drawn_is_the_same_each_time_and_within_its_bounds() -> None:
 
 def test_of_a_drawn_problem_the_foremost_kernels_and_others_are_timed() -> None:
     problem = problem_of("float16")
-    words = in_words(problem)
+    words = in_lanes(problem)
     told = features(words, considered(words, listed(problem), LOCKSTEPS["sass"]), RANKERS["lambdamart"](H200))
     model = model_at(WEIGHTS / "h200.txt")
     chosen = sampled(told, model)
@@ -176,13 +176,13 @@ def test_another_ranker_is_not_overruled(tmp_path: Path, monkeypatch: pytest.Mon
 def test_families_of_float32_are_compared_without_a_clock(side: int, sparsity: float, n: int, family: str) -> None:
     """Few columns of a large matrix are not left to a kernel that has nothing to do for its threads."""
     problem = for_emitter(Problem(uniform(side, side, sparsity, seed=4), n, H200), "sass")
-    found = sought_here(problem, replace(options_of("float32"), families="unrolled,csr"), Stages())
-    winner = winner_of(problem, found.choice, Contest(found.field), "sass")
+    found = prepare(problem, replace(options_of("float32"), families="unrolled,csr"), Stages())
+    winner = winner_of(problem, found.choice, FamilyTrials(found.field), "sass")
     assert getattr(winner, "family", "unrolled") == family
     elsewhere = replace(problem, device=DEVICES["a100"])
-    field = field_for(elsewhere, ("csr",))
+    field = family_plans_for(elsewhere, ("csr",))
     assert (
-        winner_of(elsewhere, found.choice, Contest(field), "sass") is found.choice.winner
+        winner_of(elsewhere, found.choice, FamilyTrials(field), "sass") is found.choice.winner
     )  # nothing was learned of it
 
 

@@ -4,17 +4,17 @@ from lospmm.errors import NothingFits
 from lospmm_server import queries, queue
 from lospmm_server.database import Database
 from lospmm_server.problems import describe
-from lospmm_server.queue import Claim, Layer, Model, Order
+from lospmm_server.queue import Claim, KernelOrder, Layer, ModelOrder
 
 
-def order(number: int, *, gpu: str = "", is_kept: bool = False) -> Order:
-    return Order(f"{number:064x}", {"m": 4, "k": 8, "nnz": number}, gpu, is_kept)
+def order(number: int, *, gpu: str = "", is_kept: bool = False) -> KernelOrder:
+    return KernelOrder(f"{number:064x}", {"m": 4, "k": 8, "nnz": number}, gpu, is_kept)
 
 
-def model(*orders: Order | None, name: str = "net") -> Model:
+def model(*orders: KernelOrder | None, name: str = "net") -> ModelOrder:
     bad = describe(NothingFits("not a matrix"))
     layers = [Layer(f"layer{at}", one, None if one else bad) for at, one in enumerate(orders)]
-    return Model(f"{len(orders):x}{name}".encode().hex().ljust(64, "0"), name, 128, "h200", layers)
+    return ModelOrder(f"{len(orders):x}{name}".encode().hex().ljust(64, "0"), name, 128, "h200", layers)
 
 
 def submitted(database: Database, *numbers: int, key: str = "") -> None:

@@ -20,7 +20,7 @@ from starlette.datastructures import UploadFile
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import SPACE_FILE, Artifact
-from lospmm.artifact.manifest import MANIFEST_FILE, Clocks, Measured
+from lospmm.artifact.manifest import MANIFEST_FILE, ClocksAtEnd, Measured
 from lospmm.errors import LospmmError
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
@@ -33,7 +33,7 @@ from lospmm_server import schemas
 from lospmm_server.origin import refuse_foreign_pages
 from lospmm_server.pages import Pages, error_handler, pages_router
 from lospmm_server.schemas import KernelQuery
-from lospmm_server.views import JobList, JobView, LayerView
+from lospmm_server.views import JobListPage, JobPage, LayerPage
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -52,7 +52,7 @@ MEASURED = Measured(
     sputnik_micros=None,
     advice="dense",
     gpu="NVIDIA H200",
-    clocks=Clocks(1980, 3201, 45, ()),
+    clocks=ClocksAtEnd(1980, 3201, 45, ()),
 )
 
 
@@ -87,26 +87,26 @@ def without_space(kernel: Artifact) -> Artifact:
 class FakeView:
     """``found`` are the jobs, the newest first; ``change`` tells those who follow one of them."""
 
-    found: dict[str, JobView] = field(default_factory=dict)
+    found: dict[str, JobPage] = field(default_factory=dict)
     kernels: dict[str, Artifact] = field(default_factory=dict)
     submitted: list[tuple[str, bytes, KernelQuery]] = field(default_factory=list)
     fault: Exception | None = None
     version: int = 0
     listeners: int = 0
 
-    async def jobs(self, state: str | None, cursor: int | None) -> JobList:
+    async def jobs(self, state: str | None, cursor: int | None) -> JobListPage:
         self._fail()
         chosen = [job for job in self.found.values() if state in (None, job.state)]
         first = cursor or 0
         following = first + PAGE if len(chosen) > first + PAGE else None
-        return JobList(tuple(chosen[first : first + PAGE]), following)
+        return JobListPage(tuple(chosen[first : first + PAGE]), following)
 
-    async def job(self, job: str) -> JobView:
+    async def job(self, job: str) -> JobPage:
         self._fail()
         if job in self.found:
             return self.found[job]
         if job in self.kernels:
-            return JobView(id=job, kind="kernel", state="succeeded")
+            return JobPage(id=job, kind="kernel", state="succeeded")
         raise HTTPException(404, f"{job}: no job of this id; post its matrix (again)")
 
     async def kernel(self, digest: str) -> Artifact:
@@ -120,7 +120,7 @@ class FakeView:
         content = await upload.read()
         digest = digest_of(f"{content!r}{query}")
         self.submitted.append((upload.filename or "", content, query))
-        self.found = {digest: JobView(id=digest, kind="kernel", state="queued", created=NOON), **self.found}
+        self.found = {digest: JobPage(id=digest, kind="kernel", state="queued", created=NOON), **self.found}
         return digest
 
     def change(self, job: str, **fields: Any) -> None:
@@ -192,17 +192,17 @@ def problem(detail: str) -> schemas.Problem:
     )
 
 
-def a_model(kernel: str) -> JobView:
+def a_model(kernel: str) -> JobPage:
     """Timed, not timed, under way, and one that cannot be read."""
     sizes: dict[str, Any] = {"m": 512, "k": 2048, "nnz": 104_857}
     layers = (
-        LayerView(name="encoder.0.weight", state="succeeded", digest=kernel, speedup=2.5, **sizes),
-        LayerView(name="encoder.1.weight", state="succeeded", digest=digest_of("one"), speedup=0.8, **sizes),
-        LayerView(name="encoder.2.weight", state="succeeded", digest=digest_of("two"), **sizes),
-        LayerView(name="encoder.3.weight", state="running", digest=digest_of("three"), stage="compile", **sizes),
-        LayerView(name=HOSTILE, state="failed", error=problem(f"{HOSTILE}: truncated or damaged archive")),
+        LayerPage(name="encoder.0.weight", state="succeeded", digest=kernel, speedup=2.5, **sizes),
+        LayerPage(name="encoder.1.weight", state="succeeded", digest=digest_of("one"), speedup=0.8, **sizes),
+        LayerPage(name="encoder.2.weight", state="succeeded", digest=digest_of("two"), **sizes),
+        LayerPage(name="encoder.3.weight", state="running", digest=digest_of("three"), stage="compile", **sizes),
+        LayerPage(name=HOSTILE, state="failed", error=problem(f"{HOSTILE}: truncated or damaged archive")),
     )
-    return JobView(
+    return JobPage(
         id=digest_of("model"),
         kind="model",
         state="running",

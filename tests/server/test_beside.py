@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lospmm_server import beside
-from lospmm_server.beside import Crew
+from lospmm_server.beside import LocalWorkers
 from lospmm_server.database import Database
 
 
@@ -43,7 +43,7 @@ def test_a_worker_is_started_once_there_is_room(
     monkeypatch.setattr(beside, "LONGEST_PAUSE_SECONDS", 0.05)
 
     async def kept() -> None:
-        tight, crew = Tight(error, monkeypatch), Crew(either_database, 1)
+        tight, crew = Tight(error, monkeypatch), LocalWorkers(either_database, 1)
         running = asyncio.create_task(crew.run())
         while tight.asked < 3:
             assert not running.done()

@@ -18,7 +18,7 @@ from lospmm.artifact.artifact import MATRIX_FILE, SPACE_FILE
 from lospmm.artifact.manifest import MANIFEST_FILE
 from lospmm.client import answers as remote
 from lospmm.client import connection
-from lospmm.client.answers import Problem
+from lospmm.client.answers import ProblemDetails
 from lospmm.client.client import Client, _query
 from lospmm.client.connection import Gone
 from lospmm.errors import BadMatrix, BadRequest, BadSettings, LospmmError, ServiceFault, Unsupported
@@ -242,7 +242,7 @@ def test_a_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", problems.ERRORS)
 def test_problems_become_the_errors_that_they_were(error: type[LospmmError]) -> None:
     kind = problems.ERRORS[error]
-    found = remote.error_of(Problem(f"/problems/{kind.name}", "why"), "http://there")
+    found = remote.error_of(ProblemDetails(f"/problems/{kind.name}", "why"), "http://there")
     assert str(found) == "http://there: why"
     is_core = error.__module__ == "lospmm.errors" and error is not BadSettings  # which means the service's own
     if is_core:
@@ -254,7 +254,7 @@ def test_problems_become_the_errors_that_they_were(error: type[LospmmError]) -> 
 def test_refusals_by_status_are_of_the_request() -> None:
     for kind in (*problems.STATUSES.values(), problems.BAD_PARAMETER, problems.INTERNAL):
         expected = ServiceFault if kind.status >= 500 else BadRequest
-        assert type(remote.error_of(Problem(f"/problems/{kind.name}", "why"), "there")) is expected, kind
+        assert type(remote.error_of(ProblemDetails(f"/problems/{kind.name}", "why"), "there")) is expected, kind
 
 
 def test_the_client_needs_no_web_framework() -> None:

@@ -24,7 +24,7 @@ from lospmm_server import uploads
 from lospmm_server.faults import Busy, DatabaseFault
 from lospmm_server.pages import HEADERS
 from lospmm_server.uploads import NO_GPU
-from lospmm_server.views import JobView
+from lospmm_server.views import JobPage
 from tests.server.page_reader import BROWSER, Page, page
 from tests.server.page_service import (
     HOSTILE,
@@ -50,7 +50,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.fixture
 def view(kernel: Artifact) -> FakeView:
-    running = JobView(
+    running = JobPage(
         id=digest_of("running"),
         kind="kernel",
         state="running",
@@ -64,10 +64,10 @@ def view(kernel: Artifact) -> FakeView:
         n=4096,
         device="h200",
     )
-    done = JobView(
+    done = JobPage(
         id=KERNEL, kind="kernel", state="succeeded", created=NOON, started=NOON, ended=NOON + timedelta(seconds=12.34)
     )
-    failed = JobView(id=digest_of("failed"), kind="kernel", state="failed", error=problem(f"{HOSTILE}: damaged"))
+    failed = JobPage(id=digest_of("failed"), kind="kernel", state="failed", error=problem(f"{HOSTILE}: damaged"))
     model = a_model(KERNEL)
     return FakeView({job.id: job for job in (running, model, done, failed)}, {KERNEL: kernel})
 

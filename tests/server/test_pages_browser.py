@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from lospmm.artifact.artifact import Artifact
 from lospmm.store import Store
 from lospmm_server.faults import DatabaseFault
-from lospmm_server.views import JobView
+from lospmm_server.views import JobPage
 from tests.server.page_service import (
     NOON,
     FakeView,
@@ -66,7 +66,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def view(kernel: Artifact) -> FakeView:
-    running = JobView(
+    running = JobPage(
         id=RUNNING,
         kind="kernel",
         state="running",

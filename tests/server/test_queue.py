@@ -15,7 +15,7 @@ from lospmm_server import queries, queue, retention
 from lospmm_server.database import Database, open_database
 from lospmm_server.faults import Busy, DatabaseFault
 from lospmm_server.problems import describe
-from lospmm_server.queue import Claim, Verdict
+from lospmm_server.queue import Claim, JobVerdict
 from lospmm_server.tables import metadata
 from tests.server.orders import claimed, model, order, state, submitted
 
@@ -62,7 +62,7 @@ def test_the_life_of_a_job(database: Database) -> None:
     mine = claimed(database)
     assert (mine.digest, mine.request["nnz"], mine.attempts) == (order(1).digest, 1, 1)
     assert queue.claim(database, "other", "") is None
-    assert queue.beat(database, mine, "compile", {"compile": (1, 2)}) is Verdict.GO_ON
+    assert queue.beat(database, mine, "compile", {"compile": (1, 2)}) is JobVerdict.GO_ON
     job = queries.find_job(database, mine.digest)
     assert job is not None
     assert (job.state, job.stage, job.progress, job.attempts) == ("running", "compile", {"compile": (1, 2)}, 1)
@@ -161,8 +161,8 @@ class TestOwners:
         return old
 
     def test_what_a_former_owner_says(self, database: Database, lost: Claim) -> None:
-        assert queue.beat(database, lost, "emit", {}) is Verdict.LOST
-        assert queue.look(database, lost) is Verdict.LOST
+        assert queue.beat(database, lost, "emit", {}) is JobVerdict.LOST
+        assert queue.look(database, lost) is JobVerdict.LOST
         assert not queue.finish(database, lost, {})
         assert not queue.fail(database, lost, describe(NothingFits("no")))
         assert not queue.give_back(database, lost)
@@ -173,7 +173,7 @@ class TestOwners:
         submitted(database, 1)
         mine = claimed(database)
         seen = queue.running(database)[(mine.digest, "worker")]
-        assert queue.beat(database, mine, None, {}) is Verdict.GO_ON
+        assert queue.beat(database, mine, None, {}) is JobVerdict.GO_ON
         assert not queue.release(database, mine.digest, "worker", seen)
         assert queue.finish(database, mine, {})
         assert not queue.release(database, mine.digest, "worker", seen + 1)
@@ -227,8 +227,8 @@ class TestCancel:
         submitted(database, 1)
         mine = claimed(database)
         assert queue.cancel(database, mine.digest)
-        assert (state(database, 1), queue.look(database, mine)) == ("running", Verdict.CANCEL)
-        assert queue.beat(database, mine, None, {}) is Verdict.CANCEL
+        assert (state(database, 1), queue.look(database, mine)) == ("running", JobVerdict.CANCEL)
+        assert queue.beat(database, mine, None, {}) is JobVerdict.CANCEL
         assert queue.give_back(database, mine)
         assert state(database, 1) == "cancelled"
 
@@ -243,7 +243,7 @@ class TestCancel:
         mine = claimed(database)
         queue.cancel(database, mine.digest)
         submitted(database, 1)
-        assert queue.look(database, mine) is Verdict.GO_ON
+        assert queue.look(database, mine) is JobVerdict.GO_ON
         assert queue.give_back(database, mine)  # it had been told already
         assert state(database, 1) == "queued"
 

@@ -9,7 +9,7 @@ from lospmm_server import queries, queue
 from lospmm_server.database import Database
 from lospmm_server.faults import Busy
 from lospmm_server.problems import describe
-from lospmm_server.queue import Model, Verdict
+from lospmm_server.queue import JobVerdict, ModelOrder
 from tests.server.orders import claimed, model, order, state, submitted
 
 
@@ -19,7 +19,7 @@ def database(either_database: Database) -> Database:
 
 
 class TestModels:
-    def job(self, database: Database, posted: Model) -> queries.Job:
+    def job(self, database: Database, posted: ModelOrder) -> queries.JobRow:
         found = queries.find_job(database, posted.id)
         assert found is not None
         listed = queries.list_jobs(database, found.state, None, 50)  # the same state, as SQL has it
@@ -100,7 +100,7 @@ class TestModels:
         assert self.job(database, posted).state == ("running" if is_running else "queued")
         queue.cancel(database, posted.id)
         if mine is not None:
-            assert queue.look(database, mine) is Verdict.CANCEL
+            assert queue.look(database, mine) is JobVerdict.CANCEL
             queue.give_back(database, mine)
         assert state(database, 1) == "cancelled"
 

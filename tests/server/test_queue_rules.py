@@ -13,7 +13,7 @@ from lospmm.settings import settings
 from lospmm_server import queries, queue
 from lospmm_server.database import open_database
 from lospmm_server.problems import describe
-from lospmm_server.queue import Claim, Order, Verdict
+from lospmm_server.queue import Claim, JobVerdict, KernelOrder
 from lospmm_server.tables import STATES
 
 JOBS = st.integers(0, 3)
@@ -52,7 +52,7 @@ class Jobs(RuleBasedStateMachine):
     @rule(number=JOBS)
     def submit(self, number: int) -> None:
         job = digest(number)
-        queue.submit(self.database, Order(job, {"nnz": 1}, ""), "")
+        queue.submit(self.database, KernelOrder(job, {"nnz": 1}, ""), "")
         if self.states.get(job) not in ("queued", "running", "succeeded"):
             self.states[job], self.attempts[job] = "queued", 0
         self.told.discard(job)
@@ -84,7 +84,7 @@ class Jobs(RuleBasedStateMachine):
                 assert queue.give_back(self.database, claim) == is_owner
             case _:
                 ask = queue.look if how == "look" else lambda *asked: queue.beat(*asked, None, {})
-                expected = Verdict.LOST if not is_owner else Verdict.CANCEL if is_told else Verdict.GO_ON
+                expected = JobVerdict.LOST if not is_owner else JobVerdict.CANCEL if is_told else JobVerdict.GO_ON
                 assert ask(self.database, claim) is expected
                 return
         if not is_owner:

@@ -21,7 +21,7 @@ from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.tuning import jobs
 from lospmm_server import queue
-from lospmm_server.queue import Order
+from lospmm_server.queue import KernelOrder
 from lospmm_server.tables import kernels
 from tests.server.conftest import SlowToolkit, make_slow_toolkit, new_service, npy_file
 from tests.server.processes import SERVE, WORKER, client_at, compilers, serving, wait_until
@@ -171,7 +171,7 @@ def order_of_another_version() -> None:
     database = new_service().database
     with database.read() as connection:
         request = connection.execute(sa.select(kernels.c.request)).scalar_one()
-    queue.submit(database, Order("0" * 64, request, ""), "")
+    queue.submit(database, KernelOrder("0" * 64, request, ""), "")
     database.close()
 
 

@@ -163,7 +163,7 @@ def test_the_oldest_failures_are_forgotten(client: TestClient, monkeypatch: pyte
 def test_reading_does_not_hold_up_others(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, go_on = threading.Event(), threading.Event()
 
-    def slowly(self: Service, request: Request, key: str) -> queue.Order:
+    def slowly(self: Service, request: Request, key: str) -> queue.KernelOrder:
         reading.set()
         assert go_on.wait(20)
         return order(self, request, key)

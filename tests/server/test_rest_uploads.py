@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from lospmm.settings import settings
 from lospmm_server import readiness
-from lospmm_server.access import Access
+from lospmm_server.access import AccessLog
 from lospmm_server.uploads import FORM_BYTES
 from tests.fixtures.files import csr, npy, npz, safetensors, tensor
 from tests.server.conftest import npy_file
@@ -234,7 +234,7 @@ def test_who_is_in_the_middle_of_a_request_at_the_end_is_told_so() -> None:
     async def request() -> None:
         metrics: Any = SimpleNamespace(request_served=lambda *_: None)
         scope = {"type": "http", "method": "POST", "path": "/v1/kernels", "headers": []}
-        task = asyncio.create_task(Access(endless, metrics)(scope, send, send))  # type: ignore[arg-type]
+        task = asyncio.create_task(AccessLog(endless, metrics)(scope, send, send))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         task.cancel()
         await task

@@ -22,10 +22,10 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
-from lospmm.problem.lanes import DOUBLE, NARROW, PAIRS, in_words, takes_double, words_of, words_stored
+from lospmm.problem.lanes import DOUBLE, NARROW, PAIRS, in_lanes, lanes_of, lanes_stored, takes_double
 from lospmm.problem.problem import Problem, ceil_div
 from lospmm.space.axes import doubled
-from lospmm.space.candidates import Candidate, Candidates, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import Subject, block_counts, wasted_columns
 from lospmm.space.estimate import estimate_micros, work_of
 from lospmm.space.registers import forecast_of_each, forecast_registers
@@ -53,12 +53,12 @@ COLUMNS = {"float16, float32 sums": 1, "float16, float32 sums, two columns": 2}
 #: Few nonzeros to a row: most of a tile is loads.
 SPARSE = uniform(512, 512, 0.98, seed=0)
 PROBLEM = for_emitter(Problem(SPARSE, 4096, H200, dtype=FLOAT16), "sass")
-CHOICE = search(in_words(PROBLEM), estimate_micros, 6, Stages(), lockstep=128)
+CHOICE = search(in_lanes(PROBLEM), estimate_micros, 6, Stages(), lockstep=128)
 
 
-def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> Candidate:
+def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> UnrolledPlan:
     schedule = Schedule(**{"prefetch": 8, "thread_words": 2, **axes})
-    return Candidate(TileSize(rows, cols), schedule, regroup(problem.matrix, [rows])[rows])
+    return UnrolledPlan(TileSize(rows, cols), schedule, regroup(problem.matrix, [rows])[rows])
 
 
 @given(st.integers(1, 120), st.integers(1, 80), st.sampled_from([2, 64, 4096, 40_000_002]), st.integers(0, 3))
@@ -69,7 +69,7 @@ def test_a_kernel_takes_the_registers_that_are_forecast(rows: int, prefetch: int
     problem = for_emitter(Problem(matrix, n, H200, dtype=FLOAT16), "sass")
     one = candidate_of(problem, rows, 32, prefetch=prefetch)
     forecast = forecast_registers(rows, one.schedule, problem.device)
-    assert forecast == forecast_of_each(problem, Candidates.of([one]))[0]
+    assert forecast == forecast_of_each(problem, UnrolledPlans.of([one]))[0]
     if forecast > H200.registers_per_thread:
         return
     made = build(problem, one, "sass", store=Store(Path("/nonexistent")), workers=1)
@@ -81,7 +81,7 @@ def test_a_kernel_takes_the_registers_that_are_forecast(rows: int, prefetch: int
 
 
 def test_each_has_room_and_work_for_the_gpu() -> None:
-    problem = in_words(PROBLEM)
+    problem = in_lanes(PROBLEM)
     found = doubled(problem, CHOICE.space)
     assert len(found) > 1000
     assert set(found.thread_words.tolist()) == {2} and set(found.split_k.tolist()) == {1}
@@ -96,11 +96,11 @@ def test_one_block_has_twice_the_columns() -> None:
     one = candidate_of(PROBLEM, 24, 512)
     program = lower(PROBLEM, one)
     assert program.n == 2048 and program.words == DOUBLE
-    candidates = Candidates.of([one])
+    candidates = UnrolledPlans.of([one])
     assert candidates.block_cols.tolist() == [1024]
     assert block_counts(PROBLEM, candidates)[0] == ceil_div(512, 24) * 4
-    single = Candidates.of([replace(one, schedule=replace(one.schedule, thread_words=1))])
-    few, many = work_of(in_words(PROBLEM), candidates), work_of(in_words(PROBLEM), single)
+    single = UnrolledPlans.of([replace(one, schedule=replace(one.schedule, thread_words=1))])
+    few, many = work_of(in_lanes(PROBLEM), candidates), work_of(in_lanes(PROBLEM), single)
     assert few.loads[0] == many.loads[0]
     assert few.instructions[0] > 1.5 * many.instructions[0]
 
@@ -118,9 +118,9 @@ def test_who_has_none(changes: dict[str, object], words: object) -> None:
     if "convolution" in changes:
         changes |= {"n": changes["convolution"].n}  # type: ignore[attr-defined]
     problem = replace(PROBLEM, **changes)
-    assert words is None or words_of(problem) == words
-    assert not takes_double(in_words(problem))
-    assert len(doubled(in_words(problem), CHOICE.space)) == 0
+    assert words is None or lanes_of(problem) == words
+    assert not takes_double(in_lanes(problem))
+    assert len(doubled(in_lanes(problem), CHOICE.space)) == 0
     with pytest.raises(Unsupported, match="2 words to a thread: of 16 bits with float32 sums, two of an even n"):
         lower(problem, candidate_of(PROBLEM, 24, 32))
 
@@ -131,12 +131,12 @@ def test_not_of_parts_of_a_tile() -> None:
 
 
 def test_words_of_a_finished_kernel() -> None:
-    assert words_stored(FLOAT16, 2, 1) == PAIRS
-    assert words_stored(FLOAT16, 2, 2) == DOUBLE
-    assert words_stored(FLOAT16, 1, 1) == NARROW
+    assert lanes_stored(FLOAT16, 2, 1) == PAIRS
+    assert lanes_stored(FLOAT16, 2, 2) == DOUBLE
+    assert lanes_stored(FLOAT16, 1, 1) == NARROW
     for columns, words in ((2, 3), (4, 2), (1, 2)):
         with pytest.raises(BadRequest, match=f"threads of {columns} columns of float16: not in this version"):
-            words_stored(FLOAT16, columns, words)
+            lanes_stored(FLOAT16, columns, words)
 
 
 class Landscape:
@@ -144,20 +144,20 @@ class Landscape:
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
-        self.asked: list[Candidate] = []
+        self.asked: list[UnrolledPlan] = []
 
-    def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+    def __call__(self, candidates: Sequence[UnrolledPlan]) -> Iterator[Measurement]:
         for one in candidates:
             self.asked.append(one)
             factor = self.factor if one.schedule.thread_words > 1 else 1.0
-            micros = factor * float(estimate_micros(in_words(PROBLEM), [one])[0])
+            micros = factor * float(estimate_micros(in_lanes(PROBLEM), [one])[0])
             yield Measurement(Timing(micros, 0.01, 15), 1e-7, None)
 
 
-def chosen(factor: float, choice: Choice = CHOICE, **changes: int) -> tuple[Choice, list[Candidate]]:
+def chosen(factor: float, choice: Choice = CHOICE, **changes: int) -> tuple[Choice, list[UnrolledPlan]]:
     clock = Landscape(factor)
     found = choose_by_time(
-        in_words(PROBLEM),
+        in_lanes(PROBLEM),
         choice,
         estimate_micros,
         Clock(clock),
@@ -186,7 +186,7 @@ def test_and_no_further_where_they_are_slow() -> None:
 
 
 def test_none_is_looked_at_where_the_estimate_sees_no_use() -> None:
-    problem = in_words(for_emitter(Problem(uniform(256, 256, 0.3, 0), 4096, H200, dtype=FLOAT16), "sass"))
+    problem = in_lanes(for_emitter(Problem(uniform(256, 256, 0.3, 0), 4096, H200, dtype=FLOAT16), "sass"))
     choice = search(problem, estimate_micros, 4, Stages(), lockstep=128)
     every = doubled(problem, choice.space)
     least = min(estimate_micros(problem, [one.candidate])[0] for one in choice.shortlist)
@@ -250,7 +250,7 @@ def test_the_estimate_is_near_what_one_and_two_columns_took() -> None:
     errors: list[float] = []
     for (m, k, n, sparsity, kind), own in groups.items():
         asked = Problem(uniform(m, k, sparsity, seed=0), n, H200, dtype=FLOAT16)
-        problem = in_words(for_emitter(asked, "sass"))
+        problem = in_lanes(for_emitter(asked, "sass"))
         axes = {"column_group": 2, "thread_words": COLUMNS[kind]}
         found = [candidate_of(problem, one["rows"], one["cols"], prefetch=one["prefetch"], **axes) for one in own]
         estimates, times = estimate_micros(problem, found), np.array([one["micros"] for one in own])

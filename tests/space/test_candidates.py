@@ -12,7 +12,7 @@ from lospmm.codegen.lower import lower
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import SPLITS, Problem
-from lospmm.space.candidates import COLUMN_GROUPS, Candidate, Candidates, Schedule, TileSize
+from lospmm.space.candidates import COLUMN_GROUPS, Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import Subject, block_count, block_counts, grid_height, mailbox_bytes
 from lospmm.space.occupancy import resident_blocks, resident_blocks_of_each
 from lospmm.space.registers import forecast_of_each, forecast_registers
@@ -33,7 +33,7 @@ schedules = st.builds(
     split_k=st.sampled_from(SPLITS),
 )
 candidates = st.builds(
-    lambda rows, cols, schedule: Candidate(TileSize(rows, cols), schedule, TILINGS[rows]),
+    lambda rows, cols, schedule: UnrolledPlan(TileSize(rows, cols), schedule, TILINGS[rows]),
     rows=st.integers(1, 60),
     cols=st.sampled_from((32, 96, 1024)),
     schedule=schedules,
@@ -42,9 +42,9 @@ lists = st.lists(candidates, max_size=12)
 
 
 @given(lists)
-def test_columns_read_as_the_candidates_they_were_made_of(found: list[Candidate]) -> None:
-    columns = Candidates.of(found)
-    assert Candidates.of(columns) is columns
+def test_columns_read_as_the_candidates_they_were_made_of(found: list[UnrolledPlan]) -> None:
+    columns = UnrolledPlans.of(found)
+    assert UnrolledPlans.of(columns) is columns
     for read in (list(columns), list(columns[:]), [columns[at] for at in range(len(found))]):
         assert [(c.tile, c.schedule, id(c.tiling)) for c in read] == [(c.tile, c.schedule, id(c.tiling)) for c in found]
     assert [c.tile for c in columns[::-2]] == [c.tile for c in found[::-2]]
@@ -54,15 +54,15 @@ def test_columns_read_as_the_candidates_they_were_made_of(found: list[Candidate]
 
 
 @given(lists, st.lists(schedules, max_size=4))
-def test_every_tile_size_is_given_every_schedule(found: list[Candidate], wanted: list[Schedule]) -> None:
-    every = Candidates.of(found).with_each(wanted)
+def test_every_tile_size_is_given_every_schedule(found: list[UnrolledPlan], wanted: list[Schedule]) -> None:
+    every = UnrolledPlans.of(found).with_each(wanted)
     expected = [(c.tile, schedule, c.tiling.size_limit) for c in found for schedule in wanted]
     assert [(c.tile, c.schedule, c.tiling.size_limit) for c in every] == expected
 
 
 @given(lists, st.integers(1, 200_000_000))
-def test_figures_are_those_of_each(found: list[Candidate], n: int) -> None:
-    problem, columns = Problem(MATRIX, n, H200), Candidates.of(found)
+def test_figures_are_those_of_each(found: list[UnrolledPlan], n: int) -> None:
+    problem, columns = Problem(MATRIX, n, H200), UnrolledPlans.of(found)
     registers = [forecast_registers(c.tile.rows, c.schedule, H200) for c in found]
     assert forecast_of_each(problem, columns).tolist() == registers
     blocks = [block_count(problem, c.tile) * c.schedule.split_k for c in found]
@@ -74,8 +74,8 @@ def test_figures_are_those_of_each(found: list[Candidate], n: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(candidates)
-def test_a_program_has_the_blocks_and_at_most_the_mailbox_of_its_candidate(candidate: Candidate) -> None:
-    problem, columns = Problem(MATRIX, 4096, H200), Candidates.of([candidate])
+def test_a_program_has_the_blocks_and_at_most_the_mailbox_of_its_candidate(candidate: UnrolledPlan) -> None:
+    problem, columns = Problem(MATRIX, 4096, H200), UnrolledPlans.of([candidate])
     shape = launch(lower(problem, candidate))
     height = grid_height(Subject(problem, columns)).value[0]
     assert height == max(shape.grid[1:])
@@ -87,13 +87,13 @@ def test_a_full_tile_needs_the_whole_mailbox() -> None:
     tiling = regroup(matrix, [30])[30]
     problem = Problem(matrix, 4096, H200)
     for split in SPLITS:
-        candidate = Candidate(TileSize(30, 64), Schedule(8, split_k=split), tiling)
-        bound = mailbox_bytes(Subject(problem, Candidates.of([candidate])))
+        candidate = UnrolledPlan(TileSize(30, 64), Schedule(8, split_k=split), tiling)
+        bound = mailbox_bytes(Subject(problem, UnrolledPlans.of([candidate])))
         rows = -(-30 // split)
         assert bound.value.tolist() == [launch(lower(problem, candidate)).shared_bytes] == [(split - 1) * rows * 64 * 4]
     small = replace(problem, device=replace(H200, shared_bytes_per_block=7 * 4 * 64 * 4))
-    shared = [Candidate(TileSize(rows, 64), Schedule(8, split_k=8), tiling) for rows in (32, 33)]
-    assert mailbox_bytes(Subject(small, Candidates.of(shared))).holds.tolist() == [True, False]
+    shared = [UnrolledPlan(TileSize(rows, 64), Schedule(8, split_k=8), tiling) for rows in (32, 33)]
+    assert mailbox_bytes(Subject(small, UnrolledPlans.of(shared))).holds.tolist() == [True, False]
 
 
 @given(

@@ -11,10 +11,10 @@ from fitting.fit_estimate import quality, timed_kernels
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import SPLITS, Problem
-from lospmm.space.candidates import COLUMN_GROUPS, Candidate, Schedule, TileSize
+from lospmm.space.candidates import COLUMN_GROUPS, Schedule, TileSize, UnrolledPlan
 from lospmm.space.estimate import RATES, estimate_micros
 from lospmm.space.explore import widen
-from lospmm.space.features import FEATURES, Subject, features, features_of
+from lospmm.space.features import FEATURES, FeatureSubject, features, features_of
 from lospmm.space.occupancy import resident_blocks
 from lospmm.space.ranker import shortlist
 from lospmm.space.registers import forecast_registers
@@ -30,8 +30,8 @@ def layer(m: int, k: int, sparsity: float) -> SparseMatrix:
     return from_dense(np.where(rng.random((m, k)) < 1 - sparsity, rng.normal(size=(m, k)), 0))
 
 
-def candidate(matrix: SparseMatrix, rows: int, cols: int, prefetch: int) -> Candidate:
-    return Candidate(TileSize(rows, cols), Schedule(prefetch), regroup(matrix, [rows])[rows])
+def candidate(matrix: SparseMatrix, rows: int, cols: int, prefetch: int) -> UnrolledPlan:
+    return UnrolledPlan(TileSize(rows, cols), Schedule(prefetch), regroup(matrix, [rows])[rows])
 
 
 RESULTS = DATA / NAME
@@ -54,7 +54,7 @@ def test_no_estimate_is_below_the_memory_bound() -> None:
     assert np.all(estimate_micros(problem, [candidate(matrix, rows, 256, 8) for rows in (1, 8, 64)]) >= bound)
 
 
-def one_by_one(problem: Problem, candidate: Candidate) -> float:
+def one_by_one(problem: Problem, candidate: UnrolledPlan) -> float:
     """docs/estimate.md, written out for one candidate."""
     device, tile, schedule, tiling = problem.device, candidate.tile, candidate.schedule, candidate.tiling
     split, matrix = schedule.split_k, problem.matrix
@@ -90,7 +90,7 @@ MATRIX = layer(100, 90, 0.8)
 TILINGS = regroup(MATRIX, range(1, 101))
 
 candidates = st.builds(
-    lambda rows, cols, schedule: Candidate(TileSize(rows, cols), schedule, TILINGS[rows]),
+    lambda rows, cols, schedule: UnrolledPlan(TileSize(rows, cols), schedule, TILINGS[rows]),
     rows=st.integers(1, 100),
     cols=st.integers(1, 32).map(lambda warps: 32 * warps),
     schedule=st.builds(
@@ -105,7 +105,7 @@ candidates = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(candidates, max_size=8), st.integers(1, 500_000), st.sampled_from(sorted(DEVICES)))
-def test_the_estimate_of_many_is_that_of_each(found: list[Candidate], n: int, device: str) -> None:
+def test_the_estimate_of_many_is_that_of_each(found: list[UnrolledPlan], n: int, device: str) -> None:
     problem = Problem(MATRIX, n, DEVICES[device])
     expected = [one_by_one(problem, candidate) for candidate in found]
     np.testing.assert_allclose(estimate_micros(problem, found), expected, rtol=1e-9)
@@ -155,7 +155,7 @@ def test_features_of_some_are_those_of_all() -> None:
     which = np.random.default_rng(0).choice(len(candidates), 50)
     whole = features(problem, candidates)
     np.testing.assert_array_equal(whole[which], features(problem, candidates.take(which)))
-    np.testing.assert_array_equal(whole[which], features_of(Subject.of(problem, candidates).take(which)))
+    np.testing.assert_array_equal(whole[which], features_of(FeatureSubject.of(problem, candidates).take(which)))
     np.testing.assert_array_equal(whole[:, list(FEATURES).index("estimate")], estimate_micros(problem, candidates))
     assert np.isfinite(whole).all()
     assert features(problem, []).shape == (0, len(FEATURES))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lospmm.matrix.csr import SparseMatrix, from_coo, from_dense
 from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import SPLITS, Problem
-from lospmm.space.candidates import Candidate, Candidates, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import CONSTRAINTS, Constraint, Subject, block_count, dispatched_tiles, runs
 from lospmm.space.explore import PREFETCHES, SHALLOWEST, Space, explore, tile_sizes, widen
 from lospmm.space.registers import forecast_registers
@@ -56,8 +56,8 @@ def explored(problem: Problem, splits: tuple[int, ...] = (1,)) -> Space:
     return explore(problem, lambda limits: regroup(problem.matrix, limits), splits=splits)
 
 
-def holds(problem: Problem, constraint: Constraint, candidate: Candidate, splits: tuple[int, ...] = (1,)) -> bool:
-    return bool(constraint.check(Subject(problem, Candidates.of([candidate]), splits)).holds.all())
+def holds(problem: Problem, constraint: Constraint, candidate: UnrolledPlan, splits: tuple[int, ...] = (1,)) -> bool:
+    return bool(constraint.check(Subject(problem, UnrolledPlans.of([candidate]), splits)).holds.all())
 
 
 def random_matrix(m: int, k: int, density: float, seed: int) -> SparseMatrix:
@@ -71,7 +71,7 @@ def test_no_survivor_lacks_the_registers_of_its_long_rows() -> None:
     density = np.where(np.arange(256) % 8 == 0, 0.9, 0.02)[:, None]
     problem = Problem(from_dense(np.where(rng.random((256, 600)) < density, 1.0, 0)), 4096, H200)
     space = explored(problem)
-    assert runs(problem, Candidates.of(space.survivors)).all()
+    assert runs(problem, UnrolledPlans.of(space.survivors)).all()
     refused = [verdict for verdict in space.verdicts if verdict.constraint == "long_row_registers"]
     before = {verdict.tile for verdict in space.verdicts if verdict.constraint == "block_registers"}
     assert refused and not {verdict.tile for verdict in refused} & before
@@ -154,7 +154,7 @@ def test_widen_keeps_every_schedule_that_fits() -> None:
             )
         ]
         assert [c.schedule.prefetch for c in mine if c.schedule.column_group == 1] == fits
-        assert all(isinstance(c, Candidate) and c.tiling is survivor.tiling for c in mine)
+        assert all(isinstance(c, UnrolledPlan) and c.tiling is survivor.tiling for c in mine)
 
 
 @settings(max_examples=40, deadline=None)
@@ -228,6 +228,6 @@ def test_very_many_rows_are_named_in_steps_and_dispatched_in_few_tiles() -> None
     problem = Problem(tall, 64, H200)
     heights = sorted({tile.rows for tile in tile_sizes(problem)})
     assert heights[:3] == [1, 5, 9]
-    tiles = Candidates.of_tiles([TileSize(height, 64) for height in heights[:4]], SHALLOWEST)
+    tiles = UnrolledPlans.of_tiles([TileSize(height, 64) for height in heights[:4]], SHALLOWEST)
     bound = dispatched_tiles(Subject(problem, tiles))
     assert bound.holds.tolist() == [False, False, False, True]  # 40,000 / 9 is more than 4,096

@@ -23,7 +23,7 @@ from lospmm.codegen.sass.fields import encode
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import GENERATIONS, generation_of
 from lospmm.codegen.sass.listing import text
-from lospmm.codegen.sass.machine import ENTRY, Entry, MachineCode
+from lospmm.codegen.sass.machine import ENTRY, EntryRegisters, MachineCode
 from lospmm.codegen.sass.words import writes
 from lospmm.cpu.geometry import geometry_of
 from lospmm.cpu.sass_machine import execute
@@ -31,7 +31,7 @@ from lospmm.errors import ToolchainFault, Unsupported
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.operands import draw_b
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.toolchain import cubin as cubins
 from lospmm.toolchain import elf
@@ -153,7 +153,7 @@ def test_what_runs_is_the_code_of_the_cubin(directory: Path) -> None:
     """By way of a cubin, bit for bit what the oracle says; and not, once a weight in it is another."""
     matrix = random_matrix(20, 60, density=0.2)
     problem = Problem(matrix, 300, DEVICE)
-    program = lower(problem, Candidate(TileSize(8, 64), Schedule(6, lockstep=32), natural_order(matrix, 8)))
+    program = lower(problem, UnrolledPlan(TileSize(8, 64), Schedule(6, lockstep=32), natural_order(matrix, 8)))
     cubin, meant = grafted(program, "sm_90", directory)
     columns = np.arange(300)
     b = draw_b(matrix, 300, seed=2)
@@ -199,7 +199,7 @@ T1: ld.global.nc.L1::no_allocate.f32 %value, [{b}+4]; st.global.L1::no_allocate.
 """
 
 
-def moved(entry: Entry) -> MachineCode:
+def moved(entry: EntryRegisters) -> MachineCode:
     """A kernel whose own entry is another: as if this emitter had been written for another ptxas."""
     meant = emit(CASES["far_rows"], "sass", "sm_90").machine
     assert meant is not None
@@ -215,11 +215,18 @@ def moved(entry: Entry) -> MachineCode:
 
 
 #: Addresses elsewhere: swapped, on registers of the tiles' sums, and beyond the highest that this kernel uses.
-ENTRIES = [Entry(4, 2, 6), Entry(6, 8, 4), Entry(2, 12, 6), Entry(8, 10, 2), Entry(8, 2, 6), Entry(4, 8, 8)]
+ENTRIES = [
+    EntryRegisters(4, 2, 6),
+    EntryRegisters(6, 8, 4),
+    EntryRegisters(2, 12, 6),
+    EntryRegisters(8, 10, 2),
+    EntryRegisters(8, 2, 6),
+    EntryRegisters(4, 8, 8),
+]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
-def test_registers_are_renamed_where_the_prologue_has_others(entry: Entry, directory: Path) -> None:
+def test_registers_are_renamed_where_the_prologue_has_others(entry: EntryRegisters, directory: Path) -> None:
     """The tiles are written for another entry than ptxas's: grafted, they are those written for it."""
     program = CASES["far_rows"]
     prologue = compiled(emit(program, "sass", "sm_90").units[0], "sm_90", directory)

@@ -36,7 +36,7 @@ from lospmm.problem.epilogue import Epilogue
 from lospmm.problem.lanes import takes_double
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.store import Store
 from lospmm.toolchain import elf
@@ -52,7 +52,7 @@ def program_of(nonzeros: int, n: int = 1024, rows: int = 32, cols: int = 128, **
     """About so many instructions, in tiles of 32 rows."""
     matrix = uniform(256, 512, 1 - nonzeros / (256 * 512), seed=1)
     tile = TileSize(rows, cols)
-    candidate = Candidate(tile, Schedule(8, **schedule), natural_order(matrix, tile.rows))
+    candidate = UnrolledPlan(tile, Schedule(8, **schedule), natural_order(matrix, tile.rows))
     return lower(Problem(matrix, n, DEVICES["h200"]), candidate)
 
 
@@ -72,7 +72,7 @@ def built(program: KernelProgram, folder: Path) -> bytes:
 def test_the_smallest_tiles_have_a_register_to_fetch_by(prefetch: int) -> None:
     """Of one row and few elements in flight, which need none as high."""
     problem = Problem(uniform(256, 512, 0.9, seed=1), 40, DEVICES["h200"])
-    candidate = Candidate(TileSize(1, 32), Schedule(prefetch), natural_order(problem.matrix, 1))
+    candidate = UnrolledPlan(TileSize(1, 32), Schedule(prefetch), natural_order(problem.matrix, 1))
     program = lower(problem, candidate)
     emission = emit(program, "sass", "sm_90")
     assert emission.machine is not None and emission.machine.entry.fetched is not None
@@ -150,7 +150,7 @@ def test_every_prologue_says_where_to_begin(
     schedule = Schedule(
         8, column_group=column_group, split_k=split_k, thread_words=words if takes_double(problem) else 1
     )
-    candidate = Candidate(TileSize(16, 128), schedule, natural_order(matrix, 16))
+    candidate = UnrolledPlan(TileSize(16, 128), schedule, natural_order(matrix, 16))
     program = lower(problem, candidate)
     members = launch(program).grid[0]
     assert sharers_of(program, MIN_CODE_BYTES, "sm_90") == (4 if members % 4 == 0 else 1)

@@ -15,7 +15,7 @@ from lospmm.errors import ToolchainFault
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.occupancy import allocated_registers
 from lospmm.space.reorder import regroup
 from lospmm.store import Store
@@ -49,9 +49,9 @@ def problem() -> Problem:
     return Problem(from_dense(dense), 4096, DEVICES["h200"])
 
 
-def candidates_of(problem: Problem, rows: int, schedule: Schedule) -> list[Candidate]:
+def candidates_of(problem: Problem, rows: int, schedule: Schedule) -> list[UnrolledPlan]:
     tiling = regroup(problem.matrix, [rows])[rows]
-    return [Candidate(TileSize(rows, cols), schedule, tiling) for cols in (512, 1024)]
+    return [UnrolledPlan(TileSize(rows, cols), schedule, tiling) for cols in (512, 1024)]
 
 
 def build(program: KernelProgram, language: str, store: Store) -> Binary:

@@ -17,30 +17,30 @@ import pytest
 
 from lospmm.codegen import source_of
 from lospmm.errors import ToolchainFault
-from lospmm.families import FAMILIES, Entrant
+from lospmm.families import FAMILIES, Candidate
 from lospmm.families.two_of_four import TwoOfFour
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.store import Store
 from lospmm.toolchain.compile import OnDisk
 from lospmm.tuning import builders as crew
-from lospmm.tuning.build import PackedBuild, Written, build, written
-from lospmm.tuning.builders import LEAST_BUILDERS, Crew
+from lospmm.tuning.build import PackedBuild, WrittenBuild, build, written
+from lospmm.tuning.builders import LEAST_BUILDERS, BuilderPool
 from lospmm.tuning.history import named
 from lospmm.tuning.options import Options
-from lospmm.tuning.prepare import Sought, sought_wholly
-from lospmm.tuning.session import Workshop
+from lospmm.tuning.prepare import Prepared, prepare_with_pool
+from lospmm.tuning.session import Session
 from tests.space.test_explore import random_matrix
 
 PROBLEMS = [Problem(random_matrix(24, 30, 0.3, seed=seed), 500, DEVICES["h200"]) for seed in (1, 2)]
 
 
-def candidates(problem: Problem) -> list[Candidate]:
+def candidates(problem: Problem) -> list[UnrolledPlan]:
     return [
-        Candidate(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(problem.matrix, rows))
+        UnrolledPlan(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(problem.matrix, rows))
         for rows in (8, 3, 24, 1)
     ]
 
@@ -67,13 +67,13 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def two() -> Iterator[Crew]:
-    with Crew(2) as made:
+def two() -> Iterator[BuilderPool]:
+    with BuilderPool(2) as made:
         yield made
     assert builders() == []
 
 
-def test_they_build_what_this_process_builds(two: Crew, store: Store, tmp_path: Path) -> None:
+def test_they_build_what_this_process_builds(two: BuilderPool, store: Store, tmp_path: Path) -> None:
     two.start()
     assert len(builders()) == 2
     asked = [(problem, candidate) for problem in PROBLEMS for candidate in candidates(problem)]
@@ -85,9 +85,9 @@ def test_they_build_what_this_process_builds(two: Crew, store: Store, tmp_path: 
 
 
 @pytest.mark.parametrize("family", ["csr", "tensor_core"])
-def test_they_build_plans_of_families(two: Crew, store: Store, tmp_path: Path, family: str) -> None:
+def test_they_build_plans_of_families(two: BuilderPool, store: Store, tmp_path: Path, family: str) -> None:
     problem = Problem(random_matrix(70, 90, 0.3, seed=3), 24, DEVICES["h200"], dtype=DTYPES["float16"])
-    entrant = Entrant(family, FAMILIES[family].plans(problem)[0], 1.0)
+    entrant = Candidate(family, FAMILIES[family].plans(problem)[0], 1.0)
     found = two.build(problem, entrant, "sass", store)
     assert found == build(problem, entrant, "", store=Store(tmp_path / "own"), workers=1).compiled
     on_disk = two.build(problem, entrant, "sass", store, folder=tmp_path)
@@ -98,10 +98,10 @@ def test_they_build_plans_of_families(two: Crew, store: Store, tmp_path: Path, f
         two.build(problem, replace(entrant, family="none"), "sass", store)
 
 
-def test_builders_prepare_together(two: Crew, store: Store) -> None:
+def test_builders_prepare_together(two: BuilderPool, store: Store) -> None:
     """The columns in fours of 40 blocks of rows, each by one of them; a plan's builder then finds them."""
     problem = Problem(random_matrix(2500, 512, 0.1, seed=3), 64, DEVICES["h200"], dtype=DTYPES["float16"])
-    entrant = Entrant("tensor_core", TwoOfFour(1, 64, 1), 1.0)
+    entrant = Candidate("tensor_core", TwoOfFour(1, 64, 1), 1.0)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda _: two.prepare(problem, [entrant], store), range(2)))
     kept = [entry for entry in store.entries() if entry.kind == "fours"]
@@ -110,7 +110,7 @@ def test_builders_prepare_together(two: Crew, store: Store) -> None:
     assert {entry.key for entry in store.entries() if entry.kind == "fours"} == {entry.key for entry in kept}
 
 
-def test_who_built_a_kernel_builds_it_again(two: Crew, store: Store) -> None:
+def test_who_built_a_kernel_builds_it_again(two: BuilderPool, store: Store) -> None:
     problem, (first, second, *_) = PROBLEMS[0], candidates(PROBLEMS[0])
     two.start()
     with ThreadPoolExecutor(1) as threads:
@@ -125,20 +125,20 @@ def test_who_built_a_kernel_builds_it_again(two: Crew, store: Store) -> None:
     assert two.call(os.getpid, who_built=second) == who  # nobody did: the last that was at work
 
 
-def test_what_is_shipped_is_what_was_built(two: Crew, store: Store, tmp_path: Path) -> None:
+def test_what_is_shipped_is_what_was_built(two: BuilderPool, store: Store, tmp_path: Path) -> None:
     problem, candidate = PROBLEMS[0], candidates(PROBLEMS[0])[0]
     found, own = two.call(written, problem, candidate, "sass", store), Store(tmp_path / "own")
     here = build(problem, candidate, "sass", store=own, workers=1)
     text = source_of(here.program, here.emission, problem.device.arch)
-    assert isinstance(found, Written)
+    assert isinstance(found, WrittenBuild)
     assert (found.compiled, found.language) == (here.compiled, here.language)
     assert found.binary.cubin == here.binary.cubin and found.binary.registers == here.binary.registers
     assert found.source == text and found.launch == here.launch
 
 
-def test_what_cannot_be_built_costs_no_builder(two: Crew, store: Store) -> None:
+def test_what_cannot_be_built_costs_no_builder(two: BuilderPool, store: Store) -> None:
     problem = PROBLEMS[0]
-    shared = Candidate(TileSize(8, 32), Schedule(4, split_k=2), natural_order(problem.matrix, 8))
+    shared = UnrolledPlan(TileSize(8, 32), Schedule(4, split_k=2), natural_order(problem.matrix, 8))
     with pytest.raises(ToolchainFault, match="2 blocks to a tile: ptx has no such kernels"):
         two.build(problem, shared, "ptx", store)
     before = builders()
@@ -149,10 +149,10 @@ def test_what_cannot_be_built_costs_no_builder(two: Crew, store: Store) -> None:
 OPTIONS = Options(emitter="sass", ranker="none", measure="gpu", verify="gpu")
 
 
-def test_what_is_searched_elsewhere_is_the_same(two: Crew) -> None:
+def test_what_is_searched_elsewhere_is_the_same(two: BuilderPool) -> None:
     for problem in PROBLEMS:
-        here, there = sought_wholly(problem, OPTIONS), two.call(sought_wholly, problem, OPTIONS)
-        assert isinstance(there, Sought)
+        here, there = prepare_with_pool(problem, OPTIONS), two.call(prepare_with_pool, problem, OPTIONS)
+        assert isinstance(there, Prepared)
         assert here.choice is not None and there.choice is not None and here.pool is not None
         space, other = here.choice.space, there.choice.space
         assert other.verdicts == space.verdicts and other.least_blocks == space.least_blocks
@@ -168,27 +168,27 @@ def test_what_is_searched_elsewhere_is_the_same(two: Crew) -> None:
 
 def test_a_workshop_gives_what_was_begun_ahead_once() -> None:
     problem = PROBLEMS[0]
-    with Workshop(workers=LEAST_BUILDERS) as shop:
+    with Session(workers=LEAST_BUILDERS) as shop:
         assert shop.begun_ahead("one") is None
-        shop.begin_ahead("one", "sass", sought_wholly, problem, OPTIONS)
-        shop.begin_ahead("one", "sass", sought_wholly, problem, OPTIONS)
+        shop.begin_ahead("one", "sass", prepare_with_pool, problem, OPTIONS)
+        shop.begin_ahead("one", "sass", prepare_with_pool, problem, OPTIONS)
         assert shop.begun_ahead("another") is None
         found = shop.begun_ahead("one")
-        assert isinstance(found, Sought) and found.choice is not None
+        assert isinstance(found, Prepared) and found.choice is not None
         assert shop.begun_ahead("one") is None
-        shop.begin_ahead("fails", "sass", sought_wholly, problem, None)
+        shop.begin_ahead("fails", "sass", prepare_with_pool, problem, None)
         assert shop.begun_ahead("fails") is None
-        shop.begin_ahead("two", "sass", sought_wholly, PROBLEMS[1], OPTIONS)  # whose turn never comes
+        shop.begin_ahead("two", "sass", prepare_with_pool, PROBLEMS[1], OPTIONS)  # whose turn never comes
         assert len(builders()) == LEAST_BUILDERS
     assert builders() == []
-    with Workshop(workers=LEAST_BUILDERS) as shop:
+    with Session(workers=LEAST_BUILDERS) as shop:
         assert shop.crew("ptx") is None
-        shop.begin_ahead("one", "ptx", sought_wholly, problem, OPTIONS)
+        shop.begin_ahead("one", "ptx", prepare_with_pool, problem, OPTIONS)
         assert shop.begun_ahead("one") is None
     assert builders() == []
 
 
-def test_a_builder_that_is_killed_is_replaced(two: Crew, store: Store) -> None:
+def test_a_builder_that_is_killed_is_replaced(two: BuilderPool, store: Store) -> None:
     problem = PROBLEMS[0]
     two.build(problem, candidates(problem)[0], "sass", store)
     (pid,) = builders()
@@ -198,7 +198,7 @@ def test_a_builder_that_is_killed_is_replaced(two: Crew, store: Store) -> None:
     assert two.build(problem, candidates(problem)[1], "sass", store).cubin
 
 
-def test_a_cancelled_build_ends_its_builder(two: Crew, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_build_ends_its_builder(two: BuilderPool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = (sys.executable, "-c", "import sys, time; sys.stdin.buffer.read(1); time.sleep(600)")
     monkeypatch.setattr(crew, "BUILDER", waiting)
     cancel = threading.Event()

@@ -13,7 +13,7 @@ import pytest
 from lospmm.artifact.artifact import Artifact
 from lospmm.artifact.describe import other_families
 from lospmm.errors import NothingFits
-from lospmm.families import FAMILIES, Entrant
+from lospmm.families import FAMILIES, Candidate
 from lospmm.gpu import bench as measure
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.messages import Measurement
@@ -32,15 +32,15 @@ from lospmm.tuning import replay as replay_of_log
 from lospmm.tuning import runner as trials
 from lospmm.tuning import session as workshop
 from lospmm.tuning.build import build
-from lospmm.tuning.families import Contest, Field
-from lospmm.tuning.forecast import LEAST_NONZEROS, contenders, field_for, others_first
-from lospmm.tuning.job import TRIALS, Way
+from lospmm.tuning.families import FamilyPlans, FamilyTrials
+from lospmm.tuning.forecast import LEAST_NONZEROS, contenders, family_plans_for, others_first
+from lospmm.tuning.job import TRIALS, TrialKind
 from lospmm.tuning.options import Options
 from lospmm.tuning.race import why_not_searched
 from lospmm.tuning.replay import replay
 from lospmm.tuning.request import Request
 from lospmm.tuning.search import POLICY
-from lospmm.tuning.trial import ENOUGH, LOST, Clock, Trialled
+from lospmm.tuning.trial import ENOUGH, LOST, Clock, Trial
 from lospmm_datasets.synthetic import uniform
 from tests.fixtures import named_worker
 
@@ -49,15 +49,15 @@ M, K, N = 48, 40, 64
 TIMED = {"measure": "gpu", "emitter": "sass"}
 
 
-def field_of(problem: Problem) -> Field:
-    return field_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True))
+def field_of(problem: Problem) -> FamilyPlans:
+    return family_plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True))
 
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A GPU with these times, on which A of any size is large enough; a search is short, and templates are compiled
     only for the winner."""
-    short = Way(TRIALS["full"].trials, replace(POLICY, rounds=1, finals=(2,), walked=0, doubled=0))
+    short = TrialKind(TRIALS["full"].trials, replace(POLICY, rounds=1, finals=(2,), walked=0, doubled=0))
 
     def install(*, unrolled_micros: float, other_micros: float, far: float) -> None:
         command = (sys.executable, "-P", named_worker.__file__, str(unrolled_micros), str(other_micros))
@@ -65,7 +65,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(behind, "FAR", far)
 
     def quickly(problem: Problem, candidate: Any, emitter: str, **making: Any) -> Any:
-        if not isinstance(candidate, Entrant):
+        if not isinstance(candidate, Candidate):
             return build(problem, candidate, emitter, **making)
         kernel = FAMILIES[candidate.family].pack(problem, candidate.plan)
         return SimpleNamespace(compiled=Compiled(b"", kernel.entry, kernel.launch))
@@ -194,7 +194,7 @@ def test_what_is_surely_behind_is_not_even_ranked(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sought, "ranked", lambda *_: "ranked")
     options = Options(**TIMED).resolved(H200, "h200")
     for problem, choice in ((LARGE, None), (NEAR, "ranked")):
-        assert sought.sought_here(problem, options, Stages()).choice == choice
+        assert sought.prepare(problem, options, Stages()).choice == choice
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_few_kernels_say_nothing() -> None:
     assert not Clock(lambda _: []).is_lost(1000, 1e9)
 
 
-def field_with(forecast_micros: float) -> Field:
+def field_with(forecast_micros: float) -> FamilyPlans:
     """The best of the others is forecast to take that long."""
-    return Field((replace(field_of(NEAR).entrants[0], forecast_micros=forecast_micros),), {})
+    return FamilyPlans((replace(field_of(NEAR).entrants[0], forecast_micros=forecast_micros),), {})
 
 
 def test_what_is_well_ahead_comes_first() -> None:
@@ -257,11 +257,11 @@ def test_with_a_budget_the_better_forecast_comes_first() -> None:
     assert others_first(NEAR, short, field_with(0.99 * micros)) == micros
 
 
-def timed_in(micros: float | None) -> Contest:
-    field = Field((Entrant("csr", None, 5.0),), {}, unrolled_micros=100.0)
+def timed_in(micros: float | None) -> FamilyTrials:
+    field = FamilyPlans((Candidate("csr", None, 5.0),), {}, unrolled_micros=100.0)
     timing = None if micros is None else Timing(micros, 0.01, 5)
-    trial = Trialled(field.entrants[0], 5.0, Measurement(timing, None, None if timing else "failed"))
-    return Contest(field, (trial,))
+    trial = Trial(field.entrants[0], 5.0, Measurement(timing, None, None if timing else "failed"))
+    return FamilyTrials(field, (trial,))
 
 
 def test_the_time_of_another_decides() -> None:

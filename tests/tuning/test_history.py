@@ -26,16 +26,17 @@ from lospmm.gpu.timing import BRIEF, FULL, Timing
 from lospmm.problem.device import DEVICES
 from lospmm.problem.epilogue import Epilogue
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.store import Store
 from lospmm.tuning import history as timings
-from lospmm.tuning.history import TIMINGS, Conditions, Timings, conditions_of, decisive_files, named, verify
+from lospmm.tuning.history import TIMINGS, History, HistoryKey, conditions_of, decisive_files, named, verify
 from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 500, DEVICES["h200"])
 CANDIDATES = [
-    Candidate(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(PROBLEM.matrix, rows)) for rows in (8, 3, 24)
+    UnrolledPlan(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(PROBLEM.matrix, rows))
+    for rows in (8, 3, 24)
 ]
 FIRST = CANDIDATES[0]
 CLOCKS = Clocks(1980, 3201, 47, ("power cap",))
@@ -49,13 +50,13 @@ PACKAGE = Path(lospmm.__file__).parent
 HARMLESS = {"errors", "settings", "store", "version", "matrix", "tuning"}
 
 
-def conditions(**changed: str | int) -> Conditions:
+def conditions(**changed: str | int) -> HistoryKey:
     made = conditions_of(PROBLEM, "sass", gpu="ab" * 16, driver="580.159.04", compiler="ptxas 13.0.88")
     return replace(made, **changed)  # type: ignore[arg-type]
 
 
-def opened(store: Store, **changed: str | int) -> Timings:
-    return Timings(store, conditions(**changed))
+def opened(store: Store, **changed: str | int) -> History:
+    return History(store, conditions(**changed))
 
 
 def lines_file(store: Store) -> Path:
@@ -106,7 +107,7 @@ def test_what_failed_is_not_run_again_and_what_was_lost_is_once(store: Store) ->
     assert opened(store).take(recovered, BRIEF) == GOOD
 
 
-@pytest.mark.parametrize("field", [field for field in Conditions.__dataclass_fields__ if field != "n"])
+@pytest.mark.parametrize("field", [field for field in HistoryKey.__dataclass_fields__ if field != "n"])
 def test_nothing_is_known_under_other_conditions(store: Store, field: str) -> None:
     opened(store).add(FIRST, BRIEF, GOOD)
     assert opened(store, **{field: "another"}).take(FIRST, BRIEF) is None
@@ -136,7 +137,7 @@ def test_candidates_differ_in_every_axis_and_in_their_tiling() -> None:
         Schedule(4, split_k=2),
     ]  # fmt: skip
     both = (natural_order(PROBLEM.matrix, 8), regroup(PROBLEM.matrix, [8])[8])
-    made = [Candidate(TileSize(8, cols), one, tiling) for cols in (32, 64) for one in schedules for tiling in both]
+    made = [UnrolledPlan(TileSize(8, cols), one, tiling) for cols in (32, 64) for one in schedules for tiling in both]
     assert len({json.dumps(named(candidate)) for candidate in made}) == len(made)
     assert named(made[0]) == named(replace(made[0], tiling=natural_order(PROBLEM.matrix, 8)))
 

@@ -20,7 +20,7 @@ from lospmm.matrix.readers import Values
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
+from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain import compilers
 from lospmm.tuning import build, jobs
@@ -159,7 +159,7 @@ def test_options_that_there_are_not(options: dict[str, Any], words: str) -> None
 def test_a_kernel_that_fails_verification_is_not_kept(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(problem: Problem, winner: Candidate) -> KernelProgram:
+    def wrong(problem: Problem, winner: UnrolledPlan) -> KernelProgram:
         return lower(replace(problem, matrix=from_dense(WEIGHTS * 2)), winner)
 
     monkeypatch.setattr(build, "lower", wrong)

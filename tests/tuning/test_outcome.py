@@ -11,11 +11,11 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
-from lospmm.tuning.families import Contest, field_of
+from lospmm.tuning.families import FamilyTrials, family_plans
 from lospmm.tuning.options import Options
 from lospmm.tuning.outcome import _summary, tuning_log
 from lospmm.tuning.search import Choice, search
-from lospmm.tuning.trial import Trialled
+from lospmm.tuning.trial import Trial
 from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(30, 40, 0.2, seed=4), 9000, DEVICES["h200"])
@@ -32,7 +32,7 @@ def timed() -> Choice:
         Measurement(None, 0.5, "row 1, column 2: got 3"),
     ]
     trials = tuple(
-        Trialled(scored.candidate, scored.score, result)
+        Trial(scored.candidate, scored.score, result)
         for scored, result in zip(UNTIMED.shortlist, results, strict=False)
     )
     return replace(UNTIMED, winner=trials[1].candidate, trials=trials)
@@ -73,7 +73,7 @@ def test_the_manifest_says_how_it_was_chosen(
 ) -> None:
     estimated = tuning_log(PROBLEM, choice)[place]["estimated_micros"]
     assert isinstance(estimated, float)
-    summary = _summary(choice, Contest(field_of(PROBLEM, ("csr",))), RESOLVED, estimated_micros=estimated)
+    summary = _summary(choice, FamilyTrials(family_plans(PROBLEM, ("csr",))), RESOLVED, estimated_micros=estimated)
     assert (summary.chosen_by, summary.trials, summary.measured) == (chosen_by, trials, measured)
     assert summary.estimated_micros == pytest.approx(UNTIMED.shortlist[place].score)
     assert summary.shortlisted == 5

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lospmm.problem.problem import Launch
 from lospmm.toolchain.compile import Built, Compiled, OnDisk
-from lospmm.tuning.builders import Place, Stock
+from lospmm.tuning.builders import BuildPlace, PrefetchedBuilds
 
 LAUNCH = Launch((1, 1, 1), 32)
 
@@ -28,7 +28,7 @@ def content(built: Built | None) -> bytes | None:
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.floats(1, 1e6)), max_size=30, unique_by=lambda one: one[0]))
 def test_the_fastest_are_kept(timed: list[tuple[int, float]]) -> None:
-    with Stock(kept=4) as stock:
+    with PrefetchedBuilds(kept=4) as stock:
         for name, micros in timed:
             stock.keep(name, Compiled(b"%d" % name, "k", LAUNCH), micros)
             if stock.kept(name) is not None:
@@ -44,7 +44,7 @@ def test_the_fastest_are_kept(timed: list[tuple[int, float]]) -> None:
 
 def test_candidates_and_plans_have_places_of_their_own() -> None:
     """One kind's fastest do not push out the other's, each of which is timed again."""
-    with Stock(kept=2) as stock:
+    with PrefetchedBuilds(kept=2) as stock:
         for name in ("a", "b", "c"):
             stock.keep(name, Compiled(name.encode(), "k", LAUNCH), 1.0)
         stock.keep(7, Compiled(b"7", "k", LAUNCH), 9.0)
@@ -52,7 +52,7 @@ def test_candidates_and_plans_have_places_of_their_own() -> None:
 
 
 def test_files_live_as_long_as_they_are_kept(tmp_path: Path) -> None:
-    with Stock(kept=2) as stock:
+    with PrefetchedBuilds(kept=2) as stock:
         for number, micros in enumerate((30.0, 20.0, 10.0, 40.0)):
             built = on_disk(tmp_path, str(number))
             stock.keep(number, built, micros)
@@ -70,14 +70,14 @@ def test_files_live_as_long_as_they_are_kept(tmp_path: Path) -> None:
 def test_what_was_begun_is_built_once_and_not_after_the_end() -> None:
     asked: list[str] = []
 
-    def build(name: str, at: Place) -> Built:
+    def build(name: str, at: BuildPlace) -> Built:
         asked.append(name)
         if name == "waits":
             at.stop.wait(60)
             raise CancelledError
         return on_disk(at.folder, name)
 
-    with Stock() as stock:
+    with PrefetchedBuilds() as stock:
         stock.begin(["a", "b", "a"], build, workers=2)
         taken = [stock.take(name) for name in ("a", "b", "c")]
         assert taken[0] is not None and taken[1] is not None and taken[2] is None
@@ -85,7 +85,7 @@ def test_what_was_begun_is_built_once_and_not_after_the_end() -> None:
         folder = taken[0].result().cubin
         assert stock.kept("a") is None, "it was not timed"
     assert sorted(asked) == ["a", "b"] and isinstance(folder, Path) and not folder.parent.exists()
-    with Stock() as stock:
+    with PrefetchedBuilds() as stock:
         stock.begin(["waits", "late"], build, workers=1)
         waiting, late = stock.take("waits"), stock.take("late")
         assert waiting is not None and late is not None

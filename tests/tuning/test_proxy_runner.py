@@ -24,14 +24,14 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.operands import draw_b
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.toolchain.cubin import machine_code
 from lospmm.tuning.build import for_emitter
-from lospmm.tuning.proxy_runner import ProxyTrials, compile_proxy, proxies_of, time_proxy
+from lospmm.tuning.proxy_runner import ProxyRunner, compile_proxy, proxies_of, time_proxy
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch
@@ -48,9 +48,9 @@ def problem_of(m: int = M, k: int = K, n: int = N) -> Problem:
     return for_emitter(Problem(uniform(m, k, 0.7, seed=2), n, DEVICES["h200"]), "sass")
 
 
-def candidates_of(problem: Problem, *shapes: tuple[int, int, Schedule]) -> list[Candidate]:
+def candidates_of(problem: Problem, *shapes: tuple[int, int, Schedule]) -> list[UnrolledPlan]:
     tilings = regroup(problem.matrix, sorted({rows for rows, _, _ in shapes}))
-    return [Candidate(TileSize(rows, cols), schedule, tilings[rows]) for rows, cols, schedule in shapes]
+    return [UnrolledPlan(TileSize(rows, cols), schedule, tilings[rows]) for rows, cols, schedule in shapes]
 
 
 @hypothesis_settings(max_examples=25)
@@ -146,7 +146,7 @@ def test_each_candidate_has_the_time_of_its_proxy_over_what_that_kept(bench: Ben
     problem = bench.problem
     shapes = [(2, 32, Schedule(4)), (2, 64, Schedule(4)), (6, 32, Schedule(8, split_k=2))]
     candidates = candidates_of(problem, *shapes)
-    trials = ProxyTrials(problem, "sass", bench, store=store, workers=2, stages=Stages())
+    trials = ProxyRunner(problem, "sass", bench, store=store, workers=2, stages=Stages())
     found = list(trials(candidates))
     assert (trials.built, trials.timed) == (2, 3)
     for trial, one in zip(proxies_of(problem, candidates, "sass"), found, strict=True):
@@ -159,7 +159,7 @@ def test_each_candidate_has_the_time_of_its_proxy_over_what_that_kept(bench: Ben
 
 def test_a_proxy_that_cannot_be_built_or_run_has_failed(bench: Bench, store: Store) -> None:
     candidates = candidates_of(bench.problem, (6, 32, Schedule(8, split_k=2)))
-    text = ProxyTrials(bench.problem, "ptx", bench, store=store, workers=1, stages=Stages())
+    text = ProxyRunner(bench.problem, "ptx", bench, store=store, workers=1, stages=Stages())
     (found,) = text(candidates)
     assert found.failure is not None and "ptx has no such kernels" in found.failure
     (trial,) = proxies(bench.problem, candidates)

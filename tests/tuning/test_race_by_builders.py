@@ -22,12 +22,12 @@ from lospmm.tuning import runner as trials
 from lospmm.tuning import tuner as tuning
 from lospmm.tuning.budget import Budget
 from lospmm.tuning.build import PackedBuild
-from lospmm.tuning.builders import LEAST_BUILDERS, Stock
-from lospmm.tuning.forecast import field_for
+from lospmm.tuning.builders import LEAST_BUILDERS, PrefetchedBuilds
+from lospmm.tuning.forecast import family_plans_for
 from lospmm.tuning.job import Job
 from lospmm.tuning.options import Options
 from lospmm.tuning.race import _contest
-from lospmm.tuning.session import Workshop
+from lospmm.tuning.session import Session
 from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 40, DEVICES["h200"])
@@ -64,14 +64,14 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(trials, "build", nothing)
     monkeypatch.setattr(tuning, "build", nothing)
     options = Options(emitter="sass", ranker="none", measure="gpu", verify="gpu")
-    with Workshop(workers=LEAST_BUILDERS) as shop:
+    with Session(workers=LEAST_BUILDERS) as shop:
         yield Job(PROBLEM, options, Store(tmp_path / "store"), Stages(), shop, Budget())
 
 
 def test_all_is_built_by_builders(job: Job) -> None:
     bench: Any = Bench()
-    with Stock() as stock:
-        others = _contest(job, field_for(PROBLEM, ["csr", "group_coo"]), bench, stock, limit_micros=1e9)
+    with PrefetchedBuilds() as stock:
+        others = _contest(job, family_plans_for(PROBLEM, ["csr", "group_coo"]), bench, stock, limit_micros=1e9)
         winner = others.best
         assert winner is not None and len(others.timed) > 4
         made = tuning._made(job, winner, stock)
@@ -85,8 +85,8 @@ def test_all_is_built_by_builders(job: Job) -> None:
 
 def test_what_comes_out_differently_is_not_shipped(job: Job) -> None:
     bench: Any = Bench()
-    with Stock() as stock:
-        others = _contest(job, field_for(PROBLEM, ["csr"]), bench, stock, limit_micros=1e9)
+    with PrefetchedBuilds() as stock:
+        others = _contest(job, family_plans_for(PROBLEM, ["csr"]), bench, stock, limit_micros=1e9)
         winner = others.best
         assert winner is not None
         kept = stock.kept(winner)
@@ -99,9 +99,9 @@ def test_what_comes_out_differently_is_not_shipped(job: Job) -> None:
 def test_a_plan_that_cannot_be_built_has_failed(job: Job) -> None:
     """As a kernel that cannot be run has; the others go on."""
     bench: Any = Bench()
-    field = field_for(PROBLEM, ["csr"])
+    field = family_plans_for(PROBLEM, ["csr"])
     broken = replace(field.entrants[0], plan=Broken())
-    with Stock() as stock:
+    with PrefetchedBuilds() as stock:
         others = _contest(job, replace(field, entrants=(broken, *field.entrants)), bench, stock, limit_micros=1e9)
     failures = [trial.measurement.failure for trial in others.timed if trial.measurement.timing is None]
     assert others.best is not None and len(failures) == 1 and str(failures[0]).startswith("AttributeError: 'Broken'")

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from lospmm.errors import GpuFault, ToolchainFault
-from lospmm.families import FAMILIES, Entrant, all_fours
+from lospmm.families import FAMILIES, Candidate, all_fours
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Launch, Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.stages import Stages
 from lospmm.store import Store
@@ -25,14 +25,14 @@ from lospmm.toolchain import elf
 from lospmm.tuning import runner as trials
 from lospmm.tuning.budget import Budget
 from lospmm.tuning.build import Build
-from lospmm.tuning.builders import Crew
-from lospmm.tuning.history import Timings, conditions_of
-from lospmm.tuning.runner import BuildAndTime, Means
+from lospmm.tuning.builders import BuilderPool
+from lospmm.tuning.history import History, conditions_of
+from lospmm.tuning.runner import GpuRunner, RunnerSetup
 from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 500, DEVICES["h200"])
 CANDIDATES = [
-    Candidate(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(PROBLEM.matrix, rows))
+    UnrolledPlan(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(PROBLEM.matrix, rows))
     for rows in (8, 3, 24, 1, 12)
 ]
 
@@ -66,18 +66,18 @@ def bench() -> FakeBench:
 
 
 @pytest.fixture
-def build_and_time(bench: FakeBench, tmp_path: Path) -> Iterator[BuildAndTime]:
+def build_and_time(bench: FakeBench, tmp_path: Path) -> Iterator[GpuRunner]:
     yield made(bench, tmp_path, Stages())
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("build")]
 
 
-def made(bench: FakeBench, tmp_path: Path, stages: Stages, means: Means | None = None) -> BuildAndTime:
+def made(bench: FakeBench, tmp_path: Path, stages: Stages, means: RunnerSetup | None = None) -> GpuRunner:
     fake: Any = bench
     store = Store(tmp_path / "store")
-    return BuildAndTime(PROBLEM, "sass", fake, store=store, workers=2, stages=stages, means=means)
+    return GpuRunner(PROBLEM, "sass", fake, store=store, workers=2, stages=stages, means=means)
 
 
-def test_in_their_order_and_each_once(bench: FakeBench, build_and_time: BuildAndTime) -> None:
+def test_in_their_order_and_each_once(bench: FakeBench, build_and_time: GpuRunner) -> None:
     measurements = list(build_and_time(CANDIDATES))
     grids = [candidate.tiling.block_rows for candidate in CANDIDATES]
     assert [m.timing.micros for m in measurements if m.timing] == grids
@@ -88,11 +88,11 @@ def test_in_their_order_and_each_once(bench: FakeBench, build_and_time: BuildAnd
 
 
 def test_the_order_stands_whatever_is_built_first(
-    bench: FakeBench, build_and_time: BuildAndTime, monkeypatch: pytest.MonkeyPatch
+    bench: FakeBench, build_and_time: GpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = trials.build
 
-    def slow_at_first(problem: Problem, candidate: Candidate, *args: Any, **options: Any) -> Build:
+    def slow_at_first(problem: Problem, candidate: UnrolledPlan, *args: Any, **options: Any) -> Build:
         time.sleep(0.2 if candidate is CANDIDATES[0] else 0)
         return real(problem, candidate, *args, **options)
 
@@ -115,9 +115,9 @@ def test_progress_counts_over_all_rounds(bench: FakeBench, tmp_path: Path) -> No
 
 
 def test_plans_of_families_are_built_by_the_crew(bench: FakeBench, tmp_path: Path) -> None:
-    entrant = Entrant("csr", FAMILIES["csr"].plans(PROBLEM)[0], 1.0)
-    with Crew(1) as crew:
-        (measurement,) = made(bench, tmp_path, Stages(), Means(crew))([entrant])
+    entrant = Candidate("csr", FAMILIES["csr"].plans(PROBLEM)[0], 1.0)
+    with BuilderPool(1) as crew:
+        (measurement,) = made(bench, tmp_path, Stages(), RunnerSetup(crew))([entrant])
     ((cubin, entry, _),) = bench.measured
     assert measurement.timing is not None and entry == "lospmm_csr"
     assert isinstance(cubin, Path) and not cubin.exists(), "of the crew, and gone with the trials"
@@ -129,25 +129,25 @@ def test_what_plans_have_in_common_is_done_together(
     """By as many builders as may work at a time, before they build; and a file goes when its kernel was timed, but for
     one that is asked for again."""
     problem = replace(PROBLEM, n=64, dtype=DTYPES["float16"])
-    shared = [Entrant("tensor_core", plan, 1.0) for plan in FAMILIES["tensor_core"].plans(problem)[:2]]
+    shared = [Candidate("tensor_core", plan, 1.0) for plan in FAMILIES["tensor_core"].plans(problem)[:2]]
     asked: list[Any] = []
     fake: Any = bench
-    with Crew(2) as crew:
+    with BuilderPool(2) as crew:
         monkeypatch.setattr(crew, "prepare", lambda *given: asked.append(given[1]))
         monkeypatch.setattr(all_fours, "PART_COLUMNS", 0)
-        store, means = Store(tmp_path / "store"), Means(crew)
-        many = BuildAndTime(problem, "template", fake, store=store, workers=2, stages=Stages(), means=means)
+        store, means = Store(tmp_path / "store"), RunnerSetup(crew)
+        many = GpuRunner(problem, "template", fake, store=store, workers=2, stages=Stages(), means=means)
         running = many([*shared, shared[0]])
         left = [sum(cubin.exists() for cubin, _, _ in bench.measured) for _ in running]
     assert asked == [shared] * 2 and left == [1, 1, 0]
 
 
 def test_a_build_that_fails_is_a_kernel_that_failed(
-    bench: FakeBench, build_and_time: BuildAndTime, monkeypatch: pytest.MonkeyPatch
+    bench: FakeBench, build_and_time: GpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = trials.build
 
-    def fails(problem: Problem, candidate: Candidate, *args: Any, **options: Any) -> Build:
+    def fails(problem: Problem, candidate: UnrolledPlan, *args: Any, **options: Any) -> Build:
         if candidate is CANDIDATES[2]:
             raise ToolchainFault("ptxas: exit status 255")
         return real(problem, candidate, *args, **options)
@@ -160,7 +160,7 @@ def test_a_build_that_fails_is_a_kernel_that_failed(
 
 
 def test_without_a_gpu_no_more_is_built(
-    bench: FakeBench, build_and_time: BuildAndTime, monkeypatch: pytest.MonkeyPatch
+    bench: FakeBench, build_and_time: GpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(*_: object, **_options: object) -> Measurement:
         raise GpuFault("the process that runs kernels cannot be started")
@@ -170,15 +170,13 @@ def test_without_a_gpu_no_more_is_built(
         list(build_and_time(CANDIDATES))
 
 
-def test_whoever_stops_listening_stops_the_builds(
-    build_and_time: BuildAndTime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_stops_listening_stops_the_builds(build_and_time: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a budget does: what has begun is told to stop, and what has not is not begun."""
     stopped: list[bool] = []
-    begun: list[Candidate] = []
+    begun: list[UnrolledPlan] = []
     real = trials.build
 
-    def waits(problem: Problem, candidate: Candidate, *args: Any, cancel: threading.Event, **options: Any) -> Build:
+    def waits(problem: Problem, candidate: UnrolledPlan, *args: Any, cancel: threading.Event, **options: Any) -> Build:
         begun.append(candidate)
         if candidate is CANDIDATES[0]:
             return real(problem, candidate, *args, cancel=cancel, **options)
@@ -234,7 +232,7 @@ def test_a_budget_cuts_a_build_short_once_something_ran(
     time, real = Time(), trials.build
     budget = Budget(60.0, clock=time)
 
-    def slow(problem: Problem, candidate: Candidate, *args: Any, cancel: threading.Event, **options: Any) -> Build:
+    def slow(problem: Problem, candidate: UnrolledPlan, *args: Any, cancel: threading.Event, **options: Any) -> Build:
         if candidate is CANDIDATES[0]:
             time.seconds += 70  # it is waited for all the same: nothing has run yet
             return real(problem, candidate, *args, cancel=cancel, **options)
@@ -242,13 +240,13 @@ def test_a_budget_cuts_a_build_short_once_something_ran(
         raise CancelledError
 
     monkeypatch.setattr(trials, "build", slow)
-    found = list(made(bench, tmp_path, Stages(), Means(budget=budget))(CANDIDATES))
+    found = list(made(bench, tmp_path, Stages(), RunnerSetup(budget=budget))(CANDIDATES))
     assert len(found) == 1 and found[0].timing is not None
 
 
 def test_a_kernel_has_no_more_time_than_the_budget(bench: FakeBench, tmp_path: Path) -> None:
     time = Time()
-    running = made(bench, tmp_path, Stages(), Means(budget=Budget(12.0, clock=time)))(CANDIDATES)
+    running = made(bench, tmp_path, Stages(), RunnerSetup(budget=Budget(12.0, clock=time)))(CANDIDATES)
     next(running)
     time.seconds += 5
     next(running)
@@ -262,8 +260,8 @@ def test_what_is_known_is_neither_built_nor_timed(bench: FakeBench, tmp_path: Pa
     conditions = conditions_of(PROBLEM, "sass", gpu="0" * 32, driver="580.1", compiler="ptxas 13.0.88")
 
     def run(stop: int = len(CANDIDATES), effort: Effort = BRIEF) -> list[Measurement]:
-        timings = Timings(Store(tmp_path / "store"), conditions)
-        running = made(bench, tmp_path, Stages(), Means(timings=timings, effort=effort))(CANDIDATES)
+        timings = History(Store(tmp_path / "store"), conditions)
+        running = made(bench, tmp_path, Stages(), RunnerSetup(timings=timings, effort=effort))(CANDIDATES)
         found = [next(running) for _ in range(stop)]
         running.close()
         return found

@@ -16,7 +16,7 @@ from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import SPLITS, Problem
-from lospmm.space.candidates import Candidate, Candidates
+from lospmm.space.candidates import UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import CONSTRAINTS, HARDWARE, Subject, block_counts
 from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
@@ -39,7 +39,7 @@ CHOICE = chosen_without()
 POOL = Pool.of(PROBLEM, CHOICE.space, estimate_micros, LOCKSTEPS)
 
 
-def key(candidate: Candidate) -> tuple[int, ...]:
+def key(candidate: UnrolledPlan) -> tuple[int, ...]:
     schedule = candidate.schedule
     axes = schedule.prefetch, schedule.column_group, schedule.lockstep, schedule.split_k
     return (*candidate.tile, *axes, schedule.walks)
@@ -48,11 +48,11 @@ def key(candidate: Candidate) -> tuple[int, ...]:
 class Landscape:
     """Trials that look times up; None is a kernel that fails. Every candidate that was asked for is written down."""
 
-    def __init__(self, micros: Callable[[Candidate], float | None]) -> None:
+    def __init__(self, micros: Callable[[UnrolledPlan], float | None]) -> None:
         self.micros = micros
-        self.asked: list[Candidate] = []
+        self.asked: list[UnrolledPlan] = []
 
-    def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+    def __call__(self, candidates: Sequence[UnrolledPlan]) -> Iterator[Measurement]:
         for candidate in candidates:
             self.asked.append(candidate)
             micros = self.micros(candidate)
@@ -73,7 +73,7 @@ def choose(
     return choose_by_time(PROBLEM, choice, estimate_micros, clock, Stages(), locksteps=LOCKSTEPS)
 
 
-def asked_first(choice: Choice = CHOICE) -> list[Candidate]:
+def asked_first(choice: Choice = CHOICE) -> list[UnrolledPlan]:
     """The shortlist as it is timed."""
     clock = Landscape(lambda _: 1.0)
     choose(clock, choice)
@@ -94,7 +94,7 @@ def test_it_learns_what_the_estimate_does_not_know(axis: str, place: int) -> Non
     """Where one value of an axis makes every kernel a fifth faster, what is built is near the best of all."""
     values = sorted({getattr(schedule, axis) for part in POOL.candidates for schedule in part.schedules})
 
-    def micros(candidates: Sequence[Candidate]) -> np.ndarray:
+    def micros(candidates: Sequence[UnrolledPlan]) -> np.ndarray:
         good = np.array([getattr(candidate.schedule, axis) == values[place] for candidate in candidates])
         return np.where(good, 0.8, 1.0) * estimate_micros(PROBLEM, candidates)
 
@@ -108,7 +108,7 @@ def test_it_learns_what_the_estimate_does_not_know(axis: str, place: int) -> Non
 def test_it_finds_a_valley_that_the_estimate_does_not_lead_to() -> None:
     """Low tiles are twice as fast as estimated; of all that is looked at, little is faster in the end."""
 
-    def micros(candidates: Sequence[Candidate]) -> np.ndarray:
+    def micros(candidates: Sequence[UnrolledPlan]) -> np.ndarray:
         low = np.array([candidate.tile.rows <= 16 for candidate in candidates])
         return np.where(low, 0.5, 1.0) * estimate_micros(PROBLEM, candidates)
 
@@ -122,21 +122,21 @@ def test_it_finds_a_valley_that_the_estimate_does_not_lead_to() -> None:
 WAVES = Problem(random_matrix(3000, 40, 0.2, 0), 4096, H200)
 
 
-def waves_micros(candidate: Candidate) -> float:
+def waves_micros(candidate: UnrolledPlan) -> float:
     """Those that walk their code twice are fastest."""
     return (0.5 if candidate.schedule.walks > 1 else 1.0) * float(estimate_micros(WAVES, [candidate])[0])
 
 
 def test_what_comes_last_is_built_while_the_last_rounds_are_timed() -> None:
-    timed: list[Candidate] = []
+    timed: list[UnrolledPlan] = []
     begun_after: list[int] = []
 
-    def trials(candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+    def trials(candidates: Sequence[UnrolledPlan]) -> Iterator[Measurement]:
         if any(one.schedule.walks > 1 for one in candidates):
             begun_after.append(len(timed))
         return running(candidates)
 
-    def running(candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+    def running(candidates: Sequence[UnrolledPlan]) -> Iterator[Measurement]:
         for one in candidates:
             timed.append(one)
             yield Measurement(Timing(waves_micros(one), 0.01, 15), 1e-7, None)
@@ -152,7 +152,7 @@ def test_what_comes_last_is_built_while_the_last_rounds_are_timed() -> None:
 def test_where_blocks_come_in_waves_some_walk_their_code_twice() -> None:
     """Of machine code alone, which is what has clusters."""
 
-    def chosen(splits: tuple[int, ...], policy: Policy = POLICY) -> tuple[Candidate, list[Candidate]]:
+    def chosen(splits: tuple[int, ...], policy: Policy = POLICY) -> tuple[UnrolledPlan, list[UnrolledPlan]]:
         choice, clock = search(WAVES, estimate_micros, 3, Stages(), splits=splits), Landscape(waves_micros)
         found = choose_by_time(WAVES, choice, estimate_micros, Clock(clock), Stages(), policy=policy)
         return found.winner, [candidate for candidate in clock.asked if candidate.schedule.walks > 1]
@@ -168,7 +168,7 @@ def test_where_blocks_come_in_waves_some_walk_their_code_twice() -> None:
 def test_they_are_timed_too_where_there_is_little_else() -> None:
     """Rounds end before all of them were had; what comes last is timed all the same."""
     choice, clock = search(WAVES, estimate_micros, 3, Stages(), splits=(1, 2)), Landscape(waves_micros)
-    pool = Pool.of_these(WAVES, Candidates.of([one.candidate for one in choice.shortlist]), estimate_micros, (0,))
+    pool = Pool.of_these(WAVES, UnrolledPlans.of([one.candidate for one in choice.shortlist]), estimate_micros, (0,))
     found = choose_by_time(WAVES, choice, estimate_micros, Clock(clock), Stages(), pool=pool)
     assert found.winner.schedule.walks == 2
     assert len(clock.asked) <= len(choice.shortlist) + POLICY.walked
@@ -177,7 +177,7 @@ def test_they_are_timed_too_where_there_is_little_else() -> None:
 @settings(deadline=None, max_examples=8)
 @given(seed=st.integers(0, 10_000))
 def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -> None:
-    def micros(candidate: Candidate) -> float | None:
+    def micros(candidate: UnrolledPlan) -> float | None:
         drawn = np.random.default_rng([seed, *key(candidate)])
         return None if drawn.random() < 0.2 else 1 + drawn.random()
 
@@ -201,7 +201,7 @@ def test_the_winner_is_the_fastest_timed_and_nothing_is_timed_twice(seed: int) -
 
 
 def test_the_same_times_lead_the_same_way() -> None:
-    def micros(candidate: Candidate) -> float:
+    def micros(candidate: UnrolledPlan) -> float:
         return 1 + np.random.default_rng(list(key(candidate))).random()
 
     first, second = Landscape(micros), Landscape(micros)
@@ -222,7 +222,7 @@ def test_a_space_of_few_is_timed_whole() -> None:
 def test_a_ranker_s_order_is_the_forecast() -> None:
     """Its scores are numbers of any kind; the forecast is in microseconds."""
 
-    def backwards(problem: Problem, candidates: Sequence[Candidate]) -> np.ndarray:
+    def backwards(problem: Problem, candidates: Sequence[UnrolledPlan]) -> np.ndarray:
         return -estimate_micros(problem, candidates)
 
     pool = Pool.of(PROBLEM, CHOICE.space, backwards, (128,))
@@ -237,7 +237,7 @@ def test_rounds_are_built_ahead() -> None:
     events: list[tuple[str, int]] = []
 
     class Watched:
-        def __init__(self, candidates: Sequence[Candidate]) -> None:
+        def __init__(self, candidates: Sequence[UnrolledPlan]) -> None:
             self.number, self.left = len([e for e in events if e[0] == "begun"]), len(candidates)
             events.append(("begun", self.number))
 
@@ -350,7 +350,7 @@ def test_a_turn_that_time_cuts_short_does_not_count() -> None:
     assert len(again.asked) == first + 1
     assert {len(trial.finals) for trial in found.trials} == {0, 1}
 
-    def cut(candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+    def cut(candidates: Sequence[UnrolledPlan]) -> Iterator[Measurement]:
         return iter(list(again(candidates))[: first if len(candidates) == first else 1])
 
     assert {len(trial.finals) for trial in choose(once, finals=cut).trials} == {0, 1}
@@ -368,7 +368,7 @@ def test_one_that_fails_in_the_end_is_not_taken() -> None:
 
 
 def test_the_trials_may_give_up_early() -> None:
-    def two(candidates: Sequence[Candidate]) -> Iterable[Measurement]:
+    def two(candidates: Sequence[UnrolledPlan]) -> Iterable[Measurement]:
         return [Measurement(Timing(1.0, 0.0, 15), 0.0, None) for _ in candidates[:2]]
 
     found = choose(two)
@@ -376,8 +376,8 @@ def test_the_trials_may_give_up_early() -> None:
     assert found.trials[0].candidate is CHOICE.shortlist[0].candidate
 
 
-def holds(problem: Problem, candidate: Candidate) -> bool:
-    candidates, space = Candidates.of([candidate]), CHOICE.space
+def holds(problem: Problem, candidate: UnrolledPlan) -> bool:
+    candidates, space = UnrolledPlans.of([candidate]), CHOICE.space
     subject = Subject(problem, candidates)
     checks = [*HARDWARE, *(one.check for one in CONSTRAINTS if one.name not in {"idle_sms", *space.relaxed})]
     enough = block_counts(problem, candidates) >= space.least_blocks

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.ir import WINDOW_BYTES, Op
 from lospmm.codegen.sass.form import Opcode, blank
-from lospmm.codegen.sass.machine import Entry
+from lospmm.codegen.sass.machine import EntryRegisters
 
 ALU_LATENCY = 12  # cycles; more than any integer instruction takes, where it costs nothing
 
@@ -23,14 +23,14 @@ ADDRESSES_OUTSTANDING = 60
 _CARRY = 0  # the predicate between the two halves of an address
 
 
-def window_pairs(entry: Entry) -> tuple[int, int]:
+def window_pairs(entry: EntryRegisters) -> tuple[int, int]:
     """The pairs of registers of windows: of loads, which go on behind the stores of a tile, and of all else."""
     first, second = [pair for pair in range(8, 16, 2) if pair not in entry.taken][:2]
     return first, second
 
 
 def set_windows(
-    form: NDArray[np.void], code: NDArray[np.void], windows: NDArray[np.int64], entry: Entry
+    form: NDArray[np.void], code: NDArray[np.void], windows: NDArray[np.int64], entry: EntryRegisters
 ) -> list[tuple[int, NDArray[np.void]]]:
     """Sets the address registers of far loads and stores; the instructions that fill them, and before which."""
     pieces: list[tuple[int, NDArray[np.void]]] = []

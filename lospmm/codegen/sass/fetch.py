@@ -20,7 +20,7 @@ from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, ALU_LATENCY, windo
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
-from lospmm.codegen.sass.machine import ENTRY, Entry, MachineCode
+from lospmm.codegen.sass.machine import ENTRY, EntryRegisters, MachineCode
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, LINE_INSTRUCTIONS, padding
 from lospmm.settings import settings
 
@@ -92,7 +92,7 @@ def fetching(code: MachineCode, span: int) -> MachineCode:
     return replace(code, form=form, starts=starts[:-1], registers=registers, entry=entry)
 
 
-def _fetched(entry: Entry) -> int:
+def _fetched(entry: EntryRegisters) -> int:
     """Where ptxas has it in the plainest prologue, or a register that is no half of an address later on."""
     if entry == ENTRY:
         return FETCHED
@@ -124,7 +124,7 @@ def _padded_length(rows: int) -> int:
     return rows + len(padding(rows))
 
 
-def _head(offsets: NDArray[np.integer], entry: Entry, pair: int) -> NDArray[np.void]:
+def _head(offsets: NDArray[np.integer], entry: EntryRegisters, pair: int) -> NDArray[np.void]:
     """``pair`` = the tile's address + ``entry.fetched``, and a load at each of ``offsets`` from there."""
     form = blank(_head_length(len(offsets)))
     if not len(offsets):

@@ -24,7 +24,7 @@ _CHUNK = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Bits:
     """Where a field of FORM lies in an instruction.
 
     ``places`` are (lowest bit, width), the value's low bits first; a place lies in one word. The value's lowest
@@ -68,7 +68,7 @@ class Row:
     op: Opcode
     opcode: int
     high: int  # the high word's bits that are always set, control fields left out
-    operands: tuple[Field, ...]
+    operands: tuple[Bits, ...]
     text: str
     pairs: tuple[str, ...] = ()
     data: str = ""
@@ -77,14 +77,14 @@ class Row:
     guarded: bool = True  # whether a predicate may decide if it runs: of the uniform ones none is ever written here
 
     @cached_property
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[Bits, ...]:
         reuse = tuple((mask, mask) for mask in range(8) if mask & ~self.reuse == 0)
         barriers = (
-            Field(name, places, codes=() if name in self.barriers else ((NO_BARRIER, NO_BARRIER),))
+            Bits(name, places, codes=() if name in self.barriers else ((NO_BARRIER, NO_BARRIER),))
             for name, places in BARRIERS
         )
         control = (field if self.guarded else _UNGUARDED.get(field.name, field) for field in CONTROL)
-        return (*self.operands, *control, *barriers, Field("reuse", ((122, 4),), codes=reuse))
+        return (*self.operands, *control, *barriers, Bits("reuse", ((122, 4),), codes=reuse))
 
     @cached_property
     def fixed(self) -> tuple[int, int]:
@@ -111,15 +111,15 @@ _YIELD_BIT = 109
 
 #: What every instruction has.
 CONTROL = (
-    Field("predicate", ((12, 3),)),
-    Field("predicate_negated", ((15, 1),)),
-    Field("stall", ((105, 4),)),
-    Field("yields", ((_YIELD_BIT, 1),)),
-    Field("wait", ((116, 6),)),
+    Bits("predicate", ((12, 3),)),
+    Bits("predicate_negated", ((15, 1),)),
+    Bits("stall", ((105, 4),)),
+    Bits("yields", ((_YIELD_BIT, 1),)),
+    Bits("wait", ((116, 6),)),
 )
 _UNGUARDED = {
-    "predicate": Field("predicate", ((12, 3),), codes=((PT, PT),)),
-    "predicate_negated": Field("predicate_negated", ((15, 1),), codes=((0, 0),)),
+    "predicate": Bits("predicate", ((12, 3),), codes=((PT, PT),)),
+    "predicate_negated": Bits("predicate_negated", ((15, 1),), codes=((0, 0),)),
 }
 BARRIERS = (("write_barrier", ((110, 3),)), ("read_barrier", ((113, 3),)))
 
@@ -189,7 +189,7 @@ def decode(words: NDArray[np.uint64], generation: Generation) -> NDArray[np.void
 def _encode_row(form: NDArray[np.void], row: Row, numbers: NDArray[np.int64]) -> list[NDArray[np.uint64]]:
     """Both words of rows that are all of ``row``'s instruction; ``numbers`` are their places in the whole program."""
     fixed = list(row.fixed)
-    varying: list[tuple[Field, NDArray[np.int64]]] = []
+    varying: list[tuple[Bits, NDArray[np.int64]]] = []
     for name in row.unused:
         if (form[name] != _BLANK[name]).any():
             bad = int(np.argmax(form[name] != _BLANK[name]))
@@ -214,7 +214,7 @@ def _encode_row(form: NDArray[np.void], row: Row, numbers: NDArray[np.int64]) ->
     return words
 
 
-def _placed(field: Field, values: NDArray[np.int64]) -> Iterator[tuple[int, int, NDArray[np.uint64]]]:
+def _placed(field: Bits, values: NDArray[np.int64]) -> Iterator[tuple[int, int, NDArray[np.uint64]]]:
     """(word, lowest bit in it, the bits that go there) for each of the field's places."""
     if field.codes:
         table = np.zeros(max(value for value, _ in field.codes) + 1, np.int64)
@@ -253,7 +253,7 @@ def _decode_row(rest: NDArray[np.uint64], row: Row) -> tuple[NDArray[np.void], N
 
 
 def _check(
-    field: Field, values: NDArray[np.int64], bounds: tuple[int, int], row: Row, numbers: NDArray[np.int64]
+    field: Bits, values: NDArray[np.int64], bounds: tuple[int, int], row: Row, numbers: NDArray[np.int64]
 ) -> None:
     smallest, largest = field.bounds
     if smallest <= bounds[0] and bounds[1] <= largest and not field.codes and field.step == 1:

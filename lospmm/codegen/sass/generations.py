@@ -7,25 +7,25 @@ sm_80, sm_86 and sm_89 have the bits of sm_90, except for branches; nvdisasm pri
 
 from dataclasses import replace
 
-from lospmm.codegen.sass.fields import Field, Generation, Row
+from lospmm.codegen.sass.fields import Bits, Generation, Row
 from lospmm.codegen.sass.form import RZ, Opcode
 from lospmm.errors import Unsupported
 
-_RD = Field("rd", ((16, 8),))
-_RA = Field("ra", ((24, 8),))
-_RB = Field("rb", ((32, 8),))
-_RC = Field("rc", ((64, 8),))
-_IMMEDIATE = Field("immediate", ((32, 32),))
-_OFFSET = Field("offset", ((40, 24),), signed=True)
-_BYTES = Field("bytes", ((73, 3),), codes=((4, 4), (8, 5), (16, 6)))
-_BYTES_OF_GLOBAL = Field("bytes", ((73, 3),), codes=((2, 2), (4, 4), (8, 5), (16, 6)))
-_UR_OF_LOAD = Field("ur", ((32, 6),))
-_UR_OF_STORE = Field("ur", ((64, 6),))
+_RD = Bits("rd", ((16, 8),))
+_RA = Bits("ra", ((24, 8),))
+_RB = Bits("rb", ((32, 8),))
+_RC = Bits("rc", ((64, 8),))
+_IMMEDIATE = Bits("immediate", ((32, 32),))
+_OFFSET = Bits("offset", ((40, 24),), signed=True)
+_BYTES = Bits("bytes", ((73, 3),), codes=((4, 4), (8, 5), (16, 6)))
+_BYTES_OF_GLOBAL = Bits("bytes", ((73, 3),), codes=((2, 2), (4, 4), (8, 5), (16, 6)))
+_UR_OF_LOAD = Bits("ur", ((32, 6),))
+_UR_OF_STORE = Bits("ur", ((64, 6),))
 
 
-def _none(name: str, low: int) -> Field:
+def _none(name: str, low: int) -> Bits:
     """A register that an instruction could name, and does not here: R255."""
-    return Field(name, ((low, 8),), codes=((RZ, RZ),))
+    return Bits(name, ((low, 8),), codes=((RZ, RZ),))
 
 
 #: The scoreboards of what writes no register.
@@ -40,7 +40,7 @@ _ST_HIGH = 0x0C101100
 #: Barriers in shared memory: which copies of others, and reads of them, are done. No tile has them.
 _BARRIERS = (
     Row(
-        Opcode.TRY_WAIT, 0x5A7, 0x08000140, (_none("ra", 24), _RB, _UR_OF_STORE, _OFFSET, Field("carry", ((81, 3),))),
+        Opcode.TRY_WAIT, 0x5A7, 0x08000140, (_none("ra", 24), _RB, _UR_OF_STORE, _OFFSET, Bits("carry", ((81, 3),))),
         "SYNCS.PHASECHK.TRANS64.TRYWAIT {predicate}, [{uniform}], {rb}", barriers=("write_barrier",),
     ),
     Row(
@@ -78,7 +78,7 @@ _HALVES = tuple(
 _CONVERSIONS = (
     Row(
         Opcode.HADD2_F32, 0x230, 0x4100,
-        (_RD, _none("ra", 24), _RB, Field("immediate", ((60, 2),), codes=((0, 2), (1, 3)))),
+        (_RD, _none("ra", 24), _RB, Bits("immediate", ((60, 2),), codes=((0, 2), (1, 3)))),
         "HADD2.F32 {rd}, -RZ, {rb}.{part}",
     ),
     Row(Opcode.SHF_L, 0x819, 0x600, (_RD, _RA, _IMMEDIATE, _none("rc", 64)), "SHF.L.U32 {rd}, {ra}, {bits}, RZ"),
@@ -117,35 +117,35 @@ _SM_90 = (
     Row(Opcode.MOV_IMM, 0x802, 0xF00, (_RD, _IMMEDIATE), "MOV {rd}, {hex}"),
     Row(Opcode.MOV, 0x202, 0xF00, (_RD, _RB), "MOV {rd}, {rb}", reuse=0b010),
     Row(
-        Opcode.IADD3, 0x810, 0x07F1E000, (_RD, _RA, _IMMEDIATE, _RC, Field("carry", ((81, 3),))),
+        Opcode.IADD3, 0x810, 0x07F1E000, (_RD, _RA, _IMMEDIATE, _RC, Bits("carry", ((81, 3),))),
         "IADD3 {rd}, {carry}{ra}, {signed}, {rc}", reuse=0b101,
     ),
     Row(
-        Opcode.IADD3_X, 0x810, 0x007FE400, (_RD, _RA, _IMMEDIATE, _RC, Field("carry", ((87, 3),))),
+        Opcode.IADD3_X, 0x810, 0x007FE400, (_RD, _RA, _IMMEDIATE, _RC, Bits("carry", ((87, 3),))),
         "IADD3.X {rd}, {ra}, {signed}, {rc}, {predicate}, !PT", reuse=0b101,
     ),
     Row(Opcode.FADD_IMM, 0x421, 0, (_RD, _RA, _IMMEDIATE), "FADD {rd}, {ra}, {float}", reuse=0b001),
     Row(Opcode.FMNMX_NAN, 0x209, 0x07820000, (_RD, _RA, _RB), "FMNMX.NAN {rd}, {ra}, {rb}, !PT", reuse=0b011),
     Row(
-        Opcode.LOP3_TEST, 0x812, 0x0780C000, (_RD, _RA, _IMMEDIATE, _RC, Field("carry", ((81, 3),))),
+        Opcode.LOP3_TEST, 0x812, 0x0780C000, (_RD, _RA, _IMMEDIATE, _RC, Bits("carry", ((81, 3),))),
         "LOP3.LUT {carry}{rd}, {ra}, {hex}, {rc}, 0xc0, !PT", reuse=0b101,
     ),
     Row(
-        Opcode.CS2R, 0x805, 0xFF00, (_RD, Field("bytes", ((80, 1),), codes=((4, 0), (8, 1)))),
+        Opcode.CS2R, 0x805, 0xFF00, (_RD, Bits("bytes", ((80, 1),), codes=((4, 0), (8, 1)))),
         "CS2R{half} {rd}, SRZ", data="rd",
     ),
     Row(Opcode.EXIT, 0x94D, 0x03800000, (), "EXIT", barriers=()),
     Row(Opcode.NOP, 0x918, 0, (), "NOP"),
     Row(
-        Opcode.BAR_SYNC, 0xB1D, 0x10000, (Field("immediate", ((54, 4),)),), "BAR.SYNC.DEFER_BLOCKING {hex}",
+        Opcode.BAR_SYNC, 0xB1D, 0x10000, (Bits("immediate", ((54, 4),)),), "BAR.SYNC.DEFER_BLOCKING {hex}",
         barriers=_READ,
     ),
     Row(
         Opcode.BRA, 0x947, 0x03800000,
-        (Field("offset", ((16, 8), (34, 30), (64, 18)), dropped=2, step=16, signed=True),), "BRA {target}", barriers=(),
+        (Bits("offset", ((16, 8), (34, 30), (64, 18)), dropped=2, step=16, signed=True),), "BRA {target}", barriers=(),
     ),
     Row(
-        Opcode.PREFETCH, 0x98F, 0x00800100, (_RA, Field("offset", ((32, 32),), signed=True)),
+        Opcode.PREFETCH, 0x98F, 0x00800100, (_RA, Bits("offset", ((32, 32),), signed=True)),
         "CCTL.E.PF2 [{ra}{offset}]", pairs=("ra",), barriers=_READ,
     ),
     *_HALVES,
@@ -159,7 +159,7 @@ _BRA_TO_89 = Row(
     Opcode.BRA,
     0x947,
     0x03800000,
-    (Field("offset", ((34, 30), (64, 18)), dropped=2, step=16, signed=True),),
+    (Bits("offset", ((34, 30), (64, 18)), dropped=2, step=16, signed=True),),
     "BRA {target}",
     barriers=(),
 )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EntryRegisters:
     """The registers that a tile finds filled: two pairs of registers with addresses, one of uniform registers.
 
     ``mailbox`` is a register with the address of this thread's slot 0 in shared memory, ``peers`` a pair with the
@@ -50,12 +50,12 @@ class Entry:
 
 
 #: What ptxas 13.0 makes of the prologue. Where it chooses otherwise, the tiles' registers are renamed.
-ENTRY = Entry(b=2, c=4, descriptor=6)
-CLUSTER_ENTRY = Entry(b=2, c=4, descriptor=8, peers=6, mailbox=0)
-WALKS_ENTRY = Entry(b=2, c=4, descriptor=8, kept=9)
+ENTRY = EntryRegisters(b=2, c=4, descriptor=6)
+CLUSTER_ENTRY = EntryRegisters(b=2, c=4, descriptor=8, peers=6, mailbox=0)
+WALKS_ENTRY = EntryRegisters(b=2, c=4, descriptor=8, kept=9)
 
 
-def entry_for(*, is_shared: bool, has_residual: bool, is_padded: bool) -> Entry:
+def entry_for(*, is_shared: bool, has_residual: bool, is_padded: bool) -> EntryRegisters:
     """The entry of tiles that several blocks share, that add a residual, or that have a convolution's padding."""
     entry = CLUSTER_ENTRY if is_shared else ENTRY
     if has_residual:
@@ -79,6 +79,6 @@ class MachineCode:
     starts: NDArray[np.int64]  # the row at which each tile begins
     dispatch: tuple[int, ...]  # the tile of each block row
     registers: int
-    entry: Entry
+    entry: EntryRegisters
     arch: str = "sm_90"
     split_k: int = 1  # parts of a tile, next to each other in ``dispatch``

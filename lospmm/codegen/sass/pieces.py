@@ -11,7 +11,7 @@ from lospmm.space.walks import pieces_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class RingPiece:
     """Slots of the ring, in order: the first ones rows of B one after another from ``first`` on, the others those that
     are used. ``fmas`` are the piece's multiply-adds among all of the tile, ``slot`` what each of them uses."""
 
@@ -22,7 +22,7 @@ class Piece:
     slot: NDArray[np.int64]
 
 
-def cut(code: NDArray[np.void], buffers: int, k: int) -> list[Piece]:
+def cut(code: NDArray[np.void], buffers: int, k: int) -> list[RingPiece]:
     """The pieces of a tile, with about as many instructions each. A piece ends where the ring comes round, so that the
     next walk finds each scoreboard where it begins."""
     loads, fmas = filling(code), np.flatnonzero(code["op"] == Op.FMA)
@@ -45,11 +45,11 @@ def cut(code: NDArray[np.void], buffers: int, k: int) -> list[Piece]:
     return pieces
 
 
-def _piece(rows: NDArray[np.int64], uses: NDArray[np.int64], fmas: slice, buffers: int, k: int) -> Piece:
+def _piece(rows: NDArray[np.int64], uses: NDArray[np.int64], fmas: slice, buffers: int, k: int) -> RingPiece:
     first = max(min(int(rows[0]), k - buffers), 0)
     head = np.arange(first, first + buffers)
     slots = np.concatenate((head, rows[rows >= first + buffers]))
     place = np.searchsorted(slots, rows)
     used = np.zeros(len(slots), np.int64)
     used[place] = uses
-    return Piece(first, slots, np.cumsum(used), fmas, np.repeat(place, uses))
+    return RingPiece(first, slots, np.cumsum(used), fmas, np.repeat(place, uses))

@@ -2,7 +2,7 @@
 
 from lospmm.codegen.ir import WINDOW_BYTES
 from lospmm.codegen.sass.scheduler import ADDRESS_REGISTERS, HARDWARE_REGISTERS, WINDOW_REGISTERS
-from lospmm.problem.lanes import in_words, words_of
+from lospmm.problem.lanes import in_lanes, lanes_of
 from lospmm.problem.problem import Problem
 
 #: Of the residual's address, and of the bits of a window.
@@ -14,10 +14,10 @@ def reserved_registers(problem: Problem) -> int:
     """What a thread needs beside accumulators and buffers."""
     matrix, convolution = problem.matrix, problem.convolution
     if convolution is None:
-        furthest = (max(matrix.m, matrix.k) - 1) * in_words(problem).n
+        furthest = (max(matrix.m, matrix.k) - 1) * in_lanes(problem).n
     else:
         furthest = max(convolution.image_elements, (matrix.m - 1) * convolution.pixels)
-    far = furthest * words_of(problem).stored_bytes >= WINDOW_BYTES // 2
+    far = furthest * lanes_of(problem).stored_bytes >= WINDOW_BYTES // 2
     return ADDRESS_REGISTERS + HARDWARE_REGISTERS + WINDOW_REGISTERS * far + layer_registers(problem)
 
 

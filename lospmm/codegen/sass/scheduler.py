@@ -36,7 +36,7 @@ from lospmm.codegen.sass.addresses import (
 )
 from lospmm.codegen.sass.early import stored_early
 from lospmm.codegen.sass.form import RZ, Opcode, blank
-from lospmm.codegen.sass.machine import PEER_BYTES, WALKS_ENTRY, Entry, entry_for
+from lospmm.codegen.sass.machine import PEER_BYTES, WALKS_ENTRY, EntryRegisters, entry_for
 from lospmm.codegen.sass.ring import filling, last_filled
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.problem.lanes import FLOAT_SUMS
@@ -72,7 +72,7 @@ class Registers:
         return highest + 1 + HARDWARE_REGISTERS
 
 
-def allocate(accumulators: int, buffers: int, entry: Entry, *, windows: bool) -> Registers:
+def allocate(accumulators: int, buffers: int, entry: EntryRegisters, *, windows: bool) -> Registers:
     """Registers from the bottom up, all but those of addresses."""
     taken = set(entry.taken)
     if windows:
@@ -81,7 +81,7 @@ def allocate(accumulators: int, buffers: int, entry: Entry, *, windows: bool) ->
     return Registers(free[:accumulators], free[accumulators : accumulators + buffers], frozenset(taken))
 
 
-def entry_of(program: KernelProgram) -> Entry:
+def entry_of(program: KernelProgram) -> EntryRegisters:
     """What the prologue leaves in registers for the tiles of ``program``."""
     if program.walks > 1:
         return WALKS_ENTRY
@@ -153,7 +153,7 @@ def _set_memory(
     code: NDArray[np.void],
     offsets: NDArray[np.int64],
     registers: Registers,
-    entry: Entry,
+    entry: EntryRegisters,
     stored_bytes: int,
 ) -> None:
     loads, stores, residuals = (np.flatnonzero(code["op"] == op) for op in (Op.LOAD, Op.STORE, Op.RESIDUAL))
@@ -274,7 +274,7 @@ def _exchange(
     code: NDArray[np.void],
     slots: int,
     slot_bytes: int,
-    entry: Entry,
+    entry: EntryRegisters,
     registers: Registers,
 ) -> list[tuple[int, NDArray[np.void]]]:
     """Sets what is sent and collected; the instructions around it, and before which."""

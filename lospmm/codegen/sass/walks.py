@@ -29,8 +29,8 @@ from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, ADDRESSES_OUTSTAND
 from lospmm.codegen.sass.folds import fold, next_of_each
 from lospmm.codegen.sass.form import RZ, Opcode, blank, joined
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
-from lospmm.codegen.sass.machine import Entry
-from lospmm.codegen.sass.pieces import Piece, cut
+from lospmm.codegen.sass.machine import EntryRegisters
+from lospmm.codegen.sass.pieces import RingPiece, cut
 from lospmm.codegen.sass.scheduler import EXIT_STALL, Registers, entry_of, set_arithmetic, set_stalls
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.space.walks import BUFFERS_BEFORE, FIRST_ACCUMULATOR, KEPT_BYTES, KEPT_WORDS, REACH, SCOREBOARDS, WALKS
@@ -62,7 +62,7 @@ def walked_tile(tile: TileProgram, program: KernelProgram) -> tuple[Form, int]:
     return form, walker.registers.count
 
 
-def _registers(tile: TileProgram, entry: Entry) -> Registers:
+def _registers(tile: TileProgram, entry: EntryRegisters) -> Registers:
     """Accumulators from a multiple of four on; buffers in the places before them, and behind."""
     first, rows = FIRST_ACCUMULATOR, tile.accumulators
     before = [register for register in range(first) if register not in entry.taken]
@@ -104,7 +104,7 @@ class _Walker:
         found[np.searchsorted(self.fmas, again[again < len(self.code)])] = True
         return found
 
-    def tile(self, pieces: Sequence[Piece]) -> list[Form]:
+    def tile(self, pieces: Sequence[RingPiece]) -> list[Form]:
         """All of it; without a piece, the stores of empty rows."""
         if not pieces:
             stored, moved = self._stored(self.code)
@@ -118,7 +118,7 @@ class _Walker:
             form += self._piece(pieces, number, piece)
         return form
 
-    def _piece(self, pieces: Sequence[Piece], number: int, piece: Piece) -> list[Form]:
+    def _piece(self, pieces: Sequence[RingPiece], number: int, piece: RingPiece) -> list[Form]:
         """A piece, and what brings a thread back to it or on to the next one."""
         following = pieces[number + 1] if number + 1 < len(pieces) else None
         begins = [] if number else self._begun_anew(piece)
@@ -134,7 +134,7 @@ class _Walker:
         again += [*(self._loaded() if number else []), _second(self.entry)]
         return _looped([*walk, *stored, _leave(SECOND)], again)
 
-    def _begun_anew(self, piece: Piece) -> list[Form]:
+    def _begun_anew(self, piece: RingPiece) -> list[Form]:
         """Accumulators that begin with a bias, or that the first piece does not add to."""
         begins = self.code[self.code["op"] == Op.BEGIN]
         touched = self.code["target"][self.fmas[piece.fmas]]
@@ -151,7 +151,7 @@ class _Walker:
         form["stall"][-1] = layer.SETTLED_STALL
         return [form]
 
-    def _walk(self, piece: Piece, following: Piece | None) -> Form:
+    def _walk(self, piece: RingPiece, following: RingPiece | None) -> Form:
         """Multiply-adds, with the loads of all slots behind the first ones, and the first ones of the next walk."""
         fmas = self.code[self.fmas[piece.fmas]].copy()
         fmas["source"] = piece.slot % self.buffers
@@ -184,7 +184,7 @@ class _Walker:
         form["reuse"][[at - 1 for at, _ in inserted if at]] = 0
         return layer.inserted(form, inserted)
 
-    def _free_from(self, piece: Piece, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _free_from(self, piece: RingPiece, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of each of ``slots``, the multiply-adds of the piece before its buffer may be loaded anew: those that use it;
         of one that nothing uses, up to the first that waits for its scoreboard."""
         found = piece.done[slots]
@@ -195,7 +195,7 @@ class _Walker:
         found[np.searchsorted(slots, unused)] = np.maximum(piece.done[unused], waits)
         return np.maximum.accumulate(found)
 
-    def _is_unseen(self, piece: Piece, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _is_unseen(self, piece: RingPiece, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Of which of ``slots`` nobody waits for the scoreboard: nothing uses one of its group."""
         found: NDArray[np.bool_] = ~np.isin(self._group(slots), self._group(piece.slot))
         return found
@@ -242,7 +242,7 @@ class _Walker:
             form["offset"][at] = place - base
         return moves, base
 
-    def _ends(self, piece: Piece) -> NDArray[np.int64]:
+    def _ends(self, piece: RingPiece) -> NDArray[np.int64]:
         """The multiply-adds of the piece before each of the next walk's first loads: all that use a slot of the last
         group with its scoreboard, so that none of these waits for it."""
         behind = np.minimum(self._first_of_group() + self.each, self.buffers)
@@ -255,13 +255,13 @@ class _Walker:
         found: NDArray[np.int64] = np.arange(self.buffers) // self.each * self.each
         return found
 
-    def _last_lap(self, piece: Piece) -> NDArray[np.int64]:
+    def _last_lap(self, piece: RingPiece) -> NDArray[np.int64]:
         """Of each buffer, the slot at which the last lap around all buffers begins that comes to its scoreboard."""
         lap = (len(piece.rows) - 1) // self.buffers * self.buffers
         return np.where(lap + self._first_of_group() < len(piece.rows), lap, lap - self.buffers)
 
     def _next_loads(
-        self, piece: Piece, following: Piece | None, base: int, places: NDArray[np.intp]
+        self, piece: RingPiece, following: RingPiece | None, base: int, places: NDArray[np.intp]
     ) -> list[layer.Piece]:
         """The first loads of the next walk: of the same piece, for the other column, or of the one behind it."""
         towards = self.other if self.is_first else -self.other
@@ -372,7 +372,7 @@ def _not_second() -> Form:
     return _tested(RZ)
 
 
-def _second(entry: Entry) -> Form:
+def _second(entry: EntryRegisters) -> Form:
     """An address in shared memory is never 0 there: a block's begins behind 1 KiB that the system has."""
     assert entry.kept is not None
     return _tested(entry.kept)

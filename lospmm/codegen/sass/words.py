@@ -11,7 +11,7 @@ from lospmm.codegen.sass.half import packed
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.errors import Unsupported
 from lospmm.problem.dtype import Dtype
-from lospmm.problem.lanes import DOUBLE, NARROW, PAIRS, SINGLE, Words
+from lospmm.problem.lanes import DOUBLE, NARROW, PAIRS, SINGLE, Lanes
 
 #: By the name of the words: what makes code of them, and an instruction without which a generation has none. The
 #: scheduler writes narrow ones itself (``narrow``).
@@ -24,14 +24,14 @@ OF_WORDS: Mapping[str, tuple[Callable[[MachineCode, Dtype], MachineCode], Opcode
 )
 
 
-def writes(words: Words, arch: str) -> bool:
+def writes(words: Lanes, arch: str) -> bool:
     """Whether there is machine code of such words for ``arch``."""
     if words == SINGLE:
         return arch in GENERATIONS
     return words.name in OF_WORDS and arch in GENERATIONS and OF_WORDS[words.name][1] in GENERATIONS[arch].by_op
 
 
-def of_words(code: MachineCode, words: Words, dtype: Dtype) -> MachineCode:
+def of_words(code: MachineCode, words: Lanes, dtype: Dtype) -> MachineCode:
     """``code``, which is that of float32, for ``words`` of ``dtype``. Raises Unsupported."""
     if words == SINGLE:
         return code

@@ -1,6 +1,6 @@
 """The libraries that a kernel is compared with, all of them in the run that times the kernel.
 
-``BASELINES`` has a row for each. To add one, write a function of a ``Place`` that yields the ``Variants`` of its
+``BASELINES`` has a row for each. To add one, write a function of a ``LibraryTask`` that yields the ``Variants`` of its
 library, ready to be put on the stream, and add a row. What it computes goes through the gate of the kernels; what is
 missing or fails is a value, the reason of a ``BaselineTime``, and never ends the comparison.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
-from lospmm.gpu.gate import Verdict
+from lospmm.gpu.gate import GateVerdict
 from lospmm.gpu.libraries import cublas, cusparse, sputnik
-from lospmm.gpu.libraries.library import LibraryFault, Place, Variants
+from lospmm.gpu.libraries.library import LibraryFault, LibraryTask, Variants
 from lospmm.gpu.timing import Timing
 from lospmm.problem.dtype import DTYPES, Dtype
 
@@ -32,7 +32,7 @@ _FLOAT32 = ("float32", "tf32")  # as they lie in memory
 @dataclass(frozen=True, slots=True)
 class Baseline:
     title: str  # in a table
-    prepare: Callable[[Place], AbstractContextManager[Variants]]
+    prepare: Callable[[LibraryTask], AbstractContextManager[Variants]]
     dtypes: tuple[str, ...] = _FLOAT32  # of problems that it is a baseline of
     max_relative_error: float | None = None  # to |A| |B|; None: what the kernels are held to (``lospmm.cpu.verify``)
 
@@ -113,10 +113,10 @@ class BaselineTime:
 Enqueue = Callable[[int], None]
 
 #: Runs an enqueue on poisoned memory and holds C to a limit; None is that of the kernels.
-Check = Callable[[Enqueue, float | None], Verdict]
+Check = Callable[[Enqueue, float | None], GateVerdict]
 
 
-def time_baseline(name: str, place: Place, *, check: Check, time: Callable[[Enqueue], Timing]) -> BaselineTime:
+def time_baseline(name: str, place: LibraryTask, *, check: Check, time: Callable[[Enqueue], Timing]) -> BaselineTime:
     """Check and time a library on the problem of ``place``; ``time`` is the clock.
 
     Raises GpuFault where the GPU fails, after which nothing may work any more in this process.
@@ -135,7 +135,7 @@ def time_baseline(name: str, place: Place, *, check: Check, time: Callable[[Enqu
 
 
 def _time_variant(
-    name: str, enqueue: Enqueue, check: Callable[[], Verdict], time: Callable[[Enqueue], Timing]
+    name: str, enqueue: Enqueue, check: Callable[[], GateVerdict], time: Callable[[Enqueue], Timing]
 ) -> VariantTime:
     try:
         verdict = check()

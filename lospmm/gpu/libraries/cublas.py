@@ -15,8 +15,8 @@ from lospmm.gpu.libraries.library import (
     REAL,
     Library,
     LibraryFault,
+    LibraryTask,
     Out,
-    Place,
     Pointer,
     Variants,
     create,
@@ -83,7 +83,7 @@ def open_library() -> Library:
 
 @contextmanager
 def prepare(
-    place: Place, *, name: str, compute: int = COMPUTE_32F, open_library: Callable[[], Library] = open_library
+    place: LibraryTask, *, name: str, compute: int = COMPUTE_32F, open_library: Callable[[], Library] = open_library
 ) -> Iterator[Variants]:
     """One variant, ``name``, of the compute type ``compute``. Raises LibraryFault, or GpuFault of the driver."""
     driver = place.driver
@@ -107,7 +107,7 @@ def prepare(
 
 def _multiply(
     library: Library,
-    place: Place,
+    place: LibraryTask,
     handle: Pointer,
     a: Sequence[int],  # the address of each copy
     compute: int,
@@ -122,7 +122,7 @@ def _multiply(
     library.call("cublasGemmEx", handle, OP_N, OP_N, n, m, k, *operands, compute, GEMM_DEFAULT)
 
 
-def _place_dense(stack: ExitStack, place: Place) -> list[int]:
+def _place_dense(stack: ExitStack, place: LibraryTask) -> list[int]:
     """The device address of each copy of A (m, k), row-major, its zeros written out."""
     matrix, k, dtype = place.matrix, place.matrix.k, place.dtype
     row_bytes = dtype.element_bytes * k

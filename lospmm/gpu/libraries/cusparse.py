@@ -18,8 +18,8 @@ from lospmm.gpu.libraries.library import (
     Buffers,
     Library,
     LibraryFault,
+    LibraryTask,
     Out,
-    Place,
     Pointer,
     Variants,
     create,
@@ -126,7 +126,7 @@ class _Call:
 
 
 @contextmanager
-def prepare(place: Place, open_library: Callable[[], Library] = open_library) -> Iterator[Variants]:
+def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_library) -> Iterator[Variants]:
     """One variant for each row of ``ALGORITHMS``. Raises LibraryFault, or GpuFault of the driver."""
     library = open_library()
     with ExitStack() as stack:
@@ -149,7 +149,7 @@ def prepare(place: Place, open_library: Callable[[], Library] = open_library) ->
         yield Variants(f"cuSPARSE {_version(library, handle)} ({file_name(library.path)})", variants)
 
 
-def _ready(stack: ExitStack, place: Place, call: _Call) -> Callable[[int], None]:
+def _ready(stack: ExitStack, place: LibraryTask, call: _Call) -> Callable[[int], None]:
     """Give an algorithm its buffers and preprocess each copy of A for it."""
     size = ctypes.c_size_t()
     call("cusparseSpMM_bufferSize", 0, ctypes.byref(size))
@@ -163,7 +163,7 @@ def _refuse(fault: LibraryFault, _copy: int) -> None:
     raise fault
 
 
-def _place_csr(stack: ExitStack, place: Place) -> _Csr:
+def _place_csr(stack: ExitStack, place: LibraryTask) -> _Csr:
     matrix, driver = place.matrix, place.driver
     offsets = place_array(stack, driver, matrix.indptr.astype(np.int32))
     indices = place_array(stack, driver, matrix.indices)
@@ -178,7 +178,7 @@ def _describe_csr(stack: ExitStack, library: Library, csr: _Csr) -> Pointer:
     return create(stack, library, "cusparseCreateCsr", "cusparseDestroySpMat", *sizes, *addresses, *kinds)
 
 
-def _describe_dense(stack: ExitStack, library: Library, place: Place, copy: Buffers) -> tuple[Pointer, Pointer]:
+def _describe_dense(stack: ExitStack, library: Library, place: LibraryTask, copy: Buffers) -> tuple[Pointer, Pointer]:
     n, real = place.n, REAL[place.dtype.storage]
     describe = partial(create, stack, library, "cusparseCreateDnMat", "cusparseDestroyDnMat")
     b = describe(place.matrix.k, n, n, copy.b, real, ORDER_ROW)

@@ -44,7 +44,7 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-class Dense:
+class CublasKernel:
     """C (m, n) = A x B by cuBLAS in a type. Raises GpuFault without cuBLAS or memory."""
 
     def __init__(

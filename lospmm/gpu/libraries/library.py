@@ -1,7 +1,7 @@
 """Shared libraries of other people, called through ctypes: found, typed, and their statuses turned into one line.
 
-A baseline (``baselines/__init__.py``) gets a ``Place`` to compute in and gives ``Variants`` to time. What it allocates
-and creates is released in the reverse order, whatever fails.
+A baseline (``baselines/__init__.py``) gets a ``LibraryTask`` to compute in and gives ``Variants`` to time. What it
+allocates and creates is released in the reverse order, whatever fails.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ class Buffers(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LibraryTask:
     """Where a baseline computes C = A x B: on ``driver.stream``, for each of ``copies`` in turn."""
 
     driver: Driver

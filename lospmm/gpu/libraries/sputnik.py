@@ -18,7 +18,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.gpu.libraries.library import Library, LibraryFault, Place, Pointer, Variants, file_name, load, place_array
+from lospmm.gpu.libraries.library import (
+    Library,
+    LibraryFault,
+    LibraryTask,
+    Pointer,
+    Variants,
+    file_name,
+    load,
+    place_array,
+)
 from lospmm.matrix.csr import SparseMatrix
 
 ENTRY = "sputnik_cuda_spmm"
@@ -49,7 +58,7 @@ def open_library(path: Path | None) -> Library:
 
 
 @contextmanager
-def prepare(place: Place, open_library: Callable[[Path | None], Library] = open_library) -> Iterator[Variants]:
+def prepare(place: LibraryTask, open_library: Callable[[Path | None], Library] = open_library) -> Iterator[Variants]:
     """One variant. Raises LibraryFault, or GpuFault of the driver."""
     library = open_library(place.sputnik)
     with ExitStack() as stack:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lospmm.gpu.gate import Verdict, run_and_check
+from lospmm.gpu.gate import GateVerdict, run_and_check
 from lospmm.gpu.libraries import BaselineTime, Enqueue, time_baseline
-from lospmm.gpu.libraries.library import Buffers, Place
+from lospmm.gpu.libraries.library import Buffers, LibraryTask
 from lospmm.gpu.messages import CacheState
 from lospmm.gpu.network import time_in
 from lospmm.gpu.operands import fill
@@ -40,7 +40,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
     matrix = SparseMatrix(problem.m, problem.k, problem.indptr, problem.indices, problem.values)
     copies = [Buffers(b, c) for b, c in zip(operands.b, operands.c, strict=True)]
 
-    def check(enqueue: Enqueue, limit: float | None) -> Verdict:
+    def check(enqueue: Enqueue, limit: float | None) -> GateVerdict:
         """On the first copy and on the last: a library that takes another copy than it is told is found out."""
         tolerance = problem.tolerance if limit is None else replace(problem.tolerance, sum_rounding=limit)
         held_to = replace(problem, tolerance=tolerance)
@@ -59,5 +59,5 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
         return time_in(task.cache, driver, bench.gate, operands, enqueue, copies=rotated, effort=task.effort)
 
     copies_of_a = rotated if task.cache == "streamed" else 1
-    place = Place(driver, matrix, problem.n, copies, task.sputnik, problem.dtype, copies_of_a)
+    place = LibraryTask(driver, matrix, problem.n, copies, task.sputnik, problem.dtype, copies_of_a)
     return time_baseline(task.name, place, check=check, time=time)

@@ -17,8 +17,8 @@ from lospmm.errors import BadRequest, BadSettings, Unsupported
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate
-from lospmm.space.features import FEATURES, Subject, features_of
+from lospmm.space.candidates import UnrolledPlan
+from lospmm.space.features import FEATURES, FeatureSubject, features_of
 from lospmm.space.ranker import Ranker
 from lospmm_rank import TRAINED
 from lospmm_rank.predict.booster import Booster, NotAModel
@@ -37,8 +37,8 @@ class Cascade:
 
     booster: Booster
 
-    def __call__(self, problem: Problem, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
-        subject = Subject.of(problem, candidates)
+    def __call__(self, problem: Problem, candidates: Sequence[UnrolledPlan]) -> NDArray[np.float64]:
+        subject = FeatureSubject.of(problem, candidates)
         scores = subject.micros.copy()
         if len(scores):
             head = _head(subject)
@@ -47,7 +47,7 @@ class Cascade:
         return scores
 
 
-def _head(subject: Subject) -> NDArray[np.int64]:
+def _head(subject: FeatureSubject) -> NDArray[np.int64]:
     """Indices of what the model sees; a kind is as in a search: so many tiles of so many columns, and split."""
     micros, candidates = subject.micros, subject.candidates
     if len(micros) <= HEAD:

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate
-from lospmm.space.features import FEATURES, Subject, features_of
+from lospmm.space.candidates import UnrolledPlan
+from lospmm.space.features import FEATURES, FeatureSubject, features_of
 from lospmm.space.ranker import Ranker
 from lospmm_rank.predict.booster import Booster
 
@@ -59,7 +59,7 @@ ESTIMATE = NAMES.index("estimate")
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "untimed"
 
-#: Of the models, for a device by its name, in the order of ``Model``.
+#: Of the models, for a device by its name, in the order of ``UntimedModels``.
 SUFFIXES = (".txt", ".slower.txt", ".off.txt")
 
 
@@ -75,7 +75,7 @@ class Predicts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Model:
+class UntimedModels:
     """``order`` has a higher number for a better kernel, ``slower`` the logarithm of its time over that of the fastest,
     ``off`` the logarithm of its time over the estimate."""
 
@@ -91,11 +91,11 @@ class Model:
 
 
 @cache
-def model_at(path: Path) -> Model:
+def model_at(path: Path) -> UntimedModels:
     """Those whose first file is at ``path``."""
     boosters = [Booster(path.with_suffix(suffix)) for suffix in SUFFIXES]
     assert all(one.names == list(NAMES) for one in boosters), "they are trained anew with their features"
-    return Model(*boosters)
+    return UntimedModels(*boosters)
 
 
 def _in_deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -104,9 +104,9 @@ def _in_deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def features(problem: Problem, candidates: Sequence[Candidate], ranker: Ranker) -> NDArray[np.float64]:
+def features(problem: Problem, candidates: Sequence[UnrolledPlan], ranker: Ranker) -> NDArray[np.float64]:
     """What the models are told of the candidates of one problem, (candidates, NAMES)."""
-    subject = Subject.of(problem, candidates)
+    subject = FeatureSubject.of(problem, candidates)
     scores = ranker(problem, candidates)
     columns = [
         *features_of(subject).T,

@@ -35,7 +35,7 @@ from lospmm.settings import settings
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.options import default_emitter
 from lospmm_rank.train.lines import Lines, about_run, problem_line
-from lospmm_rank.train.pool import Plan, Pool, Source
+from lospmm_rank.train.pool import EmitterPool, Source, TimedProblem
 
 #: Candidates of a problem.
 CANDIDATES = 60
@@ -51,7 +51,7 @@ OTHER_COLUMNS = 1024
 TOLD_SECONDS = 10.0
 
 
-class Clock(Protocol):
+class Timer(Protocol):
     """Who times kernels: ``Bench``, or what stands in for it without a GPU."""
 
     def turn_to(self, problem: Problem, /) -> None: ...
@@ -83,7 +83,13 @@ class Tally:
 
 
 def collect(
-    sources: Iterable[Source], pool: Pool, clock: Clock, lines: Lines, *, until: float, tell: Callable[[Tally], None]
+    sources: Iterable[Source],
+    pool: EmitterPool,
+    clock: Timer,
+    lines: Lines,
+    *,
+    until: float,
+    tell: Callable[[Tally], None],
 ) -> Tally:
     """Time every source that has no line yet, and write its line, until ``time.monotonic()`` is ``until``.
 
@@ -108,10 +114,12 @@ def collect(
     return tally
 
 
-def _ahead(sources: Iterator[Source], pool: Pool) -> Iterator[tuple[Plan | str, list[Future[Compiled | str]]]]:
+def _ahead(
+    sources: Iterator[Source], pool: EmitterPool
+) -> Iterator[tuple[TimedProblem | str, list[Future[Compiled | str]]]]:
     """Every source's plan with its kernels under way, and those of the next before they are asked for."""
-    planned: deque[Future[Plan | str]] = deque()
-    built: deque[tuple[Plan | str, list[Future[Compiled | str]]]] = deque()
+    planned: deque[Future[TimedProblem | str]] = deque()
+    built: deque[tuple[TimedProblem | str, list[Future[Compiled | str]]]] = deque()
     while True:
         planned.extend(pool.plan(source) for source in itertools.islice(sources, PLANNED_AHEAD - len(planned)))
         while planned and len(built) <= BUILT_AHEAD and (not built or planned[0].done()):
@@ -121,12 +129,12 @@ def _ahead(sources: Iterator[Source], pool: Pool) -> Iterator[tuple[Plan | str, 
             return
         plan, kernels = built.popleft()
         yield plan, kernels
-        if isinstance(plan, Plan):
+        if isinstance(plan, TimedProblem):
             plan.path.unlink(missing_ok=True)
 
 
 def _timed(
-    plan: Plan, kernels: Sequence[Future[Compiled | str]], clock: Clock, tally: Tally, until: float
+    plan: TimedProblem, kernels: Sequence[Future[Compiled | str]], clock: Timer, tally: Tally, until: float
 ) -> list[Measurement]:
     """Of the first candidates, as many as there is time for."""
     started = time.monotonic()
@@ -229,7 +237,7 @@ def run(orders: Orders, tell: Callable[[Tally], None]) -> Tally:
             clock = DryClock(orders.dry)
         lines = stack.enter_context(Lines(orders.out / f"{kind}-{part}-of-{parts}.jsonl"))
         lines.write(about_run(device, emitter, driver_version(), orders.commit))
-        pool = stack.enter_context(Pool(orders.workers, emitter, device, orders.candidates))
+        pool = stack.enter_context(EmitterPool(orders.workers, emitter, device, orders.candidates))
         return collect(sources, pool, clock, lines, until=until, tell=tell)
 
 

@@ -24,7 +24,7 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.matrix.readers import read
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.estimate import RATES
 from lospmm.space.features import FEATURES, features
 from lospmm.space.reorder import regroup
@@ -218,7 +218,7 @@ def features_of_line(line: dict[str, Any], matrices: Path | None) -> NDArray[np.
     problem = for_emitter(Problem(matrix, line["n"], DEVICES[line["device"]]), line["emitter"])
     tilings = regroup(matrix, sorted(set(line["rows"])))
     candidates = [
-        Candidate(TileSize(rows, cols), Schedule(prefetch, None, group, lockstep, split), tilings[rows])
+        UnrolledPlan(TileSize(rows, cols), Schedule(prefetch, None, group, lockstep, split), tilings[rows])
         for rows, cols, prefetch, group, lockstep, split in zip(*(line[axis] for axis in POINT_AXES), strict=True)
     ]
     return features(problem, candidates).astype(np.float32)

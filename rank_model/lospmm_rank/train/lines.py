@@ -18,7 +18,7 @@ from lospmm.errors import ToolchainFault
 from lospmm.gpu.messages import Measurement
 from lospmm.problem.device import DeviceSpec
 from lospmm.version import __version__
-from lospmm_rank.train.pool import Plan
+from lospmm_rank.train.pool import TimedProblem
 from lospmm_rank.train.problems import SEED
 
 #: What a line holds: raise it when that changes.
@@ -74,7 +74,7 @@ def about_run(device: DeviceSpec, emitter: str, driver: str, commit: str) -> dic
     }
 
 
-def problem_line(plan: Plan, found: Sequence[Measurement], emitter: str) -> dict[str, Any]:
+def problem_line(plan: TimedProblem, found: Sequence[Measurement], emitter: str) -> dict[str, Any]:
     """A problem with the candidates that were timed, as columns; ``micros`` is null for one that failed."""
     matrix, n = plan.problem.matrix, plan.problem.n
     named = plan.candidates[: len(found)]

@@ -21,7 +21,7 @@ from lospmm.matrix.readers import read
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import Candidate, Schedule, TileSize
+from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
@@ -46,7 +46,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class TimedProblem:
     """A problem with the candidates that are to be timed; ``path`` holds both, for the processes that build them."""
 
     source: Source
@@ -57,7 +57,7 @@ class Plan:
     path: Path
 
 
-class Pool:
+class EmitterPool:
     """``workers`` processes for one emitter and device. They end with this process, even if it is killed."""
 
     def __init__(self, workers: int, emitter: str, device: DeviceSpec, count: int) -> None:
@@ -74,12 +74,12 @@ class Pool:
         self._pool.shutdown(cancel_futures=True)
         self._directory.cleanup()
 
-    def plan(self, source: Source) -> "Future[Plan | str]":
+    def plan(self, source: Source) -> "Future[TimedProblem | str]":
         """The problem and ``count`` of its candidates, or why there are none."""
         folder = self._directory.name
         return self._pool.submit(_plan, source, self.emitter, self.device, self.count, folder)
 
-    def build(self, plan: Plan) -> "list[Future[Compiled | str]]":
+    def build(self, plan: TimedProblem) -> "list[Future[Compiled | str]]":
         """Every candidate's kernel, or why there is none."""
         return [self._pool.submit(_build, str(plan.path), self.emitter, at) for at in range(len(plan.candidates))]
 
@@ -96,7 +96,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _plan(source: Source, emitter: str, device: DeviceSpec, count: int, folder: str) -> Plan | str:
+def _plan(source: Source, emitter: str, device: DeviceSpec, count: int, folder: str) -> TimedProblem | str:
     try:
         if source.file is None:
             found = drawn(source.number)
@@ -114,7 +114,7 @@ def _plan(source: Source, emitter: str, device: DeviceSpec, count: int, folder: 
     path.write_bytes(pickle.dumps((problem, candidates), protocol=pickle.HIGHEST_PROTOCOL))
     estimates = estimate_micros(problem, candidates).tolist()
     named = tuple((candidate.tile, candidate.schedule) for candidate in candidates)
-    return Plan(source, pattern, problem, named, tuple(estimates), path)
+    return TimedProblem(source, pattern, problem, named, tuple(estimates), path)
 
 
 def _build(path: str, emitter: str, at: int) -> Compiled | str:
@@ -127,6 +127,6 @@ def _build(path: str, emitter: str, at: int) -> Compiled | str:
 
 
 @lru_cache(maxsize=2)
-def _read(path: str) -> tuple[Problem, tuple[Candidate, ...]]:
-    content: tuple[Problem, tuple[Candidate, ...]] = pickle.loads(Path(path).read_bytes())
+def _read(path: str) -> tuple[Problem, tuple[UnrolledPlan, ...]]:
+    content: tuple[Problem, tuple[UnrolledPlan, ...]] = pickle.loads(Path(path).read_bytes())
     return content

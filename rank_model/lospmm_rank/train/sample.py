@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Candidate, Candidates
+from lospmm.space.candidates import UnrolledPlan, UnrolledPlans
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import widen
 from lospmm.stages import Stages
@@ -26,7 +26,7 @@ SLOWEST = 10.0
 FIRST_LOCKSTEP = 0.7
 
 
-def sampled(problem: Problem, count: int, emitter: str, random: np.random.Generator) -> list[Candidate]:
+def sampled(problem: Problem, count: int, emitter: str, random: np.random.Generator) -> list[UnrolledPlan]:
     """At most ``count`` different candidates in an order of chance, the estimate's first, and its best of each split,
     among them. ``problem`` is for the emitter (``build.for_emitter``).
     """
@@ -54,7 +54,7 @@ def sampled(problem: Problem, count: int, emitter: str, random: np.random.Genera
     return [widened[lockstep][at] for at, lockstep in mixed]
 
 
-def _kinds(pool: Candidates) -> NDArray[np.int64]:
+def _kinds(pool: UnrolledPlans) -> NDArray[np.int64]:
     """As ``search`` has them: as many tiles of as many columns differ little in time, whatever the rows of a tile."""
     tiles = pool.by_tiling(lambda tiling: len(tiling.tiles))
     return np.ravel_multi_index((tiles, pool.cols, pool.split_k), (int(tiles.max()) + 1, 1 << 12, 1 << 5))
