@@ -61,7 +61,7 @@ def test_the_second_run_finds_the_kernels_of_the_first(
     monkeypatch.setattr(demo, "EPOCHS", 3)
     assert demo.main(tmp_path) == 0
     first = capsys.readouterr().out
-    monkeypatch.delattr(tuning, "sought")
+    monkeypatch.delattr(tuning, "prepared")
     monkeypatch.delattr(tuning, "build")
     assert demo.main(tmp_path) == 0
     assert capsys.readouterr().out == first

@@ -3,7 +3,7 @@
 ``graft`` writes anew what a cubin says of its code: the section of the kernel, the jump table (one 32-bit offset per
 block row), the symbol's size, and the attributes of ``.nv.info`` that list registers, exits and jump targets. The
 names EIATTR are those that ``cuobjdump -elf`` prints. Nothing of this is published; what is written here was read off
-ptxas 13.0 and runs (tests/gpu).
+ptxas 13.0 and runs (tests/on_gpu).
 """
 
 import math

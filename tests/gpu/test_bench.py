@@ -310,7 +310,8 @@ def test_without_a_gpu_the_real_worker_says_so(bench: Bench) -> None:
 VICTIM = """
 import signal, sys
 from lospmm.gpu import bench as measure
-from tests.core import fake_gpu, test_measure as here
+from tests.fixtures import fake_gpu
+from tests.gpu import test_bench as here
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 measure.compile_gate = lambda _: b"gate"

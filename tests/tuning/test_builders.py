@@ -212,8 +212,8 @@ def test_a_cancelled_build_ends_its_builder(two: BuilderPool, store: Store, monk
 def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from lospmm.store import Store\n"
-        "from tests.core import test_crew as t\n"
-        "crew = t.Crew(2); crew.start(); p = t.PROBLEMS[0]\n"
+        "from tests.tuning import test_builders as t\n"
+        "crew = t.BuilderPool(2); crew.start(); p = t.PROBLEMS[0]\n"
         "crew.build(p, t.candidates(p)[0], 'sass', Store(Path(sys.argv[1])))\n"
         "print('built', flush=True); time.sleep(600)"
     )

@@ -211,7 +211,7 @@ def test_several_processes_write_whole_lines(store: Store) -> None:
 def test_a_writer_that_is_killed_costs_its_last_line_at_most(store: Store) -> None:
     code = (
         "import sys; from pathlib import Path; from lospmm.store import Store\n"
-        "from tests.core import test_timings as t\n"
+        "from tests.tuning import test_history as t\n"
         "known = t.opened(Store(Path(sys.argv[1])))\n"
         "while True: known.add(t.FIRST, t.BRIEF, t.GOOD)"
     )

@@ -326,7 +326,7 @@ def test_where_none_runs_nothing_is_kept(store: Store, on_the_machine: Callable[
 
 def test_another_machines_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "own_gpu", lambda: "a100")
-    monkeypatch.setattr(tuning, "sought", None)
+    monkeypatch.setattr(tuning, "prepared", None)
     with pytest.raises(BadRequest, match="measure gpu: h200 is needed, and this machine has a100"):
         tuned(store, measure="gpu")
 
