@@ -73,7 +73,7 @@ def overhead() -> Iterator[dict[str, Any]]:
     assert found is not None and found.refusal is None
     (ready,) = found.ready.values()
     assert ready.launcher is not None
-    c = torch.empty(ready.bucket.out_shape, device="cuda")
+    c = torch.empty(ready.out_shape, device="cuda")
     launch, stream = ready.launcher, torch.cuda.current_stream().cuda_stream
     at_b, at_c = b.data_ptr(), c.data_ptr()
     ways: dict[str, Callable[[], object]] = {

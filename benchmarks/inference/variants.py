@@ -18,8 +18,8 @@ from benchmarks.inference.pruned import Pruned
 from benchmarks.inference.timing import Call, Timed, as_graph, peak_bytes, timed, timed_in_turn, weight_bytes
 from lospmm.nn.calling import Called
 from lospmm.nn.fusion import fused
-from lospmm.nn.layer import Sparse
 from lospmm.nn.paired import Turns
+from lospmm.nn.sparse import Sparse
 from lospmm.nn.whole import apart
 
 Record = dict[str, Any]

@@ -1,13 +1,12 @@
-"""Pruned PyTorch models on tuned kernels: the only part that imports PyTorch (docs/pytorch.md).
+"""Tuned kernels for pruned PyTorch models; the only package that imports PyTorch (docs/pytorch.md).
 
-report = lospmm.nn.sparsify_(model, example)     # tune and swap, in place, where that is faster
+report = lospmm.nn.sparsify_(model, example)     # tune and swap, in place, if that is faster
 lospmm.nn.save(model, "tuned")                   # the kernels, not the weights
 lospmm.nn.load_(model, "tuned")                  # in another process, without tuning
 
-``operator`` is what a kernel is to PyTorch, ``bound`` finds it by its weight, ``layer`` and ``attention`` are the
-modules that call it, ``site``, ``layout``, ``tuning``, ``timing`` and ``choice`` are the steps of ``sparsify``,
-``calling`` is how the model will be called, ``whole`` and ``turns`` time it so; ``fusion`` makes one module of a layer
-and what follows it.
+Of ``sparsify_``: ``site`` finds pruned weights, ``layout`` the transposes that they can do without, ``tuning`` and
+``sources`` their kernels, ``choice`` the faster ones, by ``timing`` and ``whole``. Of a call: ``layer`` has the
+modules, ``sparse`` binds their kernels to the weights, ``operator`` finds these in ``bound`` and runs them.
 """
 
 try:
@@ -22,7 +21,8 @@ except ModuleNotFoundError as error:
 from lospmm.nn.folder import load_, save
 from lospmm.nn.fusion import fused
 from lospmm.nn.report import ModelTimes, Report, Row
-from lospmm.nn.sparsify import restore_, sparsify_, status
+from lospmm.nn.sparse import restore_, status
+from lospmm.nn.sparsify import sparsify_
 
 __all__ = ["ModelTimes", "Report", "Row", "fused", "load_", "restore_", "save", "sparsify_", "status"]
 

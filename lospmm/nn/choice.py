@@ -1,64 +1,77 @@
-"""Which layers of a model run on their kernels: those that are faster, one by one, and then all together.
+"""Choice of the layers that run on kernels: those that are faster, one by one, and then as a model.
 
-A layer that becomes dense may cost its neighbours a transpose, so these are timed again, until all that are left are
-faster. Of these the model gets as many as it is fastest with, as it will be called, in the order of what each gains.
+A layer that becomes dense may cost its neighbours a transpose, so the rest is timed again until every layer left is
+faster. The model then keeps the number of them with which it is fastest, called as it will be, largest gains first.
 """
 
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from torch import nn
 
-from lospmm.nn import layer, timing
-from lospmm.nn.attention import SparseMultiheadAttention, close_short_cuts, open_short_cuts
-from lospmm.nn.bound import ColumnBucket, misfit
-from lospmm.nn.calling import settled
-from lospmm.nn.layer import Sparse, Tuned
+from lospmm.errors import LospmmError
+from lospmm.nn import timing, whole
+from lospmm.nn.calling import Called, calling_of
+from lospmm.nn.layer import call_parts, swap_in
 from lospmm.nn.layout import Layout
 from lospmm.nn.paired import Block, Turns, in_turn, uncollected
+from lospmm.nn.report import ModelTimes
 from lospmm.nn.site import Site
+from lospmm.nn.sparse import ColumnBucket, Shares, Tuned, made_dense, misfit, unswap, unswap_all
 from lospmm.problem.problem import ceil_div
+from lospmm.tuning.dense import left_to_cublas
 
-#: By how much a kernel must be faster than the dense layer: times of the same work differ by as much.
+#: Share by which a kernel must be faster than the dense layer; timings of the same work differ by as much.
 MARGIN = 0.02
 
-#: ``ColumnBucket.least`` is rounded to this share of the bucket, so that layers of like shapes share a compiled graph.
+#: ``ColumnBucket.least`` is rounded to 1/8 of N, so that layers of the same shapes share a compiled graph.
 _STEPS = 8
 
-#: The shape of what a site is given.
+#: Shape of a site's input: (n,), or (batch, channels, height, width).
 Shape = tuple[int, ...]
 
-#: Rounds of dense model and choice, of a trial and of what was chosen.
+#: Rounds of paired timing, in a trial and for the choice.
 TRIAL_ROUNDS, LAST_ROUNDS = 7, 15
 
-#: Gives a block of calls of a model in its present state. Raises Unsupported where it cannot be called so.
+#: Returns a block of calls of a model in its present state; raises Unsupported if it cannot be called so.
 Ready = Callable[[], Block]
 
 
 @dataclass(slots=True, eq=False)
 class TimedSite:
-    """One site with its kernels, and the times of each in microseconds."""
+    """Site with its kernels, and the latencies of each in microseconds."""
 
     site: Site
     buckets: dict[Shape, ColumnBucket] = field(default_factory=dict)
     dense: dict[Shape, float] = field(default_factory=dict)
     sparse: dict[Shape, float] = field(default_factory=dict)
     failed: dict[Shape, str] = field(default_factory=dict)
-    given_back: bool = False  # faster alone, and dense because the model is faster so
+    given_back: bool = False  # faster alone, dense because the model is faster
 
     @property
     def gain(self) -> float:
+        """Microseconds saved over all kernels."""
         return sum(self.dense[shape] - self.sparse[shape] for shape in self.buckets)
+
+    def take(self, shape: Shape, tuned: ColumnBucket | LospmmError, *, will_time: bool) -> None:
+        """Keep a tuned kernel, or why there is none; one to be timed may be left to cuBLAS."""
+        if isinstance(tuned, LospmmError):
+            self.failed[shape] = str(tuned)
+        elif will_time and (why := left_to_cublas(tuned.kernel.artifact.manifest)) is not None:
+            self.failed[shape] = why
+        else:
+            self.buckets[shape] = tuned
 
 
 def choose(works: Sequence[TimedSite], layout: Layout, *, compiled: bool) -> list[TimedSite]:
-    """Swap the layers that are faster with their kernels, and give them. ``compiled`` is how products are timed.
+    """Swap and return the layers that are faster with their kernels.
 
-    Convolutions are timed as they are. Compiled between two operations, as products are, a kernel is charged two passes
-    through memory that a network of kernels does not have, and a dense layer one: with TF32 that refused layers with
-    which a compiled ResNet-50 is faster. What layouts cost in a network is for ``settle`` to find out.
+    With ``compiled``, products are timed compiled. Convolutions are not: between two compiled operations a kernel would
+    be charged two passes through memory that a network of kernels does not make, and a dense layer one. With TF32 that
+    excluded layers that make a compiled ResNet-50 faster. ``settle`` measures what layouts cost in the whole model.
     """
     swapped = {work.site.name: work for work in works if work.buckets}
     known: dict[Hashable, float] = {}
@@ -86,7 +99,7 @@ def choose(works: Sequence[TimedSite], layout: Layout, *, compiled: bool) -> lis
         if not slower:
             break
         for name in slower:
-            layer.unswap(swapped.pop(name).site.module)
+            unswap(swapped.pop(name).site.module)
     for work in swapped.values():
         work.buckets = {
             shape: replace(bucket, least=_least(work, shape, bucket))
@@ -103,7 +116,7 @@ def _contexts_for(site: Site, contexts: timing.Contexts | None) -> timing.Contex
 
 @dataclass(slots=True, eq=False)
 class _Trials:
-    """A model with the first so many layers of ``order`` on kernels, in turn with itself dense."""
+    """Paired timing of a model, dense and with the first layers of ``order`` on kernels."""
 
     model: nn.Module
     order: Sequence[TimedSite]
@@ -113,14 +126,14 @@ class _Trials:
     block: Block = field(init=False)
     now: int = 0
     dense_micros: list[float] = field(default_factory=list)
-    found: dict[int, Turns] = field(default_factory=dict)  # the last times by the number of layers
+    found: dict[int, Turns] = field(default_factory=dict)  # latest times by number of layers
 
     def __post_init__(self) -> None:
         self.turn_to(0)
         self.dense = self.block = self.ready()
 
     def turn_to(self, keep: int) -> None:
-        unswap(self.model)
+        unswap_all(self.model)
         swap(self.order[:keep], self.layout)
         call_parts(self.model)
         self.now = keep
@@ -130,19 +143,48 @@ class _Trials:
             self.turn_to(keep)
             self.block = self.ready()
         with uncollected():
-            found = in_turn(self._asleep, self.block, rounds)
+            found = in_turn(self._dense_block, self.block, rounds)
         self.dense_micros.append(found.first_micros)
         self.found[keep] = found
         return found
 
-    def _asleep(self) -> float:
-        with asleep(self.model):
+    def _dense_block(self) -> float:
+        with made_dense(self.model):
             return self.dense()
+
+
+def settled(count: int, dense: float, measure: Callable[[int], float]) -> tuple[int, float]:
+    """Return how many of ``count`` layers to run on kernels, and the model's time with them.
+
+    ``measure`` returns the model's time with the 1 to ``count`` layers of the largest gains on kernels, ``dense`` is
+    its time with none. The number is halved as long as that is faster, or nothing is; then the numbers midway to its
+    neighbours are tried. A trial may compile the model, so that there are at most two more than ``count`` has bits.
+    """
+    times = {0: dense}
+    best = 0
+
+    def is_best(keep: int) -> bool:
+        nonlocal best
+        times[keep] = measure(keep)
+        is_better = times[keep] < times[best]
+        best = keep if is_better else best
+        return is_better
+
+    keep = count
+    while keep and (is_best(keep) or not best):
+        keep //= 2
+    middle = best
+    below = max((one for one in times if one < middle), default=0)
+    above = min((one for one in times if one > middle), default=middle)
+    for between in ((middle + above) // 2, (below + middle) // 2):
+        if between not in times:
+            is_best(between)
+    return best, times[best]
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The dense model in turn with what was chosen; and the GPU's part of both, where that decided."""
+    """Paired times of dense and chosen model, and of their GPU work alone if that decided."""
 
     times: Turns
     on_gpu: Turns | None = None
@@ -151,15 +193,15 @@ class Settled:
 def settle(
     model: nn.Module, chosen: Sequence[TimedSite], layout: Layout, ready: Ready, ready_on_gpu: Ready | None = None
 ) -> Settled:
-    """Give back as many of the ``chosen`` layers as the model is faster without; the times of the dense model and this.
+    """Make ``chosen`` layers dense again as long as that makes the model faster; return the model's times.
 
-    ``ready`` is how the model will be called. Every number of layers is timed in turn with the dense model, and what is
-    fastest once more, for longer: the best of several times was likely lucky. So are all the layers, which are kept
-    unless the model is faster without some by more than these times differ. If what is left is not faster than the
-    dense model by as much, the model is dense, and its time stands in both places.
+    ``ready`` calls the model as it will be called. Every number of layers is timed in turn with the dense model, the
+    best number once more for longer: the best of several timings was likely lucky. All layers are timed so too, and
+    kept unless the model is faster without some by more than the error. If the choice is not faster than the dense
+    model by more than the error, the model becomes dense.
 
-    But a model that waits for Python is as fast with kernels as without, and leaves more of the GPU to others. So where
-    it is level with all layers, they are kept if the GPU does its part faster with them, by ``ready_on_gpu``.
+    A model limited by Python is no faster with kernels, but leaves the GPU to others. If it is level with all layers,
+    they are kept if ``ready_on_gpu`` shows its GPU work to be faster.
     """
     order = sorted(chosen, key=lambda work: -work.gain)
     trials = _Trials(model, order, layout, ready)
@@ -185,7 +227,7 @@ def settle(
 
 
 def _level(trials: _Trials, ready_on_gpu: Ready | None) -> Settled | None:
-    """The times with all layers, if the model is level with them and the GPU's part of it is faster."""
+    """Return the times with all layers if the model is level and its GPU work is faster, or None."""
     every = len(trials.order)
     whole = trials.found[every]
     if whole.is_slower or ready_on_gpu is None:
@@ -196,8 +238,34 @@ def _level(trials: _Trials, ready_on_gpu: Ready | None) -> Settled | None:
     return Settled(whole, found) if found.is_faster else None
 
 
+def choose_in_model(
+    model: nn.Module, works: Sequence[TimedSite], layout: Layout, example: Any, called: Called
+) -> ModelTimes | None:
+    """Swap the chosen layers; return the model's times, with an example and if a layer is faster alone.
+
+    Raises Unsupported if the model cannot be called as ``called`` says.
+    """
+    calling = calling_of(called)
+    chosen = choose(works, layout, compiled=calling.compiled)
+    if example is None or not chosen:
+        return None
+    with whole.timed_whole(model, calling):
+        ready = partial(whole.block_of, model, example, calling)
+        ready_on_gpu = None if calling.captured else partial(whole.gpu_block_of, model, example, calling)
+        found = settle(model, chosen, layout, ready, ready_on_gpu)
+    return ModelTimes(
+        called=called,
+        dense_micros=found.times.first_micros,
+        chosen_micros=found.times.second_micros,
+        ratio=found.times.ratio,
+        noise=found.times.noise,
+        given_back=sum(work.given_back for work in chosen),
+        gpu_ratio=None if found.on_gpu is None else found.on_gpu.ratio,
+    )
+
+
 def swap(works: Iterable[TimedSite], layout: Layout) -> frozenset[str]:
-    """Swap all of these, and say which leave their results features first. On a CPU their text is emulated."""
+    """Swap all of ``works``, emulated on a CPU; return the layers that leave their results features first."""
     chosen = list(works)
     names = {work.site.name for work in chosen}
     first = layout.features_first(names)
@@ -211,45 +279,11 @@ def swap(works: Iterable[TimedSite], layout: Layout) -> frozenset[str]:
             features_first=site.name in first,
             shares=_share(site.name, layout.sharing(site.name, names)),
         )
-        layer.swap(site.module, {site.weight: tuned}, site.sparse)
+        swap_in(site.module, {site.weight: tuned})
     return first
 
 
-def unswap(model: nn.Module) -> None:
-    """Every layer dense again; the masks of parametrizations stay where they were put, for ``swap``."""
-    for module in model.modules():
-        if isinstance(module, Sparse):
-            layer.unswap(module)
-    open_short_cuts(model)
-
-
-@contextmanager
-def asleep(model: nn.Module) -> Iterator[None]:
-    """The dense model for a while. Kernels stay bound, so that it takes no time to fall asleep and to wake."""
-    sparse = [(module, type(module), module.lospmm_state) for module in model.modules() if isinstance(module, Sparse)]
-    for module, _, state in sparse:
-        module.__class__ = state.original
-        module._forward_pre_hooks.update(state.hooks)
-    open_short_cuts(model)
-    try:
-        yield
-    finally:
-        for module, kind, state in sparse:
-            module.__class__ = kind
-            for number in state.hooks:
-                del module._forward_pre_hooks[number]
-        close_short_cuts(model)
-
-
-def call_parts(model: nn.Module) -> None:
-    """Attention calls its ``out_proj``, and encoder layers their parts, where these have kernels."""
-    for module in model.modules():
-        if type(module) is nn.MultiheadAttention and isinstance(module.out_proj, Sparse):
-            layer.swap(module, {}, SparseMultiheadAttention)
-    close_short_cuts(model)
-
-
-def _share(name: str, group: Sequence[str]) -> layer.Shares:
+def _share(name: str, group: Sequence[str]) -> Shares:
     if len(group) == 1:
         return "no"
     return {group[0]: "first", group[-1]: "last"}.get(name, "next")  # type: ignore[return-value]
@@ -260,7 +294,7 @@ def _is_faster(work: TimedSite, shape: Shape) -> bool:
 
 
 def _least(work: TimedSite, shape: Shape, bucket: ColumnBucket) -> int:
-    """Columns below which the dense layer, taken to be as fast for each column, is faster than the kernel for all."""
+    """Return the columns from which the kernel is faster, if dense latency is proportional to the columns."""
     share = ceil_div(int(1000 * work.sparse[shape] / work.dense[shape]) * _STEPS, 1000) / _STEPS
     n: int = bucket.kernel.artifact.manifest["n"]
     return max(1, int(share * n))

@@ -1,8 +1,8 @@
-"""The kernels of a model in a folder: ``save`` and ``load_``.
+"""Kernels of a model in a folder: ``save`` and ``load_``.
 
-``model.json`` names the layers and, for each of their kernels, a folder beside it, which is called after its code. It
-is written last and replaced in one step, and no folder is ever written over by other code: a ``save`` that is stopped
-leaves what was there before.
+``model.json`` names the layers and, for each of their kernels, a folder beside it, which is named after the hash of its
+code. It is written last and replaced in one step, and no kernel's folder is overwritten with other code: an interrupted
+``save`` leaves the earlier model.
 """
 
 import json
@@ -21,26 +21,21 @@ from torch import nn
 from lospmm.artifact import artifact
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
 from lospmm.kernel import Kernel, path_of
-from lospmm.nn import layer
-from lospmm.nn.bound import ColumnBucket, bias_in, difference, misfit
-from lospmm.nn.choice import call_parts
-from lospmm.nn.layer import Shares, Sparse, Tuned
-from lospmm.nn.place import forget_mask
+from lospmm.nn.layer import call_parts, swap_in
 from lospmm.nn.report import Report, Row
-from lospmm.nn.site import Site, convolution_of, find_sites
-from lospmm.nn.sparsify import check_model, restore_
+from lospmm.nn.site import Site, convolution_of, find_sites, forget_masks
+from lospmm.nn.sparse import ColumnBucket, Shares, Sparse, Tuned, bucket_of, check_model, restore_, unlike
 
 SCHEMA = 1
 MODEL_FILE = "model.json"
 
-#: Digits of the sha256 of a kernel's code that its folder is called after.
+#: Digits of the code's sha256 in the name of a kernel's folder.
 _DIGITS = 20
 
 
 @dataclass(frozen=True)
 class _KernelEntry:
-    """A kernel in ``folder``, for calls of ``least`` columns or more: all else of a ``ColumnBucket`` is the
-    kernel's."""
+    """Kernel in ``folder``, for calls of ``least`` columns or more."""
 
     folder: str
     least: PositiveInt
@@ -64,9 +59,9 @@ _MODEL = TypeAdapter(_ModelEntry)
 
 
 def save(model: nn.Module, directory: str | os.PathLike[str]) -> None:
-    """Write the kernels of a model that was tuned; its weights are its state_dict's.
+    """Write the kernels of a tuned model to a folder, without its weights, which are in its state_dict.
 
-    Raises BadRequest for a model without kernels or a folder that holds something else, ToolchainFault for the disk.
+    Raises BadRequest for a model without kernels or a folder with other content, ToolchainFault if writing fails.
     """
     check_model(model)
     folder = path_of(directory)
@@ -93,7 +88,7 @@ def _written(bucket: ColumnBucket, folder: Path) -> _KernelEntry:
 
 
 def _holds(folder: Path, kernel: Kernel) -> bool:
-    """Whether a kernel's files are all there, and are its own."""
+    """Return whether the folder has all files of this kernel, unchanged."""
     try:
         return artifact.read(folder).files == kernel.artifact.files
     except BadRequest:
@@ -101,7 +96,7 @@ def _holds(folder: Path, kernel: Kernel) -> bool:
 
 
 def _is_model(file: Path) -> bool:
-    """Whether ``save`` wrote it, of this version or another one."""
+    """Return whether ``save`` of any version wrote the file."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -122,12 +117,12 @@ def _replace(file: Path, text: str) -> None:
 
 
 def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool = False) -> Report:
-    """Have the layers of ``model`` run on the kernels that ``save`` wrote, in place and without tuning; a row for each.
+    """Run the layers of ``model`` on kernels that ``save`` wrote, in place; return a row for each.
 
-    A layer whose weights, device or type do not fit stays dense, with the reason in its row. ``emulate`` runs the
-    kernels' text where the weights are on a CPU. A kernel is code: load only folders that you trust.
+    A layer whose weights, device or type do not fit its kernels stays dense, with the reason in its row. ``emulate``
+    runs the kernels' text for weights on a CPU. A kernel runs as native code: load only folders you trust.
 
-    Raises BadRequest for a folder that is not one of ``save``, or is damaged; the model is then as it was.
+    Raises BadRequest for a folder that ``save`` did not write or that is damaged, and leaves the model as it was.
     """
     check_model(model)
     folder = path_of(directory)
@@ -146,9 +141,7 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
             loaded.append(Row(layer=one.name, reason=reason, **empty))
             continue
         loaded += _swapped(site, one, kernels, emulate=emulate)
-    for site in sites:
-        if not isinstance(site.module, Sparse):
-            forget_mask(site.module, site.weight)
+    forget_masks(sites)
     call_parts(model)
     return Report(tuple(loaded))
 
@@ -158,19 +151,16 @@ def _swapped(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, e
         buckets = tuple(_bucket(site, kernels[one.folder], one.least) for one in entry.kernels)
     except Unsupported as error:
         return [site.row(str(error))]
-    manifest = buckets[0].kernel.artifact.manifest
-    reason = difference(site.tensors, manifest["fingerprint"], bias_in(buckets)) or misfit(
-        site.tensors.weight, buckets, emulate=emulate
-    )
+    reason = unlike(site.tensors, buckets, emulate=emulate)
     if reason is not None:
         return [site.row(reason)]
     tuned = Tuned(site.name, site.place, buckets, emulate, entry.features_first, entry.shares)
-    layer.swap(site.module, {site.weight: tuned}, site.sparse)
+    swap_in(site.module, {site.weight: tuned})
     return [site.row("loaded", n=bucket.kernel.artifact.manifest["n"], advice="sparse") for bucket in buckets]
 
 
 def _bucket(site: Site, kernel: Kernel, least: int) -> ColumnBucket:
-    """Raises Unsupported where the kernel is not of such a layer, whatever its weights."""
+    """Return the bucket of a kernel; raises Unsupported for a kernel of another kind of layer."""
     window = kernel.artifact.convolution
     if site.is_convolution != (window is not None):
         raise Unsupported(f"its kernels are those of a {'product' if window is None else 'convolution'}")
@@ -178,7 +168,8 @@ def _bucket(site: Site, kernel: Kernel, least: int) -> ColumnBucket:
         shape = window.batch, window.channels, window.height, window.width
         if convolution_of(site, shape) != window:
             raise Unsupported("its kernels are those of another window, stride, padding or dilation")
-    return site.bucket(kernel, least)
+    has_bias = site.tensors.bias is not None
+    return bucket_of(kernel, least, has_bias=has_bias, relu=site.relu, adds=site.adds)
 
 
 def _read(folder: Path) -> _ModelEntry:
@@ -199,9 +190,9 @@ def _read(folder: Path) -> _ModelEntry:
 
 
 def _kernel(folder: Path, entry: _KernelEntry) -> Kernel:
-    """Raises BadRequest for a folder elsewhere, or one that is damaged."""
+    """Read a kernel; raises BadRequest for a folder elsewhere or a damaged one."""
     if Path(entry.folder).name != entry.folder:
         raise BadRequest(f"{folder / MODEL_FILE}: is damaged: {entry.folder[:80]!r} is not the name of a folder")
     kernel = Kernel(artifact.read(folder / entry.folder))
-    kernel.artifact.epilogue()  # before the model is touched
+    kernel.artifact.epilogue()  # raises BadRequest, while the model is unchanged
     return kernel

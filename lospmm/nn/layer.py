@@ -1,110 +1,41 @@
-"""Layers whose products are tuned kernels: the same modules as before, of another class.
+"""Layers whose products are tuned kernels: linear layers, convolutions and attention.
 
-Nothing of a module is replaced, so that its parameters, its name, its hooks and the keys of its state_dict stay, and
-``restore`` takes nothing but its class back. What a kernel cannot do is done as it was before.
+Calls that no kernel serves run dense, as before.
 
 **Layout.** A kernel reads B features first (K x N); a Linear's activations are tokens x features. ``forward``
-transposes what comes in and what goes out, unless it is there already: elementwise operations keep the order of a
-tensor in memory, so that between two layers with nothing else between them, of which the first is ``features_first``,
-nothing is moved. This is to a Linear what ``channels_last`` is to a convolution: a matter of strides, on which no
-result depends.
+transposes its input and its result. Elementwise operations keep the strides of a tensor, so that no transpose is needed
+between two layers with nothing but such operations between them, of which the first is ``features_first``: what
+``channels_last`` is to convolutions. No result depends on it.
 
-**More columns than any kernel has** go through it in pieces. What is transposed is written anew anyway, so that a piece
-of tokens becomes a B of a kernel's own width: the kernel is as fast as for its own N, and needs no N at run time.
+**More columns than any kernel's N** run in pieces. A transpose copies its input anyway, so that a piece of tokens
+becomes a B of a kernel's own N: the kernel is as fast as for its N, and needs no N at run time.
 """
 
-import copy
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lospmm.nn import operator
-from lospmm.nn.bound import BoundKernels, ColumnBucket, Tensors, bind, release, serves_images
-from lospmm.nn.dtypes import torch_dtype_of
+from lospmm.nn.attention import attended, close_fast_paths, is_batch, why_dense
+from lospmm.nn.bound import Tensors, serves_images
 from lospmm.nn.fusion import FusedConv2d, FusedLinear
-from lospmm.nn.place import WeightPlace, forget_mask, take_hooks, tensors_of
-from lospmm.nn.transpose import prepare, turn_into, turned
+from lospmm.nn.place import as_images, is_dense, tensors_of, way_of
+from lospmm.nn.sparse import Shares, Sparse, Tuned, swap
+from lospmm.nn.transpose import turn_into, turned
+
+#: What a layer computes of an input, a weight, a mask, a bias, and a residual if it adds one.
+Operation: TypeAlias = Callable[..., Tensor]
 
 #: The attribute of a tensor that holds it transposed.
 _TRANSPOSED = "lospmm_transposed"
 
-#: Stride, padding and dilation, each along height and width.
-Way: TypeAlias = tuple[list[int], list[int], list[int]]
-
-
-#: The first layer that is given a tensor transposes it and keeps that with the tensor; the last takes it away.
-Shares: TypeAlias = Literal["no", "first", "next", "last"]
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """The kernels of one weight of a layer; ``sizes`` are (least, most) columns of each bucket, ascending."""
-
-    name: str
-    place: WeightPlace
-    buckets: tuple[ColumnBucket, ...]
-    emulate: bool = False
-    features_first: bool = False  # leave what is computed as the kernel wrote it
-    shares: Shares = "no"  # what is done with the transposed input, which other layers are given too
-    sizes: tuple[tuple[int, int], ...] = ()
-    inputs: tuple[
-        tuple[tuple[int, ...], tuple[int, ...], int], ...
-    ] = ()  # of a convolution, as ``serves_images`` has it
-    dtype: torch.dtype = torch.float32  # of what the kernels take
-
-
-@dataclass(slots=True, eq=False)
-class State:
-    """What a layer had before, and has besides: all that ``restore`` needs."""
-
-    original: type[nn.Module]
-    tuned: dict[str, Tuned] = field(default_factory=dict)
-    bound: dict[str, BoundKernels] = field(default_factory=dict)
-    hooks: dict[int, Any] = field(default_factory=dict)  # of torch.nn.utils.prune, which there is no need of
-    end: Any = None  # the ``weakref.finalize`` that lets go of all when the module is no more
-
-
-class Sparse(nn.Module):
-    """Of every layer that has kernels: keeps them bound to its weights, wherever these are moved."""
-
-    lospmm_state: Any
-    lospmm_tuned: Any
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Sparse":
-        applied = super()._apply(fn, recurse)
-        rebind(self)
-        return applied
-
-    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
-        super()._load_from_state_dict(*arguments, **named)
-        rebind(self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        _watch(self, self.lospmm_state)
-        rebind(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        state["lospmm_state"] = replace(state["lospmm_state"], bound={}, end=None)
-        return state
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Sparse":
-        # Classes of parametrizations have one of their own, which copies what is bound as well.
-        copied: Sparse = self.__new__(type(self))
-        memo[id(self)] = copied
-        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return copied
-
 
 def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) -> Tensor:
-    """(..., m) of ``x`` (..., k), through the operator, with the transposes that are not avoided."""
+    """Return (..., m) for ``x`` (..., k): the operator's product and the transposes that it needs."""
     n = x.numel() // x.shape[-1]
     if n > tuned.sizes[-1][1]:
         y = _in_pieces(x.reshape(n, x.shape[-1]), tuned, tensors, relu=relu)
@@ -117,17 +48,17 @@ def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) ->
 
 
 def _as_given(c: Tensor, x: Tensor) -> Tensor:
-    """(n, m) as (..., m) of an ``x`` (..., k)."""
+    """Return (n, m) as (..., m), shaped like ``x`` (..., k)."""
     if x.dim() == 2:
         return c
     return c.squeeze(0) if x.dim() == 1 else c.unflatten(0, x.shape[:-1])
 
 
 def pieces(sizes: tuple[tuple[int, int], ...], n: int) -> tuple[tuple[int, int], ...]:
-    """(first, end) of the pieces of ``n`` columns that kernels compute; ``sizes`` as in ``Tuned``.
+    """Return (first, end) of the pieces of ``n`` columns that kernels compute.
 
-    As many of the largest as there are, and the rest by a kernel that it fills enough. What none does is left out: the
-    dense layer is faster for it.
+    ``sizes`` are as in ``Tuned``. As many pieces of the largest N as fit, and the rest if it fills a kernel enough;
+    else the rest is left out, as the dense layer is faster for it.
     """
     if not sizes or n < 1:
         return ()
@@ -140,7 +71,7 @@ def pieces(sizes: tuple[tuple[int, int], ...], n: int) -> tuple[tuple[int, int],
 
 
 def _in_pieces(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool) -> Tensor:
-    """(n, m) of ``x`` (n, k), piece by piece. Compiled, the transposes are written where the pieces are joined."""
+    """Return (n, m) for ``x`` (n, k), piece by piece; compiled, joining the pieces also transposes them."""
     ends = pieces(tuned.sizes, x.shape[0])
     dense = x[ends[-1][1] :]
     with _unlowered(x, tuned):
@@ -166,25 +97,19 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def _transposed_once(x: Tensor, shares: Shares) -> Tensor:
-    """``_transposed``, for all layers that are given ``x`` one after the other.
+    """Return ``_transposed`` of ``x``, computed once for the layers that take ``x`` one after the other.
 
-    The first never takes what lies there: whoever fills a tensor anew from call to call, or captures a graph of it, may
-    do so without PyTorch's knowledge. A tensor of inference mode does not say when it is written to, not even in
-    between, and is transposed each time.
+    The first of these never reuses a kept transpose: replays of a CUDA graph, for one, write to ``x`` without a change
+    of its version counter. Tensors of inference mode have no counter and are transposed each time.
     """
     if x.is_inference():
         return _transposed(x)
     kept = x.__dict__.pop(_TRANSPOSED, None)
     if kept is None or shares == "first" or kept[0] != x._version:
         kept = x._version, _transposed(x)
-    if shares != "last" and kept[1].data_ptr() != x.data_ptr():  # else it is what it was made of
+    if shares != "last" and kept[1].data_ptr() != x.data_ptr():  # a view of x itself is not kept
         x.__dict__[_TRANSPOSED] = kept
     return kept[1]
-
-
-def is_dense(x: Tensor) -> bool:
-    """Whether it lies in memory as kernels read it: neither sparse nor nested."""
-    return x.layout is torch.strided and not x.is_nested
 
 
 def _is_taken(x: Tensor, tuned: Tuned) -> bool:
@@ -192,25 +117,32 @@ def _is_taken(x: Tensor, tuned: Tuned) -> bool:
 
 
 def _unlowered(x: Tensor, tuned: Tuned) -> AbstractContextManager[Any]:
-    """Around what is dense of a layer with kernels for such elements: of autocast's type a result would be of one type
-    or another by its number of columns, or in part."""
+    """Turn autocast off for dense calls of a layer with kernels for ``x``'s type.
+
+    Otherwise the type of a result, or of a part of it, would depend on the number of columns.
+    """
     if (tuned.sizes or tuned.inputs) and _is_taken(x, tuned) and torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()
 
 
 def serves(tuned: Tuned, x: Tensor) -> bool:
-    """Whether kernels hold so many columns. No look at any tensor, so that it is decided when a graph is compiled."""
+    """Return whether kernels serve ``x``, by its shape and type alone: torch.compile decides it once."""
     if not _is_taken(x, tuned) or x.dim() < 1 or x.shape[-1] == 0:
         return False
     return bool(pieces(tuned.sizes, x.numel() // x.shape[-1]))
 
 
 class SparseLinear(Sparse, nn.Linear):
-    """nn.Linear, its bias in the kernel."""
+    """Linear layer with its bias in the kernel."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """Compute what ``nn.Linear`` does."""
         return self._multiplied(input, relu=False)
+
+    def operation(self) -> Operation:
+        """Return the layer as a function of its input and its tensors."""
+        return _operation(self.lospmm_tuned, relu=isinstance(self, FusedLinear))
 
     def _multiplied(self, x: Tensor, *, relu: bool) -> Tensor:
         tuned = self.lospmm_tuned
@@ -222,14 +154,15 @@ class SparseLinear(Sparse, nn.Linear):
 
 
 class SparseFusedLinear(SparseLinear, FusedLinear):
-    """A linear layer with the ReLU behind it, in one kernel."""
+    """Linear layer with the ReLU behind it in one kernel."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """Compute what ``FusedLinear`` does."""
         return self._multiplied(input, relu=True)
 
 
 class _SparseConvolution(Sparse):
-    """What convolutions of one and of two dimensions share."""
+    """Base of convolutions of one and of two dimensions."""
 
     stride: tuple[int, ...]
     padding: Any
@@ -238,7 +171,21 @@ class _SparseConvolution(Sparse):
     lospmm_tuned: Any
 
     def forward(self, input: Tensor) -> Tensor:
+        """Compute what the dense convolution does."""
         return self._convolved(input, None, relu=False)
+
+    def operation(self) -> Operation:
+        """Return the layer as a function of its input, its tensors and a residual."""
+        relu, way = isinstance(self, FusedConv2d) and self.relu, way_of(self)
+        assert way is not None
+
+        def convolved(
+            x: Tensor, weight: Tensor, mask: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
+        ) -> Tensor:
+            images = [one if one is None else as_images(one, one.dim()) for one in (x, weight, mask)]
+            return operator.conv2d(*images, bias, residual, relu, *way)
+
+        return convolved
 
     def _convolved(self, x: Tensor, residual: Tensor | None, *, relu: bool) -> Tensor:
         tuned = self.lospmm_tuned
@@ -257,44 +204,80 @@ class _SparseConvolution(Sparse):
 
 
 class SparseConv2d(_SparseConvolution, nn.Conv2d):
-    """nn.Conv2d, for images of the sizes that it has kernels for, as many or fewer."""
+    """Convolution with kernels for some image sizes and batches, and for smaller batches."""
 
 
 class SparseConv1d(_SparseConvolution, nn.Conv1d):
-    """nn.Conv1d, as a convolution of images of one row."""
+    """Convolution of one dimension, computed on images of one row."""
 
 
 class SparseFusedConv2d(_SparseConvolution, FusedConv2d):
-    """A convolution with the residual and the ReLU behind it, in one kernel."""
+    """Convolution with the residual and the ReLU behind it in one kernel."""
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Compute what ``FusedConv2d`` does."""
         return self._convolved(input, residual, relu=self.relu)
+
+
+class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
+    """Self-attention with one kernel for q, k and v together, and ``out_proj`` as a layer of its own."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute what ``nn.MultiheadAttention`` does."""
+        inputs, masks = (query, key, value), (key_padding_mask, attn_mask)
+        is_plain = why_dense(self) is None and not (self.training and self.dropout > 0)
+        is_hint = is_causal and attn_mask is None  # PyTorch refuses is_causal without the mask
+        if not is_plain or is_hint or not is_batch(self, inputs, masks):
+            self._mask_weights()
+            return super().forward(*inputs, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+        found, weights = attended(self, self._projected(*inputs), masks, weighs=need_weights, is_causal=is_causal)
+        out: Tensor = self.out_proj(found)
+        return out, weights.mean(dim=1) if weights is not None and average_attn_weights else weights
+
+    def operation(self) -> Operation:
+        """Return the projection of q, k and v as a function of the input and its tensors."""
+        return _operation(self.lospmm_tuned["in_proj_weight"], relu=False)
+
+    def _mask_weights(self) -> None:
+        """Apply masks, as the hooks of ``torch.nn.utils.prune`` do that a swapped layer is without."""
+        for module in (self, self.out_proj):
+            for name, tuned in module.lospmm_state.tuned.items() if isinstance(module, Sparse) else ():
+                if tuned.place.weight == (f"{name}_orig",):
+                    tensors = tensors_of(module, tuned.place)
+                    setattr(module, name, tensors.weight * tensors.mask)
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        tuned = self.lospmm_tuned.get("in_proj_weight")
+        if tuned is None:
+            weight, bias = self.in_proj_weight, self.in_proj_bias
+        else:
+            tensors = tensors_of(self, tuned.place)
+            weight, bias = _effective(tensors), tensors.bias
+            if query is key and key is value and serves(tuned, query):
+                return product(query, tuned, tensors).chunk(3, dim=-1)
+        if query is key and key is value:
+            return functional.linear(query, weight, bias).chunk(3, dim=-1)
+        biases = (None,) * 3 if bias is None else bias.chunk(3)
+        parts = zip((query, key, value), weight.chunk(3), biases, strict=True)
+        return tuple(functional.linear(*part) for part in parts)
 
 
 def _has_kernel(tuned: Tuned, shape: Sequence[int]) -> bool:
     return any(serves_images(*one, shape) for one in tuned.inputs)
 
 
-def as_images(x: Tensor, dimensions: int) -> Tensor | None:
-    """An input of a convolution, or its weight, in four dimensions; None for one without a batch."""
-    if x.dim() != dimensions:
-        return None
-    return x if dimensions == 4 else x.unsqueeze(2)
-
-
-def way_of(module: nn.Module) -> Way | None:
-    """Stride, padding and dilation of a convolution in two dimensions; None for padding that differs at both ends."""
-    stride, dilation = (list(getattr(module, name)) for name in ("stride", "dilation"))
-    padding: Any = module.padding
-    if padding == "same":
-        around = [step * (size - 1) for step, size in zip(dilation, module.kernel_size, strict=True)]
-        if any(one % 2 for one in around):
-            return None
-        padding = [one // 2 for one in around]
-    padding = [0] * len(stride) if padding == "valid" else list(padding)
-    if len(stride) == 2:
-        return stride, padding, dilation
-    return [1, *stride], [0, *padding], [1, *dilation]
+def _operation(tuned: Tuned, *, relu: bool) -> Operation:
+    return lambda x, weight, mask, bias: product(x, tuned, Tensors(weight, mask, bias), relu=relu)
 
 
 def _dense(x: Tensor, tensors: Tensors, *, relu: bool) -> Tensor:
@@ -306,7 +289,7 @@ def _effective(tensors: Tensors) -> Tensor:
     return tensors.weight if tensors.mask is None else tensors.weight * tensors.mask
 
 
-#: The class that a module of each class becomes. Those that parametrizations made are made when they are met.
+#: The class with kernels for each class of module; parametrized classes are added as they are met.
 CLASSES: Mapping[type[nn.Module], type[Sparse]] = {
     nn.Linear: SparseLinear,
     nn.modules.linear.NonDynamicallyQuantizableLinear: SparseLinear,
@@ -314,98 +297,32 @@ CLASSES: Mapping[type[nn.Module], type[Sparse]] = {
     nn.Conv2d: SparseConv2d,
     FusedConv2d: SparseFusedConv2d,
     FusedLinear: SparseFusedLinear,
+    nn.MultiheadAttention: SparseMultiheadAttention,
 }
 
-
-#: Classes that parametrizations have made, and what they became.
+#: The class with kernels for each class that a parametrization made.
 _PARAMETRIZED: dict[type[nn.Module], type[Sparse]] = {}
 
 
-def sparse_class(original: type[nn.Module], classes: Mapping[type[nn.Module], type[Sparse]]) -> type[Sparse] | None:
-    """The class with kernels for exactly this class; None where there is none, as for one with a forward of its own."""
-    if original in classes or original in _PARAMETRIZED:
-        return classes.get(original) or _PARAMETRIZED[original]
-    sparse = classes.get(original.__bases__[0])
-    if sparse is None or not original.__name__.startswith("Parametrized"):  # as torch.nn.utils.parametrize names it
-        return None
-    made: type[Sparse] = type(sparse.__name__, (sparse, original), {})
-    _PARAMETRIZED[original] = made
-    return made
+def sparse_class(original: type[nn.Module]) -> type[Sparse]:
+    """Return the class with kernels for a class that ``kind_of`` names."""
+    if original in CLASSES:
+        return CLASSES[original]
+    if original not in _PARAMETRIZED:
+        sparse = CLASSES[original.__bases__[0]]
+        _PARAMETRIZED[original] = type(sparse.__name__, (sparse, original), {})
+    return _PARAMETRIZED[original]
 
 
-def swap(module: nn.Module, tuned: Mapping[str, Tuned], sparse: type[Sparse]) -> None:
-    """Have a module run on these kernels, by the name of each weight."""
-    state: State | None = module.__dict__.get("lospmm_state")
-    if state is None:
-        state = module.__dict__["lospmm_state"] = State(type(module))
-        module.__class__ = sparse
-        _watch(module, state)
-    state.tuned = {name: _summed_up(one) for name, one in tuned.items()}
-    for name in tuned:
-        state.hooks |= take_hooks(module, name)
-    rebind(module)
+def swap_in(module: nn.Module, tuned: Mapping[str, Tuned]) -> None:
+    """Run a module on these kernels, given by the name of each weight."""
+    original = type(module) if (state := module.__dict__.get("lospmm_state")) is None else state.original
+    swap(module, tuned, sparse_class(original))
 
 
-def _watch(module: nn.Module, state: State) -> None:
-    state.end = weakref.finalize(module, let_go, state)
-    state.end.atexit = False
-
-
-def restore(module: nn.Module) -> None:
-    """The module as it was before ``swap`` and before its weights were looked for."""
-    names = tuple(module.__dict__["lospmm_state"].tuned)
-    unswap(module)
-    for name in names:
-        forget_mask(module, name)
-
-
-def unswap(module: nn.Module) -> None:
-    """The module as it was before ``swap``, which can be called again."""
-    state: State = module.__dict__.pop("lospmm_state")
-    module.__dict__.pop("lospmm_tuned", None)
-    let_go(state)
-    state.end.detach()  # which keeps the state and its kernels otherwise for as long as there is the module
-    module.__class__ = state.original
-    module._forward_pre_hooks.update(state.hooks)
-
-
-def rebind(module: nn.Module) -> None:
-    """Bind the kernels to the weights where they are now; a layer that cannot have them there is dense."""
-    state: State = module.__dict__["lospmm_state"]
-    warned = {name: bound.warned for name, bound in state.bound.items()}
-    let_go(state)
-    usable = {name: _bound(module, state, name, warned.get(name, set())) for name in state.tuned}
-    # Of a layer with one weight, its kernels; of several, all of them.
-    module.__dict__["lospmm_tuned"] = usable["weight"] if set(usable) == {"weight"} else usable
-
-
-def _bound(module: nn.Module, state: State, name: str, warned: set[str]) -> Tuned:
-    """What ``forward`` looks at: no buckets where there is no kernel for this place."""
-    tuned = state.tuned[name]
-    tensors = tensors_of(module, tuned.place)
-    if not tensors.weight.is_meta:
-        if tensors.weight.is_cuda:
-            prepare(tensors.weight.device)
-        bound = state.bound[name] = bind(tuned.name, tensors, tuned.buckets, emulate=tuned.emulate)
-        bound.warned |= warned
-        if bound.refusal is not None:
-            bound.warn_once(bound.refusal)
-        if bound.ready:
-            return tuned
-    return replace(tuned, sizes=(), inputs=())
-
-
-def let_go(state: State) -> None:
-    """Unbind the kernels of a module."""
-    for bound in state.bound.values():
-        release(bound)
-    state.bound = {}
-
-
-def _summed_up(tuned: Tuned) -> Tuned:
-    """With what a compiled graph is decided by: plain numbers, the same for layers of the same shapes."""
-    products = sorted((b for b in tuned.buckets if len(b.call[0]) == 2), key=lambda bucket: bucket.call[0][1])
-    sizes = tuple((bucket.least, bucket.call[0][1]) for bucket in products)
-    inputs = tuple((b.call[0], b.out_shape, b.least) for b in tuned.buckets if len(b.call[0]) == 4)
-    dtype = torch_dtype_of(tuned.buckets[0].kernel.artifact.manifest)
-    return replace(tuned, sizes=sizes, inputs=inputs, dtype=dtype)
+def call_parts(model: nn.Module) -> None:
+    """Have attention call its ``out_proj``, and encoder layers their parts, if these have kernels."""
+    for module in model.modules():
+        if type(module) is nn.MultiheadAttention and isinstance(module.out_proj, Sparse):
+            swap_in(module, {})
+    close_fast_paths(model)

@@ -1,8 +1,7 @@
-"""Where a tensor may stay features first, found by watching one forward of the dense model.
+"""Tensors that may stay features first, found in one forward of the dense model.
 
-Elementwise operations keep the order of a tensor in memory. What a layer computes is followed through them: where it
-reaches nothing but other pruned layers, it need not be transposed in between. Anything else, a view for instance, sees
-a tensor as it would be without this.
+Elementwise operations keep the strides of a tensor. A layer's result is followed through them: if it reaches nothing
+but other pruned layers, it need not be transposed. Anything else, such as a view, gets the tensor tokens first.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from lospmm.nn.site import Site, run
 
 _ATEN = torch.ops.aten
 
-#: Operations whose result lies in memory as what they are given, by the name of the operator.
+#: Operators whose result has the strides of their input.
 _ELEMENTWISE = frozenset(
     {
         _ATEN.add, _ATEN.sub, _ATEN.mul, _ATEN.div, _ATEN.neg, _ATEN.relu, _ATEN.relu_, _ATEN.gelu, _ATEN.gelu_,
@@ -33,15 +32,15 @@ _ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of the layers by name: which others what each computes reaches, and what each is fed by."""
+    """Flow of tensors between layers, by name."""
 
-    reaches: Mapping[str, frozenset[str]]
-    escapes: frozenset[str]  # those whose result also reaches something else
-    fed_by: Mapping[str, frozenset[str]]
-    with_same_input: tuple[tuple[str, ...], ...]  # those that one tensor was given to, in that order
+    reaches: Mapping[str, frozenset[str]]  # layers that a layer's result reaches
+    escapes: frozenset[str]  # layers whose result also reaches something else
+    fed_by: Mapping[str, frozenset[str]]  # layers whose results are a layer's input
+    with_same_input: tuple[tuple[str, ...], ...]  # layers that take one tensor, in the order of their calls
 
     def features_first(self, swapped: Collection[str]) -> frozenset[str]:
-        """The layers that may leave their result features first, where only these are swapped."""
+        """Return the layers that may leave their result features first, if only ``swapped`` run on kernels."""
         return frozenset(
             name
             for name in swapped
@@ -49,32 +48,32 @@ class Layout:
         )
 
     def is_fed_first(self, name: str, first: Collection[str]) -> bool:
-        """Whether what a layer is given lies features first already."""
+        """Return whether the input of a layer is features first already."""
         feeding = self.fed_by.get(name, frozenset())
         return bool(feeding) and feeding <= set(first)
 
     def sharing(self, name: str, swapped: Collection[str]) -> tuple[str, ...]:
-        """The layers that are given the same tensor as this one, itself included, in the order of their calls."""
+        """Return the layers with the same input as this one, itself included, in the order of their calls."""
         groups = [tuple(one for one in group if one in swapped) for group in self.with_same_input if name in group]
         return groups[0] if len(groups) == 1 and len(set(groups[0])) == len(groups[0]) else (name,)
 
 
-#: Nothing is known: every result is given back tokens first.
+#: Layout without an example: every result is tokens first.
 UNKNOWN = Layout({}, frozenset(), {}, ())
 
 
 @dataclass(slots=True, eq=False)
 class _LayoutWatch:
-    """What was seen so far. A tensor's tags are the layers whose result it is, but for elementwise operations."""
+    """Flow seen so far; a tensor's tags are the layers whose result it is, up to elementwise operations."""
 
     tags: Any = field(default_factory=WeakIdKeyDictionary)
     inputs: Any = field(default_factory=WeakIdKeyDictionary)
     reaches: dict[str, set[str]] = field(default_factory=dict)
     escapes: set[str] = field(default_factory=set)
     fed_by: dict[str, set[str]] = field(default_factory=dict)
-    strangers: set[str] = field(default_factory=set)  # layers that were also fed by something else
+    strangers: set[str] = field(default_factory=set)  # layers with other inputs too
     inside: int = 0
-    groups: list[list[str]] = field(default_factory=list)  # those that one tensor was given to
+    groups: list[list[str]] = field(default_factory=list)  # layers that take one tensor
 
     def of(self, tensor: object) -> frozenset[str]:
         return self.tags.get(tensor, frozenset()) if isinstance(tensor, Tensor) else frozenset()
@@ -88,7 +87,7 @@ class _LayoutWatch:
             self.strangers.add(name)
         group = self.inputs.setdefault(x, [])
         group.append(name)
-        if len(group) == 2:  # the tensor may be gone before the model ends
+        if len(group) == 2:  # the tensor may be freed before the forward ends
             self.groups.append(group)
         self.inside += 1
 
@@ -129,12 +128,12 @@ class _Follow(TorchDispatchMode):
 
 
 def _is_of_one_layout(watch: _LayoutWatch, given: Sequence[Tensor], result: Tensor) -> bool:
-    """Whether all that is as large as the result comes from layers: only then do all lie the same way."""
+    """Return whether all operands of the result's size come from layers, so that strides agree."""
     return all(watch.of(one) for one in given if one.numel() == result.numel()) and result.dim() >= 2
 
 
 def watch_layout(model: nn.Module, sites: Sequence[Site], example: Any) -> Layout:
-    """Follow one forward of the dense model. ``example`` is as for ``learn_shapes``."""
+    """Follow one forward of the dense model; ``example`` is as for ``learn_shapes``."""
     watch = _LayoutWatch()
     products = {site.module: site.name for site in sites if site.weight == "weight" and not site.is_convolution}
     with ExitStack() as stack:
@@ -155,7 +154,7 @@ def _watched(watch: _LayoutWatch, module: nn.Module, name: str) -> Iterator[None
     def leave(_module: nn.Module, _given: tuple[Any, ...], y: Tensor) -> None:
         watch.leave(name, y)
 
-    # The last before and the first after: hooks of the user's see what they would see without.
+    # Innermost, so that the user's hooks see no difference.
     before = module.register_forward_pre_hook(enter, with_kwargs=True)
     after = module.register_forward_hook(leave, prepend=True)
     try:

@@ -1,15 +1,16 @@
-"""The operators ``lospmm::spmm`` and ``lospmm::conv2d``: for inference, on the current stream, and always right.
+"""PyTorch operators ``lospmm::spmm`` and ``lospmm::conv2d``, for inference.
 
     c = torch.ops.lospmm.spmm(b, weight, mask, bias, residual, relu)      relu((weight * mask) @ b + residual + bias)
 
-B is (k, n), C (m, n), both row-major: features first. Where ``weight`` has a kernel for B's shape it runs; elsewhere
-the dense product does, on CPU and GPU alike, so that a result never depends on whether there is a kernel. A B of fewer
-columns than a kernel's is copied into one of the kernel's size, in which what stands behind it does not matter, and the
-kernel is started for the blocks of these columns alone.
+B is (k, n) and C is (m, n), both row-major: features first. The weight's kernel for B's shape runs on the current
+stream. Without one the dense product runs, on CPU and GPU alike, so that no result depends on whether there is a
+kernel.
+A B with fewer columns than a kernel's N is copied into a B of that N, whose other columns do not matter, and the kernel
+is launched for the blocks of these columns alone.
 
-They are written in Python below PyTorch's dispatcher, not as ``torch.library.custom_op``, which takes some ten
-microseconds more a call. Nothing is allocated but C, through PyTorch, and nothing waits for the GPU: a CUDA graph
-can capture them. There is no derivative: where one would be needed they raise RuntimeError at the call.
+The operators are written in Python below PyTorch's dispatcher, since ``torch.library.custom_op`` adds some ten
+microseconds to a call. They allocate only C, through PyTorch, and never wait for the GPU: CUDA graphs can capture them.
+There is no derivative: calls that need one raise RuntimeError.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lospmm.nn.bound import BoundKernels, ReadyKernel, address_of, find
-from lospmm.nn.dtypes import named
+from lospmm.nn.bound import BoundKernels, ReadyKernel, address_of, find, named
 
 _NAMESPACE = "lospmm"
 _SPMM = (
@@ -31,7 +31,7 @@ _CONV2D = (
     "int[2] stride, int[2] padding, int[2] dilation) -> Tensor"
 )
 
-#: What there is in ``torch.ops.lospmm``, for as long as the process lives.
+#: The library ``torch.ops.lospmm``, kept for the life of the process.
 LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
 LIBRARY.define(_SPMM, tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.define(_CONV2D, tags=(torch.Tag.pt2_compliant_tag,))
@@ -50,7 +50,7 @@ def _spmm(
     if bound is not None:
         ready = bound.ready.get((b.shape, relu, residual is not None, ()))
         if ready is not None and _is_usable(bound, ready, b):
-            added = _added(residual, ready.bucket.out_shape, ready)
+            added = _added(residual, ready.out_shape, ready)
             if residual is None or added is not None:
                 return _run(ready, b, bias, added, relu=relu)
     _check_product(b, weight, residual)
@@ -80,12 +80,12 @@ def _conv2d(
     if bound is not None:
         ready = bound.ready.get((input.shape, relu, residual is not None, (*stride, *padding, *dilation)))
         if ready is not None and _is_usable(bound, ready, input):
-            added = _added(residual, ready.bucket.out_shape, ready)
+            added = _added(residual, ready.out_shape, ready)
             if residual is None or added is not None:
                 return _run(ready, input, bias, added, relu=relu)
         fewer = bound.fewer_images(input.shape, (relu, residual is not None, (*stride, *padding, *dilation)))
         if fewer is not None and _is_usable(bound, fewer, input):
-            added = _added(residual, (input.shape[0], *fewer.bucket.out_shape[1:]), fewer)
+            added = _added(residual, (input.shape[0], *fewer.out_shape[1:]), fewer)
             if residual is None or added is not None:
                 return _run_fewer_images(fewer, input, bias, added, relu=relu)
         bound.warn_once(bound.refusal or _unserved(bound, input, residual))
@@ -98,8 +98,10 @@ def _is_usable(bound: BoundKernels, ready: ReadyKernel, b: Tensor) -> bool:
 
 
 def _added(residual: Tensor | None, shape: tuple[int, ...], ready: ReadyKernel) -> Tensor | None:
-    """A residual as a kernel adds it: of the shape and the type of C. None where there is none, or where the sum would
-    have another shape, type or device than C."""
+    """Return a residual in the shape and type of C.
+
+    None without a residual, or if the sum would have another shape, type or device than C.
+    """
     if residual is None or residual.device != ready.device:
         return None
     if residual.dtype is ready.dtype and residual.shape == shape:
@@ -121,7 +123,7 @@ def _run(ready: ReadyKernel, b: Tensor, bias: Tensor | None, residual: Tensor | 
         b = _aligned(b, ready.alignment_bytes)
         residual = None if residual is None else _aligned(residual, ready.alignment_bytes)
     c = ready(b, residual)
-    return c if ready.bucket.fuses else _finished(c, bias, residual, relu=relu)
+    return c if ready.fuses else _finished(c, bias, residual, relu=relu)
 
 
 def _aligned(x: Tensor, alignment_bytes: int) -> Tensor:
@@ -130,23 +132,23 @@ def _aligned(x: Tensor, alignment_bytes: int) -> Tensor:
 
 def _run_padded(ready: ReadyKernel, b: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
     n = b.shape[1]
-    wide = b.new_empty(ready.bucket.call[0])
+    wide = b.new_empty(ready.call[0])
     wide[:, :n] = b
     added = None
     if residual is not None:
-        added = residual.new_empty(ready.bucket.out_shape)
+        added = residual.new_empty(ready.out_shape)
         added[:, :n] = residual
     if wide.device.type == "cpu":
-        wide[:, n:] = 0.0  # which is computed with; on a GPU it may be anything
+        wide[:, n:] = 0.0  # the emulation reads it; on a GPU it may be anything
     return _run(ready.for_columns(n), wide, bias, added, relu=relu)[:, :n].contiguous()
 
 
 def _run_fewer_images(
     ready: ReadyKernel, x: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool
 ) -> Tensor:
-    """In an input of as many images as the kernel has, of which it computes the first."""
-    images, out_shape = x.shape[0], ready.bucket.out_shape
-    wide, added = _with_images(x, ready.bucket.call[0]), None
+    """Copy the images into an input of the kernel's batch, and compute the first."""
+    images, out_shape = x.shape[0], ready.out_shape
+    wide, added = _with_images(x, ready.call[0]), None
     if residual is not None:
         added = _with_images(residual, out_shape)
     first = ready.for_columns(images * out_shape[2] * out_shape[3])
@@ -157,12 +159,12 @@ def _with_images(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     wide = x.new_empty(shape)
     wide[: x.shape[0]] = x
     if wide.device.type == "cpu":
-        wide[x.shape[0] :] = 0.0  # which is computed with; on a GPU it may be anything
+        wide[x.shape[0] :] = 0.0  # the emulation reads it; on a GPU it may be anything
     return wide
 
 
 def _finished(c: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: bool) -> Tensor:
-    """In place, in the order of a kernel's epilogue."""
+    """Apply residual, bias and ReLU in place, in the order of a kernel's epilogue."""
     if residual is not None:
         c += residual
     if bias is not None:
@@ -173,7 +175,7 @@ def _finished(c: Tensor, bias: Tensor | None, residual: Tensor | None, *, relu: 
 def dense_product(
     b: Tensor, weight: Tensor, mask: Tensor | None, bias: Tensor | None, residual: Tensor | None, *, relu: bool
 ) -> Tensor:
-    """What ``spmm`` computes, by PyTorch."""
+    """Compute ``spmm`` with PyTorch's dense product."""
     a = weight.flatten(1) if mask is None else (weight * mask).flatten(1)
     c = torch.mm(a, b) if residual is None else torch.addmm(residual, a, b)
     return _finished(c, bias, None, relu=relu)
@@ -189,7 +191,7 @@ def dense_convolution(
     relu: bool,
     way: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
 ) -> Tensor:
-    """What ``conv2d`` computes, by PyTorch. There are as many groups as the input has channels for the weight's."""
+    """Compute ``conv2d`` with PyTorch; the channels of input and weight give the number of groups."""
     groups = input.shape[1] // weight.shape[1] or 1
     c = functional.conv2d(input, weight if mask is None else weight * mask, bias, *way, groups)
     c = c if residual is None else c + residual
@@ -210,7 +212,7 @@ def _unserved(bound: BoundKernels, b: Tensor, residual: Tensor | None) -> str:
         return f"its input is {named(b.dtype)}, and its kernels take {' and '.join(map(named, wanted))}"
     if residual is not None and any(call[0] == b.shape for call in bound.ready):
         size = " x ".join(map(str, residual.shape)) or "one element"
-        return f"what is added to its product, {size} of {named(residual.dtype)}, does not become a part of that"
+        return f"its residual, {size} of {named(residual.dtype)}, cannot be added in its type and shape"
     held = ", ".join(" x ".join(map(str, call[0])) for call in bound.ready)
     return f"no kernel serves an input of {' x '.join(map(str, b.shape))} (there are kernels for {held})"
 
@@ -265,6 +267,6 @@ for _device in ("CPU", "CUDA"):
 torch.library.register_fake(f"{_NAMESPACE}::spmm", _fake_spmm, lib=LIBRARY)
 torch.library.register_fake(f"{_NAMESPACE}::conv2d", _fake_conv2d, lib=LIBRARY)
 
-#: The operators, without the look-up of their overloads.
+#: The operators' overloads, so that calls skip the look-up.
 spmm = torch.ops.lospmm.spmm.default
 conv2d = torch.ops.lospmm.conv2d.default

@@ -1,8 +1,8 @@
-"""Two ways of doing the same, timed in turn: what slows the machine for a while slows both.
+"""Paired timing of two ways to do the same, alternating, so that noise of the machine hits both.
 
-A call from Python took up to a third longer from one minute to the next on the machines that this was measured on. Two
-times taken one after the other say nothing of ways that differ by a few percent; times taken in turn do, and how much
-their ratio differs from round to round says how well.
+Calls from Python took up to a third longer from one minute to the next on the machines measured. Two times taken one
+after the other cannot tell ways apart that differ by a few percent; alternating times can, and the spread of their
+ratios gives the error.
 """
 
 import gc
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-#: Does the work some times over, and gives the microseconds that it took once.
+#: Does the work several times, and returns its microseconds once.
 Block: TypeAlias = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Medians over the rounds: microseconds of each way, and of the second's time relative to the first's."""
+    """Medians over the rounds: microseconds of each way, and the ratio of the second to the first."""
 
     first_micros: float
     second_micros: float
@@ -29,7 +29,7 @@ class Turns:
 
     @property
     def error(self) -> float:
-        """About the standard error of ``ratio``, as that of a median of numbers whose quartiles are so far apart."""
+        """Approximate standard error of ``ratio``, from the interquartile range."""
         return self.noise / math.sqrt(self.rounds)
 
     @property
@@ -39,12 +39,12 @@ class Turns:
 
     @property
     def is_slower(self) -> bool:
-        """Whether it is slower, by more than the error. What is neither is level."""
+        """Whether the second way is slower, by more than the error; what is neither is level."""
         return self.ratio - self.error > 1.0
 
 
 def in_turn(first: Block, second: Block, rounds: int) -> Turns:
-    """Time both ``rounds`` times, at least 2; which of them begins alternates, so that a trend favours neither."""
+    """Time both ``rounds`` times (at least 2), in alternating order, so that a trend favours neither."""
     pairs = []
     for number in range(rounds):
         if number % 2:
@@ -60,7 +60,7 @@ def in_turn(first: Block, second: Block, rounds: int) -> Turns:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Python collects no garbage while calls are timed: what PyTorch's compiler leaves takes long to look through."""
+    """Keep Python's garbage collector off while calls are timed; torch.compile leaves it much to scan."""
     collects = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,13 +1,13 @@
-"""Where in a module a pruned weight lies: as it is, or as an original and a mask.
+"""Place of a pruned weight in a module: one tensor, or an original and a mask.
 
-``torch.nn.utils.prune`` and parametrizations compute the pruned weight anew for every call. A kernel has no need of
-that: the original and the mask say all.
+``torch.nn.utils.prune`` and parametrizations recompute the pruned weight on every call. A kernel needs only the
+original and the mask.
 """
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,16 @@ from torch.nn.utils.prune import BasePruningMethod
 from lospmm.errors import Unsupported
 from lospmm.nn.bound import Tensors
 
-#: The buffer that holds the mask of a weight whose parametrization was found to be one. It is not in the state_dict.
+#: The buffer with the mask of a parametrized weight, which is not in the state_dict.
 MASK_BUFFER = "lospmm_{}_mask"
+
+#: Stride, padding and dilation, each along height and width.
+Way: TypeAlias = tuple[list[int], list[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPlace:
-    """Attributes that lead to each tensor; no mask and no bias are empty."""
+    """Attribute path of each tensor in a module, empty without mask or bias."""
 
     weight: tuple[str, ...]
     mask: tuple[str, ...] = ()
@@ -31,7 +34,7 @@ class WeightPlace:
 
 
 def tensors_of(module: nn.Module, place: WeightPlace) -> Tensors:
-    """The tensors as they are now."""
+    """Return the current tensors of a weight."""
     return Tensors(
         _at(module, place.weight),
         _at(module, place.mask) if place.mask else None,
@@ -48,9 +51,9 @@ def _at(module: nn.Module, path: tuple[str, ...]) -> Tensor:
 
 
 def place_of(module: nn.Module, name: str, bias: str) -> WeightPlace:
-    """Where the weight ``name`` and the bias that goes with it lie. Raises Unsupported.
+    """Find the weight ``name`` and its bias; raises Unsupported.
 
-    The mask of a parametrization becomes a buffer of the module, so that it moves along.
+    The mask of a parametrization becomes a buffer of the module, so that it moves with the module.
     """
     if f"{bias}_orig" in module._parameters or _is_parametrized(module, bias):
         raise Unsupported(f"its {bias} is pruned or parametrized too; make that permanent first")
@@ -70,9 +73,9 @@ def _is_parametrized(module: nn.Module, name: str) -> bool:
 
 
 def _mask_of(module: nn.Module, name: str) -> tuple[str, ...]:
-    """Where the mask is that a parametrization comes to. Raises Unsupported where it is more than a mask.
+    """Find the mask that a parametrization applies; raises Unsupported if it does more than mask.
 
-    It is the parametrization's own, where it has one, so that it may be changed there; else a buffer of the module.
+    That is the parametrization's own buffer, so that the user can change it there, or else a new buffer of the module.
     """
     parametrization = module.parametrizations[name]
     mask = _fixed_mask(parametrization)
@@ -90,12 +93,12 @@ def _mask_of(module: nn.Module, name: str) -> tuple[str, ...]:
 
 
 def _fixed_mask(parametrization: Any) -> Tensor | None:
-    """What a parametrization multiplies every weight with, if it does no more than that.
+    """Return the mask of a parametrization, or None if it is more than a mask.
 
-    It is asked for the mask with ones, and then has to do with other weights, its own among them, as the mask does: one
-    that depends on the weight or on chance does not. A copy is asked: some keep what they computed.
+    The mask is its result for ones. It must then equal the mask on other weights too, its own among them: a result that
+    depends on the weight or on chance does not. A copy is called, since some keep what they compute.
     """
-    original = getattr(parametrization, "original", None)  # of weight_norm there are two
+    original = getattr(parametrization, "original", None)  # weight_norm has two
     if not isinstance(original, Tensor) or original.is_meta or not original.is_floating_point():
         return None
     generator = torch.Generator(original.device).manual_seed(0)
@@ -106,13 +109,13 @@ def _fixed_mask(parametrization: Any) -> Tensor | None:
             parts = [copy.deepcopy(part) for part in parametrization]
             mask = _through(parts, torch.ones_like(original)) != 0
             is_mask = all(torch.equal(_through(parts, one.detach().clone()), one * mask) for one in weights)
-    except Exception:  # whatever a parametrization of the model's own does
+    except Exception:  # the model's own parametrizations may raise anything
         return None
     return mask if is_mask else None
 
 
 def _is_read(parametrization: Any, buffer: str) -> bool:
-    """Whether this buffer is the mask: without any of its ones, nothing is left."""
+    """Return whether this buffer is the mask: zeroed, it leaves no weight."""
     parts = copy.deepcopy(list(parametrization))
     at, *path = buffer.split(".")
     with torch.no_grad():
@@ -127,7 +130,7 @@ def _through(parts: Sequence[Any], weight: Tensor) -> Tensor:
 
 
 def take_hooks(module: nn.Module, name: str) -> dict[int, object]:
-    """Remove the hooks of ``torch.nn.utils.prune`` that compute this weight, and return them by their number."""
+    """Remove and return, by number, the hooks of ``torch.nn.utils.prune`` that compute this weight."""
     hooks = {number: hook for number, hook in module._forward_pre_hooks.items() if _prunes(hook, name)}
     for number in hooks:
         del module._forward_pre_hooks[number]
@@ -142,3 +145,30 @@ def forget_mask(module: nn.Module, name: str) -> None:
     """Remove the buffer that ``place_of`` made."""
     module._buffers.pop(MASK_BUFFER.format(name), None)
     module._non_persistent_buffers_set.discard(MASK_BUFFER.format(name))
+
+
+def is_dense(x: Tensor) -> bool:
+    """Return whether kernels can read a tensor's memory: it is neither sparse nor nested."""
+    return x.layout is torch.strided and not x.is_nested
+
+
+def as_images(x: Tensor, dimensions: int) -> Tensor | None:
+    """Return the input or weight of a convolution in four dimensions, or None without a batch."""
+    if x.dim() != dimensions:
+        return None
+    return x if dimensions == 4 else x.unsqueeze(2)
+
+
+def way_of(module: nn.Module) -> Way | None:
+    """Return the way of a convolution in two dimensions, or None if its padding differs at both ends."""
+    stride, dilation = (list(getattr(module, name)) for name in ("stride", "dilation"))
+    padding: Any = module.padding
+    if padding == "same":
+        around = [step * (size - 1) for step, size in zip(dilation, module.kernel_size, strict=True)]
+        if any(one % 2 for one in around):
+            return None
+        padding = [one // 2 for one in around]
+    padding = [0] * len(stride) if padding == "valid" else list(padding)
+    if len(stride) == 2:
+        return stride, padding, dilation
+    return [1, *stride], [0, *padding], [1, *dilation]

@@ -1,59 +1,61 @@
-"""What became of each layer of a model, as rows."""
+"""Report on the layers of a model, as rows."""
 
 import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-#: The columns of ``Report.table``.
+#: Columns of the table.
 _HEADS = ("layer", "shape", "zeros", "n", "dense us", "sparse us", "advice", "why")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One layer for one number of columns; without kernels ``n`` may be None."""
+    """Layer with one number of columns ``n``, which may be None without kernels."""
 
     layer: str
-    kind: str  # as in "Linear"
+    kind: str  # Linear, Conv1d, Conv2d, FusedLinear, FusedConv2d or MultiheadAttention
     shape: tuple[int, int]  # of A: m, k
-    sparsity: float | None  # the share of zeros, 0 to 1; None where they were not counted
+    sparsity: float | None  # share of zeros, 0 to 1; None if not counted
     n: int | None
     advice: Literal["sparse", "dense"]
-    reason: str  # for it
-    dense_micros: float | None = None  # of the whole layer, as it was
+    reason: str  # for the advice
+    dense_micros: float | None = None  # of the whole layer, dense
     sparse_micros: float | None = None  # of the whole layer with its kernel, transposes included
-    kernel_micros: float | None = None  # of the kernel alone, where tuning has timed it
+    kernel_micros: float | None = None  # of the kernel alone, if tuning timed it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTimes:
-    """Microseconds of one call of the whole model, ``called`` as it will be: dense, and as it was left."""
+    """Microseconds of one call of the whole model, dense and as chosen."""
 
     called: str  # eager, graph, compiled or compiled_graph
     dense_micros: float
     chosen_micros: float
-    ratio: float  # of the second to the first, the median of rounds in which both took turns
-    noise: float  # interquartile range of these ratios; 0 of a model that stayed dense
-    given_back: int  # layers that were faster alone, and are dense because the model is faster so
-    gpu_ratio: float | None = None  # of the GPU's part alone, where that decided, since both are level as called
+    ratio: float  # chosen to dense, median of paired rounds
+    noise: float  # interquartile range of the ratios; 0 for a model that stayed dense
+    given_back: int  # layers that were faster alone, dense because the model is faster
+    gpu_ratio: float | None = None  # of the GPU's work alone, if that decided between level times
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The rows of all layers that can have kernels, in the model's order. ``str`` is a table."""
+    """Rows of all layers that can have kernels, in the model's order; ``str`` makes a table."""
 
     rows: tuple[Row, ...]
-    model: ModelTimes | None = None  # where the model was timed as a whole
+    model: ModelTimes | None = None  # if the model was timed as a whole
 
     @property
     def sparse(self) -> tuple[str, ...]:
-        """The layers that run on kernels."""
+        """Layers that run on kernels."""
         return tuple(dict.fromkeys(row.layer for row in self.rows if row.advice == "sparse"))
 
     def to_json(self) -> str:
+        """Return the report as JSON."""
         model = None if self.model is None else asdict(self.model)
         return json.dumps({"layers": [asdict(row) for row in self.rows], "model": model}, indent=2) + "\n"
 
     def __str__(self) -> str:
+        """Return a table."""
         lines = [_HEADS, *map(_cells, self.rows)]
         widths = [max(len(line[at]) for line in lines) for at in range(len(_HEADS))]
         text = [
@@ -90,7 +92,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def from_json(text: str) -> Report:
-    """The report of ``to_json``."""
+    """Read the JSON of ``Report.to_json``."""
     content = json.loads(text)
     rows = tuple(Row(**{**row, "shape": tuple(row["shape"])}) for row in content["layers"])
     model = content.get("model")

@@ -1,4 +1,4 @@
-"""The pruned weights of a model, and the shapes of what each is multiplied with."""
+"""Pruned weights of a model, and the shapes of their inputs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,43 +10,60 @@ import torch
 from torch import Tensor, nn
 
 from lospmm.errors import LospmmError, Unsupported
-from lospmm.kernel import Kernel
 from lospmm.matrix.csr import SparseMatrix, from_dense
-from lospmm.nn.attention import SparseMultiheadAttention, no_short_cuts, why_passed_by
-from lospmm.nn.bound import ColumnBucket, Tensors, bucket_of
-from lospmm.nn.dtypes import dtype_of, named
-from lospmm.nn.following import evaluated
-from lospmm.nn.fusion import FusedConv2d, FusedLinear
-from lospmm.nn.layer import CLASSES, Sparse, as_images, is_dense, sparse_class, way_of
-from lospmm.nn.place import WeightPlace, place_of, tensors_of
+from lospmm.nn.attention import no_fast_path, why_dense
+from lospmm.nn.bound import Tensors, dtype_of, named
+from lospmm.nn.fusion import FusedConv2d, FusedLinear, evaluated
+from lospmm.nn.place import WeightPlace, as_images, forget_mask, is_dense, place_of, tensors_of, way_of
 from lospmm.nn.report import Row
 from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.epilogue import Epilogue, epilogue_of
+from lospmm.problem.problem import Problem
 
-#: The class with kernels of each that can have them.
-_ALL: Mapping[type[nn.Module], type[Sparse]] = {**CLASSES, nn.MultiheadAttention: SparseMultiheadAttention}
+#: Kind of each class of module that can have kernels.
+_KINDS: Mapping[type[nn.Module], str] = {
+    nn.Linear: "Linear",
+    nn.modules.linear.NonDynamicallyQuantizableLinear: "Linear",
+    nn.Conv1d: "Conv1d",
+    nn.Conv2d: "Conv2d",
+    FusedConv2d: "FusedConv2d",
+    FusedLinear: "FusedLinear",
+    nn.MultiheadAttention: "MultiheadAttention",
+}
 
-#: The name of each weight, and of the bias that goes with it.
-_WEIGHTS: Mapping[type[Sparse], tuple[str, str]] = {SparseMultiheadAttention: ("in_proj_weight", "in_proj_bias")}
+#: Name of weight and bias, for kinds where these are not weight and bias.
+_WEIGHTS = {"MultiheadAttention": ("in_proj_weight", "in_proj_bias")}
+
+
+def kind_of(original: type[nn.Module]) -> str | None:
+    """Return the kind of exactly this class, or None, as for subclasses with a forward of their own."""
+    if original in _KINDS:
+        return _KINDS[original]
+    # torch.nn.utils.parametrize names its classes so.
+    return _KINDS.get(original.__bases__[0]) if original.__name__.startswith("Parametrized") else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """A weight that is pruned enough. ``weight`` is its name in ``module``."""
+    """Weight that is pruned enough; ``weight`` is its name in ``module``."""
 
     name: str
     module: nn.Module
     weight: str
-    sparse: type[Sparse]
+    kind: str
     place: WeightPlace
     matrix: SparseMatrix
-    sparsity: float  # the share of zeros in the weight; A has more where the weight has groups
+    sparsity: float  # share of zeros in the weight; with groups, A has more
 
     @property
     def tensors(self) -> Tensors:
+        """Current tensors of the weight."""
         return tensors_of(self.module, self.place)
 
     @property
     def is_convolution(self) -> bool:
+        """Whether the layer is a convolution."""
         return isinstance(self.module, nn.Conv1d | nn.Conv2d)
 
     @property
@@ -60,47 +77,57 @@ class Site:
         """Whether the layer adds a residual."""
         return isinstance(self.module, FusedConv2d) and self.module.adds
 
-    def bucket(self, kernel: Kernel, least: int) -> ColumnBucket:
-        """``kernel`` for calls of ``least`` columns or more. Raises BadRequest and Unsupported (``bucket_of``)."""
-        has_bias = self.tensors.bias is not None
-        return bucket_of(kernel, least, has_bias=has_bias, relu=self.relu, adds=self.adds)
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the layer runs on kernels."""
+        return "lospmm_state" in vars(self.module)
+
+    def epilogue(self) -> Epilogue:
+        """Return the layer's bias, ReLU and residual."""
+        return epilogue_of(self.tensors.bias_values(), relu=self.relu, residual=self.adds)
+
+    def problem(self, shape: tuple[int, ...], device: DeviceSpec, epilogue: Epilogue) -> Problem:
+        """Return the problem of an input (n,) or (batch, channels, height, width).
+
+        Raises BadRequest and Unsupported.
+        """
+        dtype = dtype_of(self.tensors.weight)
+        assert dtype is not None, "find_sites takes weights of these types alone"
+        window = convolution_of(self, shape) if self.is_convolution else None
+        return Problem(self.matrix, shape[0] if window is None else window.n, device, window, epilogue, dtype)
 
     def row(self, reason: str, **rest: Any) -> Row:
-        """Its row of the report, dense unless ``rest`` says otherwise."""
-        matrix = self.matrix
-        shape, kind = (matrix.m, matrix.k), self.sparse.__name__.removeprefix("Sparse")
+        """Return the layer's row of the report, dense unless ``rest`` says otherwise."""
         usual = {"n": None, "advice": "dense"}
-        return Row(layer=self.name, kind=kind, shape=shape, sparsity=self.sparsity, reason=reason, **(usual | rest))
+        shape = self.matrix.m, self.matrix.k
+        return Row(
+            layer=self.name, kind=self.kind, shape=shape, sparsity=self.sparsity, reason=reason, **(usual | rest)
+        )
 
 
 def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[Row]]:
-    """What can have kernels, and a row for each weight that cannot, in the model's order."""
+    """Return the weights that can have kernels, and a row for each that cannot, in the model's order."""
     sites, rows = [], []
-    passed_by = _passed_by(model)
+    dense = _dense_parts(model)
     for name, module in model.named_modules():
-        sparse = sparse_class(type(module), _ALL)
-        if sparse is None:
+        kind = kind_of(type(module))
+        if kind is None:
             continue
-        weight, bias = _WEIGHTS.get(sparse, ("weight", "bias"))
+        weight, bias = _WEIGHTS.get(kind, ("weight", "bias"))
         full = ".".join(part for part in (name, "" if weight == "weight" else weight) if part) or type(module).__name__
         kept = module._parameters.get(weight, module._parameters.get(f"{weight}_orig"))
         shape = (0, 0) if kept is None else (kept.shape[0], math.prod(kept.shape[1:]))
-        base: dict[str, Any] = {
-            "layer": full,
-            "kind": sparse.__name__.removeprefix("Sparse"),
-            "n": None,
-            "advice": "dense",
-        }
+        base: dict[str, Any] = {"layer": full, "kind": kind, "n": None, "advice": "dense"}
         try:
-            if module in passed_by:
-                raise Unsupported(passed_by[module])
+            if module in dense:
+                raise Unsupported(dense[module])
             place, matrix = _pruned(module, weight, bias)
         except LospmmError as error:
             rows.append(Row(shape=shape, sparsity=None, reason=str(error), **base))
             continue
         sparsity = 1.0 - matrix.nnz / tensors_of(module, place).weight.numel()
         if matrix.nnz and sparsity >= min_sparsity:
-            sites.append(Site(full, module, weight, sparse, place, matrix, sparsity))
+            sites.append(Site(full, module, weight, kind, place, matrix, sparsity))
             continue
         few = f"fewer zeros than the {100 * min_sparsity:.0f}% of min_sparsity"
         reason = few if matrix.nnz else "all its weights are zero"
@@ -108,18 +135,18 @@ def find_sites(model: nn.Module, min_sparsity: float) -> tuple[list[Site], list[
     return sites, rows
 
 
-def _passed_by(model: nn.Module) -> dict[nn.Module, str]:
-    """What PyTorch reads the weights of without calling it, and why: attention that is not as kernels have it."""
+def _dense_parts(model: nn.Module) -> dict[nn.Module, str]:
+    """Return the attentions, with their ``out_proj``, that PyTorch has to run dense, and why."""
     attentions = [one for one in model.modules() if isinstance(one, nn.MultiheadAttention)]
-    reasons = [(one, why_passed_by(one)) for one in attentions]
+    reasons = [(one, why_dense(one)) for one in attentions]
     return {part: why for one, why in reasons if why is not None for part in (one, one.out_proj)}
 
 
 def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[WeightPlace, SparseMatrix]:
-    """Raises Unsupported and BadMatrix."""
+    """Find a pruned weight; raises Unsupported and BadMatrix."""
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         if module.groups == module.in_channels > 1:
-            raise Unsupported("it is depthwise: a sum for each channel, which has nothing to leave out")
+            raise Unsupported("it is depthwise: a sum for each channel, which pruning does not shorten")
         if module.padding_mode != "zeros":
             raise Unsupported(f"its padding is {module.padding_mode!r}, and kernels pad with zeros")
         if way_of(module) is None:
@@ -137,9 +164,9 @@ def _pruned(module: nn.Module, weight: str, bias: str) -> tuple[WeightPlace, Spa
 
 
 def learn_shapes(model: nn.Module, sites: Sequence[Site], example: Any) -> dict[str, list[tuple[int, ...]]]:
-    """The shapes that each weight, by its site's name, was given in one forward of ``example``; n for a product.
+    """Run ``example`` once; return, by site, the shapes of the weight's inputs, (n,) for a product.
 
-    ``example`` is a tensor, or a tuple of arguments, or a mapping of named ones.
+    ``example`` is a tensor, a tuple of arguments or a mapping of named ones.
     """
     seen: dict[str, list[tuple[int, ...]]] = {site.name: [] for site in sites}
     by_module = {site.module: site for site in sites}
@@ -157,7 +184,7 @@ def learn_shapes(model: nn.Module, sites: Sequence[Site], example: Any) -> dict[
             if site is not None and given["query"] is given["key"] and given["key"] is given["value"]:
                 note(site, given["query"])
             inner = by_module.get(module.out_proj)
-            if inner is not None:  # which the dense module does not call
+            if inner is not None:  # the dense attention does not call it
                 note(inner, given["query"])
         elif site is not None:
             note(site, first)
@@ -171,12 +198,13 @@ def learn_shapes(model: nn.Module, sites: Sequence[Site], example: Any) -> dict[
 
 
 def run(model: nn.Module, example: Any) -> Any:
-    """The model's output for an example, as in inference; its mode is left as it was."""
-    with torch.no_grad(), no_short_cuts(), evaluated(model):
+    """Return the model's output in evaluation mode, which ends with the call."""
+    with torch.no_grad(), no_fast_path(), evaluated(model):
         return call_with(model, example)
 
 
 def call_with(model: Callable[..., Any], example: Any) -> Any:
+    """Call a model with an example: a tensor, a tuple of arguments or a mapping of named ones."""
     if isinstance(example, Mapping):
         return model(**example)
     return model(*example) if isinstance(example, tuple | list) else model(example)
@@ -192,10 +220,17 @@ def _operand(site: Site, x: Tensor) -> tuple[int, ...] | None:
 
 
 def convolution_of(site: Site, shape: tuple[int, ...]) -> Convolution:
-    """The convolution of a site for inputs (batch, channels, height, width). Raises BadRequest and Unsupported."""
+    """Return the convolution of a site's input (batch, channels, height, width); raises Unsupported."""
     weight = as_images(site.tensors.weight, site.tensors.weight.dim())
     way = way_of(site.module)
     assert weight is not None and way is not None
     pairs = {name: (pair[0], pair[1]) for name, pair in zip(("stride", "padding", "dilation"), way, strict=True)}
     batch, channels, height, width = shape
     return Convolution(batch, channels, height, width, weight.shape[2], weight.shape[3], **pairs)
+
+
+def forget_masks(sites: Sequence[Site]) -> None:
+    """Remove the masks that ``find_sites`` added to layers that stay dense."""
+    for site in sites:
+        if not site.is_swapped:
+            forget_mask(site.module, site.weight)

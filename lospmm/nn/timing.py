@@ -1,7 +1,7 @@
-"""The time of a layer on its GPU, dense and with kernels, each as the other: its launches replayed by a graph.
+"""Latency of a layer on its GPU, dense and with kernels: its launches, replayed as a CUDA graph.
 
-For a model that will be compiled a layer is timed compiled too, between two elementwise operations: a transpose, or a
-change of layout, is then written with these. ``whole`` has the time of a whole model.
+For a model that will be compiled, layers are timed compiled too, between two elementwise operations: a transpose, or a
+change of layout, is then fused with these. ``whole`` times whole models.
 """
 
 import statistics
@@ -11,25 +11,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lospmm.nn import operator
-from lospmm.nn.bound import Tensors
-from lospmm.nn.layer import Tuned, as_images, product, way_of
+from lospmm.nn.place import way_of
 from lospmm.nn.site import Site, convolution_of
 
-#: Calls that a graph holds: many enough that its start does not count.
+#: Calls in a graph, so many that the graph's launch does not count.
 _CALLS = 20
 
-#: Replays, of which the median is taken.
+#: Replays; the result is their median.
 _REPLAYS = 15
 
 Forward = Callable[..., Tensor]
 
-#: Layers as they are compiled, by all that their graphs depend on; whoever times several keeps them.
+#: Compiled layers by all that their graphs depend on, to be kept from one timing to the next.
 Contexts = dict[Hashable, Forward]
 
 
 def micros_of(call: Callable[[], object], device: torch.device, calls: int = _CALLS) -> float:
-    """Microseconds of one call on the GPU, without what Python takes to start it: ``calls`` of them are a graph."""
+    """Return the microseconds of one call on the GPU alone, from a CUDA graph of ``calls``."""
     with torch.cuda.device(device), torch.no_grad():
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
@@ -54,7 +52,7 @@ def micros_of(call: Callable[[], object], device: torch.device, calls: int = _CA
 
 
 def example_of(site: Site, shape: tuple[int, ...], *, features_first: bool = False) -> Tensor:
-    """Numbers of the shape that a layer is given, where its weights are."""
+    """Return a random input of a layer, on the device and in the type of its weights."""
     device, dtype = site.tensors.weight.device, site.tensors.weight.dtype
     if site.is_convolution:
         x = torch.randn(shape, device=device, dtype=dtype)
@@ -66,14 +64,14 @@ def example_of(site: Site, shape: tuple[int, ...], *, features_first: bool = Fal
 
 
 def _residual(site: Site, x: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """What else a layer is called with: a residual, where it adds one."""
+    """Return the arguments of a layer after its input: a residual, if it adds one."""
     if not site.adds:
         return ()
     return (torch.randn(convolution_of(site, shape).output_shape(site.matrix.m), device=x.device, dtype=x.dtype),)
 
 
 def signature(site: Site, shape: tuple[int, ...]) -> Hashable:
-    """What the time of a dense layer depends on: layers of one signature take as long."""
+    """Return all that a dense layer's latency depends on: layers with the same signature share it."""
     tensors = site.tensors
     parts = tuple(None if one is None else tuple(one.shape) for one in (tensors.weight, tensors.mask, tensors.bias))
     way = way_of(site.module) if site.is_convolution else None
@@ -82,7 +80,7 @@ def signature(site: Site, shape: tuple[int, ...]) -> Hashable:
 
 
 def dense_micros(site: Site, shape: tuple[int, ...], contexts: Contexts | None = None) -> float:
-    """Of a layer before it is swapped."""
+    """Return the latency of a layer before it is swapped."""
     x = example_of(site, shape)
     forward: Forward = site.module.forward
     if site.weight != "weight":
@@ -101,7 +99,7 @@ def dense_micros(site: Site, shape: tuple[int, ...], contexts: Contexts | None =
 def sparse_micros(
     site: Site, shape: tuple[int, ...], *, fed_first: bool, sharing: int, contexts: Contexts | None = None
 ) -> float:
-    """Of a layer that is swapped. ``sharing`` layers transpose their one input together."""
+    """Return the latency of a swapped layer; ``sharing`` layers share the transpose of its input."""
     whole = _sparse_micros(site, shape, contexts, fed_first=fed_first)
     if sharing < 2 or fed_first or site.weight != "weight":
         return whole
@@ -117,7 +115,7 @@ def _sparse_micros(site: Site, shape: tuple[int, ...], contexts: Contexts | None
     if contexts is None and site.weight == "weight":
         arguments = (x, *_residual(site, x, shape))
         return micros_of(lambda: site.module.forward(*arguments), x.device)
-    forward = _operator_of(site, tuned)
+    forward: Forward = site.module.operation()
     if contexts is not None:
         key = signature(site, shape), fed_first, tuned.features_first, tuned.sizes, tuned.inputs
         if key not in contexts:
@@ -127,30 +125,13 @@ def _sparse_micros(site: Site, shape: tuple[int, ...], contexts: Contexts | None
     return micros_of(lambda: forward(*given), x.device)
 
 
-def _operator_of(site: Site, tuned: Tuned) -> Forward:
-    """What a swapped layer computes of its input and its tensors: one graph for all layers that are alike."""
-    relu = site.relu
-    if not site.is_convolution:
-        return lambda x, weight, mask, bias: product(x, tuned, Tensors(weight, mask, bias), relu=relu)
-    way = way_of(site.module)
-    assert way is not None
-
-    def convolved(
-        x: Tensor, weight: Tensor, mask: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
-    ) -> Tensor:
-        images = [one if one is None else as_images(one, one.dim()) for one in (x, weight, mask)]
-        return operator.conv2d(*images, bias, residual, relu, *way)
-
-    return convolved
-
-
 def _compiled_between(forward: Forward) -> Forward:
-    """``forward`` compiled between two elementwise operations, without regard to what was compiled before."""
+    """Compile ``forward`` between two elementwise operations, apart from earlier compiled code."""
 
     def between(x: Tensor, *rest: Tensor) -> Tensor:
         return torch.relu(forward(torch.relu(x), *rest))
 
-    # PyTorch counts how often it compiles a code object, and gives up on one that it has compiled many times.
+    # PyTorch stops compiling a code object after some recompilations.
     between.__code__ = between.__code__.replace(co_name=f"between_{id(forward)}")
     compiled: Forward = torch.compile(between, dynamic=False)
     return compiled

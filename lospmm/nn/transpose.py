@@ -1,7 +1,7 @@
-"""``lospmm::transposed``: a matrix of 16 or 32 bits turned over through shared memory, on a GPU.
+"""Operator ``lospmm::transposed``: transposes 16- or 32-bit matrices through shared memory.
 
-PyTorch's copy of a transposed tensor writes, or reads, a line of memory for every element. A compiled model does not
-need this: there a transpose is written with what computes it.
+PyTorch's copy of a transposed tensor touches one line of memory for every element. Compiled models do not need this:
+torch.compile fuses a transpose with what computes its input.
 """
 
 from collections.abc import Mapping
@@ -15,39 +15,39 @@ from lospmm import gpu
 from lospmm.codegen.emission import Emission
 from lospmm.errors import LospmmError
 from lospmm.gpu.launcher import Launcher
-from lospmm.nn.operator import LIBRARY
 from lospmm.problem.problem import Launch
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 
-#: The kernel for elements of so many bytes.
+#: Entry of the kernel for each element size in bytes.
 ENTRIES: Mapping[int, str] = MappingProxyType({4: "lospmm_transpose", 2: "lospmm_transpose_16"})
 
-#: As the kernel is written, and so many blocks for each SM.
+#: Threads of a block (as in transpose.cu), blocks for each SM, registers of a thread.
 _THREADS, _BLOCKS, _REGISTERS = 256, 6, 40
 
-#: Bytes; of four floats.
+#: Alignment of both matrices in bytes: the kernel loads four floats at a time.
 _ALIGNMENT = 16
 
-#: Of what is turned over by a kernel.
+#: Element types that the kernels take.
 _TYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
-#: By the GPU, and by the bytes of an element; empty where there is no compiler, and PyTorch's copy is taken.
+#: Loaded kernels by GPU and element size; empty for a GPU without a compiler, where PyTorch's copy runs.
 _LAUNCHERS: dict[int, Mapping[int, Launcher]] = {}
 
-LIBRARY.define("transposed(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY = torch.library.Library("lospmm", "FRAGMENT")
+_LIBRARY.define("transposed(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def prepare(device: torch.device) -> None:
-    """Have the kernels loaded on a GPU; they are compiled once and kept in the store."""
+    """Load the kernels on a GPU; the store keeps them compiled."""
     if device.index in _LAUNCHERS:
         return
     try:
         arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
         blocks = _BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
         with torch.cuda.device(device):
-            torch.zeros(1, device=device)  # which gives the process, and this thread, a context
+            torch.zeros(1, device=device)  # gives the process and this thread a context
             cubin, launch = compiled(arch), Launch((blocks, 1, 1), _THREADS)
             _LAUNCHERS[device.index] = {size: Launcher(cubin, entry, launch) for size, entry in ENTRIES.items()}
     except LospmmError:
@@ -55,7 +55,7 @@ def prepare(device: torch.device) -> None:
 
 
 def compiled(arch: str) -> bytes:
-    """The cubin, from the store after the first time. Raises Unsupported and ToolchainFault."""
+    """Compile the kernels, or take the cubin from the store; raises Unsupported and ToolchainFault."""
     source = Path(gpu.__path__[0], "transpose.cu").read_text()
     emission = Emission(language="cuda", entry=ENTRIES[4], source=source, units=(source,))
     store = Store(settings().cache_dir)
@@ -63,7 +63,7 @@ def compiled(arch: str) -> bytes:
 
 
 def turned(x: Tensor) -> Tensor:
-    """(columns, rows) of ``x`` (rows, columns), contiguous: a view where that is so already."""
+    """Return ``x`` (rows, columns) as a contiguous (columns, rows): a view if its transpose is contiguous."""
     view = x.t()
     if view.is_contiguous() or torch.compiler.is_compiling() or (torch.is_grad_enabled() and x.requires_grad):
         return view.contiguous()
@@ -71,7 +71,7 @@ def turned(x: Tensor) -> Tensor:
 
 
 def turn_into(x: Tensor, to: Tensor) -> None:
-    """``x`` (rows, columns) into ``to`` (columns, rows), contiguous; not for what is compiled or differentiated."""
+    """Write ``x`` (rows, columns) to contiguous ``to`` (columns, rows), outside compile and autograd."""
     if not _is_launched(x, to):
         to.copy_(x.t())
 
@@ -82,7 +82,7 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def _is_launched(x: Tensor, to: Tensor) -> bool:
-    """Whether the kernel does it, on the current stream. Never on a CPU."""
+    """Launch the kernel on the current stream; return whether it could be."""
     launcher = _LAUNCHERS.get(x.get_device(), {}).get(x.element_size())
     if launcher is None or x.dtype not in _TYPES or not x.is_contiguous() or x.numel() == 0:
         return False
@@ -100,9 +100,9 @@ def _by_pytorch(x: Tensor) -> Tensor:
     return x.t().clone(memory_format=torch.contiguous_format)
 
 
-LIBRARY.impl("transposed", _by_pytorch, "CPU")
-LIBRARY.impl("transposed", _transposed, "CUDA")
-torch.library.register_fake("lospmm::transposed", lambda x: x.new_empty((x.shape[1], x.shape[0])), lib=LIBRARY)
+_LIBRARY.impl("transposed", _by_pytorch, "CPU")
+_LIBRARY.impl("transposed", _transposed, "CUDA")
+torch.library.register_fake("lospmm::transposed", lambda x: x.new_empty((x.shape[1], x.shape[0])), lib=_LIBRARY)
 
-#: The operator, without the look-up of its overload.
+#: The operator's overload, so that calls skip the look-up.
 transposed = torch.ops.lospmm.transposed.default

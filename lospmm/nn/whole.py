@@ -1,7 +1,7 @@
-"""The time of a whole model as it will be called, in the state that it is in: some layers dense, some on kernels.
+"""Latency of a whole model as it will be called, with some layers dense and some on kernels.
 
-What is made ready in one state (compiled, captured) is kept while the model is in others, so that two states can be
-timed in turn (``turns``).
+What was compiled or captured in one state of the model stays valid while it is in others, so that two states can be
+timed in turn (``paired``).
 """
 
 import itertools
@@ -15,20 +15,20 @@ from torch import nn
 
 from lospmm.errors import Unsupported
 from lospmm.nn.calling import Calling
-from lospmm.nn.following import evaluated
+from lospmm.nn.fusion import evaluated
 from lospmm.nn.paired import Block
 from lospmm.nn.site import call_with
 
-#: A block of calls takes so long, or one call.
+#: Duration of a block of calls, which has at least one.
 _BLOCK_SECONDS = 0.03
 
-#: Before anything is timed: compiling, choosing algorithms, allocating.
+#: Calls before timing: these compile, choose algorithms and allocate.
 _WARM_CALLS = 3
 
-#: The GPU waits for so many calls' time while one is launched, so long at most; at a clock that no GPU is above.
+#: Sleep of the GPU while one call is launched: multiple of the call's time, limit, and a clock that no GPU exceeds.
 _AHEAD, _MOST_AHEAD_SECONDS, _CYCLES_PER_SECOND = 2, 0.1, 3e9
 
-#: How often PyTorch may compile one piece of code: once for each state, and there are few.
+#: Limit of torch.compile's versions of one function: one for each state of the model.
 _RECOMPILES = 64
 
 _NUMBERS = itertools.count()
@@ -36,9 +36,9 @@ _NUMBERS = itertools.count()
 
 @contextmanager
 def timed_whole(model: nn.Module, calling: Calling) -> Iterator[None]:
-    """Around ``block_of`` and its blocks: the model as it is for inference.
+    """Put the model in inference mode for ``block_of`` and its blocks.
 
-    Where it is compiled, PyTorch forgets what it has compiled, before and after.
+    For a compiled way of calling, PyTorch forgets its compiled code before and after.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -51,26 +51,25 @@ def timed_whole(model: nn.Module, calling: Calling) -> Iterator[None]:
 
 
 def block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
-    """Calls of a model in its present state, as fast as they can be made, or replays of a graph of one.
+    """Return a block that times back-to-back calls of the model in its present state, or graph replays.
 
-    The model has to be in that state again whenever the block is run. Raises Unsupported where it cannot be compiled or
-    captured.
+    The model has to be in that state whenever the block runs. Raises Unsupported if it cannot be compiled or captured.
     """
     run, seconds = _made_ready(model, example, calling)
     device, calls = _device_of(model), max(1, int(_BLOCK_SECONDS / seconds))
 
     def block() -> float:
-        run()  # what the other way left in caches, and guards that look at other compiled code first
+        run()  # warms caches and torch.compile's guards after the other state
         return 1e6 * _seconds(run, calls, device) / calls
 
     return block
 
 
 def gpu_block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
-    """As ``block_of``, of what the GPU does for one call: it begins when Python has launched all of it.
+    """Return a block that times the GPU's work for one call, started after Python has launched it all.
 
-    A call that waits for the GPU itself, or launches more than a stream holds or for longer than the GPU waits, has
-    Python in its time all the same.
+    The time includes Python's if the call waits for the GPU, launches more than a stream's queue holds, or launches
+    for longer than the GPU sleeps.
     """
     run, seconds = _made_ready(model, example, calling)
     device = _device_of(model)
@@ -81,7 +80,7 @@ def gpu_block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
         _wait(device)
         with torch.cuda.device(device):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(asleep)  # nobody says that it stays, but PyTorch's own tests need it
+            torch.cuda._sleep(asleep)  # private, but PyTorch's own tests use it
             begin.record()
             run()
             end.record()
@@ -92,7 +91,7 @@ def gpu_block_of(model: nn.Module, example: Any, calling: Calling) -> Block:
 
 
 def _made_ready(model: nn.Module, example: Any, calling: Calling) -> tuple[Callable[[], Any], float]:
-    """A call of the model in its present state that compiles and chooses nothing any more, and its seconds."""
+    """Return a warm call of the model in its present state, and its seconds."""
     device = _device_of(model)
     try:
         call = apart(model) if calling.compiled else model
@@ -102,7 +101,7 @@ def _made_ready(model: nn.Module, example: Any, calling: Calling) -> tuple[Calla
         for _ in range(_WARM_CALLS):
             run()
         return run, max(_seconds(run, 1, device), 1e-6)
-    except Exception as error:  # of PyTorch, its compiler and the model's own code
+    except Exception as error:  # PyTorch, its compiler and the model may raise anything
         how = "captured" if calling.captured else "compiled" if calling.compiled else "called"
         why = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
         raise Unsupported(f"the model cannot be {how}: {why}; give called another value") from error
@@ -113,7 +112,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 def apart(call: Callable[..., Any], *, fullgraph: bool = False) -> Callable[..., Any]:
-    """``call`` compiled for itself: PyTorch keeps compiled code by the function, and looks through all that it has."""
+    """Compile ``call`` as its own function: PyTorch checks a function's compiled versions in turn."""
 
     def run(*given: Any, **named: Any) -> Any:
         return call(*given, **named)
@@ -124,7 +123,7 @@ def apart(call: Callable[..., Any], *, fullgraph: bool = False) -> Callable[...,
 
 
 def captured(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """A CUDA graph of one call, as what replays it."""
+    """Capture one call as a CUDA graph; return the graph's replay."""
     with torch.cuda.device(device):
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())

@@ -11,7 +11,7 @@ from torch.nn.utils import prune  # noqa: E402
 
 import lospmm  # noqa: E402
 import lospmm.nn  # noqa: E402
-from lospmm.nn.attention import SparseMultiheadAttention  # noqa: E402
+from lospmm.nn.layer import SparseMultiheadAttention  # noqa: E402
 from tests.nn.models import EMULATED, drawn  # noqa: E402
 
 SIZE, HEADS, BATCH, TOKENS = 16, 2, 3, 4

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm  
 import lospmm  # noqa: E402
 import lospmm.nn  # noqa: E402
 from lospmm.nn.bound import _BOUND  # noqa: E402
-from lospmm.nn.layer import State  # noqa: E402
+from lospmm.nn.sparse import State  # noqa: E402
 from tests.nn.models import EMULATED, Mask, drawn  # noqa: E402
 
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
@@ -11,7 +12,6 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 
 import lospmm.nn  # noqa: E402
-from lospmm.nn.bound import ReadyKernel  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, Mask, drawn, error, exact  # noqa: E402
 
 SIZE = 32
@@ -21,13 +21,13 @@ SIZE = 32
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The kernels that run. None is dense, or it would warn."""
     ran: list[str] = []
-    call = ReadyKernel.__call__
+    run = lospmm.Kernel.run_on_cpu
 
-    def counted(ready: ReadyKernel, b: Tensor, residual: Tensor | None) -> Tensor:
-        ran.append(ready.bucket.kernel.artifact.manifest["fingerprint"])
-        return call(ready, b, residual)
+    def counted(kernel: lospmm.Kernel, *given: np.ndarray) -> np.ndarray:
+        ran.append(kernel.artifact.manifest["fingerprint"])
+        return run(kernel, *given)
 
-    monkeypatch.setattr(ReadyKernel, "__call__", counted)
+    monkeypatch.setattr(lospmm.Kernel, "run_on_cpu", counted)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error", UserWarning)
         yield ran

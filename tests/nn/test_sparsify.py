@@ -20,7 +20,8 @@ from lospmm.errors import BadRequest, NothingFits  # noqa: E402
 from lospmm.kernel import Kernel  # noqa: E402
 from lospmm.nn import report as report_module  # noqa: E402
 from lospmm.nn import sparsify  # noqa: E402
-from lospmm.nn.tuning import Tuner, tuner_here  # noqa: E402
+from lospmm.nn.sources import tuner_here  # noqa: E402
+from lospmm.nn.tuning import Tuner  # noqa: E402
 from lospmm.problem.problem import Problem  # noqa: E402
 from lospmm.stages import Progress  # noqa: E402
 from lospmm.tuning.options import Options  # noqa: E402

@@ -19,11 +19,12 @@ import lospmm  # noqa: E402
 import lospmm.nn  # noqa: E402
 from lospmm.errors import Unsupported  # noqa: E402
 from lospmm.nn import choice, timing, whole  # noqa: E402
-from lospmm.nn.calling import calling_of, settled  # noqa: E402
-from lospmm.nn.layer import Sparse  # noqa: E402
+from lospmm.nn.calling import calling_of  # noqa: E402
+from lospmm.nn.choice import settled  # noqa: E402
 from lospmm.nn.layout import UNKNOWN  # noqa: E402
 from lospmm.nn.paired import Block, Turns, in_turn  # noqa: E402
 from lospmm.nn.report import ModelTimes, Report, from_json  # noqa: E402
+from lospmm.nn.sparse import Sparse, made_dense  # noqa: E402
 from tests.nn.models import EMULATED, MAX_ERROR, drawn, error, exact, pruned  # noqa: E402
 
 
@@ -86,7 +87,7 @@ def test_layers_are_timed_on_their_kernels(called: Any, monkeypatch: pytest.Monk
         assert seen == [("dense", 0)] * dense + [("sparse", 1)] * layers, str(report)
         assert states == [0, 2, 1, 2], "dense, all, half, all again"
         assert len(report.sparse) == 1, "the model is fastest with half of its layers"
-        assert [row.reason for row in report.rows if row.advice == "dense"] == ["the whole model is faster so"]
+        assert [row.reason for row in report.rows if row.advice == "dense"] == ["the model is faster with it dense"]
         assert report.model is not None
         assert (report.model.dense_micros, report.model.chosen_micros, report.model.given_back) == (3.0, 1.0, 1)
         assert (report.model.ratio, report.model.noise) == (1 / 3, 0)
@@ -150,13 +151,13 @@ def test_states_of_a_compiled_model_take_turns_without_compiling_again() -> None
         kinds = [type(one) for one in model.modules()]
         on_kernels = made()
         assert error(on_kernels(x), wanted) < MAX_ERROR
-        with choice.asleep(model):
+        with made_dense(model):
             assert not any(isinstance(one, Sparse) for one in model.modules())
             dense = made()
             assert error(dense(x), wanted) < MAX_ERROR
         for _ in range(3):
             assert error(on_kernels(x), wanted) < MAX_ERROR
-            with choice.asleep(model):
+            with made_dense(model):
                 assert error(dense(x), wanted) < MAX_ERROR
         assert compiled == [6, 0]
         assert [type(one) for one in model.modules()] == kinds
@@ -215,7 +216,7 @@ class Turning:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now: list[Any] = []
         self.works: list[Any] = [SimpleNamespace(gain=gain, given_back=False) for gain in (5.0, 2.0)]
-        monkeypatch.setattr(choice, "unswap", lambda _: self.now.clear())
+        monkeypatch.setattr(choice, "unswap_all", lambda _: self.now.clear())
         monkeypatch.setattr(choice, "call_parts", lambda _: None)
         monkeypatch.setattr(choice, "swap", lambda works, _: self.now.extend(works))
 

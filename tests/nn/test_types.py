@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 import lospmm.nn  # noqa: E402
 from lospmm.errors import BadRequest  # noqa: E402
 from lospmm.matrix.csr import from_dense  # noqa: E402
-from lospmm.nn.dtypes import options_for  # noqa: E402
+from lospmm.nn.sources import options_for  # noqa: E402
 from lospmm.problem.device import DEVICES  # noqa: E402
 from lospmm.problem.dtype import DTYPES  # noqa: E402
 from lospmm.problem.problem import Problem  # noqa: E402
