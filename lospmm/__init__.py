@@ -29,12 +29,19 @@ __all__ = [
     "tune",
 ]
 
-#: Where a public name is, if not in ``lospmm.kernel``.
-_HOMES = MappingProxyType(dict.fromkeys(("EinsumKernel", "einsum", "einsum_kernel"), "lospmm.einsums"))
+#: The module of each public name.
+_HOMES = MappingProxyType(
+    {
+        **dict.fromkeys(("Kernel", "load", "tune"), "lospmm.kernel"),
+        **dict.fromkeys(("EinsumKernel", "einsum", "einsum_kernel"), "lospmm.einsums"),
+        "Convolution": "lospmm.problem.convolution",
+        "SparseMatrix": "lospmm.matrix.csr",
+    }
+)
 
 
 def __getattr__(name: str) -> object:
-    """The public names, imported when first used: everything below them imports this package too."""
-    if name not in __all__:
+    """Import a public name when it is first used: everything below them imports this package too."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "lospmm.kernel")), name)
+    return getattr(import_module(_HOMES[name]), name)

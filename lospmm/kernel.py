@@ -6,48 +6,26 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import scipy.sparse
 from numpy.typing import NDArray
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
-from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import narrowed
-from lospmm.cpu import execute
-from lospmm.cpu.block import execute_packed
-from lospmm.cpu.geometry import Geometry
-from lospmm.errors import BadMatrix, BadRequest, Unsupported
-from lospmm.families.packed import PackedKernel
-from lospmm.gpu.detect import detect_device
-from lospmm.gpu.launcher import Launcher
-from lospmm.gpu.libraries.dense import CublasKernel
+from lospmm.cpu import shipped
+from lospmm.errors import BadRequest, Unsupported
+from lospmm.gpu.detect import device_of
+from lospmm.gpu.launcher import ArtifactLauncher, open_launcher
 from lospmm.gpu.protocol import Driver
-from lospmm.matrix import readers
-from lospmm.matrix.csr import SparseMatrix, check_shape, from_coo, from_dense
-from lospmm.matrix.readers import Values
-from lospmm.problem.convolution import Convolution, unfold
-from lospmm.problem.device import find_device
-from lospmm.problem.dtype import dtype_named
+from lospmm.problem.convolution import Convolution
 from lospmm.problem.epilogue import epilogue_of
-from lospmm.problem.lanes import lanes_stored
 from lospmm.problem.problem import Launch, Problem, ceil_div, columns_of
-from lospmm.toolchain.cubin import machine_code
-from lospmm.toolchain.data import data_of
+from lospmm.problem.weights import Weights, flattened, matrix_and_values
 from lospmm.tuning import jobs
 from lospmm.tuning.options import ARGUMENTS, options_of
 from lospmm.tuning.request import Request
-
-#: A, (m, k). A dense array is pruned already: its zeros are what is left out.
-Matrix: TypeAlias = NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix
-
-#: The same, or the path of a matrix file.
-Weights: TypeAlias = Matrix | str | os.PathLike[str]
-
-#: The runtimes hold some ten numbers of each thread that they run together: a few hundred megabytes for so many.
-_THREADS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -75,27 +53,24 @@ class Kernel:
         return self.artifact.source.decode()
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write all files to a folder: a new or an empty one, or one that holds a kernel, which is replaced.
+        """Write all files to a folder: a new or empty one, or one with a kernel, which is replaced.
 
         Raises BadRequest for any other folder, ToolchainFault where the disk fails.
         """
         artifact.write(self.artifact, path_of(directory))
 
-    def launcher(self, driver: Driver) -> Launcher | CublasKernel:
-        """What puts it on a stream, again and again: ``launch(stream, b, c, residual=0)``, all of them addresses.
+    def launcher(self, driver: Driver) -> ArtifactLauncher:
+        """Load the kernel for launches on any stream: ``launch(stream, b, c, residual=0)``, by addresses.
 
         That is cuBLAS where the family is "dense", and else the cubin. ``driver`` (``gpu.driver.open_driver``) is the
         GPU, in whose context it is used, such as torch's; it holds what stays there until ``unload``.
 
         Raises GpuFault, also where there is no cuBLAS and one is needed.
         """
-        manifest = self.artifact.manifest
-        if manifest["dense"] is not None:
-            return CublasKernel(self.artifact.matrix(), manifest["n"], dtype_named(manifest["dtype"]), driver)
-        return Launcher(self.cubin, manifest["name"], self.launch())
+        return open_launcher(self.artifact, driver)
 
     def launch(self, columns: int | None = None) -> Launch:
-        """How the cubin is started; with ``columns``, for so many of the first columns of C, 1 to n, alone.
+        """Return the grid, block and shared memory for the first ``columns`` of C, 1 to n; None: all.
 
         So one kernel serves every number of columns up to its n, in as many blocks as these need. B, C and the residual
         keep rows of n elements, and what lies behind the columns may be anything: of the last block's it is computed
@@ -104,8 +79,7 @@ class Kernel:
         Raises BadRequest for a number that is none, Unsupported for a family whose blocks have no columns of their own.
         """
         manifest = self.artifact.manifest
-        shape, tile = manifest["launch"], manifest["tile"]
-        whole = Launch(tuple(shape["grid"]), shape["block"], shape["shared_bytes"])
+        tile, whole = manifest["tile"], self.artifact.launch
         if columns is None:
             return whole
         if tile is None:
@@ -115,7 +89,7 @@ class Kernel:
         return narrowed(whole, ceil_div(count, tile["thread_columns"] * tile["walks"]))
 
     def run_on_cpu(self, b: NDArray[np.floating], residual: NDArray[np.floating] | None = None) -> NDArray[np.float32]:
-        """C (m, n) of ``b`` (k, n), rounded to float32, by running the shipped text on the CPU; no GPU is needed.
+        """Run the shipped text on the CPU: return C (m, n) of ``b`` (k, n), rounded to float32.
 
         Of a convolution, ``b`` is the input (batch, channels, height, width), and the result is (batch, m, out_height,
         out_width). ``residual`` has the shape of the result, where the kernel takes one.
@@ -125,83 +99,11 @@ class Kernel:
         It shows what the kernel computes, not how fast. Raises BadRequest for arrays of other shapes or not of real
         numbers, VerificationFailed where the text cannot be run, ToolchainFault where CUDA C++ finds no g++.
         """
-        if self.artifact.manifest["plan"] is not None:
-            return self._run_packed(b, residual)
-        geometry, n = self._geometry(), self.artifact.manifest["n"]
-        convolution = geometry.convolution
-        elements = _float32("B", b, (geometry.k, n) if convolution is None else convolution.input_shape)
-        shape = (geometry.m, n) if convolution is None else convolution.output_shape(geometry.m)
-        if (residual is not None) != geometry.takes_residual:
-            raise BadRequest(f"this kernel takes {'a' if geometry.takes_residual else 'no'} residual")
-        third = None if residual is None else _float32("the residual", residual, shape)
-        emission = self._emission()
-        c = np.empty(shape, dtype=np.float32)
-        step = max(1, _THREADS_AT_ONCE // geometry.block_rows)
-        for start in range(0, geometry.n, step):
-            words = geometry.together(np.arange(start, min(start + step, geometry.n)))
-            columns = geometry.columns_of(words)
-            own_b = elements[:, columns] if convolution is None else unfold(convolution, elements, columns)
-            place = geometry.places_of_c(columns)
-            own_third = None if third is None else third.reshape(-1)[place]
-            c.reshape(-1)[place] = execute(emission, geometry, words, own_b, own_third)
-        return c
-
-    def _run_packed(self, b: NDArray[np.floating], residual: NDArray[np.floating] | None) -> NDArray[np.float32]:
-        manifest, kernel = self.artifact.manifest, packed_kernel(self.artifact)
-        m, k, n = (manifest[name] for name in ("m", "k", "n"))
-        if (residual is not None) != kernel.takes_residual:
-            raise BadRequest(f"this kernel takes {'a' if kernel.takes_residual else 'no'} residual")
-        elements = _float32("B", b, (k, n))
-        third = None if residual is None else _float32("the residual", residual, (m, n))
-        return execute_packed(kernel, np.arange(n), elements, m=m, residual=third)
-
-    def _geometry(self) -> Geometry:
-        """The launch that the manifest describes; a kernel that is shipped has its n in its code."""
-        manifest = self.artifact.manifest
-        tile, dtype = manifest["tile"], dtype_named(manifest["dtype"])
-        words = lanes_stored(dtype, tile["thread_columns"], tile["thread_words"])
-        return Geometry(
-            m=manifest["m"],
-            k=manifest["k"],
-            n=manifest["n"] // words.columns,
-            cols=tile["cols"],
-            block_rows=manifest["launch"]["grid"][1],
-            grid=tuple(manifest["launch"]["grid"]),
-            takes_n=False,
-            convolution=self.artifact.convolution,
-            takes_residual=manifest["epilogue"]["residual"],
-            words=words,
-            dtype=dtype,
-            walks=tile["walks"],
-            kept_bytes=manifest["launch"]["shared_bytes"] if tile["walks"] > 1 else 0,
-        )
-
-    def _emission(self) -> Emission:
-        manifest = self.manifest
-        machine = None
-        if manifest["emitter"] == "sass":  # what runs is the code in the cubin, not its listing
-            machine = machine_code(self.cubin, manifest["name"], manifest["arch"])
-        return Emission(manifest["emitter"], manifest["name"], self.source, (self.source,), machine)
+        return shipped.run(self.artifact, b, residual)
 
     def __repr__(self) -> str:
+        """Return the kernel's name, device and architecture."""
         return f"<Kernel {self.manifest['name']} for {self.manifest['device']} ({self.manifest['arch']})>"
-
-
-def packed_kernel(kept: Artifact) -> PackedKernel:
-    """The kernel that an artifact of a family with a template holds; A is in its cubin. Raises ToolchainFault."""
-    manifest = kept.manifest
-    launch = manifest["launch"]
-    x, y, z = launch["grid"]
-    return PackedKernel(
-        entry=manifest["name"],
-        source=kept.source.decode(),
-        data=data_of(kept.cubin),
-        launch=Launch((x, y, z), launch["block"], launch["shared_bytes"]),
-        registers=manifest["registers"],
-        cols=manifest["plan"]["cols"],
-        dtype=dtype_named(manifest["dtype"]),
-        takes_residual=manifest["epilogue"]["residual"],
-    )
 
 
 def tune(
@@ -217,7 +119,7 @@ def tune(
     seed: int = 0,
     **options: Any,
 ) -> Kernel:
-    """The kernel for ``weights`` (m, k) and a B of ``n`` columns, from the store if it was tuned before.
+    """Tune a kernel for ``weights`` (m, k) and a B of ``n`` columns, or take it from the store.
 
     With a ``convolution`` B is taken from an input tensor instead, n is its output pixels, and ``weights`` may have the
     four axes of a layer's. ``bias`` (m,) and ``relu`` go into the kernel; with ``residual`` it takes a third argument
@@ -238,7 +140,7 @@ def tune(
         kind = type(convolution).__name__
         raise BadRequest(f"convolution is of type {kind}: give a lospmm.Convolution, or leave it out for a product")
     matrix, values = matrix_and_values(flattened(weights, convolution), tensor, seed)
-    gpu = detect_device() if device == "auto" else find_device(str(device))
+    gpu = device_of(str(device))
     columns = whole_number("n", columns_of(n, convolution))
     epilogue = epilogue_of(bias, relu=relu, residual=residual)
     problem = Problem(matrix, columns, gpu, convolution, epilogue)
@@ -246,21 +148,8 @@ def tune(
     return Kernel(jobs.tune(request, store=jobs.open_store()))
 
 
-def flattened(weights: Weights, convolution: Convolution | None) -> Weights:
-    """(out_channels, channels, kernel_height, kernel_width) as A; other weights as they are.
-
-    Raises BadMatrix for another window than the convolution's.
-    """
-    if convolution is None or not isinstance(weights, np.ndarray) or weights.ndim != 4:
-        return weights
-    wanted = (convolution.channels, convolution.kernel_height, convolution.kernel_width)
-    if weights.shape[1:] != wanted:
-        raise BadMatrix(f"weights of shape {weights.shape}: the convolution takes {(weights.shape[0], *wanted)}")
-    return weights.reshape(len(weights), -1)
-
-
 def whole_number(name: str, value: object) -> int:
-    """A whole number, of NumPy or of Python. Raises BadRequest."""
+    """Return a whole number of NumPy or Python as an ``int``. Raises BadRequest."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]
@@ -270,65 +159,12 @@ def whole_number(name: str, value: object) -> int:
 
 
 def load(directory: str | os.PathLike[str]) -> Kernel:
-    """The kernel in a folder that ``Kernel.save`` or ``lospmm tune`` wrote. Raises BadRequest."""
+    """Load the kernel in a folder that ``Kernel.save`` or ``lospmm tune`` wrote. Raises BadRequest."""
     return Kernel(artifact.read(path_of(directory)))
 
 
 def path_of(directory: str | os.PathLike[str]) -> Path:
-    """Raises BadRequest for what is none."""
+    """Return a directory as a ``Path``. Raises BadRequest for anything but a path."""
     if not isinstance(directory, str | os.PathLike):
         raise BadRequest(f"the directory is of type {type(directory).__name__}: give a path")
     return Path(directory)
-
-
-def matrix_and_values(weights: Weights, tensor: str | None = None, seed: int = 0) -> tuple[SparseMatrix, Values]:
-    """The matrix, and whether its values were drawn. Raises BadMatrix, BadRequest for a ``tensor`` of no file."""
-    if not isinstance(tensor, str | None):
-        raise BadRequest(f"tensor is {tensor!r:.80}: give the name of one")
-    if isinstance(weights, str | os.PathLike):
-        file = readers.read(Path(weights), tensor=tensor, seed=seed)
-        return file.matrix, file.values
-    if tensor is not None:
-        raise BadRequest(f"tensor {tensor!r:.80} chooses from a .safetensors file; these weights are no file")
-    return _matrix(weights), "stored"
-
-
-def _matrix(weights: Matrix) -> SparseMatrix:
-    if isinstance(weights, SparseMatrix):
-        return weights
-    if isinstance(weights, np.ma.MaskedArray):
-        raise BadMatrix("weights are a masked array: fill what is masked with zeros first, as in weights.filled(0)")
-    if isinstance(weights, np.ndarray):
-        return from_dense(np.asarray(weights))  # np.matrix would index differently
-    if scipy.sparse.issparse(weights):
-        shape = check_shape(weights.shape)
-        try:
-            if weights.format in ("csr", "csc", "bsr"):
-                weights.check_format(full_check=True)  # SciPy converts without looking, out of bounds if need be
-            entries = weights.tocoo()
-        except (ValueError, IndexError) as error:
-            raise BadMatrix(f"SciPy refuses these weights: {error}") from None
-        return from_coo(shape, entries.row, entries.col, entries.data)
-    is_sparse = str(getattr(weights, "layout", "torch.strided")) != "torch.strided"  # a tensor of PyTorch
-    hint = (
-        f", as weights.detach().cpu().float(){'.to_dense()' * is_sparse}.numpy()" if hasattr(weights, "detach") else ""
-    )
-    some = f"a NumPy array{hint}, a SciPy sparse matrix, a lospmm.SparseMatrix or a path"
-    raise BadMatrix(f"weights of type {type(weights).__name__}: give {some}")
-
-
-def _float32(name: str, array: NDArray[np.floating], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """What a kernel is given, rounded to float32. Raises BadRequest."""
-    if not isinstance(array, np.ndarray):
-        raise BadRequest(f"{name} is of type {type(array).__name__}; give a NumPy array")
-    if isinstance(array, np.ma.MaskedArray):
-        raise BadRequest(f"{name} is a masked array; fill what is masked first, as in {name.lower()}.filled(0)")
-    if array.shape != shape:
-        raise BadRequest(f"{name} has the shape {array.shape}; this kernel takes {shape}")
-    if array.dtype.kind not in "fiub":
-        raise BadRequest(f"{name} of type {array.dtype} does not hold real numbers")
-    with np.errstate(over="ignore"):
-        elements = np.ascontiguousarray(array, dtype=np.float32)
-    if np.any(np.isinf(elements) & np.isfinite(array)):
-        raise BadRequest(f"{name} holds numbers that are too large for float32")
-    return elements

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import lospmm
-from lospmm import kernel as kernel_module
 from lospmm.artifact.artifact import SOURCE_FILES
 from lospmm.artifact.manifest import MANIFEST_FILE
 from lospmm.codegen.interpret import interpret
 from lospmm.codegen.lower import lower
+from lospmm.cpu import shipped
 from lospmm.errors import BadMatrix, BadRequest, Unsupported, VerificationFailed
+from lospmm.gpu import detect
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.convolution import unfold
 from lospmm.problem.device import DEVICES
@@ -277,9 +278,9 @@ def test_columns_may_be_computed_in_several_runs(
     at_once = kernel.run_on_cpu(b)
     tile = kernel.manifest["tile"]
     block_rows = (tile["count"] + tile["zero_blocks"]) * tile["split_k"]
-    monkeypatch.setattr(kernel_module, "_THREADS_AT_ONCE", 32 * block_rows)
+    monkeypatch.setattr(shipped, "_THREADS_AT_ONCE", 32 * block_rows)
     np.testing.assert_array_equal(kernel.run_on_cpu(b), at_once)
-    monkeypatch.setattr(kernel_module, "_THREADS_AT_ONCE", 1)
+    monkeypatch.setattr(shipped, "_THREADS_AT_ONCE", 1)
     np.testing.assert_array_equal(kernel.run_on_cpu(b), at_once)
 
 
@@ -300,7 +301,7 @@ def test_the_same_request_is_not_tuned_again(
 def test_auto_is_the_gpu_of_this_machine(
     dense: NDArray[np.float32], kernel: lospmm.Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_module, "detect_device", lambda: DEVICES["h200"])
+    monkeypatch.setattr(detect, "detect_device", lambda: DEVICES["h200"])
     assert lospmm.tune(dense, n=N) == kernel
 
 

@@ -25,6 +25,7 @@ from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.convolution import Convolution, convolution_of
 from lospmm.problem.epilogue import Epilogue, epilogue_of
+from lospmm.problem.problem import Launch
 
 Found = TypeVar("Found")
 
@@ -98,6 +99,13 @@ class Artifact:
             if bias.shape != (self.manifest["m"],):
                 raise BadRequest(f"{where} is of shape {bias.shape}; tune it again")
         return epilogue_of(bias, relu=added["relu"], residual=added["residual"])
+
+    @property
+    def launch(self) -> Launch:
+        """The grid, block and shared memory that the cubin is launched with, for all n columns."""
+        config = self.manifest["launch"]
+        x, y, z = config["grid"]
+        return Launch((x, y, z), config["block"], config["shared_bytes"])
 
     @property
     def convolution(self) -> Convolution | None:

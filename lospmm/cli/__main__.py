@@ -1,3 +1,5 @@
+"""``python -m lospmm.cli``."""
+
 from lospmm.cli.main import main
 
 main()

@@ -24,27 +24,27 @@ _LEAVE_BAR = "\x1b[?25h\n"
 
 def main() -> NoReturn:
     # Before the imports of the commands, which take long enough to be interrupted.
+    """Run the command of this process and exit with its status."""
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, _leave)
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; its exit status. An error is one line on stderr and, with --json, an object on stdout."""
+    """Run one command and return its exit status.
+
+    An error is one line on stderr and, with --json, an object on stdout.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us; what is written to it is lost, as asked for
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     import typer  # it and the commands take a good part of a second
 
     from lospmm.cli.commands import app
-    from lospmm.settings import unknown_variables
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file name may not fit the terminal's encoding
-    if list(arguments[:1]) != ["worker"]:  # it says so in its log, which all that it writes is
-        for line in unknown_variables():
-            print(f"note: {line}", file=sys.stderr)
     try:
         status: int | None = app(arguments, prog_name="lospmm", standalone_mode=False)
         sys.stdout.flush()

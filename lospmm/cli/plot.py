@@ -88,7 +88,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _stage_numbers(space: Space, heights: list[int], widths: list[int]) -> NDArray[np.int64]:
-    """The stage that removed each tile size, or the number of stages where none did: (heights, widths)."""
+    """Return the stage that removed each tile size, (heights, widths); survivors: the number of stages."""
     stage_of = {constraint.name: constraint.stage for constraint in CONSTRAINTS}
     stages, row, column = list(COLOURS), _places(heights), _places(widths)
     cells = np.full((len(heights), len(widths)), len(stages))

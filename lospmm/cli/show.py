@@ -25,6 +25,7 @@ SHOWN_SECONDS = 0.005
 
 
 def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool) -> None:
+    """Print the manifest of a kernel."""
     if as_json:
         print_json(manifest)
         return
@@ -60,7 +61,7 @@ def _zeros(manifest: Mapping[str, Any]) -> float:
 
 
 def _kind(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The family, and its tiles or its plan."""
+    """Return the rows of the family, and of its tiles or its plan."""
     family, tile, plan = family_in_words(manifest), manifest["tile"], manifest["plan"]
     if plan is not None:
         axes = ", ".join(f"{name} {value}" for name, value in plan["axes"].items())
@@ -107,6 +108,7 @@ def _group(column_group: int) -> str:
 
 
 def show_space(problem: Problem, emitter: str, found: Space, *, as_json: bool) -> None:
+    """Print how many tile sizes each constraint removes, and those that are left."""
     if as_json:
         print_json({**_space_object(problem, found), "emitter": emitter})
         return
@@ -130,14 +132,14 @@ def _layout(window: Mapping[str, Any] | None) -> str:
 
 
 def _added(epilogue: Mapping[str, bool]) -> dict[str, str]:
-    """A row where C is more than A x B."""
+    """Return a row where C is more than A x B."""
     named = {"bias": "bias", "residual": "residual", "relu": "then ReLU"}
     parts = [words for name, words in named.items() if epilogue[name]]
     return {"added": ", ".join(parts)} if parts else {}
 
 
 def show_comparison(found: Comparison, manifest: Mapping[str, Any], *, as_json: bool) -> None:
-    """The kernel and the baselines in one table; with each table its noise, its clocks and the GPU's bound."""
+    """Print the times of a kernel and its baselines, with noise, clocks and the roofline."""
     if as_json:
         print_json(_comparison_object(found, manifest))
         return
@@ -162,6 +164,7 @@ def show_comparison(found: Comparison, manifest: Mapping[str, Any], *, as_json: 
 
 
 def show_entries(entries: Sequence[Entry], title: str, *, as_json: bool) -> None:
+    """Print entries of the store, and how many bytes they take."""
     if as_json:
         print_json({"entries": [asdict(entry) for entry in entries]})
         return
@@ -173,7 +176,10 @@ def show_entries(entries: Sequence[Entry], title: str, *, as_json: bool) -> None
 
 
 def show_replay(found: Replay) -> None:
-    """The two may be of different families, and then have different axes."""
+    """Print the candidate that was built and the replayed one, side by side.
+
+    The two may be of different families, and then have different axes.
+    """
     names = [*dict.fromkeys((*found.built, *found.winner))]
     both = {"built": found.built, "replayed": found.winner}
     rows = [(title, *(str(axes.get(name, "-")) for name in names)) for title, axes in both.items()]
@@ -221,7 +227,7 @@ def _baseline_row(baseline: BaselineTime, kernel_micros: float) -> tuple[str, ..
 
 
 def _comparison_object(found: Comparison, manifest: Mapping[str, Any]) -> dict[str, object]:
-    """What the manifest's ``measured`` would be, and everything that led to it."""
+    """Return what the manifest's ``measured`` would be, and everything that led to it."""
     return {
         "name": manifest["name"],
         **asdict(found.measured()),
@@ -279,7 +285,7 @@ def _space_object(problem: Problem, found: Space) -> dict[str, object]:
 
 
 def _rows_by_columns(tiles: Sequence[TileSize]) -> list[tuple[str, str]]:
-    """The values of M1 for each N1, in runs: ("64", "1-16, 18")."""
+    """Return the values of M1 for each N1, in runs: ("64", "1-16, 18")."""
     by_cols = sorted(tiles, key=lambda tile: (tile.cols, tile.rows))
     return [
         (str(cols), _runs([tile.rows for tile in group]))

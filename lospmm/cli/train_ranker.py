@@ -15,15 +15,16 @@ from lospmm.settings import settings
 
 def train_ranker(
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="A .npz of measured kernels, or a folder of what --collect measured.")
+        Path, typer.Argument(metavar="DATA", help="A .npz of measured kernels, or a folder that --collect has filled.")
     ],
     out: Annotated[Path, out_option("The folder for <device>.txt, its card, and the data as .npz.")],
-    collect: Annotated[
-        float, typer.Option("--collect", help="Seconds to measure on this machine's GPU first, into DATA, a folder.")
+    collect_seconds: Annotated[
+        float,
+        typer.Option("--collect", help="Seconds to measure on this machine's GPU first, into the folder DATA."),
     ] = 0.0,
     matrices: Annotated[
         Path | None,
-        typer.Option("--matrices", help="Where the files lie that DATA has, for the test, beside drawn ones."),
+        typer.Option("--matrices", help="The folder of the matrix files that DATA was measured on."),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -32,15 +33,14 @@ def train_ranker(
 
     Set LOSPMM_RANKERS to the folder of --out, and --ranker lambdamart uses it.
     """
-    from lospmm_rank.train import (
-        card,  # LightGBM and what it needs are for this command alone
-        dataset,
-    )
-    from lospmm_rank.train import fit as train
+    from lospmm_rank.train import card, collect, dataset, fit  # LightGBM is for this command alone
 
-    _check(out, collect, matrices)
-    if collect > 0:
-        _measure(data, collect, quiet=quiet)
+    _check(out, collect_seconds, matrices)
+    if collect_seconds > 0:
+        _check_target(data)
+        tell = say(quiet=quiet)
+        orders = collect.Orders(out=data, seconds=collect_seconds)
+        tell(str(collect.run(orders, lambda tally: tell(str(tally)))))
     with reported(quiet=quiet) as progress:
         measured = dataset.pack(_lines_in(data)) if data.is_dir() else dataset.load(data)
         devices = sorted(set(measured.device.tolist()))
@@ -54,7 +54,7 @@ def train_ranker(
                 progress=lambda done, total: progress("features", done, total),
             )
             progress("features", 1, 1)
-        trained = train.train(measured, progress=lambda done, total: progress("train", done, total))
+        trained = fit.train(measured, progress=lambda done, total: progress("train", done, total))
         progress("train", 1, 1)
         about = card.card_of(measured, trained)
         progress("evaluate", 1, 1)
@@ -67,7 +67,7 @@ def train_ranker(
 
 
 def _check(out: Path, collect: float, matrices: Path | None) -> None:
-    """What would be found out after minutes. Raises BadRequest, ToolchainFault."""
+    """Check what would fail only after minutes. Raises BadRequest, ToolchainFault."""
     if not 0 <= collect < float("inf"):
         raise BadRequest(f"--collect {collect}: a number of seconds, from 0 on")
     check_folder(out)
@@ -76,23 +76,19 @@ def _check(out: Path, collect: float, matrices: Path | None) -> None:
 
 
 def _lines_in(folder: Path) -> list[Path]:
-    """What ``--collect`` has measured. Raises BadRequest."""
+    """Return the files that ``--collect`` has measured. Raises BadRequest."""
     if files := sorted(folder.glob("*.jsonl")):
         return files
     raise BadRequest(f"{folder}: no .jsonl of measured kernels lies in this folder; --collect measures some")
 
 
-def _measure(folder: Path, seconds: float, *, quiet: bool) -> None:
-    from lospmm_rank.train.collect import Orders, run
-
+def _check_target(folder: Path) -> None:
     if folder.suffix == ".npz":
         raise BadRequest(f"--collect: {folder} must be a folder, where what is measured is added to")
-    tell = say(quiet=quiet)
-    tell(str(run(Orders(out=folder, seconds=seconds), lambda tally: tell(str(tally)))))
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a file, whole or not at all."""
     scratch = path.with_name(path.name + ".partial")
     scratch.write_text(text)
     scratch.replace(path)

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from lospmm.cli.client import fetch_layers, open_client
 from lospmm.cli.options import (
     BiasesOption,
     BudgetOption,
@@ -37,24 +39,17 @@ from lospmm.cli.options import (
     say,
 )
 from lospmm.cli.output import print_json, print_table
-from lospmm.gpu.detect import detect_device, own_gpu
+from lospmm.gpu.detect import device_of, own_gpu
 from lospmm.matrix.layers import open_model
-from lospmm.matrix.readers import MatrixFile
-from lospmm.model.batch import Batch, ModelFolder, take_results, tune_here
+from lospmm.model.batch import tune_here
+from lospmm.model.folder import Batch, ModelFolder
 from lospmm.model.report import LayerReport, table
 from lospmm.problem.convolution import parse_convolution
-from lospmm.problem.device import find_device
-from lospmm.problem.epilogue import Epilogue, epilogue_of
-from lospmm.problem.problem import Problem, check_columns, columns_of
+from lospmm.problem.epilogue import Epilogue
+from lospmm.problem.problem import check_columns, columns_of
 from lospmm.progress import reported
-from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.tuning import jobs
-from lospmm.tuning.options import Options
-from lospmm.tuning.request import Request
-
-if TYPE_CHECKING:
-    from lospmm.client.client import Client
 
 
 def tune_model(
@@ -103,37 +98,24 @@ def tune_model(
     convolution, epilogue = None if conv is None else parse_convolution(conv), Epilogue(None, relu, residual)
     columns = columns_of(n, convolution)
     check_columns(columns)
-    batch = Batch(open_model(model, seed=seed), columns, device, convolution, epilogue)
+    batch = Batch(open_model(model, seed=seed), columns, device, convolution, epilogue, options, biases, seed)
     if biases:
         batch.model.check_biases()
     if address is None:
-        folder = _tuned_here(batch, options, out, biases=biases, seed=seed, quiet=quiet)
+        folder = _tuned_here(batch, out, quiet=quiet)
     else:
         with open_client(address, key, quiet=quiet) as client:
-            folder = _tuned_there(client, batch, options, out, biases=biases, seed=seed, quiet=quiet)
+            folder = ModelFolder(out, batch, _say_failure)
+            fetch_layers(client, folder, batch, None if quiet else _say_layer)
     _show(folder, as_json=as_json)
     if folder.report.exit_code:
         raise typer.Exit(folder.report.exit_code)
 
 
-def open_client(address: str, key: str | None, *, quiet: bool) -> "Client":
-    """For the service at ``address``, with ``key`` or the key of the settings; what it waits for is said on stderr."""
-    from lospmm.client.client import Client  # HTTP takes a while to import
-
-    return Client(address, key or settings().key, waits=say(quiet=quiet))
-
-
-def _tuned_here(batch: Batch, options: Options, out: Path, *, biases: bool, seed: int, quiet: bool) -> ModelFolder:
-    gpu = detect_device() if batch.device == "auto" else find_device(batch.device)
-    options.resolved(gpu, own_gpu())  # what no layer can have is said once
+def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
+    gpu = device_of(batch.device)
+    batch.options.resolved(gpu, own_gpu())  # what no layer can have is said once
     folder = ModelFolder(out, replace(batch, device=gpu.name), _say_failure)
-
-    def request_of(file: MatrixFile) -> Request:
-        epilogue = batch.epilogue
-        if biases and (bias := file.bias) is not None:
-            epilogue = epilogue_of(bias, relu=epilogue.relu, residual=epilogue.residual)
-        problem = Problem(file.matrix, batch.n, gpu, batch.convolution, epilogue)
-        return Request(problem, options, file.values, seed)
 
     @contextmanager
     def watch(name: str) -> Iterator[Progress]:
@@ -141,28 +123,7 @@ def _tuned_here(batch: Batch, options: Options, out: Path, *, biases: bool, seed
         with reported(quiet=quiet) as progress:
             yield progress
 
-    tune_here(folder, batch.model, request_of, store=jobs.open_store(), watch=watch)
-    return folder
-
-
-def _tuned_there(
-    client: "Client", batch: Batch, options: Options, out: Path, *, biases: bool, seed: int, quiet: bool
-) -> ModelFolder:
-    folder = ModelFolder(out, batch, _say_failure)
-    results = client.each_layer(
-        batch.model,
-        batch.n,
-        device=batch.device,
-        convolution=batch.convolution,
-        biases=biases,
-        relu=batch.epilogue.relu,
-        residual=batch.epilogue.residual,
-        seed=seed,
-        progress=None if quiet else _say_layer,
-        has=lambda name, digest: folder.held(name, digest) is not None,
-        **asdict(options),
-    )
-    take_results(folder, results)
+    tune_here(folder, batch.model, partial(batch.request, gpu), store=jobs.open_store(), watch=watch)
     return folder
 
 
@@ -176,12 +137,12 @@ def _show(folder: ModelFolder, *, as_json: bool) -> None:
 
 
 def _say_layer(layer: str, stage: str, done: int, total: int) -> None:
-    """A line for each stage that has ended, and for each state."""
+    """Print a line for each stage that has ended, and for each state."""
     if (done, total) == (1, 1):
         say(quiet=False)(f"{layer}: {stage}")
 
 
 def _say_failure(layer: LayerReport) -> None:
-    """Also with --quiet: it is no progress."""
+    """Print the failure of a layer, also with --quiet."""
     if layer.error is not None:
         say(quiet=False)(f"error: layer {layer.name}: {layer.error.message}")

@@ -1,7 +1,7 @@
 """What the REST service answers, as values: its jobs, and its problems as errors of ``errors.py``."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -58,6 +58,8 @@ class ProblemDetails:
 
 @dataclass(frozen=True, slots=True)
 class Count:
+    """The parts of a stage that are done, and all of them."""
+
     done: int
     total: int
 
@@ -73,6 +75,7 @@ class LayerJob:
 
     @property
     def digest(self) -> str | None:
+        """The digest of the layer's kernel."""
         return None if self.job is None else self.job.rpartition("/")[2]
 
 
@@ -96,17 +99,39 @@ class Job:
 
     @property
     def is_ended(self) -> bool:
+        """Whether the job has succeeded, failed or been cancelled."""
         return self.state in ENDED
 
 
 @dataclass(frozen=True, slots=True)
 class JobsPage:
+    """One page of the list of jobs; ``next`` is the cursor of the following one."""
+
     jobs: tuple[Job, ...]
     next: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class NamedKernel:
+    """The digest in the answer to a POST of a matrix that has a kernel."""
+
+    digest: str
+
+
+def layers_by_digest(job: Job, names: Sequence[str]) -> dict[str, list[str]]:
+    """Group the ``names`` of the layers of a job by the digests of their kernels."""
+    found: dict[str, list[str]] = {}
+    for name, layer in zip(names, job.layers or (), strict=False):
+        if layer.digest is not None:
+            found.setdefault(layer.digest, []).append(name)
+    return found
+
+
 def parsed(kind: type[Answer], answer: httpx2.Response) -> Answer:
-    """The answer as ``kind``. Raises ServiceFault for any other, such as that of another program at this address."""
+    """Parse an answer as ``kind``.
+
+    Raises ServiceFault for any other, such as that of another program at this address.
+    """
     try:
         return TypeAdapter(kind).validate_json(answer.content)
     except ValidationError as error:
@@ -119,7 +144,7 @@ def parsed(kind: type[Answer], answer: httpx2.Response) -> Answer:
 
 
 def problem_of(answer: httpx2.Response) -> ProblemDetails:
-    """The problem that an answer is; one of our own making where it says nothing that we know."""
+    """Return the problem that an answer holds, or one made from its status."""
     try:
         content: Any = json.loads(answer.content)
         return ProblemDetails(str(content["type"]), printable(str(content["detail"])))
@@ -131,6 +156,6 @@ def problem_of(answer: httpx2.Response) -> ProblemDetails:
 
 
 def error_of(problem: ProblemDetails, where: str) -> LospmmError:
-    """The error that the service had, said to be its own: ``where`` is its address."""
+    """Return the error of a problem; its message names ``where``, the address of the service."""
     kind = PROBLEMS.get(problem.type.rpartition("/")[2], ServiceFault)
     return kind(f"{where}: {problem.detail}")

@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import BIAS_FILE, CUBIN_FILE, MATRIX_FILE, SOURCE_FILES, SPACE_FILE, TUNING_FILE
 from lospmm.artifact.manifest import MANIFEST_FILE
-from lospmm.client.answers import Job, JobsPage, error_of, parsed
+from lospmm.client.answers import Job, JobsPage, NamedKernel, error_of, layers_by_digest, parsed
 from lospmm.client.connection import Connection, Gone
 from lospmm.client.events import Hear, LayerProgress, ignore, layer_stages, stages, tell
 from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, upload_of, with_bias
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
-from lospmm.kernel import Kernel, Weights, flattened, matrix_and_values, whole_number
+from lospmm.kernel import Kernel, whole_number
 from lospmm.problem.convolution import Convolution, written
 from lospmm.problem.problem import check_columns, columns_of
+from lospmm.problem.weights import Weights, flattened, matrix_and_values
 from lospmm.stages import Progress, silent
 from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served, options_of
 
@@ -63,13 +64,6 @@ class LayerResult:
     error: LospmmError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """What of the answer to a POST is looked at."""
-
-    digest: str
-
-
 class Client:
     """Of the service at ``url``; ``key`` is its API key, where it wants one.
 
@@ -88,11 +82,13 @@ class Client:
         self._connection = Connection(url, key, patience_seconds=patience_seconds, waits=waits)
 
     def __enter__(self) -> "Client":
+        """Return the client."""
         return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        """Close the client."""
         self.close()
 
     def close(self) -> None:
@@ -115,7 +111,9 @@ class Client:
         timeout_seconds: float | None = None,
         **options: Any,
     ) -> Kernel:
-        """As ``lospmm.tune``; ``device`` is by name, and auto is the GPU of the service.
+        """Tune a kernel on the service, as ``lospmm.tune`` does.
+
+        ``device`` is by name, and auto is the GPU of the service.
 
         Of the options it takes SERVED_OPTIONS, and others where they are as by default. ServiceFault also when the
         kernel is not there within ``timeout_seconds``; the job goes on, and asking again finds it.
@@ -143,7 +141,7 @@ class Client:
         timeout_seconds: float | None = None,
         **options: Any,
     ) -> list[LayerResult]:
-        """The kernels of a model: a ``.safetensors``, a folder of matrix files, or weights by name.
+        """Tune the layers of a model: a ``.safetensors``, a folder of matrix files, or weights by name.
 
         ``biases`` are those of layers by name, or True: each layer of a ``.safetensors`` has the one beside its weight.
 
@@ -184,7 +182,7 @@ class Client:
         has: Callable[[str, str], bool] | None = None,
         **options: Any,
     ) -> Iterator[LayerResult]:
-        """``tune_model``, one kernel in memory at a time, in the order of the layers once all have ended.
+        """Yield the results of ``tune_model`` with one kernel in memory at a time, once all have ended.
 
         A kernel that the caller ``has``, by the layer's name and its digest, is not fetched.
         """
@@ -208,7 +206,10 @@ class Client:
                 yield self._with_kernel(result, found, query)
 
     def kernel(self, digest: str) -> Kernel:
-        """A finished kernel, every byte of its files checked. Raises Gone for one that the service does not have."""
+        """Fetch a finished kernel, and check every byte of its files.
+
+        Raises Gone for one that the service does not have.
+        """
         return self._kernel(_identity(digest), math.inf)
 
     def _kernel(self, digest: str, deadline: float) -> Kernel:
@@ -223,7 +224,7 @@ class Client:
                 return self._whole(digest, files)
 
     def jobs(self, state: str | None = None) -> Iterator[Job]:
-        """The jobs of the service, the last queued first; models without their layers."""
+        """Yield the jobs of the service, the last queued first; models without their layers."""
         params = {} if state is None else {"state": state}
         while True:
             page = parsed(JobsPage, self._connection.ask("GET", "/v1/jobs", params=params))
@@ -233,7 +234,10 @@ class Client:
             params = {**params, "cursor": page.next}
 
     def job(self, job_id: str, wait_seconds: float = 0.0) -> Job:
-        """A job as it is now, or once it has ended, or after so long (600 s at most). Raises Gone for an unknown id."""
+        """Return a job once it has ended, or after ``wait_seconds`` (600 s at most).
+
+        Raises Gone for an unknown id.
+        """
         return self._job(_identity(job_id), wait_seconds, math.inf)
 
     def _job(self, job_id: str, wait_seconds: float, deadline: float) -> Job:
@@ -257,7 +261,7 @@ class Client:
             raise ServiceFault(str(error)) from None
 
     def _follow(self, job_id: str, hear: Hear, deadline: float) -> Job:
-        """The job once it has ended; ``hear`` is told of its events, each once."""
+        """Wait for a job to end; ``hear`` is called with each of its events once."""
         path, after, is_ended = f"/v1/jobs/{self._told(job_id)}/events", "", False
         while True:
             heard, last = False, ""
@@ -286,7 +290,7 @@ class Client:
         files = [("matrix", upload.file) for upload in uploads]
         files += [("bias", upload.bias) for upload in uploads if upload.bias is not None]
         job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files, deadline=deadline))
-        names = _layers_by_digest(job, uploads)
+        names = layers_by_digest(job, [upload.layer for upload in uploads])
         if not job.is_ended:
             job = self._follow(job.id, layer_stages(progress, names), deadline)
         if job.layers is None or len(job.layers) != len(uploads):
@@ -307,7 +311,7 @@ class Client:
             params = {**query, "wait": 0}
             answer = self._connection.ask("POST", "/v1/kernels", params=params, files=files, deadline=deadline)
             if answer.status_code == 201:
-                return self._fetched(parsed(_Named, answer).digest, upload, deadline)
+                return self._fetched(parsed(NamedKernel, answer).digest, upload, deadline)
             job = self._follow(parsed(Job, answer).id, hear, deadline)
             if job.error is not None:
                 raise error_of(job.error, self._connection.url)
@@ -316,13 +320,13 @@ class Client:
         return self._again(attempt)
 
     def _told(self, identity: str) -> str:
-        """An id or a digest that the service has answered with. Raises ServiceFault for what is none."""
+        """Check an id or a digest that the service has answered with. Raises ServiceFault."""
         if not _IDENTITY.fullmatch(identity):
             raise ServiceFault(f"{self._connection.url}: answered with {identity[:80]!r}, which names no job or kernel")
         return identity
 
     def _fetched(self, digest: str, upload: Upload, deadline: float = math.inf) -> Kernel:
-        """The kernel, which must be of the matrix that was posted."""
+        """Fetch a kernel, which must be of the matrix that was posted."""
         kernel = self._kernel(self._told(digest), deadline)
         if kernel.artifact.manifest["fingerprint"] != upload.fingerprint:
             raise ServiceFault(f"{self._connection.url}: kernel {digest} is of another matrix than was posted")
@@ -339,7 +343,7 @@ class Client:
             return replace(result, error=error)
 
     def _files(self, digest: str, described: Mapping[str, Any], deadline: float) -> dict[str, bytes]:
-        """The files of an artifact, as the service's store has them."""
+        """Fetch the files of an artifact, as the service's store has them."""
         manifest = {name: value for name, value in described.items() if name not in ("digest", "links")}
         links = described.get("links")
         source = SOURCE_FILES.get(str(manifest.get("emitter")))
@@ -364,7 +368,10 @@ class Client:
 
 
 def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a tuning. Raises BadRequest, and Unsupported for what the service decides itself."""
+    """Return the parameters of a tuning.
+
+    Raises BadRequest, and Unsupported for what the service decides itself.
+    """
     check_served(options)
     chosen = options_of(options)
     served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
@@ -375,7 +382,7 @@ def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[s
 
 
 def _layer_query(convolution: Convolution | None, *, relu: bool, residual: bool) -> dict[str, Any]:
-    """What makes a product a layer, where it is one: an older service does not know the parameters."""
+    """Return the parameters of a layer, empty for a plain product: an older service lacks them."""
     window = {} if convolution is None else {"conv": written(convolution)}
     return {**window, **({"relu": True} if relu else {}), **({"residual": True} if residual else {})}
 
@@ -389,11 +396,3 @@ def _identity(text: str) -> str:
 
 def _deadline(timeout_seconds: float | None) -> float:
     return math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
-
-
-def _layers_by_digest(job: Job, uploads: list[Upload]) -> dict[str, list[str]]:
-    names: dict[str, list[str]] = {}
-    for upload, layer in zip(uploads, job.layers or (), strict=False):
-        if layer.digest is not None:
-            names.setdefault(layer.digest, []).append(upload.layer)
-    return names

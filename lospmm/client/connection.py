@@ -89,6 +89,7 @@ class Connection:
             raise BadRequest(f"{why}; see HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR") from None
 
     def close(self) -> None:
+        """Close the connections."""
         self._http.close()
 
     def ask(
@@ -100,7 +101,7 @@ class Connection:
         deadline: float = math.inf,
         **request: Any,
     ) -> httpx2.Response:
-        """The answer to a request, 2xx or 304. ``request`` is as for httpx2.
+        """Send a request and return its answer, 2xx or 304; ``request`` is as for httpx2.
 
         Raises what the service's problem stands for, Gone for 404, ServiceFault where there is no answer in time, or
         by the ``deadline``.
@@ -130,7 +131,7 @@ class Connection:
                 raise error_of(problem_of(answer), self.url)
 
     def _answer(self, method: str, path: str, deadline: float, **request: Any) -> httpx2.Response:
-        """An answer, whole. One that comes by the drop is not waited for beyond the deadline."""
+        """Read an answer whole, or until the deadline."""
         with self._http.stream(method, path, **request) as answer:
             content = bytearray()
             for part in answer.iter_bytes():
@@ -141,7 +142,7 @@ class Connection:
         return httpx2.Response(answer.status_code, headers=headers, content=bytes(content), request=answer.request)
 
     def listen(self, path: str, after: str, deadline: float) -> Iterator[Event]:
-        """The events from ``after`` on, until they end, the connection is lost or the time is up, without a word."""
+        """Yield the events after ``after`` until they end, the connection is lost or the time is up."""
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": after} if after else {})}
         still_seconds = min(STILL_SECONDS, max(1.0, deadline - time.monotonic()))
         timeout = httpx2.Timeout(still_seconds, connect=CONNECT_SECONDS)
@@ -172,7 +173,10 @@ class Connection:
 
 
 def _checked(url: str) -> str:
-    """The address without a slash at its end. Raises BadRequest, without the text: it may hold a password."""
+    """Return the address without a slash at its end.
+
+    Raises BadRequest, without the text: it may hold a password.
+    """
     try:
         parsed = httpx2.URL(url.strip())
         parsed.host.encode("idna")
@@ -233,8 +237,10 @@ def _is_whole(answer: httpx2.Response) -> bool:
 
 
 def _passes(answer: httpx2.Response) -> bool:
-    """Whether the same request may be answered in a while: a 500 that is no problem is of a server that was stopped in
-    the middle of it."""
+    """Return whether the same request may be answered in a while.
+
+    A 500 without a problem comes from a server that was stopped in the middle of a request.
+    """
     is_problem = answer.headers.get("content-type", "").startswith("application/problem+json")
     return answer.status_code in _PASSING or (answer.status_code == 500 and not is_problem)
 

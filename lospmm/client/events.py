@@ -18,10 +18,11 @@ _STATES = frozenset({"running", "succeeded", "failed", "cancelled"})
 
 
 def ignore(_kind: str, _data: Mapping[str, Any]) -> None:
-    """Events that nobody listens to."""
+    """Ignore an event."""
 
 
 def tell(hear: Hear, kind: str, data: str) -> None:
+    """Call ``hear`` with an event whose data are a JSON object."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):  # a part of one: what happened is in the job

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.errors import BadRequest
-from lospmm.kernel import Weights, matrix_and_values
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.matrix.layers import LayerSource, check_names, folder_of, open_model
 from lospmm.matrix.npz import write_npz
 from lospmm.matrix.readers import MatrixFile, Values
 from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.weights import Weights, matrix_and_values
 
 #: A model: the path of a ``.safetensors`` or of a folder of matrix files, one that is open, or weights by their names.
 ModelWeights: TypeAlias = str | os.PathLike[str] | LayerSource | Mapping[str, Weights]
@@ -28,6 +28,8 @@ Biases: TypeAlias = bool | Mapping[str, Sequence[float] | NDArray[np.floating]]
 
 @dataclass(frozen=True, slots=True)
 class Upload:
+    """A layer's matrix and bias as files to post."""
+
     layer: str
     file: tuple[str, bytes, str]  # as httpx2 takes it: its name, content and type
     fingerprint: str  # of the matrix
@@ -43,14 +45,20 @@ class Uploads:
 
 
 def upload_of(layer: str, matrix: SparseMatrix, values: Values) -> Upload:
-    """A pattern goes as one: the service draws the values, so that its manifest says so."""
+    """Return the upload of a matrix.
+
+    A pattern is posted as a pattern: the service draws the values, and its manifest says so.
+    """
     suffix, content = ("smtx", _write_smtx(matrix)) if values == "drawn" else ("npz", write_npz(matrix))
     # The service takes the layer's name from that of the file.
     return Upload(layer, (f"{folder_of(layer)}.{suffix}", content, "application/octet-stream"), matrix.fingerprint)
 
 
 def with_bias(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upload:
-    """The same with the bias beside it, as a ``.npy``. Raises BadRequest for what is not a row of finite numbers."""
+    """Add a bias to an upload, as a ``.npy``.
+
+    Raises BadRequest for anything but a row of finite numbers.
+    """
     file = io.BytesIO()
     np.save(file, np.array(epilogue_of(bias, relu=False, residual=False).bias, np.float32))
     # The service takes the layer from the name of the file.
@@ -59,7 +67,10 @@ def with_bias(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> U
 
 
 def read_uploads(model: ModelWeights, seed: int, biases: Biases = False) -> Uploads:
-    """Raises BadMatrix where no layer can be read at all, BadRequest for names that are none."""
+    """Read the layers of a model as uploads.
+
+    Raises BadMatrix where no layer can be read at all, BadRequest for wrong names.
+    """
     named = biases if isinstance(biases, Mapping) else {}
     uploads = _read(model, seed, has_own=biases is True)
     if others := named.keys() - uploads.layers.keys():

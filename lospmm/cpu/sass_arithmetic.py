@@ -28,6 +28,14 @@ def _multiply_add_immediate(warp: Warp, at: Instruction) -> int:
     return 0
 
 
+def multiply_add_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
+    """Multiply and add in the threads that run: those of a convolution whose window is not in the padding."""
+    floats = warp.floats
+    weight = np.uint32(at.immediate).view(np.float32)
+    lanes = np.flatnonzero(runs)
+    floats[target_of(at.rd), lanes] = fused_multiply_add(weight, floats[at.ra, lanes], floats[at.rc, lanes])
+
+
 def _multiply_add(warp: Warp, at: Instruction) -> int:
     floats = warp.floats
     factor = cast(np.float32, floats[at.rb])  # one for each thread

@@ -13,17 +13,15 @@ from numpy.typing import NDArray
 
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import KernelProgram
-from lospmm.codegen.units import describe_rows
 from lospmm.cpu import execute
 from lospmm.cpu.block import execute_packed
 from lospmm.cpu.geometry import geometry_of
-from lospmm.errors import Unsupported, VerificationFailed
+from lospmm.cpu.reference import compare
+from lospmm.errors import Unsupported
 from lospmm.families.packed import PackedKernel
 from lospmm.matrix.csr import SparseMatrix
-from lospmm.problem.accuracy import SMALLEST_NORMAL, Tolerance, off_by, tolerance_of, weights_held_to
+from lospmm.problem.accuracy import tolerance_of
 from lospmm.problem.convolution import Convolution, guard_bits, outside
-from lospmm.problem.dtype import FLOAT32, Dtype
-from lospmm.problem.epilogue import PLAIN, Epilogue, bias_of
 from lospmm.problem.operands import draw_b, draw_residual
 from lospmm.problem.problem import Problem, ceil_div
 from lospmm.stages import Count, uncounted
@@ -41,9 +39,6 @@ MAX_PACKED_ELEMENTS = 1 << 28
 
 #: Threads per block where the kernel leaves them to its launch: any number must do.
 LAUNCH_COLS = 64
-
-#: Rows that a message names.
-NAMED_ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,45 +150,3 @@ def _compared(
         dtype=problem.dtype,
         tolerance=tolerance,
     )
-
-
-def compare(
-    matrix: SparseMatrix,
-    columns: NDArray[np.int64],
-    b: NDArray[np.float32],
-    c: NDArray[np.float32],
-    *,
-    epilogue: Epilogue = PLAIN,
-    residual: NDArray[np.float32] | None = None,
-    dtype: Dtype = FLOAT32,
-    tolerance: Tolerance | None = None,
-) -> float:
-    """The greatest error of ``c`` (m, columns) as A x ``b``, relative to |A| |B|; ``columns`` are their numbers, for
-    messages. ``b`` and ``residual`` are what they are in memory.
-
-    An element without a term must be zero. Raises VerificationFailed beyond the ``tolerance`` (None: that of the type),
-    or for NaN, which stands where nothing was written.
-    """
-    unwritten = np.flatnonzero(np.isnan(c).any(axis=1))
-    if len(unwritten):
-        more = f" and {len(unwritten) - NAMED_ROWS} more" if len(unwritten) > NAMED_ROWS else ""
-        raise VerificationFailed(f"rows never written: {describe_rows(unwritten[:NAMED_ROWS].tolist())}{more}")
-    a, exact_b = matrix.to_scipy().astype(np.float64), b.astype(np.float64)
-    a.data = weights_held_to(dtype, matrix.data).astype(np.float64)
-    expected, scale, squares = a @ exact_b, abs(a) @ abs(exact_b), a.power(2) @ exact_b**2
-    added = np.zeros(c.shape) if residual is None else residual.astype(np.float64)
-    for term in (added, bias_of(epilogue, np.arange(matrix.m)).astype(np.float64)[:, np.newaxis]):
-        expected, scale = expected + term, scale + abs(term)
-    if epilogue.relu:
-        expected = np.maximum(expected, 0)
-    off, allowed = np.abs(c - expected), (tolerance or tolerance_of(dtype)).allowed(scale, squares, expected)
-    ratio = off / allowed
-    ratio[(scale == 0) & (c != 0)] = np.inf
-    worst = int(ratio.argmax())
-    row, position = divmod(worst, c.shape[1])
-    if ratio.flat[worst] > 1:
-        raise VerificationFailed(
-            f"row {row}, column {columns[position]}: got {c.flat[worst]}, expected {expected.flat[worst]} "
-            f"({off_by(off.flat[worst], scale.flat[worst], allowed.flat[worst])})"
-        )
-    return float((off / np.maximum(scale, SMALLEST_NORMAL)).max())

@@ -84,9 +84,11 @@ class Bench:
         self.kernel_seconds = None
 
     def __enter__(self) -> Self:
+        """Return the bench."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the worker."""
         self.close()
 
     def close(self) -> None:
@@ -138,7 +140,7 @@ class Bench:
         return max(micros) / min(micros) - 1.0
 
     def request(self, command: str, task: object) -> object:
-        """The value of another command of the worker (``worker.COMMANDS``). Raises GpuFault with its reason."""
+        """Return the value of another command of ``worker.COMMANDS``. Raises GpuFault with its reason."""
         try:
             return self._ask(command, task)
         except _Failed as failed:
@@ -151,7 +153,7 @@ class Bench:
         return self.ready
 
     def _ask(self, command: str, task: object) -> object:
-        """Raises _Failed where the worker answers with a fault, or not at all."""
+        """Ask the worker. Raises _Failed where it answers with a fault, or not at all."""
         if command != "measure" or task != self._begun:
             self._drop_begun()
         begun, self._begun = self._begun, None
@@ -244,7 +246,7 @@ class _Failed(Exception):
 
 
 def compile_gate(arch: str) -> bytes:
-    """The cubin of ``gate.cu``, from the store after the first time. Raises ToolchainFault."""
+    """Return the cubin of ``gate.cu``, from the store after the first time. Raises ToolchainFault."""
     source = gate_source()
     emission = Emission(language="cuda", entry=CHECK_ENTRY, source=source, units=(source,))
     store = Store(settings().cache_dir)

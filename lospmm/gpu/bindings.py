@@ -15,7 +15,7 @@ _NAME = re.compile(r"\bCUDA_ERROR_\w+")
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """The value of a call of cuda.bindings, or the tuple of its values. Raises GpuFault."""
+    """Return the value of a call of cuda.bindings, or the tuple of its values. Raises GpuFault."""
     status, *values = result
     if status != cu.CUresult.CUDA_SUCCESS:
         raise GpuFault(f"{status.name}: {_text_of(status)}")
@@ -34,7 +34,7 @@ def faults_named() -> Iterator[None]:
 
 
 def described(message: str) -> str:
-    """A library's message in one line that starts with the driver's name of the error.
+    """Rewrite a library's message as one line that starts with the driver's name of the error.
 
     cuda.core's messages hold the name; PyCUDA's ("cuMemAlloc failed: out of memory") hold the driver's text for it.
     """
@@ -52,7 +52,7 @@ def _names_by_text() -> dict[str, str]:
 
 
 def status_text(number: int) -> str:
-    """The driver's name of an error, and what it says of it."""
+    """Return the driver's name of an error, and what it says of it."""
     status = cu.CUresult(number)
     return f"{status.name}: {_text_of(status)}"
 
@@ -63,7 +63,10 @@ def _text_of(status: cu.CUresult) -> str:
 
 
 def capture(stream: int, enqueue: Callable[[], None]) -> Graph:
-    """See ``Driver.capture``. Relaxed: a library may load code of its own meanwhile, which stricter modes forbid."""
+    """Capture a CUDA graph; see ``Driver.capture``.
+
+    The mode is relaxed: a library may load code of its own meanwhile, which stricter modes forbid.
+    """
     check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
     try:
         enqueue()
@@ -80,7 +83,7 @@ def capture(stream: int, enqueue: Callable[[], None]) -> Graph:
 
 
 def replay_micros(stream: int, graph: Graph) -> float:
-    """See ``Driver.replay_micros``."""
+    """Run a graph once; see ``Driver.replay_micros``."""
     executable, start, end = graph.handle
     check(cu.cuEventRecord(start, stream))
     check(cu.cuGraphLaunch(executable, stream))
@@ -90,7 +93,7 @@ def replay_micros(stream: int, graph: Graph) -> float:
 
 
 def discard(graph: Graph) -> None:
-    """See ``Driver.discard``. Says nothing of errors: after a fault there is nothing left to free."""
+    """Free a graph without raising: after a fault there is nothing left to free."""
     executable, start, end = graph.handle
     cu.cuGraphExecDestroy(executable)
     cu.cuEventDestroy(start)

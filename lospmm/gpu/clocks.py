@@ -37,7 +37,7 @@ class Clocks:
 
 
 def read_clocks(bus_id: str) -> Clocks | None:
-    """The clocks of the GPU at a PCI address, now. None where there is no NVML, or where it does not tell."""
+    """Read the clocks of the GPU at a PCI address; None where NVML is missing or does not tell."""
     try:
         nvml = _nvml()
         return None if nvml is None else _read(nvml, bus_id)
@@ -47,7 +47,7 @@ def read_clocks(bus_id: str) -> Clocks | None:
 
 @cache
 def _nvml() -> ctypes.CDLL | None:
-    """Opened once and left so: that takes longer than many a measurement. None where it cannot be opened."""
+    """Open NVML once; None where that fails. Opening takes longer than many a measurement."""
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
     return nvml if nvml.nvmlInit_v2() == _SUCCESS else None
 
@@ -69,5 +69,5 @@ def _read(nvml: ctypes.CDLL, bus_id: str) -> Clocks | None:
 
 
 def reasons_of(bits: int) -> tuple[str, ...]:
-    """The words for a mask of NVML's reasons; those that it has no word for by their bit."""
+    """Return the words for a mask of NVML's reasons; unknown ones by their bit."""
     return tuple(REASONS.get(bit, f"reason {bit}") for bit in range(64) if bits >> bit & 1)

@@ -1,6 +1,6 @@
 """A kernel beside the libraries that compute the same, on one GPU and in one run, and beside what the GPU allows.
 
-``compare`` needs only a live ``Bench``, so a search that holds one can call it for its winner; ``bench_artifact`` opens
+``compare`` needs only a live ``Bench``, so a search that holds one can call it for its winner. ``gpu.shipped`` opens
 one for an artifact. docs/benchmarking.md says how times are taken and what they are worth.
 """
 
@@ -10,25 +10,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from lospmm.artifact.artifact import Artifact
 from lospmm.artifact.manifest import ClocksAtEnd as MeasuredClocks
 from lospmm.artifact.manifest import Measured
-from lospmm.errors import BadRequest, GpuFault, VerificationFailed
+from lospmm.errors import GpuFault, VerificationFailed
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.clocks import Clocks
-from lospmm.gpu.detect import own_gpu_id
-from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.libraries import BASELINES, DENSE, BaselineTime, baselines_of
 from lospmm.gpu.libraries.work import COMMAND, BaselineTask
 from lospmm.gpu.messages import CacheState
 from lospmm.gpu.operands import copies_in_turn
 from lospmm.gpu.timing import FULL, Effort, Timing
 from lospmm.problem.device import DeviceSpec
-from lospmm.problem.dtype import Dtype, dtype_named
-from lospmm.problem.problem import Launch, Problem
-from lospmm.settings import settings
+from lospmm.problem.dtype import Dtype
+from lospmm.problem.problem import Problem
 from lospmm.stages import Progress, silent
-from lospmm.toolchain.compile import Built, Compiled
+from lospmm.toolchain.compile import Built
 
 
 class Roofline(NamedTuple):
@@ -39,8 +35,10 @@ class Roofline(NamedTuple):
 
 
 def bound(problem: Problem) -> Roofline:
-    """The larger of 2 nnz n / peak rate and s n (k + m) / bandwidth, with s the bytes of an element: B is read once and
-    C is written once. The rate is that of the type: of tensor cores where the GPU has some that take it.
+    """Return the larger of 2 nnz n / peak rate and s n (k + m) / bandwidth; s: bytes of an element.
+
+    B is read once and C is written once. The rate is that of the type: of tensor cores where the GPU has some that take
+    it.
 
     Of a convolution the input is read once, and of a residual all of it.
     A is in neither: its weights come with the code. A warm B may be read faster than from memory.
@@ -53,7 +51,7 @@ def bound(problem: Problem) -> Roofline:
 
 
 def peak_flops(device: DeviceSpec, dtype: Dtype) -> float:
-    """Of multiply-adds of this type with sums in fp32, two operations each, per second."""
+    """Return the peak rate of multiply-adds of a type with fp32 sums, two operations each, per second."""
     rates = {"tf32": device.tf32_flops, "float16": device.fp16_flops, "bfloat16": device.bf16_flops}
     return max(device.peak_flops, rates.get(dtype.name, 0.0))
 
@@ -74,6 +72,7 @@ class Comparison:
 
     @property
     def micros(self) -> float:
+        """The time of the kernel."""
         return self.timing.micros
 
     @property
@@ -85,10 +84,11 @@ class Comparison:
 
     @property
     def advice(self) -> Literal["sparse", "dense"]:
+        """Whether the sparse kernel or a dense library is the faster choice."""
         return "dense" if self.faster_dense else "sparse"
 
     def measured(self) -> Measured:
-        """As the manifest keeps it."""
+        """Return the comparison as the manifest keeps it."""
         cusparse = self.baselines.get("cusparse")
         best = None if cusparse is None else cusparse.best
         return Measured(
@@ -180,37 +180,10 @@ def _time_baseline(bench: Bench, task: BaselineTask) -> BaselineTime:
 
 
 def _time(bench: Bench, kernel: Built, effort: Effort) -> tuple[Timing, float, Clocks | None]:
-    """The time of a kernel that ran, its error and the clocks."""
+    """Time a kernel and return its time, its error and the clocks."""
     measured = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=effort)
     if measured.timing is None:
         kind = GpuFault if measured.max_relative_error is None else VerificationFailed
         raise kind(f"{kernel.entry}: {measured.failure}")
     assert measured.max_relative_error is not None
     return measured.timing, measured.max_relative_error, measured.clocks
-
-
-def bench_artifact(
-    kept: Artifact,
-    device: DeviceSpec,
-    *,
-    cache: CacheState = "cold",
-    sputnik: Path | None = None,
-    progress: Progress = silent,
-) -> Comparison:
-    """``compare`` the kernel of an artifact on this machine's GPU, which is ``device``.
-
-    Raises BadRequest for a kernel of another architecture and for one without its matrix, and what ``compare`` raises.
-    """
-    manifest = kept.manifest
-    if manifest["arch"] != device.arch:
-        raise BadRequest(
-            f"{manifest['name']} is for {manifest['device']} ({manifest['arch']}), this GPU is {device.name} "
-            f"({device.arch}): tune it for this one"
-        )
-    config = manifest["launch"]
-    x, y, z = config["grid"]
-    kernel = Compiled(kept.cubin, manifest["name"], Launch((x, y, z), config["block"], config["shared_bytes"]))
-    dtype, sums = dtype_named(manifest["dtype"]), dtype_named(manifest["sums"])
-    problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype, sums)
-    with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem, cache=cache) as bench:
-        return compare(bench, kernel, sputnik=sputnik, progress=progress)

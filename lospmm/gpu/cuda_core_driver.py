@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lospmm.errors import GpuFault
 from lospmm.gpu import bindings
 from lospmm.gpu.bindings import check, faults_named
-from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Function, Graph, LaunchShape
+from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, Function, Graph, LaunchShape
 
 _REGISTERS = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
 _SHARED_BYTES = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -37,76 +37,99 @@ class CudaCoreDriver:
 
     @faults_named()
     def device_name(self) -> str:
+        """Return the name of the GPU."""
         return str(self._device.name)
 
     def driver_version(self) -> tuple[int, int]:
+        """Return the newest CUDA that the driver supports."""
         version = check(cu.cuDriverGetVersion())
         return version // 1000, version % 1000 // 10
 
     @faults_named()
     def l2_bytes(self) -> int:
+        """Return the size of the L2 cache."""
         return int(self._device.properties.l2_cache_size)
 
     def memory_bytes(self) -> tuple[int, int]:
+        """Return the free memory and all of it."""
         free, total = check(cu.cuMemGetInfo())
         return int(free), int(total)
 
     @faults_named()
     def bus_id(self) -> str:
+        """Return the PCI address."""
         return str(self._device.pci_bus_id)
 
     @faults_named()
     def load(self, image: bytes, entry: str) -> Function:
+        """Load a kernel of a cubin."""
         module = ObjectCode.from_cubin(image)
         kernel = module.get_kernel(entry)  # this is what loads the image
         return Function(kernel, module, int(check(cu.cuKernelGetAttribute(_REGISTERS, kernel.handle, 0))))
 
     def allocate(self, size: int) -> int:
+        """Allocate memory on the GPU."""
         address = int(check(cu.cuMemAlloc(size)))
         self._allocated.add(address)
         return address
 
     def free(self, address: int) -> None:
+        """Free memory."""
         self._allocated.discard(address)
         check(cu.cuMemFree(address))
 
     def upload(self, address: int, array: NDArray[Any]) -> None:
+        """Copy an array to the GPU."""
         assert array.flags.c_contiguous, "only a contiguous array is copied"
         check(cu.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self.stream))
         self.synchronize()
 
     def download(self, array: NDArray[Any], address: int) -> None:
+        """Copy from the GPU into an array."""
         assert array.flags.c_contiguous, "only a contiguous array is copied"
         check(cu.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self.stream))
         self.synchronize()
 
     def fill(self, address: int, word: int, count: int) -> None:
+        """Set words of 32 bits."""
         check(cu.cuMemsetD32Async(address, word, count, self.stream))
 
     def copy(self, to: int, address: int, size: int) -> None:
+        """Copy memory on the GPU."""
         check(cu.cuMemcpyDtoDAsync(to, address, size, self.stream))
 
     @faults_named()
     def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
+        """Launch a kernel on the stream."""
         if shape.shared_bytes > SHARED_BYTES_UNASKED:
             check(cu.cuKernelSetAttribute(_SHARED_BYTES, shape.shared_bytes, function.handle.handle, 0))
         config = LaunchConfig(grid=tuple(shape.grid), block=shape.block, shmem_size=shape.shared_bytes)
         launch(self._stream, config, function.handle, *arguments)
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
+        """Capture a graph."""
         return bindings.capture(self.stream, enqueue)
 
     def replay_micros(self, graph: Graph) -> float:
+        """Run a graph once and time it."""
         return bindings.replay_micros(self.stream, graph)
 
     def discard(self, graph: Graph) -> None:
+        """Free a graph."""
         bindings.discard(graph)
 
     def synchronize(self) -> None:
+        """Wait for the stream."""
         check(cu.cuStreamSynchronize(self.stream))
 
     def close(self) -> None:
+        """Free what was allocated, the stream and the context."""
         for address in sorted(self._allocated):
             with suppress(GpuFault):  # after a fault nothing can be freed, nor need be
                 self.free(address)
         self._stream.close()
+
+
+def open_gpu() -> Driver:
+    """Open the first GPU. Raises GpuFault."""
+    return CudaCoreDriver()

@@ -8,7 +8,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from lospmm.errors import BadRequest
-from lospmm.problem.device import DEVICES, DeviceSpec
+from lospmm.problem.device import DEVICES, DeviceSpec, find_device
 
 #: What the driver calls the GPUs of the device table (cuDeviceGetName; older drivers leave "NVIDIA" out).
 DRIVER_NAMES = {
@@ -31,13 +31,16 @@ _VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
 
 
 def own_gpu() -> str | None:
-    """The name in ``DEVICES`` of this machine's first GPU; None where there is none, or none that the table knows."""
+    """Return the name in ``DEVICES`` of this machine's first GPU; None where it has none there."""
     name = _first_gpu()
     return None if name is None else DRIVER_NAMES.get(name.removeprefix("NVIDIA "))
 
 
 def detect_device() -> DeviceSpec:
-    """The row of ``DEVICES`` for the first GPU. Raises BadRequest where there is none, or none that the table knows."""
+    """Return the row of ``DEVICES`` for the first GPU.
+
+    Raises BadRequest where there is no GPU, or none that the table knows.
+    """
     name = _first_gpu()
     if name is None:
         raise BadRequest("device auto: this machine has no NVIDIA GPU; name the one to tune for, such as h200")
@@ -47,8 +50,13 @@ def detect_device() -> DeviceSpec:
     return DEVICES[known]
 
 
+def device_of(name: str) -> DeviceSpec:
+    """Return the device called ``name``, or in the file of that path; "auto" is this machine's. Raises BadRequest."""
+    return detect_device() if name == "auto" else find_device(name)
+
+
 def own_gpu_id() -> str:
-    """32 hexadecimal digits that no other GPU has, of this process's first one; empty where there is none.
+    """Return 32 hexadecimal digits that identify this process's first GPU; empty without one.
 
     A process that is shown another GPU as its first one (``CUDA_VISIBLE_DEVICES``) has another.
     """
@@ -60,7 +68,7 @@ def own_gpu_id() -> str:
 
 
 def driver_version() -> str:
-    """NVIDIA's driver, as in "580.159.04"; where it does not say, the newest CUDA that it supports; else empty."""
+    """Return NVIDIA's driver version, as in "580.159.04", else the newest CUDA it supports, else ""."""
     with suppress(OSError):
         if found := _VERSION.search(DRIVER_VERSION_FILE.read_text()):
             return found[0]
@@ -69,7 +77,7 @@ def driver_version() -> str:
 
 
 def _first_gpu() -> str | None:
-    """The driver's name of GPU 0, as in "NVIDIA H200"; None without a driver or a GPU."""
+    """Return the driver's name of GPU 0, as in "NVIDIA H200"; None without a driver or a GPU."""
     gpu = _first()
     if gpu is None:
         return None
@@ -78,7 +86,7 @@ def _first_gpu() -> str | None:
 
 
 def _first() -> Any:
-    """The driver's GPU 0, or None."""
+    """Return the driver's GPU 0, or None."""
     try:
         (status,) = driver.cuInit(0)
         if status != driver.CUresult.CUDA_SUCCESS:

@@ -50,7 +50,7 @@ NAMED_ROWS = 20
 
 
 def gate_source() -> str:
-    """The kernels as CUDA C++."""
+    """Return the kernels as CUDA C++."""
     return Path(__file__).with_name("gate.cu").read_text()
 
 
@@ -80,6 +80,7 @@ class GateVerdict(NamedTuple):
 
 
 def load_gate(driver: Driver, cubin: bytes) -> Gate:
+    """Load the kernels of the gate's cubin."""
     check, differ, copy = (driver.load(cubin, entry) for entry in (CHECK_ENTRY, DIFFER_ENTRY, COPY_ENTRY))
     return Gate(check, differ, copy)
 
@@ -101,7 +102,10 @@ def run_and_check(
 
 
 def _passed_before(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, copy: int) -> Passed | None:
-    """What passed and is bit for bit this C. A library's product passes by itself: it has no epilogue."""
+    """Return whether this C, bit for bit, has passed before.
+
+    A library's product passes by itself: it has no epilogue.
+    """
     for one in gate.passed:
         if one.problem is problem and not _different(driver, gate, operands, operands.c[copy], one.address):
             gate.passed.remove(one)
@@ -111,7 +115,7 @@ def _passed_before(driver: Driver, gate: Gate, operands: DeviceOperands, problem
 
 
 def _keep(driver: Driver, gate: Gate, operands: DeviceOperands, found: Passed) -> None:
-    """A copy of it, in place of the one that was seen longest ago."""
+    """Keep a copy of C, in place of the one that was seen longest ago."""
     if not operands.kept:
         return
     is_full = len(gate.passed) == len(operands.kept)

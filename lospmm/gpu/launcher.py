@@ -8,10 +8,14 @@ nothing waits, so that a CUDA graph can capture it. The context is that of whoev
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
+from lospmm.artifact.artifact import Artifact
 from lospmm.errors import GpuFault
-from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, LaunchShape
+from lospmm.gpu.bindings import status_text
+from lospmm.gpu.libraries.dense import CublasKernel
+from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, LaunchShape
+from lospmm.problem.dtype import dtype_named
 
 #: CUfunction_attribute of the driver API.
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
@@ -92,7 +96,7 @@ class Launcher:
         return True
 
     def shaped(self, shape: LaunchShape) -> "Launcher":
-        """The same code with another grid. It is unloaded with this one."""
+        """Return the same code with another grid; it is unloaded with this one."""
         other = object.__new__(Launcher)
         other._module, other._function, other._call = self._module, self._function, self._call
         other._shape, other._frames = shape, [_Frame(shape)]
@@ -103,9 +107,21 @@ class Launcher:
         _library().cuModuleUnload(self._module)
 
 
+#: What launches the kernel of an artifact: both are called with a stream and the addresses of the operands.
+ArtifactLauncher: TypeAlias = Launcher | CublasKernel
+
+
+def open_launcher(kernel: Artifact, driver: Driver) -> ArtifactLauncher:
+    """Load the kernel of an artifact: cuBLAS where its family is "dense", else its cubin. Raises GpuFault."""
+    manifest = kernel.manifest
+    if manifest["dense"] is not None:
+        return CublasKernel(kernel.matrix(), manifest["n"], dtype_named(manifest["dtype"]), driver)
+    return Launcher(kernel.cubin, manifest["name"], kernel.launch)
+
+
 @cache
 def _library() -> Any:
-    """libcuda. Raises GpuFault where there is none."""
+    """Load libcuda. Raises GpuFault where there is none."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -115,8 +131,6 @@ def _library() -> Any:
 
 
 def _check(status: int) -> None:
-    """Raises GpuFault with the driver's name of an error."""
+    """Raise GpuFault with the driver's name of an error."""
     if status:
-        from lospmm.gpu.bindings import status_text
-
         raise GpuFault(status_text(status))

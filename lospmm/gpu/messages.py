@@ -46,8 +46,10 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepare:
-    """The first request: which library to use, and the problem, which stays on the GPU until the worker ends or is
-    given another, for the same library."""
+    """The first request: which library to use, and the problem.
+
+    The problem stays on the GPU until the worker ends or is given another, for the same library.
+    """
 
     driver: str
     m: int
@@ -70,6 +72,7 @@ class Prepare:
 
     @property
     def b_elements(self) -> int:
+        """The number of elements of B."""
         return self.k * self.n if self.convolution is None else self.convolution.input_elements
 
 
@@ -125,6 +128,7 @@ class Measurement:
     is_lost: bool = False
 
     def __post_init__(self) -> None:
+        """Check that a kernel was timed, or failed."""
         assert (self.timing is None) != (self.failure is None), "a kernel was timed, or it failed"
 
 
@@ -138,13 +142,13 @@ class Answer:
 
 
 def packed(message: object) -> bytes:
-    """A message as it is sent."""
+    """Return a message as it is sent."""
     content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(MARK, len(content)) + content
 
 
 def content_bytes(header: bytes) -> int:
-    """The length of what follows a header. Raises GpuFault for anything else than a header."""
+    """Return the length of what follows a header. Raises GpuFault for anything else than a header."""
     mark, length = HEADER.unpack(header)
     if mark != MARK or length > MAX_MESSAGE_BYTES:
         raise GpuFault(f"not a message: it starts with {header!r}")
@@ -152,7 +156,7 @@ def content_bytes(header: bytes) -> int:
 
 
 def receive(stream: BinaryIO) -> object | None:
-    """The next message of a stream; None at its end."""
+    """Read the next message of a stream; None at its end."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None

@@ -29,15 +29,17 @@ def time_in(
     copies: int,
     effort: Effort,
 ) -> Timing:
-    """The time of ``enqueue(copy)`` where the cache is as ``cache`` says. Raises GpuFault."""
+    """Time ``enqueue(copy)`` where the cache is as ``cache`` says. Raises GpuFault."""
     if cache != "network":
         return time_rotating(driver, enqueue, copies=copies, effort=effort)
     return time_behind(driver, enqueue, layers_before(driver, gate, operands), copies=copies, effort=effort)
 
 
 def layers_before(driver: Driver, gate: Gate, operands: DeviceOperands) -> Callable[[int], None]:
-    """What reads and writes more than the L2 cache holds, and then writes a copy of B, as it was. Raises GpuFault where
-    there is no memory for it."""
+    """Return work that exceeds the L2 cache and then writes a copy of B unchanged.
+
+    Raises GpuFault where there is no memory for it.
+    """
     if not operands.source:
         raise GpuFault("the problem was prepared for another state of the cache than network: prepare it anew")
     b_bytes, flush_bytes = padded_b_bytes(operands), operands.flush_bytes

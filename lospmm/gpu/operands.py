@@ -69,20 +69,23 @@ class DeviceOperands:
 
     @property
     def copies(self) -> int:
+        """The number of copies of B and C."""
         return len(self.b)
 
     def rotated(self, cache: CacheState, a_bytes: int, l2_bytes: int) -> int:
-        """Copies that the launches of a measurement rotate through, of B and C, and of A's ``a_bytes`` if streamed."""
+        """Return the copies that launches rotate through: of B and C, and of A's ``a_bytes`` if streamed."""
         if cache == "streamed":
             return min(self.copies, copies_beyond_l2(a_bytes + self.b_bytes + self.c_bytes, l2_bytes))
         return copies_in_turn(cache, self.copies)
 
     @property
     def b_bytes(self) -> int:
+        """The bytes of one B."""
         return self.dtype.element_bytes * self.b_elements
 
     @property
     def c_bytes(self) -> int:
+        """The bytes of one C."""
         return self.dtype.element_bytes * self.m * self.n
 
 
@@ -94,7 +97,7 @@ def copies_in_turn(cache: CacheState, copies: int) -> int:
 
 
 def draw(problem: Prepare) -> NDArray[Any]:
-    """The numbers that B repeats, at most DRAWN of them, as they lie in memory."""
+    """Draw the numbers that B repeats, at most DRAWN of them, as they lie in memory."""
     return _drawn(problem.seed, min(DRAWN, problem.b_elements), problem.exponent, problem.dtype)
 
 

@@ -79,6 +79,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
+        """The id of the worker's process."""
         return self._child.pid
 
     def has_ended(self) -> bool:
@@ -88,7 +89,7 @@ class WorkerProcess:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def ask(self, request: object, seconds: float, cancel: threading.Event | None = None) -> Answer:
-        """The answer to a request. Raises WorkerLost without one, and CancelledError once ``cancel`` is set.
+        """Send a request and return its answer. Raises WorkerLost, CancelledError once ``cancel`` is set.
 
         After either, or any other exception, the worker has been ended.
         """
@@ -96,13 +97,15 @@ class WorkerProcess:
         return self.receive(cancel)
 
     def send(self, request: object, seconds: float) -> None:
-        """Have the worker begin with a request, which is ``receive``d before there is another. What of it does not fit
-        the pipe waits for that."""
+        """Send a request, which is ``receive``d before another is sent.
+
+        What does not fit the pipe waits for ``receive``.
+        """
         self._sent = _Sent(memoryview(packed(request)), time.monotonic() + seconds, seconds)
         self._sent.pending = self._write(self._sent.pending)
 
     def receive(self, cancel: threading.Event | None = None) -> Answer:
-        """The answer to what was sent. Raises as ``ask``."""
+        """Return the answer to what was sent. Raises as ``ask``."""
         sent, self._sent = self._sent, None
         assert sent is not None, "there is a request"
         try:
@@ -201,7 +204,7 @@ class WorkerProcess:
 
 
 def _whole(received: bytearray) -> Answer | None:
-    """The answer that these bytes are, None while there are too few. Raises WorkerLost for anything else."""
+    """Parse an answer, None while bytes are missing. Raises WorkerLost for anything else."""
     if len(received) < HEADER.size:
         return None
     try:

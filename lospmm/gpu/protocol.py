@@ -31,17 +31,25 @@ class Graph:
 
 
 class LaunchShape(Protocol):
-    """How a kernel is started: ``lospmm.problem.problem.Launch``, or ``messages.Shape`` in the worker, which imports
-    less."""
+    """The grid, block and shared memory of a launch.
+
+    ``lospmm.problem.problem.Launch`` is one, and ``messages.Shape`` in the worker, which imports less.
+    """
 
     @property
-    def grid(self) -> tuple[int, int, int]: ...
+    def grid(self) -> tuple[int, int, int]:
+        """The blocks in x, y and z."""
+        ...
 
     @property
-    def block(self) -> int: ...
+    def block(self) -> int:
+        """The threads of a block."""
+        ...
 
     @property
-    def shared_bytes(self) -> int: ...
+    def shared_bytes(self) -> int:
+        """The dynamic shared memory of a block."""
+        ...
 
 
 class Driver(Protocol):
@@ -58,32 +66,36 @@ class Driver(Protocol):
         ...
 
     def device_name(self) -> str:
-        """As in "NVIDIA H200"."""
+        """Return the name of the GPU, as in "NVIDIA H200"."""
         ...
 
     def driver_version(self) -> tuple[int, int]:
-        """The newest CUDA that the driver supports, as in (13, 0)."""
+        """Return the newest CUDA that the driver supports, as in (13, 0)."""
         ...
 
-    def l2_bytes(self) -> int: ...
+    def l2_bytes(self) -> int:
+        """Return the size of the L2 cache."""
+        ...
 
     def memory_bytes(self) -> tuple[int, int]:
-        """What is free now, by all processes, and what there is."""
+        """Return the free memory, which all processes share, and all of it."""
         ...
 
     def bus_id(self) -> str:
-        """The GPU's PCI address, as in "0000:1B:00.0": the one name that NVML knows it by too."""
+        """Return the GPU's PCI address, as in "0000:1B:00.0": the name that NVML knows it by too."""
         ...
 
     def load(self, image: bytes, entry: str) -> Function:
-        """The kernel ``entry`` of a cubin."""
+        """Load the kernel ``entry`` of a cubin."""
         ...
 
     def allocate(self, size: int) -> int:
-        """The address of ``size`` bytes, a multiple of ``ALIGNMENT_BYTES``; freed by ``free`` and ``close``."""
+        """Allocate ``size`` bytes at a multiple of ``ALIGNMENT_BYTES``, until ``free`` or ``close``."""
         ...
 
-    def free(self, address: int) -> None: ...
+    def free(self, address: int) -> None:
+        """Free what ``allocate`` returned."""
+        ...
 
     def upload(self, address: int, array: NDArray[Any]) -> None:
         """Copy a contiguous array to the GPU. Returns when it has been read."""
@@ -106,14 +118,19 @@ class Driver(Protocol):
         ...
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """What ``enqueue`` puts on the stream, which is not run. It has run once before, and allocates nothing."""
+        """Capture what ``enqueue`` puts on the stream, without running it.
+
+        It has run once before, and allocates nothing.
+        """
         ...
 
     def replay_micros(self, graph: Graph) -> float:
-        """Run a graph once; the microseconds between two events before and after it."""
+        """Run a graph once; return the microseconds between two events before and after it."""
         ...
 
-    def discard(self, graph: Graph) -> None: ...
+    def discard(self, graph: Graph) -> None:
+        """Free a graph."""
+        ...
 
     def synchronize(self) -> None:
         """Wait for the stream. Where a kernel has failed, this is what raises."""

@@ -40,8 +40,11 @@ MOST_TIMES = 4
 
 
 class Effort(NamedTuple):
-    """How much of a GPU's time a measurement takes: ``replays``, 2 or more, of at least ``launches`` count after
-    ``warm_micros`` that do not. ``rechecked``: all of C is checked after them as well as before."""
+    """How much GPU time a measurement takes.
+
+    It times ``replays``, 2 or more, of at least ``launches``, after ``warm_micros`` of untimed ones. ``rechecked``: all
+    of C is checked after them as well as before.
+    """
 
     replays: int = REPLAYS
     warm_micros: float = WARM_MICROS
@@ -65,7 +68,7 @@ class Timing(NamedTuple):
 
 
 def copies_beyond_l2(bytes_per_copy: int, l2_bytes: int) -> int:
-    """Copies of ``bytes_per_copy`` that are together larger than twice the L2 cache, from 1 to MAX_COPIES."""
+    """Return how many copies exceed twice the L2 cache together, from 1 to MAX_COPIES."""
     return min(MAX_COPIES, 2 * l2_bytes // max(1, bytes_per_copy) + 1)
 
 
@@ -76,7 +79,7 @@ def time_rotating(
     copies: int,
     effort: Effort = FULL,
 ) -> Timing:
-    """The time of one ``enqueue(copy)``, which puts one launch on ``driver.stream``, over the copies 0 to copies - 1.
+    """Time one ``enqueue(copy)``, a launch on ``driver.stream``, over copies 0 to copies - 1.
 
     A replay holds whole rounds of the copies, at least as many launches as the effort says, or, of what takes long, as
     many as there is time for.
@@ -106,7 +109,7 @@ def time_behind(
     copies: int,
     effort: Effort = FULL,
 ) -> Timing:
-    """The time of ``enqueue(copy)`` right behind ``before(copy)``: what both take, less what ``before`` takes alone.
+    """Time ``enqueue(copy)`` right behind ``before(copy)``: both together, less ``before`` alone.
 
     Replays of either take turns, and each difference is one of the times: what drifts is in both. A replay ends with
     ``before``, so that what the last launch left to be written is written in it. Raises GpuFault where no time is
@@ -140,7 +143,7 @@ def time_behind(
 def _in_turn(
     driver: Driver, before: Callable[[int], None], both: Callable[[int], None], *, count: int, copies: int
 ) -> Iterator[Callable[[], tuple[float, float]]]:
-    """What replays of ``count`` launches of either: the microseconds of the one and of the other."""
+    """Return the microseconds of replays of ``count`` launches of either."""
 
     def replay(one: Callable[[int], None]) -> None:
         for number in range(count):

@@ -48,8 +48,9 @@ def prepare(problem: Prepare, driver: Driver) -> tuple[Workbench, Ready]:
 
 
 def measure(bench: Workbench, task: Measure) -> Measurement:
-    """Check a kernel, time it and, unless the effort is brief, check it again on another C: what depends on chance has
-    two chances to show. Two copies of C that differ afterwards show it, too.
+    """Check a kernel, time it and, unless the effort is brief, check it again on another C.
+
+    What depends on chance has two chances to show. Two copies of C that differ afterwards show it, too.
     """
     driver, operands = bench.driver, bench.operands
     image = task.image
@@ -81,15 +82,17 @@ def measure(bench: Workbench, task: Measure) -> Measurement:
 
 
 def _refused(bench: Workbench, verdict: GateVerdict) -> Measurement:
-    """The failure of a kernel that writes wrong things, perhaps over A, B and what passed too: A and B are put there
-    again."""
+    """Return the failure of a kernel that computes wrong results, and restore A and B.
+
+    The kernel may have written over A, B and what passed.
+    """
     bench.gate.passed.clear()
     fill(bench.driver, bench.operands, bench.problem)
     return Measurement(None, verdict.max_relative_error, verdict.failure)
 
 
 def _elsewhere(module: str, function: str) -> Callable[[Workbench, Any], object]:
-    """A command of a floor above this one, imported when it is first asked for."""
+    """Return a command of a package above this one, imported when it is first requested."""
 
     def command(bench: Workbench, task: Any) -> object:
         return getattr(importlib.import_module(module), function)(bench, task)
@@ -144,6 +147,7 @@ def _works(driver: Driver) -> bool:
 
 
 def main() -> None:
+    """Answer requests from stdin until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not stand between answers
     serve(sys.stdin.buffer, answers, open_driver)

@@ -23,6 +23,8 @@ COLUMNS = ("entry", "m", "k", "n", "grid_x", "grid_y", "grid_z", "block", "share
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
+    """The error of a layer without a kernel."""
+
     type: str
     message: str
     exit_code: int
@@ -54,6 +56,8 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReport:
+    """The layers of a model, with their kernels or errors."""
+
     schema: int = SCHEMA
     model: str
     n: int
@@ -66,6 +70,7 @@ class ModelReport:
         return max((layer.error.exit_code for layer in self.layers if layer.error is not None), default=0)
 
     def to_json(self) -> str:
+        """Return the report as JSON."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
@@ -73,7 +78,7 @@ _REPORT = TypeAdapter(ModelReport)
 
 
 def parse(content: bytes, where: str) -> ModelReport:
-    """Raises BadRequest for what is no report of this version."""
+    """Parse a report. Raises BadRequest for anything but a report of this version."""
     try:
         report = _REPORT.validate_json(content)
     except ValidationError:
@@ -88,6 +93,7 @@ DENSE_MICROS: Mapping[str, str] = MappingProxyType({dtype: f"{name}_micros" for 
 
 
 def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) -> LayerReport:
+    """Return the report of a layer that has a kernel."""
     measured = manifest.get("measured") or {}
     return LayerReport(
         name=name,
@@ -111,12 +117,13 @@ def succeeded(name: str, folder: str, digest: str, manifest: Mapping[str, Any]) 
 
 
 def failed(name: str, folder: str, error: LospmmError, digest: str | None = None) -> LayerReport:
+    """Return the report of a layer that has none."""
     described = LayerError(type(error).__name__, str(error), error.exit_code)
     return LayerReport(name=name, folder=folder, digest=digest, error=described)
 
 
 def launch_table(layers: Sequence[LayerReport]) -> str:
-    """The text of ``kernels.tsv``: a line of ``COLUMNS``, then one for each layer that has a kernel.
+    """Return the text of ``kernels.tsv``: ``COLUMNS``, then a line for each layer with a kernel.
 
     In a layer's name what cannot be printed is spelled out as in Python: it has no tabs and no line ends.
     """
@@ -130,7 +137,7 @@ def _launched(layer: LayerReport, launch: LaunchConfig) -> tuple[str, ...]:
 
 
 def table(layers: Sequence[LayerReport]) -> list[tuple[str, ...]]:
-    """A row for each layer: its name, shape, sparsity, times and advice."""
+    """Return a row for each layer: its name, shape, sparsity, times and advice."""
     return [
         (
             layer.name,

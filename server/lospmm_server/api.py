@@ -7,9 +7,9 @@ from fastapi.responses import Response
 
 from lospmm_server import queue
 from lospmm_server.responses import BINARY, Part, accepted, immutable, kernel_response
-from lospmm_server.routing import FILE, Behind, KeyName, MediaType, body, problems_of
+from lospmm_server.routing import FILE, KeyName, MediaType, body, problems_of
 from lospmm_server.schemas import Digest, JobState, JobView, Kernel, KernelQuery
-from lospmm_server.service import Service
+from lospmm_server.service import Behind, Service
 from lospmm_server.uploads import read_request, received
 
 _BODY = body(

@@ -5,8 +5,9 @@ from fastapi.responses import Response
 
 from lospmm_server.metrics import MEDIA_TYPE
 from lospmm_server.readiness import reasons_not_ready
-from lospmm_server.routing import Behind, problems_of
+from lospmm_server.routing import problems_of
 from lospmm_server.schemas import Health
+from lospmm_server.service import Behind
 
 router = APIRouter(tags=["health"])
 

@@ -10,9 +10,9 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from lospmm_server import queries, queue
 from lospmm_server.queries import EventRow, JobRow
 from lospmm_server.responses import job_response, list_response
-from lospmm_server.routing import Behind, problems_of
+from lospmm_server.routing import problems_of
 from lospmm_server.schemas import PAGE, Cursor, JobId, JobList, JobState, JobView, LastEventId, Limit, Wait
-from lospmm_server.service import Service
+from lospmm_server.service import Behind, Service
 
 #: What happens to the layers of a model, and is not said of it: who listens hears of the layers themselves.
 _OF_MODELS = {"posted": "queued", "stopped": "cancelled"}

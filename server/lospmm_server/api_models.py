@@ -9,8 +9,9 @@ from fastapi.responses import Response
 from lospmm_server import queue
 from lospmm_server.models import read_model
 from lospmm_server.responses import accepted
-from lospmm_server.routing import Behind, KeyName, body, problems_of
+from lospmm_server.routing import KeyName, body, problems_of
 from lospmm_server.schemas import JobView, ModelQuery
+from lospmm_server.service import Behind
 from lospmm_server.uploads import MAX_LAYERS, received
 
 _BODY = body(

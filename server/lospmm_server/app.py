@@ -3,23 +3,27 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from lospmm.errors import LospmmError
 from lospmm.version import __version__
-from lospmm_server import api, api_health, api_jobs, api_models
+from lospmm_server import api, api_health, api_jobs, api_models, keys
 from lospmm_server.access import ObservedApp
+from lospmm_server.origin import refuse_foreign_pages
 from lospmm_server.pages import Pages, error_handler, pages_router
-from lospmm_server.routing import admit, check_parameters
+from lospmm_server.routing import check_parameters
 from lospmm_server.service import Service
 from lospmm_server.service_view import ServiceView
 
 #: The routes of programs, which OpenAPI and docs/rest.md describe. Those of probes take no notice of a query.
 STRICT_ROUTERS = (api.router, api_models.router, api_jobs.router)
 ROUTERS = (*STRICT_ROUTERS, api_health.router)
+
+#: Asked for by those who look after the service, and know no key.
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
 def create_app(service: Service) -> FastAPI:
@@ -37,7 +41,7 @@ def create_app(service: Service) -> FastAPI:
         description="A pruned weight matrix comes in, a fully unrolled SpMM kernel for one GPU goes out.",
         lifespan=life,
         redoc_url=None,
-        dependencies=[Depends(admit)],
+        dependencies=[Depends(_admit)],
     )
     app.state.service = service
     pages = Pages()
@@ -47,3 +51,19 @@ def create_app(service: Service) -> FastAPI:
     for error in (LospmmError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(error, error_handler(pages))
     return app
+
+
+async def _admit(request: Request) -> None:
+    """Check who asks. Raises HTTPException 401 where a key is needed, 403 for pages of other sites."""
+    service: Service = request.app.state.service
+    refuse_foreign_pages(request, is_open=service.keyring is None)
+    request.state.key = keys.NOBODY
+    if service.keyring is None or request.url.path in OPEN_PATHS:
+        return
+    if service.keyring.is_stale:
+        await service.ask(service.keyring.refresh)
+    key = keys.key_of(request)
+    name = None if key is None else service.keyring.name_of(key)
+    if name is None:
+        raise keys.refused()
+    request.state.key = name

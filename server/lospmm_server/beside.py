@@ -14,7 +14,7 @@ from contextlib import suppress
 from lospmm_server import queue
 from lospmm_server.database import Database
 from lospmm_server.faults import DatabaseFault
-from lospmm_server.worker import GRACE_SECONDS, new_name
+from lospmm_server.leases import GRACE_SECONDS, new_name
 
 #: A worker that dies sooner than this is started again later, up to so much later, in seconds.
 YOUNG_SECONDS = 10.0

@@ -4,6 +4,9 @@ Only the looker's own monotonic clock counts. So it does not matter when a machi
 machines agree on it.
 """
 
+import os
+import secrets
+import socket
 import time
 from collections.abc import Mapping
 
@@ -19,7 +22,15 @@ LEASE_SECONDS = 20.0
 LOOK_SECONDS = 2.0
 LATE_SECONDS = 5.0
 
+#: How long an orderly end waits for a job that has been told to stop: some stages cannot be interrupted.
+GRACE_SECONDS = 3.0
+
 Job = tuple[str, str]  # digest and owner
+
+
+def new_name() -> str:
+    """Return a name that no other worker has."""
+    return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class Lookout:

@@ -1,4 +1,4 @@
-"""``lospmm serve`` and ``lospmm worker``: the processes of the service, until SIGTERM or Ctrl-C."""
+"""``lospmm serve`` and ``worker``, which run until SIGTERM or Ctrl-C, and ``lospmm keys``."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from types import FrameType
@@ -15,19 +15,18 @@ from typing import Any, TypeAlias
 
 import uvicorn
 
-from lospmm.errors import BadRequest, BadSettings
+from lospmm.errors import BadRequest
 from lospmm.gpu.detect import own_gpu
-from lospmm.problem.device import DEVICES
 from lospmm.settings import be_a_service, settings, unknown_variables
 from lospmm.toolchain.discover import find_toolkit
 from lospmm.tuning import jobs
-from lospmm_server import logs, memory
+from lospmm_server import keys, logs, memory
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
-from lospmm_server.keys import Keyring, read_file
 from lospmm_server.service import Service
-from lospmm_server.uploads import NO_GPU
-from lospmm_server.worker import Worker, tune_here
+from lospmm_server.tuning import tune_here
+from lospmm_server.uploads import check_worker_gpu
+from lospmm_server.worker import Worker
 
 #: How long an orderly end waits for uploads and answers that are under way, in seconds.
 LEAVE_SECONDS = 3
@@ -67,11 +66,10 @@ def serve(host: str, port: int, workers: int) -> None:
     """
     be_a_service()
     _allow_open_files()
-    _check_worker_gpu(settings().worker_gpu)
+    check_worker_gpu(settings().worker_gpu)
     _check_toolkit()
     addresses = _addresses(host, port)
-    database = open_database()
-    database.migrate()
+    database = _migrated()
     keyring = _keyring(addresses, database)
     listeners = listen(host, port)
     for listener in listeners:
@@ -105,8 +103,7 @@ def work(name: str, parent: int | None, ray: str | None = None) -> None:
     if parent is None:  # else the server has said it
         for line in unknown_variables():
             _log.warning("%s", line)
-    if ray is not None:
-        _connect(ray)  # which takes SIGTERM for itself
+    on_cluster = None if ray is None else _connected(ray)  # which takes SIGTERM for itself
     stop, told = threading.Event(), []
 
     def leave(number: int, _frame: FrameType | None) -> None:
@@ -117,16 +114,34 @@ def work(name: str, parent: int | None, ray: str | None = None) -> None:
         signal.signal(number, leave)
     if parent is not None:
         threading.Thread(target=_watch_parent, args=(parent, stop), daemon=True).start()
-    database, store = open_database(), jobs.open_store()
-    database.migrate()
-    if ray is None:
+    database, store = _migrated(), jobs.open_store()
+    if on_cluster is None:
         Worker(database, store, tune_here(store), name=name, gpu=own_gpu() or "").run(stop)
     else:
-        from lospmm_server import ray_worker
-
-        ray_worker.work(database, store, name, stop)
+        on_cluster(database, store, name, stop)
     # Not the end that Python makes, which waits for threads: a stage that cannot be interrupted may take minutes.
     os._exit(128 + told[0] if told else 0)
+
+
+def add_key(name: str) -> str:
+    """Make an API key in the database and return it. Raises BadRequest, DatabaseFault."""
+    return keys.add(_migrated(), name)
+
+
+def list_keys() -> list[keys.Key]:
+    """Return the API keys of the database, the oldest first. Raises DatabaseFault."""
+    return keys.listed(_migrated())
+
+
+def revoke_key(name: str) -> None:
+    """Revoke an API key of the database. Raises BadRequest, DatabaseFault."""
+    keys.revoke(_migrated(), name)
+
+
+def _migrated() -> Database:
+    database = open_database()
+    database.migrate()
+    return database
 
 
 def _check_name(name: str) -> None:
@@ -150,12 +165,6 @@ def listen(host: str, port: int) -> list[socket.socket]:
         raise BadRequest(f"{host} port {port}: {reason}; choose another with --port") from None
 
 
-def _check_worker_gpu(name: str | None) -> None:
-    """Raises BadSettings."""
-    if name is not None and name not in (NO_GPU, *DEVICES):
-        raise BadSettings(f"LOSPMM_WORKER_GPU: {name!r:.80} is none of {', '.join(DEVICES)}, {NO_GPU}")
-
-
 def _check_toolkit() -> None:
     """Whoever names one shall know that it is not usable before the first job does. Raises BadSettings."""
     if settings().toolkit is not None:
@@ -173,15 +182,15 @@ def _addresses(host: str, port: int) -> list[Address]:
     return [(family, address) for family, *_, address in found]
 
 
-def _keyring(addresses: Sequence[Address], database: Database) -> Keyring | None:
+def _keyring(addresses: Sequence[Address], database: Database) -> keys.Keyring | None:
     """None where only this machine can ask. Raises BadRequest where others can and there is no key, and BadSettings for
     a file of keys that is none."""
     others = [address[0] for _, address in addresses if not ip_address(address[0].partition("%")[0]).is_loopback]
     if not others:
         if (path := settings().api_keys) is not None:
-            read_file(path)  # whoever names it shall know, though nobody is asked for a key
+            keys.read_file(path)  # whoever names it shall know, though nobody is asked for a key
         return None
-    keyring = Keyring(database)
+    keyring = keys.Keyring(database)
     if not keyring.refresh():
         raise BadRequest(
             f"{others[0]} is an address that other machines can reach, and there is no API key: make one with "
@@ -190,13 +199,14 @@ def _keyring(addresses: Sequence[Address], database: Database) -> Keyring | None
     return keyring
 
 
-def _connect(ray: str) -> None:
-    """Raises BadRequest."""
+def _connected(ray: str) -> Callable[..., None]:
+    """Connect to a Ray cluster; return ``ray_worker.work``. Raises BadRequest."""
     try:
-        from lospmm_server import ray_cluster  # an extra, and a second to import
+        from lospmm_server import ray_cluster, ray_worker  # an extra, and a second to import
     except ModuleNotFoundError:
         raise BadRequest("--ray needs Ray: pip install 'lospmm[ray]'") from None
     ray_cluster.connect(ray)
+    return ray_worker.work
 
 
 def _watch_parent(parent: int, stop: threading.Event) -> None:

@@ -26,10 +26,12 @@ from lospmm.tuning.request import Request
 from lospmm.tuning.request import from_json as request_from_json
 from lospmm.version import __version__
 from lospmm_server.database import Database
+from lospmm_server.leases import GRACE_SECONDS, new_name
 from lospmm_server.queue import Claim
 from lospmm_server.ray_cluster import Node, RayExecutor, Share, TaskLost, living_nodes, own_node
 from lospmm_server.ray_tasks import Board, Seen, look, tune_there
-from lospmm_server.worker import GRACE_SECONDS, Died, Tune, Worker, new_name
+from lospmm_server.tuning import Died, Tune
+from lospmm_server.worker import Worker
 
 #: Cores of a slot where there is no GPU: a tuning has work for more only while it compiles.
 SLOT_CORES = 4

@@ -1,4 +1,4 @@
-"""What the routes share: who asks, what stands behind them, and how OpenAPI describes bodies and problems."""
+"""What the routes share: their parameters, and how OpenAPI describes bodies and problems."""
 
 import difflib
 from collections import Counter
@@ -7,15 +7,10 @@ from typing import Annotated, Any, cast
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 
-from lospmm_server import keys, problems
+from lospmm_server import problems
 from lospmm_server.negotiation import negotiate
-from lospmm_server.origin import refuse_foreign_pages
 from lospmm_server.responses import BINARY, JSON
-from lospmm_server.service import Service
 from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS
-
-#: Asked for by those who look after the service, and know no key.
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 FILE = {"type": "string", "format": "binary"}
 
@@ -39,32 +34,12 @@ def problems_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": titles.get(status, "A problem"), "content": content} for status in statuses}
 
 
-async def _service(request: Request) -> Service:
-    return cast(Service, request.app.state.service)
-
-
 async def _media_type(request: Request) -> str:
     return negotiate(",".join(request.headers.getlist("accept")), (JSON, BINARY))
 
 
 async def _key(request: Request) -> str:
     return cast(str, request.state.key)
-
-
-async def admit(request: Request) -> None:
-    """Every route's first question. Raises HTTPException 401 where a key is needed, 403 for pages of other sites."""
-    service: Service = request.app.state.service
-    refuse_foreign_pages(request, is_open=service.keyring is None)
-    request.state.key = keys.NOBODY
-    if service.keyring is None or request.url.path in OPEN_PATHS:
-        return
-    if service.keyring.is_stale:
-        await service.ask(service.keyring.refresh)
-    key = keys.key_of(request)
-    name = None if key is None else service.keyring.name_of(key)
-    if name is None:
-        raise keys.refused()
-    request.state.key = name
 
 
 async def check_parameters(request: Request) -> None:
@@ -83,6 +58,5 @@ async def check_parameters(request: Request) -> None:
         raise RequestValidationError([{"loc": ("query", name), "msg": fault} for name, fault in faults.items()])
 
 
-Behind = Annotated[Service, Depends(_service)]
 MediaType = Annotated[str, Depends(_media_type)]
 KeyName = Annotated[str, Depends(_key)]

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar, cast
 
-from fastapi import HTTPException
+from fastapi import Depends, HTTPException
+from starlette.requests import HTTPConnection
 
 from lospmm.store import Store
 from lospmm.tuning.request import Request, keep_matrix
@@ -189,3 +190,11 @@ def _forgetful(read: Callable[[], Result]) -> Result:
     except Exception as error:
         forget_frames(error)
         raise
+
+
+async def _service_of(connection: HTTPConnection) -> Service:
+    return cast(Service, connection.app.state.service)
+
+
+#: The service, as a parameter of a route.
+Behind = Annotated[Service, Depends(_service_of)]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from lospmm.errors import BadRequest, LospmmError
+from lospmm.errors import BadRequest, BadSettings, LospmmError
 from lospmm.gpu.detect import detect_device, own_gpu
 from lospmm.matrix.mapped import content_of
 from lospmm.matrix.readers import MatrixFile, bias_in, read_bytes
@@ -128,6 +128,12 @@ def wanted_of(query: TuningQuery) -> WantedKernel:
         cache=query.cache,
     )
     return WantedKernel(n, convolution, epilogue, _device(query.device), options, query.seed)
+
+
+def check_worker_gpu(name: str | None) -> None:
+    """Check LOSPMM_WORKER_GPU. Raises BadSettings."""
+    if name is not None and name not in (NO_GPU, *DEVICES):
+        raise BadSettings(f"LOSPMM_WORKER_GPU: {name!r:.80} is none of {', '.join(DEVICES)}, {NO_GPU}")
 
 
 def has_gpu() -> bool:

@@ -6,30 +6,23 @@ undone when it is killed, another one finds (``leases.py``), and the store has t
 """
 
 import logging
-import os
-import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
-from lospmm.artifact.artifact import Artifact
 from lospmm.errors import LospmmError
 from lospmm.settings import settings
-from lospmm.stages import Progress
 from lospmm.store import Store
 from lospmm.tuning import jobs
-from lospmm.tuning.request import from_json as request_from_json
 from lospmm_server import observations, queue, retention
 from lospmm_server.database import Database
 from lospmm_server.faults import DatabaseFault, OutOfTime
-from lospmm_server.leases import BEAT_SECONDS, Lookout
+from lospmm_server.leases import BEAT_SECONDS, GRACE_SECONDS, Lookout, new_name
 from lospmm_server.logs import about_job
 from lospmm_server.problems import describe
 from lospmm_server.queue import Claim, JobVerdict
-from lospmm_server.tuning import TuningProgress, check_digest
+from lospmm_server.tuning import Died, Tune, TuningProgress
 
 #: How often a worker without a job asks for one, and how often one with a job looks whether it goes on.
 POLL_SECONDS = 0.2
@@ -38,20 +31,10 @@ TICK_SECONDS = 0.3
 #: How long it waits for a database that is away: longer each time, up to the second figure.
 BACKOFF_SECONDS = (0.5, 10.0)
 
-#: How long an orderly end waits for a job that has been told to stop: some stages cannot be interrupted.
-GRACE_SECONDS = 3.0
-
 #: How often the rows of old jobs are removed.
 TIDY_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
-
-#: Does the work of a job: what ``jobs.tune`` does, here or elsewhere. Raises CancelledError once the event is set.
-Tune = Callable[[Claim, Progress, threading.Event], Artifact]
-
-
-class Died(Exception):
-    """Raised by a ``Tune`` whose work was lost with the process that did it: as if its worker had died."""
 
 
 @dataclass(slots=True)
@@ -66,24 +49,6 @@ class RunningJob:
     is_late: bool = False
     told: float = field(default_factory=time.monotonic)  # when the last beat was
     shown: dict[str, tuple[int, int]] = field(default_factory=dict)  # the progress in the last beat
-
-
-def new_name() -> str:
-    """A name that no other worker has."""
-    return f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def tune_here(store: Store) -> Tune:
-    """``jobs.tune`` in this process."""
-
-    def tune(claim: Claim, progress: Progress, cancel: threading.Event) -> Artifact:
-        request = request_from_json(claim.request, store)
-        check_digest(request, claim.digest)
-        made = jobs.tune(request, store=store, progress=progress, cancel=cancel)
-        jobs.keep(made, claim.digest, store)  # or say why not: the server has it from there
-        return made
-
-    return tune
 
 
 class Worker:

@@ -17,7 +17,7 @@ from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import NothingFits, VerificationFailed, printable
 from lospmm.matrix.layers import open_model
-from lospmm.model import batch
+from lospmm.model.folder import Batch, ModelFolder
 from lospmm.model.report import COLUMNS
 from lospmm.tuning import jobs
 from lospmm.tuning.request import Request
@@ -374,7 +374,7 @@ def test_what_a_killed_writer_left_is_removed(model: Path, tmp_path: Path) -> No
     for age, name in ((0, "0" * 16), (3600, "1" * 16)):
         (out / f".report-{name}").write_text("{")
         os.utime(out / f".report-{name}", (out.stat().st_mtime - age,) * 2)
-    folder = batch.ModelFolder(out, batch.Batch(open_model(model), 4, "h200"), lambda _layer: None)
+    folder = ModelFolder(out, Batch(open_model(model), 4, "h200"), lambda _layer: None)
     folder._write()
     assert {path.name for path in out.iterdir()} == {"report.json", "kernels.tsv", f".report-{'0' * 16}"}
 

@@ -1,4 +1,4 @@
-"""What tests/on_gpu runs on a GPU can be made without one: a kernel that no type has shows here, not on the next GPU."""
+"""What tests/on_gpu runs on a GPU can be made without one: a kernel that no type has shows here first."""
 
 import pytest
 

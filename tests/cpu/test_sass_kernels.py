@@ -18,8 +18,9 @@ from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.codegen.sass.machine import ENTRY, MachineCode
 from lospmm.codegen.sass.scheduler import padding, schedule_tile
 from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.reference import compare
 from lospmm.cpu.sass_machine import execute
-from lospmm.cpu.verify import choose_columns, compare
+from lospmm.cpu.verify import choose_columns
 from lospmm.errors import VerificationFailed
 from lospmm.problem.operands import draw_b
 from lospmm.problem.problem import Problem, ceil_div

@@ -16,8 +16,9 @@ from lospmm.codegen.sass.emit import emit
 from lospmm.codegen.sass.form import NO_BARRIER, Opcode
 from lospmm.codegen.sass.machine import MachineCode
 from lospmm.cpu.geometry import geometry_of
+from lospmm.cpu.reference import compare
 from lospmm.cpu.sass_machine import execute
-from lospmm.cpu.verify import choose_columns, compare
+from lospmm.cpu.verify import choose_columns
 from lospmm.errors import VerificationFailed
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.operands import draw_b

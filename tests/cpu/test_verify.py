@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from lospmm.codegen import emit
 from lospmm.codegen.lower import lower
-from lospmm.cpu.verify import MAX_COLUMNS, choose_columns, compare, verify_on_cpu
+from lospmm.cpu.reference import compare
+from lospmm.cpu.verify import MAX_COLUMNS, choose_columns, verify_on_cpu
 from lospmm.errors import VerificationFailed
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.operands import draw_b

@@ -18,18 +18,19 @@ from hypothesis import strategies as st
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
 from lospmm.artifact.manifest import LaunchConfig
-from lospmm.cli import commands
+from lospmm.cli import bench as bench_command
 from lospmm.cli.main import run
 from lospmm.cli.show import show_comparison, show_manifest
 from lospmm.errors import BadRequest, GpuFault, VerificationFailed
 from lospmm.gpu import bench as measure
-from lospmm.gpu import compare as module
+from lospmm.gpu import shipped as module
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.clocks import Clocks
-from lospmm.gpu.compare import Comparison, bench_artifact, bound, compare
+from lospmm.gpu.compare import Comparison, bound, compare
 from lospmm.gpu.libraries import BASELINES, BaselineTime, VariantTime, baselines_of
 from lospmm.gpu.libraries.work import BaselineTask
 from lospmm.gpu.messages import Measurement, Ready
+from lospmm.gpu.shipped import bench_artifact
 from lospmm.gpu.timing import COPIES_BEHIND, FULL, Effort, Timing
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.matrix.npz import write_npz
@@ -355,7 +356,7 @@ def on_a_fake_gpu(gate_library: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     worker = (sys.executable, "-P", bench_worker.__file__, str(gate_library), str(libraries))
     monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
     monkeypatch.setattr(module, "Bench", lambda problem, cache: Bench(problem, cache=cache, command=worker))
-    monkeypatch.setattr(commands, "detect_device", lambda: DEVICES["h200"])
+    monkeypatch.setattr(bench_command, "detect_device", lambda: DEVICES["h200"])
     monkeypatch.setenv("LOSPMM_SPUTNIK", str(libraries))
     settings.cache_clear()
     artifact.write(kept(from_dense(weights()), fake_gpu.kernel("good", weights(), N)), tmp_path / "good")
@@ -397,7 +398,7 @@ def test_the_command_without_a_gpu(
     def none() -> Any:
         raise BadRequest("device auto: this machine has no NVIDIA GPU")
 
-    monkeypatch.setattr(commands, "detect_device", none)
+    monkeypatch.setattr(bench_command, "detect_device", none)
     assert run(["bench", str(tmp_path / "kernel")]) == 2
     assert capsys.readouterr().err.startswith("error: bench runs kernels, and this machine has no NVIDIA GPU that")
     assert run(["bench", str(tmp_path / "none")]) == 2

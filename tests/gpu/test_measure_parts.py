@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from lospmm.cpu import verify
+from lospmm.cpu import reference
 from lospmm.errors import GpuFault, VerificationFailed
 from lospmm.gpu import bench as measure
 from lospmm.gpu import bindings, clocks, gate, operands, process, timing
@@ -67,7 +67,7 @@ def loaded(driver: FakeDriver) -> Gate:
 def test_the_gate_says_what_verify_says(
     library: Path, m: int, k: int, n: int, density: float, seed: int, fault: str
 ) -> None:
-    """``verify.compare`` is the reference: both refuse the same results, and give the same error for the others."""
+    """``reference.compare`` is the reference: both refuse the same results, and give the same error for the others."""
     weights = sparse(m, k, density, seed)
     matrix, rng = from_dense(weights), np.random.default_rng(seed)
     problem, driver = prepared(matrix, n), FakeDriver(library)
@@ -89,7 +89,7 @@ def test_the_gate_says_what_verify_says(
 
     found = gate.run_and_check(driver, loaded(driver), place, problem, enqueue, copy=0)
     try:
-        expected = verify.compare(matrix, np.arange(n), b, result)
+        expected = reference.compare(matrix, np.arange(n), b, result)
     except VerificationFailed as refused:
         assert found.failure is not None
         if fault in ("element", "infinity"):
@@ -133,7 +133,7 @@ def test_the_gate_checks_layers(library: Path, layer: Layer, seed: int, fault: s
     found = gate.run_and_check(driver, loaded(driver), place, task, enqueue, copy=place.copies - 1)
     if fault == "none":
         assert found.failure is None
-        expected = verify.compare(matrix, columns, b, result, epilogue=problem.epilogue, residual=residual)
+        expected = reference.compare(matrix, columns, b, result, epilogue=problem.epilogue, residual=residual)
         assert found.max_relative_error == pytest.approx(expected, rel=1e-6, abs=1e-12)
         return
     assert found.failure is not None
@@ -142,7 +142,7 @@ def test_the_gate_checks_layers(library: Path, layer: Layer, seed: int, fault: s
         return
     assert found.failure.startswith(f"row {row}, column ")
     with pytest.raises(VerificationFailed) as refused:
-        verify.compare(matrix, columns, b, result, epilogue=problem.epilogue, residual=residual)
+        reference.compare(matrix, columns, b, result, epilogue=problem.epilogue, residual=residual)
     if fault == "element":
         said = (float(re.search(r"expected (\S+) ", str(text))[1]) for text in (found.failure, refused.value))  # type: ignore[index]
         assert next(said) == pytest.approx(next(said), rel=1e-9, abs=1e-12)

@@ -10,7 +10,7 @@ import pytest
 from lospmm.artifact import artifact
 from lospmm.cli.main import run
 from lospmm.codegen.sass.words import writes
-from lospmm.cpu.verify import compare
+from lospmm.cpu.reference import compare
 from lospmm.families import FAMILIES, Candidate
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
@@ -87,7 +87,7 @@ def test_the_gate_agrees_with_verify_of_unrolled_kernels(
 
 
 def check_gate(driver: Driver, problem: Problem, kernel: Compiled) -> None:
-    """That it lets ``kernel`` pass, and that its errors are those of ``verify.compare``."""
+    """That it lets ``kernel`` pass, and that its errors are those of ``reference.compare``."""
     n, dtype = problem.n, problem.dtype
     found, verdict = run_cubin(driver, problem, kernel.cubin, kernel.entry, kernel.launch)
     b, c, *residual = (one.reshape(-1, n) for one in found)

@@ -1,4 +1,4 @@
-"""What a kernel may round in each type, and what is refused: the bound, verify.compare, and gate.cu, which agrees."""
+"""What a kernel may round in each type, and what is refused: the bound, the float64 reference, and gate.cu."""
 
 import ctypes
 from pathlib import Path
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.cpu.verify import compare
+from lospmm.cpu.reference import compare
 from lospmm.errors import BadRequest, VerificationFailed
 from lospmm.gpu import bench as measure
 from lospmm.gpu import gate, operands

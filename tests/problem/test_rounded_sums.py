@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lospmm.cpu.verify import compare
+from lospmm.cpu.reference import compare
 from lospmm.errors import BadRequest, VerificationFailed
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.accuracy import ACCURACY, accuracy_of, tolerance_of

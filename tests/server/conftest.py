@@ -17,7 +17,8 @@ from lospmm.toolchain import discover
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
 from lospmm_server.service import Service
-from lospmm_server.worker import Worker, tune_here
+from lospmm_server.tuning import tune_here
+from lospmm_server.worker import Worker
 from tests.fixtures.files import saved
 from tests.server import postgresql
 

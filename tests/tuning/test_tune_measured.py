@@ -16,7 +16,6 @@ import pytest
 
 from lospmm.artifact.artifact import Artifact
 from lospmm.artifact.manifest import FamilySummary
-from lospmm.cli import commands
 from lospmm.cli.main import run
 from lospmm.errors import BadRequest, GpuFault
 from lospmm.gpu import bench as measure
@@ -333,7 +332,7 @@ def test_another_machines_gpu_is_refused_before_any_work(store: Store, monkeypat
 
 @pytest.mark.usefixtures("on_the_machine")
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(commands, "detect_device", lambda: DEVICES["h200"])
+    monkeypatch.setattr("lospmm.gpu.detect.detect_device", lambda: DEVICES["h200"])
     np.save(tmp_path / "w.npy", WEIGHTS)
     command = ["tune", str(tmp_path / "w.npy"), "--n", str(N), "--out", str(tmp_path / "out"), "--measure", "gpu"]
     assert run([*command, "--shortlist", "2", "--json"]) == 0

@@ -31,6 +31,8 @@ _FLOAT32 = ("float32", "tf32")  # as they lie in memory
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
+    """A library's product that a kernel is compared with."""
+
     title: str  # in a table
     prepare: Callable[[LibraryTask], AbstractContextManager[Variants]]
     dtypes: tuple[str, ...] = _FLOAT32  # of problems that it is a baseline of
@@ -66,7 +68,7 @@ DENSE_OF: Mapping[str, str] = MappingProxyType(
 
 
 def baselines_of(dtype: Dtype) -> tuple[str, ...]:
-    """The names of those that compute in this type, or take its B and C as they are."""
+    """Return the names of those that compute in this type, or take its B and C as they are."""
     return tuple(name for name, baseline in BASELINES.items() if dtype.name in baseline.dtypes)
 
 
@@ -96,11 +98,13 @@ class BaselineTime:
 
     @property
     def best(self) -> VariantTime | None:
+        """The fastest variant that was timed."""
         fastest = min(self.variants, key=lambda variant: variant.micros, default=None)
         return None if fastest is None or fastest.timing is None else fastest
 
     @property
     def micros(self) -> float | None:
+        """The time of the fastest variant."""
         return None if self.best is None else self.best.micros
 
     def micros_of(self, variant: str) -> float | None:

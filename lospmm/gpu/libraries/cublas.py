@@ -77,7 +77,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def open_library() -> Library:
-    """Raises LibraryFault where there is no cuBLAS."""
+    """Open cuBLAS. Raises LibraryFault where there is none."""
     return load(find("cublas"), TYPES, named_by("cublasGetStatusName"))
 
 
@@ -123,7 +123,7 @@ def _multiply(
 
 
 def _place_dense(stack: ExitStack, place: LibraryTask) -> list[int]:
-    """The device address of each copy of A (m, k), row-major, its zeros written out."""
+    """Return the device address of each copy of A (m, k), row-major, its zeros written out."""
     matrix, k, dtype = place.matrix, place.matrix.k, place.dtype
     row_bytes = dtype.element_bytes * k
     addresses = [reserve(stack, place.driver, row_bytes * matrix.m) for _ in range(place.copies_of_a)]

@@ -89,7 +89,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def open_library() -> Library:
-    """Raises LibraryFault where there is no cuSPARSE."""
+    """Open cuSPARSE. Raises LibraryFault where there is none."""
     return load(find("cusparse"), TYPES, named_by("cusparseGetErrorName"))
 
 

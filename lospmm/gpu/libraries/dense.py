@@ -33,7 +33,7 @@ from lospmm.problem.problem import Problem
 
 
 def refusal(problem: Problem) -> str | None:
-    """Why there is no dense kernel for a problem, in a few words."""
+    """Return why there is no dense kernel for a problem, in a few words, or None."""
     matrix = problem.matrix
     if problem.convolution is not None:
         return "a convolution"
@@ -98,7 +98,7 @@ class CublasKernel:
 
 
 def _place(stack: ExitStack, driver: Driver, matrix: SparseMatrix, dtype: Dtype) -> int:
-    """The device address of A (m, k), row-major, written out and sent piece by piece."""
+    """Write A (m, k), row-major with its zeros, to the GPU piece by piece; return its address."""
     row_bytes = dtype.element_bytes * matrix.k
     address = reserve(stack, driver, row_bytes * matrix.m)
     step, sparse = max(1, PIECE_BYTES // row_bytes), matrix.to_scipy()

@@ -81,7 +81,7 @@ class Library:
 
 
 def find(name: str) -> str:
-    """The file of one of NVIDIA's libraries, as "cusparse": of PyPI's packages, the system or CUDA_HOME.
+    """Find the file of one of NVIDIA's libraries, as "cusparse": of PyPI, the system or CUDA_HOME.
 
     Raises LibraryFault with what to install.
     """
@@ -95,7 +95,7 @@ def find(name: str) -> str:
 
 
 def load(path: str, types: Mapping[str, Sequence[type]], status_name: Callable[[Any, int], str]) -> Library:
-    """The library in a file, its functions with their argument types; each returns a status, an int.
+    """Load a library, its functions with their argument types; each returns a status, an int.
 
     ``status_name`` is given the library too. Raises LibraryFault where the file or one of the functions is missing.
     """
@@ -113,7 +113,7 @@ def load(path: str, types: Mapping[str, Sequence[type]], status_name: Callable[[
 
 
 def named_by(function: str) -> Callable[[Any, int], str]:
-    """The words of a status from the library's own ``const char *function(status)``."""
+    """Return a function that reads the words of a status from ``const char *function(status)``."""
 
     def status_name(functions: Any, status: int) -> str:
         name = getattr(functions, function)
@@ -125,7 +125,7 @@ def named_by(function: str) -> Callable[[Any, int], str]:
 
 
 def create(stack: ExitStack, library: Library, maker: str, destroyer: str, *arguments: Any) -> Pointer:
-    """What ``maker`` puts behind its first argument; ``destroyer`` takes it away when ``stack`` is left."""
+    """Return what ``maker`` puts behind its first argument; ``destroyer`` frees it with ``stack``."""
     made = Pointer()
     library.call(maker, ctypes.byref(made), *arguments)
     stack.callback(getattr(library.functions, destroyer), made)
@@ -140,7 +140,7 @@ def reserve(stack: ExitStack, driver: Driver, size: int) -> int:
 
 
 def place_array(stack: ExitStack, driver: Driver, array: NDArray[Any]) -> int:
-    """The device address of a copy of ``array``, freed when ``stack`` is left."""
+    """Copy ``array`` to the GPU and return its address, freed when ``stack`` is left."""
     address = reserve(stack, driver, array.nbytes)
     if array.nbytes:
         driver.upload(address, np.ascontiguousarray(array))
@@ -148,4 +148,5 @@ def place_array(stack: ExitStack, driver: Driver, array: NDArray[Any]) -> int:
 
 
 def file_name(path: str) -> str:
+    """Return the file name of a library."""
     return Path(path).name

@@ -50,7 +50,7 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def open_library(path: Path | None) -> Library:
-    """Raises LibraryFault where none is named, or where it is not one."""
+    """Open Sputnik. Raises LibraryFault where no file is named, or where it is not Sputnik."""
     if path is None:
         raise LibraryFault("no library is named; build one and name it with --sputnik (docs/benchmarking.md)")
     # Resolved: a bare name would be looked for in the system's folders.
@@ -77,5 +77,5 @@ def prepare(place: LibraryTask, open_library: Callable[[Path | None], Library] =
 
 
 def row_order(matrix: SparseMatrix) -> NDArray[np.int32]:
-    """The rows, the longest first, (m,): Sputnik's row swizzle, which balances warps."""
+    """Return the rows, the longest first, (m,): Sputnik's row swizzle, which balances warps."""
     return np.argsort(-matrix.row_nnz, kind="stable").astype(np.int32)

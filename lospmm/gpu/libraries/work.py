@@ -34,7 +34,7 @@ class BaselineTask:
 
 
 def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
-    """Raises GpuFault."""
+    """Time a baseline in the worker. Raises GpuFault."""
     driver, problem, operands = bench.driver, bench.problem, bench.operands
     problem = replace(problem, bias=None, relu=False, residual=False)  # no library adds anything to its product
     matrix = SparseMatrix(problem.m, problem.k, problem.indptr, problem.indices, problem.values)

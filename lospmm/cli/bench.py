@@ -1,0 +1,53 @@
+"""``lospmm bench``: a kernel timed beside the vendor's libraries."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lospmm.artifact import artifact
+from lospmm.cli.options import CacheOption, JsonOption, QuietOption
+from lospmm.cli.show import show_comparison
+from lospmm.errors import BadRequest
+from lospmm.gpu.detect import detect_device
+from lospmm.gpu.messages import CACHE_STATES
+from lospmm.gpu.shipped import bench_artifact
+from lospmm.problem.device import DeviceSpec, find_device
+from lospmm.progress import reported
+from lospmm.settings import settings
+from lospmm.tuning.options import check_choice
+
+
+def bench(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `lospmm tune` wrote.")],
+    cache: CacheOption = "cold",
+    warm: Annotated[bool, typer.Option("--warm", help="The same as --cache warm.")] = False,
+    device: Annotated[
+        str, typer.Option("--device", help="This machine's GPU: its name, a device file, or auto.")
+    ] = "auto",
+    sputnik: Annotated[
+        Path | None, typer.Option("--sputnik", help="Time this shared library of Sputnik too (LOSPMM_SPUTNIK).")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Time a kernel beside cuSPARSE and cuBLAS on this machine's GPU."""
+    check_choice("cache", cache)
+    if warm and cache == "network":
+        raise BadRequest("--warm is --cache warm: leave one of --warm and --cache network out")
+    state = CACHE_STATES["warm" if warm else cache]
+    kept = artifact.read(directory)
+    gpu = _own_gpu() if device == "auto" else find_device(device)
+    with reported(quiet=quiet) as progress:
+        found = bench_artifact(kept, gpu, cache=state, sputnik=sputnik or settings().sputnik, progress=progress)
+    show_comparison(found, kept.manifest, as_json=as_json)
+
+
+def _own_gpu() -> DeviceSpec:
+    try:
+        return detect_device()
+    except BadRequest:
+        raise BadRequest(
+            "bench runs kernels, and this machine has no NVIDIA GPU that the device table knows; "
+            "where it has another, describe it in a file and name that with --device (docs/devices.md)"
+        ) from None

@@ -1,0 +1,55 @@
+"""Work that is given to the REST service: its client, and the layers of a model that come back."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from lospmm.cli.options import say
+from lospmm.errors import LospmmError
+from lospmm.matrix.layers import folder_of
+from lospmm.model.folder import Batch, ModelFolder
+from lospmm.model.report import failed, succeeded
+from lospmm.settings import settings
+
+if TYPE_CHECKING:
+    from lospmm.client.client import Client
+    from lospmm.client.events import LayerProgress
+
+
+def open_client(address: str, key: str | None, *, quiet: bool) -> "Client":
+    """Open a client of the service at ``address``, with ``key`` or that of the settings; waits go to stderr."""
+    from lospmm.client.client import Client  # HTTP takes a while to import
+
+    return Client(address, key or settings().key, waits=say(quiet=quiet))
+
+
+def fetch_layers(client: "Client", folder: ModelFolder, batch: Batch, progress: "LayerProgress | None") -> None:
+    """Have the layers of a model tuned by the service, and put their kernels into the folder.
+
+    Raises ToolchainFault where no report can be written, and what ``Client.each_layer`` raises.
+    """
+    results = client.each_layer(
+        batch.model,
+        batch.n,
+        device=batch.device,
+        convolution=batch.convolution,
+        biases=batch.biases,
+        relu=batch.epilogue.relu,
+        residual=batch.epilogue.residual,
+        seed=batch.seed,
+        progress=progress,
+        has=lambda name, digest: folder.held(name, digest) is not None,
+        **asdict(batch.options),
+    )
+    for result in results:
+        try:
+            if result.error is not None:
+                raise result.error
+            assert result.digest is not None
+            if result.kernel is None:
+                held = folder.held(result.name, result.digest)
+                assert held is not None, "it was there when the service was asked"
+                folder.tell(succeeded(result.name, folder_of(result.name), result.digest, held.manifest))
+            else:
+                folder.keep(result.name, result.digest, result.kernel.artifact)
+        except LospmmError as error:
+            folder.tell(failed(result.name, folder_of(result.name), error, result.digest))

@@ -1,0 +1,64 @@
+"""``lospmm serve``, ``worker`` and ``keys``: the REST service, its workers and its API keys."""
+
+import signal
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from lospmm.cli.options import JsonOption
+from lospmm.cli.output import print_json
+
+keys_app = typer.Typer(help="The API keys of the service, for addresses that other machines can reach.")
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+    workers: Annotated[int, typer.Option(min=0, max=256, help="Workers to run beside it; 0: only elsewhere.")] = 1,
+) -> None:
+    """Run the REST service: POST a pruned matrix or a model, get cubins."""
+    # The service ends in its own orderly way, and then by the same signal.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _service().serve(host, port, workers)
+
+
+def worker(
+    name: Annotated[str, typer.Option("--name", help="The name in logs; no two workers may share one.")] = "",
+    parent: Annotated[int | None, typer.Option("--parent", help="Exit when the process with this id exits.")] = None,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="ADDRESS", help="A Ray cluster to tune on: HOST:PORT, or auto.")
+    ] = None,
+) -> None:
+    """Tune what the service has accepted, with the same database and cache."""
+    _service().work(name, parent, ray)
+
+
+@keys_app.command("add")
+def keys_add(name: Annotated[str, typer.Argument(metavar="NAME", help="The holder of the key.")]) -> None:
+    """Make an API key and print it, this once."""
+    print(_service().add_key(name))
+
+
+@keys_app.command("ls")
+def keys_list(as_json: JsonOption = False) -> None:
+    """List the names of the API keys in the database, which holds only their hashes."""
+    found = _service().list_keys()
+    if as_json:
+        print_json({"keys": [{"name": key.name, "created": f"{key.created}", "valid": key.is_valid} for key in found]})
+        return
+    for key in found:
+        print(f"{key.name}  {key.created:%Y-%m-%d}  {'valid' if key.is_valid else 'revoked'}")
+
+
+@keys_app.command("revoke")
+def keys_revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="The holder of the key.")]) -> None:
+    """Revoke an API key, within seconds and for good."""
+    _service().revoke_key(name)
+
+
+def _service() -> ModuleType:
+    """Import the service: only its commands need a web framework."""
+    from lospmm_server import main
+
+    return main

@@ -1,0 +1,167 @@
+"""What loads, stores and barriers of machine code mean; a tile that no blocks share is given no shared memory."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.codegen.sass.form import RZ, Opcode
+from lospmm.cpu.fault import SassFault
+from lospmm.cpu.geometry import CODE_ADDRESS
+from lospmm.cpu.halves import bits_of, values_of
+from lospmm.cpu.hazards import Instruction
+from lospmm.cpu.sass_arithmetic import target_of
+from lospmm.cpu.warp import WORD_MASK, Operand, Warp
+from lospmm.problem.dtype import FLOAT_BYTES
+
+
+def _load(warp: Warp, at: Instruction) -> int:
+    operand = warp.read_from(warp.address(at.ra, at.offset))
+    for word, (rows, places) in enumerate(_rows(warp, operand, at)):
+        if at.rd != RZ:
+            warp.floats[at.rd + word] = _in_register(operand.elements[rows, places], warp)
+    return 0
+
+
+def _in_register(elements: NDArray[np.float32], warp: Warp) -> NDArray[np.float32]:
+    """Return what a register holds of elements in memory: themselves, or their 16 bits."""
+    if warp.geometry.words.stored_bytes == FLOAT_BYTES:
+        return elements
+    return bits_of(elements, warp.geometry.dtype).view(np.float32)
+
+
+def load_where(warp: Warp, at: Instruction, runs: NDArray[np.bool_]) -> None:
+    """Load for the threads that run."""
+    lanes = np.flatnonzero(runs)
+    address = warp.address(at.ra, at.offset)[lanes]
+    operand = warp.read_from(address)
+    if at.bytes != warp.geometry.words.stored_bytes:
+        raise SassFault("a load of several words that some threads leave out")
+    rows, _ = warp.own_rows(operand, address, lanes)
+    elements = operand.elements[rows, lanes]
+    warp.floats[target_of(at.rd), lanes] = _in_register(elements, warp)
+
+
+def _store(warp: Warp, at: Instruction) -> int:
+    geometry = warp.geometry
+    for word, (rows, places) in enumerate(_rows(warp, warp.c, at)):
+        register = at.rb if at.rb == RZ else at.rb + word
+        is_whole = geometry.words.stored_bytes == FLOAT_BYTES
+        stored = warp.floats[register] if is_whole else values_of(warp.words[register], geometry.dtype)
+        warp.c.elements[rows, places] = stored
+    return 0
+
+
+def _rows(warp: Warp, operand: Operand, at: Instruction) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Return the row and column of its own that each thread addresses with each word of an access."""
+    address, size = warp.address(at.ra, at.offset), warp.geometry.words.stored_bytes
+    if (at.bytes < FLOAT_BYTES or size < FLOAT_BYTES) and at.bytes != size:
+        raise SassFault(f"{at.bytes} bytes, where an element has {size}")
+    if at.bytes > FLOAT_BYTES and (address % np.uint64(at.bytes)).any():
+        raise SassFault(f"an address that is not a multiple of {at.bytes}")
+    return [warp.own_rows(operand, address + np.uint64(word)) for word in range(0, at.bytes, FLOAT_BYTES)]
+
+
+def _prefetch(warp: Warp, at: Instruction) -> int:
+    """Check a fetch into a cache, which has no result: only what would be loaded may be fetched."""
+    _rows(warp, warp.b, at._replace(bytes=warp.geometry.words.stored_bytes))
+    return 0
+
+
+def _own_address(warp: Warp, at: Instruction) -> int:
+    address = CODE_ADDRESS + at.offset
+    warp.words[at.rd], warp.words[at.rd + 1] = address & 0xFFFFFFFF, address >> 32
+    return 0
+
+
+def _touch(warp: Warp, at: Instruction) -> int:
+    """Check a load of code into a cache, which has no result."""
+    place = warp.address(at.ra, at.offset) - np.uint64(CODE_ADDRESS)
+    if (place % np.uint64(FLOAT_BYTES)).any() or (place >= np.uint64(warp.code_bytes)).any():
+        raise SassFault(f"loads code at {place.max():#x} of {warp.code_bytes:#x} bytes")
+    return 0
+
+
+def _check_shared(warp: Warp, at: Instruction) -> None:
+    """Check a use of shared memory. Raises SassFault where no blocks share a tile, or beside slots."""
+    if len(warp.block.cluster) == 1:
+        raise SassFault(f"{Opcode(at.op).name}: a tile is given no shared memory ({len(warp.columns)} threads)")
+    if at.bytes > FLOAT_BYTES:
+        raise SassFault(f"{at.bytes} bytes, where a slot has {FLOAT_BYTES} for each thread")
+
+
+def _kept_address(warp: Warp, at: Instruction) -> NDArray[np.uint64]:
+    address: NDArray[np.uint64] = (warp.words[at.ra].astype(np.uint64) + np.uint64(at.offset % 2**64)) & WORD_MASK
+    return address
+
+
+def _keep(warp: Warp, at: Instruction) -> int:
+    """Write what a thread with several columns keeps of the others."""
+    if warp.geometry.walks == 1:
+        return _not_a_slot(warp, at)
+    warp.kept.write(_kept_address(warp, at), warp.floats[at.rb : at.rb + at.bytes // FLOAT_BYTES])
+    return 0
+
+
+def _not_a_slot(warp: Warp, at: Instruction) -> int:
+    _check_shared(warp, at)
+    raise SassFault("a slot is written by ST and read by LDS")
+
+
+def _send(warp: Warp, at: Instruction) -> int:
+    _check_shared(warp, at)
+    warp.block.send(warp.address(at.ra, at.offset), warp.floats[at.rb].copy())
+    return 0
+
+
+def _collect(warp: Warp, at: Instruction) -> int:
+    address = _kept_address(warp, at)
+    if warp.geometry.walks > 1:
+        for word, held in enumerate(warp.kept.read(address, at.bytes // FLOAT_BYTES)):
+            warp.floats[at.rd + word] = held
+        return 0
+    _check_shared(warp, at)
+    warp.floats[target_of(at.rd)] = warp.block.collect(address)
+    return 0
+
+
+def _not_ours(_warp: Warp, at: Instruction) -> int:
+    raise SassFault(f"{Opcode(at.op).name}: no tile has barriers in shared memory")
+
+
+def _fence(warp: Warp, _at: Instruction) -> int:
+    warp.block.fence()
+    return 0
+
+
+def _arrive(warp: Warp, at: Instruction) -> int:
+    _check_shared(warp, at)
+    warp.block.arrive()
+    return 0
+
+
+def _wait(warp: Warp, at: Instruction) -> int:
+    _check_shared(warp, at)
+    warp.block.wait()
+    return 0
+
+
+MEMORY: Mapping[int, Callable[[Warp, Instruction], int]] = MappingProxyType(
+    {
+        Opcode.LDG: _load,
+        Opcode.STG: _store,
+        Opcode.LDS: _collect,
+        Opcode.STS: _keep,
+        Opcode.LDS_UNIFORM: _not_a_slot,
+        Opcode.PREFETCH: _prefetch,
+        Opcode.LEPC: _own_address,
+        Opcode.TOUCH: _touch,
+        Opcode.ST: _send,
+        Opcode.MEMBAR: _fence,
+        Opcode.CLUSTER_ARRIVE: _arrive,
+        Opcode.CLUSTER_WAIT: _wait,
+        Opcode.TRY_WAIT: _not_ours,
+        Opcode.ARRIVE: _not_ours,
+    }
+)

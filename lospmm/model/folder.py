@@ -1,0 +1,154 @@
+"""The folder of a model: a folder with the kernel of each layer, and a report that grows with them.
+
+A folder that holds the right kernel already is left as it is, so that a run which was stopped goes on where it was.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lospmm.artifact import artifact
+from lospmm.artifact.artifact import STALE_SECONDS, Artifact
+from lospmm.errors import BadRequest, ToolchainFault
+from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, LayerSource, folder_of
+from lospmm.matrix.readers import MatrixFile
+from lospmm.model.report import LayerReport, ModelReport, launch_table, parse, succeeded
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
+from lospmm.problem.problem import Problem
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
+
+#: How the name of a report that is being written begins.
+_SCRATCH = ".report-"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A request for kernels of all layers of a model; ``biases``: each adds the one beside its weight."""
+
+    model: LayerSource
+    n: int
+    device: str
+    convolution: Convolution | None = None
+    epilogue: Epilogue = PLAIN
+    options: Options = field(default_factory=Options)
+    biases: bool = False
+    seed: int = 0
+
+    def request(self, gpu: DeviceSpec, file: MatrixFile) -> Request:
+        """Return the request for the kernel of a layer on ``gpu``. Raises BadRequest, BadMatrix."""
+        epilogue = self.epilogue
+        if self.biases and (bias := file.bias) is not None:
+            epilogue = epilogue_of(bias, relu=epilogue.relu, residual=epilogue.residual)
+        problem = Problem(file.matrix, self.n, gpu, self.convolution, epilogue)
+        return Request(problem, self.options, file.values, self.seed)
+
+
+class ModelFolder:
+    """A model's folder: ``<layer>/`` with the files of its kernel, and the report. Layers are written one at a time."""
+
+    def __init__(self, directory: Path, batch: Batch, heard: Callable[[LayerReport], None]) -> None:
+        """``heard`` is told of each layer that has ended.
+
+        Raises BadRequest for a folder that holds something else, ToolchainFault where it may not be written.
+        """
+        self.directory, self._batch, self._heard = directory, batch, heard
+        self._layers = {layer.name: layer for layer in _former(directory, batch)}
+        self._begun = False
+        self._is_spared = any(layer.error is None for layer in self._layers.values())
+
+    @property
+    def report(self) -> ModelReport:
+        """The report of the layers that have ended, in the order of the model."""
+        batch = self._batch
+        layers = tuple(self._layers[name] for name in batch.model.names if name in self._layers)
+        return ModelReport(model=batch.model.name, n=batch.n, device=batch.device, layers=layers)
+
+    def path(self, name: str) -> Path:
+        """Return the folder of a layer."""
+        return self.directory / folder_of(name)
+
+    def held(self, name: str, digest: str) -> Artifact | None:
+        """Return the layer's kernel where its folder holds it, whole."""
+        former = self._layers.get(name)
+        if former is None or former.error is not None or former.digest != digest:
+            return None
+        try:
+            found = artifact.read(self.path(name))
+            found.matrix()
+            found.epilogue()
+        except BadRequest:
+            return None
+        return found if found.manifest["cubin_sha256"] == former.cubin_sha256 else None
+
+    def keep(self, name: str, digest: str, kernel: Artifact) -> None:
+        """Write a kernel, and the report. Raises BadRequest for a layer's folder that holds something else."""
+        if not self._begun:  # from here on the folder is known as a model's, should this process be killed
+            self._write()
+        artifact.write(kernel, self.path(name))
+        self.tell(succeeded(name, folder_of(name), digest, kernel.manifest))
+
+    def tell(self, layer: LayerReport) -> None:
+        """Have it in the report. Raises ToolchainFault where the disk fails.
+
+        The report of kernels that are there is left as it is while every layer is asked for in a wrong way: then the
+        command is likely wrong, and the kernels are as good as before.
+        """
+        self._layers[layer.name] = layer
+        self._is_spared = self._is_spared and layer.error is not None and layer.error.exit_code == BadRequest.exit_code
+        if not self._is_spared:
+            self._write()
+        self._heard(layer)
+
+    def _write(self) -> None:
+        """Write the report, by which the folder is known as a model's."""
+        scratch, report = self.directory / f"{_SCRATCH}{secrets.token_hex(8)}", self.report
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            _remove_stale(self.directory)
+            for name, text in ((REPORT_FILE, report.to_json()), (KERNELS_FILE, launch_table(report.layers))):
+                scratch.write_text(text, "utf-8")
+                scratch.replace(self.directory / name)
+        except OSError as error:
+            raise ToolchainFault(f"{self.directory}: cannot be written: {error.strerror}") from error
+        finally:
+            with suppress(OSError):
+                scratch.unlink()
+        self._begun = True
+
+
+def _former(directory: Path, batch: Batch) -> tuple[LayerReport, ...]:
+    """Read the report of an earlier run.
+
+    Raises BadRequest, and ToolchainFault, before there is anything to write.
+    """
+    artifact.check_folder(directory)
+    try:
+        held = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+        if not {name for name in held if not name.startswith(_SCRATCH)}:
+            return ()
+        if REPORT_FILE not in held:
+            raise BadRequest(f"{directory}: holds something else than a model's kernels; name an empty or a new folder")
+        report = parse((directory / REPORT_FILE).read_bytes(), f"{directory / REPORT_FILE}")
+    except OSError as error:
+        raise BadRequest(f"{directory}: cannot be used: {error.strerror}") from None
+    own = set(batch.model.names)
+    if others := {layer.name for layer in report.layers if layer.name not in own and layer.folder in held}:
+        raise BadRequest(
+            f"{directory}: holds the layer {min(others)[:80]!r}, which this model does not have; "
+            "name an empty or a new folder"
+        )
+    return report.layers
+
+
+def _remove_stale(directory: Path) -> None:
+    """Remove the reports that killed writers have left unfinished."""
+    for path in directory.glob(f"{_SCRATCH}{'[0-9a-f]' * 16}"):
+        with suppress(OSError):  # its writer has just ended
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink()
