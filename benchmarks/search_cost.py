@@ -71,16 +71,16 @@ def make_dry() -> None:
     def bench(problem: Problem, cancel: Any = None) -> Bench:
         return Bench(problem, cancel=cancel, command=command)
 
-    from lospmm.cli import commands
-    from lospmm.cli import tune_model as model_command
+    from lospmm.cli import tune_model
     from lospmm.gpu import bench as measure
+    from lospmm.gpu import detect
+    from lospmm.tuning import request
 
     workshop.Bench = bench  # type: ignore[attr-defined,misc,assignment]
     measure.compile_gate = lambda arch: b"gate"  # noqa: ARG005
-    for module in (jobs, model_command):
+    for module in (request, tune_model):
         module.own_gpu = lambda: DEVICE  # type: ignore[attr-defined]
-    for module in (commands, model_command):
-        module.detect_device = lambda: DEVICES[DEVICE]  # type: ignore[attr-defined]
+    detect.detect_device = lambda: DEVICES[DEVICE]
 
 
 def run(arguments: list[str], cache: Path, *, dry: bool, limit: float) -> float | None:
