@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 
 import torch
 
-from lospmm.client.client import Client
 from lospmm.client.events import LayerProgress
 from lospmm.errors import BadRequest
 from lospmm.gpu.detect import detect_device
@@ -66,6 +65,8 @@ def tuner_there(
 
     The service needs the name of a device; auto takes the GPU of this machine. Raises BadRequest and Unsupported.
     """
+    from lospmm.client.client import Client  # HTTP takes a while to import
+
     client = stack.enter_context(Client(*service))
     gpu = detect_device() if device == "auto" else find_device(device)
     check_served(asdict(options))

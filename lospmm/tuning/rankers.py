@@ -8,20 +8,15 @@ from lospmm.problem.device import DeviceSpec
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.ranker import Ranker
 from lospmm.tuning.options import Options
+from lospmm_rank.predict.lambdamart import find_model, model_digest, model_path, ranker_for
 
 
 def _estimate(_device: DeviceSpec) -> Ranker:
     return estimate_micros
 
 
-def _lambdamart(device: DeviceSpec) -> Ranker:
-    from lospmm_rank.predict.lambdamart import ranker_for  # LightGBM takes a while to import
-
-    return ranker_for(device)
-
-
 #: By the name that the option takes: who orders candidates for a device.
-RANKERS: Mapping[str, Callable[[DeviceSpec], Ranker]] = MappingProxyType({"none": _estimate, "lambdamart": _lambdamart})
+RANKERS: Mapping[str, Callable[[DeviceSpec], Ranker]] = MappingProxyType({"none": _estimate, "lambdamart": ranker_for})
 
 
 def with_ranker(options: Options, device: DeviceSpec) -> Options:
@@ -29,8 +24,6 @@ def with_ranker(options: Options, device: DeviceSpec) -> Options:
     none for what there is no model of. Raises Unsupported where a model is asked for and there is none."""
     if options.ranker == "none":
         return options
-    from lospmm_rank.predict.lambdamart import find_model, model_path
-
     if options.ranker == "auto":
         is_known = options.emitter == "sass" and find_model(device) is not None
         return replace(options, ranker="lambdamart" if is_known else "none")
@@ -42,6 +35,4 @@ def ranker_digest(options: Options, device: DeviceSpec) -> str | None:
     """What tells a ranker's model from others; None where it has none. Raises Unsupported as the ranker does."""
     if options.ranker != "lambdamart":
         return None
-    from lospmm_rank.predict.lambdamart import model_digest
-
     return model_digest(device)
