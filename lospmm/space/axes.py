@@ -1,6 +1,6 @@
 """Candidates of tile sizes of their own, which the space does not name: of two columns to a thread.
 
-``doubled``: threads compute two columns of 16 bits each, with sums in float32 (``words.DOUBLE``). One load brings both
+``doubled``: threads compute two columns of 16 bits each, with sums in float32 (``lanes.DOUBLE``). One load brings both
 columns, so there are half as many, and it is loads that are short where B has 16 bits; but as much code for half the
 rows. So they are faster where most of a tile is loads, at 98 % zeros (docs/decisions/0022). With two sums for a row a
 tile is about half as high. The rank model learned of one column to a thread, so the estimate puts them in order, and
@@ -37,7 +37,7 @@ WALKED_GROUPS = (2, 0)
 
 def doubled(problem: Problem, space: Space) -> UnrolledPlans:
     """Those of the tilings that ``space`` has left, of one block to a tile, that the hardware has room for; none where
-    a thread cannot have two columns. ``problem`` is that of a search (``words.in_words``)."""
+    a thread cannot have two columns. ``problem`` is that of a search (``lanes.in_lanes``)."""
     left = UnrolledPlans.of(space.survivors)
     if not takes_double(problem) or not len(left):
         return left.take(np.zeros(0, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Processes that build kernels at the same time, for whoever has them timed (``trials.py``).
+"""Processes that build kernels at the same time, for whoever has them timed (``runner.py``).
 
     with Crew(16) as crew:
         compiled = crew.build(problem, candidate, "sass", store)  # from several threads

@@ -34,7 +34,7 @@ LAUNCHES: Mapping[str, Callable[[Problem, UnrolledPlan], Launch]] = MappingProxy
 
 
 class ProxyRunner(GpuRunner):
-    """Trials of one problem (``clock.Trials``) by proxies; candidates that differ in N1 alone share one.
+    """Trials of one problem (``trial.Trials``) by proxies; candidates that differ in N1 alone share one.
 
     What is told of a candidate is the time that its proxy would take with all loads, of the whole order comparable. A
     proxy that cannot be built or run has failed.

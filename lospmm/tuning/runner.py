@@ -48,7 +48,7 @@ class RunnerSetup:
 
 
 class GpuRunner:
-    """Trials of one problem (``clock.Trials``). Kernels that are built are not kept: a winner is built again.
+    """Trials of one problem (``trial.Trials``). Kernels that are built are not kept: a winner is built again.
 
     What is timed are candidates, built by ``emitter``, or entrants of other families.
     """

@@ -55,7 +55,7 @@ def chosen(
     problem: Problem, choice: Choice, ranker: Ranker, model: Path, *, locksteps: Sequence[int], size: int
 ) -> Choice:
     """``choice``, in which nothing was timed and which lists LISTED of each, with what ``model`` puts first: ``size``
-    candidates, their scores the model's. ``problem`` is that of a search (``words.in_words``).
+    candidates, their scores the model's. ``problem`` is that of a search (``lanes.in_lanes``).
     """
     candidates = considered(problem, choice, locksteps)
     scores, micros = model_at(model).says(features(problem, candidates, ranker))
@@ -68,7 +68,7 @@ def chosen(
 def considered(problem: Problem, choice: Choice, locksteps: Sequence[int]) -> list[UnrolledPlan]:
     """What may be chosen of a ``choice`` in which nothing was timed; its winner is the first.
 
-    ``problem`` is that of a search (``words.in_words``).
+    ``problem`` is that of a search (``lanes.in_lanes``).
     """
     singles, doubles = (
         _candidates(spread_over(_of_all_kinds(listed, size, _tiles_of), locksteps))
