@@ -1,4 +1,4 @@
-"""Auto-tuned, fully unrolled SpMM kernels for pruned neural networks, after the paper LO-SpMM (TACO 2024).
+"""Auto-tuned, fully unrolled SpMM kernels for pruned neural networks, after LO-SpMM (TACO 2024).
 
 kernel = lospmm.tune(weights, n=360, device="h200")
 kernel.save("kernels/fc1")
@@ -41,7 +41,7 @@ _HOMES = MappingProxyType(
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used: everything below them imports this package too."""
+    """Import a public name on first use, since every module below them imports this package too."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

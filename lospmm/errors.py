@@ -1,15 +1,12 @@
-"""What can go wrong, as one tree. The command line's exit code and the service's status follow from the class.
+"""Errors as one tree; the class decides the command line's exit code and the service's HTTP status.
 
-LospmmError
-+-- BadRequest          2   the request is wrong: what, where, and what to do
-|   +-- BadMatrix           a matrix file or matrix that cannot be used
-|   +-- BadSettings         a LOSPMM_* variable that is wrong: not the fault of a service's client
-|   +-- Unsupported         a combination that no table has a row for
-+-- NothingFits         3   no tile size satisfies every constraint on this device
-+-- ToolchainFault      4   a compiler failed, was missing, or ran out of time or memory; carries the log
-+-- GpuFault            4   the GPU, its driver or the process that runs kernels failed; carries the driver's error name
-+-- ServiceFault        4   a service cannot be reached, or could not do its work
-+-- VerificationFailed  5   a kernel's result differs from the float64 reference; nothing is written
+LospmmError +-- BadRequest          2   the request is wrong: what, where, and what to do |   +-- BadMatrix
+a matrix file or matrix that cannot be used |   +-- BadSettings         a LOSPMM_* variable that is wrong: not the
+fault of a service's client |   +-- Unsupported         a combination that no table has a row for +-- NothingFits
+3   no tile size satisfies every constraint on this device +-- ToolchainFault      4   a compiler failed, was missing,
+or ran out of time or memory; carries the log +-- GpuFault            4   the GPU, its driver or the process that runs
+kernels failed; carries the driver's error name +-- ServiceFault        4   a service cannot be reached, or could not
+do its work +-- VerificationFailed  5   a kernel's result differs from the float64 reference; nothing is written
 """
 
 from pathlib import Path
@@ -17,32 +14,44 @@ from typing import ClassVar
 
 
 class LospmmError(Exception):
-    """Base of every error that a user may see. ``str(error)`` is one line that says what was wrong and where."""
+    """Base of every error that a user may see.
+
+    ``str(error)`` is one line that says what was wrong and where.
+    """
 
     exit_code: ClassVar[int] = 1
 
 
 class BadRequest(LospmmError):
+    """A wrong request: what is wrong, where, and what to do."""
+
     exit_code = 2
 
 
 class BadMatrix(BadRequest):
-    pass
+    """A matrix or a matrix file that cannot be used."""
 
 
 class BadSettings(BadRequest):
-    pass
+    """A wrong ``LOSPMM_*`` variable: never the fault of a service's client."""
 
 
 class Unsupported(BadRequest):
-    pass
+    """A combination of options that no table has a row for."""
 
 
 class NothingFits(LospmmError):
+    """A problem of which no tile size satisfies every constraint on its device."""
+
     exit_code = 3
 
 
 class ToolchainFault(LospmmError):
+    """A compiler that failed, is missing, or ran out of time or memory; or a disk that failed.
+
+    ``log`` holds the compiler's output, ``log_path`` the file that it was written to, if any.
+    """
+
     exit_code = 4
 
     def __init__(self, message: str, *, log: str = "", log_path: Path | None = None) -> None:
@@ -52,19 +61,25 @@ class ToolchainFault(LospmmError):
 
 
 class GpuFault(LospmmError):
+    """A failure of the GPU, its driver, or the worker process that runs kernels."""
+
     exit_code = 4
 
 
 class ServiceFault(LospmmError):
+    """A service that cannot be reached or could not do its work."""
+
     exit_code = 4
 
 
 class VerificationFailed(LospmmError):
+    """A kernel whose result differs from the float64 reference."""
+
     exit_code = 5
 
 
 def printable(text: str) -> str:
-    """``text`` as one line: line ends, escape sequences and bytes that are no text are spelled out.
+    """Return ``text`` as one line, with line ends, escape sequences and undecodable bytes escaped.
 
     File names and damaged files may hold any of them.
     """

@@ -1,4 +1,4 @@
-"""The library's face: ``tune`` a weight matrix into a ``Kernel``, ``load`` one, run its text without a GPU."""
+"""The library's interface: ``tune`` weights into a ``Kernel``, ``load`` one, run it without a GPU."""
 
 import copy
 import operator
@@ -30,7 +30,7 @@ from lospmm.tuning.request import Request
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Kernel:
-    """A tuned kernel: C (m, n) = A (m, k) x B (k, n) with A in its code, or a convolution with A's weights.
+    """A tuned kernel: C (m, n) = A (m, k) x B (k, n) with A in its code, or a convolution with weights A.
 
     A bias and ReLU may be in its code too, and a residual among its arguments.
     """

@@ -11,13 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from lospmm.stages import Progress as Report
 from lospmm.stages import silent
 
-#: Where there is no terminal, how often a stage of many parts says how far it is, in seconds.
+#: Without a terminal, seconds between two lines of progress of a stage of many parts.
 LINE_SECONDS = 10.0
 
 
 @contextmanager
 def reported(*, quiet: bool) -> Iterator[Report]:
-    """Something to tell progress to, shown until the block ends."""
+    """Yield a progress callback whose output is shown until the block ends."""
     if quiet:
         yield silent
     elif sys.stderr.isatty():
@@ -42,7 +42,10 @@ def _bars(bars: Progress) -> Report:
 
 
 def _lines(started: float) -> Report:
-    """The end of each stage, and of one that lasts how far it is: at once where its parts are known when it begins."""
+    """Return a callback that prints a line at the end of each stage, and every LINE_SECONDS in a long one.
+
+    A long stage prints its first line at once if its number of parts is known when it begins.
+    """
     finished: set[str] = set()
     told: dict[str, float] = {}
 

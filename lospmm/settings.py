@@ -1,4 +1,7 @@
-"""The one reader of the environment: every ``LOSPMM_*`` variable, its default and its meaning (docs/settings.md)."""
+"""All settings: every ``LOSPMM_*`` environment variable, its default and meaning (docs/settings.md).
+
+No other module reads these variables.
+"""
 
 import difflib
 import os
@@ -16,21 +19,23 @@ from lospmm.errors import BadSettings, printable
 
 PREFIX = "LOSPMM_"
 
-#: No settings, and no mistakes: what marks our own processes, and what tests and benchmarks are told.
+#: Variables that are neither settings nor mistakes: they mark our own processes, or are for tests and benchmarks.
 _OURS = re.compile(rf"{PREFIX}(GUARD|COMMIT|TEST_\w+)")
 
-#: Nor is this: what Kubernetes tells every container of a service that is called lospmm, or lospmm-something.
+#: Variables that Kubernetes sets in every container of a service named lospmm or lospmm-*: no mistakes either.
 _OF_A_SERVICE = re.compile(
     rf"{PREFIX}(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=.*|PORT=\w+://.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*)",
     re.DOTALL,
 )
 
 
-#: LOSPMM_MAX_NONZEROS where others post what is read.
+#: The default of LOSPMM_MAX_NONZEROS in a service, which reads uploads of others.
 SERVICE_NONZEROS = 4_000_000
 
 
 class Settings(BaseSettings):
+    """The settings of one process, read from ``LOSPMM_*`` environment variables."""
+
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True)
 
     cache_dir: Path = Field(
@@ -104,7 +109,7 @@ class Settings(BaseSettings):
     @field_validator("cache_dir", "toolkit", "sputnik", "rankers", "api_keys")
     @classmethod
     def _at_home(cls, path: Path | None) -> Path | None:
-        """No shell has seen the ``~`` of a variable that a unit file or an image sets."""
+        """Expand ``~``: a variable that a unit file or an image sets has passed through no shell."""
         try:
             return None if path is None else path.expanduser()
         except RuntimeError:
@@ -113,7 +118,7 @@ class Settings(BaseSettings):
 
 @cache
 def settings() -> Settings:
-    """The settings of this process, read once. Raises BadSettings naming the variable that is wrong."""
+    """Return the settings of this process, read once. Raises BadSettings naming the wrong variable."""
     try:
         return Settings()
     except ValidationError as error:
@@ -123,16 +128,16 @@ def settings() -> Settings:
 
 
 def be_a_service() -> None:
-    """Sets what a service has by default in place of a user's own command, for this process and those it starts."""
+    """Apply the defaults of a service to this process and to those that it starts."""
     if "max_nonzeros" not in settings().model_fields_set:
         os.environ[f"{PREFIX}MAX_NONZEROS"] = str(SERVICE_NONZEROS)
         settings.cache_clear()
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A line for each variable that looks like a setting and is none: it has no effect, and may be misspelt.
+    """Return one warning for each variable that looks like a setting but is none.
 
-    No error: an image may set variables of other versions.
+    Such a variable has no effect and may be misspelt. It is no error: an image may set variables of other versions.
     """
     known = [name.upper() for name in Settings.model_fields]
     lines = []

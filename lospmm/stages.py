@@ -1,4 +1,4 @@
-"""What a long piece of work tells those who wait for it, and the seconds that each of its stages took."""
+"""Progress callbacks, and the seconds that each stage of a job took."""
 
 import threading
 import time
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
-#: Told (stage, done, total); a stage without countable parts reports 0 of 1, then 1 of 1.
+#: Called with (stage, done, total); a stage without countable parts reports 0 of 1, then 1 of 1.
 Progress = Callable[[str, int, int], None]
 
-#: Told (done, total) of the parts of one stage.
+#: Called with (done, total) parts of one stage.
 Count = Callable[[int, int], None]
 
 #: The stages of tuning one matrix, as they stand in the manifest.
@@ -19,15 +19,15 @@ STAGES = (
 
 
 def silent(_stage: str, _done: int, _total: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore the progress of a job."""
 
 
 def uncounted(_done: int, _total: int) -> None:
-    """Parts that nobody counts."""
+    """Ignore the count of finished parts."""
 
 
 class Stages:
-    """Times the stages of one job, reports them and stops between two of them when the job is cancelled."""
+    """Timer of the stages of one job: reports progress, and stops between stages if the job is cancelled."""
 
     def __init__(self, progress: Progress = silent, cancel: threading.Event | None = None) -> None:
         self.progress = progress
@@ -37,7 +37,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time of the block as the stage's own, and not as that of a stage around it."""
+        """Add the time of the block to this stage alone, not to the stage around it. Raises CancelledError."""
         self.progress(name, 0, 1)
         with self.part(name):
             yield
@@ -45,7 +45,7 @@ class Stages:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """The same for one of many parts of a stage, whose progress the caller reports. Raises CancelledError."""
+        """Time one of many parts of a stage, whose progress the caller reports. Raises CancelledError."""
         if self.cancel is not None and self.cancel.is_set():
             raise CancelledError
         others = sum(self._seconds.values())
@@ -55,5 +55,5 @@ class Stages:
         self._seconds[name] += time.monotonic() - started - inner
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by stage, and in ``total`` since the job began."""
+        """Return the seconds of each stage, and under ``total`` those since the job began."""
         return {"total": time.monotonic() - self._started, **self._seconds}

@@ -1,9 +1,9 @@
-"""The one content-addressed store on disk, for compiled units and for finished kernels.
+"""Content-addressed store on disk for compiled units and finished kernels.
 
 An entry is a directory ``<root>/<kind>/<first two digits>/<key>/`` of files beside ``entry.json``, which holds the
 sha256 and size of each. It is written elsewhere in the root and renamed into place, so that it is whole or absent,
-and two writers of one key do no harm: the first wins. A read checks every byte; an entry that fails is removed and
-reported as absent, so whoever asked builds it again. Faults of the disk are ToolchainFault and name the directory.
+and two writers of one key do no harm: the first wins. A read checks every byte; a corrupt entry is removed and
+reported as absent, so the caller builds it again. Faults of the disk are ToolchainFault and name the directory.
 """
 
 import errno
@@ -25,10 +25,10 @@ from lospmm.errors import BadRequest, ToolchainFault
 
 MANIFEST = "entry.json"
 
-#: Where entries are written and from where they are removed: on the file system of the root, so that rename works.
+#: Directory in which entries are written and removed: on the file system of the root, so that rename is atomic.
 SCRATCH = ".scratch"
 
-#: Files of those who make an entry that others need too.
+#: Directory of the lock files of ``claimed``.
 CLAIMS = ".claims"
 
 #: Writing an entry takes seconds at most: a scratch directory of this age has lost its writer. Its process id would
@@ -44,7 +44,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry as a listing shows it; ``used`` is the time of its last read or its writing, in seconds since 1970."""
+    """One entry as a listing shows it.
+
+    ``used`` is the time of its last read, or of its writing if it was never read, in seconds since 1970.
+    """
 
     kind: str
     key: str
@@ -54,10 +57,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Store:
+    """A content-addressed store in the directory ``root``."""
+
     root: Path
 
     def directory(self, kind: str, key: str) -> Path:
-        """Where an entry lies or would lie. Raises BadRequest for a key that is not hexadecimal."""
+        """Return the directory of an entry, existing or not. Raises BadRequest unless the key is hexadecimal."""
         if not _KIND.fullmatch(kind):
             raise BadRequest(f"{kind!r} is not a kind of entry")
         if not _KEY.fullmatch(key):
@@ -65,7 +70,7 @@ class Store:
         return self.root / kind / key[:2] / key
 
     def get(self, kind: str, key: str) -> dict[str, bytes] | None:
-        """The files of an entry by name, every checksum verified, or None. Marks the entry as used."""
+        """Return the files of an entry by name, all checksums verified, or None; mark the entry as used."""
         directory = self.directory(kind, key)
         try:
             files = _read(directory)
@@ -74,7 +79,7 @@ class Store:
         except OSError as error:
             raise _fault(directory, error) from error
         if files is None:
-            # Where it cannot be removed, whoever makes it anew keeps it to himself.
+            # If it cannot be removed, its replacement is used but not stored.
             with suppress(OSError, ToolchainFault):
                 self._remove(directory)
             return None
@@ -83,7 +88,7 @@ class Store:
         return files
 
     def put(self, kind: str, key: str, files: Mapping[str, bytes]) -> None:
-        """Write an entry, unless there is one."""
+        """Write an entry, unless it exists."""
         directory = self.directory(kind, key)
         for name in files:
             if not _NAME.fullmatch(name) or name == MANIFEST:
@@ -101,7 +106,7 @@ class Store:
 
     @contextmanager
     def staging(self) -> Iterator["Store"]:
-        """A store for entries that may not be wanted in the end: ``adopt`` takes them, and what is left in it goes."""
+        """Yield a temporary store; ``adopt`` keeps its entries, and the rest is deleted when the block ends."""
         scratch = self._new_scratch()
         try:
             yield Store(scratch)
@@ -109,7 +114,7 @@ class Store:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def adopt(self, staged: "Store") -> None:
-        """Take the entries of a store of ``staging``, but for those that there are."""
+        """Move the entries of a store of ``staging`` into this one, except those that it already has."""
         try:
             for entry in staged.entries():
                 self._place(staged.directory(entry.kind, entry.key), self.directory(entry.kind, entry.key))
@@ -118,10 +123,10 @@ class Store:
 
     @contextmanager
     def claimed(self, kind: str, key: str) -> Iterator[bool]:
-        """Whether the block may make the entry, as no other does until its end; but for rare chances, in which two do.
+        """Yield whether this process holds the claim to make the entry, until the block ends.
 
-        A claim falls with its process. Where the disk has no locks, or cannot be written, everybody may make the entry.
-        Raises BadRequest as ``directory``.
+        In rare races two processes hold it. A claim is released when its process ends. If the disk has no locks or
+        cannot be written, everybody gets the claim. Raises BadRequest as ``directory``.
         """
         self.directory(kind, key)
         claim = self.root / CLAIMS / f"{kind}-{key}"
@@ -146,10 +151,12 @@ class Store:
                     claim.unlink()
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, in no order. One that disappears meanwhile is left out; of one that cannot be looked at the size
-        is 0, and its use long ago. Raises ToolchainFault where the root cannot be."""
+        """Yield every entry, in no order. Raises ToolchainFault if the root cannot be read.
+
+        An entry that disappears meanwhile is left out; one that cannot be read has size 0 and was last used in 1970.
+        """
         try:
-            next(self.root.iterdir(), None)  # a pattern finds nothing there, and says nothing
+            next(self.root.iterdir(), None)  # glob would ignore an unreadable root
         except FileNotFoundError:
             return
         except OSError as error:
@@ -166,9 +173,9 @@ class Store:
                     yield Entry(kind, key, 0, 0.0)
 
     def prune(self, *, max_bytes: int | None = None, older_than_seconds: float | None = None) -> list[Entry]:
-        """Remove what was not used for so long, then the least recently used until the rest fits ``max_bytes``.
+        """Remove entries unused for ``older_than_seconds``, then the least recently used above ``max_bytes``.
 
-        Returns what was removed. Also clears what writers that were killed have left behind.
+        Returns the removed entries. Also deletes what killed writers left behind.
         """
         now = time.time()
         try:
@@ -199,14 +206,14 @@ class Store:
         return removed
 
     def verify(self) -> list[Entry]:
-        """The corrupt entries, which stay where they are until somebody asks for them."""
+        """Return the corrupt entries. They stay on disk until ``get`` meets them."""
         try:
             return [entry for entry in self.entries() if _is_corrupt(self.directory(entry.kind, entry.key))]
         except OSError as error:
             raise _fault(self.root, error) from error
 
     def _place(self, whole: Path, directory: Path) -> None:
-        """Rename what is whole, unless another writer was first. Raises OSError."""
+        """Rename a complete entry into place, unless another writer was first. Raises OSError."""
         directory.parent.mkdir(parents=True, exist_ok=True)
         try:
             whole.rename(directory)
@@ -228,7 +235,7 @@ class Store:
         return directory
 
     def _remove(self, directory: Path) -> None:
-        """Take an entry away at once and whole: a reader never meets half of it."""
+        """Remove an entry atomically: a reader never meets half of it."""
         scratch = self._scratch()
         with suppress(FileNotFoundError):  # another process was first
             directory.rename(scratch / directory.name)
@@ -243,9 +250,9 @@ def _is_corrupt(directory: Path) -> bool:
 
 
 def _read(directory: Path) -> dict[str, bytes] | None:
-    """The files of an entry, or None where it is corrupt. Raises FileNotFoundError where it is gone.
+    """Return the files of an entry, or None if it is corrupt. Raises FileNotFoundError if it is gone.
 
-    It looks again where another entry took this one's place meanwhile.
+    Reads again if another entry took this one's place meanwhile.
     """
     while True:
         before = directory.stat()
@@ -257,7 +264,7 @@ def _read(directory: Path) -> dict[str, bytes] | None:
 
 
 def _checked(directory: Path) -> dict[str, bytes] | None:
-    """The files, or None where anything is missing or wrong."""
+    """Return the files of an entry, or None if anything is missing or wrong."""
     files = {}
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
@@ -297,7 +304,7 @@ def _described(content: bytes) -> dict[str, object]:
 
 
 def _sync(directory: Path) -> None:
-    """Make the names in a directory outlast a power failure."""
+    """Flush the names in a directory to disk, so that they survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -312,14 +319,17 @@ def _fault(directory: Path, error: OSError) -> ToolchainFault:
 
 Files = Mapping[str, bytes]
 
-#: How often one who needs a part looks whether another is done with it; and for how long, before it is made twice: the
-#: other may have been stopped.
+#: Seconds between two looks for an entry that another process makes, and seconds without any new entry after which it
+#: is made here too: the other process may have been stopped.
 POLL_SECONDS, PATIENCE_SECONDS = 0.02, 10.0
 
 
 def made_together(store: Store, kind: str, keys: Sequence[str], make: Callable[[int], Files]) -> list[Files]:
-    """The entries of ``keys``, of which ``make(i)`` makes the one of ``keys[i]``. What cannot be kept is made anew each
-    time. Raises what ``make`` raises."""
+    """Return the entries of ``keys``; several processes that need the same ones share the work.
+
+    ``make(i)`` makes the entry of ``keys[i]``. An entry that cannot be stored is made again each time. Raises what
+    ``make`` raises.
+    """
     found: dict[int, Files] = {}
     patience = time.monotonic() + PATIENCE_SECONDS
     while missing := [at for at in range(len(keys)) if at not in found]:
@@ -337,13 +347,13 @@ def made_together(store: Store, kind: str, keys: Sequence[str], make: Callable[[
 
 
 def _made(store: Store, kind: str, key: str, make: Callable[[], Files]) -> Files | None:
-    """None where another is at it."""
+    """Return the entry, made here if need be, or None while another process makes it."""
     if (entry := _kept(store, kind, key)) is not None:
         return entry
     with store.claimed(kind, key) as is_ours:
         if not is_ours:
             return None
-        made = _kept(store, kind, key)  # by who had the claim before
+        made = _kept(store, kind, key)  # the previous holder of the claim may have made it
         if made is None:
             made = make()
             with suppress(ToolchainFault):

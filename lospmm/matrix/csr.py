@@ -1,4 +1,4 @@
-"""The pruned weight matrix A as a frozen, canonical CSR (readers of files are in ``readers.py``)."""
+"""The pruned weight matrix A as an immutable, canonical CSR (``readers.py`` reads files)."""
 
 import hashlib
 import operator
@@ -18,9 +18,9 @@ MAX_DIMENSION = 2**22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseMatrix:
-    """A of shape (m, k): float32 values, columns ascending within a row, no duplicate, no stored zero, all finite.
+    """A, (m, k), float32: columns ascend within a row; no duplicates, no stored zeros, all finite.
 
-    Two matrices are equal when they are the same function, whatever order or explicit zeros they were made from;
+    Two matrices are equal if they are the same linear map, whatever order or explicit zeros they were made from;
     ``fingerprint`` is that identity. Make one with ``from_csr``, ``from_coo``, ``from_dense`` or ``readers.read``.
     """
 
@@ -30,28 +30,29 @@ class SparseMatrix:
     indices: NDArray[np.int32]  # (nnz,)
     data: NDArray[np.float32]  # (nnz,)
     filled_rows: int = field(init=False)  # rows with a nonzero
-    _fingerprint: list[str] = field(init=False, repr=False, default_factory=list)  # once it was asked for
+    _fingerprint: list[str] = field(init=False, repr=False, default_factory=list)  # cached on first use
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "filled_rows", int(np.count_nonzero(self.row_nnz)))
 
     @property
     def nnz(self) -> int:
+        """Number of nonzeros."""
         return len(self.data)
 
     @property
     def sparsity(self) -> float:
-        """The share of zeros, 0 to 1."""
+        """Fraction of zeros, 0 to 1."""
         return 1.0 - self.nnz / (self.m * self.k)
 
     @property
     def row_nnz(self) -> NDArray[np.int64]:
-        """Nonzeros of each row, (m,): counted anew, so that of a few rows alone ``indptr`` says it sooner."""
+        """Nonzeros of each row, (m,). Computed on each access: for a few rows, use ``indptr``."""
         return self.indptr[1:] - self.indptr[:-1]
 
     @property
     def fingerprint(self) -> str:
-        """sha256 over the canonical CSR: the shape, then indptr, indices and data as little-endian bytes."""
+        """sha256 of the canonical CSR: the shape, then indptr, indices and data as little-endian bytes."""
         if self._fingerprint:
             return self._fingerprint[0]
         digest = hashlib.sha256(b"lospmm-csr-1")
@@ -62,10 +63,11 @@ class SparseMatrix:
         return self._fingerprint[0]
 
     def rows_of_nonzeros(self) -> NDArray[np.int32]:
-        """The row of each nonzero, (nnz,)."""
+        """Return the row of each nonzero, (nnz,)."""
         return np.repeat(np.arange(self.m, dtype=np.int32), self.row_nnz)
 
     def to_scipy(self) -> scipy.sparse.csr_array:
+        """Return the matrix as a SciPy ``csr_array`` that shares its memory."""
         return scipy.sparse.csr_array((self.data, self.indices, self.indptr), shape=(self.m, self.k))
 
     def __eq__(self, other: object) -> bool:
@@ -78,10 +80,10 @@ class SparseMatrix:
 def from_coo(
     shape: tuple[int, int], rows: NDArray[np.integer], cols: NDArray[np.integer], values: NDArray[np.floating]
 ) -> SparseMatrix:
-    """The canonical matrix of ``values[i]`` at ``(rows[i], cols[i])``, in any order; zeros are dropped.
+    """Return the canonical matrix of ``values[i]`` at ``(rows[i], cols[i])``, in any order, without zeros.
 
-    Raises BadMatrix for an impossible shape, an index out of range, an entry given twice, or a value that is not
-    a finite float32.
+    Raises BadMatrix for an impossible shape, an index out of range, an entry given twice, or a value that is not a
+    finite float32.
     """
     m, k = check_shape(shape)
     for noun, array in (("row indices", rows), ("column indices", cols), ("values", values)):
@@ -123,7 +125,10 @@ def from_coo(
 def from_csr(
     shape: tuple[int, int], indptr: NDArray[np.integer], indices: NDArray[np.integer], data: NDArray[np.floating]
 ) -> SparseMatrix:
-    """As ``from_coo``, from compressed rows: row r holds entries ``indptr[r]`` to ``indptr[r + 1]``."""
+    """Return the canonical matrix of compressed rows: row r holds ``indptr[r]`` to ``indptr[r + 1]``.
+
+    Raises BadMatrix as ``from_coo``.
+    """
     m, _ = check_shape(shape)
     _check_array("offsets", indptr)
     _check_array("column indices", indices)
@@ -131,14 +136,14 @@ def from_csr(
 
 
 def check_axes(count: int) -> None:
-    """Raises BadMatrix where an array of so many axes is no matrix."""
+    """Raise BadMatrix unless an array of ``count`` axes is a matrix."""
     if count != 2:
         hint = "; reshape weights of a convolution to out x (in * height * width)" if count == 4 else ""
         raise BadMatrix(f"a matrix has two dimensions, this array has {count}{hint}")
 
 
 def from_dense(weights: NDArray[np.floating]) -> SparseMatrix:
-    """The nonzeros of a dense (m, k) array."""
+    """Return the nonzeros of a dense (m, k) array as a matrix. Raises BadMatrix as ``from_coo``."""
     _check_array("weights", weights)
     check_axes(weights.ndim)
     rows, cols = np.nonzero(weights)
@@ -146,9 +151,10 @@ def from_dense(weights: NDArray[np.floating]) -> SparseMatrix:
 
 
 def expand_offsets(offsets: NDArray[np.integer], lines: int, entries: int) -> NDArray[np.int64]:
-    """The line (row or column) of each entry, (entries,): line i holds entries ``offsets[i]`` to ``offsets[i + 1]``.
+    """Return the line (row or column) of each entry, (entries,), given the offset of each line.
 
-    Raises BadMatrix unless there are ``lines`` + 1 offsets that rise from 0 to ``entries``.
+    Line i holds entries ``offsets[i]`` to ``offsets[i + 1]``. Raises BadMatrix unless there are ``lines`` + 1 offsets
+    that rise from 0 to ``entries``.
     """
     if offsets.shape != (lines + 1,):
         raise BadMatrix(f"{lines} rows (or columns) need {lines + 1} offsets in indptr, not shape {offsets.shape}")
@@ -164,7 +170,7 @@ def expand_offsets(offsets: NDArray[np.integer], lines: int, entries: int) -> ND
 
 
 def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The sides (m, k) as Python integers. Raises BadMatrix unless there are two, from 1 to MAX_DIMENSION."""
+    """Return the sides (m, k) as integers. Raises BadMatrix unless there are two, from 1 to MAX_DIMENSION."""
     try:
         sides = tuple(operator.index(side) for side in shape)
     except TypeError:
@@ -176,13 +182,13 @@ def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _check_array(noun: str, array: object) -> None:
-    """Raises BadMatrix for what is no array, or one whose mask would be lost."""
+    """Raise BadMatrix for anything but an array, and for a masked array, whose mask would be lost."""
     if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
         raise BadMatrix(f"the {noun} are of type {type(array).__name__}: give a NumPy array")
 
 
 def check_indices(noun: str, index: NDArray[np.integer], lowest: int, highest: int) -> None:
-    """Raises BadMatrix, naming the first offender, unless all are integers from ``lowest`` to ``highest``."""
+    """Raise BadMatrix, naming the first offender, unless all are integers from ``lowest`` to ``highest``."""
     if index.dtype.kind not in "iu":
         raise BadMatrix(f"the {noun} of an entry is an integer, not {index.dtype}")
     wrong = np.flatnonzero((index < lowest) | (index > highest))
@@ -191,7 +197,7 @@ def check_indices(noun: str, index: NDArray[np.integer], lowest: int, highest: i
 
 
 def check_nonzeros(count: int) -> None:
-    """Raises BadMatrix for more nonzeros than are read; readers ask before they allocate."""
+    """Raise BadMatrix for more than LOSPMM_MAX_NONZEROS nonzeros; readers call it before they allocate."""
     limit = settings().max_nonzeros
     if count > limit:
         todo = "prune it further, or raise that"

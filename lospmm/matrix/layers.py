@@ -1,7 +1,7 @@
-"""The layers of a model: its names, the folder of each, and its matrices, one in memory at a time.
+"""The layers of a model: their names, their folders, and their matrices, one in memory at a time.
 
-A model is a ``.safetensors``, each 2-D or 4-D weight of which is a layer, or a folder of matrix files with a layer each
-(those of a ``.safetensors`` in it are its weights).
+A model is a ``.safetensors``, each 2-D or 4-D weight of which is a layer, or a folder of matrix files, each of which
+is a layer (of a ``.safetensors`` in it, each weight is one).
 """
 
 import hashlib
@@ -18,20 +18,23 @@ from lospmm.matrix.readers import READERS, MatrixFile
 #: A layer's matrix, or what is wrong with it.
 Found = MatrixFile | BadMatrix
 
-#: Where the names are those of folders: no others begin with a dot, hold a slash, or are as long.
+#: Layer names that are used as folder names unchanged: no leading dot, no slash, not too long.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
-#: What a model's folder holds beside its layers.
+#: Files in a model's folder beside its layers.
 REPORT_FILE = "report.json"
 KERNELS_FILE = "kernels.tsv"
 
-#: Of a name that cannot be that of a folder, what remains readable, and the digits that tell it from others.
+#: Of any other name: characters that are kept readable, and digits of its digest.
 _READABLE_CHARACTERS, _DIGITS = 60, 16
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """``read`` gives the layers that ``names`` lists, in that order; some may have a bias beside their weights."""
+    """The layers of a model; ``read`` yields those of ``names``, in that order.
+
+    ``has_biases`` says whether the file holds a bias for any of them.
+    """
 
     name: str
     names: tuple[str, ...]
@@ -39,15 +42,15 @@ class LayerSource:
     has_biases: bool = False
 
     def check_biases(self) -> None:
-        """Raises BadRequest where no layer has a bias that could be added."""
+        """Raise BadRequest if no layer has a bias that could be added."""
         if not self.has_biases:
             raise readers.no_biases(self.names)
 
 
 def open_model(path: Path, *, seed: int = 0) -> LayerSource:
-    """The model in a file or a folder; ``seed`` draws the values of patterns.
+    """Open the model in a file or a folder; ``seed`` draws the values of matrices that are patterns only.
 
-    Raises BadMatrix where it cannot be read or holds no layer, BadRequest for two layers of one name or folder.
+    Raises BadMatrix if it cannot be read or holds no layer, BadRequest if two layers share a name or a folder.
     """
     parts = [_part(file, seed) for file in _files(path)] if path.is_dir() else [_weights(path)]
     names = tuple(name for part in parts for name in part.names)
@@ -67,7 +70,7 @@ def open_model(path: Path, *, seed: int = 0) -> LayerSource:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises BadRequest where two layers are called the same, or would share a folder."""
+    """Raise BadRequest if two layers have the same name or would share a folder."""
     owners: dict[str, str] = {}
     for name in names:
         folder = folder_of(name).lower()  # some file systems make no difference
@@ -79,9 +82,9 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def folder_of(name: str) -> str:
-    """The folder of a layer in the model's: its name, or where that is none of a folder, what remains of it.
+    """Return the folder of a layer within the model's: its name, or a safe form of it with a digest.
 
-    The same for the same name, always one part of a path and no hidden one. ``check_names`` finds who would share one.
+    A name always gives the same folder: one part of a path, not hidden. ``check_names`` finds collisions.
     """
     if _PLAIN.fullmatch(name) and name.lower() not in (REPORT_FILE, KERNELS_FILE):
         return name
@@ -100,7 +103,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _text(name: str) -> str:
-    """A file's name, whose bytes may be no text."""
+    """Return a file's name, with bytes that are not text escaped."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -113,7 +116,7 @@ def _is_matrix(file: Path) -> bool:
 
 
 def _part(file: Path, seed: int) -> LayerSource:
-    """The layers of one file. A file that is itself a layer is read when its turn comes."""
+    """Return the layers of one file. A file that is a single layer is read only when its turn comes."""
     if file.suffix.lower() != ".safetensors":
         name = _text(file.stem)
         return LayerSource(file.name, (name,), lambda: iter([(name, _matrix(file, seed))]))
@@ -125,7 +128,7 @@ def _part(file: Path, seed: int) -> LayerSource:
 
 
 def _weights(file: Path) -> LayerSource:
-    """The layers of a ``.safetensors``. Raises BadMatrix."""
+    """Return the layers of a ``.safetensors``. Raises BadMatrix."""
     names = readers.names_of_model(_content(file), file.name)
     return LayerSource(
         file.name, tuple(names), lambda: readers.read_model(_content(file), file.name), any(names.values())

@@ -1,7 +1,7 @@
-"""The bytes of a matrix file: in memory, or mapped from a file of this process's own, so that they need not be.
+"""The bytes of a matrix file: held in memory, or memory-mapped if the file is this process's own.
 
-What is read of a mapped file counts as memory of this process until it is given back; it is then still in the system's
-cache, and comes again from there when it is read again.
+Pages that were read of a mapped file count as memory of this process until ``give_back`` releases them; they stay in
+the page cache, from which a second read takes them.
 """
 
 import mmap
@@ -17,16 +17,19 @@ from lospmm.matrix.csr import check_nonzeros
 
 Content: TypeAlias = bytes | mmap.mmap
 
-#: So much is read at a time between two calls of ``give_back``.
+#: Bytes that are read between two calls of ``give_back``.
 PIECE_BYTES = 4 << 20
 
-#: Files up to so many bytes are simply read.
+#: Files up to this size are read, larger ones mapped.
 SMALL_BYTES = 1 << 20
 
 
 def content_of(file: IO[bytes]) -> Content:
-    """The whole of an open file, which nobody may cut short meanwhile: reading beyond its end would be a bus error."""
-    if isinstance(file, SpooledTemporaryFile) and file.name is None:  # in memory: to ask for its number makes it a file
+    """Return all bytes of an open file, mapped if it is large.
+
+    Nobody may truncate a mapped file meanwhile: a read beyond its end would be a bus error.
+    """
+    if isinstance(file, SpooledTemporaryFile) and file.name is None:  # in memory: fileno() would write it to disk
         file.seek(0)
         return bytes(file.read())
     descriptor = file.fileno()
@@ -38,13 +41,13 @@ def content_of(file: IO[bytes]) -> Content:
 
 
 def give_back(content: Content | memoryview) -> None:
-    """Let go of the memory of a mapped file. Whatever refers to it stays as it is."""
+    """Release the pages of a mapped file. References to it stay valid."""
     if isinstance(content, mmap.mmap):
         content.madvise(mmap.MADV_DONTNEED)
 
 
 def pieces(content: Content, start: int, end: int) -> Iterator[bytes]:
-    """The bytes from ``start`` to ``end``, PIECE_BYTES at a time, each given back once the next is asked for."""
+    """Yield the bytes from ``start`` to ``end`` by PIECE_BYTES, releasing each piece before the next."""
     for at in range(start, end, PIECE_BYTES):
         yield content[at : min(at + PIECE_BYTES, end)]
         give_back(content)
@@ -52,19 +55,20 @@ def pieces(content: Content, start: int, end: int) -> Iterator[bytes]:
 
 Array = NDArray[Any]
 
-#: What makes numbers of a piece of an array.
+#: Converts a piece of an array to numbers.
 Decode = Callable[[Array], Array]
 
 
 def as_it_is(piece: Array) -> Array:
+    """Return the piece unchanged: the decoder of types that NumPy has."""
     return piece
 
 
 def nonzeros(array: Array, content: Content, decode: Decode = as_it_is) -> tuple[tuple[NDArray[np.int64], ...], Array]:
-    """Where the nonzeros of ``array`` are, an index along each axis, and their values; each (nonzeros,).
+    """Return the indices of the nonzeros of ``array`` along each axis, and their values; each (nonzeros,).
 
-    ``array`` is one of at least one element that lies in ``content``, or beside it, by rows or by columns. Raises
-    BadMatrix for more nonzeros than a kernel is emitted for, before anything is allocated for them.
+    ``array`` is contiguous by rows or by columns, and not empty; it may lie in ``content``, whose pages are released.
+    Raises BadMatrix for more than LOSPMM_MAX_NONZEROS, before it allocates anything for them.
     """
     order: Any = "C" if array.flags.c_contiguous else "F"
     flat = array.reshape(-1, order=order)

@@ -1,6 +1,6 @@
 """NumPy's ``.npy`` and ``.npz`` from untrusted bytes, and the sparse layouts that an ``.npz`` holds.
 
-Nothing is allocated on a header's word: sizes are compared with the bytes there are, and inflation is capped. To read
+Nothing is allocated on a header's word: sizes are compared with the bytes present, and inflation is capped. To read
 another sparse layout, add a row to ``LAYOUTS``. Format: numpy.lib.format; layouts: scipy.sparse.save_npz.
 """
 
@@ -69,11 +69,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, Runt
 
 
 def parse(content: Buffer) -> Array:
-    """The array of a ``.npy`` file, where it lies in the content, in the file's byte order.
-
-    Raises BadMatrix unless the header is sound, the type is a plain number or text, and the bytes after the header
-    are exactly what it promises.
-    """
+    """Return the array of a ``.npy`` file, in its byte order, without a copy. Raises BadMatrix."""
     header, start = _header(content)
     dtype, fortran_order, shape = _described(header)
     # A side of zero must not hide an absurd one beside it.
@@ -93,7 +89,7 @@ def parse(content: Buffer) -> Array:
 
 
 def read_npz(content: Content) -> SparseMatrix:
-    """The matrix of a ``scipy.sparse.save_npz`` file, or of the arrays shape, indptr, indices and data (CSR)."""
+    """Return the matrix of a ``scipy.sparse.save_npz`` file, or of its CSR arrays alone."""
     arrays = archive(content)
     layout = _text(arrays["format"]) if "format" in arrays else "csr"
     if layout not in LAYOUTS:
@@ -107,11 +103,7 @@ def read_npz(content: Content) -> SparseMatrix:
 
 
 def archive(content: Content) -> dict[str, Array]:
-    """The arrays of an ``.npz`` file that a sparse matrix may need, by name without ``.npy``.
-
-    Raises BadMatrix for a damaged or encrypted archive, too many members, a member named outside the archive, and
-    one that inflates too far.
-    """
+    """Return those arrays of an ``.npz`` that a sparse matrix may need, by name. Raises BadMatrix."""
     # Each member costs zipfile a directory entry with this signature, so this bounds its memory before it parses.
     if sum(piece.count(_DIRECTORY_ENTRY) for piece in pieces(content, 0, len(content))) > MAX_MEMBERS:
         raise BadMatrix(f"the archive has more than {MAX_MEMBERS} members; a sparse matrix needs six")
@@ -129,7 +121,7 @@ def archive(content: Content) -> dict[str, Array]:
 
 
 class _Opened(io.RawIOBase):
-    """Content as a file."""
+    """File-like view of the content."""
 
     def __init__(self, content: Content) -> None:
         self._content, self._at = content, 0
@@ -155,7 +147,7 @@ class _Opened(io.RawIOBase):
 
 
 def _header(content: Buffer) -> tuple[str, int]:
-    """The header's text and where the values start."""
+    """Return the header's text and the offset of the values."""
     beginning = bytes(content[:_BEGINNING_BYTES])
     if not beginning.startswith(MAGIC):
         raise BadMatrix(f"does not begin with the .npy magic but with {beginning[:8]!r}")
@@ -171,7 +163,7 @@ def _header(content: Buffer) -> tuple[str, int]:
 
 
 def _described(header: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
-    """The type, whether columns come first, and the shape. Own patterns: NumPy's parser evaluates Python literals."""
+    """Return dtype, Fortran order and shape; not by NumPy's parser, which evaluates Python literals."""
     descr, fortran, shape = _DESCR.findall(header), _FORTRAN.findall(header), _SHAPE.findall(header)
     if len(fortran) != 1 or len(shape) != 1:
         raise BadMatrix(f"the .npy header is not understood: {header[:80].strip()!r}")
@@ -207,7 +199,7 @@ def _check_members(members: list[zipfile.ZipInfo], archive_bytes: int) -> None:
         # Others (bzip2, LZMA) may claim gigabytes for their dictionaries; NumPy writes only these two.
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise BadMatrix(f"member {name[:80]!r} is compressed with method {member.compress_type}, not deflate")
-    # What is stored as it is takes no memory beside the archive; the rest is in memory together with it.
+    # Uncompressed members take no memory beside the archive; inflated ones do.
     inflated = sum(member.file_size for member in members if member.compress_type != zipfile.ZIP_STORED)
     limit = max(settings().max_upload_bytes - archive_bytes, INFLATION_FLOOR_BYTES)
     allowed = min(INFLATION_FLOOR_BYTES + INFLATION_RATIO * archive_bytes, limit)
@@ -219,7 +211,7 @@ def _check_members(members: list[zipfile.ZipInfo], archive_bytes: int) -> None:
 
 
 def _member(opened: zipfile.ZipFile, member: zipfile.ZipInfo, archive_content: Content) -> Array:
-    with opened.open(member) as stream:  # which compares the two headers of the member
+    with opened.open(member) as stream:  # open() compares the two headers of the member
         if member.compress_type == zipfile.ZIP_STORED:
             content = _stored(member, archive_content)
         else:
@@ -231,7 +223,7 @@ def _member(opened: zipfile.ZipFile, member: zipfile.ZipInfo, archive_content: C
 
 
 def _inflated(stream: IO[bytes], size: int, archive_content: Content) -> memoryview:
-    """The bytes of a member, by the piece, never more than the ``size`` that was checked, whatever follows."""
+    """Return the bytes of a member, read in pieces and at most the ``size`` that was checked."""
     content, filled = memoryview(bytearray(size)), 0
     while piece := stream.read(min(PIECE_BYTES, size - filled)):
         content[filled : filled + len(piece)] = piece
@@ -241,7 +233,7 @@ def _inflated(stream: IO[bytes], size: int, archive_content: Content) -> memoryv
 
 
 def _stored(member: zipfile.ZipInfo, archive_content: Content) -> memoryview:
-    """The bytes of a member that is not compressed, where they are. Raises BadZipFile unless they have its checksum."""
+    """Return the bytes of an uncompressed member in place. Raises BadZipFile if the checksum differs."""
     header = archive_content[member.header_offset : member.header_offset + _LOCAL_HEADER.size]
     name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
     start = member.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
@@ -292,7 +284,7 @@ def _values(arrays: Arrays, *, dimensions: int) -> Array:
 
 
 def _entries(arrays: Arrays) -> Array:
-    """The values of entries that have a place each: no more than may be nonzeros, since each takes memory."""
+    """Return the values of explicit entries: at most LOSPMM_MAX_NONZEROS, since each takes memory."""
     values = _values(arrays, dimensions=1)
     if len(values) > settings().max_nonzeros:
         check_nonzeros(int(np.count_nonzero(values)))
@@ -332,12 +324,12 @@ def _coo(shape: tuple[int, int], arrays: Arrays, _content: Content) -> SparseMat
 
 
 def _bsr(shape: tuple[int, int], arrays: Arrays, content: Content) -> SparseMatrix:
-    """data (blocks, height, width); block b lies at block column indices[b] of the block row that indptr gives."""
+    """Read data (blocks, height, width): block b is at block column indices[b] of its indptr row."""
     values, block_cols = _values(arrays, dimensions=3), _take(arrays, "indices", dimensions=1)
     blocks, height, width = values.shape
     if height == 0 or width == 0 or shape[0] % height or shape[1] % width or len(block_cols) != blocks:
         raise BadMatrix(f"{len(block_cols)} block indices and data of shape {values.shape} do not tile shape {shape}")
-    check_nonzeros(blocks)  # each is there for one at least
+    check_nonzeros(blocks)  # each holds one nonzero at least
     check_indices("block column", block_cols, 0, shape[1] // width - 1)
     block_rows = expand_offsets(_take(arrays, "indptr", dimensions=1), shape[0] // height, blocks)
     if blocks == 0:
@@ -349,7 +341,7 @@ def _bsr(shape: tuple[int, int], arrays: Arrays, content: Content) -> SparseMatr
 
 
 def _dia(shape: tuple[int, int], arrays: Arrays, content: Content) -> SparseMatrix:
-    """data (diagonals, length): ``data[d, col]`` lies at row ``col - offsets[d]``; what falls outside is padding."""
+    """Read data (diagonals, length): ``data[d, col]`` is at row ``col - offsets[d]``; the rest is padding."""
     values, offsets = _values(arrays, dimensions=2), _take(arrays, "offsets", dimensions=1)
     if len(offsets) != len(values):
         raise BadMatrix(f"{len(offsets)} offsets for {len(values)} diagonals")
@@ -359,14 +351,14 @@ def _dia(shape: tuple[int, int], arrays: Arrays, content: Content) -> SparseMatr
     if values.size == 0:
         return from_coo(shape, offsets[:0], offsets[:0], values.reshape(-1))
     (rows, cols), found = nonzeros(values, content)
-    np.subtract(cols, offsets.astype(np.int64)[rows], out=rows)  # which were the diagonals
+    np.subtract(cols, offsets.astype(np.int64)[rows], out=rows)  # rows held the diagonals
     inside = (rows >= 0) & (rows < shape[0]) & (cols < shape[1])
     if not inside.all():
         rows, cols, found = rows[inside], cols[inside], found[inside]
     return from_coo(shape, rows, cols, found)
 
 
-#: What makes a matrix of a layout: its shape, the arrays, and the content that they lie in.
+#: Reads a layout, given the shape, the arrays, and the content that holds them.
 LAYOUTS: dict[str, Callable[[tuple[int, int], Arrays, Content], SparseMatrix]] = {
     "csr": _csr,
     "csc": _csc,
@@ -385,7 +377,7 @@ _CREATE_SYSTEM = 3
 
 
 def write_npz(matrix: SparseMatrix) -> bytes:
-    """8 bytes a nonzero and 4 a row, and a kilobyte of headers."""
+    """Return the matrix as an ``.npz`` file: 8 bytes a nonzero, 4 a row, and a kilobyte of headers."""
     arrays = {
         "format": np.array(b"csr"),
         "shape": np.array([matrix.m, matrix.k], dtype="<i8"),

@@ -1,8 +1,8 @@
-"""Matrix files, also hostile ones, to ``SparseMatrix``: the one door for the command line and for uploads.
+"""Readers of matrix files, even hostile ones: used by the command line and for uploads alike.
 
 The format is known by its first bytes (``_BEGINNINGS``), never by the name alone, and read by its row of ``READERS``.
-A reader takes memory in proportion to the bytes it is given, never to what a header claims. To add a format, add a row
-to both tables. Every failure is a ``BadMatrix`` of one line: the file, what is wrong, where, and what to do.
+A reader takes memory in proportion to the bytes it is given, never to what a header claims. To add a format, add a
+row to both tables. Every failure is a ``BadMatrix`` of one line: the file, what is wrong, where, and what to do.
 """
 
 import json
@@ -32,22 +32,24 @@ Values = Literal["stored", "drawn"]
 
 @dataclass(frozen=True, slots=True)
 class MatrixFile:
+    """A matrix, the file that it was read from, and the bias found in the same file, if any."""
+
     matrix: SparseMatrix
     values: Values
     name: str  # the file's base name
-    #: What lies beside a weight of a model, by its name, or why it is no bias.
+    #: The bias of the same file that belongs to the weight by its name, or why it cannot be used.
     beside: NDArray[np.floating] | BadMatrix | None = None
 
     @property
     def bias(self) -> NDArray[np.floating] | None:
-        """What lies beside the weight. Raises BadMatrix."""
+        """The bias that belongs to the weight, (m,), or None. Raises BadMatrix if it cannot be used."""
         if isinstance(self.beside, BadMatrix):
             raise self.beside
         return self.beside
 
 
 def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
-    """The matrix in a regular file; ``tensor`` and ``seed`` as in ``read_bytes``."""
+    """Return the matrix in a regular file; ``tensor`` and ``seed`` as in ``read_bytes``. Raises BadMatrix."""
     try:
         if not path.exists():
             raise BadMatrix(f"{_printable(str(path))}: there is no such file")
@@ -61,14 +63,16 @@ def read(path: Path, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
         raise BadMatrix(f"{_printable(str(path))}: cannot be read: {error.strerror}") from None
     try:
         return read_bytes(content, path.name, tensor=tensor, seed=seed)
-    except BadMatrix as error:  # which names the file, as of an upload
+    except BadMatrix as error:  # names the file by its base name, as for an upload
         folder = "" if path.parent == Path() else f"{_printable(str(path.parent)).rstrip('/')}/"
         raise BadMatrix(f"{folder}{error}") from None
 
 
 def content_in(stream: IO[bytes]) -> Content:
-    """What a local file holds. Models are large, and are read by the piece: a ``.safetensors`` has any size. Of others
-    it is one byte more than LOSPMM_MAX_UPLOAD_BYTES at most, so that the reader sees too large a file as such.
+    """Return the bytes of a local file, mapped if it is a ``.safetensors``, which may have any size.
+
+    Of other formats it returns at most one byte more than LOSPMM_MAX_UPLOAD_BYTES, so that the reader can refuse the
+    file as too large.
     """
     beginning = stream.read(_BEGINNING_BYTES)
     if is_model(beginning):
@@ -77,7 +81,7 @@ def content_in(stream: IO[bytes]) -> Content:
 
 
 def read_bias(path: Path) -> NDArray[np.floating]:
-    """The numbers of a ``.npy``, one for each row. Raises BadRequest."""
+    """Return the bias in a ``.npy`` file: one number for each row. Raises BadRequest."""
     try:
         with path.open("rb") as file:
             return bias_in(content_in(file), str(path))
@@ -86,7 +90,7 @@ def read_bias(path: Path) -> NDArray[np.floating]:
 
 
 def bias_in(content: Content, name: str) -> NDArray[np.floating]:
-    """The same of what was uploaded; ``name`` is for messages. Raises BadRequest."""
+    """Return the bias in the bytes of a ``.npy``; ``name`` is for messages. Raises BadRequest."""
     try:
         bias = np.array(npy.parse(content))
     except BadMatrix as error:
@@ -97,10 +101,10 @@ def bias_in(content: Content, name: str) -> NDArray[np.floating]:
 
 
 def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: int = 0) -> MatrixFile:
-    """The matrix in the bytes of a file called ``name``.
+    """Return the matrix in the bytes of a file called ``name``. Raises BadMatrix.
 
     ``tensor`` names the weight to take from a ``.safetensors`` that has several. ``seed`` draws the values of a
-    pattern: the same pattern and seed give the same values in every format. Raises BadMatrix.
+    pattern: the same pattern and seed give the same values in every format.
     """
     name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "matrix"
     try:
@@ -114,10 +118,10 @@ def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: 
 
 
 def read_model(content: Content, name: str) -> Iterator[tuple[str, MatrixFile | BadMatrix]]:
-    """Each weight of a ``.safetensors`` by its name, layer 2 before layer 10; or what is wrong with that one alone.
+    """Yield each weight of a ``.safetensors`` by name, or what is wrong with it; layer 2 before layer 10.
 
-    With a weight goes its bias: ``fc.bias`` of ``fc.weight``, ``in_proj_bias`` of ``in_proj_weight``. Raises BadMatrix
-    where the file cannot be read, or holds no weight.
+    A weight comes with its bias: ``fc.bias`` of ``fc.weight``, ``in_proj_bias`` of ``in_proj_weight``. Raises
+    BadMatrix if the file cannot be read or holds no weight.
     """
     name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "model"
     weights, tensors = _weights(content, name), _tensors(content)
@@ -132,13 +136,13 @@ def read_model(content: Content, name: str) -> Iterator[tuple[str, MatrixFile | 
 
 
 def names_of_model(content: Content, name: str) -> dict[str, bool]:
-    """The names that ``read_model`` gives, in its order, and whether a bias lies beside each. Raises BadMatrix."""
+    """Return the names that ``read_model`` yields and whether each has a bias. Raises BadMatrix."""
     weights, tensors = _weights(content, _printable(name) or "model"), _tensors(content)
     return {weight: _bias_name(weight) in tensors for weight in sorted(weights, key=natural)}
 
 
 def no_biases(names: Sequence[str]) -> BadRequest:
-    """Why layers of these names, none of which has a bias beside its weight, cannot have theirs added."""
+    """Return the error for a model of which biases are wanted and no layer has one."""
     return BadRequest(
         f"biases: no layer has one beside its weight, as fc.bias beside fc.weight in a .safetensors; the layers are "
         f"{_listed([printable(name) for name in names])}; leave biases out, or tune each layer with a bias of its own"
@@ -161,17 +165,17 @@ def _weights(content: Content, name: str) -> dict[str, dict[str, Any]]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sorts numbers in names as numbers."""
+    """Return a sort key that orders numbers in names as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def is_model(content: Content) -> bool:
-    """Whether these bytes begin as a ``.safetensors`` does, the only format that holds several matrices."""
+    """Return whether the bytes begin as a ``.safetensors``, the only format that holds several matrices."""
     return _BEGINNINGS["safetensors"].match(content) is not None
 
 
 def _read_npy(content: Content) -> tuple[SparseMatrix, Values]:
-    """A dense array; its zeros are pruned."""
+    """Read a dense array; its zeros are pruned."""
     return _pruned(npy.parse(content), content), "stored"
 
 
@@ -189,7 +193,7 @@ def _read_smtx(content: Content) -> tuple[SparseMatrix, Values]:
 
 
 def _read_safetensors(content: Content, tensor: str | None = None) -> tuple[SparseMatrix, Values]:
-    """One weight: a 2-D tensor as it is, a convolution's (out, in, height, width) as (out, in x height x width)."""
+    """Read one weight: 2-D as it is; 4-D (out, in, height, width) as (out, in x height x width)."""
     weights = _tensors(content)
     eligible = sorted(name for name, weight in weights.items() if _is_weight(weight))
     if tensor is None:
@@ -217,13 +221,13 @@ def _of_weight(weight: dict[str, Any], content: Content) -> SparseMatrix:
 
 
 def _bias_name(weight: str) -> str | None:
-    """Of the bias that belongs to a weight, by their names."""
+    """Return the name of the bias that belongs to a weight."""
     stem = weight.removesuffix("weight")
     return f"{stem}bias" if stem != weight else None
 
 
 def _beside(weight: str, tensors: dict[str, dict[str, Any]], file: str) -> NDArray[np.floating] | BadMatrix | None:
-    """The bias of the weight of this name, as many numbers as there are, or what is wrong with it."""
+    """Return the bias of a weight, of any length, or what is wrong with it, or None."""
     bias = _bias_name(weight)
     if bias is None or (found := tensors.get(bias)) is None:
         return None
@@ -237,7 +241,7 @@ def _beside(weight: str, tensors: dict[str, dict[str, Any]], file: str) -> NDArr
 
 
 def _from_bf16(halves: NDArray[Any]) -> NDArray[Any]:
-    """The upper halves of float32."""
+    """Return float32 numbers of which ``halves`` are the upper 16 bits."""
     return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -255,7 +259,7 @@ _NAME_CHARACTERS = 200
 #: The longest header of a .safetensors file; each tensor that it lists costs a few Python objects.
 _TENSOR_HEADER_BYTES = 4 << 20
 
-#: As many as tell a .safetensors.
+#: Enough bytes to recognise a .safetensors.
 _BEGINNING_BYTES = 9
 
 _BEGINNINGS = {
@@ -266,13 +270,13 @@ _BEGINNINGS = {
     "smtx": re.compile(rb"-?\d+[ \t]*[, \t][ \t]*-?\d+[ \t]*[, \t][ \t]*-?\d+\s"),
 }
 
-#: The types of a tensor that are weights, as what their bytes are read as.
+#: Types of weight tensors, and the NumPy type that their bytes are read as.
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
 _NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D"
 
 
 def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Content], tuple[SparseMatrix, Values]]:
-    """The reader for what the content is. Raises BadMatrix where the name claims another format."""
+    """Return the reader for the content. Raises BadMatrix if the name claims another format."""
     limit = settings().max_upload_bytes
     if len(content) > limit and not is_model(content):
         raise BadMatrix(f"is larger than the {limit} bytes that LOSPMM_MAX_UPLOAD_BYTES allows")
@@ -294,7 +298,7 @@ def _reader(content: Content, name: str, tensor: str | None) -> Callable[[Conten
 
 
 def _tensors(content: Content) -> dict[str, dict[str, Any]]:
-    """dtype, shape and data of each tensor by name, where they lie in the content: the library would copy them."""
+    """Return dtype, shape and data of each tensor by name, without the copy that the library would make."""
     header_bytes = int.from_bytes(content[:8], "little")
     if header_bytes > min(_TENSOR_HEADER_BYTES, len(content) - 8):
         raise BadMatrix(
@@ -318,7 +322,7 @@ def _tensors(content: Content) -> dict[str, dict[str, Any]]:
 
 
 def _check_header(content: Content, header_end: int) -> None:
-    """The library checks sizes and offsets: of a file with this header and as many bytes, which take no memory."""
+    """Have the library check sizes and offsets: of a sparse file with this header, which takes no memory."""
     file = os.memfd_create("header")
     try:
         os.truncate(file, len(content))
@@ -349,7 +353,7 @@ def _pruned(weights: NDArray[Any], content: Content, decode: Decode = as_it_is) 
 
 
 def _draw(pattern: SparseMatrix, seed: int) -> SparseMatrix:
-    """The pattern with values from a normal distribution, none of them zero, in the canonical order of its entries."""
+    """Return the pattern with nonzero values of a normal distribution, in canonical order."""
     values = np.random.default_rng(seed).standard_normal(pattern.nnz).astype(np.float32)
     values[values == 0] = 1.0
     values.setflags(write=False)
@@ -357,6 +361,6 @@ def _draw(pattern: SparseMatrix, seed: int) -> SparseMatrix:
 
 
 def _printable(name: str) -> str:
-    """A name fit for a message of one line; its end matters most."""
+    """Return a name fit for a one-line message, shortened to its end."""
     end = name[-_NAME_CHARACTERS:]
     return end if end.isprintable() else repr(end)

@@ -1,7 +1,7 @@
-"""The two text formats of sparse matrices: MatrixMarket (``.mtx``) and the Deep Learning Matrix Collection (``.smtx``).
+"""Text formats of sparse matrices: MatrixMarket and the Deep Learning Matrix Collection's ``.smtx``.
 
-Headers are compared with the bytes that follow before anything is allocated. A format that stores a pattern only gives
-ones and says so. Sources: https://math.nist.gov/MatrixMarket/formats.html and arXiv:2006.10901.
+Headers are compared with the bytes that follow before anything is allocated. For a format that stores only a pattern,
+the values are ones. Sources: https://math.nist.gov/MatrixMarket/formats.html and arXiv:2006.10901.
 """
 
 import re
@@ -26,7 +26,7 @@ _COUNT = re.compile(r"\d{1,15}")
 
 
 def read_smtx(content: Content) -> SparseMatrix:
-    """The pattern of an ``.smtx`` file, with ones for values.
+    """Return the pattern of an ``.smtx`` file, with ones for values.
 
     Line 1: rows, columns, nonzeros; line 2: the row offsets; line 3: the column of each nonzero.
     """
@@ -44,7 +44,7 @@ def read_smtx(content: Content) -> SparseMatrix:
 
 
 def read_mtx(content: Content) -> tuple[SparseMatrix, bool]:
-    """The matrix of a MatrixMarket file, and whether it is a pattern (then its values are ones)."""
+    """Return the matrix of a MatrixMarket file, and whether it is a pattern (all values are then ones)."""
     banner, at = _line(content, 0)
     layout, field, symmetry = _banner(banner)
     sizes, at = _skip_comments(content, at)
@@ -66,7 +66,7 @@ def read_mtx(content: Content) -> tuple[SparseMatrix, bool]:
         first = end
     rows: NDArray[np.integer] = _from_one(index[0], m, "row index")
     cols: NDArray[np.integer] = _from_one(index[1], k, "column index")
-    del index  # which would be in memory as long as the rest
+    del index  # frees its memory now
     if symmetry == "symmetric":
         _check_square((m, k))
         rows, cols, values = _mirrored(rows, cols, values)
@@ -74,7 +74,7 @@ def read_mtx(content: Content) -> tuple[SparseMatrix, bool]:
 
 
 def _array(content: Content, at: int, shape: tuple[int, int], *, symmetric: bool) -> SparseMatrix:
-    """A dense matrix column by column, of which its nonzeros are kept; a symmetric one gives its lower triangle."""
+    """Return the nonzeros of a dense column-major matrix; a symmetric one stores its lower triangle."""
     m, k = shape
     if symmetric:
         _check_square(shape)
@@ -92,7 +92,7 @@ def _array(content: Content, at: int, shape: tuple[int, int], *, symmetric: bool
     found.clear()
     if not symmetric:
         return from_coo(shape, position % m, position // m, values)
-    starts = np.concatenate(([0], np.cumsum(np.arange(m, 1, -1))))  # of the columns of the triangle
+    starts = np.concatenate(([0], np.cumsum(np.arange(m, 1, -1))))  # first number of each column of the triangle
     cols = np.searchsorted(starts, position, side="right") - 1
     return from_coo(shape, *_mirrored(position - starts[cols] + cols, cols, values))
 
@@ -100,7 +100,7 @@ def _array(content: Content, at: int, shape: tuple[int, int], *, symmetric: bool
 def _mirrored(
     rows: NDArray[np.integer], cols: NDArray[np.integer], values: NDArray[np.float64]
 ) -> tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.float64]]:
-    """The entries of one triangle and, of those that are not on the diagonal, those of the other."""
+    """Return the entries of one triangle, and their mirror images without the diagonal."""
     below = rows != cols
     check_nonzeros(len(values) + int(np.count_nonzero(below)))
     return (
@@ -111,7 +111,7 @@ def _mirrored(
 
 
 def _banner(line: str) -> tuple[str, str, str]:
-    """Layout, field and symmetry of the first line."""
+    """Return layout, field and symmetry of the first line."""
     words = line.lower().split()
     if len(words) != 5 or words[1] != "matrix":
         raise BadMatrix(f"line 1, {line[:60]!r}, is not '%%MatrixMarket matrix LAYOUT FIELD SYMMETRY'")
@@ -130,7 +130,7 @@ def _banner(line: str) -> tuple[str, str, str]:
 
 
 def _skip_comments(content: Content, at: int) -> tuple[str, int]:
-    """The first line that is neither empty nor a comment, and where the next begins."""
+    """Return the first line that is neither empty nor a comment, and the offset of the next."""
     end = at + _COMMENT_BYTES
     while at < min(len(content), end):
         line, at = _line(content, at)
@@ -140,7 +140,7 @@ def _skip_comments(content: Content, at: int) -> tuple[str, int]:
 
 
 def _line(content: Content, at: int) -> tuple[str, int]:
-    """The line that begins at ``at`` and where the next begins."""
+    """Return the line that begins at ``at``, and the offset of the next."""
     newline = content.find(b"\n", at, at + _LINE_BYTES)
     if newline < 0 and len(content) - at > _LINE_BYTES:
         raise BadMatrix(f"byte {at}: a line of the header is longer than {_LINE_BYTES} bytes")
@@ -149,21 +149,21 @@ def _line(content: Content, at: int) -> tuple[str, int]:
 
 
 def _counts(words: list[str], nouns: tuple[str, ...]) -> tuple[int, ...]:
-    """The whole numbers of a line of sizes."""
+    """Return the whole numbers of the line of sizes."""
     if len(words) != len(nouns) or not all(_COUNT.fullmatch(word) for word in words):
         raise BadMatrix(f"the line of sizes, {' '.join(words)[:60]!r}, does not give {', '.join(nouns)}")
     return tuple(int(word) for word in words)
 
 
 def _check_count(content: Content, at: int, count: int) -> None:
-    """Raises BadMatrix where so many numbers cannot follow: each takes a digit and a space at least."""
+    """Raise BadMatrix unless the bytes left can hold ``count`` numbers, of two bytes or more each."""
     left = len(content) - at
     if 2 * count - 1 > left:
         raise BadMatrix(f"truncated: the header promises {count} numbers, {max(left, 0)} bytes follow it")
 
 
 def _entries(content: Content, at: int, count: int, width: int) -> Iterator[NDArray[np.float64]]:
-    """``count`` entries of ``width`` numbers each, in tables of some, (some, width)."""
+    """Yield ``count`` entries of ``width`` numbers each, in tables of shape (some, width)."""
     rest = np.empty(0)
     for piece in _numbers(content, at, count * width):
         joined = np.concatenate((rest, piece))
@@ -173,7 +173,7 @@ def _entries(content: Content, at: int, count: int, width: int) -> Iterator[NDAr
 
 
 def _numbers(content: Content, at: int, count: int) -> Iterator[NDArray[np.float64]]:
-    """The numbers from ``at`` to the end, in pieces. Raises BadMatrix at the last unless they are ``count`` in all."""
+    """Yield the numbers from ``at`` to the end, in pieces. Raises BadMatrix unless there are ``count``."""
     filled = 0
     read_to = at
     while at < len(content):
@@ -202,7 +202,7 @@ def _numbers(content: Content, at: int, count: int) -> Iterator[NDArray[np.float
 
 
 def _chunk_end(content: Content, at: int) -> int:
-    """A place about _CHUNK_BYTES after ``at`` that does not split a number."""
+    """Return an offset about _CHUNK_BYTES after ``at`` that does not split a number."""
     if at + _CHUNK_BYTES >= len(content):
         return len(content)
     space = _SPACE.search(content, at + _CHUNK_BYTES, at + _CHUNK_BYTES + _LINE_BYTES)
@@ -212,7 +212,10 @@ def _chunk_end(content: Content, at: int) -> int:
 
 
 def _whole(numbers: NDArray[np.float64], before: int, steps: tuple[int, ...] = (1,)) -> NDArray[np.int64]:
-    """``numbers``, which ``before`` others precede, as whole ones; so many ``steps`` apart along each axis."""
+    """Return ``numbers`` as integers. Raises BadMatrix naming the first that is none.
+
+    ``before`` numbers precede them in the file; along each axis they are ``steps`` apart.
+    """
     wrong = np.argwhere(~(np.abs(numbers) < 2**53) | (numbers != np.floor(numbers)))
     if len(wrong):
         number = before + int(wrong[0] @ steps) + 1
@@ -221,7 +224,7 @@ def _whole(numbers: NDArray[np.float64], before: int, steps: tuple[int, ...] = (
 
 
 def _from_one(index: NDArray[np.int64], side: int, noun: str) -> NDArray[np.int32]:
-    """Indices counted from 1, as MatrixMarket does, to indices counted from 0."""
+    """Return 0-based indices for the 1-based ones of MatrixMarket."""
     check_indices(noun, index, 1, side)
     index -= 1
     return index.astype(np.int32)
