@@ -1,10 +1,12 @@
-"""Emitters: a ``KernelProgram`` in, an ``Emission`` out. To add a language, add its module and a row to ``EMITTERS``.
+"""Emitters of kernels in CUDA C++, PTX and machine code: a ``KernelProgram`` in, an ``Emission`` out.
 
-An emitter of text writes each tile as a function of its own that never returns, and a kernel that jumps to the function
-of its block row. A function that never returns saves nothing for its caller (the calling convention would otherwise
-spill registers around every call), and functions of their own compile apart. Emitted text is deterministic: no time, no
-path, one statement per line, weights as bit patterns or hexadecimal floats, the tile's rows of A in a comment. Machine
-code (``sass``) is its tiles' instructions themselves, and its text is a listing of them.
+To add a language, add its module and a row to ``EMITTERS``.
+
+An emitter of text writes each tile as a function of its own that never returns, and a kernel that jumps to the
+function of its block row. A function that never returns saves nothing for its caller (the calling convention would
+otherwise spill registers around every call), and functions of their own compile apart. Emitted text is deterministic:
+no time, no path, one statement per line, weights as bit patterns or hexadecimal floats, the tile's rows of A in a
+comment. Machine code (``sass``) consists of the tiles' instructions themselves, and its text is a listing of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +26,11 @@ from lospmm.problem.lanes import SINGLE, Lanes
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
-    """``check`` raises Unsupported for an architecture, as in "sm_90", that ``emit`` cannot write for; ``writes`` says
-    whether it can for such words and architecture."""
+    """The emitter of one language.
+
+    ``check`` raises Unsupported for an architecture, as in "sm_90", that ``emit`` cannot write for; ``writes`` says
+    whether it can write kernels of the given words for an architecture.
+    """
 
     emit: Callable[[KernelProgram, str], Emission]
     check: Callable[[str], object]
@@ -43,12 +48,12 @@ EMITTERS: Mapping[str, Emitter] = MappingProxyType(
 
 
 def check_target(language: str, arch: str) -> None:
-    """Raises Unsupported for an architecture that ``language`` cannot be emitted for."""
+    """Raise Unsupported for an architecture that ``language`` cannot be emitted for."""
     EMITTERS[language].check(arch)
 
 
 def emit(program: KernelProgram, language: str, arch: str) -> Emission:
-    """The text of ``program``. Raises Unsupported for a language without an emitter."""
+    """Return the code of ``program``. Raises Unsupported for an unknown language or such a program."""
     if language not in EMITTERS:
         raise Unsupported(f"emitter {language!r}: choose one of {', '.join(EMITTERS)}")
     if program.split_k > 1 and language != "sass":
@@ -61,7 +66,7 @@ def emit(program: KernelProgram, language: str, arch: str) -> Emission:
 
 
 def source_of(program: KernelProgram, emission: Emission, arch: str) -> str:
-    """The text that is shipped beside the cubin: the source, or the listing of machine code."""
+    """Return the text that is shipped beside the cubin: the source, or the listing of machine code."""
     if emission.machine is None:
         return emission.source
     return listing(program, emission.machine, generation_of(arch))

@@ -1,4 +1,7 @@
-"""CUDA C++: the text to read, to change and to run on a CPU (runtime/shim.h makes it compile with g++ as it is)."""
+"""Emitter of CUDA C++, which people can read and change, and a CPU can run.
+
+``cpu/shim.h`` makes the text compile with g++ unchanged.
+"""
 
 from collections.abc import Sequence
 
@@ -17,7 +20,7 @@ PRELUDE = """\
 
 
 def emit(program: KernelProgram, _arch: str) -> Emission:
-    """``program`` as CUDA C++17 without includes, the same for every architecture."""
+    """Return ``program`` as CUDA C++17 without includes, the same for every architecture."""
     tiles = [_tile(index, tile, program) for index, tile in enumerate(program.tiles)]
     declarations = "".join(f"{_signature(index, program)};\n" for index in range(len(tiles)))
     entry = _entry(program)
@@ -44,9 +47,9 @@ def _parameters(program: KernelProgram) -> str:
 
 
 def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
-    """One thread block function: b and c point to this thread's column of row 0 of B and C.
+    """Return the function of one tile: b and c point to this thread's column of row 0 of B and C.
 
-    What lies in a convolution's padding is zero: the multiply-adds that use it change nothing.
+    Elements in a convolution's padding are zero: the multiply-adds that use them change nothing.
     """
     code = tile.code
     guards = program.guards(code).tolist()
@@ -75,24 +78,24 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram) -> str:
         else:
             value = "0.0f" if source == ZERO else f"a{source}"
             if program.epilogue.relu and source != ZERO:
-                value = f"a{source} < 0.0f ? 0.0f : a{source}"  # NaN stays
+                value = f"a{source} < 0.0f ? 0.0f : a{source}"  # keeps NaN
             lines.append(f"  __stcs(c + {_offset(target, program)}, {value});")
     return "\n".join((*lines, "  LOSPMM_END;", "}\n"))
 
 
 def _offset(row: int, program: KernelProgram) -> str:
-    """Elements from row 0 to ``row`` of C."""
+    """Return the elements from row 0 to ``row`` of C, as an expression."""
     return f"{row}ull * n" if program.n is None else f"{row * program.c_row_elements}ull"
 
 
 def _literal(weight: float) -> str:
-    """A float32 exactly, in hexadecimal (C++17, [lex.fcon])."""
+    """Return a float32 exactly, in hexadecimal (C++17, [lex.fcon])."""
     mantissa, exponent = weight.hex().split("p")
     return f"{mantissa.rstrip('0')}p{exponent}f"
 
 
 def _entry(program: KernelProgram) -> str:
-    """The kernel: finds this thread's column, leaves if there is none, and runs the block row's tile."""
+    """Return the kernel: it finds this thread's column, leaves if there is none, and runs its tile."""
     width = "blockDim.x" if program.cols is None else f"{program.cols}u"
     columns = "n" if program.n is None else f"{program.n}u"
     bounds = "" if program.cols is None else f" __launch_bounds__({program.cols})"
@@ -117,7 +120,7 @@ def _entry(program: KernelProgram) -> str:
 
 
 def _own_column(program: KernelProgram) -> Sequence[str]:
-    """b, c and the residual of this thread's column, and what of its window lies in the padding."""
+    """Return the statements that move b, c and the residual to this thread's column and set ``padded``."""
     convolution, has_residual = program.convolution, program.epilogue.residual
     if convolution is None:
         return ("  b += column;", "  c += column;", *(("  residual += column;",) if has_residual else ()))
@@ -135,7 +138,7 @@ def _own_column(program: KernelProgram) -> Sequence[str]:
 
 
 def _padded(convolution: Convolution) -> Sequence[str]:
-    """Above the window's first row or column they are large, unsigned."""
+    """Return the statements that set ``padded``; places before the input are large as unsigned numbers."""
     guarded = [
         (f"y + {row * convolution.dilation[0]}", convolution.height, row_bit(row)) for row in convolution.guarded_rows
     ]

@@ -1,4 +1,4 @@
-"""What an emitter makes of a kernel program: text or machine code, whole and in pieces."""
+"""Output of an emitter: a kernel as text or machine code, whole and in units."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,18 +10,18 @@ Language = Literal["cuda", "ptx", "sass", "template"]
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """``source`` is the whole kernel as one file that a compiler takes as it is, and what is shipped beside the cubin.
+    """One emitted kernel; ``source`` is the whole kernel as one file, which is shipped beside the cubin.
 
-    ``units`` is the same code as translation units to be compiled apart and linked: compilers take time that grows
-    faster than a function's length, and separate units use every core. Each unit holds one or several tiles, the
-    last one the kernel ``entry`` that dispatches to them.
+    ``units`` is the same code as translation units that are compiled separately and linked: compile time grows faster
+    than a function's length, and separate units use every core. Each unit holds one or several tiles, the last one
+    the kernel ``entry`` that dispatches to them.
 
-    Of machine code there is no source: ``machine`` holds the tiles, and the one unit is the prologue before them. What
-    is shipped is a listing, made when it is needed (``codegen.source_of``): a kernel that is only timed needs none.
+    Machine code has no source: ``machine`` holds the tiles, and the only unit is the prologue before them. A listing
+    is shipped, made when it is needed (``codegen.source_of``): a kernel that is only timed needs none.
 
-    Of a packed kernel (``lospmm.families.packed``) one unit is its template, and ``data`` are what the code reads;
-    where there is no other, nothing is linked. What ``is_specific`` is compiled for one architecture alone, as in
-    sm_90a.
+    One unit of a packed kernel (``lospmm.families.packed``) is its template, and ``data`` is what the code reads; if
+    it is the only unit, nothing is linked. A kernel that ``is_specific`` is compiled for one architecture alone, as
+    in sm_90a.
     """
 
     language: Language

@@ -1,4 +1,4 @@
-"""The meaning of the IR in NumPy: the oracle that every emitter is held against."""
+"""The meaning of the IR in NumPy: the reference of every emitter."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, assert_never
@@ -27,9 +27,9 @@ from lospmm.codegen.ir import (
 def interpret(
     program: KernelProgram, b: NDArray[np.float32], residual: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """C (m, n) for B (k, n): every tile in turn, all columns at once. What is not written stays NaN.
+    """Return C (m, n) for B (k, n), computed tile by tile. Elements that no tile writes are NaN.
 
-    Of a convolution B is the unfolded input, with zeros for the padding; ``residual`` is (m, n).
+    For a convolution B is the unfolded input, with zeros for the padding; ``residual`` is (m, n).
     """
     assert (residual is not None) == program.epilogue.residual, "a residual where the kernel takes one"
     c = np.full((program.m, b.shape[1]), np.nan, dtype=np.float32)
@@ -37,13 +37,13 @@ def interpret(
         parts = [program.tiles[index] for index in program.dispatch[first : first + program.split_k]]
         mailbox = np.full((len(parts) * max(part.slots for part in parts), b.shape[1]), np.nan, dtype=np.float32)
         running = [_run(part, _Columns(b, c, mailbox, residual), program) for part in parts]
-        while running:  # each up to its Exchange, then each to its end
+        while running:  # all parts up to their Exchange, then all to their end
             running = [part for part in running if next(part, False)]
     return c
 
 
 class _Columns(NamedTuple):
-    """What a part of a tile finds in memory, all columns of it."""
+    """The memory of one part of a tile: all columns of its operands."""
 
     b: NDArray[np.float32]
     c: NDArray[np.float32]
@@ -52,7 +52,7 @@ class _Columns(NamedTuple):
 
 
 def _run(tile: TileProgram, columns: _Columns, program: KernelProgram) -> Iterator[bool]:
-    """Execute a part; yields True where it waits for the others."""
+    """Execute a part; yield at its Exchange, where it waits for the others."""
     b, c, mailbox, residual = columns
     accumulators = np.zeros((tile.accumulators, b.shape[1]), dtype=np.float32)
     buffers = np.full((tile.buffers, b.shape[1]), np.nan, dtype=np.float32)
@@ -88,12 +88,12 @@ def _run(tile: TileProgram, columns: _Columns, program: KernelProgram) -> Iterat
 def fused_multiply_add(
     weight: np.float32, x: NDArray[np.float32], accumulator: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """weight * x + accumulator with one rounding to float32, as FFMA has it.
+    """Return weight * x + accumulator with one rounding to float32, as FFMA does.
 
-    The product of two float32 is exact in float64, but the sum is not: rounded to float64 and then to float32 it would
-    be rounded twice, which goes wrong where the float64 lies halfway between two float32. Such a sum is rounded to odd
-    first, and then the second rounding decides as the only one (Boldo and Melquiond, Emulation of FMA and correctly
-    rounded sums: proved algorithms using rounding to odd, 2008).
+    The product of two float32 is exact in float64, but the sum is not: rounded to float64 and then to float32 it
+    would be rounded twice, which goes wrong if the float64 lies halfway between two float32. Such a sum is first
+    rounded to odd; the second rounding then gives the result of a single one (Boldo and Melquiond, Emulation of FMA
+    and correctly rounded sums: proved algorithms using rounding to odd, 2008).
     """
     product = np.float64(weight) * x.astype(np.float64)
     total = product + accumulator
@@ -107,8 +107,8 @@ _BELOW_HALFWAY = np.int64((1 << 28) - 1)
 
 
 def rounded_to_odd(a: NDArray[np.float64], b: NDArray[np.float64], total: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``total``, a + b rounded to nearest, or its neighbour on the other side of a + b: the one that is odd."""
-    with np.errstate(invalid="ignore"):  # infinities, which are never off
+    """Return a + b rounded to odd, given ``total``, their sum rounded to nearest."""
+    with np.errstate(invalid="ignore"):  # infinities, which need no correction
         part = total - a
         error = (a - (total - part)) + (b - part)  # Knuth's TwoSum: total + error is a + b
         is_off = (np.abs(error) > 0) & (total.view(np.int64) & 1 == 0)

@@ -1,7 +1,7 @@
-"""The one small language that a kernel is written in before it is CUDA C++, PTX or machine code.
+"""The intermediate representation of a kernel, from which CUDA C++, PTX and machine code are emitted.
 
-A thread computes one column of C for a few rows. It has accumulators (one per row of its tile and a second one for each
-long row, zero at the start) and buffers for elements of B, and does three things:
+A thread computes one column of C for a few rows. It has accumulators (one per row of its tile and a second one for
+each long row, zero at the start) and buffers for elements of B, and does three things:
 
     Load   buffer <- B[k, column]
     Fma    accumulator <- accumulator + weight * buffer
@@ -27,13 +27,13 @@ second:
     Fold      accumulator <- accumulator + second, second <- 0
 
 A ``TileProgram`` is what one thread block runs, as a table with one row per instruction, so that emitters can work on
-whole columns of it; ``instructions`` reads the table as values to ``match`` on. A ``KernelProgram`` holds the distinct
-tile programs and which of them each block row runs: for a kernel ``dispatch`` is 0, 1, 2, ...; a proxy (Figure 8c) has
-fewer programs than block rows. The parts of a tile are block rows next to each other.
+whole columns of it; ``instructions`` reads the table as values to ``match`` on. A ``KernelProgram`` holds the
+distinct tile programs and which of them each block row runs: for a kernel ``dispatch`` is 0, 1, 2, ...; a proxy
+(Figure 8c) has fewer programs than block rows. The parts of a tile are block rows next to each other.
 
-A Load's ``k`` and a Store's ``row`` are names that the kernel's addressing turns into addresses: of row-major B and C,
-or, under implicit im2col (section 6.2), of a convolution's input and output. ``outside`` of a convolution's padding a
-Load is zero: it and the multiply-adds that use it are left out, by a predicate of the thread.
+A Load's ``k`` and a Store's ``row`` are names that the kernel's addressing turns into addresses: of row-major B and
+C, or, under implicit im2col (section 6.2), of a convolution's input and output. ``outside`` of a convolution's
+padding a Load is zero: it and the multiply-adds that use it are left out, by a predicate of the thread.
 """
 
 from collections.abc import Iterator
@@ -52,6 +52,8 @@ from lospmm.problem.problem import Launch, ceil_div
 
 
 class Op(IntEnum):
+    """Opcodes of the instruction table; ``INSTRUCTION`` says what each field holds."""
+
     LOAD = 0
     FMA = 1
     STORE = 2
@@ -79,51 +81,69 @@ WINDOW_BYTES = 1 << 24
 
 
 class LoadRow(NamedTuple):
+    """buffer <- B[k, column]."""
+
     buffer: int
     k: int
 
 
 class Fma(NamedTuple):
+    """accumulator <- accumulator + weight * buffer."""
+
     accumulator: int
     buffer: int
     weight: np.float32
 
 
 class StoreRow(NamedTuple):
+    """C[row, column] <- accumulator."""
+
     row: int
     accumulator: int
 
 
 class Send(NamedTuple):
+    """Slot of the mailbox <- accumulator."""
+
     slot: int
     accumulator: int
 
 
 class Exchange(NamedTuple):
-    pass
+    """Wait until every part of the tile has sent its sums."""
 
 
 class Collect(NamedTuple):
+    """buffer <- slot of the mailbox."""
+
     buffer: int
     slot: int
 
 
 class Begin(NamedTuple):
+    """accumulator <- weight."""
+
     accumulator: int
     weight: np.float32
 
 
 class Residual(NamedTuple):
+    """accumulator <- residual[row, column]."""
+
     accumulator: int
     row: int
 
 
 class Add(NamedTuple):
+    """accumulator <- accumulator + weight."""
+
     accumulator: int
     weight: np.float32
 
 
 class Fold(NamedTuple):
+    """accumulator <- accumulator + second; second <- 0."""
+
     accumulator: int
     second: int
 
@@ -133,9 +153,9 @@ Instruction = LoadRow | Fma | StoreRow | Send | Exchange | Collect | Begin | Res
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileProgram:
-    """The instructions of one thread block function and how many registers of each kind they name.
+    """The instructions of one thread block, and how many registers of each kind they name.
 
-    ``slots`` is how many slots of the mailbox each part has: slot i belongs to part i // slots.
+    Each part has ``slots`` slots of the mailbox: slot i belongs to part i // slots.
     """
 
     code: NDArray[np.void]  # of INSTRUCTION
@@ -144,6 +164,7 @@ class TileProgram:
     slots: int = 0
 
     def count(self, op: Op) -> int:
+        """Return how many instructions have this opcode."""
         return int(np.count_nonzero(self.code["op"] == op))
 
     def __eq__(self, other: object) -> bool:
@@ -172,30 +193,31 @@ class KernelProgram:
     column_group: int = 1
     lockstep: int = 0  # instructions between two barriers that keep the warps of a block together; 0: none
     split_k: int = 1  # parts of a tile: block rows i * split_k to (i + 1) * split_k - 1 share one
-    convolution: Convolution | None = None  # whose n is the kernel's
+    convolution: Convolution | None = None  # has the kernel's n
     epilogue: Epilogue = PLAIN
     words: Lanes = SINGLE  # of B and C, of this type:
     dtype: Dtype = FLOAT32
     walks: int = 1  # columns that a thread computes, one after another: its own and those ``cols`` further
-    kept_bytes: int = 0  # of shared memory, for the sums of the columns that a block is not at
+    kept_bytes: int = 0  # of shared memory, for the sums of the other walk's columns
 
     @property
     def block_rows(self) -> int:
+        """Block rows of the grid."""
         return len(self.dispatch)
 
     @property
     def slots(self) -> int:
-        """Slots of the mailbox that a thread needs room for."""
+        """Mailbox slots that a thread needs."""
         return max((tile.slots for tile in self.tiles), default=0)
 
     def b_elements(self, k: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Elements from where a thread's column of B begins to its rows ``k``; n is known."""
+        """Return the offsets of rows ``k`` of B in a thread's column, in elements; ``n`` must be known."""
         assert self.n is not None
         return np.asarray(k, np.int64) * self.n if self.convolution is None else row_elements(self.convolution, k)
 
     @property
     def c_row_elements(self) -> int:
-        """Elements from a row of C, and of the residual, to the next in a thread's column; n is known."""
+        """Elements between two rows of C, and of the residual, in a thread's column; ``n`` must be known."""
         assert self.n is not None
         return self.n if self.convolution is None else self.convolution.pixels
 
@@ -205,9 +227,9 @@ class KernelProgram:
         return self.convolution is not None and self.convolution.is_padded
 
     def guards(self, code: NDArray[np.void]) -> NDArray[np.int64]:
-        """Of each instruction of a tile: the bits of ``convolution.outside`` of which any leaves it out, or 0.
+        """Return, for each instruction of a tile, the bits of ``convolution.outside`` that skip it.
 
-        A multiply-add is left out with the load that its buffer had last.
+        A multiply-add is skipped together with the last load of its buffer.
         """
         bits = np.zeros(len(code), np.int64)
         if self.convolution is None or not self.is_guarded:
@@ -222,7 +244,7 @@ class KernelProgram:
 
 
 def instructions(program: TileProgram) -> Iterator[Instruction]:
-    """The table of a tile program, row by row, as values."""
+    """Yield the rows of a tile program's table as values."""
     code = program.code
     columns = zip(code["op"].tolist(), code["target"].tolist(), code["source"].tolist(), code["weight"], strict=True)
     for op, target, source, weight in columns:
@@ -251,7 +273,7 @@ def instructions(program: TileProgram) -> Iterator[Instruction]:
 def _last_before(
     writers: NDArray[np.intp], written: NDArray[np.int32], readers: NDArray[np.intp], read: NDArray[np.int32]
 ) -> NDArray[np.intp]:
-    """Of each reader, the last of ``writers`` before it that wrote the buffer it reads; both are ascending places."""
+    """Return, for each reader, the last of ``writers`` before it that wrote its buffer; both ascend."""
     far = int(max(writers[-1], readers[-1])) + 1
     keys = written.astype(np.int64) * far + writers  # buffer by buffer, then by place
     order = np.argsort(keys)
@@ -260,9 +282,9 @@ def _last_before(
 
 
 def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, int, int]:
-    """Blocks along x, y and z, of which x runs fastest: column blocks of a group, block rows, groups.
+    """Return the grid's blocks along x, y and z: column blocks of a group (fastest), block rows, groups.
 
-    A block's column block is z * (blocks along x) + x; the last group may reach behind the last one.
+    A block's column block is z * (blocks along x) + x; the last group may have blocks beyond the last column block.
     """
     block_cols = ceil_div(n, cols)
     group = min(column_group or block_cols, block_cols)
@@ -270,14 +292,14 @@ def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, in
 
 
 def narrowed(whole: Launch, words: int) -> Launch:
-    """``whole`` with no more column blocks than the first ``words`` need: of a ``grid``, a thread a word."""
+    """Return the launch ``whole`` with only the column blocks of the first ``words``, one word a thread."""
     x, block_rows, _ = whole.grid
     blocks = ceil_div(words, whole.block)
     return replace(whole, grid=(min(x, blocks), block_rows, ceil_div(blocks, x)))
 
 
 def launch(program: KernelProgram) -> Launch:
-    """How a kernel with fixed ``n`` and ``cols`` is started."""
+    """Return the launch configuration of a kernel with fixed ``n`` and ``cols``."""
     assert program.n is not None and program.cols is not None, "a run-time size has no launch of its own"
     shape = grid(program.block_rows, program.n, program.cols * program.walks, program.column_group)
     shared_bytes = program.slots * program.cols * FLOAT_BYTES + program.kept_bytes

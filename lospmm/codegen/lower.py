@@ -1,4 +1,4 @@
-"""From a candidate to the program of its kernel: one tile program per tile, and the blocks that write zeros."""
+"""Lowering of a candidate to a kernel program: one tile program per tile, and blocks that write zeros."""
 
 from dataclasses import replace
 
@@ -18,10 +18,11 @@ from lospmm.space.walks import REACH, WALKS, kept_bytes, pieces_of, takes_two_pa
 
 
 def lower(problem: Problem, candidate: UnrolledPlan) -> KernelProgram:
-    """The kernel of ``candidate``: dispatch is 0, 1, 2, ...; the empty rows of A come last, ``ZERO_ROWS`` a block, or a
-    block for each part where tiles have several. Of 16-bit types its columns are those of words
-    (``lospmm.problem.lanes``). For tf32 it is more exact than it has to be. Raises Unsupported for parts of several
-    words.
+    """Return the kernel program of ``candidate``, with dispatch 0, 1, 2, ...
+
+    The empty rows of A come last, ``ZERO_ROWS`` a block, or in a block for each part if tiles have several. The
+    columns of 16-bit types are those of words (``lospmm.problem.lanes``). For tf32 the program computes in float32,
+    which is more exact than required. Raises Unsupported for several words to a thread together with several parts.
     """
     matrix, tiling = problem.matrix, candidate.tiling
     schedule = replace(candidate.schedule, prefetch=prefetch_of(problem, candidate))
@@ -67,8 +68,10 @@ def lower(problem: Problem, candidate: UnrolledPlan) -> KernelProgram:
 
 
 def _kept_bytes(problem: Problem, candidate: UnrolledPlan, sums: int) -> int:
-    """The shared memory of a kernel that walks its code twice, of so many sums a thread. Raises Unsupported where there
-    is none."""
+    """Return the shared memory, in bytes, of a kernel that walks its code twice with ``sums`` a thread.
+
+    Raises Unsupported for problems that have no such kernel.
+    """
     schedule, cols = candidate.schedule, candidate.tile.cols
     if schedule.walks == 1:
         return 0
@@ -86,7 +89,7 @@ def _kept_bytes(problem: Problem, candidate: UnrolledPlan, sums: int) -> int:
 
 
 def kernel_name(problem: Problem) -> str:
-    """The entry point's name: the problem's shape, matrix and epilogue, never a user's text."""
+    """Return the entry point's name, made of the problem's shape, matrix and epilogue, never of user text."""
     matrix, convolution, epilogue = problem.matrix, problem.convolution, problem.epilogue
     window = "" if convolution is None else f"_conv{convolution.kernel_height}x{convolution.kernel_width}"
     added = {"bias": epilogue.bias is not None, "residual": epilogue.residual, "relu": epilogue.relu}

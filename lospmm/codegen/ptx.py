@@ -1,14 +1,14 @@
-"""PTX: what ptxas compiles without nvcc, gcc or headers (PTX ISA, sections 9 to 11).
+"""Emitter of PTX, which ptxas compiles without nvcc, gcc or headers (PTX ISA, sections 9 to 11).
 
-Cache hints need PTX 7.4; each architecture is named with the oldest version that knows it, so that older toolkits take
-the text too. No element of B or C is kept in a cache for long: a thread block uses each once, and what they would push
-out of the L2 cache is the code, which every block walks (docs/decisions/0008). A load or store of sm_75 and up reaches
-8 MiB either side of its base register (a signed 24-bit immediate), so a tile that walks further moves its base by whole
-windows of 16 MiB.
+Cache hints need PTX 7.4; each architecture is named with the oldest version that knows it, so that older toolkits
+accept the text too. No element of B or C is kept in a cache for long: a thread block uses each once, and they would
+evict the code from the L2 cache, which every block walks (docs/decisions/0008). A load or store of sm_75 and up
+reaches 8 MiB either side of its base register (a signed 24-bit immediate), so a tile that walks further moves its
+base by whole windows of 16 MiB.
 
 A thread of a convolution with padding keeps ``%padded``, a bit for each row and column of its window that lies there.
-A predicate tells whether the elements that are loaded lie there, another the same of those that are used; each is set
-anew where the position in the window changes.
+One predicate says whether the elements that are loaded lie there, another the same of those that are used; each is
+set again when the position in the window changes.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ MAX_NAN_ARCH = 80
 
 
 def emit(program: KernelProgram, arch: str) -> Emission:
-    """``program`` as PTX for ``arch``. Raises Unsupported for an architecture that no PTX version is known for."""
+    """Return ``program`` as PTX for ``arch``. Raises Unsupported as ``version_of``."""
     header = f".version {version_of(arch)}\n.target {arch}\n.address_size 64\n"
     tiles = [_tile(index, tile, program, arch) for index, tile in enumerate(program.tiles)]
     entry = _entry(program)
@@ -49,7 +49,7 @@ def emit(program: KernelProgram, arch: str) -> Emission:
 
 
 def version_of(arch: str) -> str:
-    """The ``.version`` that text for ``arch`` carries. Raises Unsupported for one that the table lacks."""
+    """Return the ``.version`` of PTX for ``arch``. Raises Unsupported for an unknown architecture."""
     if arch not in PTX_VERSIONS:
         raise Unsupported(f"ptx for {arch}: known are {', '.join(PTX_VERSIONS)}")
     return PTX_VERSIONS[arch]
@@ -61,14 +61,14 @@ def _signature(index: int, program: KernelProgram) -> str:
 
 
 def _passed(program: KernelProgram) -> dict[str, int]:
-    """What a tile is given, and in how many bits: addresses of the thread's column, and what it must know of it."""
+    """Return the arguments of a tile, by name, with their bits: addresses of its column, padding bits, n."""
     extra = {"residual": 64} if program.epilogue.residual else {}
     extra |= {"padded": 32} if program.is_guarded else {}
     return {"b": 64, "c": 64, **extra, **({"n": 32} if program.n is None else {})}
 
 
 def _tile(index: int, tile: TileProgram, program: KernelProgram, arch: str) -> str:
-    """One thread block function: %b and %c point to this thread's column of row 0 of B and C."""
+    """Return the function of one tile: %b and %c point to this thread's column of row 0 of B and C."""
     stores = tile.code[tile.code["op"] == Op.STORE]
     body = _Body(program, arch)
     columns = [tile.code[name].tolist() for name in ("op", "target", "source")]
@@ -122,7 +122,7 @@ def _tile(index: int, tile: TileProgram, program: KernelProgram, arch: str) -> s
 
 
 class _Body:
-    """The statements of one function; knows how row k of B and row m of C are addressed, and what guards a load."""
+    """The statements of one function; it knows the addresses of rows of B and C and the guards of loads."""
 
     def __init__(self, program: KernelProgram, arch: str) -> None:
         self.program = program
@@ -148,7 +148,7 @@ class _Body:
         return f"[{pointer}]"
 
     def guard(self, predicate: str, bits: int) -> str:
-        """What stands before an instruction that is left out where any of ``bits`` is set in %padded."""
+        """Return the predicate of an instruction that is skipped if any of ``bits`` is set in %padded."""
         if not bits:
             return ""
         if self._guards[predicate] != bits:
@@ -157,7 +157,7 @@ class _Body:
         return f"@!%{predicate} "
 
     def stored(self, accumulator: int) -> str:
-        """What is stored of an accumulator: NaN stays NaN through ReLU."""
+        """Return the register that is stored for an accumulator, after ReLU, which keeps NaN."""
         name = f"%a{accumulator}"
         if self.program.epilogue.relu and self._keeps_nan:
             self.lines.append(f"max.NaN.f32 {name}, {name}, 0f00000000;")
@@ -180,12 +180,12 @@ class _Body:
 
 
 def _entry(program: KernelProgram) -> str:
-    """The kernel: finds this thread's column, leaves if there is none, and jumps to the block row's tile."""
+    """Return the kernel: it finds this thread's column, leaves if there is none, and jumps to its tile."""
     return "\n".join((*entry_head(program), *_dispatch(program), "}\n"))
 
 
 def entry_head(program: KernelProgram) -> Sequence[str]:
-    """The kernel up to the jump: %tile is the block row, %b and %c point to this thread's column of row 0."""
+    """Return the kernel up to the jump: %tile is the block row; %b and %c point to row 0 of the column."""
     residual = ",\n.param .u64 residual" if program.epilogue.residual else ""
     size = "" if program.n is not None else ",\n.param .u32 n"
     return [
@@ -214,7 +214,7 @@ def entry_head(program: KernelProgram) -> Sequence[str]:
 
 
 def _column(program: KernelProgram) -> Sequence[str]:
-    """A thread's column; who has none leaves."""
+    """Return the statements that compute a thread's column and exit if it is outside."""
     return (
         "mad.lo.u32 %column, %block, %width, %thread;",
         f"{'mov.u32 %n, ' + str(program.n) if program.n is not None else 'ld.param.u32 %n, [n]'};",
@@ -224,8 +224,10 @@ def _column(program: KernelProgram) -> Sequence[str]:
 
 
 def _column_of_walks(program: KernelProgram) -> Sequence[str]:
-    """A thread's first column: %width further lies its second. The last block begins so that it has all of its columns,
-    some of which the one before it computes too."""
+    """Return the statements that compute a thread's first column; its second is %width further.
+
+    The last block begins early enough to have all of its columns, some of which the block before it computes too.
+    """
     assert program.n is not None and program.cols is not None
     cols = program.walks * program.cols
     return (
@@ -236,7 +238,7 @@ def _column_of_walks(program: KernelProgram) -> Sequence[str]:
 
 
 def _own_of_product(program: KernelProgram) -> Sequence[str]:
-    """%b and %c of a column, which lies in every row ``%offset`` bytes behind the first."""
+    """Return the statements that set %b and %c of a column, ``%offset`` bytes into every row."""
     return (
         f"mul.wide.u32 %offset, %column, {program.words.stored_bytes};",
         "ld.param.u64 %b, [b];",
@@ -258,7 +260,7 @@ _RESIDUAL = (
 
 
 def _own_of_convolution(program: KernelProgram, convolution: Convolution) -> Sequence[str]:
-    """%b, where the window of this thread's pixel begins, perhaps before the input; %c; and %padded."""
+    """Return the statements that set %b to the start of the pixel's window, %c, and %padded."""
     (down, right), (top, left), size = convolution.stride, convolution.padding, program.words.stored_bytes
     return (
         ".reg .b32 %image, %pixel, %y, %x, %start;",
@@ -287,7 +289,10 @@ def _own_of_convolution(program: KernelProgram, convolution: Convolution) -> Seq
 
 
 def _padded(convolution: Convolution) -> Sequence[str]:
-    """%padded of a window that begins at row %y and column %x of the input: above it they are large, unsigned."""
+    """Return the statements that set %padded of a window that begins at row %y and column %x of the input.
+
+    Places before the input are large as unsigned numbers.
+    """
     lines = [".reg .b32 %padded, %at, %bit;", ".reg .pred %far;", "mov.u32 %padded, 0;"]
     guarded = [
         (f"%y, {row * convolution.dilation[0]}", convolution.height, row_bit(row)) for row in convolution.guarded_rows
@@ -307,9 +312,9 @@ def _padded(convolution: Convolution) -> Sequence[str]:
 
 
 def _divided(target: str, source: str, divisor: int) -> Sequence[str]:
-    """``target`` = ``source`` / ``divisor``, rounded down, of a source below 2^31: a compiler would do it in floats.
+    """Return ``target`` = ``source`` / ``divisor``, rounded down, for sources below 2^31, without floats.
 
-    Multiplied by the reciprocal, rounded up (Warren, Hacker's Delight, section 10-9).
+    It multiplies by the reciprocal, rounded up (Warren, Hacker's Delight, section 10-9).
     """
     if divisor == 1:
         return (f"mov.u32 {target}, {source};",)
@@ -319,7 +324,7 @@ def _divided(target: str, source: str, divisor: int) -> Sequence[str]:
 
 
 def _dispatch(program: KernelProgram) -> Sequence[str]:
-    """A jump table over block rows, and behind each label the call of a tile."""
+    """Return a jump table over block rows, and behind each label the call of a tile."""
     passed = _passed(program)
     declared = " ".join(f".param .b{width} to_{name};" for name, width in passed.items())
     stored = " ".join(f"st.param.b{width} [to_{name}], %{name};" for name, width in passed.items())

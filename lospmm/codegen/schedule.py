@@ -1,18 +1,19 @@
 """Algorithm 2, section 6.1: the instructions with which a thread computes its rows of one tile.
 
 The elements of B that a tile needs (one per non-empty column) are loaded in ascending order into a ring of buffers, a
-fixed distance ahead of the multiply-adds that use them. Where Algorithm 2 lets its queue grow when loads outrun the
-arithmetic, this schedule waits for a free buffer: the register forecast then holds for every tile.
+fixed distance ahead of the multiply-adds that use them. Algorithm 2 lets its queue grow when loads outrun the
+arithmetic; this schedule waits for a free buffer instead: the register forecast then holds for every tile.
 
-A bias is what its row's accumulator begins with; where there is a residual it is that, and the bias is added last: so
-nothing waits for it. Only whoever stores a row adds them.
+An accumulator begins with its row's bias. If there is a residual it begins with that, and the bias is added last, so
+that nothing waits for the residual. Only the part that stores a row adds them.
 
 A row of more products than a chain may have (``lospmm.problem.long_rows``) is added up in parts. The first is in the
-row's own accumulator; the next ones are in a second one, that of the row, which is added to the first before the next
-part begins, and at the end.
+row's own accumulator; the next ones are in a second one of the row, which is added to the first before the next part
+begins, and at the end.
 
 A tile that several blocks share (``Schedule.split_k``) is cut by its columns into parts of about the same work. Each
-part owns some of the rows: it is sent what the others have of them, adds it up in the order of the parts, and stores.
+part owns some of the rows: the others send it their sums of these, it adds them in the order of the parts, and
+stores.
 """
 
 from dataclasses import dataclass, replace
@@ -36,11 +37,11 @@ def tile_programs(
     order: NDArray[np.int64] | None = None,
     limits: NDArray[np.float64] | None = None,
 ) -> list[TileProgram]:
-    """The programs, one per part, that compute ``rows`` (distinct, in the order of the stores) of C = A x B for one
-    column.
+    """Return the programs, one per part, that compute ``rows`` of C = A x B for one column.
 
-    ``order``, (k,), has the rows of B in the order in which they are loaded; None: as they are numbered. ``limits``,
-    (m,), are the products that a chain of each row of A may have; None: any number.
+    ``rows`` are distinct and in the order of the stores. ``order``, (k,), has the rows of B in the order in which
+    they are loaded; None: ascending. ``limits``, (m,), are the products that a chain of each row of A may have; None:
+    any number.
     """
     own = None if limits is None else limits[rows]
     programs = parts_of_tile(*_nonzeros_by_column(matrix, rows, order), rows, schedule, own)
@@ -55,7 +56,7 @@ def parts_of_tile(
     schedule: Schedule,
     limits: NDArray[np.float64] | None = None,
 ) -> list[TileProgram]:
-    """The programs, one per part, of multiply-adds as ``interleave`` takes them. ``limits`` are those of ``rows``."""
+    """Return the programs, one per part, of multiply-adds as in ``interleave``; ``limits`` are per row."""
     limits = np.full(len(rows), np.inf) if limits is None else limits
     if schedule.split_k == 1:
         return [interleave(accumulator, column, weight, rows, schedule, limits)]
@@ -76,10 +77,10 @@ def interleave(
     schedule: Schedule,
     limits: NDArray[np.float64],
 ) -> TileProgram:
-    """Loads, multiply-adds and stores in the order of ``schedule``, with an accumulator for each of ``rows``.
+    """Return loads, multiply-adds and stores in the order of ``schedule``, one accumulator for each row.
 
-    Multiply-add i adds weight[i] * B[column[i]] to accumulator[i]; ``column`` ascends. A chain of a row has up to as
-    many products as ``limits`` has for the row.
+    Multiply-add i adds weight[i] * B[column[i]] to accumulator[i]; ``column`` ascends. ``limits`` has the most
+    products of a chain of each row.
     """
     broken = _broken(accumulator, limits)
     buffers = min(schedule.prefetch, len(np.unique(column)))
@@ -89,9 +90,9 @@ def interleave(
 
 
 def zero_program(rows: NDArray[np.int32], *, epilogue: Epilogue = PLAIN, accumulators: int = 1) -> TileProgram:
-    """The program that writes zeros to ``rows`` of C: rows of A without a nonzero still have a result.
+    """Return the program that writes the rows of C for which A has no nonzeros: zeros and the epilogue.
 
-    What the epilogue adds to them is taken for as many rows at a time as there are ``accumulators``.
+    The epilogue is applied to as many rows at a time as there are ``accumulators``.
     """
     stores = _filled(Op.STORE, rows, np.full(len(rows), ZERO))
     if not epilogue.residual:
@@ -112,7 +113,7 @@ def zero_program(rows: NDArray[np.int32], *, epilogue: Epilogue = PLAIN, accumul
 
 
 def _finished(program: TileProgram, epilogue: Epilogue, order: NDArray[np.int64] | None) -> TileProgram:
-    """``program`` with what the epilogue adds to the rows that it stores, and its loads under their own names."""
+    """Return ``program`` with the epilogue's additions for the rows it stores, and loads numbered as in B."""
     code = program.code
     if order is not None:
         loads = code["op"] == Op.LOAD
@@ -126,14 +127,14 @@ def _finished(program: TileProgram, epilogue: Epilogue, order: NDArray[np.int64]
 
 
 def _begun(row: NDArray[np.int32], accumulator: NDArray[np.int32], epilogue: Epilogue) -> list[NDArray[np.void]]:
-    """What the accumulators of ``row`` begin with."""
+    """Return the instructions that give the accumulators of ``row`` their first values."""
     if epilogue.residual:
         return [_filled(Op.RESIDUAL, accumulator, row)]
     return [_bias(Op.BEGIN, row, accumulator, epilogue)]
 
 
 def _ended(row: NDArray[np.int32], accumulator: NDArray[np.int32], epilogue: Epilogue) -> list[NDArray[np.void]]:
-    """What is added to them at the end."""
+    """Return the instructions that add to the accumulators after the last multiply-add."""
     return [_bias(Op.ADD, row, accumulator, epilogue)] if epilogue.residual else []
 
 
@@ -147,7 +148,7 @@ def _bias(op: Op, row: NDArray[np.int32], accumulator: NDArray[np.int32], epilog
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Broken:
-    """The accumulator of each multiply-add, with long rows in parts; what is folded, and before which multiply-adds."""
+    """Multiply-adds with long rows cut into parts: the accumulator of each, and the folds between them."""
 
     accumulator: NDArray[np.int64]
     seconds: int  # accumulators behind those of the rows
@@ -157,7 +158,7 @@ class _Broken:
 
 
 def _broken(accumulator: NDArray[np.integer], limits: NDArray[np.float64]) -> _Broken:
-    """``limits``, (rows,), are those of the rows' chains."""
+    """Cut long rows into parts; ``limits``, (rows,), are the most products of a chain of each row."""
     rows = len(limits)
     count = np.bincount(accumulator, minlength=rows)
     parts = np.maximum(np.ceil(count / limits), 1).astype(np.int64)
@@ -179,7 +180,7 @@ def _broken(accumulator: NDArray[np.integer], limits: NDArray[np.float64]) -> _B
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """Buffers that are filled in turn, the next one being ``first``, at the pace of ``schedule``."""
+    """Buffers that are filled in turn, beginning with ``first``, at the pace of ``schedule``."""
 
     schedule: Schedule
     buffers: int
@@ -188,7 +189,7 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Mail:
-    """What the parts of a tile send each other, by sender, then by row: only sums that a part has."""
+    """The sums that the parts of a tile send each other, by sender, then by row."""
 
     sender: NDArray[np.intp]
     row: NDArray[np.intp]  # within the tile
@@ -223,7 +224,7 @@ def _part(
     limits: NDArray[np.float64],
 ) -> TileProgram:
     sent, got = np.flatnonzero(mail.sender == number), np.flatnonzero(mail.owner == number)
-    # To the next part first, round to the one before: not all to the same part at the same time.
+    # Beginning with the next part: the parts do not all send to the same one at the same time.
     sent = sent[np.argsort((mail.owner[sent] - number) % schedule.split_k, kind="stable")]
     broken = _broken(accumulator, limits)
     loads = len(np.unique(column))
@@ -250,8 +251,7 @@ def _sums(
     ring: _Ring,
     broken: _Broken | None = None,
 ) -> NDArray[np.void]:
-    """Multiply-adds in their order, and ahead of them what fills their buffers: ``op``, with each column once. The
-    folds of ``broken`` stand between them."""
+    """Return multiply-adds in order, the ``op`` that fills each buffer ahead of them, and folds between."""
     loaded, uses = np.unique(column, return_counts=True)
     issue = _fmas_before_loads(np.cumsum(uses), ring)
     turn = (ring.first + np.arange(len(loaded))) % max(ring.buffers, 1)
@@ -273,7 +273,7 @@ def _filled(op: Op, target: NDArray[np.number], source: NDArray[np.number]) -> N
 
 
 def _part_of_each(column: NDArray[np.integer], parts: int) -> NDArray[np.int64]:
-    """The part of each nonzero: whole columns, in their order, of about the same number of instructions a part."""
+    """Return the part of each nonzero: whole columns in order, about equally many instructions a part."""
     _, inverse, uses = np.unique(column, return_inverse=True, return_counts=True)
     cost = uses + 1  # a load and its multiply-adds
     middle = np.cumsum(cost) - cost / 2
@@ -284,9 +284,9 @@ def _part_of_each(column: NDArray[np.integer], parts: int) -> NDArray[np.int64]:
 def _nonzeros_by_column(
     matrix: SparseMatrix, rows: NDArray[np.int32], order: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Row within the tile, column and value of each nonzero of the tile, by column, then by row.
+    """Return row within the tile, column and value of each nonzero of a tile, by column, then by row.
 
-    A column is its number, or its place in ``order``.
+    A column is its number, or its position in ``order``.
     """
     starts = matrix.indptr[rows]
     lengths = matrix.indptr[rows + 1] - starts
@@ -302,7 +302,7 @@ def _nonzeros_by_column(
 
 
 def _fmas_before_loads(done: NDArray[np.int64], ring: _Ring) -> NDArray[np.int64]:
-    """How many multiply-adds come before each load, given the running count ``done`` of each column's."""
+    """Return how many multiply-adds precede each load, given the running count ``done`` of each column's."""
     schedule = ring.schedule
     count, ahead = len(done), max(ring.buffers, 1)
     before = np.zeros(count, dtype=np.int64)
@@ -310,5 +310,5 @@ def _fmas_before_loads(done: NDArray[np.int64], ring: _Ring) -> NDArray[np.int64
     if schedule.fmas_per_load is not None:
         for load in range(ahead, count):
             paced = max(before[load - 1] + schedule.fmas_per_load, before[load])
-            before[load] = min(paced, done[load - 1])  # nothing left to compute: load at once
+            before[load] = min(paced, done[load - 1])  # no multiply-adds left: load at once
     return before

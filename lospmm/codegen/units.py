@@ -1,4 +1,4 @@
-"""How the tiles of a kernel are shared out over translation units."""
+"""Distribution of a kernel's tiles over translation units."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ UNIT_INSTRUCTIONS = 4_000
 
 
 def group_tiles(tiles: Sequence[TileProgram]) -> Iterator[range]:
-    """Consecutive tile indices, unit by unit."""
+    """Yield the consecutive tile indices of each unit."""
     start, size = 0, 0
     for index, tile in enumerate(tiles):
         size += len(tile.code)
@@ -20,7 +20,7 @@ def group_tiles(tiles: Sequence[TileProgram]) -> Iterator[range]:
 
 
 def describe_rows(rows: Sequence[int]) -> str:
-    """The rows of A that a tile computes, for the comment above its function: ``0-31, 40, 42``."""
+    """Return the rows of A that a tile computes, for the comment above its function: ``0-31, 40, 42``."""
     runs: list[list[int]] = []
     for row in sorted(rows):
         if runs and row == runs[-1][1] + 1:

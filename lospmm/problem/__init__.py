@@ -1,1 +1,1 @@
-"""The problem: C = A x B on one GPU, in a type, with a convolution and an epilogue."""
+"""The problem: C = A x B on one GPU, in a data type, with an optional convolution and epilogue."""

@@ -1,17 +1,18 @@
-"""How exact C is in each type, and what a kernel is held to. docs/accuracy.md has the derivation in full.
+"""Error bounds of C in each data type, and the tolerance of kernels. docs/accuracy.md derives them.
 
-With u the unit roundoff of the type, and element by element, C of a kernel is off from the product of the weights as
-they were given and of B as it lies in memory by at most
+With u the unit roundoff of the type, each element of C of a kernel differs from the product of the given weights and
+of B as it lies in memory by at most
 
     (a_rounding + b_rounding + sum_rounding) (|A| |B|) + c_rounding |C| + a_floor (|A|' |B|) + b_floor (|A| |B|')
 
 ``a_rounding``: the weights are rounded to the type when they are packed: u. ``b_rounding``: B lies in memory in the
-type and needs no rounding, but for tf32, which is stored as float32 and of which tensor cores cut off what they do not
-take: 2 u. ``sum_rounding``: every multiply-add in float32 rounds once, which comes to about q 2^-24 for q of them
-(Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), and for values drawn around zero to a few 2^-24;
-1e-5 is some 160 of them. ``c_rounding``: C is rounded once more as it is stored, u, where it is not stored as float32.
-``a_floor`` and ``b_floor`` are 0 but where float32 is made of float16 (docs/decisions/0032): |A|' has for each nonzero
-the largest of its row, |B|' for each element the largest of its column among 64 rows that are multiplied together.
+type and needs no rounding, except for tf32, which is stored as float32 and which tensor cores truncate: 2 u.
+``sum_rounding``: every multiply-add in float32 rounds once, which comes to about q 2^-24 for q of them (Higham,
+Accuracy and Stability of Numerical Algorithms, section 3.1), and for values drawn around zero to a few 2^-24; 1e-5 is
+some 160 of them. ``c_rounding``: C is rounded once more when it is stored, u, unless it is stored as float32.
+``a_floor`` and ``b_floor`` are 0 unless float32 is emulated with float16 (docs/decisions/0032): |A|' has for each
+nonzero the largest of its row, |B|' for each element the largest of its column among 64 rows that are multiplied
+together.
 """
 
 import math
@@ -24,10 +25,10 @@ from numpy.typing import NDArray
 
 from lospmm.problem.dtype import Dtype
 
-#: Far above the rounding of any sum in float32, far below what a wrong weight or a missing term does.
+#: Far above the rounding of any sum in float32, far below the effect of a wrong weight or a missing term.
 SUM_ROUNDING = 1e-5
 
-#: Standard deviations, of a sum of errors whose signs are drawn, that no element of any C is off (``Tolerance``).
+#: Bound on a sum of errors of random signs, in standard deviations; no element of any C exceeds it (``Tolerance``).
 DEVIATIONS = 9.0
 
 #: Below this float32 has a fixed spacing, and so have rounding errors.
@@ -36,7 +37,10 @@ SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The bound of this module. Below ``smallest_normal`` the type has a fixed spacing: errors are relative to that."""
+    """The error bound of this module for one data type.
+
+    Below ``smallest_normal`` the type has a fixed spacing: errors are relative to that.
+    """
 
     unit_roundoff: float
     a_rounding: float
@@ -49,7 +53,7 @@ class Accuracy:
 
     @property
     def of_product(self) -> float:
-        """All that is relative to |A| |B|."""
+        """Sum of the terms that are relative to |A| |B|."""
         return self.a_rounding + self.b_rounding + self.sum_rounding
 
 
@@ -70,14 +74,14 @@ ACCURACY: Mapping[str, Accuracy] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a kernel's C may be off from ``weights_held_to`` x B in float64, element by element:
+    """Largest difference between a kernel's C and ``weights_held_to`` x B in float64, element by element.
 
         sum_rounding |A| |B| + factor_rounding min(|A| |B|, deviations sqrt(A^2 B^2)) + c_rounding |C|
 
     (A^2 and B^2 elementwise.) ``factor_rounding`` is what a kernel may round of A and B together. B is drawn around
-    zero and each rounding is odd in what it rounds, so the signs of the terms' errors are independent: by Hoeffding's
-    inequality their sum is beyond DEVIATIONS times their root of squares with a probability of 6e-18. That is what a
-    wrong weight is told from in a row of a thousand, where the bound by |A| |B| would hide it.
+    zero and each rounding is an odd function, so the signs of the terms' errors are independent: by Hoeffding's
+    inequality their sum exceeds DEVIATIONS times the root of their squares with a probability of 6e-18. This bound
+    detects a wrong weight in a row of a thousand, which the bound by |A| |B| alone would hide.
     """
 
     sum_rounding: float
@@ -89,7 +93,10 @@ class Tolerance:
     def allowed(
         self, scale: NDArray[np.float64], squares: NDArray[np.float64], expected: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """``scale`` is |A| |B| with what is added to it, ``squares`` A^2 B^2, ``expected`` C; as ``gate.cu`` does."""
+        """Return the largest error of each element, as ``gate.cu`` computes it.
+
+        ``scale`` is |A| |B| and the absolute values of what is added to it, ``squares`` A^2 B^2, ``expected`` C.
+        """
         roots = self.deviations * np.maximum(np.sqrt(squares), self.smallest_normal)
         return (
             self.sum_rounding * np.maximum(scale, SMALLEST_NORMAL)
@@ -99,18 +106,20 @@ class Tolerance:
 
 
 def off_by(off: float, scale: float, allowed: float) -> str:
-    """Of an element that is refused, in words: relative to |A| |B|."""
+    """Describe the error of a refused element, relative to |A| |B|."""
     least = max(scale, SMALLEST_NORMAL)
     error = off / least if scale or not off else float("inf")
     return f"relative error {error:.1e}, at most {allowed / least:.0e} allowed"
 
 
 def tolerance_of(dtype: Dtype, rounded_sums: int = 0) -> Tolerance:
-    """Of 16-bit types A's rounding is in what the kernel is held to; of tf32, a kernel may round or be more exact.
+    """Return the tolerance of a kernel of ``dtype`` whose sums may round to it.
+
+    Of 16-bit types the reference has A rounded already; of tf32, a kernel may round or be more exact.
 
     Sums of up to ``rounded_sums`` multiply-adds may round to the type after each: by u of the sum so far. B is drawn
-    around zero, so such a sum is about as large as the root of the squares of its terms, and errors have random signs:
-    together they stay below DEVIATIONS sqrt(q) u times that root, as they stay below q u (|A| |B|).
+    around zero, so such a sum is about as large as the root of the squares of its terms, and errors have random
+    signs: together they stay below DEVIATIONS sqrt(q) u times that root, as they stay below q u (|A| |B|).
     """
     accuracy = ACCURACY[dtype.name]
     factors = accuracy.a_rounding + accuracy.b_rounding if not dtype.is_16_bit else 0.0
@@ -122,8 +131,10 @@ def tolerance_of(dtype: Dtype, rounded_sums: int = 0) -> Tolerance:
 
 
 def accuracy_of(dtype: Dtype, rounded_sums: int = 0) -> Accuracy:
-    """What is promised of a kernel whose sums round to ``dtype`` after each of up to ``rounded_sums`` multiply-adds; 0:
-    whose sums are float32. The last of those roundings is that of C."""
+    """Return the error bound of kernels of ``dtype`` whose sums may round to it after each multiply-add.
+
+    A sum has up to ``rounded_sums`` of these roundings, the last of which is that of C; 0: sums are float32.
+    """
     accuracy = ACCURACY[dtype.name]
     if not rounded_sums:
         return accuracy
@@ -131,5 +142,5 @@ def accuracy_of(dtype: Dtype, rounded_sums: int = 0) -> Accuracy:
 
 
 def weights_held_to(dtype: Dtype, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A as a kernel's C is checked against: as it is packed in 16-bit types, as it was given in others."""
+    """Return the weights of the reference: rounded to the type if it has 16 bits, else as given."""
     return dtype.rounded(weights) if dtype.is_16_bit else weights

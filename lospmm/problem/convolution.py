@@ -1,10 +1,10 @@
-"""A convolution as a product C = A x B whose B is never written down (section 6.2, implicit im2col).
+"""A convolution as a product C = A x B without B in memory (section 6.2, implicit im2col).
 
 A is (out_channels, channels * kernel_height * kernel_width), a layer's weights in PyTorch's order, flattened. B would
-be the unfolded input: a column for each output pixel of each image, a row for each channel and position in the window.
-A kernel reads the element of the input (NCHW) that stands in its place. Where it lies is a sum of two numbers: what the
-thread's column gives, found once, and what A's column gives, a constant of the code. What lies in the padding is zero,
-and is not read.
+be the unfolded input: a column for each output pixel of each image, a row for each channel and position in the
+window. A kernel reads the element of the input (NCHW) instead. Its offset is a sum of two numbers: one of the
+thread's column, computed once, and one of A's column, a constant in the code. Elements in the padding are zero and
+are not read.
 """
 
 import re
@@ -20,7 +20,7 @@ from lospmm.errors import BadRequest, Unsupported
 #: One image of the input or of the output has fewer elements, so that offsets within it fit 32 bits of bytes.
 MAX_IMAGE_ELEMENTS = 2**30
 
-#: Of a number in what ``parse_convolution`` reads.
+#: The most digits of a number that ``parse_convolution`` reads.
 MAX_DIGITS = 9
 
 #: A window that reaches into the padding has at most so many rows and columns: a thread keeps a bit for each.
@@ -31,7 +31,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """The input (batch, channels, height, width) and the window; pairs are (along the height, along the width).
+    """A convolution: input (batch, channels, height, width) and window; pairs are (height, width).
 
     Raises BadRequest for sizes that give no output or are too large, Unsupported for a padded window beyond
     MAX_PADDED_WINDOW.
@@ -53,7 +53,7 @@ class Convolution:
             if field.type is Pair and not isinstance(value, tuple):  # as PyTorch takes them: [2, 2], or 2
                 value = tuple(value) if isinstance(value, list) else (value, value)
             least = 0 if field.name == "padding" else 1
-            # NumPy's numbers become Python's, which are written down as JSON.
+            # NumPy's numbers become Python's, which JSON can hold.
             given = value if field.type is Pair else (value,)
             numbers = [int(one) if isinstance(one, np.integer) else one for one in given]
             if len(numbers) != (2 if field.type is Pair else 1) or not all(_is_whole(one) for one in numbers):
@@ -77,41 +77,46 @@ class Convolution:
 
     @property
     def out_height(self) -> int:
+        """Height of the output, in pixels."""
         return _outputs(self.height, self.kernel_height, self.stride[0], self.padding[0], self.dilation[0])
 
     @property
     def out_width(self) -> int:
+        """Width of the output, in pixels."""
         return _outputs(self.width, self.kernel_width, self.stride[1], self.padding[1], self.dilation[1])
 
     @property
     def pixels(self) -> int:
-        """Of one image of the output."""
+        """Pixels of one image of the output."""
         return self.out_height * self.out_width
 
     @property
     def k(self) -> int:
-        """Rows of B."""
+        """Rows of B: channels x kernel height x kernel width."""
         return self.channels * self.kernel_height * self.kernel_width
 
     @property
     def n(self) -> int:
-        """Columns of B and C."""
+        """Columns of B and C: batch x output pixels."""
         return self.batch * self.pixels
 
     @property
     def input_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the input: (batch, channels, height, width)."""
         return self.batch, self.channels, self.height, self.width
 
     @property
     def image_elements(self) -> int:
-        """Of one image of the input."""
+        """Elements of one image of the input."""
         return self.channels * self.height * self.width
 
     @property
     def input_elements(self) -> int:
+        """Elements of the whole input."""
         return self.batch * self.image_elements
 
     def output_shape(self, m: int) -> tuple[int, int, int, int]:
+        """Return the shape of the output of ``m`` channels: (batch, m, height, width)."""
         return self.batch, m, self.out_height, self.out_width
 
     @property
@@ -121,26 +126,27 @@ class Convolution:
 
     @property
     def guarded_rows(self) -> tuple[int, ...]:
-        """Rows of the window that lie outside of the input somewhere."""
+        """Rows of the window that lie in the padding for some output pixel."""
         return _guarded(
             self.kernel_height, self.height, self.out_height, (self.stride[0], self.padding[0], self.dilation[0])
         )
 
     @property
     def guarded_columns(self) -> tuple[int, ...]:
+        """Columns of the window that lie in the padding for some output pixel."""
         return _guarded(
             self.kernel_width, self.width, self.out_width, (self.stride[1], self.padding[1], self.dilation[1])
         )
 
     @property
     def _padded(self) -> tuple[int, int]:
-        """The furthest that offsets along both axes reach, padding included."""
+        """Elements of one channel of the padded input, and of the output: bounds on offsets."""
         height, width = self.height + 2 * self.padding[0], self.width + 2 * self.padding[1]
         return height * width, self.pixels
 
 
 def convolution_of(sizes: Mapping[str, Any]) -> Convolution:
-    """As JSON has it, whose pairs are lists. Raises as Convolution does, and BadRequest for other sizes."""
+    """Return the convolution of a JSON object, whose pairs are lists. Raises BadRequest, Unsupported."""
     values: dict[str, Any] = {name: tuple(size) if isinstance(size, list) else size for name, size in sizes.items()}
     try:
         return Convolution(**values)
@@ -149,9 +155,9 @@ def convolution_of(sizes: Mapping[str, Any]) -> Convolution:
 
 
 def parse_convolution(text: str) -> Convolution:
-    """As commands and URLs have it: "32x64x56x56,3x3,stride=2,padding=1", where one number stands for a pair of it.
+    """Parse a convolution as in "32x64x56x56,3x3,stride=2,padding=1"; a single number is both of a pair.
 
-    Raises BadRequest for what is not so written, and as Convolution does.
+    Raises BadRequest for any other format, and as Convolution does.
     """
     sizes, *rest = (part.strip() for part in text.split(","))
     ways = dict.fromkeys(("stride", "padding", "dilation"), "")
@@ -169,7 +175,7 @@ def parse_convolution(text: str) -> Convolution:
 
 
 def written(convolution: Convolution) -> str:
-    """As ``parse_convolution`` reads it."""
+    """Return the text that ``parse_convolution`` reads."""
     parts = ["x".join(map(str, convolution.input_shape)), f"{convolution.kernel_height}x{convolution.kernel_width}"]
     pairs = {name: getattr(convolution, name) for name in ("stride", "padding", "dilation")}
     return ",".join([*parts, *(f"{name}={pair[0]}x{pair[1]}" for name, pair in pairs.items())])
@@ -212,21 +218,27 @@ def _guarded(kernel: int, size: int, outputs: int, way: tuple[int, int, int]) ->
 
 
 def window_places(convolution: Convolution, k: NDArray[np.integer]) -> tuple[NDArray[np.int64], ...]:
-    """Channel, row and column in the window of each row ``k`` of B."""
+    """Return channel, row and column in the window of each row ``k`` of B."""
     rest, column = np.divmod(np.asarray(k, np.int64), convolution.kernel_width)
     channel, row = np.divmod(rest, convolution.kernel_height)
     return channel, row, column
 
 
 def row_elements(convolution: Convolution, k: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Elements from where a column's window begins to row ``k`` of B: what is constant in the code."""
+    """Return the offset of each row ``k`` of B from the start of a column's window, in elements.
+
+    It is a constant of the code.
+    """
     channel, row, column = window_places(convolution, k)
     down, right = convolution.dilation
     return (channel * convolution.height + row * down) * convolution.width + column * right
 
 
 def column_places(convolution: Convolution, columns: NDArray[np.integer]) -> tuple[NDArray[np.int64], ...]:
-    """Image, and row and column of the input at which the window begins, of each column of B; padding is negative."""
+    """Return the image of each column of B, and the input's row and column at which its window begins.
+
+    Places in the padding are negative.
+    """
     image, pixel = np.divmod(np.asarray(columns, np.int64), convolution.pixels)
     y, x = np.divmod(pixel, convolution.out_width)
     return (
@@ -237,19 +249,19 @@ def column_places(convolution: Convolution, columns: NDArray[np.integer]) -> tup
 
 
 def column_elements(convolution: Convolution, columns: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Elements from the start of the input to where each column's window begins: found once by each thread."""
+    """Return the offset of each column's window in the input, in elements. Each thread computes it once."""
     image, y, x = column_places(convolution, columns)
     return image * convolution.image_elements + y * convolution.width + x
 
 
 def output_elements(convolution: Convolution, m: int, columns: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Elements from the start of the output to row 0 of each column of C; the next row is ``pixels`` further."""
+    """Return the offset of row 0 of each column of C in the output; rows are ``pixels`` elements apart."""
     image, pixel = np.divmod(np.asarray(columns, np.int64), convolution.pixels)
     return image * m * convolution.pixels + pixel
 
 
 def guard_bits(convolution: Convolution, k: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The bits of ``outside`` of which one is set where row ``k`` of B lies in the padding; 0 where none ever does."""
+    """Return the bits of ``outside`` that tell whether row ``k`` of B is in the padding; 0: it never is."""
     _, row, column = window_places(convolution, k)
     rows, columns = np.zeros(convolution.kernel_height, np.int64), np.zeros(convolution.kernel_width, np.int64)
     for at in convolution.guarded_rows:
@@ -261,16 +273,17 @@ def guard_bits(convolution: Convolution, k: NDArray[np.integer]) -> NDArray[np.i
 
 
 def row_bit(row: int) -> int:
-    """The bit of ``outside`` that says that this row of a thread's window lies in the padding."""
+    """Return the bit of ``outside`` for a row of the window: whether it lies in the padding."""
     return 1 << row
 
 
 def column_bit(column: int) -> int:
+    """Return the bit of ``outside`` for a column of the window: whether it lies in the padding."""
     return 1 << MAX_PADDED_WINDOW + column
 
 
 def outside(convolution: Convolution, columns: NDArray[np.integer]) -> NDArray[np.uint32]:
-    """The bits that a thread of each column keeps of its window: which rows and columns of it lie in the padding."""
+    """Return the bits that a thread of each column keeps: which window rows and columns are padding."""
     _, y, x = column_places(convolution, columns)
     bits = np.zeros(len(y), np.int64)
     for at in convolution.guarded_rows:
@@ -283,10 +296,10 @@ def outside(convolution: Convolution, columns: NDArray[np.integer]) -> NDArray[n
 
 
 def order_of_rows(convolution: Convolution) -> NDArray[np.int64]:
-    """The rows of B in the order in which kernels load them, (k,).
+    """Return the rows of B in the order in which kernels load them, (k,).
 
-    By position in the window where there is padding, those first that never lie in it: a thread then decides a few
-    times in a tile, not at every load, whether it takes part. Else as they are numbered.
+    With padding, by position in the window, first those that never lie in it: a thread then decides a few times in a
+    tile, not at every load, whether it takes part. Without padding, in ascending order.
     """
     k = np.arange(convolution.k)
     if not convolution.is_padded:
@@ -298,7 +311,10 @@ def order_of_rows(convolution: Convolution) -> NDArray[np.int64]:
 def unfold(
     convolution: Convolution, elements: NDArray[np.float32], columns: NDArray[np.integer], *, padding: float = 0.0
 ) -> NDArray[np.float32]:
-    """Some columns of B, (k, columns), of an input of ``input_shape``; ``padding`` stands for what lies outside."""
+    """Return some columns of B, (k, columns), given an input of ``input_shape``.
+
+    ``padding`` is the value of elements outside the input.
+    """
     k = np.arange(convolution.k)
     place = np.add.outer(row_elements(convolution, k), column_elements(convolution, columns))
     is_outside = (guard_bits(convolution, k)[:, np.newaxis] & outside(convolution, columns).astype(np.int64)) != 0
@@ -307,7 +323,7 @@ def unfold(
 
 
 def rows_at(convolution: Convolution, columns: NDArray[np.integer], elements: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The row of B at which each of ``elements`` of the input stands in its column, one of each column; -1: nowhere."""
+    """Return, for each column, the row of B that holds the given element of the input; -1: none."""
     image, y, x = column_places(convolution, columns)
     rest, right = np.divmod(elements, convolution.width)
     rest, down = np.divmod(rest, convolution.height)

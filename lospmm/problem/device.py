@@ -1,4 +1,4 @@
-"""What the method must know of a GPU, as pure data: ``DeviceSpec`` and the table of known GPUs.
+"""Properties of a GPU that the method needs, as data: ``DeviceSpec`` and the table of known GPUs.
 
 To add a GPU, add a row to ``DEVICES`` with its public source, and to docs/devices.md; a user may also name a file
 (``load_device``).
@@ -51,11 +51,11 @@ class DeviceSpec:
 
     @property
     def arch_number(self) -> int:
-        """90 of sm_90, and of sm_90a."""
+        """Compute capability as a number: 90 for sm_90 and for sm_90a."""
         return int(self.arch.removeprefix("sm_").rstrip("a"))
 
     def sms_of_clusters(self, blocks: int) -> int:
-        """SMs that clusters of so many blocks can fill, one block to an SM: as large a share as of an H200."""
+        """Return how many SMs clusters of so many blocks can fill, one block an SM, scaled from an H200."""
         return max(self.sms * _CLUSTERED_SMS[blocks] // _CLUSTERED_SMS[1], 1)
 
 
@@ -65,7 +65,7 @@ _CLUSTERED_SMS = {1: 132, 2: 132, 4: 120, 8: 120}
 
 
 class Check(NamedTuple):
-    """What must hold between the figures of one GPU, and the key that a violation is reported under."""
+    """A condition on the figures of one GPU, and the key that a violation is reported under."""
 
     key: str
     expected: str
@@ -291,7 +291,7 @@ DEVICES: Mapping[str, DeviceSpec] = {
             l2_bytes=126 * _MIB,
             peak_flops=75e12,
             memory_bandwidth=8e12,
-            clock_hz=1980e6,  # not published: what the published peak comes to on 148 SMs
+            clock_hz=1980e6,  # not published: computed from the published peak on 148 SMs
             tf32_flops=1125e12,
             fp16_flops=2250e12,
             bf16_flops=2250e12,
@@ -302,14 +302,14 @@ DEVICES: Mapping[str, DeviceSpec] = {
 
 _MAY_BE_ZERO = ("reserved_registers", "reserved_shared_bytes", "tf32_flops", "fp16_flops", "bf16_flops")
 
-#: Where somebody is to choose and there is no GPU to go by: most was measured on it.
+#: The default of interfaces without a GPU: most measurements were made on it.
 USUAL_DEVICE = "h200"
 
 
 def find_device(name: str) -> DeviceSpec:
-    """The GPU of that name in ``DEVICES``, or the one that a device file describes (``name`` ends in .toml).
+    """Return the GPU of that name in ``DEVICES``, or of a device file if ``name`` ends in .toml.
 
-    Raises BadRequest with the known names and those that come close.
+    Raises BadRequest with the known names and close matches.
     """
     if not isinstance(name, str):
         raise BadRequest(f"device is of type {type(name).__name__}: give a name, or the path of a .toml file")
@@ -324,9 +324,9 @@ def find_device(name: str) -> DeviceSpec:
 
 
 def load_device(path: Path) -> DeviceSpec:
-    """The GPU of a TOML file: every field of ``DeviceSpec``, or ``base = "h200"`` and the fields that differ.
+    """Read a GPU from a TOML file: all fields of ``DeviceSpec``, or a ``base`` and the fields that differ.
 
-    A file without ``name`` gives its own. Raises BadRequest with the file, the key and what is expected.
+    Without ``name`` the GPU is named after the file. Raises BadRequest with the file, the key and what is expected.
     """
     given = read_toml(path)
     inherited = _inherited(path, given.pop("base")) if "base" in given else {}
@@ -357,7 +357,7 @@ def _inherited(path: Path, base: object) -> dict[str, Any]:
 
 
 def _checked(path: Path, key: str, kind: object, value: object) -> Any:
-    """``value`` as a figure of type ``kind``. Raises BadRequest where it has another type or is not positive."""
+    """Return ``value`` as a figure of type ``kind``. Raises BadRequest if it has another type or sign."""
     if kind is str:
         expected = "a text that is not empty"
         if isinstance(value, str) and value:
@@ -381,7 +381,7 @@ def _close_matches(word: str, known: Iterable[str]) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a file. Raises BadRequest for one that cannot be read or is no TOML."""
+    """Return the tables of a TOML file. Raises BadRequest if it cannot be read or parsed."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

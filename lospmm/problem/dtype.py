@@ -1,7 +1,7 @@
-"""What B and C are made of, and in what the multiplication is done. To add a type, add a row to ``DTYPES``.
+"""Data types of B and C, and of the multiplication. To add a type, add a row to ``DTYPES``.
 
-Sums are float32, or, where that is asked for, of a 16-bit type (``SUMS``). NumPy has no bfloat16: its elements are held
-as the upper 16 bits of float32 (``uint16``).
+Sums are float32 or, if asked for, of a 16-bit type (``SUMS``). NumPy has no bfloat16: its elements are held as the
+upper 16 bits of float32 (``uint16``).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from lospmm.errors import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """``unit_roundoff`` is that of one factor of a product: half the distance of two numbers next to 1."""
+    """A data type; ``unit_roundoff`` (of one factor) is half the distance of two numbers next to 1."""
 
     name: str
     storage: str  # of an element of B and C in memory
@@ -30,32 +30,35 @@ class Dtype:
 
     @property
     def is_16_bit(self) -> bool:
+        """Whether an element of B and C takes 16 bits."""
         return self.element_bytes == 2
 
     def rounded(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """``values`` as a multiplication of this type takes them."""
+        """Return ``values`` rounded as a multiplication of this type rounds them."""
         return _tf32(values) if self.name == "tf32" else self.from_storage(self.to_storage(values))
 
     def beyond(self, values: NDArray[np.float32]) -> float | None:
-        """The largest of the finite ``values``, if this type has none so large: it rounds to infinity."""
+        """Return the largest of the finite ``values`` if this type rounds it to infinity, else None."""
         largest = np.abs(values[np.isfinite(values)]).max(initial=0)
         return float(largest) if np.isinf(self.rounded(np.array([largest], np.float32))[0]) else None
 
     @property
     def parts(self) -> int:
-        """Numbers that tensor cores take for a factor: of float32 two TF32 numbers, whose sum it is, nearly."""
+        """TF32 numbers that tensor cores take for one factor: two for float32, whose sum is nearly exact."""
         return 2 if self.name == "float32" else 1
 
     def in_parts(self, values: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        """``values`` as tensor cores take them: these ``parts``, the large one first."""
+        """Return ``values`` as ``parts`` arrays that tensor cores take, the large part first."""
         if self.parts == 1:
             return [self.rounded(values)]
         large = _tf32(values)
         return [large, _tf32(values - large)]
 
     def not_in_parts(self, values: NDArray[np.float32]) -> str | None:
-        """That one of ``values`` is not the sum of its parts, so large that the first is infinite, or so small that the
-        second is none; None where all are."""
+        """Describe a value that is not the sum of its parts; None: all are.
+
+        Such a value is so large that the first part is infinite, or so small that the second vanishes.
+        """
         if self.parts == 1:
             return None
         magnitudes = np.abs(values)
@@ -84,7 +87,7 @@ def _from_half(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """To the nearest, ties to even; NaN stays NaN."""
+    """Round to the nearest bfloat16, ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FFF), rounded)
@@ -95,7 +98,7 @@ def _from_bfloat16(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _tf32(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Ten bits of fraction, to the nearest, ties away from zero, as PTX's cvt.rna.tf32.f32 rounds."""
+    """Round to 10 bits of fraction, to nearest, ties away from zero, as PTX's cvt.rna.tf32.f32."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isfinite(values), rounded, values)
@@ -120,14 +123,14 @@ SUMS = ("float32", *(one.name for one in DTYPES.values() if one.is_16_bit))
 
 
 def check_sums(dtype: str, sums: str) -> None:
-    """Raises BadRequest for sums that this type of B and C does not have."""
+    """Raise BadRequest for sums that this type of B and C does not have."""
     allowed = [name for name in SUMS if name in ("float32", dtype)]
     if sums not in allowed:
         raise BadRequest(f"sums {sums!r:.80}: with dtype {dtype} choose {' or '.join(allowed)}")
 
 
 def dtype_named(name: str) -> Dtype:
-    """Raises BadRequest for a type that there is not."""
+    """Return the type of that name. Raises BadRequest for an unknown one."""
     if name not in DTYPES:
         raise BadRequest(f"dtype {name!r:.80}: choose one of {', '.join(DTYPES)}")
     return DTYPES[name]

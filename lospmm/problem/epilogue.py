@@ -1,4 +1,4 @@
-"""What a kernel does with a sum before it stores it: adds a bias and a third operand, and takes ReLU.
+"""The epilogue of a kernel: it adds a bias and a residual to a sum and applies ReLU.
 
 The bias is known like A, so it is in the code. The residual is an argument of the kernel, of C's shape and layout.
 """
@@ -15,9 +15,9 @@ from lospmm.errors import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """C = relu(A x B + residual + bias), of which each part may be absent; ``bias`` has a number for each row of C.
+    """C = relu(A x B + residual + bias), each part optional; ``bias`` has one number for each row of C.
 
-    The order of the additions is that of the code: the bias first, or last where there is a residual.
+    The bias is added first, or last if there is a residual, as in the code.
     """
 
     bias: tuple[float, ...] | None = None  # float32 numbers
@@ -26,7 +26,7 @@ class Epilogue:
 
     @property
     def is_plain(self) -> bool:
-        """Whether C is A x B."""
+        """Whether C is A x B alone."""
         return self == PLAIN
 
 
@@ -35,7 +35,7 @@ PLAIN = Epilogue()
 
 
 def epilogue_of(bias: Sequence[float] | np.ndarray | None, *, relu: bool, residual: bool) -> Epilogue:
-    """With the bias rounded to float32. Raises BadRequest for one that is not a row of finite numbers."""
+    """Return an epilogue, its bias rounded to float32. Raises BadRequest unless it is finite and 1-D."""
     for name, value in (("relu", relu), ("residual", residual)):
         if not isinstance(value, bool | np.bool_):
             raise BadRequest(f"{name} is {value!r:.80}: give True or False")
@@ -61,7 +61,7 @@ def _rounded(bias: Sequence[float] | np.ndarray) -> tuple[float, ...]:
 
 
 def check_rows(epilogue: Epilogue, m: int) -> None:
-    """Raises BadRequest for a bias that is not one of ``m`` finite numbers."""
+    """Raise BadRequest for a bias that is not ``m`` finite numbers."""
     bias = epilogue.bias
     if bias is None:
         return
@@ -72,7 +72,7 @@ def check_rows(epilogue: Epilogue, m: int) -> None:
 
 
 def bias_of(epilogue: Epilogue, rows: NDArray[np.integer]) -> NDArray[np.float32]:
-    """What is added to each of ``rows`` of C."""
+    """Return the bias of each of ``rows`` of C; zeros without one."""
     bias = np.zeros(len(rows), np.float32)
     if epilogue.bias is not None:
         bias[:] = [epilogue.bias[row] for row in rows.tolist()]

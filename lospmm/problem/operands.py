@@ -1,4 +1,4 @@
-"""Random B and residual that a kernel is verified with."""
+"""Random B and residual for the verification of a kernel."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,13 +9,13 @@ from lospmm.problem.problem import Problem
 
 
 def draw_b(matrix: SparseMatrix, columns: int, seed: int, dtype: Dtype = FLOAT32) -> NDArray[np.float32]:
-    """B (k, columns), as it lies in memory: uniform between -1 and 1, or smaller (``exponent_of_b``)."""
+    """Draw B (k, columns), rounded as it is stored: uniform in [-1, 1], or scaled by ``exponent_of_b``."""
     b = np.random.default_rng(seed).uniform(-1.0, 1.0, size=(matrix.k, columns))
     return _stored(dtype, np.ldexp(b, exponent_of_b(matrix, dtype)).astype(np.float32))
 
 
 def exponent_of_b(matrix: SparseMatrix, dtype: Dtype) -> int:
-    """Of the power of two that B is scaled by where A is so large that an element of C could overflow; else 0."""
+    """Return the exponent of 2 by which B is scaled down so that no element of C overflows; else 0."""
     sums = np.bincount(matrix.rows_of_nonzeros(), weights=np.abs(matrix.data.astype(np.float64)), minlength=matrix.m)
     return min(0, dtype.max_exponent - int(np.frexp(sums.max())[1]))
 
@@ -25,7 +25,7 @@ def _stored(dtype: Dtype, elements: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def draw_residual(problem: Problem, columns: int, seed: int) -> NDArray[np.float32] | None:
-    """The residual (m, columns), uniform between -1 and 1, where the kernel takes one."""
+    """Draw the residual (m, columns), uniform in [-1, 1], or return None if the kernel takes none."""
     if not problem.epilogue.residual:
         return None
     random = np.random.default_rng((seed, 1))

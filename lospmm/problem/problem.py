@@ -1,4 +1,4 @@
-"""The nouns of the search, in the order in which it makes them: frozen data, no behaviour beyond derived figures.
+"""The problem that a search solves, and how a kernel is launched: immutable data.
 
 Names are the paper's, once: A (M x K) and B (K x N) give C (M x N); a tile size is (M1, N1); A_tile is a ``RowTile``,
 the set of them, SA_tile, is a ``Tiling``; nnz counts nonzeros, nnc non-empty columns.
@@ -24,21 +24,22 @@ SPLITS = (1, 2, 4, 8)
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
+    """Return ``numerator`` / ``denominator``, rounded up."""
     return -(-numerator // denominator)
 
 
 def check_columns(n: int) -> None:
-    """Raise BadRequest for an ``n``, the columns of B, that no kernel takes."""
+    """Raise BadRequest for a number ``n`` of columns of B that no kernel takes."""
     if not 1 <= n <= MAX_COLUMNS:
         raise BadRequest(f"n is {n}: B must have from 1 to {MAX_COLUMNS} columns")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """C = A x B on one GPU, with A known and B of ``n`` columns, which a ``convolution`` may take from its input.
+    """C = A x B on one GPU, with A known and B of ``n`` columns, or the unfolded input of ``convolution``.
 
-    Raises BadRequest for an n that no kernel takes, for ``sums`` of another type, and for a convolution or an epilogue
-    of another A or n; BadMatrix for an A that is too large for the ``dtype``.
+    Raises BadRequest for an n that no kernel takes, for ``sums`` of another type, and for a convolution or an
+    epilogue of another A or n; BadMatrix for an A that is too large for the ``dtype``.
     """
 
     matrix: SparseMatrix
@@ -60,20 +61,22 @@ class Problem:
 
     @property
     def rounded_sums(self) -> int:
-        """The most multiply-adds of a sum that may be rounded to 16 bits after each, parts of a tile included; 0: sums
-        are float32."""
+        """Most multiply-adds of a sum that may be rounded to 16 bits after each; 0: sums are float32.
+
+        It counts the additions of a tile's parts too.
+        """
         if not self.sums.is_16_bit:
             return 0
         return int(np.diff(self.matrix.indptr).max(initial=0)) + SPLITS[-1]
 
     @property
     def b_elements(self) -> int:
-        """Elements that are read: of B, or of the input that it is taken from."""
+        """Elements that are read: of B, or of the convolution's input."""
         return self.matrix.k * self.n if self.convolution is None else self.convolution.input_elements
 
 
 def columns_of(n: int | None, convolution: Convolution | None) -> int:
-    """Columns of B: as given, or a convolution's output pixels. Raises BadRequest where neither is known."""
+    """Return the columns of B: ``n``, or a convolution's output pixels. Raises BadRequest without either."""
     if convolution is not None and not isinstance(convolution, Convolution):
         raise BadRequest(f"convolution is of type {type(convolution).__name__}: give a lospmm.Convolution")
     if n is not None:
@@ -84,7 +87,10 @@ def columns_of(n: int | None, convolution: Convolution | None) -> int:
 
 
 def layer_fields(problem: Problem) -> dict[str, Any]:
-    """What makes a problem more than a product, as JSON; nothing for a product, whose digests it leaves alone."""
+    """Return as JSON what a problem has beside a float32 product.
+
+    A plain product has nothing, so that its digests do not change.
+    """
     convolution, epilogue = problem.convolution, problem.epilogue
     return (
         ({} if convolution is None else {"convolution": asdict(convolution)})
@@ -125,7 +131,7 @@ def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a kernel is started."""
+    """Launch configuration of a kernel."""
 
     grid: tuple[int, int, int]
     block: int  # threads

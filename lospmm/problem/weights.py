@@ -1,4 +1,4 @@
-"""Weights as a caller gives them: an array, a SciPy matrix, a ``SparseMatrix`` or the path of a file."""
+"""Weights as a caller gives them: an array, a SciPy matrix, a ``SparseMatrix`` or a file's path."""
 
 import os
 from pathlib import Path

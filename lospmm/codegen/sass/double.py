@@ -1,10 +1,10 @@
-"""Two columns of 16 bits to a thread, with sums in float32: machine code of one column (``narrow``) done twice.
+"""Two columns of 16 bits a thread, with float32 sums: machine code of one column (``narrow``) doubled.
 
 A load brings the elements of two neighbouring columns, the lower half of a register first, so there are half as many
-loads. The upper one becomes a float32 in a register that it has while it is multiplied, of a few that go round: what is
-on its way takes one. Every accumulator is two registers. What computes is there once for each column, multiply-adds of
-one element one after another, so that it stays in the reuse cache; one rounding packs two sums, and one store writes
-them.
+loads. The upper element becomes a float32 in a register of its own while it is multiplied, one of a small ring;
+elements in flight take no second register. Every accumulator is two registers. Arithmetic is there once for each
+column, multiply-adds of one element one after another, so that it stays in the reuse cache; one rounding packs two
+sums, and one store writes them.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, padding
 from lospmm.errors import Unsupported
 from lospmm.problem.dtype import Dtype
 
-#: What is done for each column: with its registers, and those of the next.
+#: Instructions that are emitted for each of the two columns.
 _TWICE = (Opcode.FFMA_IMM, Opcode.MOV_IMM, Opcode.FADD_IMM, Opcode.FMNMX_NAN)
 
 #: Operands that are registers of numbers, by instruction; those of addresses stay as they are.
@@ -49,16 +49,16 @@ _ROUNDINGS = (Opcode.F2FP_F16, Opcode.F2FP_BF16)
 
 
 def two_columns(code: MachineCode, dtype: Dtype) -> MachineCode:
-    """``code``, which loads and stores words of 4 bytes as ``narrow`` has elements of 2, for both columns of a word.
+    """Return ``code`` of 4-byte words as code for both columns of each word, of 2 bytes as in ``narrow``.
 
     Raises Unsupported for a tile that blocks share, and for more registers than a thread has.
     """
     if code.split_k > 1 or code.entry.padded is not None:
         raise Unsupported(f"two columns of {dtype.name} to a thread: of products, and tiles of one block")
     form = code.form
-    pairs = np.unique(form["ra"][np.isin(form["op"], (Opcode.LDG, Opcode.STG))]).tolist()  # with addresses
+    pairs = np.unique(form["ra"][np.isin(form["op"], (Opcode.LDG, Opcode.STG))]).tolist()  # pairs with addresses
     taken = {*code.entry.taken, *pairs, *(pair + 1 for pair in pairs)}
-    free = np.array([register for register in range(4 * RZ) if register not in taken])  # pairs are left
+    free = np.array([register for register in range(4 * RZ) if register not in taken])  # leaves pairs free
     tiles, highest = [], max(taken)
     for start, end in zip(code.starts, [*code.starts[1:], len(form)], strict=True):
         tile = form[start:end]
@@ -83,7 +83,7 @@ class _Renamed(NamedTuple):
 
 
 def _renamed(tile: NDArray[np.void], free: NDArray[np.int64]) -> _Renamed:
-    """By ``free`` registers: two for each sum, then one for each buffer, then a ring of the elements' upper halves."""
+    """Assign ``free`` registers: two a sum, one a buffer, then a ring for the elements' upper halves."""
     named = np.zeros(RZ + 1, np.bool_)
     for op, operands in _NUMBERS.items():
         for operand in operands:
@@ -105,7 +105,7 @@ def _renamed(tile: NDArray[np.void], free: NDArray[np.int64]) -> _Renamed:
         return _Renamed(lower, upper, int(free[used - 1]) if used else 0)
     converted, element = _elements(tile, buffers, fmas)
     last = np.zeros(len(converted), np.int64)
-    last[element] = fmas  # ascending: the last one stays
+    last[element] = fmas  # ascending: the last write wins
     ring = int((np.searchsorted(converted, last) - np.arange(len(converted))).max())
     halves = free[used : used + ring]
     upper["rd"][converted] = halves[np.arange(len(converted)) % ring]
@@ -116,7 +116,7 @@ def _renamed(tile: NDArray[np.void], free: NDArray[np.int64]) -> _Renamed:
 def _elements(
     tile: NDArray[np.void], buffers: NDArray[np.uint8], fmas: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """The conversions of what buffers hold, and of each multiply-add the number of the one that it uses."""
+    """Return the conversions of what buffers hold, and the number of the one that each multiply-add uses."""
     converted = np.flatnonzero(np.isin(tile["op"], list(_UPPER)) & np.isin(tile["rd"], buffers))
     keys = tile["rd"][converted].astype(np.int64) * len(tile) + converted
     order = np.argsort(keys)
@@ -125,7 +125,7 @@ def _elements(
 
 
 def _twice(lower: NDArray[np.void], upper: NDArray[np.void]) -> NDArray[np.void]:
-    """Both columns, in one order."""
+    """Merge the instructions of both columns into one order."""
     rounded = np.isin(lower["op"], _ROUNDINGS)
     lower["ra"][rounded] = upper["rb"][rounded]
     widened = np.isin(lower["op"], list(_UPPER))
@@ -150,6 +150,6 @@ def _twice(lower: NDArray[np.void], upper: NDArray[np.void]) -> NDArray[np.void]
 
 
 def _in_turn(first: NDArray[np.void], second: NDArray[np.void], which: NDArray[np.bool_]) -> None:
-    """The first of two has the wait, the second the stall."""
+    """Give the wait to the first of two instructions, the stall to the second."""
     second["wait"][which] = 0
     first["stall"][which], first["yields"][which] = 1, 0

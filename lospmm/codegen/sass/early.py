@@ -1,11 +1,10 @@
-"""Each row of a tile is stored as soon as its sum is whole, not with the others at the end.
+"""Early stores: each row of a tile is stored once its sum is complete, not at the end.
 
-Elements of B are loaded as they are numbered all the same. Tiles that load them in orders of their own, in which rows
-are finished one after another, take longer: blocks that run at the same time no longer ask for the same rows of B
-(docs/decisions/0026).
+The order of loads stays ascending. Tiles that load in orders of their own, in which rows finish one after another,
+take longer: blocks that run at the same time no longer ask for the same rows of B (docs/decisions/0026).
 
-A thread has one register pair beside that of row 0 to reach far rows of C by. Where that is not enough for all, rows
-that lie together are stored together.
+A thread has one register pair, beside that of row 0, to reach far rows of C. If that is not enough for all, rows that
+lie together are stored together.
 """
 
 from dataclasses import replace
@@ -14,7 +13,7 @@ import numpy as np
 
 from lospmm.codegen.ir import WINDOW_BYTES, KernelProgram, Op, TileProgram
 
-#: Of the windows of C, those that a thread reaches in any order.
+#: Windows of C that a thread can store to in any order.
 FREE_WINDOWS = 2
 
 #: Instructions between the last multiply-add of a row and its store, so that no warp waits for the sum.
@@ -22,14 +21,16 @@ DISTANCE = 8
 
 
 def stored_early(tile: TileProgram, program: KernelProgram) -> TileProgram:
-    """``tile`` of ``program`` with each store behind its sum. Not where a residual is added behind all sums or the
-    parts of a tile meet behind them, nor in tiles without sums."""
+    """Return ``tile`` of ``program`` with each store moved after its sum.
+
+    Returns it unchanged if a residual is added after all sums, if the parts of a tile exchange sums, or without sums.
+    """
     is_sum, is_store = np.isin(tile.code["op"], (Op.FMA, Op.FOLD)), tile.code["op"] == Op.STORE
     if program.epilogue.residual or program.split_k > 1 or not is_sum.any():
         return tile
     sums, stores = np.flatnonzero(is_sum), tile.code[is_store]
     last_of = np.zeros(tile.accumulators, np.intp)
-    last_of[tile.code["target"][sums]] = sums  # of several the last one stays
+    last_of[tile.code["target"][sums]] = sums  # the last write wins
     last = last_of[stores["source"]]
     distance = stores["target"].astype(np.int64) * program.c_row_elements * program.words.stored_bytes
     window = (distance + WINDOW_BYTES // 2) // WINDOW_BYTES

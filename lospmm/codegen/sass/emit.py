@@ -1,4 +1,4 @@
-"""From a kernel program to machine code."""
+"""Emitter of machine code."""
 
 from dataclasses import replace
 
@@ -22,20 +22,21 @@ MAX_BLOCK_ROWS = 16_000
 
 
 def emit(program: KernelProgram, arch: str) -> Emission:
-    """``program`` as machine code for ``arch``. Raises Unsupported as ``tiles_of`` does."""
+    """Return ``program`` as machine code for ``arch``. Raises Unsupported as ``tiles_of`` does."""
     code = tiles_of(program, arch)
     return emission_of(program, code, sharers_of(program, BYTES_PER_INSTRUCTION * len(code.form), arch))
 
 
 def without_fetch(program: KernelProgram, arch: str) -> Emission:
-    """``emit``, whose tiles do not load their code first. Raises as ``tiles_of``."""
+    """Return ``emit`` without the code that loads a tile's own code first. Raises as ``tiles_of``."""
     return emission_of(program, tiles_of(program, arch), 0)
 
 
 def tiles_of(program: KernelProgram, arch: str) -> MachineCode:
-    """The tiles, none of which fetches its code. Raises Unsupported for one without tables, for an n at run time, for
-    columns of a block at run time where blocks share a tile, for more than MAX_BLOCK_ROWS block rows, and for words
-    that ``arch`` does not have.
+    """Return the tiles as machine code, without the fetch of their code. Raises Unsupported.
+
+    Unsupported are architectures without tables, an n at run time, block columns at run time if blocks share a tile,
+    more than MAX_BLOCK_ROWS block rows, and words that ``arch`` does not have.
     """
     generation = generation_of(arch)
     if program.n is None:
@@ -52,14 +53,14 @@ def tiles_of(program: KernelProgram, arch: str) -> MachineCode:
         raise Unsupported(f"{program.walks} walks: no kernels of them for {arch}")
     is_layer = program.convolution is not None or program.epilogue.relu or program.epilogue.residual
     if is_layer and Opcode.FMNMX_NAN not in generation.by_op:
-        # A maximum loses NaN there, and ptxas leaves a part of the addresses to the targets of the prologue.
+        # Their maximum loses NaN, and ptxas leaves a part of the addresses to the targets of the prologue.
         raise Unsupported(f"a convolution, a residual or ReLU as machine code for {arch}: use --emitter ptx")
     schedule = schedule_tile if program.walks == 1 else walked_tile
     tiles = [schedule(tile, program) for tile in program.tiles]
     pieces = [part for form, _ in tiles for part in (form, padding(len(form)))]
     lengths = [len(form) + len(padding(len(form))) for form, _ in tiles]
     form, entry = np.concatenate(pieces), entry_of(program)
-    if "ur" in generation.by_op[Opcode.LDG].unused:  # memory without descriptors
+    if "ur" in generation.by_op[Opcode.LDG].unused:  # no descriptor of memory
         form["ur"], entry = 0, replace(entry, descriptor=0)
     code = MachineCode(
         form=form,
@@ -74,7 +75,7 @@ def tiles_of(program: KernelProgram, arch: str) -> MachineCode:
 
 
 def emission_of(program: KernelProgram, code: MachineCode, sharers: int) -> Emission:
-    """``code`` of a program; with ``sharers`` its tiles load themselves first, which so many neighbours share out."""
+    """Return the emission of ``code``; with ``sharers``, so many neighbouring blocks fetch a tile's code."""
     if sharers:
         assert program.cols is not None
         code = fetching(code, span_bytes(program.cols, sharers))

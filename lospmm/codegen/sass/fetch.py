@@ -1,13 +1,14 @@
-"""Code that is asked for before it is run: the first thing that a tile does is to load its own code.
+"""Code fetch: each tile begins by loading its own code into the L2 cache.
 
-Between two launches of a kernel other kernels have pushed its code out of the L2 cache. Blocks walk their code once and
-in order, so they would wait for memory at every few lines of it (docs/decisions/0028). Here each thread loads a word of
-a sector of its tile's code, and of others behind it, into no register; nothing waits for them. Neighbouring blocks of a
-tile, which run on SMs beside each other, share it out.
+Between two launches of a kernel other kernels have pushed its code out of the L2 cache. Blocks walk their code once
+and in order, so they would wait for memory at every few lines of it (docs/decisions/0028). Here each thread loads a
+word of a sector of its tile's code, and of others behind it, into no register; nothing waits for them. Neighbouring
+blocks of a tile, which run on SMs beside each other, share it out.
 
 They are loads, not prefetches: those fill the half of the L2 cache that memory behind it belongs to, these also the
 other half, where the SM is on that side. And they are ordinary loads: what is loaded as B is ("no allocation") the
-cache gives up first. compute-sanitizer takes them for reads outside of any array: LOSPMM_FETCH_CODE=0 leaves them out.
+cache gives up first. compute-sanitizer takes them for reads outside of any array: LOSPMM_FETCH_CODE=0 leaves them
+out.
 """
 
 from dataclasses import replace
@@ -24,36 +25,39 @@ from lospmm.codegen.sass.machine import ENTRY, EntryRegisters, MachineCode
 from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, LINE_INSTRUCTIONS, padding
 from lospmm.settings import settings
 
-#: Of a kernel with less code the fetch costs as much as it gains: 0.05 us (docs/decisions/0028).
+#: With less code, the fetch costs as much as it gains: 0.05 us (docs/decisions/0028).
 MIN_CODE_BYTES = 96 << 10
 
-#: What is fetched must not push out B, nor itself: a quarter of an H200's L2 cache.
+#: The fetched code must not evict B or itself: a quarter of an H200's L2 cache.
 MAX_CODE_BYTES = 15 << 20
 
-#: What the L2 cache moves at a time: one word of it brings the rest.
+#: Bytes of a sector of the L2 cache: a load of one word brings the rest.
 SECTOR_BYTES = 32
 
-#: Neighbouring blocks share a tile's code out where their number is a multiple of one of these.
+#: Numbers of neighbouring blocks that share a fetch, if the number of blocks is a multiple.
 SHARERS = (4, 2)
 
-#: Loads of a thread: what is behind them is not fetched.
+#: The most loads of a thread: code after them is not fetched.
 MAX_LOADS = 32
 
-#: A tile of less, such as one of empty rows, is not worth it.
+#: Smaller tiles, such as those of empty rows, are not fetched.
 MIN_TILE_BYTES = 4 << 10
 
-#: From ``LEPC`` to what reads its result: more than it takes.
+#: Cycles from ``LEPC`` to the first read of its result: more than its latency.
 LEPC_LATENCY = 15
 
-#: In which register ptxas 13.0 leaves where a thread begins.
+#: The register in which ptxas 13.0 leaves a thread's fetch offset.
 FETCHED = 7
 
-#: The predicate between the two halves of an address.
+#: The predicate that carries between the two halves of an address.
 _CARRY = 0
 
 
 def sharers_of(program: KernelProgram, code_bytes: int, arch: str) -> int:
-    """How many neighbours fetch a tile's code together, of a kernel of so many bytes; 0: nothing is fetched."""
+    """Return how many neighbouring blocks fetch a tile's code together; 0: nothing is fetched.
+
+    ``code_bytes`` is the size of the kernel's code.
+    """
     if not settings().fetch_code or program.cols is None or Opcode.TOUCH not in generation_of(arch).by_op:
         return 0
     if not MIN_CODE_BYTES <= code_bytes <= MAX_CODE_BYTES:
@@ -64,12 +68,15 @@ def sharers_of(program: KernelProgram, code_bytes: int, arch: str) -> int:
 
 
 def span_bytes(threads: int, sharers: int) -> int:
-    """From where the first thread of the first sharer loads to behind what the last of the last one does."""
+    """Return the bytes of code that one load of all threads of all sharers covers."""
     return threads * sharers * SECTOR_BYTES
 
 
 def fetching(code: MachineCode, span: int) -> MachineCode:
-    """``code``, whose tiles load themselves first: ``span`` bytes by each load of all threads that share a tile."""
+    """Return ``code`` with a fetch of itself in each tile.
+
+    One load of all threads that share a tile covers ``span`` bytes.
+    """
     entry = replace(code.entry, fetched=_fetched(code.entry))
     ends = [*code.starts[1:].tolist(), len(code.form)]
     tiles = [_unpadded(code.form[start:end]) for start, end in zip(code.starts.tolist(), ends, strict=True)]
@@ -93,7 +100,7 @@ def fetching(code: MachineCode, span: int) -> MachineCode:
 
 
 def _fetched(entry: EntryRegisters) -> int:
-    """Where ptxas has it in the plainest prologue, or a register that is no half of an address later on."""
+    """Return the register of the fetch offset: as ptxas chooses it, or one outside of address pairs."""
     if entry == ENTRY:
         return FETCHED
     used = entry.taken.union(*({pair, pair + 1} for pair in window_pairs(entry)))
@@ -101,13 +108,13 @@ def _fetched(entry: EntryRegisters) -> int:
 
 
 def _unpadded(tile: NDArray[np.void]) -> NDArray[np.void]:
-    """Without the NOPs behind its end."""
+    """Return the tile without the NOPs after its end."""
     end = tile["op"][-LINE_INSTRUCTIONS:]
     return tile[: len(tile) - int(np.argmax(end[::-1] != Opcode.NOP))]
 
 
 def _loads(rows: int, span: int) -> int:
-    """How many loads of a thread reach the end of a tile of so many instructions and of what is put before it."""
+    """Return how many loads a thread needs for a tile of ``rows`` instructions and the fetch before it."""
     if BYTES_PER_INSTRUCTION * rows < MIN_TILE_BYTES:
         return 0
     count = 1
@@ -125,7 +132,7 @@ def _padded_length(rows: int) -> int:
 
 
 def _head(offsets: NDArray[np.integer], entry: EntryRegisters, pair: int) -> NDArray[np.void]:
-    """``pair`` = the tile's address + ``entry.fetched``, and a load at each of ``offsets`` from there."""
+    """Return ``pair`` = the tile's address + ``entry.fetched``, and a load at each of ``offsets`` from it."""
     form = blank(_head_length(len(offsets)))
     if not len(offsets):
         return form

@@ -1,4 +1,4 @@
-"""An instruction's bits as data: a ``Row`` per instruction says which bits are fixed and which hold what field of FORM.
+"""Bit fields of instructions as data: a ``Row`` says which bits are fixed and where fields lie.
 
 Instructions have 128 bits, in two 64-bit words, low word first. ``encode`` and ``decode`` read the same rows, so an
 instruction is added by its row alone (``generations``).
@@ -25,10 +25,10 @@ _CHUNK = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Bits:
-    """Where a field of FORM lies in an instruction.
+    """Bits of an instruction that hold a field of FORM.
 
     ``places`` are (lowest bit, width), the value's low bits first; a place lies in one word. The value's lowest
-    ``dropped`` bits are not kept; it is a multiple of ``step``. ``codes`` are (value, bits) where the instruction does
+    ``dropped`` bits are not stored; it is a multiple of ``step``. ``codes`` are (value, bits) if the instruction does
     not hold the value itself.
     """
 
@@ -41,7 +41,7 @@ class Bits:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The smallest and the largest value that fits."""
+        """Smallest and largest value that fits."""
         if self.codes:
             values = [value for value, _ in self.codes]
             return min(values), max(values)
@@ -49,7 +49,7 @@ class Bits:
         return (-(1 << bits - 1), (1 << bits - 1) - self.step) if self.signed else (0, (1 << bits) - self.step)
 
     def fits(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the values the instruction can hold."""
+        """Return which of the values the instruction can hold."""
         if self.codes:
             return np.isin(values, [value for value, _ in self.codes])
         smallest, largest = self.bounds
@@ -59,7 +59,7 @@ class Bits:
 
 @dataclass(frozen=True)
 class Row:
-    """One instruction of one generation: opcode, further bits that are always set, operands, and nvdisasm's syntax.
+    """One instruction of one generation: opcode, further fixed bits, operands, and nvdisasm's syntax.
 
     ``text`` names operands in braces (``listing``). ``pairs`` are the operands that hold an address in two registers,
     ``data`` the one that holds ``bytes`` of data: such registers are aligned.
@@ -78,6 +78,7 @@ class Row:
 
     @cached_property
     def fields(self) -> tuple[Bits, ...]:
+        """All fields of the instruction: operands, control fields, barriers and reuse."""
         reuse = tuple((mask, mask) for mask in range(8) if mask & ~self.reuse == 0)
         barriers = (
             Bits(name, places, codes=() if name in self.barriers else ((NO_BARRIER, NO_BARRIER),))
@@ -88,7 +89,7 @@ class Row:
 
     @cached_property
     def fixed(self) -> tuple[int, int]:
-        """Both words with zero in every field. Fields are exclusive-or'ed in, for the bit of ``yields`` is inverted."""
+        """Both words with zero in every field; fields are XORed in, since the bit of ``yields`` is inverted."""
         return self.opcode, self.high | 1 << _YIELD_BIT - WORD_BITS
 
     @cached_property
@@ -109,7 +110,7 @@ class Row:
 
 _YIELD_BIT = 109
 
-#: What every instruction has.
+#: Control fields, which every instruction has.
 CONTROL = (
     Bits("predicate", ((12, 3),)),
     Bits("predicate_negated", ((15, 1),)),
@@ -126,7 +127,7 @@ BARRIERS = (("write_barrier", ((110, 3),)), ("read_barrier", ((113, 3),)))
 
 @dataclass(frozen=True)
 class Generation:
-    """The instructions of one compute capability. ``experimental``: disassembled, and not yet run on a GPU."""
+    """The instructions of one compute capability; ``experimental``: disassembled but not yet run on a GPU."""
 
     arch: str  # "sm_90"
     rows: tuple[Row, ...]
@@ -134,6 +135,7 @@ class Generation:
 
     @cached_property
     def by_op(self) -> dict[int, Row]:
+        """Rows by instruction."""
         return {row.op: row for row in self.rows}
 
     @property
@@ -143,10 +145,10 @@ class Generation:
 
 
 def encode(form: NDArray[np.void], generation: Generation) -> NDArray[np.uint64]:
-    """The machine code of ``form``: n x 2 words, low word first.
+    """Return the machine code of ``form``: n x 2 words, low word first.
 
-    Raises ToolchainFault, which names the first such row, for an instruction that the generation does not have, a
-    value that does not fit its field, a field set that the instruction does not have, and a register not aligned.
+    Raises ToolchainFault naming the first row with an instruction that the generation does not have, a value that
+    does not fit its field, a field that the instruction does not have, or an unaligned register.
     """
     words = np.empty((len(form), 2), np.uint64)
     numbers = np.arange(_CHUNK)
@@ -164,7 +166,7 @@ def encode(form: NDArray[np.void], generation: Generation) -> NDArray[np.uint64]
 
 
 def decode(words: NDArray[np.uint64], generation: Generation) -> NDArray[np.void]:
-    """The form of n x 2 words of machine code. Raises ToolchainFault with the offset of the first unknown one."""
+    """Return the form of n x 2 words. Raises ToolchainFault with the offset of the first unknown one."""
     form = blank(len(words))
     known = np.zeros(len(words), np.bool_)
     opcodes = words[:, 0] & ((1 << OPCODE_BITS) - 1)
@@ -187,7 +189,7 @@ def decode(words: NDArray[np.uint64], generation: Generation) -> NDArray[np.void
 
 
 def _encode_row(form: NDArray[np.void], row: Row, numbers: NDArray[np.int64]) -> list[NDArray[np.uint64]]:
-    """Both words of rows that are all of ``row``'s instruction; ``numbers`` are their places in the whole program."""
+    """Return both words of rows of one instruction; ``numbers`` are their places in the program."""
     fixed = list(row.fixed)
     varying: list[tuple[Bits, NDArray[np.int64]]] = []
     for name in row.unused:
@@ -215,7 +217,7 @@ def _encode_row(form: NDArray[np.void], row: Row, numbers: NDArray[np.int64]) ->
 
 
 def _placed(field: Bits, values: NDArray[np.int64]) -> Iterator[tuple[int, int, NDArray[np.uint64]]]:
-    """(word, lowest bit in it, the bits that go there) for each of the field's places."""
+    """Yield (word, lowest bit in it, bits to place there) for each of the field's places."""
     if field.codes:
         table = np.zeros(max(value for value, _ in field.codes) + 1, np.int64)
         for value, bits in field.codes:
@@ -229,7 +231,7 @@ def _placed(field: Bits, values: NDArray[np.int64]) -> Iterator[tuple[int, int, 
 
 
 def _decode_row(rest: NDArray[np.uint64], row: Row) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
-    """The form of words with the fixed bits taken out, and which of them hold only codes that exist."""
+    """Return the form of words without their fixed bits, and which of them hold only valid codes."""
     form = blank(len(rest))
     form["op"] = row.op
     valid = np.ones(len(rest), np.bool_)
@@ -268,7 +270,7 @@ def _check(
 
 
 def _check_alignment(form: NDArray[np.void], row: Row, numbers: NDArray[np.int64]) -> None:
-    """Registers that are read or written together begin at a multiple of their number; R255 stands for all of them."""
+    """Check that registers accessed together begin at a multiple of their number; R255 is exempt."""
     counts: list[tuple[str, int | NDArray[np.integer]]] = [(name, 2) for name in row.pairs]
     if row.data:
         counts.append((row.data, np.maximum(form["bytes"] >> 2, 1)))
@@ -283,7 +285,7 @@ def _check_alignment(form: NDArray[np.void], row: Row, numbers: NDArray[np.int64
 
 
 def _legal(form: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which rows have a stall that goes with yields and reuse: nvdisasm calls any other an illegal instruction."""
+    """Return which rows combine stall, yields and reuse legally: nvdisasm rejects any other."""
     stall, yields, reuse = (form[name] for name in ("stall", "yields", "reuse"))
     return np.where(yields == 0, (stall >= 1) & (stall <= 11), reuse == 0)
 

@@ -1,7 +1,7 @@
-"""Long rows in machine code: a second accumulator is added to the first by a multiply-add by one, and begins anew.
+"""Folds of long rows: a multiply-add by one adds the second accumulator to the first and restarts it.
 
-The second accumulator's next multiply-add adds to RZ. Where it may be left out, in the padding of a convolution, the
-register is cleared behind the fold.
+The second accumulator's next multiply-add adds to RZ. If that may be skipped, in the padding of a convolution, the
+register is cleared after the fold.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ ONE = int(np.float32(1).view(np.uint32))
 def set_folds(
     form: NDArray[np.void], code: NDArray[np.void], accumulators: NDArray[np.uint8], guards: NDArray[np.int64]
 ) -> list[layer.Piece]:
-    """Sets the folds and what follows them; what clears accumulators, and before which rows."""
+    """Set the folds and what follows them; return the instructions that clear accumulators, by row."""
     folds = np.flatnonzero(code["op"] == Op.FOLD)
     if not len(folds):
         return []
@@ -35,14 +35,14 @@ def set_folds(
 def fold(
     form: NDArray[np.void], code: NDArray[np.void], folds: NDArray[np.intp], accumulators: NDArray[np.uint8]
 ) -> None:
-    """Sets the folds themselves."""
+    """Set the fold instructions themselves."""
     form["op"][folds], form["immediate"][folds] = Opcode.FFMA_IMM, ONE
     form["rd"][folds] = form["rc"][folds] = accumulators[code["target"][folds]]
     form["ra"][folds] = accumulators[code["source"][folds]]
 
 
 def next_of_each(code: NDArray[np.void], folds: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Behind each fold, the first multiply-add of its second accumulator; len(code) where there is none."""
+    """Return, for each fold, the next multiply-add of its second accumulator; len(code): none."""
     far = len(code)
     fmas = np.flatnonzero(code["op"] == Op.FMA)
     keys = np.sort(code["target"][fmas].astype(np.int64) * far + fmas)

@@ -1,10 +1,11 @@
-"""Machine code as a table, one row per instruction, before it is bits: what the scheduler writes and ``encode`` reads.
+"""Machine code as a table, one row per instruction: written by the scheduler, read by ``encode``.
 
 A row holds the operands of its instruction and the control fields, by which the hardware is told what it does not
-find out for itself: how long to wait before the next instruction and which scoreboards a result is announced on.
-Rows start as ``blank`` rows; an instruction's own fields are then set, and every other field stays as it was, which
-``encode`` insists on. NVIDIA publishes no description of these bits: names are those that nvdisasm prints, the control
-fields those of Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking" (2018), section 2.1.
+find out for itself: how long to wait before the next instruction and which scoreboards a result is announced on. Rows
+start as ``blank`` rows; an instruction's own fields are then set, and every other field stays as it was, which
+``encode`` insists on. NVIDIA publishes no description of these bits: names are those that nvdisasm prints, the
+control fields those of Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking" (2018),
+section 2.1.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 
 class Opcode(IntEnum):
-    """What an instruction does. A register R255 reads as zero and writes nowhere; so does a predicate P7 as true."""
+    """Instructions. A register R255 reads as zero and discards writes; a predicate P7 reads as true."""
 
     FFMA_IMM = 0  # rd = ra * immediate + rc, the immediate a float32's bits
     FFMA = 1  # rd = ra * rb + rc
@@ -97,13 +98,12 @@ for _field, _value in {
 
 
 def blank(count: int) -> NDArray[np.void]:
-    """``count`` rows of FORM with no operands: registers R255, predicates P7, no barriers, a stall of 1 cycle."""
+    """Return ``count`` rows of FORM without operands: R255, P7, no barriers, a stall of 1 cycle."""
     return np.full(count, _BLANK)
 
 
 def joined(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
-    """Rows of FORM one after another: ``np.concatenate`` compares the fields of each two parts, which takes longer than
-    to copy them."""
+    """Concatenate rows of FORM, faster than ``np.concatenate``, which compares the fields of all parts."""
     form = np.empty(sum(map(len, parts)), FORM)
     at = 0
     for part in parts:

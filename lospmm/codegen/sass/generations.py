@@ -1,7 +1,7 @@
-"""The instructions that our machine code is made of, for each GPU generation: one row per instruction.
+"""Instruction tables of each GPU generation: one row per instruction that our machine code uses.
 
-The bits were read off what ptxas 13.0 writes and nvdisasm prints; tests/toolchain/test_sass_encoding.py holds them
-against both. A generation is the one before it with some rows replaced. Among those that have uniform descriptors,
+The bits were read off what ptxas 13.0 writes and nvdisasm prints; tests/toolchain/test_sass_encoding.py compares them
+with both. A generation is the one before it with some rows replaced. Among those that have uniform descriptors,
 sm_80, sm_86 and sm_89 have the bits of sm_90, except for branches; nvdisasm prints their addresses differently.
 """
 
@@ -24,7 +24,7 @@ _UR_OF_STORE = Bits("ur", ((64, 6),))
 
 
 def _none(name: str, low: int) -> Bits:
-    """A register that an instruction could name, and does not here: R255."""
+    """Return the field of a register that an instruction could name and here never does: R255."""
     return Bits(name, ((low, 8),), codes=((RZ, RZ),))
 
 
@@ -166,7 +166,7 @@ _BRA_TO_89 = Row(
 
 
 def _with(rows: tuple[Row, ...], *others: Row) -> tuple[Row, ...]:
-    """``rows`` with some replaced by the others, by their instruction."""
+    """Return ``rows`` with those of some instructions replaced by ``others``."""
     by_op = {row.op: row for row in others}
     return tuple(by_op.get(row.op, row) for row in rows)
 
@@ -213,7 +213,7 @@ GENERATIONS = {
 
 
 def generation_of(arch: str) -> Generation:
-    """The instructions of ``arch``. Raises Unsupported where there is no table for it."""
+    """Return the instructions of ``arch``. Raises Unsupported for an architecture without a table."""
     if arch not in GENERATIONS:
         raise Unsupported(f"machine code for {arch}: known are {', '.join(GENERATIONS)}; use --emitter ptx")
     return GENERATIONS[arch]

@@ -1,10 +1,10 @@
-"""Two columns at a time: machine code of 32-bit words as machine code of pairs of 16-bit numbers.
+"""Two columns a word: machine code of 32-bit words converted to pairs of 16-bit numbers.
 
 A word of B, of C and of every register is then two neighbouring columns, the lower half first, so a kernel for n
 columns of 16-bit numbers is one for n / 2 columns of words. A multiply-add has its weight twice in its immediate and
-costs the 16 bytes that one of float32 costs: half the code for the same work, and half of B (docs/decisions/0008).
-Sums are 16 bits wide too. Their error grows with the nonzeros of a row: half a unit in the last place for each, of
-2^-11 or, with bfloat16, 2^-8 of the sum so far.
+takes the 16 bytes of one of float32: half the code for the same work, and half of B (docs/decisions/0008). Sums are
+16 bits wide too. Their error grows with the nonzeros of a row: half a unit in the last place for each, of 2^-11 or,
+with bfloat16, 2^-8 of the sum so far.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ LATENCY: Mapping[int, int] = MappingProxyType(
     }
 )
 
-#: Of each number, the instruction of both pipes.
+#: By type, the multiply-add of either pipe.
 PIPES: Mapping[str, tuple[Opcode, Opcode]] = MappingProxyType(
     {
         "float16": (Opcode.HFMA2_IMM, Opcode.HFMA2_MMA_IMM),
@@ -38,15 +38,15 @@ PIPES: Mapping[str, tuple[Opcode, Opcode]] = MappingProxyType(
     }
 )
 
-#: What computes with float32 beside multiply-adds.
+#: Other float32 arithmetic than multiply-adds.
 _SINGLE = (Opcode.FFMA, Opcode.FADD_IMM, Opcode.FMNMX_NAN)
 
 
 def packed(code: MachineCode, dtype: Dtype, pipes: tuple[int, ...] = (0,), *, reuse: bool = False) -> MachineCode:
-    """``code``, whose words are pairs of ``dtype`` then. Multiply-adds take turns over ``pipes`` of ``PIPES``.
+    """Return ``code`` for words that are pairs of ``dtype``; multiply-adds alternate over ``pipes``.
 
-    Weights are rounded to the nearest. With ``reuse`` factors stay in the reuse cache as ``code`` has them there: on an
-    H200 some results were wrong so, with multiply-adds in turns (docs/decisions/0013). Raises Unsupported for a type of
+    Weights are rounded to the nearest. With ``reuse`` factors stay in the reuse cache as in ``code``: on an H200 some
+    results were wrong then, with alternating multiply-adds (docs/decisions/0013). Raises Unsupported for a type of
     another width, and for a kernel that does more than multiply, add and store.
     """
     if dtype.name not in PIPES:
@@ -68,7 +68,7 @@ def packed(code: MachineCode, dtype: Dtype, pipes: tuple[int, ...] = (0,), *, re
 
 
 def _wait_longer(tile: NDArray[np.void]) -> None:
-    """Stalls where a sum is read sooner than ``LATENCY`` behind the multiply-add that makes it."""
+    """Add stalls before reads of sums that come sooner than ``LATENCY`` after the multiply-add."""
     issued = np.cumsum(np.maximum(tile["stall"], 1), dtype=np.int64) - np.maximum(tile["stall"], 1)
     latency = np.zeros(256, np.int64)
     latency[list(LATENCY)] = list(LATENCY.values())

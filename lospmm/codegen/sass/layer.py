@@ -1,10 +1,10 @@
-"""What machine code does for a layer beside its product: leaves out the padding, adds bias and residual, takes ReLU.
+"""Machine code of a layer's padding, bias, residual and ReLU.
 
-- A thread keeps a bit for each row and column of its window that lies in the padding (``Entry.padded``). A predicate of
-  its own tells it whether the elements that it loads next lie there, another the same of those that it multiplies; both
-  walk the positions of the window in the same order, and each has two predicates that take turns: one is set anew while
+- A thread keeps a bit for each row and column of its window that lies in the padding (``Entry.padded``). A predicate
+  says whether the elements that it loads next lie there, another the same of those that it multiplies; both
+  walk the positions of the window in the same order, and each is a pair of predicates that alternate: one is set while
   the other is in use.
-- What is left out leaves the accumulator as it is: one whose first multiply-add may be left out is cleared before.
+- Skipped multiply-adds leave the accumulator unchanged: one whose first multiply-add may be skipped is cleared before.
 - A residual is loaded into the accumulator, all rows at once; they share the scoreboard of addresses.
 """
 
@@ -23,29 +23,29 @@ SETTLED_STALL = 6
 #: The longest stall without ``yields``.
 _LONGEST_STALL = 11
 
-#: Of loads, and of multiply-adds. P0 is the carry of addresses.
+#: Predicates of loads, and of multiply-adds. P0 is the carry of addresses.
 _PREDICATES = {Op.LOAD: (1, 2), Op.FMA: (3, 4)}
 
-#: Instructions before the row of that number.
+#: A row's number, and the instructions to insert before it.
 Piece = tuple[int, NDArray[np.void]]
 
 
 def inserted(form: NDArray[np.void], pieces: list[Piece]) -> NDArray[np.void]:
-    """``form`` with each piece before the row that is named."""
+    """Return ``form`` with each piece inserted before its row."""
     pieces.sort(key=lambda piece: piece[0])
     at = np.concatenate([np.full(len(rows), place) for place, rows in pieces])
     return np.insert(form, at, joined([rows for _, rows in pieces]))
 
 
 def guard(form: NDArray[np.void], code: NDArray[np.void], guards: NDArray[np.int64], padded: int) -> list[Piece]:
-    """Sets the predicates of what ``guards`` says may be left out; the tests that set them, and before which rows."""
+    """Set the predicates of what ``guards`` says may be skipped; return the tests that set them, by row."""
     pieces: list[Piece] = []
     for op, predicates in _PREDICATES.items():
         places = np.flatnonzero(code["op"] == op)
         bits = guards[places]
         starts = np.flatnonzero(np.diff(bits, prepend=0))
         ends = np.append(starts[1:], len(places))[: len(starts)]
-        turn, before = 0, 0  # the row at which the run before begins: who used the predicate last came earlier
+        turn, before = 0, 0  # the first row of the run before: earlier runs used this predicate last
         for first, end in zip(starts.tolist(), ends.tolist(), strict=True):
             users = places[first:end]
             if bits[first]:
@@ -58,7 +58,7 @@ def guard(form: NDArray[np.void], code: NDArray[np.void], guards: NDArray[np.int
 
 
 def _test(padded: int, bits: int, predicate: int, rows_between: int) -> NDArray[np.void]:
-    """Each row between takes a cycle at least."""
+    """Return the instruction that sets a predicate, with a stall; each row between takes a cycle or more."""
     stall = max(1, PREDICATE_LATENCY - rows_between)
     form = blank(1)
     form["op"], form["ra"], form["immediate"], form["carry"] = Opcode.LOP3_TEST, padded, bits, predicate
@@ -67,7 +67,7 @@ def _test(padded: int, bits: int, predicate: int, rows_between: int) -> NDArray[
 
 
 def begun(code: NDArray[np.void], accumulators: int) -> NDArray[np.bool_]:
-    """The accumulators that hold something before their first multiply-add."""
+    """Return which accumulators hold a value before their first multiply-add."""
     found = np.zeros(accumulators, np.bool_)
     fmas = np.flatnonzero(code["op"] == Op.FMA)
     first = fmas[0] if len(fmas) else len(code)
@@ -81,11 +81,12 @@ def _begins(code: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def cleared(registers: NDArray[np.uint8]) -> list[Piece]:
-    """Zero in each of ``registers`` before anything else."""
+    """Return a piece that zeroes ``registers`` before anything else."""
     return [(0, zeros(registers))] if len(registers) else []
 
 
 def zeros(registers: NDArray[np.uint8]) -> NDArray[np.void]:
+    """Return instructions that set ``registers`` to zero."""
     form = blank(len(registers))
     form["op"], form["rd"], form["immediate"] = Opcode.MOV_IMM, registers, 0
     form["stall"][-1] = SETTLED_STALL
@@ -93,7 +94,7 @@ def zeros(registers: NDArray[np.uint8]) -> NDArray[np.void]:
 
 
 def set_bias(form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[np.uint8]) -> None:
-    """A bias is what its accumulator begins with, or is added to what is there."""
+    """Set the instructions of the bias: it is moved into an accumulator, or added to it."""
     for op, opcode in ((Op.BEGIN, Opcode.MOV_IMM), (Op.ADD, Opcode.FADD_IMM)):
         places = np.flatnonzero(code["op"] == op)
         target = registers[code["target"][places]]
@@ -105,7 +106,7 @@ def set_bias(form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[
 
 
 def rectified(form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[np.uint8]) -> list[Piece]:
-    """ReLU of what each run of stores is about to store; NaN stays. It waits for what the first of them waits for."""
+    """Return the ReLU of each run of stores, which keeps NaN; it takes over the first store's wait."""
     pieces: list[Piece] = []
     for run in runs_of(np.flatnonzero(code["op"] == Op.STORE)):
         sources = code["source"][run]
@@ -119,19 +120,19 @@ def rectified(form: NDArray[np.void], code: NDArray[np.void], registers: NDArray
 
 
 def runs_of(places: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Rows next to each other, together."""
+    """Group places that are next to each other."""
     return np.split(places, np.flatnonzero(np.diff(places) != 1) + 1) if len(places) else []
 
 
 def waits_for_residual(code: NDArray[np.void]) -> NDArray[np.intp]:
-    """The first row behind each run of residuals that may use one: a load of B uses none."""
+    """Return the first row after each run of residuals that may use one; a load of B does not."""
     users = np.flatnonzero((code["op"] != Op.LOAD) & (code["op"] != Op.RESIDUAL))
     ends = [run[-1] for run in runs_of(np.flatnonzero(code["op"] == Op.RESIDUAL))]
     return users[np.searchsorted(users, ends)] if ends else np.zeros(0, np.intp)
 
 
 def overwritten_stores(code: NDArray[np.void]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Stores whose accumulators are begun anew behind them, and the first rows that do so."""
+    """Return stores whose accumulators are written again after them, and the first rows that do so."""
     begins = np.flatnonzero(_begins(code))
     stores = np.flatnonzero(code["op"] == Op.STORE)
     read = stores[stores < begins[-1]] if len(begins) else stores[:0]

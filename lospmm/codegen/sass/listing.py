@@ -1,8 +1,9 @@
-"""The text of machine code: nvdisasm's own syntax, and before it what the control fields say, in few characters.
+"""Text of machine code: nvdisasm's syntax, after a short form of the control fields.
 
     [B0-----:R-:W2:Y:S04] @!P0 FFMA R4, R5.reuse, 0.5, R4 ;
 
-B: scoreboards waited for; R, W: scoreboards that fall when operands are read and results written; Y: yields; S: stall.
+B: scoreboards waited for; R, W: scoreboards that fall when operands are read and results written; Y: yields; S:
+stall.
 """
 
 import re
@@ -34,12 +35,12 @@ _PREFIX = (
 
 
 def text(form: NDArray[np.void], generation: Generation) -> list[str]:
-    """Each instruction as nvdisasm prints it, without the semicolon; the program is taken to begin at address 0."""
+    """Return each instruction as nvdisasm prints it, without the semicolon, for code at address 0."""
     return _lines(form, generation, _guards, "")
 
 
 def text_lines(form: NDArray[np.void], generation: Generation) -> list[str]:
-    """One line per instruction, control fields first: what is shipped beside a cubin."""
+    """Return one line per instruction, control fields first, as shipped beside a cubin."""
     return _lines(form, generation, lambda keys: [_control(key) + " " for key in keys], " ;")
 
 
@@ -61,7 +62,7 @@ def _lines(
 
 
 def _columns(row: Row, form: NDArray[np.void], numbers: NDArray[np.int64]) -> tuple[str, list[list[object]]]:
-    """A template with a % format for each operand, and the operands, column by column."""
+    """Return a template with a % format for each operand, and the operands, column by column."""
     columns: list[list[object]] = []
 
     def place(found: re.Match[str]) -> str:
@@ -76,7 +77,7 @@ def _columns(row: Row, form: NDArray[np.void], numbers: NDArray[np.int64]) -> tu
 
 
 def _floats(form: NDArray[np.void]) -> tuple[str, list[object]]:
-    """float32 as nvdisasm prints them, 20 digits: exact enough to be read back as the same number."""
+    """Format float32 as nvdisasm does: 20 digits, exact enough to read the same number back."""
     values = np.ascontiguousarray(form["immediate"]).view(np.float32)
     if (np.abs(values) < _LARGE).all() and not (form["immediate"] == 1 << 31).any():
         return "%.20g", values.tolist()
@@ -113,7 +114,7 @@ def _hex(value: int) -> str:
 
 
 def _pair(widened: Callable[[int], int]) -> Callable[[NDArray[np.void], NDArray[np.int64]], list[object]]:
-    """Two 16-bit numbers of an immediate, the upper first; ``widened`` makes a float32's bits of one's."""
+    """Return the formatter of two 16-bit numbers, upper first; ``widened`` gives their float32 bits."""
 
     def one(bits: int) -> str:
         wide = widened(bits)
@@ -126,7 +127,7 @@ def _pair(widened: Callable[[int], int]) -> Callable[[NDArray[np.void], NDArray[
 
 
 def _from_half(bits: int) -> int:
-    if bits & 0x7C00 == 0x7C00:  # not through a float, which may make a NaN another
+    if bits & 0x7C00 == 0x7C00:  # bit by bit: a float may change a NaN
         return (bits & 0x8000) << 16 | 0x7F800000 | (bits & 0x3FF) << 13
     return int(np.uint16(bits).view(np.float16).astype(np.float32).view(np.uint32))
 
@@ -146,7 +147,7 @@ def _shared(form: NDArray[np.void], _: NDArray[np.int64]) -> list[object]:
 
 
 def _shared_address(ra: int, offset: int) -> str:
-    """An address without a register is 24 bits without a sign."""
+    """Format a shared-memory address; without a register it has 24 unsigned bits."""
     return f"{offset & 0xFFFFFF:#x}" if ra == RZ and offset else f"{_REGISTERS[ra]}{_distance(offset)}"
 
 

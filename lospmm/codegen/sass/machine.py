@@ -1,9 +1,10 @@
-"""A kernel's tiles as machine code, and what they agree on with the code that runs before them.
+"""A kernel's tiles as machine code, and the registers that the prologue fills for them.
 
 The prologue (``prologue``) finds a thread's column, leaves if there is none, and jumps to the tile of its block row,
-with three things in registers: the addresses of row 0 of its column in B and in C, and the descriptor of global memory.
-Where several blocks share a tile, two more: where this thread finds its slots of the mailbox in its own shared memory,
-and where those of its column find theirs. All slots of a block lie row after row, one element per thread.
+with three things in registers: the addresses of row 0 of its column in B and in C, and the descriptor of global
+memory. Where several blocks share a tile, two more: where this thread finds its slots of the mailbox in its own
+shared memory, and where those of its column find theirs. All slots of a block lie row after row, one element per
+thread.
 """
 
 from dataclasses import dataclass, replace
@@ -14,16 +15,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class EntryRegisters:
-    """The registers that a tile finds filled: two pairs of registers with addresses, one of uniform registers.
+    """The registers that hold values when a tile begins: pairs for addresses, and a uniform descriptor.
 
     ``mailbox`` is a register with the address of this thread's slot 0 in shared memory, ``peers`` a pair with the
     generic address of the same slot in the cluster's block 0; in block i it lies ``PEER_BYTES`` * i further.
     ``residual`` is a pair with the address of row 0 of the residual's column, ``padded`` the register with the bits
     that say which rows and columns of the thread's window lie in a convolution's padding (``convolution.outside``).
-    ``kept`` is a register with the address in shared memory of what a thread keeps of the column that it is not at
-    (``walks``).
-    ``fetched`` is a register with the byte of its tile's code at which a thread begins to load it (``fetch``); nothing
-    else in a tile reads it.
+    ``kept`` is a register with the address in shared memory of the sums of the thread's other column (``walks``).
+    ``fetched`` is a register with the byte of its tile's code at which a thread begins to load it (``fetch``);
+    nothing else in a tile reads it.
     """
 
     b: int
@@ -38,32 +38,32 @@ class EntryRegisters:
 
     @property
     def filled(self) -> frozenset[int]:
-        """Every register that holds something when a tile begins."""
+        """Every register that holds a value when a tile begins."""
         return self.taken if self.fetched is None else self.taken | {self.fetched}
 
     @property
     def taken(self) -> frozenset[int]:
-        """Every register that holds something for a whole tile."""
+        """Every register that holds its value for a whole tile."""
         pairs = [pair for pair in (self.b, self.c, self.peers, self.residual) if pair is not None]
         single = [register for register in (self.mailbox, self.padded, self.kept) if register is not None]
         return frozenset([*(pair + half for pair in pairs for half in (0, 1)), *single])
 
 
-#: What ptxas 13.0 makes of the prologue. Where it chooses otherwise, the tiles' registers are renamed.
+#: Registers that ptxas 13.0 chooses in the prologue. If it chooses others, the tiles' registers are renamed.
 ENTRY = EntryRegisters(b=2, c=4, descriptor=6)
 CLUSTER_ENTRY = EntryRegisters(b=2, c=4, descriptor=8, peers=6, mailbox=0)
 WALKS_ENTRY = EntryRegisters(b=2, c=4, descriptor=8, kept=9)
 
 
 def entry_for(*, is_shared: bool, has_residual: bool, is_padded: bool) -> EntryRegisters:
-    """The entry of tiles that several blocks share, that add a residual, or that have a convolution's padding."""
+    """Return the entry of tiles that blocks share, that add a residual, or that have padding."""
     entry = CLUSTER_ENTRY if is_shared else ENTRY
     if has_residual:
         entry = replace(entry, residual=8 if is_shared else 6)
     return replace(entry, padded=1 if is_shared else 0) if is_padded else entry
 
 
-#: Between the shared memories of two blocks of a cluster, as generic addresses (ptxas's code for ``mapa``).
+#: Distance of the shared memories of two blocks of a cluster, as generic addresses (ptxas's code for ``mapa``).
 PEER_BYTES = 1 << 24
 
 

@@ -1,11 +1,11 @@
-"""Elements of B and C of 16 bits, with sums in float32: a conversion for each element that is loaded, and one a row.
+"""16-bit elements of B and C with float32 sums: a conversion per loaded element and per row.
 
-What is loaded fills the lower half of a buffer, and one instruction makes it a float32 there, before its first
-multiply-add (``WIDEN``): ``HADD2.F32``, or of bfloat16, which is the upper half of a float32, a shift. That instruction
-waits for the load instead of the multiply-add. It goes before the multiply-adds of an earlier column, so that they
-cover the time it takes. Weights are rounded to the type, whose product with an element float32 then holds exactly but
-for its exponent; sums are those of float32, and are rounded to the type once, by ``F2FP``, before they are stored.
-Bias and ReLU come before that; a residual is widened as it is there.
+A load fills the lower half of a buffer, and one instruction converts it to float32 in place, before its first
+multiply-add (``WIDEN``): ``HADD2.F32``, or a shift for bfloat16, which is the upper half of a float32. That
+instruction waits for the load instead of the multiply-add. It goes before the multiply-adds of an earlier column, so
+that they cover its latency. Weights are rounded to the type, so that float32 holds their product with an element
+exactly, except for its exponent; sums are float32, and are rounded to the type once, by ``F2FP``, before they are
+stored. Bias and ReLU come before that; a residual is converted when it arrives.
 """
 
 from collections.abc import Mapping
@@ -36,8 +36,11 @@ _ROUNDING: Mapping[str, Opcode] = MappingProxyType({"float16": Opcode.F2FP_F16, 
 
 
 def widened(code: NDArray[np.void], buffers: int) -> NDArray[np.void]:
-    """``code`` with a conversion for each load, before a column that is multiplied ``WIDEN_LATENCY`` or more
-    instructions earlier than the load's own, or as early as the load allows."""
+    """Return ``code`` with a conversion of each load, early enough to hide its latency.
+
+    It goes before the first column that is multiplied ``WIDEN_LATENCY`` or more instructions before the load's own,
+    or as early as the load allows.
+    """
     filled = filling(code)
     used, first = _first_uses(code, filled, buffers)
     wished = np.searchsorted(first, first - WIDEN_LATENCY, side="right") - 1
@@ -52,7 +55,7 @@ def widened(code: NDArray[np.void], buffers: int) -> NDArray[np.void]:
 def _first_uses(
     code: NDArray[np.void], filled: NDArray[np.intp], buffers: int
 ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """What of ``filled`` is used, by number, and the first multiply-add that does; both ascend."""
+    """Return which of ``filled`` are used, and the first multiply-add of each; both ascend."""
     fmas = np.flatnonzero(code["op"] == Op.FMA)
     used = last_filled(code, filled, fmas, buffers)
     starts = np.flatnonzero(np.diff(used, prepend=-1))
@@ -60,7 +63,7 @@ def _first_uses(
 
 
 def waiting(code: NDArray[np.void]) -> NDArray[np.intp]:
-    """What waits for what fills buffers: conversions of what is loaded, multiply-adds of what is collected."""
+    """Return the instructions that wait for buffers: conversions of loads, multiply-adds of collects."""
     met = np.flatnonzero(code["op"] == Op.EXCHANGE)
     collected = (code["op"] == Op.FMA) & (np.arange(len(code)) > (met[0] if len(met) else len(code)))
     return np.flatnonzero((code["op"] == WIDEN) | collected)
@@ -73,20 +76,20 @@ def set_numbers(
     buffers: NDArray[np.uint8],
     dtype: Dtype,
 ) -> None:
-    """Weights of the type; the conversions of loads, and stalls where little stands between one and what uses it."""
+    """Set weights of the type, conversions of loads, and stalls between a conversion and its first use."""
     form["immediate"][fmas] = dtype.rounded(code["weight"][fmas]).view(np.uint32)
     places = np.flatnonzero(code["op"] == WIDEN)
     rows = _converted(buffers[code["target"][places]], dtype)
     for name in _OPERANDS:
         form[name][places] = rows[name]
-    uses = _first_uses(code, filling(code), len(buffers))[1][: len(places)]  # what is collected comes behind
+    uses = _first_uses(code, filling(code), len(buffers))[1][: len(places)]  # collected sums come after them
     missing = WIDEN_LATENCY - (uses - places)
     short = missing > 0
     np.maximum.at(form["stall"], uses[short] - 1, (1 + missing[short]).astype(np.uint8))
 
 
 def _converted(registers: NDArray[np.uint8], dtype: Dtype) -> NDArray[np.void]:
-    """Each of ``registers`` made a float32."""
+    """Return instructions that convert each of ``registers`` to float32."""
     opcode, operand, immediate = _WIDENING[dtype.name]
     form = blank(len(registers))
     form["op"], form["rd"], form[operand], form["immediate"] = opcode, registers, registers, immediate
@@ -96,7 +99,7 @@ def _converted(registers: NDArray[np.uint8], dtype: Dtype) -> NDArray[np.void]:
 def widened_residuals(
     form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[np.uint8], dtype: Dtype
 ) -> list[layer.Piece]:
-    """The conversions of each run of residuals, before what waits for them, which they do then."""
+    """Return the conversions of each run of residuals; they take over the wait of the first user."""
     pieces: list[layer.Piece] = []
     runs = layer.runs_of(np.flatnonzero(code["op"] == Op.RESIDUAL))
     for run, place in zip(runs, layer.waits_for_residual(code).tolist(), strict=True):
@@ -109,7 +112,7 @@ def widened_residuals(
 def rounded(
     form: NDArray[np.void], code: NDArray[np.void], registers: NDArray[np.uint8], dtype: Dtype
 ) -> list[layer.Piece]:
-    """The roundings of what each run of stores is about to store; they wait for what the first of them waits for."""
+    """Return the roundings before each run of stores; they take over the wait of its first store."""
     pieces: list[layer.Piece] = []
     for run in layer.runs_of(np.flatnonzero(code["op"] == Op.STORE)):
         sources = code["source"][run]

@@ -1,4 +1,4 @@
-"""The pieces of a tile that is walked twice: what each loads and multiplies, by slots of the ring (``walks``)."""
+"""Pieces of a tile that is walked twice: the loads and multiply-adds of each (``walks``)."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,11 @@ from lospmm.space.walks import pieces_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RingPiece:
-    """Slots of the ring, in order: the first ones rows of B one after another from ``first`` on, the others those that
-    are used. ``fmas`` are the piece's multiply-adds among all of the tile, ``slot`` what each of them uses."""
+    """One piece: its slots of the ring, in order, and its multiply-adds.
+
+    The first slots are consecutive rows of B from ``first`` on, the others the rows that are used. ``fmas`` are the
+    piece's multiply-adds within the tile, ``slot`` the slot that each of them uses.
+    """
 
     first: int
     rows: NDArray[np.int64]  # of B, by slot
@@ -23,8 +26,10 @@ class RingPiece:
 
 
 def cut(code: NDArray[np.void], buffers: int, k: int) -> list[RingPiece]:
-    """The pieces of a tile, with about as many instructions each. A piece ends where the ring comes round, so that the
-    next walk finds each scoreboard where it begins."""
+    """Cut a tile into pieces of about equally many instructions.
+
+    A piece ends at a full turn of the ring, so that the next walk finds each scoreboard at the same slot.
+    """
     loads, fmas = filling(code), np.flatnonzero(code["op"] == Op.FMA)
     if not len(fmas):
         return []

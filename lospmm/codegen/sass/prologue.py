@@ -1,9 +1,9 @@
-"""The code before the tiles, as PTX: finds this thread's column, leaves if there is none, and jumps to its tile.
+"""The PTX before the tiles: finds this thread's column, leaves if there is none, jumps to its tile.
 
 ptxas compiles it once for every n and number of threads, and how many blocks fetch a tile's code (``fetch``). Its two
-targets stand in for the tiles: they load and store through the registers that a tile will find filled (``Entry``), and
-are how those are found out (``lospmm.toolchain.cubin``). Where blocks share a tile, it also tells the cluster that this
-block has started.
+targets stand in for the tiles: they load and store through the registers that a tile will find filled (``Entry``),
+and are how those are found out (``lospmm.toolchain.cubin``). Where blocks share a tile, it also tells the cluster
+that this block has started.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from lospmm.codegen.ptx import entry_head, version_of
 from lospmm.codegen.sass.fetch import SECTOR_BYTES
 from lospmm.space.walks import KEPT_BYTES
 
-#: Behind the jump, in the order in which ptxas leaves them: what a target does is one load and one store, and leave.
+#: Targets after the jump, in ptxas's order: each does one load and one store and exits.
 TARGETS = 2
 
 #: The oldest PTX that lets a block announce itself to its cluster without a fence (PTX ISA, barrier.cluster).
@@ -21,9 +21,9 @@ CLUSTER_VERSION = "8.0"
 
 
 def prologue(program: KernelProgram, arch: str, *, sharers: int = 0) -> str:
-    """PTX for ``arch``; with ``sharers`` it says where a thread begins to fetch its tile's code, which so many share.
+    """Return the prologue as PTX for ``arch``. Raises Unsupported if no PTX version is known for it.
 
-    Raises Unsupported for an architecture that no PTX version is known for.
+    With ``sharers`` it also computes where a thread begins to fetch its tile's code, which so many blocks share.
     """
     is_shared, epilogue = program.split_k > 1, program.epilogue
     version = CLUSTER_VERSION if is_shared else version_of(arch)
@@ -45,7 +45,7 @@ def prologue(program: KernelProgram, arch: str, *, sharers: int = 0) -> str:
 
 
 def _begin(program: KernelProgram, sharers: int) -> Sequence[str]:
-    """%fetched: a sector of the tile's code for each thread of the blocks that share it."""
+    """Return the statements that set %fetched: one sector of code a thread of the sharing blocks."""
     own = (
         f"and.b32 %fetched, %member, {sharers - 1};",
         f"mad.lo.u32 %fetched, %fetched, {program.cols}, %thread;",

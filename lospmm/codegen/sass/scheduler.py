@@ -1,7 +1,7 @@
-"""From the instructions of a tile to machine code: registers, scoreboards, stalls, barriers that keep warps together.
+"""Scheduling of a tile as machine code: registers, scoreboards, stalls and barriers.
 
-Instructions keep the order that ``lospmm.codegen.schedule`` gave them, but for stores (``early``). What is decided here
-is all that the hardware does not find out for itself (control fields as in ``form``):
+Instructions keep the order that ``lospmm.codegen.schedule`` gave them, but for stores (``early``). What is decided
+here is all that the hardware does not find out for itself (control fields as in ``form``):
 
 - a load announces itself on a scoreboard. There are six, so loads share them in groups of consecutive columns, and the
   first multiply-add of a group waits for the whole group;
@@ -59,7 +59,7 @@ LINE_INSTRUCTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Which registers hold what: entry addresses stay, windows come first, then accumulators, then buffers."""
+    """Register assignment: entry addresses are fixed, windows come first, then accumulators, then buffers."""
 
     accumulators: NDArray[np.uint8]
     buffers: NDArray[np.uint8]
@@ -67,13 +67,13 @@ class Registers:
 
     @property
     def count(self) -> int:
-        """REGCOUNT: the hardware keeps two above the highest that is named."""
+        """REGCOUNT: the highest register named plus 3, since the hardware keeps two."""
         highest: int = max({*self.addresses, *self.accumulators.tolist(), *self.buffers.tolist()})
         return highest + 1 + HARDWARE_REGISTERS
 
 
 def allocate(accumulators: int, buffers: int, entry: EntryRegisters, *, windows: bool) -> Registers:
-    """Registers from the bottom up, all but those of addresses."""
+    """Assign registers from the lowest up, leaving out those of addresses."""
     taken = set(entry.taken)
     if windows:
         taken.update(pair + half for pair in window_pairs(entry) for half in (0, 1))
@@ -82,7 +82,7 @@ def allocate(accumulators: int, buffers: int, entry: EntryRegisters, *, windows:
 
 
 def entry_of(program: KernelProgram) -> EntryRegisters:
-    """What the prologue leaves in registers for the tiles of ``program``."""
+    """Return the registers that the prologue fills for the tiles of ``program``."""
     if program.walks > 1:
         return WALKS_ENTRY
     return entry_for(
@@ -91,7 +91,7 @@ def entry_of(program: KernelProgram) -> EntryRegisters:
 
 
 def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np.void], int]:
-    """The machine code of one tile of ``program``, whose n is known, and the registers that it needs (REGCOUNT)."""
+    """Return the machine code of one tile of ``program``, of fixed n, and its register count (REGCOUNT)."""
     assert program.n is not None, "addresses are constants"
     tile = stored_early(tile, program)
     is_narrow = program.words in FLOAT_SUMS
@@ -133,12 +133,12 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
         pieces += _exchange(form, code, tile.slots, program.cols * FLOAT_BYTES, entry, registers)
     pieces.append((len(form), _leave()))
     before = np.array([at for at, _ in pieces if at]) - 1
-    form["reuse"][before.astype(np.intp)] = 0  # what is kept there is for the very next instruction
+    form["reuse"][before.astype(np.intp)] = 0  # the reuse cache lasts for the next instruction only
     return layer.inserted(form, pieces), registers.count
 
 
 def _distances(code: NDArray[np.void], program: KernelProgram) -> NDArray[np.int64]:
-    """Bytes from where a thread's column of B, C or the residual begins to what each instruction loads or stores."""
+    """Return the offset in bytes of each load or store within the thread's column of B, C or residual."""
     elements = np.zeros(len(code), np.int64)
     loads = code["op"] == Op.LOAD
     elements[loads] = program.b_elements(code["source"][loads])
@@ -167,7 +167,7 @@ def _set_memory(
         form["write_barrier"][residuals] = ADDRESS_SCOREBOARD
     form["op"][stores], form["ra"][stores] = Opcode.STG, entry.c
     sources = code["source"][stores]
-    held = np.append(registers.accumulators, np.uint8(RZ))  # ZERO is -1: the last
+    held = np.append(registers.accumulators, np.uint8(RZ))  # ZERO is -1: the last element
     assert ZERO == -1
     form["rb"][stores] = held[sources]
 
@@ -179,9 +179,10 @@ def set_arithmetic(
     registers: Registers,
     guards: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
-    """Operands; a buffer that the next instruction reads too is kept in the reuse cache.
+    """Set the operands of multiply-adds; a buffer that the next one reads too stays in the reuse cache.
 
-    The registers of accumulators that must be zero first: the first multiply-add may be left out. Any other adds to RZ.
+    Returns the accumulators that must be zeroed first, since their first multiply-add may be skipped. Other first
+    multiply-adds add to RZ.
     """
     targets = code["target"][fmas]
     form["op"][fmas] = Opcode.FFMA_IMM
@@ -200,7 +201,7 @@ def set_arithmetic(
 def _epilogue(
     form: NDArray[np.void], code: NDArray[np.void], registers: Registers, program: KernelProgram
 ) -> list[layer.Piece]:
-    """Sets what sums begin with and what is added to them, and when it is there; ReLU, and before which stores."""
+    """Set bias, residual and their waits; return conversions and ReLU, by row."""
     layer.set_bias(form, code, registers.accumulators)
     for run in layer.runs_of(np.flatnonzero(code["op"] == Op.RESIDUAL)):
         pause(form, run[ADDRESSES_OUTSTANDING::ADDRESSES_OUTSTANDING])
@@ -223,7 +224,7 @@ def _set_scoreboards(
     buffers: int,
     scoreboards: int,
 ) -> None:
-    """Loads in groups of consecutive columns, a scoreboard for each group that may be in flight at a time."""
+    """Set scoreboards of loads, shared by groups of consecutive columns, and the waits for them."""
     columns = max(1, -(-buffers // scoreboards))
     group = np.arange(len(loads)) // columns
     form["write_barrier"][loads] = group % scoreboards
@@ -238,6 +239,7 @@ def _set_scoreboards(
 
 
 def set_stalls(form: NDArray[np.void], code: NDArray[np.void]) -> None:
+    """Set stalls that cover the latency of multiply-adds of the same accumulator."""
     sums = np.flatnonzero((code["op"] == Op.FMA) | (code["op"] == Op.FOLD))
     folded = sums[code["op"][sums] == Op.FOLD]
     places = np.concatenate((sums, folded))
@@ -248,7 +250,7 @@ def set_stalls(form: NDArray[np.void], code: NDArray[np.void]) -> None:
     missing = FMA_LATENCY - (later - earlier)
     short = missing > 0
     np.maximum.at(form["stall"], later[short] - 1, (1 + missing[short]).astype(np.uint8))
-    # What follows the last one are the stores of the sums, or what is sent of them.
+    # The last sums are stored or sent next.
     met = np.flatnonzero(code["op"] == Op.EXCHANGE)
     for end in (len(code), *met, *_stores_at_once(code)):
         for last in sums[sums < end][-1:]:
@@ -256,7 +258,7 @@ def set_stalls(form: NDArray[np.void], code: NDArray[np.void]) -> None:
 
 
 def _stores_at_once(code: NDArray[np.void]) -> NDArray[np.intp]:
-    """Where stores begin that follow one another, of a sum that the last instructions added to."""
+    """Return where runs of stores begin whose sums the preceding instructions completed."""
     stores = np.flatnonzero(code["op"] == Op.STORE)
     begins = np.diff(stores, prepend=-2) != 1
     start = stores[begins][np.cumsum(begins) - 1]
@@ -265,7 +267,7 @@ def _stores_at_once(code: NDArray[np.void]) -> NDArray[np.intp]:
         before = np.maximum(start - distance, 0)
         is_sum = np.isin(code["op"][before], (Op.FMA, Op.FOLD))
         fresh |= is_sum & (code["target"][before] == code["source"][stores])
-        fresh |= code["op"][before] == Op.ADD  # behind the last multiply-add
+        fresh |= code["op"][before] == Op.ADD  # after the last multiply-add
     return np.unique(start[fresh])
 
 
@@ -277,11 +279,11 @@ def _exchange(
     entry: EntryRegisters,
     registers: Registers,
 ) -> list[tuple[int, NDArray[np.void]]]:
-    """Sets what is sent and collected; the instructions around it, and before which."""
+    """Set sends and collects; return the instructions around the exchange, by row."""
     sends, collects, met = (np.flatnonzero(code["op"] == op) for op in (Op.SEND, Op.COLLECT, Op.EXCHANGE))
     assert entry.peers is not None and entry.mailbox is not None
     wait = _cluster((Opcode.CLUSTER_WAIT,))
-    if len(met) == 0:  # zeros are all that this block writes
+    if len(met) == 0:  # this block only writes zeros
         return [(0, wait)]
     form["op"][met] = Opcode.MEMBAR
     form["stall"][met] = BARRIER_STALL
@@ -305,20 +307,20 @@ def _exchange(
         for first in np.flatnonzero(steps).tolist()
     ]
     since = np.arange(len(sends)) - np.maximum.accumulate(np.where(steps != 0, np.arange(len(sends)), 0))
-    pause(form, sends[since % ADDRESSES_OUTSTANDING == 0])  # at first for what loads have left on the scoreboard
-    pause(form, met)  # what is collected may use it too
+    pause(form, sends[since % ADDRESSES_OUTSTANDING == 0])  # first for the loads still on the scoreboard
+    pause(form, met)  # collects may use it too
     return pieces
 
 
 def _nothing_loaded() -> NDArray[np.void]:
-    """Loads that are never done: ptxas puts four before a MEMBAR behind stores to shared memory."""
+    """Return four loads that never run: ptxas puts them before a MEMBAR after shared stores."""
     form = blank(4)
     form["op"], form["bytes"], form["predicate_negated"] = Opcode.LDS, FLOAT_BYTES, 1
     return form
 
 
 def _step_to(pair: int, distance: int) -> NDArray[np.void]:
-    """The low word of an address moved by ``distance``, which does not carry, once it was read for the last time."""
+    """Move the low word of an address by ``distance``, which does not carry, after its last read."""
     form = blank(1)
     form["op"], form["rd"], form["ra"], form["immediate"] = Opcode.IADD3, pair, pair, distance & 0xFFFFFFFF
     form["wait"], form["stall"], form["yields"] = 1 << ADDRESS_SCOREBOARD, ALU_LATENCY, 1
@@ -335,7 +337,7 @@ _CLUSTER_STALLS = {
 
 
 def _cluster(ops: Sequence[Opcode]) -> NDArray[np.void]:
-    """ptxas would also drop the L1 cache behind a wait: nothing that others write is read through it here."""
+    """Return cluster instructions. The L1 drop that ptxas adds is not needed: L1 holds no peer's data."""
     form = blank(len(ops))
     form["op"] = ops
     for field, values in zip(("stall", "yields"), zip(*(_CLUSTER_STALLS[op] for op in ops), strict=True), strict=True):
@@ -356,7 +358,7 @@ def _leave() -> NDArray[np.void]:
 
 
 def padding(length: int) -> NDArray[np.void]:
-    """What fills up the last line of a tile of ``length`` instructions; never run."""
+    """Return the NOPs that fill the last line of a tile of ``length`` instructions; they never run."""
     form = blank(-length % LINE_INSTRUCTIONS)
     form["op"], form["stall"], form["yields"] = Opcode.NOP, 0, 1
     return form

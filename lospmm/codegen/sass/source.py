@@ -1,4 +1,4 @@
-"""kernel.sass: the listing of a kernel's tiles, shipped beside the cubin for whoever reads it in a profiler."""
+"""kernel.sass: the listing of a kernel's tiles, shipped beside the cubin for readers of profiles."""
 
 from lospmm.codegen.ir import KernelProgram, Op
 from lospmm.codegen.sass.fields import Generation
@@ -8,7 +8,7 @@ from lospmm.codegen.units import describe_rows
 
 
 def listing(program: KernelProgram, code: MachineCode, generation: Generation) -> str:
-    """Every tile with its rows of A, one instruction a line."""
+    """Return every tile with its rows of A, one instruction a line."""
     lines = text_lines(code.form, generation)
     starts = code.starts.tolist()
     parts = [f"// {program.name} for {generation.arch}: the tiles; the cubin holds the prologue before them"]

@@ -1,9 +1,8 @@
-"""A tile whose code each thread walks twice, a piece at a time, for two columns (``lospmm.space.walks``).
+"""Tiles whose code each thread walks twice, in pieces, for two columns (``lospmm.space.walks``).
 
-The pieces are columns of the tile in their order. A thread walks piece 0 for its first column, then for its second,
-piece 1 for the second, then for the first, and so on: so only where a piece is walked again do accumulators change
-places with those in shared memory. Which walk it is, predicate SECOND says; B's address is moved from one column to the
-other, and from window to window, in place, and C's behind the sums.
+The pieces are columns of the tile in order. A thread walks piece 0 for its first column, then its second, piece 1 for
+the second, then the first, and so on: accumulators are exchanged with those in shared memory only where a piece is
+walked again. Predicate SECOND says which walk it is; addresses are moved in place, C's after the sums.
 
     piece 0: loads, multiply-adds; first loads of the next walk
              if SECOND: go on with piece 1
@@ -13,9 +12,8 @@ other, and from window to window, in place, and C's behind the sums.
              if SECOND: exit
              load the other accumulators; SECOND; back to the beginning of this piece
 
-A walk's first loads, as many as buffers, are under way when it begins: its own second walk's, or the next piece's. They
-are the same instructions, since they load consecutive rows of B, from wherever the address has been moved to: some of
-these rows may not be used.
+A walk's first loads, one a buffer, are issued by the walk before it. Either next walk has the same ones: consecutive
+rows of B from the current address, some of which may be unused.
 """
 
 from collections.abc import Sequence
@@ -35,7 +33,7 @@ from lospmm.codegen.sass.scheduler import EXIT_STALL, Registers, entry_of, set_a
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.space.walks import BUFFERS_BEFORE, FIRST_ACCUMULATOR, KEPT_BYTES, KEPT_WORDS, REACH, SCOREBOARDS, WALKS
 
-#: The predicate that says that a piece is walked for the second time. P0 is the carry of addresses.
+#: The predicate of a piece's second walk. P0 is the carry of addresses.
 SECOND = 1
 
 _BRANCH_STALL = 5
@@ -44,7 +42,7 @@ _BRANCH_STALL = 5
 _OUTSTANDING = 12
 _STORES_OUTSTANDING = 40
 
-#: The same of the first loads of a walk, which come behind so many others.
+#: The same for the first loads of a walk, which follow other loads.
 _FIRST_OUTSTANDING = 40
 
 #: Bytes of registers that shared memory gives or takes at a time, by how many of four accumulators there are.
@@ -54,7 +52,7 @@ Form = NDArray[np.void]
 
 
 def walked_tile(tile: TileProgram, program: KernelProgram) -> tuple[Form, int]:
-    """The machine code of ``tile``, and the registers that it needs (REGCOUNT)."""
+    """Return the machine code of ``tile``, and its register count (REGCOUNT)."""
     walker = _Walker(tile, program)
     form = joined(walker.tile(cut(tile.code, tile.buffers, program.k)))
     waits = np.flatnonzero(form["wait"])
@@ -63,7 +61,7 @@ def walked_tile(tile: TileProgram, program: KernelProgram) -> tuple[Form, int]:
 
 
 def _registers(tile: TileProgram, entry: EntryRegisters) -> Registers:
-    """Accumulators from a multiple of four on; buffers in the places before them, and behind."""
+    """Assign accumulators from a multiple of four on; buffers to the registers before and after them."""
     first, rows = FIRST_ACCUMULATOR, tile.accumulators
     before = [register for register in range(first) if register not in entry.taken]
     assert len(before) == BUFFERS_BEFORE and max(entry.taken) < first
@@ -75,7 +73,7 @@ def _registers(tile: TileProgram, entry: EntryRegisters) -> Registers:
 
 
 class _Walker:
-    """What all pieces of a tile have in common, and where the accumulators of the other column are kept."""
+    """State common to all pieces of a tile, and where the other column's accumulators are kept."""
 
     def __init__(self, tile: TileProgram, program: KernelProgram) -> None:
         assert program.n is not None and program.cols is not None, "addresses are constants"
@@ -91,10 +89,10 @@ class _Walker:
         self.fmas, self.folds = (np.flatnonzero(code["op"] == op) for op in (Op.FMA, Op.FOLD))
         self.fold_places = np.searchsorted(self.fmas, self.folds)  # before which multiply-add each stands
         self.begins = self._begins()
-        self.is_first = True  # which of its columns a thread begins the next piece with
+        self.is_first = True  # whether a thread begins the next piece with its first column
 
     def _begins(self) -> NDArray[np.bool_]:
-        """Which multiply-adds add to zero: the first of each accumulator without a bias, and of one that was folded."""
+        """Return which multiply-adds add to zero: firsts of accumulators without bias or after a fold."""
         targets = self.code["target"][self.fmas]
         used, first = np.unique(targets, return_index=True)
         biased = self.code["target"][self.code["op"] == Op.BEGIN]
@@ -105,7 +103,7 @@ class _Walker:
         return found
 
     def tile(self, pieces: Sequence[RingPiece]) -> list[Form]:
-        """All of it; without a piece, the stores of empty rows."""
+        """Return the whole tile; without pieces, the stores of empty rows."""
         if not pieces:
             stored, moved = self._stored(self.code)
             back = [_settled(), *self._moved(self.entry.c, self.other - moved)]
@@ -119,7 +117,7 @@ class _Walker:
         return form
 
     def _piece(self, pieces: Sequence[RingPiece], number: int, piece: RingPiece) -> list[Form]:
-        """A piece, and what brings a thread back to it or on to the next one."""
+        """Return a piece, and the code that leads a thread back to it or on to the next one."""
         following = pieces[number + 1] if number + 1 < len(pieces) else None
         begins = [] if number else self._begun_anew(piece)
         walk = [*begins, self._walk(piece, following)]
@@ -135,7 +133,7 @@ class _Walker:
         return _looped([*walk, *stored, _leave(SECOND)], again)
 
     def _begun_anew(self, piece: RingPiece) -> list[Form]:
-        """Accumulators that begin with a bias, or that the first piece does not add to."""
+        """Set accumulators that begin with a bias, or that the first piece does not add to."""
         begins = self.code[self.code["op"] == Op.BEGIN]
         touched = self.code["target"][self.fmas[piece.fmas]]
         untouched = np.setdiff1d(np.arange(self.rows), np.concatenate((touched, begins["target"])))
@@ -152,7 +150,7 @@ class _Walker:
         return [form]
 
     def _walk(self, piece: RingPiece, following: RingPiece | None) -> Form:
-        """Multiply-adds, with the loads of all slots behind the first ones, and the first ones of the next walk."""
+        """Return multiply-adds, loads of the slots after the first ones, and first loads of the next walk."""
         fmas = self.code[self.fmas[piece.fmas]].copy()
         fmas["source"] = piece.slot % self.buffers
         own = (self.fold_places > piece.fmas.start) & (self.fold_places <= piece.fmas.stop)
@@ -185,10 +183,9 @@ class _Walker:
         return layer.inserted(form, inserted)
 
     def _free_from(self, piece: RingPiece, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of each of ``slots``, the multiply-adds of the piece before its buffer may be loaded anew: those that use it;
-        of one that nothing uses, up to the first that waits for its scoreboard."""
+        """Return, for each slot, the multiply-adds before its buffer may be reloaded: all of its users."""
         found = piece.done[slots]
-        unused = slots[found == np.append(0, piece.done)[slots]]
+        unused = slots[found == np.append(0, piece.done)[slots]]  # until the first wait for their scoreboard
         first, last = np.unique(self._group(piece.slot), return_index=True), self._group(unused)
         at = np.minimum(np.searchsorted(first[0], last), len(first[0]) - 1)
         waits = np.where(first[0][at] == last, first[1][at] + 1, 0)
@@ -196,12 +193,12 @@ class _Walker:
         return np.maximum.accumulate(found)
 
     def _is_unseen(self, piece: RingPiece, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Of which of ``slots`` nobody waits for the scoreboard: nothing uses one of its group."""
+        """Return which of ``slots`` have a scoreboard that nothing waits for: no slot of the group is used."""
         found: NDArray[np.bool_] = ~np.isin(self._group(slots), self._group(piece.slot))
         return found
 
     def _group(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Slots that share a scoreboard at a time."""
+        """Return the group of each slot; the slots of a group share a scoreboard."""
         found: NDArray[np.int64] = slots // self.buffers * SCOREBOARDS + self._scoreboard(slots)
         return found
 
@@ -210,11 +207,11 @@ class _Walker:
         return found
 
     def _mask(self, slots: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Of each of ``slots``, the scoreboard to wait for."""
+        """Return the scoreboard mask to wait for, for each of ``slots``."""
         return (1 << self._scoreboard(slots)).astype(np.uint8)
 
     def _loads(self, slots: NDArray[np.int64]) -> Form:
-        """Loads of ``slots``, with no offset yet."""
+        """Return loads of ``slots``, with no offset yet."""
         form = blank(len(slots))
         form["op"], form["ra"], form["ur"] = Opcode.LDG, self.entry.b, self.entry.descriptor
         form["bytes"], form["rd"] = self.program.words.stored_bytes, self.registers.buffers[slots % self.buffers]
@@ -222,7 +219,7 @@ class _Walker:
         return form
 
     def _first_loads(self) -> Form:
-        """Of rows of B one after another, from where its address has been moved to."""
+        """Return loads of consecutive rows of B from its current address."""
         slots = np.arange(self.buffers)
         form = self._loads(slots)
         form["offset"] = slots * self.row_bytes
@@ -232,8 +229,7 @@ class _Walker:
     def _reached(
         self, form: Form, users: NDArray[np.intp], places: NDArray[np.int64], pair: int, base: int
     ) -> tuple[list[layer.Piece], int]:
-        """Sets how far each of ``users`` is from the address in ``pair``, which is at ``base``; where that moves, and
-        where it ends."""
+        """Set the offsets of ``users`` from the address in ``pair``; return its moves and its final place."""
         moves: list[layer.Piece] = []
         for at, place in zip(users.tolist(), places.tolist(), strict=True):
             if not base <= place < base + REACH:
@@ -243,27 +239,26 @@ class _Walker:
         return moves, base
 
     def _ends(self, piece: RingPiece) -> NDArray[np.int64]:
-        """The multiply-adds of the piece before each of the next walk's first loads: all that use a slot of the last
-        group with its scoreboard, so that none of these waits for it."""
+        """Return, for each first load of the next walk, the multiply-adds before it: its group's last users."""
         behind = np.minimum(self._first_of_group() + self.each, self.buffers)
         last = np.minimum(self._last_lap(piece) + behind, len(piece.rows)) - 1
         found: NDArray[np.int64] = piece.done[last]
         return found
 
     def _first_of_group(self) -> NDArray[np.int64]:
-        """Of each buffer, the first one with its scoreboard."""
+        """Return, for each buffer, the first one with its scoreboard."""
         found: NDArray[np.int64] = np.arange(self.buffers) // self.each * self.each
         return found
 
     def _last_lap(self, piece: RingPiece) -> NDArray[np.int64]:
-        """Of each buffer, the slot at which the last lap around all buffers begins that comes to its scoreboard."""
+        """Return, for each buffer, the first slot of the last lap of the ring that has its scoreboard."""
         lap = (len(piece.rows) - 1) // self.buffers * self.buffers
         return np.where(lap + self._first_of_group() < len(piece.rows), lap, lap - self.buffers)
 
     def _next_loads(
         self, piece: RingPiece, following: RingPiece | None, base: int, places: NDArray[np.intp]
     ) -> list[layer.Piece]:
-        """The first loads of the next walk: of the same piece, for the other column, or of the one behind it."""
+        """Return the first loads of the next walk: this piece's for the other column, or the next piece's."""
         towards = self.other if self.is_first else -self.other
         at, own = int(places.min()), piece.first * self.row_bytes
         inserted = [(at, form) for form in self._moved(self.entry.b, towards + own - base, False)]
@@ -279,8 +274,7 @@ class _Walker:
         return inserted + [(place, loads[slot : slot + 1]) for slot, place in enumerate(places.tolist())]
 
     def _stored(self, code: NDArray[np.void]) -> tuple[list[Form], int]:
-        """The stores of a run of rows after another, each begun by what its accumulators are set to; and how far C's
-        address is moved meanwhile."""
+        """Return the stores of rows, with the values that accumulators begin with, and how far C was moved."""
         form: list[Form] = []
         base = 0
         stored_bytes = self.program.words.stored_bytes
@@ -302,7 +296,7 @@ class _Walker:
         return form, base
 
     def _moved(self, pair: int, distance: int, second: bool | None = None) -> list[Form]:
-        """An address moved in place; if ``second`` is told, in that walk alone."""
+        """Return an address moved in place; with ``second``, only in that walk."""
         if distance == 0:
             return []
         form = move(pair, pair, distance)
@@ -311,8 +305,7 @@ class _Walker:
         return [form]
 
     def _exchanged(self, *, is_first: bool) -> list[Form]:
-        """Accumulators change places with those that are kept: a few go out, as many come in, whose places the next
-        few take. The first time there is nothing that comes in."""
+        """Swap accumulators with the kept ones, a few at a time; the first time, only store them."""
         form: list[Form] = []
         step = len(self.kept) if is_first else len(self.free)
         for first in range(0, len(self.kept), step):
@@ -320,7 +313,7 @@ class _Walker:
             places = self.kept[first:] if is_first else self.free
             out = self._moved_quads(Opcode.STS, quads, places[: len(quads)])
             form.append(out)
-            if is_first:  # behind loads that nobody has waited for
+            if is_first:  # after loads that nothing has waited for
                 before = _OUTSTANDING + min(self.buffers, _FIRST_OUTSTANDING)
                 out["wait"][:1] |= (before + len(out) > ADDRESSES_OUTSTANDING) << ADDRESS_SCOREBOARD
                 continue
@@ -335,7 +328,7 @@ class _Walker:
         return [self._moved_quads(Opcode.LDS, list(range(len(self.kept))), self.kept), _settled()]
 
     def _moved_quads(self, op: Opcode, quads: Sequence[int], places: Sequence[int]) -> Form:
-        """Each four accumulators, the last perhaps fewer, to or from a place in shared memory."""
+        """Move groups of up to four accumulators to or from a place in shared memory."""
         parts = [
             (quad * KEPT_WORDS + first, words, place * self.step + first * FLOAT_BYTES)
             for quad, place in zip(quads, places, strict=True)
@@ -352,7 +345,7 @@ class _Walker:
 
 
 def _rectified(held: NDArray[np.uint8]) -> list[Form]:
-    """ReLU; NaN stays."""
+    """Return a ReLU that keeps NaN."""
     if not len(held):
         return []
     form = blank(len(held))
@@ -362,7 +355,7 @@ def _rectified(held: NDArray[np.uint8]) -> list[Form]:
 
 
 def _settled() -> Form:
-    """Waits until addresses and what is stored have been read, and what was kept is there."""
+    """Wait until addresses and stored values have been read and kept values have arrived."""
     form = blank(1)
     form["op"], form["wait"], form["stall"] = Opcode.NOP, 1 << ADDRESS_SCOREBOARD, 2
     return form
@@ -373,7 +366,7 @@ def _not_second() -> Form:
 
 
 def _second(entry: EntryRegisters) -> Form:
-    """An address in shared memory is never 0 there: a block's begins behind 1 KiB that the system has."""
+    """Set SECOND by testing the kept address, which is never 0: the system has the first 1 KiB."""
     assert entry.kept is not None
     return _tested(entry.kept)
 
@@ -386,12 +379,12 @@ def _tested(register: int) -> Form:
 
 
 def _looped(body: list[Form], again: list[Form]) -> list[Form]:
-    """``body``, and behind it what leads back to its beginning."""
+    """Return ``body`` followed by ``again``, which ends with a jump back to its beginning."""
     return [*body, *again, _branch(-sum(map(len, body)) - sum(map(len, again)) - 1)]
 
 
 def _branch(instructions: int, predicate: int | None = None) -> Form:
-    """Over so many instructions, back if they are fewer than none; where ``predicate`` is true."""
+    """Return a branch over ``instructions``, backwards if negative, taken if ``predicate`` is true."""
     form = blank(1)
     form["op"], form["offset"], form["stall"] = Opcode.BRA, BYTES_PER_INSTRUCTION * instructions, _BRANCH_STALL
     if predicate is not None:

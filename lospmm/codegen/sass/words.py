@@ -1,5 +1,7 @@
-"""Machine code of float32 as that of other words (``lospmm.problem.lanes``). To add a kind, add a row to
-``OF_WORDS``."""
+"""Machine code of float32 converted to other words (``lospmm.problem.lanes``).
+
+To add a kind, add a row to ``OF_WORDS``.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -13,8 +15,8 @@ from lospmm.errors import Unsupported
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.lanes import DOUBLE, NARROW, PAIRS, SINGLE, Lanes
 
-#: By the name of the words: what makes code of them, and an instruction without which a generation has none. The
-#: scheduler writes narrow ones itself (``narrow``).
+#: By the name of the words: the conversion, and an instruction that a generation must have for it. The scheduler writes
+#: narrow ones itself (``narrow``).
 OF_WORDS: Mapping[str, tuple[Callable[[MachineCode, Dtype], MachineCode], Opcode]] = MappingProxyType(
     {
         NARROW.name: (lambda code, _: code, Opcode.HADD2_F32),
@@ -25,14 +27,14 @@ OF_WORDS: Mapping[str, tuple[Callable[[MachineCode, Dtype], MachineCode], Opcode
 
 
 def writes(words: Lanes, arch: str) -> bool:
-    """Whether there is machine code of such words for ``arch``."""
+    """Return whether there is machine code of such words for ``arch``."""
     if words == SINGLE:
         return arch in GENERATIONS
     return words.name in OF_WORDS and arch in GENERATIONS and OF_WORDS[words.name][1] in GENERATIONS[arch].by_op
 
 
 def of_words(code: MachineCode, words: Lanes, dtype: Dtype) -> MachineCode:
-    """``code``, which is that of float32, for ``words`` of ``dtype``. Raises Unsupported."""
+    """Return ``code``, written for float32, for ``words`` of ``dtype``. Raises Unsupported."""
     if words == SINGLE:
         return code
     if not writes(words, code.arch):
