@@ -1,7 +1,7 @@
-"""The columns of a whole matrix in fours (``fours``), those of each block of rows by themselves.
+"""Fours (``fours``) of a whole matrix, chosen for each block of rows and shared by processes.
 
-Of a large matrix they are chosen by all processes that need them, and kept: plans that differ in their columns of B, or
-tunings for another number of them, have the same fours, and so have other weights in the same places.
+For a large matrix, processes share the work and store the result: plans that differ in their columns of B, or tunings
+for another n, have the same fours, and so do matrices with other weights in the same places.
 """
 
 import hashlib
@@ -18,18 +18,18 @@ from lospmm.families.fours import FourColumns, choose_fours
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import ceil_div
 
-#: What is kept of some blocks, and who has parts of such made: of a kind, by their keys and their maker, by whatever
-#: processes need them (``lospmm.store``).
+#: The stored result for some blocks, and a function that has processes make such parts together, given kind, keys and
+#: maker (``lospmm.store.made_together``).
 Files = Mapping[str, bytes]
 Together = Callable[[str, Sequence[str], Callable[[int], Files]], Sequence[Files]]
 
-#: What of packing a plan has such parts, and leaves what it finds for ``pack``.
+#: Makes the shared parts of a plan's packing, and leaves the result for ``pack``.
 Shared = Callable[[Together], object]
 
 #: The kind of entry in the store, and its file.
 FOURS, _FILE = "fours", "fours.npz"
 
-#: Columns of blocks that one process chooses at a time: some tenths of a second. Of fewer in all none are kept.
+#: Columns of blocks that one process chooses at a time: some tenths of a second. Smaller choices are not stored.
 PART_COLUMNS = 8192
 
 #: Matrices and heights of blocks whose fours a process remembers.
@@ -40,15 +40,17 @@ _finding = Lock()
 
 
 def is_long(matrix: SparseMatrix, rows: int) -> bool:
-    """Whether to choose takes so long that it is done together."""
+    """Return whether the choice takes so long that processes share it."""
     return ceil_div(matrix.m, rows) * matrix.k > PART_COLUMNS
 
 
 def choose_all(
     matrix: SparseMatrix, rows: int, *, multiple: int, together: Together | None = None
 ) -> list[FourColumns]:
-    """Of each ``rows`` rows of A, ``multiple`` fours or a multiple of these: by this thread alone, or ``together`` with
-    others, unless this process has them already."""
+    """Return the fours of each ``rows`` rows of A, ``multiple`` or a multiple of these a block of rows.
+
+    They come from this process's memory if known, else from this thread alone or ``together`` with other processes.
+    """
     asked = matrix, rows, multiple
     if (known := _found.get(asked)) is not None:
         return known
@@ -76,7 +78,7 @@ def _in_parts(matrix: SparseMatrix, firsts: range, rows: int, multiple: int, tog
 
 
 def _key(matrix: SparseMatrix, firsts: range, rows: int, multiple: int) -> str:
-    """By which columns are chosen: the places of the nonzeros, and how it is done and written down."""
+    """Return a choice's key in the store, of the places of the nonzeros, parameters and source code."""
     last = min(firsts[-1] + rows, matrix.m)
     offsets = matrix.indptr[firsts[0] : last + 1]
     digest = hashlib.sha256(Path(fours.__file__).read_bytes() + Path(__file__).read_bytes())

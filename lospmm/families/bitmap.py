@@ -1,9 +1,9 @@
-"""A as bits and values on tensor cores: for large layers of 16-bit types and a few columns of B.
+"""Family of large 16-bit layers with few columns of B: A as bits and values, on tensor cores.
 
-There the time is that of reading A. An element takes a bit, and one that is not 0 its 16 bits: 1.125 bytes at 50 %
+Such a product is bound by reading A. An element takes a bit, and a nonzero its 16 bits as well: 1.125 bytes at 50 %
 zeros, where csr takes 2, as the dense A does (Flash-LLM's "load as sparse, compute as dense"; bits and counts as in
-SpInfer, EuroSys 2025). A block has rows of A and all of K, or with others of its cluster parts of K;
-docs/decisions/0024 tells why A lies as it does.
+SpInfer, EuroSys 2025). A block has rows of A and all of K, or shares K with the other blocks of its cluster;
+docs/decisions/0024 explains the layout of A.
 """
 
 from collections.abc import Sequence
@@ -32,16 +32,16 @@ CLUSTERS = (1, 2, 4, 8)
 STAGES = (2, 3, 4)
 COLS = (8, 16, 32, 64)
 
-#: Columns of B, all of them, whose rows are copied as they lie.
+#: The most columns of B whose rows are copied unchanged.
 MAX_WHOLE_COLS = 16
 
-#: Of a block.
+#: Warps of a block.
 MIN_WARPS, MAX_WARPS = 4, 16
 
-#: Columns of B: with more, the time is no longer that of reading A.
+#: The most columns of B: with more, reading A is no longer the bottleneck.
 MAX_COLUMNS = COLS[-1]
 
-#: Rows x columns of A that have a bit.
+#: The most rows x columns of A.
 MAX_CELLS = 2**30
 
 #: Cells that are packed at a time, which bounds the memory.
@@ -50,12 +50,14 @@ CELLS_AT_ONCE = 2**24
 #: A piece's place in shared memory is a multiple of so many bytes, so that few templates are compiled.
 PIECE_UNIT_BYTES = 256
 
-#: Warps of an SM that registers are left for; and what a plan may be forecast to need, so that it spills nothing.
+#: Warps of an SM that registers must suffice for; and the most registers that a plan may be predicted to need.
 RESIDENT_WARPS, MOST_REGISTERS = 16, 224
 
 
 @dataclass(frozen=True, slots=True)
 class BitmapPlan:
+    """A plan: the shape of a block and its pieces of A."""
+
     tiles: int  # of 16 rows, of a warp
     depth: int  # columns of A of a piece
     rows: int  # warps below each other
@@ -66,14 +68,17 @@ class BitmapPlan:
 
     @property
     def warps(self) -> int:
+        """Warps of a block."""
         return self.rows * self.parts
 
     @property
     def block_rows(self) -> int:
+        """Rows of A of a block."""
         return self.rows * self.tiles * TILE_ROWS
 
 
 def refusal(problem: Problem) -> str | None:
+    """Return why this family has no kernel for the problem, or None."""
     if problem.convolution is not None:
         return "a convolution"
     if not problem.dtype.is_16_bit:
@@ -92,7 +97,7 @@ def _generation(problem: Problem) -> int:
 
 
 def plans(problem: Problem) -> list[BitmapPlan]:
-    """Blocks no taller than A, and parts of it no more than it has pieces; clusters from sm_90 on."""
+    """Return plans of blocks no taller than A, with no more parts than pieces; clusters from sm_90 on."""
     matrix = problem.matrix
     clusters = CLUSTERS if has_bulk_copies(problem) else CLUSTERS[:1]
     tall = ceil_div(matrix.m, TILE_ROWS)
@@ -111,6 +116,7 @@ def plans(problem: Problem) -> list[BitmapPlan]:
 
 
 def fits(plan: BitmapPlan, problem: Problem, largest_piece: int) -> bool:
+    """Return whether shared memory, grid and registers have room for a plan."""
     return (
         shared_bytes(plan, problem, largest_piece) <= problem.device.shared_bytes_per_block
         and _grid(plan, problem)[2] <= MAX_GRID_SIDE
@@ -123,21 +129,22 @@ def _grid(plan: BitmapPlan, problem: Problem) -> tuple[int, int, int]:
 
 
 def vector(problem: Problem) -> int:
-    """Elements of a row of B that are copied at once; with 1 they go to registers from where they lie."""
+    """Return the elements of a row of B that are copied at once; 1: B goes directly to registers."""
     return int(np.gcd(8, problem.n))
 
 
 def has_bulk_copies(problem: Problem) -> bool:
+    """Return whether the GPU has bulk copies (sm_90 and later)."""
     return _generation(problem) >= 90
 
 
 def is_whole(plan: BitmapPlan, problem: Problem) -> bool:
-    """Whether the rows of B of a piece are copied at once: few columns, or reading them meets bank conflicts."""
+    """Return whether B's rows of a piece are one copy; with many columns that causes bank conflicts."""
     return has_bulk_copies(problem) and problem.n == plan.cols and plan.cols <= MAX_WHOLE_COLS
 
 
 def shared_bytes(plan: BitmapPlan, problem: Problem, largest_piece: int) -> int:
-    """Pieces of A and B and the places of values, of all warps; afterwards their sums."""
+    """Return the shared memory of a block: pieces of A and B, and value offsets; later the warps' sums."""
     of_b = plan.depth * plan.cols * 2 if vector(problem) > 1 else 0
     ring = plan.stages * (largest_piece + of_b) + plan.tiles * plan.depth * 2
     barriers = plan.warps * plan.stages * 8
@@ -145,20 +152,20 @@ def shared_bytes(plan: BitmapPlan, problem: Problem, largest_piece: int) -> int:
 
 
 def registers_allowed(plan: BitmapPlan, problem: Problem) -> int:
-    """Of a thread: as many as leave room for RESIDENT_WARPS on an SM, or for half of them where one needs more."""
+    """Return a thread's registers that leave room for RESIDENT_WARPS an SM, or half of them if needed."""
     many = 65_536 // (WARP * RESIDENT_WARPS)
     return many if registers_needed(plan, problem) <= many else min(255, 65_536 // (WARP * plan.warps) // 8 * 8)
 
 
 def registers_needed(plan: BitmapPlan, problem: Problem) -> int:
-    """A forecast: sums, B of a piece, and what a piece takes beside them (measured with ptxas 13.0)."""
+    """Predict the registers of a thread: sums, B of a piece, and a fixed rest (measured with ptxas 13.0)."""
     of_b = plan.cols // 8 * 2 * (UNIT // STEP if vector(problem) == 1 or plan.cols == COLS[0] else 1)
     return plan.tiles * plan.cols // 2 + of_b + (64 if has_bulk_copies(problem) else 84)
 
 
 @lru_cache(maxsize=4)
 def counts(matrix: SparseMatrix) -> NDArray[np.int32]:
-    """Pairs of which one is not 0, of each 16 rows x 64 columns of A, (tiles, units)."""
+    """Return the element pairs with a nonzero of each 16 rows x 64 columns of A, (tiles, units)."""
     tall, units = ceil_div(matrix.m, TILE_ROWS), ceil_div(matrix.k, UNIT)
     found = np.zeros((tall, units), dtype=np.int32)
     for tile in range(tall):
@@ -171,7 +178,7 @@ def counts(matrix: SparseMatrix) -> NDArray[np.int32]:
 
 
 def piece_bytes(counts: NDArray[np.int32], tiles: int, depth: int) -> int:
-    """Of the largest piece of ``tiles`` x 16 rows and ``depth`` columns."""
+    """Return the bytes of the largest piece of ``tiles`` x 16 rows and ``depth`` columns."""
     held = _padded(_padded(counts, tiles).T, depth // UNIT)  # (units, tiles)
     of_pieces = held.reshape(len(held) * UNIT // depth, depth // UNIT, -1, tiles).sum(axis=(1, 3))
     largest = tiles * TILE_ROWS * depth // 16 + 4 * int(of_pieces.max())
@@ -188,8 +195,8 @@ def _padded(array: NDArray[Any], multiple: int) -> NDArray[Any]:
 CYCLES_PER_ELEMENT, CYCLES_PER_PIECE = 2.6, 160.0
 BUSY_WARPS = 16.0
 
-#: Microseconds between the first load and the first product, and after the last one; of the memory's bandwidth, what is
-#: reached; and seconds that a byte is on its way.
+#: Microseconds between the first load and the first product, and after the last one; the share of the memory bandwidth
+#: that is reached; and the latency of a byte in seconds.
 START_MICROS, SHARE_OF_BANDWIDTH, LATENCY_SECONDS = 1.5, 0.85, 1.2e-6
 
 #: Microseconds for blocks of a cluster to wait for each other and add up, for each of them.
@@ -198,18 +205,18 @@ CLUSTER_MICROS = 0.5
 #: Microseconds between blocks that end and those that follow them on an SM: by themselves, and in clusters.
 WAVE_MICROS, WAVE_OF_CLUSTERS_MICROS = 2.0, 4.0
 
-#: Of the SMs, what clusters of more than two blocks find room on: those of a cluster are in one part of the GPU.
+#: Share of the SMs that clusters of more than two blocks can use: a cluster lies in one part of the GPU.
 SHARE_FOR_CLUSTERS, SMALL_CLUSTER = 0.95, 2
 
 #: Bytes from the L2 cache in a cycle and SM.
 L2_BYTES_PER_CYCLE = 32.0
 
-#: Of what takes less long than the longest, the share that is not hidden behind it.
+#: Share of the shorter times that is not hidden behind the longest.
 NOT_HIDDEN = 0.2
 
 
 def forecast(problem: Problem, plans: Sequence[BitmapPlan]) -> NDArray[np.float64]:
-    """The SM with the most blocks: reading A, B again for all rows of a warp, and making fragments."""
+    """Predict microseconds of each plan on the busiest SM: reading A, rereading B, making fragments."""
     shapes = {(plan.tiles, plan.depth) for plan in plans}
     held = counts(problem.matrix)
     largest = {shape: piece_bytes(held, *shape) for shape in shapes}
@@ -251,6 +258,7 @@ def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, pairs: int) 
 
 
 def pack_plan(problem: Problem, plan: BitmapPlan) -> PackedKernel:
+    """Return the kernel of a plan."""
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     largest = piece_bytes(counts(matrix), plan.tiles, plan.depth)
     starts, pieces = pack_pieces(problem, plan)
@@ -281,10 +289,10 @@ def pack_plan(problem: Problem, plan: BitmapPlan) -> PackedKernel:
 
 
 def pack_pieces(problem: Problem, plan: BitmapPlan) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Where each piece begins, in 16 bytes, and the pieces: the bits of ``tiles`` x 16 rows, then their values.
+    """Return the start of each piece in units of 16 bytes, and the pieces: bits of the rows, then values.
 
-    Pieces are in the order of rows and then columns. A bit is that of two columns; a word has four bits of eight lanes
-    each, a lane's part of a product: rows r and r + 8 of lane 4 r + t, columns 2 t and 2 t + 8, two of each.
+    Pieces are in the order of rows and then columns. A bit is that of two columns; a word has four bits of eight
+    lanes each, a lane's part of a product: rows r and r + 8 of lane 4 r + t, columns 2 t and 2 t + 8, two of each.
     """
     matrix, pieces = problem.matrix, ceil_div(problem.matrix.k, plan.depth)
     tall = ceil_div(matrix.m, plan.block_rows) * plan.block_rows
@@ -310,7 +318,7 @@ def pack_pieces(problem: Problem, plan: BitmapPlan) -> tuple[NDArray[np.uint32],
 
 
 def _in_order(problem: Problem, row: int, rows: int, plan: BitmapPlan) -> NDArray[np.uint32]:
-    """Two values of ``rows`` rows from ``row`` on to a number, by their bits: a line is a piece."""
+    """Return ``rows`` rows from ``row`` on, two values a number, by their bits; each line is a piece."""
     matrix, dtype, pieces = problem.matrix, problem.dtype, ceil_div(problem.matrix.k, plan.depth)
     start, end = matrix.indptr[min(row, matrix.m)], matrix.indptr[min(row + rows, matrix.m)]
     lengths = np.diff(matrix.indptr[row : row + rows + 1])

@@ -1,8 +1,8 @@
-"""BlockGroupCOO (Insum, arXiv:2510.17505): groups of dense blocks of one block row, multiplied by tensor cores.
+"""BlockGroupCOO (Insum, arXiv:2510.17505): groups of dense blocks of a block row, on tensor cores.
 
-For matrices whose nonzeros stand in blocks. The zeros of a block are multiplied like its other elements, so an infinite
+For matrices whose nonzeros form blocks. The zeros of a block are multiplied like its other elements, so an infinite
 element of B makes a NaN there. In float32 every number is two of TF32, and three products of four are added (3xTF32):
-what is left out is below 2^-21 of a product.
+the omitted product is below 2^-21 of the result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.problem import Launch, Problem, ceil_div
 
-#: Blocks in which less of the elements is nonzero are not multiplied densely.
+#: The least density of blocks that are multiplied densely.
 MIN_FILL = 0.25
 
 GROUPS = (1, 2, 4)
@@ -31,10 +31,10 @@ GROUPS = (1, 2, 4)
 COLUMNS = (2, 4, 8)
 TEAMS = ((1, 1), (4, 1), (4, 4), (8, 1), (8, 4))
 
-#: Blocks with padding, over those without: longer groups are not tried.
+#: The most blocks with padding, relative to those without: longer groups are not tried.
 MAX_PADDING = 1.25
 
-#: A thread's registers, and what it needs beside its sums and what is under way.
+#: A thread's registers, and those that it needs beside sums and loads in flight.
 MAX_REGISTERS = 255
 OTHER_REGISTERS = 56
 
@@ -50,6 +50,8 @@ _GROUPS_OF_LANES = 8
 
 @dataclass(frozen=True, slots=True)
 class BlockGroupCooPlan:
+    """A plan: the shapes of blocks of A and of thread blocks."""
+
     rows: int  # of a block of A
     depth: int  # its columns
     group: int  # blocks
@@ -60,13 +62,17 @@ class BlockGroupCooPlan:
 
     @property
     def cols(self) -> int:
+        """Columns of C of a thread block."""
         return self.warps // self.splits * _GROUPS_OF_LANES * self.columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counted:
-    """Blocks with a nonzero, by their (rows, cols): how many each block row has, of ``share`` of all rows, and the
-    share of their elements that is nonzero."""
+    """Counts of blocks with a nonzero, by their (rows, cols), of a sample of A.
+
+    ``lengths`` has the blocks of each block row, ``fills`` the share of their elements that is nonzero, ``share`` the
+    sampled share of all rows.
+    """
 
     lengths: Mapping[tuple[int, int], NDArray[np.int64]]
     fills: Mapping[tuple[int, int], float]
@@ -81,6 +87,7 @@ def _counted(matrix: SparseMatrix) -> Counted:
 
 
 def refusal(problem: Problem) -> str | None:
+    """Return why this family has no kernel for the problem, or None."""
     if problem.convolution is not None:
         return "a convolution"
     if not has_tensor_cores(problem.device):
@@ -92,12 +99,12 @@ def refusal(problem: Problem) -> str | None:
 
 
 def has_tensor_cores(device: DeviceSpec) -> bool:
-    """Those that take TF32 and bfloat16 too."""
+    """Return whether the GPU has tensor cores that take TF32 and bfloat16."""
     return device.arch_number >= LEAST_ARCH
 
 
 def plans(problem: Problem) -> list[BlockGroupCooPlan]:
-    """Blocks that are full enough; groups that pad little; vectors that divide N; warps that have columns."""
+    """Return plans of blocks that are full enough, groups that pad little, and vectors that divide N."""
     size = problem.dtype.element_bytes
     found = []
     widest = [columns for columns in COLUMNS if _GROUPS_OF_LANES * columns < 2 * problem.n] or [COLUMNS[0]]
@@ -124,7 +131,7 @@ def plans(problem: Problem) -> list[BlockGroupCooPlan]:
 
 
 def _inner(element_bytes: int) -> int:
-    """Rows of B of an instruction."""
+    """Return the rows of B of one tensor core instruction."""
     return 16 if element_bytes == 2 else 8
 
 
@@ -133,7 +140,7 @@ def _shared_bytes(rows: int, columns: int, warps: int, splits: int) -> int:
 
 
 def forecast(problem: Problem, plans: Sequence[BlockGroupCooPlan]) -> NDArray[np.float64]:
-    """Every block reads its rows of B, and every block of columns reads A."""
+    """Predict microseconds of each plan: every block reads its rows of B, every block of columns A."""
     counted = _counted(problem.matrix)
     grouped = {
         (rows, depth, group): int((-(-counted.lengths[rows, depth] // group)).sum()) * group / counted.share
@@ -142,15 +149,17 @@ def forecast(problem: Problem, plans: Sequence[BlockGroupCooPlan]) -> NDArray[np
     return np.array([_micros(problem, plan, grouped[plan.rows, plan.depth, plan.group]) for plan in plans])
 
 
-#: Of the traffic's bytes a cycle and SM, those that rows of B reach which no neighbour reads too; and the cycles from a
-#: load to its elements. Fitted by hand to 108 kernels on an H200 (``benchmarks.einsum``).
+#: Share of the L2 bandwidth that rows of B reach if no neighbour reads them too; and the latency of a load in cycles.
+#: Fitted by hand to 108 kernels on an H200 (``benchmarks.einsum``).
 SHARE_OF_TRAFFIC = 0.5
 LOAD_CYCLES = 1000.0
 
 
 def _micros(problem: Problem, plan: BlockGroupCooPlan, blocks: float) -> float:
-    """Bytes of B and A from the L2 cache; where few warps fit an SM, only as many as they have under way. ``blocks``
-    are those of A, in whole groups."""
+    """Predict microseconds by bytes of B and A from the L2 cache, or by loads in flight if few warps fit.
+
+    ``blocks`` counts blocks of A, in whole groups.
+    """
     dtype, device = problem.dtype, problem.device
     size, is_split = dtype.element_bytes, dtype.name == "float32"
     column_blocks = ceil_div(problem.n, plan.cols)
@@ -175,6 +184,7 @@ def _micros(problem: Problem, plan: BlockGroupCooPlan, blocks: float) -> float:
 
 
 def pack_plan(problem: Problem, plan: BlockGroupCooPlan) -> PackedKernel:
+    """Return the kernel of a plan."""
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     blocks = blocks_of(matrix, plan.rows, plan.depth)
     # Each block row is a block of the grid; those with most groups first.
@@ -225,7 +235,7 @@ def pack_plan(problem: Problem, plan: BlockGroupCooPlan) -> PackedKernel:
 
 
 def _registers(rows: int, columns: int, dtype: Dtype, ahead: int) -> int:
-    """Of a thread: sums, what is under way, and the rest."""
+    """Predict the registers of a thread: sums, loads in flight, and the rest."""
     own_rows = _inner(dtype.element_bytes) // 4
     of_b = own_rows * columns * dtype.element_bytes // 4
     of_a = rows // 8 * (4 if dtype.name == "float32" else 2)
@@ -233,14 +243,14 @@ def _registers(rows: int, columns: int, dtype: Dtype, ahead: int) -> int:
 
 
 def _ahead(plan: BlockGroupCooPlan, dtype: Dtype) -> int:
-    """Steps under way beside the one that is multiplied: as many as leave room for two blocks of 8 warps, 3 at most."""
+    """Return how many steps are loaded ahead: at most 3, as many as leave room for two blocks of 8 warps."""
     return max((ahead for ahead in (2, 3) if _registers(plan.rows, plan.columns, dtype, ahead) <= 128), default=1)
 
 
 def lanes_of(taken: NDArray[np.float32], dtype: Dtype) -> NDArray[np.uint8]:
-    """Groups of blocks (groups, length, rows, depth) in the order in which lanes read them.
+    """Return groups of blocks (groups, length, rows, depth) in the order in which lanes read them.
 
-    Step after step of the inner dimension; in each, pairs of 8 rows; then the lanes, with the 4 (16-bit) or 2 elements
+    Step by step of the inner dimension; in each, pairs of 8 rows; then the lanes, with the 4 (16-bit) or 2 elements
     of their row that they multiply in the step, of both halves of the pair. In float32 each element is two of TF32.
     """
     count, length, rows, depth = taken.shape

@@ -12,11 +12,11 @@ from lospmm.problem.problem import ceil_div
 #: Sides of blocks. The least is the tensor cores' (rows of A of an instruction).
 SIDES = (8, 16, 32, 64)
 
-#: Of a large matrix blocks are counted in strips of its rows that hold about so many nonzeros, and in so many at least.
+#: Nonzeros of a sample of a large matrix's rows, in strips, in which blocks are counted; and its fewest strips.
 SAMPLED_NONZEROS = 1 << 19
 LEAST_STRIPS = 4
 
-#: Blocks, with a nonzero or without, that are marked one by one.
+#: The most blocks, empty ones included, that are marked one by one.
 MAX_MARKS = 1 << 26
 
 
@@ -30,8 +30,10 @@ class Blocks:
 
 
 def strips_of(matrix: SparseMatrix, nonzeros: int | None = None) -> SparseMatrix:
-    """Strips of the rows of a large matrix that hold about so many ``nonzeros`` (SAMPLED_NONZEROS), drawn with a seed,
-    the same for the same matrix; a smaller one as it is."""
+    """Return a sample of a large matrix's rows, in strips, with about ``nonzeros`` nonzeros.
+
+    A smaller matrix is returned unchanged. The sample has a fixed seed: the same matrix has the same sample.
+    """
     strips = ceil_div(matrix.m, SIDES[-1])
     sampled = SAMPLED_NONZEROS if nonzeros is None else nonzeros
     count = max(LEAST_STRIPS, strips * sampled // max(1, matrix.nnz))
@@ -47,7 +49,7 @@ def strips_of(matrix: SparseMatrix, nonzeros: int | None = None) -> SparseMatrix
 
 
 def lengths_of_block_rows(matrix: SparseMatrix) -> dict[tuple[int, int], NDArray[np.int64]]:
-    """Blocks with a nonzero in each block row, by the (rows, cols) of a block, for all SIDES.
+    """Return the blocks with a nonzero in each block row, by the (rows, cols) of a block, for all SIDES.
 
     Coarser blocks are counted from the finest, of which there are fewer than nonzeros.
     """
@@ -66,14 +68,14 @@ def lengths_of_block_rows(matrix: SparseMatrix) -> dict[tuple[int, int], NDArray
 
 
 def fills(matrix: SparseMatrix, lengths: Mapping[tuple[int, int], NDArray[np.int64]]) -> dict[tuple[int, int], float]:
-    """The share of nonzeros in the blocks of each size; of no nonzero it is 0."""
+    """Return the share of nonzero elements in the blocks of each size; 0 without nonzeros."""
     return {
         (rows, cols): matrix.nnz / max(1, int(counts.sum()) * rows * cols) for (rows, cols), counts in lengths.items()
     }
 
 
 def _distinct(keys: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Ascending, of ``keys`` below ``count``: by marks where those fit, which is faster than sorting."""
+    """Return the distinct ``keys``, ascending, all below ``count``; by marks if those fit."""
     if count > MAX_MARKS:
         return np.unique(keys)
     marks = np.zeros(count, dtype=bool)
@@ -82,6 +84,7 @@ def _distinct(keys: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def blocks_of(matrix: SparseMatrix, rows: int, cols: int) -> Blocks:
+    """Return the blocks of ``rows`` x ``cols`` with a nonzero."""
     wide = ceil_div(matrix.k, cols)
     keys = _distinct(_keys(matrix, rows, cols), ceil_div(matrix.m, rows) * wide)
     counts = np.bincount(keys // wide, minlength=ceil_div(matrix.m, rows))
@@ -91,7 +94,7 @@ def blocks_of(matrix: SparseMatrix, rows: int, cols: int) -> Blocks:
 def dense_blocks(
     matrix: SparseMatrix, values: NDArray[np.float32], blocks: Blocks, rows: int, cols: int
 ) -> NDArray[np.float32]:
-    """(blocks, rows, cols), of the matrix with ``values`` in the places of its nonzeros."""
+    """Return the blocks' elements (blocks, rows, cols), with ``values`` as the matrix's nonzeros."""
     found = np.zeros((len(blocks.keys), rows, cols), dtype=np.float32)
     place = np.searchsorted(blocks.keys, _keys(matrix, rows, cols))
     found[place, matrix.rows_of_nonzeros() % rows, matrix.indices % cols] = values

@@ -1,8 +1,8 @@
-"""Half of hyb (SparseTIR, section 4.1): the rows of A in buckets of about the same length, each padded to one width.
+"""Part of hyb (SparseTIR, section 4.1): rows of A in buckets of similar length, padded to one width.
 
-A bucket 2^i has the rows with more than 2^(i-1) entries and at most 2^i, and is as wide as the longest of them. Each
-has a schedule of its own: as many teams of threads share a row as leave ``work`` entries to each, of one warp or of all
-the warps of a block, which add up what they have in a fixed order. All buckets are one launch, the widest first.
+Bucket 2^i has the rows with more than 2^(i-1) entries and at most 2^i, and is as wide as the longest of them. Each
+has a schedule of its own: as many teams of threads share a row as leave ``work`` entries to each, of one warp or of
+all warps of a block, which add up their sums in a fixed order. All buckets are one launch, the widest first.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ PARTS = ("gather.cuh", "ell.cuh")
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """A plan."""
+    """A plan: vector loads, teams of threads and their work."""
 
     vector: int
     team: int
@@ -46,32 +46,36 @@ class Buckets:
 
     @property
     def lane(self) -> Lane:
+        """Layout of a row of C over threads."""
         return Lane(self.vector, self.team)
 
     @property
     def teams(self) -> int:
-        """Of a block."""
+        """Teams of a block."""
         return self.warps * WARP // self.team
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
+    """One bucket: its rows and how teams share them."""
+
     rows: NDArray[np.int64]
     groups: int  # of each row
     slices: int  # teams that share a row
 
     @property
     def walks(self) -> int:
+        """Walks of a bucket: one for each row and each team that shares it."""
         return len(self.rows) * self.slices
 
     @property
     def longest(self) -> int:
-        """Groups of a team."""
+        """Groups that a team walks."""
         return ceil_div(self.groups, self.slices)
 
 
 def plans(problem: Problem) -> list[Buckets]:
-    """The widest vectors too with fewer threads than N has work for: more teams share a long row."""
+    """Return the plans, including the widest vectors in small teams: more teams then share a long row."""
     wide = lanes(problem)
     narrow = Lane(wide[0].vector, 8)
     return [
@@ -85,7 +89,7 @@ def plans(problem: Problem) -> list[Buckets]:
 
 
 def buckets_of(problem: Problem, plan: Buckets) -> list[Bucket]:
-    """The widest first; together they have every row once."""
+    """Return the buckets of a plan, widest first; together they have every row once."""
     found = []
     for rows, width in _by_width(problem.matrix):
         slices = 1
@@ -97,7 +101,7 @@ def buckets_of(problem: Problem, plan: Buckets) -> list[Bucket]:
 
 @lru_cache(maxsize=4)
 def _by_width(matrix: SparseMatrix) -> tuple[tuple[NDArray[np.int64], int], ...]:
-    """The rows of each bucket, and the entries of the longest: the same for all plans."""
+    """Return the rows of each bucket and the entries of its longest row; the same for all plans."""
     lengths = matrix.row_nnz
     power = np.ceil(np.log2(np.maximum(lengths, LEAST))).astype(np.int64)
     power[lengths == 0] = -1
@@ -106,6 +110,7 @@ def _by_width(matrix: SparseMatrix) -> tuple[tuple[NDArray[np.int64], int], ...]
 
 
 def forecast(problem: Problem, plans: Sequence[Buckets]) -> NDArray[np.float64]:
+    """Predict the microseconds of each plan, (plans,)."""
     found = []
     for plan in plans:
         buckets = buckets_of(problem, plan)
@@ -126,6 +131,7 @@ def forecast(problem: Problem, plans: Sequence[Buckets]) -> NDArray[np.float64]:
 
 
 def pack_plan(problem: Problem, plan: Buckets) -> PackedKernel:
+    """Return the kernel of a plan."""
     dtype, epilogue = problem.dtype, problem.epilogue
     buckets = buckets_of(problem, plan)
     rows = np.concatenate([one.rows for one in buckets])

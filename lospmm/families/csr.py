@@ -1,9 +1,8 @@
-"""Rows of A in compressed form, read at run time: for matrices of any size, and any N (row splitting, as in Sputnik).
+"""Rows of A in CSR, read at run time: any matrix size and any N (row splitting, as in Sputnik).
 
 A warp has as many rows as there is room for beside the columns of C, and the entries of a row may be dealt to several
-teams of threads, whose sums are added up at the end: what N of 1 to 16 needs. Rows go to warps by falling length, so
-that those of a warp, and the blocks that run at the same time, have about as much to do (Gale et al. 2020, "row
-swizzle").
+teams of threads, whose sums are added at the end: N of 1 to 16 needs that. Rows go to warps by falling length, so
+that those of a warp, and the blocks that run at the same time, have similar work (Gale et al. 2020, "row swizzle").
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from lospmm.problem.problem import Launch, Problem, ceil_div
 
 WARPS = (4, 8)
 
-#: Entries that a thread reads at once, and whose rows of B are on the way together.
+#: Entries that a thread reads at once, with their rows of B in flight together.
 GROUPS = (2, 4, 8)
 
 REGISTERS = 128
@@ -36,6 +35,8 @@ REGISTERS = 128
 
 @dataclass(frozen=True, slots=True)
 class CsrPlan:
+    """A plan: the layout of rows over threads."""
+
     vector: int  # columns next to each other that a thread computes
     team: int  # threads side by side in a row of C
     slices: int  # teams that share a row
@@ -44,20 +45,22 @@ class CsrPlan:
 
     @property
     def lane(self) -> Lane:
+        """Layout of a row of C over threads."""
         return Lane(self.vector, self.team)
 
     @property
     def rows(self) -> int:
-        """Of a block."""
+        """Rows of a block."""
         return self.warps * WARP // (self.team * self.slices)
 
 
 def refusal(problem: Problem) -> str | None:
+    """Return why this family has no kernel for the problem, or None."""
     return "a convolution" if problem.convolution is not None else None
 
 
 def plans(problem: Problem) -> list[CsrPlan]:
-    """No more slices than the longest row has groups."""
+    """Return plans with no more slices than the longest row has groups."""
     longest = int(problem.matrix.row_nnz.max(initial=0))
     return [
         CsrPlan(lane.vector, lane.team, slices, group, warps)
@@ -70,7 +73,7 @@ def plans(problem: Problem) -> list[CsrPlan]:
 
 
 def forecast(problem: Problem, plans: Sequence[CsrPlan]) -> NDArray[np.float64]:
-    """Every nonzero reads a piece of a row of B from L2; a team walks its entries one group after another."""
+    """Predict microseconds of each plan: each nonzero reads a row of B from L2, group after group."""
     lengths = problem.matrix.row_nnz
     found = []
     for plan in plans:
@@ -93,6 +96,7 @@ def forecast(problem: Problem, plans: Sequence[CsrPlan]) -> NDArray[np.float64]:
 
 
 def pack_plan(problem: Problem, plan: CsrPlan) -> PackedKernel:
+    """Return the kernel of a plan."""
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     rows = by_falling_length(problem)
     unit = plan.group * plan.slices

@@ -1,12 +1,12 @@
-"""Columns in fours of which no row has more than two: what sparse tensor cores multiply, of a matrix pruned anyhow.
+"""Columns in fours of which no row has more than two: 2:4 sparsity for any pruned matrix.
 
-Which columns are neighbours is free. They are chosen one by one: to a four comes the column of which the fewest rows
-have two of the four already, and of several such the one with most nonzeros. What does not fit goes back among the
-columns that are left, with the rows that it was set aside for; so a column may come twice, the second time to a four
-that it does fit. Seven columns and one that comes twice are two fours then, where no row would have all of any three.
+Columns may be grouped freely. They are chosen one by one: a four is extended by the column of which the fewest rows
+have two of the four already, among equals the one with most nonzeros. Nonzeros that do not fit are set aside and
+their column returns to the pool with those rows only; so a column may come twice, the second time in a four that it
+fits. For example, seven columns and one that comes twice make two fours, where no row would have all of any three.
 
-The last columns have no choice of neighbours left. Where a few fours too many would make a chunk more, columns change
-places until all fit once (``_once_each``).
+The last columns have no choice of neighbours left. If a few fours too many would make one chunk more, columns are
+swapped until each column fits once (``_once_each``).
 """
 
 from typing import NamedTuple
@@ -16,38 +16,42 @@ from numpy.typing import NDArray
 
 from lospmm.matrix.csr import SparseMatrix
 
-#: Columns that are looked at for the next place of a four: so many of those with most nonzeros, and with fewest.
+#: Candidates for the next place of a four: so many of the columns with most nonzeros, and with fewest.
 CANDIDATES = 512
 
-#: What a candidate for the second place costs: each row that has the first one too; less, each of its nonzeros.
+#: Cost of a candidate for the second place: of each row shared with the first; minus a reward for each nonzero.
 SHARED, OF_SECOND = 10, 3
 
-#: And for the places behind it: that a row would have three, each such row; less, each nonzero. (Of what was tried on
-#: random matrices of 64 to 192 rows, 10 to 50 % nonzero, what came to the fewest places.)
+#: Costs for the other places: of any row with three, of each such row; minus a reward for each nonzero. (These values
+#: gave the fewest places on random matrices of 64 to 192 rows, 10 to 50 % nonzero.)
 ANY_CROWDED, CROWDED, OF_OTHERS = 200, 10, 4
 
-#: Fours beyond a multiple that are worth a try to do without; and how often a four changes a column then.
+#: The most fours beyond a multiple that ``_once_each`` tries to save; and how many swaps it tries.
 FEW, CHANGES = 4, 100
 
 _WORD = 64
 
 
 class FourColumns(NamedTuple):
-    """Which columns are fours, and which rows have something of each: what takes long to find."""
+    """The columns of each four, and which rows use each of them: the expensive part of the choice."""
 
     columns: NDArray[np.int32]  # (fours, 4)
     kept: NDArray[np.uint64]  # (fours, 4, words): a bit for each row
 
 
 class Fours(NamedTuple):
-    columns: NDArray[np.int32]  # (4 x fours,): of A; where nothing is taken of one, any
+    """Fours with their weights: columns, and for each row two weights a four and their places."""
+
+    columns: NDArray[np.int32]  # (4 x fours,): of A; any column if nothing is taken of it
     weights: NDArray[np.float32]  # (rows, fours, 2)
     places: NDArray[np.uint8]  # (rows, fours, 2): which of four, the first before the second
 
 
 def choose_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int = 1) -> FourColumns:
-    """Of ``rows`` rows of A from ``first`` on; the last ones may not be there. At least ``multiple`` fours, and a
-    multiple of these."""
+    """Choose the fours of ``rows`` rows of A from ``first`` on; rows beyond the last count as empty.
+
+    Returns ``multiple`` fours or a multiple of these.
+    """
     bits = _bits_of_columns(_dense(matrix, first, rows) != 0)
     columns, kept = _fours(bits.copy())
     if 0 < len(columns) % multiple <= FEW:
@@ -59,14 +63,14 @@ def choose_fours(matrix: SparseMatrix, first: int, rows: int, *, multiple: int =
 
 
 def fours_of(matrix: SparseMatrix, first: int, rows: int, choice: FourColumns) -> Fours:
-    """The weights of the same rows, in the places that were chosen."""
+    """Return the weights of the same rows in the chosen places."""
     is_kept = np.unpackbits(choice.kept.view(np.uint8), axis=2)[:, :, :rows].transpose(2, 0, 1).astype(np.bool_)
     weights = _dense(matrix, first, rows)[:, choice.columns]
     return Fours(choice.columns.reshape(-1), *_twos(is_kept, weights))
 
 
 def _dense(matrix: SparseMatrix, first: int, rows: int) -> NDArray[np.float32]:
-    """(rows, k): zeros where there is no row."""
+    """Return the dense rows (rows, k); zeros beyond the last row."""
     last = min(first + rows, matrix.m)
     begin, end = matrix.indptr[first], matrix.indptr[last]
     row = np.repeat(np.arange(last - first), np.diff(matrix.indptr[first : last + 1]))
@@ -76,11 +80,13 @@ def _dense(matrix: SparseMatrix, first: int, rows: int) -> NDArray[np.float32]:
 
 
 def _fours(bits: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """The columns of each four, (fours, 4), and of which rows each place has anything, as bits (fours, 4, words).
-    ``bits`` are used up."""
+    """Return the columns of each four, (fours, 4), and the rows that use each, as bits (fours, 4, words).
+
+    It overwrites ``bits``.
+    """
     counts = _ones(bits)
     chosen, kept = [np.zeros((0, 4), np.int64)], [np.zeros((0, 4, len(bits)), np.uint64)]
-    left = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]  # those with most first, at any time
+    left = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]  # those with most nonzeros first, throughout
     while len(left):
         near = np.arange(len(left))
         if len(left) > 2 * CANDIDATES:
@@ -89,7 +95,7 @@ def _fours(bits: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint
         four = left[places]
         of_four = bits[:, four]
         aside = _set_aside(of_four)
-        # What only fills up a four repeats its first column, and has nothing of it.
+        # The padding of a four repeats its first column, without its rows.
         columns, takes = np.full((1, 4), four[0]), np.zeros((1, 4, len(bits)), np.uint64)
         columns[0, : len(four)], takes[0, : len(four)] = four, (of_four & ~aside).T
         chosen.append(columns)
@@ -103,11 +109,11 @@ def _fours(bits: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.uint
 
 
 def _next_four(bits: NDArray[np.uint64], counts: NDArray[np.int64]) -> list[int]:
-    """The first of these columns, and up to three that go with it."""
+    """Return the first of these columns, and up to three that go with it."""
     four, once, twice = [0], bits[:, :1], np.zeros_like(bits[:, :1])
     taken = np.iinfo(np.int64).max
     while len(four) < min(4, len(counts)):
-        if len(four) == 1:  # two fit whatever they are
+        if len(four) == 1:  # any two columns fit
             cost = SHARED * _ones(bits & once) - OF_SECOND * counts
         else:
             crowded = _ones(bits & twice)
@@ -121,8 +127,10 @@ def _next_four(bits: NDArray[np.uint64], counts: NDArray[np.int64]) -> list[int]
 
 
 def _set_aside(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Of which rows each column of a four is set aside, so that none has more than two: all that crowded rows have in
-    one column, and so on."""
+    """Return which rows of each column of a four are set aside, so that no row has more than two.
+
+    All crowded rows lose the column that most of them have, and so on.
+    """
     left, aside = bits.copy(), np.zeros_like(bits)
     while (crowded := _of_three(left)).any():
         fullest = int(_ones(left & crowded[:, np.newaxis]).argmax())
@@ -134,10 +142,10 @@ def _set_aside(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _once_each(
     bits: NDArray[np.uint64], columns: NDArray[np.int64], kept: NDArray[np.uint64], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Only ``count`` fours, each column in one of them, where that can be found; else what there was.
+    """Return exactly ``count`` fours with each column in one of them if found, else the given ones.
 
-    Fours whose columns come once stay; the others' are dealt out, and change places with columns of these until no row
-    has more than two of any four.
+    Fours whose columns come once stay; the others' columns are dealt out and swapped until no row has more than two
+    of any four.
     """
     times = np.bincount(columns[kept.any(axis=2)], minlength=bits.shape[1])
     comes_once: NDArray[np.bool_] = (times[columns] == 1) & kept.any(axis=2)
@@ -146,7 +154,7 @@ def _once_each(
     open_places = 4 * (count - np.count_nonzero(is_whole))
     if len(dealt) > open_places:
         return columns, kept
-    nothing = bits.shape[1]  # a column more, of which no row has anything
+    nothing = bits.shape[1]  # one more column, which is empty
     padded = np.hstack((bits, np.zeros((len(bits), 1), np.uint64))).T
     dealt = np.concatenate((dealt, np.full(open_places - len(dealt), nothing)))
     tried = np.concatenate((columns[is_whole], dealt.reshape(4, -1).T))
@@ -163,14 +171,17 @@ def _once_each(
 
 
 def _changed(bits: NDArray[np.uint64], fours: NDArray[np.int64], at: int, rng: np.random.Generator) -> bool:
-    """A column of four ``at`` has changed places with one of another four, which it fits into: one with which the
-    fewest rows have three here, or, where none makes them fewer, any that makes them one more at most."""
+    """Swap a column of four ``at`` with a fitting one of another four; return whether there was one.
+
+    It takes a swap that leaves the fewest rows with three columns here; if none improves that, a random one that adds
+    one row at most.
+    """
     there = bits[fours]  # (fours, 4, words)
     first, second, third = np.moveaxis(np.stack([np.delete(there, place, axis=1) for place in range(4)], axis=1), 2, 0)
     twice = first & second | first & third | second & third  # of the other three of each place
     thrice = _ones(np.moveaxis(first & second & third, 2, 0))
     now = int(_ones(_of_three(there[at].T)[:, np.newaxis])[0])
-    rows = np.full((4, *fours.shape), np.iinfo(np.int64).max)  # with three, of ``at``, if its place takes any column
+    rows = np.full((4, *fours.shape), np.iinfo(np.int64).max)  # rows with three, after each swap of ``at``
     for place in range(4):
         fits = ~(twice & there[at, place]).any(axis=2) & (thrice == 0)
         fits[at] = False
@@ -185,7 +196,7 @@ def _changed(bits: NDArray[np.uint64], fours: NDArray[np.int64], at: int, rng: n
 
 
 def _of_three(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The rows that three columns or more have."""
+    """Return the rows that have three columns or more."""
     once, twice, thrice = np.zeros((3, len(bits)), np.uint64)
     for column in bits.T:
         thrice |= twice & column
@@ -195,7 +206,7 @@ def _of_three(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _bits_of_columns(there: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """(words, columns): a bit for each row, in the order of ``np.unpackbits``."""
+    """Return a bit for each row, (words, columns), in the order of ``np.unpackbits``."""
     rows = len(there)
     padded = np.zeros((-(-rows // _WORD) * _WORD, there.shape[1]), np.bool_)
     padded[:rows] = there
@@ -203,13 +214,13 @@ def _bits_of_columns(there: NDArray[np.bool_]) -> NDArray[np.uint64]:
 
 
 def _ones(bits: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Of each column of ``bits``, (words, columns)."""
+    """Return the bits set in each column of ``bits``, (words, columns)."""
     found: NDArray[np.int64] = np.bitwise_count(bits).sum(axis=0, dtype=np.int64)
     return found
 
 
 def _twos(is_kept: NDArray[np.bool_], weights: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """The weights that are kept and their places, of (rows, fours, 4); what has fewer than two gets zeros."""
+    """Return the kept weights and their places, of (rows, fours, 4); fewer than two are padded with zeros."""
     places = np.argsort(~is_kept, axis=2, kind="stable")[:, :, :2]
     places.sort(axis=2)
     kept = np.where(is_kept, weights, np.float32(0))

@@ -1,8 +1,8 @@
-"""One half of tensor_core: rows of A in panels, B's rows gathered through shared memory, from sm_80 on.
+"""Part of tensor_core: rows of A in panels, B's rows gathered through shared memory, from sm_80 on.
 
 A block stages slabs of B's rows; each of its warps has a panel of 8 x ``subgroups`` rows of A and multiplies them by
-only those rows of a slab that it needs (``panels``). float32 is done as three products of TF32 numbers.
-docs/decisions/0016 tells what bounds it.
+only those rows of a slab that it needs (``panels``). float32 is computed as three products of TF32 numbers.
+docs/decisions/0016 explains what bounds it.
 """
 
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ PARTS = (1, 2, 4)
 COLS = (16, 32, 64, 128)
 AHEAD = (2, 3)
 
-#: Slabs where all of them are in shared memory, and stages where they are not.
+#: Slabs if all of them are in shared memory, and stages if not.
 RESIDENT = (1, 2, 4)
 RINGS = (2, 3)
 
 #: The oldest architecture with tensor cores of these types.
 LEAST_ARCH = 80
 
-#: Rows x columns of A that panels are made of.
+#: The most rows x columns of A that panels are made of.
 MAX_CELLS = 2**30
 
 _WARP = 32
@@ -41,6 +41,8 @@ _WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class GatheredPanelsPlan:
+    """A plan: panels of A, and slabs of B in shared memory."""
+
     subgroups: int  # of 8 rows, of a panel
     warps: int  # of a block
     parts: int  # warps that share a panel
@@ -51,6 +53,7 @@ class GatheredPanelsPlan:
 
 
 def refusal(problem: Problem) -> str | None:
+    """Return why this family has no kernel for the problem, or None."""
     if problem.device.arch_number < LEAST_ARCH:
         return f"{problem.device.arch} has no such tensor cores"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
@@ -59,7 +62,7 @@ def refusal(problem: Problem) -> str | None:
 
 
 def plans(problem: Problem) -> list[GatheredPanelsPlan]:
-    """As many panels a block as there are rows for, columns as there are in B, and what fits an SM."""
+    """Return plans with as many panels as A has rows for and columns as B has, that fit an SM."""
     matrix = problem.matrix
     eights, columns, room = (
         max(1, ceil_div(matrix.m, 8)),
@@ -79,11 +82,12 @@ def plans(problem: Problem) -> list[GatheredPanelsPlan]:
 
 
 def fits(plan: GatheredPanelsPlan, problem: Problem) -> bool:
+    """Return whether registers and shared memory have room for a plan."""
     return _fits(plan, problem, numbered_rows(problem.matrix)[0])
 
 
 def _fits(plan: GatheredPanelsPlan, problem: Problem, columns: int) -> bool:
-    """``columns``: the rows of B that are staged."""
+    """Return whether a plan fits an SM if ``columns`` rows of B are staged."""
     return (
         shared_bytes(plan, columns, problem.dtype) <= problem.device.shared_bytes_per_block
         and registers_needed(plan, problem.dtype) <= registers_allowed(plan)
@@ -92,7 +96,7 @@ def _fits(plan: GatheredPanelsPlan, problem: Problem, columns: int) -> bool:
 
 
 def _stagings(columns: int, row_bytes: int, room: int) -> list[tuple[int, int]]:
-    """(slabs, stages): all of B's rows at a time where they fit, and rings of the larger slabs that fit."""
+    """Return (slabs, stages): all of B's rows at once if they fit, and rings of the larger slabs that fit."""
     found = [(slabs, slabs) for slabs in RESIDENT if slabs * depth_of(columns, slabs) * row_bytes <= room]
     for stages in RINGS:
         slabs = next(
@@ -105,6 +109,7 @@ def _stagings(columns: int, row_bytes: int, room: int) -> list[tuple[int, int]]:
 
 
 def shape_of(plan: GatheredPanelsPlan, matrix: SparseMatrix, dtype: Dtype) -> PanelShape:
+    """Return the layout of A for a plan."""
     columns, listed = numbered_rows(matrix)
     panels = plan.warps // plan.parts
     depth = depth_of(columns, plan.slabs)
@@ -112,19 +117,19 @@ def shape_of(plan: GatheredPanelsPlan, matrix: SparseMatrix, dtype: Dtype) -> Pa
 
 
 def shared_bytes(plan: GatheredPanelsPlan, columns: int, dtype: Dtype) -> int:
-    """The slabs of B; afterwards the sums of the warps of a panel."""
+    """Return the shared memory of a block: the slabs of B, later the sums of a panel's warps."""
     staged = plan.stages * depth_of(columns, plan.slabs) * plan.cols * dtype.element_bytes
     sums = plan.warps * _WARP * plan.subgroups * plan.cols // 4 * 4
     return max(staged, sums if plan.parts > 1 else 0)
 
 
 def registers_allowed(plan: GatheredPanelsPlan) -> int:
-    """Of a thread: an SM's for one block."""
+    """Return the registers of a thread if an SM has one block."""
     return min(255, 65_536 // (_WARP * plan.warps) // 8 * 8)
 
 
 def registers_needed(plan: GatheredPanelsPlan, dtype: Dtype) -> int:
-    """A forecast: sums, fragments of B, what is loaded ahead, and addresses (measured with ptxas 13.0)."""
+    """Predict a thread's registers: sums, fragments of B, loads ahead, addresses (measured: ptxas 13.0)."""
     sums = plan.subgroups * plan.cols // 4
     fragments = (1 + dtype.parts) * plan.cols // 4
     ahead = plan.ahead * (2 * plan.subgroups * dtype.parts + 8 // dtype.element_bytes + 2)
@@ -132,13 +137,13 @@ def registers_needed(plan: GatheredPanelsPlan, dtype: Dtype) -> int:
 
 
 def vector(problem: Problem) -> int:
-    """Elements of a row that are copied at once: the rows begin where that many are aligned."""
+    """Return the elements of a row that are copied at once: as many as rows are aligned to."""
     widest = 16 // problem.dtype.element_bytes
     return int(np.gcd(widest, problem.n))
 
 
 def micros(problem: Problem, plan: GatheredPanelsPlan) -> float:
-    """A forecast."""
+    """Predict the microseconds of a plan."""
     columns, _ = numbered_rows(problem.matrix)
     work = PanelWork(
         *(plan.subgroups, plan.warps, plan.parts, plan.cols, plan.slabs, plan.stages, columns),
@@ -149,12 +154,13 @@ def micros(problem: Problem, plan: GatheredPanelsPlan) -> float:
 
 
 def pack_plan(problem: Problem, plan: GatheredPanelsPlan) -> PackedKernel:
+    """Return the kernel of a plan."""
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     columns, _ = numbered_rows(matrix)
     shape = shape_of(plan, matrix, dtype)
     panels = pack_panels(matrix, shape)
     offsets = panels.gathered * np.int32(plan.cols * dtype.element_bytes)
-    # Masks and offsets are read ahead of what is done, beyond the last step too; a mask of 0 loads no weights.
+    # Masks and offsets are read ahead, beyond the last step too; a mask of 0 loads no weights.
     masks, offsets = (_longer(array, 2 * plan.ahead) for array in (panels.masks.astype(np.uint32), offsets))
     settings = {
         "SUBGROUPS": plan.subgroups,
@@ -188,7 +194,7 @@ def pack_plan(problem: Problem, plan: GatheredPanelsPlan) -> PackedKernel:
 
 
 def _fragments(panels: Panels, dtype: Dtype) -> NDArray[Any]:
-    """The weights as the threads load them; of float32 the two TF32 numbers whose sum they are, nearly."""
+    """Return the weights as threads load them; for float32 both TF32 numbers, whose sum is nearly exact."""
     return np.stack([dtype.to_storage(part) for part in dtype.in_parts(panels.weights)], axis=-2)
 
 

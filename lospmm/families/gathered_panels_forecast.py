@@ -1,8 +1,8 @@
-"""How long a plan of ``gathered_panels`` takes, by counting what an SM does for a block of it.
+"""Forecast of a plan of ``gathered_panels``, by counting what an SM does for a block of it.
 
 A step reads rows of B and fragments of A through the shared memory's 128 bytes a cycle, issues its instructions, and
-keeps the tensor cores busy; what takes longest bounds it, as far as there are warps to overlap the rest. The columns
-that a panel needs are those of random places of A's density.
+keeps the tensor cores busy; the longest of these bounds it, as far as there are warps to overlap the rest. The
+columns that a panel needs are estimated for random places of A's density.
 """
 
 import math
@@ -29,7 +29,7 @@ MASK_FILL = {1: 0.0, 2: 0.14, 3: 0.17, 4: 0.19, 8: 0.52}
 
 @dataclass(frozen=True, slots=True)
 class PanelWork:
-    """What decides a plan's time. ``columns`` rows of B are needed in all."""
+    """Figures of a plan that decide its time; ``columns`` rows of B are needed in all."""
 
     subgroups: int
     warps: int
@@ -43,6 +43,7 @@ class PanelWork:
 
 
 def micros_of(problem: Problem, work: PanelWork) -> float:
+    """Predict the microseconds of a plan."""
     device, size = problem.device, problem.dtype.element_bytes
     split = problem.dtype.parts
     each, tiles = 8 // size, work.cols // 16
@@ -82,7 +83,7 @@ def micros_of(problem: Problem, work: PanelWork) -> float:
 
 
 def _steps_and_fragments(problem: Problem, work: PanelWork, each: int) -> tuple[float, float]:
-    """Of a panel, of all its slabs."""
+    """Return the steps and fragments of a panel over all its slabs."""
     matrix = problem.matrix
     filled = max(1e-9, 1 - (1 - matrix.nnz / (matrix.m * max(1, work.columns))) ** 8)
     needed = 1 - (1 - filled) ** work.subgroups

@@ -1,8 +1,8 @@
-"""GroupCOO (Insum, arXiv:2510.17505): groups of as many entries of a row, gathered, multiplied and added in one kernel.
+"""GroupCOO (Insum, arXiv:2510.17505): groups of equally many entries of a row, in one fused kernel.
 
-A team of ``lanes`` threads takes groups that follow one another; because all are of one length, what it reads of A is
-vectors, and its loop has no tail. Blocks have about as many groups each whatever the rows' lengths are, and all teams
-of a block as many: a row that ends in another team than it began in is added up through shared memory, in one order.
+A team of ``lanes`` threads takes consecutive groups; because all are of one length, it reads A in vectors, and its
+loop has no tail. Blocks have about as many groups each whatever the rows' lengths are, and so have all teams of a
+block: a row that ends in another team than it began in is added up through shared memory, in a fixed order.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ GROUPS = (4, 8, 16, 32, 64)
 WARPS = (4, 8, 16)
 SHARES = (0, 4, 16, 64)
 
-#: Entries with padding, over those without: longer groups than this allows are not tried.
+#: The most entries with padding, relative to those without: longer groups are not tried.
 MAX_PADDING = 2.0
 
 #: A thread's widest load, and the columns of a block.
@@ -42,6 +42,8 @@ _WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class GroupCooPlan:
+    """A plan: the length of groups, and the layout of teams."""
+
     group: int  # entries
     lanes: int  # threads of a team, side by side along a row of C
     vector: int  # columns of a thread
@@ -50,14 +52,17 @@ class GroupCooPlan:
 
     @property
     def teams(self) -> int:
+        """Teams of a block."""
         return self.warps * _WARP // self.lanes
 
     @property
     def cols(self) -> int:
+        """Columns of C of a block."""
         return self.lanes * self.vector
 
 
 def refusal(problem: Problem) -> str | None:
+    """Return why this family has no kernel for the problem, or None."""
     if problem.convolution is not None:
         return "a convolution"
     least = int(group_counts(problem.matrix.row_nnz, GROUPS[0]).sum()) * GROUPS[0]
@@ -67,7 +72,7 @@ def refusal(problem: Problem) -> str | None:
 
 
 def plans(problem: Problem) -> list[GroupCooPlan]:
-    """Vectors divide N, so that every row of B and C is aligned to them; blocks are not much wider than N."""
+    """Return plans whose vectors divide N, which aligns rows of B and C, and whose blocks fit N."""
     return [
         GroupCooPlan(group, lanes, vector, warps, share)
         for group in _group_lengths(problem)
@@ -78,7 +83,7 @@ def plans(problem: Problem) -> list[GroupCooPlan]:
 
 
 def _group_lengths(problem: Problem) -> list[int]:
-    """Those that pad little; the shortest always."""
+    """Return the group lengths that pad little; the shortest always."""
     lengths = problem.matrix.row_nnz
     padded = {length: int(group_counts(lengths, length).sum()) * length for length in GROUPS}
     limit = min(MAX_ENTRIES, MAX_PADDING * problem.matrix.nnz)
@@ -86,7 +91,7 @@ def _group_lengths(problem: Problem) -> list[int]:
 
 
 def _widths(problem: Problem) -> list[tuple[int, int]]:
-    """(lanes, vector) of blocks as wide as WIDTHS; of a smaller N, the narrowest that covers it."""
+    """Return (lanes, vector) of blocks as wide as WIDTHS; for a smaller N, the narrowest that covers it."""
     size = problem.dtype.element_bytes
     widest = VECTOR_BYTES // size
     vector = max(width for width in (1, 2, 4, 8) if width <= widest and problem.n % width == 0)
@@ -96,12 +101,12 @@ def _widths(problem: Problem) -> list[tuple[int, int]]:
 
 
 def _power_of_two(number: int) -> int:
-    """The least one that is not below ``number``."""
+    """Return the least power of two that is not below ``number``."""
     return 1 << (number - 1).bit_length()
 
 
 def forecast(problem: Problem, plans: Sequence[GroupCooPlan]) -> NDArray[np.float64]:
-    """Every entry reads a piece of a row of B, from the L1 cache where a block reads one often enough."""
+    """Predict microseconds of each plan: each entry reads a row of B, from L1 if a block reuses it enough."""
     counts = {group: group_counts(problem.matrix.row_nnz, group) for group in {plan.group for plan in plans}}
     return np.array([_micros(problem, plan, counts[plan.group]) for plan in plans])
 
@@ -116,12 +121,12 @@ BLOCK_CYCLES = 1500.0
 STEP_CYCLES = 600.0
 PART_CYCLES = 60.0
 
-#: A thread's registers, about: what decides how many blocks an SM has at a time.
+#: A thread's registers, about: they decide how many blocks an SM has at a time.
 REGISTERS = 80
 
 
 def _micros(problem: Problem, plan: GroupCooPlan, counts: NDArray[np.int64]) -> float:
-    """Traffic, the L1 cache and latency: none hides the others wholly, so the root of the sum of their squares."""
+    """Predict microseconds as the root of squares of traffic, L1 and latency: none hides the others fully."""
     matrix, size, device = problem.matrix, problem.dtype.element_bytes, problem.device
     groups, longest = int(counts.sum()), int(counts.max(initial=0))
     entries = groups * plan.group
@@ -129,7 +134,7 @@ def _micros(problem: Problem, plan: GroupCooPlan, counts: NDArray[np.int64]) -> 
     columns = column_blocks * plan.cols
     threads = plan.warps * _WARP
     rows = int(np.count_nonzero(counts))
-    share = plan.share or groups / max(1, rows)  # with a row each they are of about one length, and walk it together
+    share = plan.share or groups / max(1, rows)  # teams of one row each have similar lengths
     blocks = max(1, int(np.ceil(groups / (plan.teams * share)))) if groups else 1
     apart = matrix.k * -np.expm1(entries / blocks * np.log1p(-1.0 / (matrix.k + 1)))  # rows of B that a block reads
     fits = apart * plan.cols * size <= L1_BYTES or (not plan.share and longest <= 2 * share)
@@ -152,6 +157,7 @@ def _micros(problem: Problem, plan: GroupCooPlan, counts: NDArray[np.int64]) -> 
 
 
 def pack_plan(problem: Problem, plan: GroupCooPlan) -> PackedKernel:
+    """Return the kernel of a plan."""
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     if plan.share:
         groups = make_groups(matrix.indptr, plan.group, plan.teams * plan.share)
@@ -159,7 +165,7 @@ def pack_plan(problem: Problem, plan: GroupCooPlan) -> PackedKernel:
     else:
         groups = make_rows(matrix.indptr, plan.group, plan.teams)
         starts = row_starts(groups, plan.teams)
-    # What fills a group up is its row's last entry once more, with no weight: its element of B is in the cache.
+    # Padding repeats the row's last entry with weight 0: its element of B is in the cache.
     first = groups.places[:, :1]
     is_there = groups.places >= 0
     places = np.where(is_there, groups.places, np.maximum.accumulate(np.where(is_there, groups.places, first), axis=1))

@@ -1,7 +1,7 @@
-"""Fixed-length groups of what stands in one row (GroupCOO of Insum, arXiv:2510.17505), and blocks of whole rows.
+"""Groups of equally many entries of a row (GroupCOO of Insum, arXiv:2510.17505), in blocks of rows.
 
-A group is a row and ``length`` entries of it; a row's last group is filled up. Groups of a row are adjacent, so a
-thread block that has whole rows adds them up without atomics, in an order that is always the same.
+A group is a row and ``length`` entries of it; a row's last group is padded. Groups of a row are adjacent, so a thread
+block that has whole rows adds them up without atomics, in an order that is always the same.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """``places[i]`` are the entries of group i, indices into what was grouped; -1 where it is filled up."""
+    """Groups; ``places[i]`` are the entries of group i, as indices into the grouped array; -1 is padding."""
 
     rows: NDArray[np.int32]  # (groups,)
     places: NDArray[np.int64]  # (groups, length)
@@ -21,12 +21,12 @@ class Groups:
 
 
 def group_counts(lengths: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Groups of each row, of rows with ``lengths`` entries."""
+    """Return the groups of each row, given rows of ``lengths`` entries."""
     return -(-lengths // length)
 
 
 def make_groups(indptr: NDArray[np.int64], length: int, room: int) -> Groups:
-    """The groups of rows whose entries lie at ``indptr``, in blocks of at most ``room`` groups or of one row.
+    """Return the groups of rows with entries at ``indptr``, in blocks of ``room`` groups or of one row.
 
     Rows that are longer than a block's room come first, the longest before all: they take longest. The others keep
     their order, in which neighbours often read the same rows of B.
@@ -41,7 +41,7 @@ def make_groups(indptr: NDArray[np.int64], length: int, room: int) -> Groups:
 
 
 def make_rows(indptr: NDArray[np.int64], length: int, rows: int) -> Groups:
-    """The same in blocks of ``rows`` rows, which are by falling length: those of a block have about as many groups."""
+    """Return the groups in blocks of ``rows`` rows of falling length, so that a block's rows are similar."""
     counts = group_counts(np.diff(indptr), length)
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     groups, ends = _groups_of(indptr, length, order)
@@ -52,9 +52,9 @@ def make_rows(indptr: NDArray[np.int64], length: int, rows: int) -> Groups:
 
 
 def team_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
-    """Where the groups of each team begin, (blocks x teams + 1,): as many for each team of a block.
+    """Return where the groups of each team begin, (blocks x teams + 1,): equally many for a block's teams.
 
-    Less even by up to half of that where a row then begins with a team, and needs not to be added up.
+    A start moves by up to half a team's groups to the beginning of a row, which saves an addition.
     """
     begins, ends = groups.blocks[:-1], groups.blocks[1:]
     chunks = -(-(ends - begins) // teams)[:, np.newaxis]
@@ -72,7 +72,7 @@ def team_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
 
 
 def row_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
-    """The same where every team has one row: of blocks that ``make_rows`` made of as many rows."""
+    """Return where each team's groups begin, if every team has one row, as in blocks of ``make_rows``."""
     of_rows = (
         np.flatnonzero(np.concatenate(([True], groups.rows[1:] != groups.rows[:-1])))
         if len(groups.rows)
@@ -83,7 +83,7 @@ def row_starts(groups: Groups, teams: int) -> NDArray[np.int64]:
 
 
 def _groups_of(indptr: NDArray[np.int64], length: int, order: NDArray[np.int64]) -> tuple[Groups, NDArray[np.int64]]:
-    """The groups of the rows ``order``, none of them empty, not in blocks yet; and where each row's end."""
+    """Return the groups of non-empty rows ``order``, not yet in blocks, and where each row's groups end."""
     counts = group_counts(np.diff(indptr), length)
     own = counts[order]
     ends = np.cumsum(own)
@@ -99,7 +99,7 @@ def _groups_of(indptr: NDArray[np.int64], length: int, order: NDArray[np.int64])
 
 
 def _blocks(ends: NDArray[np.int64], long_rows: int, room: int) -> NDArray[np.int64]:
-    """Where blocks begin, of rows whose groups end at ``ends``: as many whole rows as fit, each long row alone."""
+    """Return where blocks begin: as many whole rows as fit, each long row alone; groups end at ``ends``."""
     starts = [0, *ends[:long_rows].tolist()]
     total = int(ends[-1]) if len(ends) else 0
     while starts[-1] < total:

@@ -1,9 +1,8 @@
-"""hyb (SparseTIR, section 4.1): A decomposed into column partitions, or into buckets of rows of about the same length.
+"""hyb (SparseTIR, section 4.1): A in column partitions, or in buckets of rows of similar length.
 
-With one partition B is read from where it lies, and rows are padded to the width of their bucket (``buckets``); where
-blocks are dense, they are parts beside the buckets (``strips``); with several partitions, or one that shared memory
-holds, the rows of B that a partition takes are copied there (``partitions``). Which, how many and how wide is this
-family's space.
+With one partition B is read in place, and rows are padded to the width of their bucket (``buckets``); dense blocks,
+if any, are parts beside the buckets (``strips``). With several partitions, or one that shared memory holds, a
+partition's rows of B are copied there (``partitions``). Which of these, how many and how wide is this family's space.
 """
 
 from collections.abc import Sequence
@@ -22,14 +21,17 @@ Plan = Buckets | Partitions | Strips
 
 
 def refusal(problem: Problem) -> str | None:
+    """Return why this family has no kernel for the problem, or None."""
     return "a convolution" if problem.convolution is not None else None
 
 
 def plans(problem: Problem) -> list[Plan]:
+    """Return the plans of buckets, strips and partitions."""
     return [*buckets.plans(problem), *strips.plans(problem), *partitions.plans(problem)]
 
 
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
+    """Predict the microseconds of each plan, (plans,)."""
     return np.array([_micros(problem, plan) for plan in plans])
 
 
@@ -45,6 +47,7 @@ def _micros(problem: Problem, plan: Plan) -> float:
 
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
+    """Return the kernel of a plan."""
     match plan:
         case Buckets():
             return buckets.pack_plan(problem, plan)

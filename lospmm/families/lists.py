@@ -1,4 +1,7 @@
-"""Lists of entries, a column and a weight each, as ``templates/gather.cuh`` reads them: what csr and hyb share."""
+"""Lists of entries, a column and a weight each, as ``templates/gather.cuh`` reads them.
+
+csr and hyb share them.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 from lospmm.problem.dtype import Dtype
 from lospmm.problem.problem import Problem, ceil_div
 
-#: Columns that 16 bits name.
+#: Columns that 16 bits can number.
 MAX_NARROW_COLUMNS = 1 << 16
 
 #: Bytes of the widest load.
@@ -24,18 +27,19 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """How a row of C is laid over threads: ``team`` of them have ``vector`` columns each, side by side."""
+    """Layout of a row of C over threads: ``team`` threads with ``vector`` adjacent columns each."""
 
     vector: int
     team: int
 
     @property
     def cols(self) -> int:
+        """Columns of C of a team."""
         return self.team * self.vector
 
 
 def lanes(problem: Problem) -> list[Lane]:
-    """Vectors that divide N, so that every row of B and C is aligned to them, and as many threads as N has work for."""
+    """Return lanes whose vectors divide N, which aligns rows of B and C, and whose teams suit N."""
     size = problem.dtype.element_bytes
     widest = math.gcd(problem.n, VECTOR_BYTES // size)
     found = []
@@ -48,19 +52,19 @@ def lanes(problem: Problem) -> list[Lane]:
 
 
 def entry_words(problem: Problem) -> int:
-    """32-bit words of an entry: one where the weight has 16 bits and so has the column."""
+    """Return the 32-bit words of an entry: one if the weight and the column have 16 bits each."""
     return 1 if problem.dtype.element_bytes == 2 and problem.matrix.k <= MAX_NARROW_COLUMNS else 2
 
 
 def weight_words(dtype: Dtype, weights: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """The bits of the weights as the multiplication takes them: 16 of a 16-bit type, else of float32."""
+    """Return the bits of weights as the kernel reads them: 16 of a 16-bit type, else of float32."""
     if dtype.element_bytes == 2:
         return dtype.to_storage(weights).view(np.uint16).astype(np.uint32)
     return dtype.rounded(weights).view(np.uint32)
 
 
 def pack_lists(problem: Problem, rows: NDArray[np.int64], starts: NDArray[np.int64], total: int) -> NDArray[np.uint32]:
-    """The nonzeros of ``rows`` from the entries ``starts`` on, one row each; (total, ``entry_words``), padded by 0."""
+    """Return the nonzeros of ``rows``, (total, ``entry_words``), from entries ``starts`` on, zero-padded."""
     matrix, words = problem.matrix, entry_words(problem)
     found: NDArray[np.uint32] = np.zeros((total, words), dtype=np.uint32)
     lengths = matrix.row_nnz[rows]
@@ -77,15 +81,16 @@ def pack_lists(problem: Problem, rows: NDArray[np.int64], starts: NDArray[np.int
 
 
 def by_falling_length(problem: Problem) -> NDArray[np.int64]:
-    """The rows, the longest first; those of one length in their order."""
+    """Return the rows, longest first; rows of equal length keep their order."""
     return np.argsort(-problem.matrix.row_nnz, kind="stable")
 
 
 def grid_of(columns: int, blocks: int) -> tuple[int, int, int]:
-    """``columns`` blocks along N, and at least ``blocks`` in y and z together."""
+    """Return a grid of ``columns`` blocks along N, and at least ``blocks`` in y and z together."""
     depth = max(1, ceil_div(blocks, MAX_GRID_SIDE))
     return columns, max(1, ceil_div(blocks, depth)), depth
 
 
 def common_settings(problem: Problem, lane: Lane, group: int) -> dict[str, Any]:
+    """Return the template's settings that csr and hyb share."""
     return {"VECTOR": lane.vector, "TEAM": lane.team, "GROUP": group, "WORDS": entry_words(problem)}

@@ -1,12 +1,12 @@
-"""A kernel whose text does not know the matrix: a template with its settings, and A as data beside its code.
+"""A kernel whose code does not depend on the matrix: a template with settings, and A as data.
 
-The data are the contents of one symbol of the cubin, ``lospmm_data``, so that what is deployed stays one file and one
-launch with B and C. A template with the same settings is compiled once for all matrices; a new matrix only changes the
-data, which takes no compiler.
+The data are the contents of one symbol of the cubin, ``lospmm_data``, so that a kernel stays one file and one launch
+with B and C. A template with the same settings is compiled once for all matrices; a new matrix only changes the data,
+which needs no compiler.
 
-What a template may use is declared in ``families/templates/prelude.cuh``. Its kernel is
-``LOSPMM_KERNEL(entry) { ... }``; ``blockIdx.x`` counts blocks of ``cols`` columns of C, which only those blocks write,
-and B (k x n) and C (m x n) are row-major.
+``families/templates/prelude.cuh`` declares what a template may use. Its kernel is ``LOSPMM_KERNEL(entry) { ... }``;
+``blockIdx.x`` counts blocks of ``cols`` columns of C, which only those blocks write, and B (k x n) and C (m x n) are
+row-major.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from lospmm.problem.problem import Launch
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-#: What the data and each array in them begin at, in bytes: enough for any vector load and for a bulk copy.
+#: Alignment of the data and of each array in them, in bytes: enough for any vector load and for a bulk copy.
 DATA_ALIGNMENT_BYTES = 256
 
 #: Numbers, and arrays, that the data may hold; the last array is the bias.
@@ -33,9 +33,12 @@ PLACES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedKernel:
-    """``cols`` are the columns of C that a block writes; ``registers`` are of a thread, at most. What
-    ``is_specific`` has instructions of one architecture alone (sm_90a); what ``is_alone`` is linked with nothing, since
-    warps that hand each other registers cannot be. ``floors`` are of A and of B (``accuracy.Accuracy``)."""
+    """A kernel's source and data, and its launch.
+
+    ``cols`` are the columns of C that a block writes; ``registers`` is the limit of a thread. A kernel that
+    ``is_specific`` has instructions of one architecture alone (sm_90a); one that ``is_alone`` cannot be linked, since
+    its warps transfer registers to each other. ``floors`` are of A and of B (``accuracy.Accuracy``).
+    """
 
     entry: str
     source: str  # CUDA C++, whole
@@ -58,7 +61,7 @@ def source_of_template(
     epilogue: Epilogue,
     parts: Sequence[str] = (),
 ) -> str:
-    """The text of ``templates/NAME.cu`` behind its ``settings``, as macros, the prelude and ``parts``; deterministic.
+    """Return ``templates/NAME.cu`` after ``settings`` as macros, the prelude and ``parts``; deterministic.
 
     ``parts`` are files of templates/ that several templates share.
     """
@@ -69,7 +72,7 @@ def source_of_template(
 def source_of_prelude(
     settings: Mapping[str, int | str], *, dtype: Dtype, epilogue: Epilogue, takes_residual: bool
 ) -> str:
-    """What stands before a kernel's own text; a kernel that ``takes_residual`` has a third pointer."""
+    """Return the text before a kernel's own; with ``takes_residual`` the kernel has a third pointer."""
     common = {
         "LOSPMM_DTYPE": tuple(DTYPES).index(dtype.name),
         "BIAS": int(epilogue.bias is not None),
@@ -86,7 +89,7 @@ def _text(name: str) -> str:
 
 
 def pack(numbers: Sequence[int], arrays: Sequence[NDArray[Any]], *, epilogue: Epilogue) -> bytes:
-    """The data of a kernel: ``lospmm_number(i)`` and ``lospmm_array<T>(i)`` of the template, and its bias."""
+    """Return a kernel's data: what ``lospmm_number(i)`` and ``lospmm_array<T>(i)`` read, and the bias."""
     assert len(numbers) <= PLACES and len(arrays) < PLACES, "places for the numbers and arrays"
     held = dict(enumerate(arrays))
     if epilogue.bias is not None:

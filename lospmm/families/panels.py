@@ -1,9 +1,10 @@
-"""A as the tensor cores take it: panels of rows, and for each the columns that it needs, in steps of a few.
+"""Layout of A for tensor cores: panels of rows, and the columns that each needs, in small steps.
 
-A panel is some subgroups of 8 rows. Its columns are taken in steps of ``4 x each``; a step has a mask of the subgroups
-that hold anything in it, and for each of those a fragment, 8 rows x ``4 x each`` columns of weights. Columns with like
-masks share steps, so that few fragments are needed. The rows of B that a block of panels needs are numbered and cut
-into slabs; a thread t of four reads only slots that are t modulo 4, which lie in different banks of shared memory.
+A panel is some subgroups of 8 rows. Its columns are taken in steps of ``4 x each``; a step has a mask of the
+subgroups with a nonzero in it, and for each of those a fragment, 8 rows x ``4 x each`` columns of weights. Columns
+with similar masks share steps, so that few fragments are needed. The rows of B that a block of panels needs are
+numbered and cut into slabs; a thread t of four reads only slots that are t modulo 4, which lie in different banks of
+shared memory.
 """
 
 from dataclasses import dataclass
@@ -20,22 +21,22 @@ from lospmm.space.reorder import regroup
 
 SUBGROUP = 8
 
-#: From this share of non-empty columns on, subgroups are as good in the order of the rows as in any other.
+#: From this share of non-empty columns on, regrouping rows gains nothing.
 FULL = 0.95
 
-#: From this share of non-empty columns on, all rows of B are staged as they come: a list takes longer to follow.
+#: From this share of non-empty columns on, all rows of B are staged in order, which is faster than by a list.
 WORTH_LISTING = 0.75
 
-#: Nonzeros for each column that are looked at before all of them.
+#: Nonzeros per column that are examined before all of them.
 COLUMNS_SEEN = 8
 
-#: Rows that are regrouped at most: it takes a time that grows with their square.
+#: The most rows that are regrouped: the time grows with their square.
 MAX_REGROUPED = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class PanelShape:
-    """What decides how A is laid out.
+    """The layout's parameters.
 
     ``each`` columns of a step are one thread's; ``depth`` counts the slots of a slab, and the last four hold zeros.
     """
@@ -51,8 +52,10 @@ class PanelShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panels:
-    """All of A. The panels are those of whole blocks; a step is of one slab of one part of a panel, in
-    the order of panels, parts and slabs.
+    """All of A in this layout.
+
+    The panels are those of whole blocks; a step is of one slab of one part of a panel, in the order of panels, parts
+    and slabs.
     """
 
     rows: NDArray[np.int32]  # (panels, 8 x subgroups): of A, -1: none
@@ -64,13 +67,13 @@ class Panels:
 
 
 def depth_of(columns: int, slabs: int) -> int:
-    """Slots of a slab, where ``columns`` rows of B are needed."""
+    """Return the slots of a slab, if ``columns`` rows of B are needed."""
     return ceil_div(max(1, ceil_div(columns, slabs)), QUAD) * QUAD + QUAD
 
 
 @lru_cache(maxsize=16)
 def numbered_rows(matrix: SparseMatrix) -> tuple[int, bool]:
-    """The rows of B that are staged, and whether they are listed: all, unless A has many empty columns."""
+    """Return the rows of B that are staged, and whether they are listed: all, unless many are unused."""
     first = _filled_columns(matrix.indices[: COLUMNS_SEEN * matrix.k])
     if first >= WORTH_LISTING * matrix.k:  # the other nonzeros cannot make it fewer
         return matrix.k, False
@@ -84,7 +87,7 @@ def _filled_columns(indices: NDArray[np.int32]) -> int:
 
 @lru_cache(maxsize=16)
 def rows_of_panels(matrix: SparseMatrix, subgroups: int) -> NDArray[np.int32]:
-    """The rows of A of each panel, (panels, 8 x subgroups), by falling number of columns that they need; -1: none."""
+    """Return each panel's rows of A, (panels, 8 x subgroups), those with most columns first; -1: none."""
     expected = 1 - (1 - matrix.nnz / (matrix.m * matrix.k)) ** SUBGROUP
     regrouped = expected < FULL and matrix.m <= MAX_REGROUPED
     empty = np.flatnonzero(matrix.row_nnz == 0).astype(np.int32)
@@ -107,7 +110,7 @@ def rows_of_panels(matrix: SparseMatrix, subgroups: int) -> NDArray[np.int32]:
 
 
 def _unions(matrix: SparseMatrix, tiles: Tiling) -> SparseMatrix:
-    """The non-empty columns of each tile as a row of a matrix of ones."""
+    """Return a matrix of ones whose rows are the non-empty columns of each tile."""
     tile_of_row = np.zeros(matrix.m, dtype=np.int64)
     for place, tile in enumerate(tiles.tiles):
         tile_of_row[tile.rows] = place
@@ -126,7 +129,7 @@ def _with_empty_rows(panels: NDArray[np.int32], empty: NDArray[np.int32]) -> NDA
 
 
 def pack_panels(matrix: SparseMatrix, shape: PanelShape) -> Panels:
-    """Raises AssertionError where the rows of B that a block needs are more than ``shape`` has slots for."""
+    """Return A in panels. Raises AssertionError if a block needs more rows of B than ``shape`` has slots."""
     rows = rows_of_panels(matrix, shape.subgroups)
     missing = -len(rows) % shape.panels
     rows = np.concatenate([rows, np.full((missing, rows.shape[1]), -1, np.int32)])
@@ -166,7 +169,7 @@ def pack_panels(matrix: SparseMatrix, shape: PanelShape) -> Panels:
 def _slots(
     matrix: SparseMatrix, block: NDArray[np.int64], blocks: int, shape: PanelShape
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Where each row of B lies in a block, (blocks, k): slab x depth + slot; and what lies in each slot.
+    """Return where each row of B lies in a block, (blocks, k): slab x depth + slot; and each slot's row.
 
     ``block`` is that of each row of A.
     """
@@ -190,7 +193,7 @@ def _slots(
 def _steps(
     entry: NDArray[np.int64], masks: NDArray[np.uint8], panels: int, shape: PanelShape
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The step of each entry (a column of a panel), its thread and its turn there; and the first step of each slab.
+    """Return step, thread and turn of each entry (a column of a panel), and the first step of each slab.
 
     Each of four threads has a queue of its own for a slab.
     """

@@ -1,12 +1,12 @@
-"""The other half of hyb: A in column partitions, and the rows of B that one takes in shared memory.
+"""Part of hyb: A in column partitions, with a partition's rows of B in shared memory.
 
-A block of threads has some rows of A and a stripe of columns of C. It walks the partitions in order while the rows of B
-that the next ones take are on their way from memory, so that an entry reads its row of B from shared memory, and the
-pieces of a row are added up in registers: no atomics, and the same sums every time. Warps get rows by falling length,
-to and fro, so that all have about as much to do.
+A block of threads has some rows of A and a stripe of columns of C. It walks the partitions in order while the rows of
+B of the next ones are in flight, so that an entry reads its row of B from shared memory, and the pieces of a row are
+added up in registers: no atomics, and the same sums every time. Warps get rows by falling length, back and forth, so
+that all have similar work.
 
-What bounds it is the bandwidth of shared memory, 128 bytes a cycle and SM, of which an entry takes a row of the stripe;
-of 16-bit types, the conversion of what is read.
+It is bound by the bandwidth of shared memory, 128 bytes a cycle and SM, of which an entry takes a row of the stripe;
+for 16-bit types, by the conversion to float32.
 """
 
 import math
@@ -32,7 +32,7 @@ UNITS = (2, 4)
 #: Blocks that an SM holds, by their shared memory.
 RESIDENT = (1, 2)
 
-#: Columns of a partition, all of A's beside; multiples of the unit.
+#: Columns of a partition, beside all of A's; multiples of the unit.
 DEPTH_UNIT = 32
 DEPTHS = (32, 64, 96, 128, 160, 192, 256, 384, 512, 768, 1024)
 
@@ -54,11 +54,11 @@ LEAST_REUSE = 0.5
 
 UNIT_BYTES = 16
 
-#: For the barriers of bulk copies, which there are from this architecture on.
+#: Shared memory of the barriers of bulk copies, and the first architecture that has these.
 BARRIER_BYTES = 128
 BULK_ARCH = 90
 
-#: Units behind the lists of a partition, which are read ahead of the last and used for nothing.
+#: Units after a partition's lists that are read ahead and never used.
 UNITS_AHEAD = 1
 
 SHARED_BYTES_PER_CYCLE = 128.0
@@ -71,13 +71,13 @@ BLOCK_CYCLES = 5000.0
 BULK_CYCLES = 8.0
 BULK_BYTES_PER_CYCLE = 180.0
 
-#: What is not hidden of shared memory's cycles, and of those in which instructions are issued.
+#: Share of shared-memory cycles, and of issue cycles, that is not hidden.
 SHARED_SHARE, ISSUED_SHARE = 0.76, 0.78
 
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """A plan."""
+    """A plan: rows of a block, depth of partitions, stages in shared memory."""
 
     lane_bytes: int
     rows: int  # of a warp
@@ -89,18 +89,21 @@ class Partitions:
 
     @property
     def block_rows(self) -> int:
+        """Rows of A of a block."""
         return self.rows * self.warps
 
     def count(self, k: int) -> int:
+        """Return the partitions of ``k`` columns of A."""
         return ceil_div(k, self.depth)
 
     def vector(self, problem: Problem) -> int:
+        """Return the columns of C of a thread."""
         return self.lane_bytes // problem.dtype.element_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionMemory:
-    """What a plan takes of shared memory, with ``slot`` bytes for the lists of a partition."""
+    """Layout of a plan's shared memory, with ``slot`` bytes for the lists of a partition."""
 
     plan: Partitions
     slot: int
@@ -108,18 +111,22 @@ class PartitionMemory:
 
     @property
     def lists_at(self) -> int:
+        """Offset of the lists within a stage, in bytes."""
         return self.plan.depth * WARP * self.plan.lane_bytes
 
     @property
     def stage_bytes(self) -> int:
+        """Bytes of a stage: rows of B and lists."""
         return self.lists_at + self.slot
 
     @property
     def all_bytes(self) -> int:
+        """Bytes of all stages."""
         return self.count * self.stage_bytes
 
     @property
     def shared_bytes(self) -> int:
+        """Shared memory of a block, in bytes."""
         return self.all_bytes + BARRIER_BYTES
 
 
@@ -132,7 +139,7 @@ def _words(problem: Problem) -> int:
 
 
 def _copy_bytes(problem: Problem) -> int:
-    """Of B at a time: what every row of it is a multiple of."""
+    """Return the bytes of B that are copied at once: a divisor of a row's size."""
     return math.gcd(problem.n * problem.dtype.element_bytes, UNIT_BYTES)
 
 
@@ -141,12 +148,12 @@ def _takes_bulk(problem: Problem) -> bool:
 
 
 def _registers(problem: Problem, warps: int) -> int:
-    """Of a thread, at most."""
+    """Return the most registers of a thread."""
     return min(168, problem.device.registers_per_block // (warps * WARP) // 8 * 8)
 
 
 def dealt(problem: Problem, block_rows: int, warps: int) -> NDArray[np.int64]:
-    """The rows of each block and warp, (blocks, warps, block_rows / warps), -1 where there is none."""
+    """Return the rows of each block and warp, (blocks, warps, block_rows / warps); -1: none."""
     order = by_falling_length(problem)
     blocks, rows = ceil_div(len(order), block_rows), block_rows // warps
     bins = blocks * warps
@@ -158,8 +165,10 @@ def dealt(problem: Problem, block_rows: int, warps: int) -> NDArray[np.int64]:
 
 
 def _units_of_rows(problem: Problem) -> NDArray[np.uint8] | None:
-    """Nonzeros of each row in each DEPTH_UNIT columns, (m + 1, units), and a last row of zeros: with them all nonzeros
-    are looked at once for all plans. None where that is much larger than A."""
+    """Return the nonzeros of each row in each DEPTH_UNIT columns, (m + 1, units), and a last row of zeros.
+
+    With it, all nonzeros are counted once for all plans. None if it would be much larger than A.
+    """
     matrix, units = problem.matrix, ceil_div(problem.matrix.k, DEPTH_UNIT)
     if (matrix.m + 1) * units > MAX_UNITS_OF_NONZEROS * matrix.nnz:
         return None
@@ -171,7 +180,7 @@ def _units_of_rows(problem: Problem) -> NDArray[np.uint8] | None:
 def _fine_counts(
     problem: Problem, of_rows: NDArray[np.uint8] | None, block_rows: int, warps: int
 ) -> NDArray[np.integer]:
-    """Nonzeros of each block in each DEPTH_UNIT columns, (blocks, units of columns)."""
+    """Return the nonzeros of each block in each DEPTH_UNIT columns, (blocks, units of columns)."""
     matrix = problem.matrix
     rows = dealt(problem, block_rows, warps).reshape(-1, block_rows)  # -1 is the last row, of zeros
     if of_rows is not None:
@@ -186,7 +195,7 @@ def _fine_counts(
 
 
 class _Most(dict[int, int]):
-    """Of partitions of a depth, the most nonzeros that a block has in one; each depth is looked at once."""
+    """Most nonzeros of a block in one partition, by the depth of partitions; each is counted once."""
 
     def __init__(self, fine: NDArray[np.integer]) -> None:
         self._fine = fine
@@ -198,8 +207,10 @@ class _Most(dict[int, int]):
 
 
 def _slot(problem: Problem, most: int, block_rows: int, unit: int) -> int:
-    """Bytes that the lists of no block and partition exceed, of which none has more than ``most`` nonzeros: every row
-    of a block may pad its own."""
+    """Return the most bytes of a block's lists in a partition with up to ``most`` nonzeros.
+
+    Every row of a block may pad its own list.
+    """
     words, per_unit = _words(problem), unit // _words(problem)
     entries = most + min(most, block_rows) * (per_unit - 1)
     return _header_bytes(block_rows) + entries * words * 4 + (UNITS_AHEAD + 1) * UNIT_BYTES
@@ -210,7 +221,7 @@ def _header_bytes(block_rows: int) -> int:
 
 
 def plans(problem: Problem) -> list[Partitions]:
-    """For each number of blocks of an SM the deepest partitions that its shared memory has room for."""
+    """Return, for each number of blocks an SM, plans of the deepest partitions that fit shared memory."""
     matrix = problem.matrix
     if not 0 < matrix.nnz <= MAX_NONZEROS:
         return []
@@ -230,7 +241,7 @@ def plans(problem: Problem) -> list[Partitions]:
 
 
 def _is_worthwhile(problem: Problem, lane_bytes: int, rows: int, warps: int) -> bool:
-    """Whether the sums fit the registers, and no half of a stripe or of a block has nothing to do."""
+    """Return whether sums fit the registers, and no half of a stripe or of a block is idle."""
     m, size = problem.matrix.m, problem.dtype.element_bytes
     stripe_bytes = WARP * lane_bytes
     sums = rows * lane_bytes // size
@@ -244,7 +255,7 @@ def _is_worthwhile(problem: Problem, lane_bytes: int, rows: int, warps: int) -> 
 
 
 def _deepest(problem: Problem, of_depth: _Most, shape: Partitions, resident: int) -> Partitions | None:
-    """``shape`` with its depth, so that an SM holds ``resident`` blocks."""
+    """Return ``shape`` with the largest depth for which an SM holds ``resident`` blocks."""
     device, k = problem.device, problem.matrix.k
     most = min(device.shared_bytes_per_block, device.shared_bytes_per_sm // resident - device.reserved_shared_bytes)
     whole = ceil_div(k, DEPTH_UNIT) * DEPTH_UNIT
@@ -260,10 +271,10 @@ def _deepest(problem: Problem, of_depth: _Most, shape: Partitions, resident: int
 
 
 def forecast(problem: Problem, plans: Sequence[Partitions]) -> NDArray[np.float64]:
-    """Cycles of a block, times the blocks that an SM has one after another.
+    """Predict microseconds of each plan: cycles of a block, times the blocks that an SM runs in turn.
 
-    What was timed on an H200 is a sum, not a maximum: of shared memory's bytes, of instructions, of bytes from the L2
-    cache, of a warp's way from row to row, and of a beginning and an end.
+    Timings on an H200 fit a sum, not a maximum: of shared memory's bytes, instructions, bytes from the L2 cache, a
+    warp's steps from row to row, and a beginning and an end.
     """
     device, matrix, size = problem.device, problem.matrix, problem.dtype.element_bytes
     found = []
@@ -287,6 +298,7 @@ def forecast(problem: Problem, plans: Sequence[Partitions]) -> NDArray[np.float6
 
 
 def pack_plan(problem: Problem, plan: Partitions) -> PackedKernel:
+    """Return the kernel of a plan."""
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     count = plan.count(matrix.k)
     rows = dealt(problem, plan.block_rows, plan.warps)
@@ -318,7 +330,10 @@ def pack_plan(problem: Problem, plan: Partitions) -> PackedKernel:
 
 
 def _lists(problem: Problem, plan: Partitions, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Where the lists of each block and partition begin, in 16 bytes, (blocks x partitions + 1,), and their words."""
+    """Return where the lists of each block and partition begin, in 16 bytes, and their words.
+
+    The starts are (blocks x partitions + 1,).
+    """
     matrix, words, count = problem.matrix, _words(problem), plan.count(problem.matrix.k)
     blocks, slots = len(rows), plan.block_rows
     of_slot = rows.reshape(-1)

@@ -1,8 +1,8 @@
-"""Which columns of a panel share a step: those whose subgroups are alike, so that few fragments are multiplied.
+"""Assignment of a panel's columns to steps: similar masks share a step, which saves fragments.
 
-A stream of columns, each with a mask of the subgroups that hold anything in it, is dealt to steps. Four threads have a
-queue each, and a step takes at most ``each`` columns of every queue. A step costs its rows of B, and a product for each
-subgroup of the union of its masks.
+A stream of columns, each with a mask of the subgroups with a nonzero in it, is dealt to steps. Four threads have a
+queue each, and a step takes at most ``each`` columns of every queue. A step costs its rows of B, and a product for
+each subgroup of the union of its masks.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ PRODUCT_COST = 6.0
 def deal(
     queue: NDArray[np.int64], masks: NDArray[np.uint8], *, queues: int, subgroups: int, each: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The step in its stream, and the turn in that step, of each column; ``queue // 4`` is its stream."""
+    """Return the step of each column in its stream, and its turn there; ``queue // 4`` is its stream."""
     deal = _by_unions if subgroups in range(2, MAX_SEARCHED + 1) else _in_order
     return deal(queue, masks, queues, subgroups, each)
 
@@ -39,7 +39,7 @@ def _in_order(
 
 
 def _gray_rank(masks: NDArray[np.uint8]) -> NDArray[Any]:
-    """The place of a mask in an order in which neighbours differ in one bit."""
+    """Return a mask's rank in the Gray code, in which neighbours differ in one bit."""
     rank = masks ^ (masks >> 1)
     rank ^= rank >> 2
     return rank ^ (rank >> 4)
@@ -48,7 +48,7 @@ def _gray_rank(masks: NDArray[np.uint8]) -> NDArray[Any]:
 def _by_unions(
     queue: NDArray[np.int64], masks: NDArray[np.uint8], queues: int, subgroups: int, each: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Step by step for all streams at once: the union that makes most of what its step costs, of all unions.
+    """Fill steps of all streams one by one, each for the union of masks that uses its cost best.
 
     A step for a union takes the columns whose masks lie within it, those of most subgroups first.
     """
@@ -79,7 +79,7 @@ def _by_unions(
 
 
 def _best_step(left: NDArray[np.int64], _subgroups: int, each: int) -> NDArray[np.int64]:
-    """What the next step of each stream takes of ``left`` (streams, 4, kinds)."""
+    """Return the columns of ``left``, (streams, 4, kinds), that the next step of each stream takes."""
     best = np.full(len(left), -1.0)
     result = np.zeros_like(left)
     kinds = np.arange(left.shape[2])

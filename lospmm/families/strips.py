@@ -1,12 +1,13 @@
-"""The third of hyb: strips of rows with dense blocks (BSR), and all other rows in buckets, in one launch.
+"""Part of hyb: strips of rows with dense blocks (BSR), and all other rows in buckets, in one launch.
 
-A block of ``side`` x ``side`` elements is dense where at least ``fill`` percent of them are nonzero; a strip of
-``side`` rows, in the order of the matrix, is of this part where dense blocks hold half of its nonzeros. A team of
-threads has a strip: it reads each row of B that a block takes once for all of the strip's rows, and what stands beside
-the blocks as lists of entries. So no row of C is written by two parts. Which blocks are dense, and how large they are,
-is searched.
+A block of ``side`` x ``side`` elements is dense if at least ``fill`` percent of them are nonzero; a strip of ``side``
+rows, in the order of the matrix, belongs to this part if dense blocks hold half of its nonzeros. A team of threads
+has a strip: it reads each row of B that a block needs once for all of the strip's rows, and nonzeros outside of the
+blocks as lists of entries. So no row of C is written by two parts. Which blocks are dense, and how large they are, is
+searched.
 
-The zeros of a block are multiplied like its other elements: an infinity or a NaN of B may reach other rows of a strip.
+The zeros of a block are multiplied like its other elements: an infinity or a NaN of B may reach other rows of a
+strip.
 """
 
 from collections.abc import Sequence
@@ -30,10 +31,10 @@ FILLS = (40, 75)  # percent
 GROUP, WARPS = 4, (4, 8)
 WORK = (32, 256)
 
-#: Of A's nonzeros in the strips' blocks, the share from which on there are such plans.
+#: The least share of A's nonzeros in the strips' blocks for which there are plans.
 LEAST_SHARE = 0.3
 
-#: Places of blocks, for each nonzero, that are numbered; and nonzeros of the rows that are looked at for a forecast.
+#: The most places of blocks, per nonzero, that are numbered; and nonzeros of the sample for a forecast.
 MAX_NUMBERED = 4
 SAMPLED_NONZEROS = 1 << 17
 
@@ -45,7 +46,7 @@ REGISTERS = 168
 
 @dataclass(frozen=True, slots=True)
 class Strips:
-    """A plan."""
+    """A plan: size and density of blocks, and the layout of teams."""
 
     vector: int
     team: int
@@ -57,17 +58,21 @@ class Strips:
 
     @property
     def lane(self) -> Lane:
+        """Layout of a row of C over threads."""
         return Lane(self.vector, self.team)
 
     @property
     def of_buckets(self) -> Buckets:
-        """How all other rows are walked."""
+        """The plan of all other rows."""
         return Buckets(self.vector, self.team, self.group, self.work, self.warps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """A matrix in dense blocks and the rest. A block's place is its strip x block columns + its block column."""
+    """A matrix split into dense blocks and the rest.
+
+    The place of a block is its strip x block columns + its block column.
+    """
 
     blocks: NDArray[np.int64]  # (blocks,): places of the dense ones, ascending, of strips that are of this part
     of_strips: NDArray[np.bool_]  # (strips,): whether it is
@@ -75,6 +80,7 @@ class Split:
 
 
 def split(matrix: SparseMatrix, side: int, fill: int) -> Split:
+    """Split a matrix into dense blocks of ``side`` and the rest; ``fill`` is in percent."""
     wide, strips = ceil_div(matrix.k, side), ceil_div(matrix.m, side)
     own, counts, of_place = _blocks(matrix, side)
     dense = counts * 100 >= fill * side * side
@@ -86,8 +92,10 @@ def split(matrix: SparseMatrix, side: int, fill: int) -> Split:
 
 
 def _blocks(matrix: SparseMatrix, side: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The places of blocks, ascending, with their nonzeros, and the number of its block of each nonzero. Of places that
-    are few all are numbered, the empty ones too: that is faster than sorting."""
+    """Return the places of blocks, ascending, their nonzeros, and the block of each nonzero.
+
+    If there are few places, all are numbered, empty ones too: faster than sorting.
+    """
     place = _places(matrix, side)
     every = ceil_div(matrix.m, side) * ceil_div(matrix.k, side)
     if every <= MAX_NUMBERED * matrix.nnz:
@@ -102,7 +110,7 @@ def _places(matrix: SparseMatrix, side: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of a split: blocks, nonzeros in them, strips; of all of A, by a sample of its rows."""
+    """Counts of a split: blocks, nonzeros in them, strips; extrapolated from a sample of A's rows."""
 
     blocks: float
     held: float
@@ -111,6 +119,7 @@ class Counts:
 
 @lru_cache(maxsize=8)
 def counted(matrix: SparseMatrix, side: int, fill: int) -> Counts:
+    """Return the counts of a split, extrapolated from a sample of the rows."""
     sample = strips_of(matrix, SAMPLED_NONZEROS)
     found, share = split(sample, side, fill), sample.nnz / max(1, matrix.nnz)
     counts = len(found.blocks), np.count_nonzero(found.in_blocks), np.count_nonzero(found.of_strips)
@@ -118,6 +127,7 @@ def counted(matrix: SparseMatrix, side: int, fill: int) -> Counts:
 
 
 def plans(problem: Problem) -> list[Strips]:
+    """Return the plans of those splits in which dense blocks hold enough nonzeros."""
     wide = lanes(problem)
     found = []
     for side in SIDES:
@@ -137,7 +147,7 @@ def plans(problem: Problem) -> list[Strips]:
 
 
 def forecast(problem: Problem, plans: Sequence[Strips]) -> NDArray[np.float64]:
-    """Rows of B that are read, once for a block and once for any other entry; multiply-adds, and all of A."""
+    """Predict microseconds of each plan: rows of B read by blocks and other entries, multiply-adds, A."""
     matrix, size, n = problem.matrix, problem.dtype.element_bytes, problem.n
     words, found = entry_words(problem), []
     for plan in plans:
@@ -172,7 +182,7 @@ class Ranked:
 
 
 def _ranked(found: Split, wide: int, rest: SparseMatrix, plan: Strips) -> Ranked:
-    """``rest`` is the matrix without what is in blocks."""
+    """Return the strips by work; ``rest`` is the matrix without the blocks' nonzeros."""
     numbers = np.flatnonzero(found.of_strips)
     blocks = np.bincount(found.blocks // wide, minlength=len(found.of_strips))[numbers]
     lengths = np.zeros(len(found.of_strips) * plan.side, dtype=np.int64)
@@ -184,7 +194,7 @@ def _ranked(found: Split, wide: int, rest: SparseMatrix, plan: Strips) -> Ranked
 
 
 class _Parts:
-    """The parts of a launch, as they are added: their numbers, blocks of threads, rows and lists."""
+    """The parts of a launch as they are added: their numbers, thread blocks, rows and lists."""
 
     def __init__(self, plan: Strips) -> None:
         self.plan, self.place, self.groups = plan, 0, 0
@@ -195,7 +205,7 @@ class _Parts:
         self.starts: list[NDArray[np.int64]] = []  # of these, in entries
 
     def add_strips(self, ranked: Ranked) -> NDArray[np.int64]:
-        """As many teams share one as leave ``work`` rows of B to each. Where the lists of each begin, in groups."""
+        """Add the strips, each shared by teams of about ``work`` rows of B; return list starts, in groups."""
         plan, side, teams = self.plan, self.plan.side, self.plan.of_buckets.teams
         for power in sorted(set(ranked.power.tolist()), reverse=True):
             slices = 1
@@ -226,6 +236,7 @@ class _Parts:
 
 
 def pack_plan(problem: Problem, plan: Strips) -> PackedKernel:
+    """Return the kernel of a plan."""
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     found, wide = split(matrix, plan.side, plan.fill), ceil_div(matrix.k, plan.side)
     rest = _beside(matrix, found)
@@ -263,7 +274,7 @@ def pack_plan(problem: Problem, plan: Strips) -> PackedKernel:
 
 
 def _beside(matrix: SparseMatrix, found: Split) -> SparseMatrix:
-    """The matrix without what is in blocks."""
+    """Return the matrix without the nonzeros in blocks."""
     kept = ~found.in_blocks
     lengths = np.bincount(matrix.rows_of_nonzeros()[kept], minlength=matrix.m)
     indptr = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
@@ -271,7 +282,7 @@ def _beside(matrix: SparseMatrix, found: Split) -> SparseMatrix:
 
 
 def _weights(matrix: SparseMatrix, values: NDArray[np.float32], found: Split, side: int) -> NDArray[np.float32]:
-    """Of the blocks, (blocks, columns, rows)."""
+    """Return the elements of the blocks, (blocks, columns, rows)."""
     weights = np.zeros((len(found.blocks), side, side), dtype=np.float32)
     own = found.in_blocks
     at = np.searchsorted(found.blocks, _places(matrix, side)[own])
@@ -280,7 +291,7 @@ def _weights(matrix: SparseMatrix, values: NDArray[np.float32], found: Split, si
 
 
 def _in_order(strip_of: NDArray[np.int64], strips: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The blocks by the order of their strips."""
+    """Return the blocks in the order of their strips."""
     rank = np.zeros(count, dtype=np.int64)
     rank[strips] = np.arange(len(strips))
     return np.argsort(rank[strip_of], kind="stable")

@@ -1,6 +1,9 @@
-"""Products on tensor cores. On an sm_90 by warpgroups: zeros included, of TF32 numbers and of float32 (``warpgroups``),
-and two of every four columns, of 16 bits (``two_of_four``). By warps that leave columns out, elsewhere and of 16 bits
-(``gathered_panels``)."""
+"""Family of products on tensor cores; which kind depends on GPU and type.
+
+On sm_90, warpgroups multiply TF32 and float32 with zeros included (``warpgroups``), and 16-bit types with two of
+every four columns (``two_of_four``). Elsewhere, and for few columns of 16 bits, warps skip columns
+(``gathered_panels``).
+"""
 
 from collections.abc import Sequence
 
@@ -19,13 +22,14 @@ Plan = GatheredPanels | Warpgroups | TwoOfFour
 
 
 def refusal(problem: Problem) -> str | None:
+    """Return why this family has no kernel for the problem, or None."""
     if problem.convolution is not None:
         return "a convolution"
     return gathered_panels.refusal(problem) if warpgroups.refusal(problem) else None
 
 
 def plans(problem: Problem) -> Sequence[Plan]:
-    """Of one kind: where warpgroups can be, they were the faster one (docs/decisions/0027, 0033)."""
+    """Return plans of one kind: warpgroups if possible, which measured faster (docs/decisions/0027, 0033)."""
     if warpgroups.refusal(problem) is None:
         return warpgroups.plans(problem)
     if two_of_four.refusal(problem) is None:
@@ -34,6 +38,7 @@ def plans(problem: Problem) -> Sequence[Plan]:
 
 
 def forecast(problem: Problem, plans: Sequence[Plan]) -> NDArray[np.float64]:
+    """Predict the microseconds of each plan, (plans,)."""
     return np.array([_micros(problem, plan) for plan in plans])
 
 
@@ -48,10 +53,12 @@ def _micros(problem: Problem, plan: Plan) -> float:
 
 
 def shared(problem: Problem, plan: Plan) -> Shared | None:
+    """Return the packing steps that processes can share, or None."""
     return two_of_four.shared(problem, plan) if isinstance(plan, TwoOfFour) else None
 
 
 def pack_plan(problem: Problem, plan: Plan) -> PackedKernel:
+    """Return the kernel of a plan."""
     match plan:
         case GatheredPanels():
             return gathered_panels.pack_plan(problem, plan)

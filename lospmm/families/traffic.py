@@ -1,4 +1,4 @@
-"""What bounds a kernel of loops, by forecast: bytes from the L2 cache, instructions, and threads to hide both."""
+"""Forecasts of kernels made of loops: bytes from the L2 cache, instructions, and threads to hide both."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from lospmm.problem.problem import Problem, ceil_div
 #: Microseconds that a launch takes, however little it does.
 LAUNCH_MICROS = 2.5
 
-#: Of the L2 cache's bytes a cycle and SM, what gathered rows of B reach: measured some 64 of 128 on an H200.
+#: Bytes a cycle and SM that gathers of B's rows reach from L2: measured some 64 of 128 on an H200.
 L2_BYTES_PER_CYCLE_AND_SM = 40.0
 
 SECTOR_BYTES = 32
@@ -22,6 +22,8 @@ BUSY_THREADS_PER_SM = 512
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
+    """What a launch reads and computes."""
+
     l2_bytes: float
     instructions: float  # of all threads
     threads: float  # of the whole grid
@@ -30,7 +32,7 @@ class Traffic:
 
 
 def micros_of(problem: Problem, traffic: Traffic) -> float:
-    """Microseconds of a launch: what takes longest, on the SMs that have something to do."""
+    """Predict the microseconds of a launch: the slowest resource, on the SMs that are used."""
     device = problem.device
     busy = min(1.0, traffic.threads / (device.sms * BUSY_THREADS_PER_SM))
     per_second = device.sms * busy * device.clock_hz
@@ -49,7 +51,7 @@ GROUP_CYCLES, ENTRY_CYCLES = 900.0, 100.0
 LONE_GROUP_CYCLES, LONE_ENTRY_CYCLES = 500.0, 50.0
 ADD_CYCLES = 600.0
 
-#: Of what takes less long than the longest, the share that is not hidden behind it.
+#: Share of the shorter times that is not hidden behind the longest.
 NOT_HIDDEN = 0.2
 
 #: Registers of a thread beside those of the entries on their way, and of the rows of B that they name.
@@ -57,9 +59,11 @@ WALK_REGISTERS = 40
 
 
 def _gathered_bytes(problem: Problem, row_bytes: int) -> float:
-    """From the L2 cache, which gives whole sectors, for one piece of a row of B to each nonzero. Short rows of B lie in
-    one sector, and nonzeros of a row of A that are near each other read it once: so many as there are where they stand
-    anywhere."""
+    """Return the bytes that nonzeros gather from the L2 cache, one piece of a row of B each.
+
+    The cache delivers whole sectors. Several short rows of B lie in one sector, and neighbouring nonzeros of a row of
+    A read it once; their number is estimated for random places.
+    """
     matrix = problem.matrix
     if row_bytes >= SECTOR_BYTES:
         return float(matrix.nnz) * row_bytes
@@ -81,9 +85,9 @@ def gather_micros(
     shared_walks: float,
     longest: float,
 ) -> float:
-    """Microseconds of lists of ``entries``, padding included, whose rows of B are read from where they lie.
+    """Predict microseconds of a kernel that walks lists of ``entries``, padding included, and gathers B.
 
-    Each block of columns walks them: ``walks`` by teams, ``shared_walks`` of them by one of several that share a row,
+    Each block of columns walks them: ``walks`` by teams, of which ``shared_walks`` share a row with other teams,
     ``groups`` of ``group`` entries in all and ``longest`` in the longest walk.
     """
     device, size, n = problem.device, problem.dtype.element_bytes, problem.n

@@ -1,7 +1,7 @@
-"""What a product is like, in a few numbers that take milliseconds: what the choice of a family goes by (Scorch's idea:
-formats are chosen by rules and learned costs, not by trying them).
+"""Traits of a product, by which a family is chosen: a few numbers that take milliseconds to compute.
 
-Numbers of a large matrix are those of a sample of its rows, drawn with a seed: the same matrix has the same traits.
+Scorch's idea: formats are chosen by rules and learned costs, not by trying them. Traits of a large matrix are those
+of a sample of its rows, drawn with a fixed seed: the same matrix has the same traits.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Problem
 
-#: Sides of the blocks whose filling is looked at.
+#: Side of the blocks whose density is computed.
 BLOCK = 16
 
 #: Rows of blocks are drawn until they hold about so many nonzeros.
@@ -20,6 +20,8 @@ SAMPLED_NONZEROS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Traits:
+    """The traits of a product."""
+
     m: int
     k: int
     n: int
@@ -33,6 +35,7 @@ class Traits:
 
 
 def traits_of(problem: Problem, *, is_streamed: bool = False) -> Traits:
+    """Return the traits of a product."""
     matrix, dtype = problem.matrix, problem.dtype
     lengths = matrix.row_nnz
     filled = int(np.count_nonzero(lengths))
@@ -52,7 +55,7 @@ def traits_of(problem: Problem, *, is_streamed: bool = False) -> Traits:
 
 
 def _block_fill(matrix: SparseMatrix) -> float:
-    """0 of a matrix without nonzeros."""
+    """Return the density of 16 x 16 blocks with a nonzero; 0 without nonzeros."""
     if not matrix.nnz:
         return 0.0
     rows = -(-matrix.m // BLOCK)

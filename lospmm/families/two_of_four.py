@@ -1,9 +1,8 @@
-"""The half of tensor_core for 16 bits that skips: row blocks of A on the sparse tensor cores of sm_90a, which take two
-of every four columns.
+"""Part of tensor_core for 16-bit types: A on sm_90a's sparse tensor cores (2:4).
 
-What was pruned without a pattern has that one nearly for free: columns may stand in any order, since rows of B are
+A matrix pruned without a pattern has this one nearly for free: columns may stand in any order, since rows of B are
 copied in that order, and up to some 80 % zeros there nearly always are fours of which no row of a block has more than
-two (``fours``, docs/decisions/0033). The tensor cores do half of the work then that the whole matrix would be.
+two (``fours``, docs/decisions/0033). The tensor cores then do half of the work of the dense matrix.
 """
 
 import math
@@ -37,7 +36,7 @@ CLUSTERS = (1, 2, 4, 8)
 #: Cells of A that are ordered, in 9/8 bytes each.
 MAX_CELLS = 2**26
 
-#: Columns of C that are left to panels: here each block has 64 at least, and each column of A its place.
+#: The most columns of C that are left to panels: here each block has 64 or more.
 MOST_OF_PANELS = 16
 
 #: Places of columns that one chunk has.
@@ -45,13 +44,13 @@ DEPTH = 64
 
 _ROWS, _WARPGROUP, _BARRIER_BYTES = 64, 128, 8
 
-#: Warps that copy, each a chunk of its own: of fewer stages some would have none.
+#: Warps that copy, each a chunk of its own; there must be as many stages.
 _FEEDERS, _MOST_STAGES = 4, 12
 
 #: Registers of a thread that copies; and of another one beside its sums (measured with ptxas 13.0).
 _FEEDING_REGISTERS, _OTHER_REGISTERS = 56, 46
 
-#: With these a block of so many threads begins at most, so that some are left for those that multiply.
+#: The most registers of a thread at launch, so that some are left for the multiplying threads.
 _MOST_LAUNCHED, _MOST_TAKEN = 168, 240
 
 #: Weights of a warpgroup's chunk: 9 words of a thread.
@@ -63,18 +62,18 @@ _PLACES = {64: (1.0, 1.01, 1.15, 1.26, 2.0), 128: (1.0, 1.1, 1.19, 1.34, 2.0), 1
 
 
 class TwoOfFourRates(NamedTuple):
-    """What an SM does, of which forecasts are made."""
+    """Rates of an SM, from which forecasts are computed."""
 
     copied_bytes_per_cycle: float  # from the L2 cache
     stored_per_cycle: float  # elements of C
-    chunk_cycles: float  # that one of a block takes at least
+    chunk_cycles: float  # the least of a block's chunk
     block_cycles: float  # before its first chunk and after its last element of C
     launch_micros: float
     exchanged_per_cycle: float  # sums that a block of a cluster writes for the others
 
 
-#: What fits 2,700 times on an H200 best (``fitting.fit_tensor_core``): it misses them by 11 %, and what it puts
-#: first is 1.4 % slower than the fastest in the mean.
+#: Fitted to 2,700 timings on an H200 (``fitting.fit_tensor_core``): the error is 11 %, and the plan predicted fastest
+#: is 1.4 % slower than the fastest on average.
 RATES = TwoOfFourRates(
     copied_bytes_per_cycle=38.0,
     stored_per_cycle=6.1,
@@ -95,7 +94,7 @@ class Ordered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TwoOfFour:
-    """A plan."""
+    """A plan: warpgroups and columns of a block, blocks of an SM and of a cluster."""
 
     groups: int  # warpgroups that multiply, 64 rows of A each
     cols: int
@@ -104,14 +103,17 @@ class TwoOfFour:
 
     @property
     def rows(self) -> int:
+        """Rows of A of a block."""
         return _ROWS * self.groups
 
     @property
     def threads(self) -> int:
+        """Threads of a block: the multiplying warpgroups and one that copies."""
         return _WARPGROUP * (self.groups + 1)
 
 
 def refusal(problem: Problem) -> str | None:
+    """Return why this part has no kernel for the problem, or None."""
     if not problem.dtype.is_16_bit:
         return f"{problem.dtype.name} is no type of 16 bits"
     if problem.device.arch_number != ARCH:
@@ -128,7 +130,7 @@ def refusal(problem: Problem) -> str | None:
 
 
 def plans(problem: Problem) -> list[TwoOfFour]:
-    """What fits an SM; no block that is half empty, but of the smallest."""
+    """Return the plans that fit an SM and whose blocks are more than half full, or the smallest."""
     m, n = problem.matrix.m, problem.n
     listed = (TwoOfFour(*axes) for axes in product(GROUPS, COLS, BLOCKS, CLUSTERS))
     return [
@@ -144,8 +146,10 @@ def plans(problem: Problem) -> list[TwoOfFour]:
 
 
 def _run_together(plan: TwoOfFour, problem: Problem) -> bool:
-    """All blocks, one on an SM: of no two waves they were the fastest (decision 33). Each has room for its sums in the
-    ring, and a chunk, unless columns are empty."""
+    """Return whether all blocks run at once, one on an SM; two waves were never fastest (decision 33).
+
+    Each must have room for its sums in the ring, and a chunk, unless columns are empty.
+    """
     blocks, most = math.prod(_grid(plan, problem)), problem.device.sms_of_clusters(plan.cluster)
     is_roomy = stages_of(plan, problem) >= 2 * plan.groups
     return plan.blocks == 1 and blocks <= most and plan.cluster * DEPTH <= problem.matrix.k and is_roomy
@@ -156,7 +160,7 @@ def _grid(plan: TwoOfFour, problem: Problem) -> tuple[int, int, int]:
 
 
 def stages_of(plan: TwoOfFour, problem: Problem) -> int:
-    """Of the ring: as many as an SM has room for."""
+    """Return the stages of the ring: as many as an SM has room for."""
     device = problem.device
     shared_bytes = device.shared_bytes_per_sm // plan.blocks - device.reserved_shared_bytes
     room = min(device.shared_bytes_per_block, shared_bytes) - _BARRIER_BYTES
@@ -168,14 +172,14 @@ def _stage_bytes(plan: TwoOfFour) -> int:
 
 
 def registers_of(plan: TwoOfFour, problem: Problem) -> tuple[int, int]:
-    """Of a thread: when the block begins, and of those that multiply when the others have given theirs away."""
+    """Return a thread's registers at launch, and those of multiplying threads after the transfer."""
     launched = min(_MOST_LAUNCHED, problem.device.registers_per_sm // (plan.blocks * plan.threads) // 8 * 8)
     left = launched * (plan.groups + 1) - _FEEDING_REGISTERS
     return launched, min(_MOST_TAKEN, left // plan.groups // 8 * 8)
 
 
 def micros(problem: Problem, plan: TwoOfFour, rates: TwoOfFourRates = RATES) -> float:
-    """A forecast: what is copied to an SM for each chunk, and what is stored behind the last one."""
+    """Predict microseconds: the copies to an SM for each chunk, and the stores after the last one."""
     device, matrix = problem.device, problem.matrix
     share = matrix.nnz / max(1, matrix.m * matrix.k)
     places = columns_of_a_block(matrix, plan.rows) * float(np.interp(share, _SHARES, _PLACES[plan.rows]))
@@ -193,12 +197,14 @@ def micros(problem: Problem, plan: TwoOfFour, rates: TwoOfFourRates = RATES) -> 
 
 
 def shared(problem: Problem, plan: TwoOfFour) -> Shared | None:
+    """Return the packing steps that processes can share, or None."""
     if not is_long(problem.matrix, plan.rows):
         return None
     return lambda together: choose_all(problem.matrix, plan.rows, multiple=DEPTH // 4, together=together)
 
 
 def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
+    """Return the kernel of a plan."""
     matrix, epilogue = problem.matrix, problem.epilogue
     launched, taken = registers_of(plan, problem)
     stages = stages_of(plan, problem)
@@ -230,17 +236,17 @@ def pack_plan(problem: Problem, plan: TwoOfFour) -> PackedKernel:
 
 
 def _laid_out(problem: Problem, plan: TwoOfFour) -> list[NDArray[Any]]:
-    """The first chunk of each block, where the rows of B of each chunk begin, and the weights of each chunk."""
+    """Return each block's first chunk, the offsets of B's rows of each chunk, and its weights."""
     ordered = _ordered(problem.matrix, problem.dtype, plan.groups)
     return [ordered.starts, ordered.columns * np.uint32(problem.n // 8), ordered.weights]
 
 
-#: Of threads that ask for the same order at once, one makes it.
+#: Lets one of several threads that need the same order make it.
 _ORDERING = Lock()
 
 
 def _ordered(matrix: SparseMatrix, dtype: Dtype, groups: int) -> Ordered:
-    """To order columns takes longer than all else of packing, and most plans differ in other axes."""
+    """Return A in chunks, cached: ordering takes longest, and most plans differ in other parameters only."""
     with _ORDERING:
         return _order(matrix, dtype, groups)
 
@@ -258,8 +264,10 @@ def _order(matrix: SparseMatrix, dtype: Dtype, groups: int) -> Ordered:
 
 
 def _fragments(fours: Fours, dtype: Dtype, groups: int) -> NDArray[np.uint32]:
-    """Words (chunks, groups, 9 x threads), as the PTX ISA has them: the weights of each step, thread and register, and
-    where of four they stand."""
+    """Return the words (chunks, groups, 9 x threads): weights by step, thread, register, and their places.
+
+    The layout is the PTX ISA's for sparse products.
+    """
     # Rows: a warpgroup, a warp, a half, one of eight. Fours: a chunk, a step, a half, one of four lanes. Then the two.
     shape = (groups, 4, 2, 8, -1, 2, 2, 4, 2)
     pairs = dtype.to_storage(fours.weights).reshape(shape).transpose(4, 0, 5, 1, 3, 7, 6, 2, 8)

@@ -1,8 +1,8 @@
-"""The other half of tensor_core: row blocks of A on the warpgroups of sm_90a, zeros included, for TF32 and float32.
+"""Part of tensor_core for TF32 and float32: row blocks of A on sm_90a's warpgroups, zeros included.
 
 A block of threads has ``rows`` rows of A and 64 columns of C for each of its warpgroups. Only columns of A without a
-nonzero in these rows are left out, so this is for matrices that are not very sparse. What it gains over the vendor's
-product is that weights are known: they are laid out when they are packed (docs/decisions/0027), and of float32 split
+nonzero in these rows are left out, so this is for matrices that are not very sparse. It is faster than the vendor's
+product because weights are known: they are laid out when they are packed (docs/decisions/0027), and float32 is split
 into two float16 each, three products of which are as exact as float32 (docs/decisions/0032).
 """
 
@@ -28,10 +28,10 @@ GROUPS = (1, 2, 3)
 #: Blocks that an SM holds, by their shared memory and their registers.
 BLOCKS = (1, 2)
 
-#: A ring of more stages waits for nothing any sooner, one of fewer has nothing on its way.
+#: The fewest stages of the ring that keep copies in flight, and the most that reduce waits.
 LEAST_STAGES, MOST_STAGES = 2, 8
 
-#: Cells of A that are written out, in 4 bytes each.
+#: The most cells of A that are written out, in 4 bytes each.
 MAX_CELLS = 2**24
 
 #: The one architecture that has such instructions.
@@ -52,9 +52,11 @@ _FLOORS = (2.0**-39, 2.0**-35)
 
 
 class OperandKind(NamedTuple):
-    """How numbers of a type are multiplied, and what that takes. Cycles and rates are of an SM, fitted to what
-    ``fitting.tensor_core`` timed on an H200 (``fitting.fit_tensor_core``): TF32 is missed by 15 %, float32 by
-    14."""
+    """How numbers of a type are multiplied, and its costs.
+
+    Cycles and rates are of an SM, fitted to timings of ``fitting.tensor_core`` on an H200
+    (``fitting.fit_tensor_core``); the error is 15 % for TF32 and 14 % for float32.
+    """
 
     template: str
     copiers: int  # threads that do nothing else
@@ -116,7 +118,7 @@ KINDS: Mapping[str, OperandKind] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Warpgroups:
-    """A plan."""
+    """A plan: rows and warpgroups of a block, depth of chunks, blocks of an SM."""
 
     rows: int  # of A, of a block
     groups: int  # warpgroups of a block, 64 columns of C each
@@ -125,10 +127,12 @@ class Warpgroups:
 
     @property
     def cols(self) -> int:
+        """Columns of C of a block."""
         return _COLUMNS * self.groups
 
 
 def refusal(problem: Problem) -> str | None:
+    """Return why this part has no kernel for the problem, or None."""
     if problem.dtype.is_16_bit:
         return f"{problem.dtype.name}: its elements are no TF32 numbers"
     if problem.device.arch_number != ARCH:
@@ -141,7 +145,7 @@ def refusal(problem: Problem) -> str | None:
 
 
 def plans(problem: Problem) -> list[Warpgroups]:
-    """What fits an SM; no block that is half empty, but of the smallest."""
+    """Return the plans that fit an SM and whose blocks are more than half full, or the smallest."""
     device, m, n = problem.device, problem.matrix.m, problem.n
     listed = (Warpgroups(*axes) for axes in product(ROWS, GROUPS, kind_of(problem).depths, BLOCKS))
     return [
@@ -157,10 +161,12 @@ def plans(problem: Problem) -> list[Warpgroups]:
 
 
 def kind_of(problem: Problem) -> OperandKind:
+    """Return how the problem's type is multiplied."""
     return KINDS[problem.dtype.name]
 
 
 def threads_of(plan: Warpgroups, problem: Problem) -> int:
+    """Return the threads of a block: its warpgroups and those that only copy."""
     return _WARPGROUP * plan.groups + kind_of(problem).copiers
 
 
@@ -169,28 +175,30 @@ def _stage_bytes(plan: Warpgroups) -> int:
 
 
 def stages_of(plan: Warpgroups, problem: Problem) -> int:
-    """Of the ring: as many as an SM has room for."""
+    """Return the stages of the ring: as many as an SM has room for."""
     device = problem.device
     shared_bytes = device.shared_bytes_per_sm // plan.blocks - device.reserved_shared_bytes
     return min(MOST_STAGES, min(device.shared_bytes_per_block, shared_bytes) // _stage_bytes(plan))
 
 
 def registers_allowed(plan: Warpgroups, problem: Problem) -> int:
-    """Of a thread: a block's are those of whole warpgroups."""
+    """Return the registers of a thread; a block has those of whole warpgroups."""
     return min(255, problem.device.registers_per_sm // (plan.blocks * threads_of(plan, problem)) // 8 * 8)
 
 
 def rows_at_once(plan: Warpgroups, problem: Problem) -> int:
-    """Rows of A of a product: the most that there are registers for; 0 where there are for none."""
+    """Return the most rows of A of a product for which there are registers; 0: none."""
     allowed = registers_allowed(plan, problem)
     parts = [rows for rows in kind_of(problem).at_once if plan.rows % rows == 0]
     return max((rows for rows in parts if registers_needed(plan, problem, rows) <= allowed), default=0)
 
 
 def registers_needed(plan: Warpgroups, problem: Problem, at_once: int) -> int:
-    """A forecast, of a thread: sums, factors, addresses. Of float32 also the sums of up to two products under way, the
-    factors of the next chunk, and the elements of B that these are made of. With fewer registers ptxas has each product
-    wait for the one before."""
+    """Predict the registers of a thread: sums, factors, addresses.
+
+    For float32 also the sums of up to two products in flight, the factors of the next chunk, and the elements of B
+    that these are made of. With fewer registers ptxas serialises the products.
+    """
     kind, sums = kind_of(problem), plan.rows // 2 + _OTHER_REGISTERS
     if kind.products == 1:
         return sums + 4
@@ -199,8 +207,7 @@ def registers_needed(plan: Warpgroups, problem: Problem, at_once: int) -> int:
 
 
 def micros(problem: Problem, plan: Warpgroups, rates: OperandKind | None = None) -> float:
-    """A forecast: of each chunk what an SM's tensor cores multiply, what is copied to it, or what a warpgroup or a copy
-    has to wait for, whichever takes longest; the way from chunk to chunk, a beginning and an end."""
+    """Predict microseconds: for each chunk the slowest of products, copies, and waits; beginning and end."""
     device, matrix, kind = problem.device, problem.matrix, rates or kind_of(problem)
     chunks = ceil_div(round(columns_of_a_block(matrix, plan.rows)), plan.depth)
     blocks = ceil_div(matrix.m, plan.rows) * ceil_div(problem.n, plan.cols)
@@ -216,17 +223,18 @@ def micros(problem: Problem, plan: Warpgroups, rates: OperandKind | None = None)
 
 
 def waves_of(blocks: int, sms: int, held: int) -> tuple[int, int]:
-    """Of so many blocks, of which an SM has room for ``held``; and those that it has at a time."""
+    """Return the waves of ``blocks`` if an SM has room for ``held``, and the blocks that it has at a time."""
     of_an_sm = ceil_div(blocks, sms)
     return ceil_div(of_an_sm, held), min(held, of_an_sm)
 
 
 def columns_of_a_block(matrix: SparseMatrix, rows: int) -> float:
-    """With a nonzero in a row of a block, if these were anywhere."""
+    """Return the expected columns with a nonzero in a block of rows, for random places."""
     return float(matrix.k * (1 - (1 - matrix.nnz / max(1, matrix.m * matrix.k)) ** rows))
 
 
 def pack_plan(problem: Problem, plan: Warpgroups) -> PackedKernel:
+    """Return the kernel of a plan."""
     matrix, epilogue, kind = problem.matrix, problem.epilogue, kind_of(problem)
     blocks = ceil_div(matrix.m, plan.rows)
     rows = np.full(blocks * plan.rows, -1, dtype=np.int32)
@@ -262,8 +270,10 @@ def pack_plan(problem: Problem, plan: Warpgroups) -> PackedKernel:
 
 
 def _laid_out(problem: Problem, plan: Warpgroups, is_listed: bool) -> list[NDArray[Any]]:
-    """The arrays of A: chunks, columns and weights; of float32 these as float16, and what undoes the powers of two of
-    its rows."""
+    """Return the arrays of A: chunks, columns and weights.
+
+    For float32 the weights are float16, with the inverse powers of two of the rows.
+    """
     matrix, kind = problem.matrix, kind_of(problem)
     if kind.products == 1:
         starts, columns, weights = _chunks(matrix, plan, kind, is_listed)
@@ -278,7 +288,7 @@ def _laid_out(problem: Problem, plan: Warpgroups, is_listed: bool) -> list[NDArr
 
 
 def _powers_of_rows(matrix: SparseMatrix) -> NDArray[np.int32]:
-    """The exponent of the power of two that each row of A is multiplied by; a float32, and its inverse is one too."""
+    """Return the exponents of the powers of two that scale rows of A; each power and inverse is a float32."""
     largest = np.zeros(matrix.m, dtype=np.float32)
     np.maximum.at(largest, np.repeat(np.arange(matrix.m), matrix.row_nnz), np.abs(matrix.data))
     powers: NDArray[np.int32] = np.clip(_LARGEST_EXPONENT + 1 - np.frexp(largest)[1], -126, 126)
@@ -288,10 +298,10 @@ def _powers_of_rows(matrix: SparseMatrix) -> NDArray[np.int32]:
 def _chunks(
     matrix: SparseMatrix, plan: Warpgroups, kind: OperandKind, is_listed: bool
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-    """The first chunk of each block, and the columns (chunks, depth) and weights of each chunk, as pieces of 8 rows.
+    """Return each block's first chunk, and columns (chunks, depth) and weights of chunks, in 8-row pieces.
 
-    All columns of A, or of each block those with a nonzero in its rows. What a last chunk lacks is k, a column that
-    there is not.
+    The columns are all of A, or those with a nonzero in the block's rows. The padding of a last chunk is k, a column
+    that does not exist.
     """
     starts, columns, weights = [0], [np.zeros(0, np.int32)], []
     for first in range(0, matrix.m, plan.rows):
