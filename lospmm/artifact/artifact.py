@@ -1,6 +1,6 @@
-"""What tuning gives: the cubin, its source, the manifest and the log of the search, as files and as values.
+"""A tuned kernel as files and as values: the cubin, its source, the manifest and the search log.
 
-A folder that holds one is replaced as a whole or not at all: whoever opens it finds the old artifact or the new one.
+A folder of one is replaced as a whole or not at all: readers find the old artifact or the new one.
 """
 
 import ctypes
@@ -49,19 +49,19 @@ FILES = (
     *dict.fromkeys(SOURCE_FILES.values()),
 )
 
-#: Of these, those whose names are hardly anybody else's.
+#: Those of these names that other software hardly uses.
 OWN_FILES = {MANIFEST_FILE, CUBIN_FILE, TUNING_FILE, *SOURCE_FILES.values()}
 
-#: How the name of a folder that is being written begins.
+#: Prefix of the name of a folder that is being written.
 SCRATCH = ".lospmm-"
 
-#: Writing takes well under a second: a folder that is being written for so long has lost its writer.
+#: Age at which a folder being written has lost its writer: writing takes well under a second.
 STALE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """``manifest`` is the parsed manifest.json; ``files`` are all files by name, that one included."""
+    """A tuned kernel: the parsed manifest.json, and all files by name, that one included."""
 
     manifest: Mapping[str, Any]
     files: Mapping[str, bytes]
@@ -71,14 +71,16 @@ class Artifact:
 
     @property
     def cubin(self) -> bytes:
+        """The cubin."""
         return self.files[CUBIN_FILE]
 
     @property
     def source(self) -> bytes:
+        """The source, or the listing of machine code."""
         return self.files[SOURCE_FILES[self.manifest["emitter"]]]
 
     def matrix(self) -> SparseMatrix:
-        """A. Raises BadRequest where the files do not hold it, or hold another one than the manifest names."""
+        """Return A. Raises BadRequest if it is missing or its fingerprint is not the manifest's."""
         where = f"kernel {self.manifest['name']}: {MATRIX_FILE}"
         if MATRIX_FILE not in self.files:
             raise BadRequest(f"{where} is missing; tune it again with this version")
@@ -88,7 +90,7 @@ class Artifact:
         return matrix
 
     def epilogue(self) -> Epilogue:
-        """What it adds to A x B. Raises BadRequest where the files do not hold its bias."""
+        """Return the epilogue. Raises BadRequest if its bias is missing."""
         added, bias = self.manifest["epilogue"], None
         if added["bias"]:
             where = f"kernel {self.manifest['name']}: {BIAS_FILE}"
@@ -102,27 +104,27 @@ class Artifact:
 
     @property
     def launch(self) -> Launch:
-        """The grid, block and shared memory that the cubin is launched with, for all n columns."""
+        """Grid, block and shared memory of the launch for all n columns."""
         config = self.manifest["launch"]
         x, y, z = config["grid"]
         return Launch((x, y, z), config["block"], config["shared_bytes"])
 
     @property
     def convolution(self) -> Convolution | None:
-        """The input that B is taken from, and the window."""
+        """The convolution, or None."""
         window = self.manifest["convolution"]
         return None if window is None else convolution_of(window)
 
 
 def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
-    """The artifact of these files. Raises BadRequest where they are not one, or not whole."""
+    """Return the artifact of these files. Raises BadRequest if they are no artifact or not complete."""
     if MANIFEST_FILE not in files:
         raise BadRequest(f"{where}: holds no {MANIFEST_FILE} of a kernel")
     manifest = parse(files[MANIFEST_FILE], where)
     if manifest["emitter"] not in SOURCE_FILES:
         raise BadRequest(f"{where}: emitter {manifest['emitter'][:20]!r} is not one of {', '.join(SOURCE_FILES)}")
     named = {CUBIN_FILE: manifest["cubin_sha256"], SOURCE_FILES[manifest["emitter"]]: manifest.get("source_sha256")}
-    if BIAS_FILE in files:  # without it the kernel runs, and cannot be compared
+    if BIAS_FILE in files:  # without it the kernel runs but cannot be compared
         named[BIAS_FILE] = manifest.get("bias_sha256")
     for name in (*named, TUNING_FILE):
         if name not in files:
@@ -138,7 +140,7 @@ def from_files(files: Mapping[str, bytes], where: str) -> Artifact:
 
 
 def read(directory: Path) -> Artifact:
-    """The artifact in a folder. Raises BadRequest."""
+    """Return the artifact in a folder. Raises BadRequest."""
     try:
         if not directory.is_dir():
             raise BadRequest(f"{directory}: {'is a file' if directory.exists() else 'there is no such folder'}")
@@ -149,13 +151,13 @@ def read(directory: Path) -> Artifact:
 
 
 def _read_files(directory: Path) -> dict[str, bytes]:
-    """The files of one artifact."""
+    """Return the files of one artifact."""
 
     def files() -> dict[str, bytes]:
         found = {}
         for name in FILES:
             with suppress(FileNotFoundError):
-                if not stat.S_ISREG((path := directory / name).stat().st_mode):  # one look: it may be gone for another
+                if not stat.S_ISREG((path := directory / name).stat().st_mode):  # once: it may be gone later
                     raise BadRequest(f"{path}: is not a file")
                 found[name] = path.read_bytes()
         return found
@@ -164,7 +166,7 @@ def _read_files(directory: Path) -> dict[str, bytes]:
 
 
 def _of_one_folder(directory: Path, look: Callable[[], Found]) -> Found:
-    """What ``look`` finds in a folder: it looks again where another took the folder's place meanwhile."""
+    """Return what ``look`` finds in a folder, read again if the folder was replaced meanwhile."""
     while True:
         before = directory.stat()
         found = look()
@@ -174,9 +176,9 @@ def _of_one_folder(directory: Path, look: Callable[[], Found]) -> Found:
 
 
 def check_target(directory: Path) -> None:
-    """Raise what ``write`` would, before there is anything to write.
+    """Raise what ``write`` would raise, before the work is done.
 
-    BadRequest where it would have to destroy something that is not an artifact, ToolchainFault where it may not write.
+    BadRequest if it would destroy something that is not an artifact, ToolchainFault if it may not write.
     """
     if "\0" in str(directory):
         raise BadRequest(f"{str(directory)!r:.80}: holds a NUL; name a folder")
@@ -188,7 +190,7 @@ def check_target(directory: Path) -> None:
         _check_held(_names(directory) if directory.exists() else set(), directory)
         _check_links(directory)
         is_held = directory.is_mount() or (directory.exists() and directory.samefile(os.curdir))
-        if is_held:  # by others
+        if is_held:  # by other files
             raise BadRequest(f"{directory}: is the current folder or a mount point; name a folder in it")
         _check_place(place, directory)
     except OSError as error:
@@ -196,7 +198,7 @@ def check_target(directory: Path) -> None:
 
 
 def check_folder(directory: Path) -> None:
-    """Raise BadRequest where ``directory`` is a file or lies in one, ToolchainFault where nothing can be made in it."""
+    """Raise BadRequest if ``directory`` is or lies in a file, ToolchainFault if it cannot be written."""
     try:
         _check_links(directory)
         place = next((path for path in (directory, *directory.absolute().parents) if path.exists()), directory)
@@ -215,7 +217,7 @@ def _check_links(directory: Path) -> None:
 
 
 def _check_place(place: Path, directory: Path) -> None:
-    """Make a folder in ``place`` and remove it: permissions tell nothing of /proc. Raises ToolchainFault."""
+    """Create and remove a folder in ``place``, as permissions say nothing of /proc. Raises ToolchainFault."""
     scratch = place / (SCRATCH + secrets.token_hex(8))
     try:
         scratch.mkdir()
@@ -237,9 +239,9 @@ def _check_held(names: Set[str], directory: Path) -> None:
 
 
 def write(artifact: Artifact, directory: Path) -> None:
-    """Put an artifact into a folder, in place of one that is there. Raises BadRequest, or ToolchainFault for the disk.
+    """Write an artifact to a folder, replacing an artifact there. Raises BadRequest, or ToolchainFault.
 
-    The files are written beside it first. Should this process be killed just then, the next to write there cleans up.
+    The files are written beside it first. If this process is killed then, the next writer cleans up.
     """
     check_target(directory)
     target = directory.resolve()  # a link stays a link
@@ -258,7 +260,7 @@ def write(artifact: Artifact, directory: Path) -> None:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove what writers that were killed have left."""
+    """Remove what killed writers left behind."""
     for path in parent.glob(f"{SCRATCH}{'[0-9a-f]' * 16}*"):  # the name that ``write`` gives, and nobody else
         with suppress(FileNotFoundError):  # its writer has just ended
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
@@ -266,9 +268,9 @@ def _remove_stale(parent: Path) -> None:
 
 
 def _take_the_place_of(scratch: Path, directory: Path) -> None:
-    """Rename ``scratch`` to ``directory``; what was there before is then called ``scratch``."""
+    """Rename ``scratch`` to ``directory``; the previous directory is then called ``scratch``."""
     try:
-        scratch.rename(directory)  # where nothing is, or an empty folder
+        scratch.rename(directory)  # if there is nothing, or an empty folder
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
@@ -279,7 +281,7 @@ def _take_the_place_of(scratch: Path, directory: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step (renameat2 with RENAME_EXCHANGE, Linux 3.15); False where that is not known."""
+    """Swap two folders atomically (renameat2 with RENAME_EXCHANGE, Linux 3.15); False if unsupported."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
@@ -288,7 +290,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _move_aside(scratch: Path, directory: Path) -> None:
-    """The same in two steps, between which nothing is there; the old one comes back if the second fails."""
+    """Replace a folder in two renames, between which it is missing; undo the first if the second fails."""
     old = scratch.with_name(f"{scratch.name}-old")
     directory.rename(old)
     try:

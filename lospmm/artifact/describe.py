@@ -1,17 +1,17 @@
-"""A manifest's tile, family and rivals in a few words."""
+"""Short texts about a manifest's tile and families."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def columns_of_tile(tile: Mapping[str, Any]) -> str:
-    """Of C, that a thread block computes."""
+    """Return the columns of C of a thread block, as text."""
     per_thread = tile["thread_columns"]
     return f"{tile['cols'] * per_thread} columns{f' ({per_thread} a thread)' if per_thread > 1 else ''}"
 
 
 def family_in_words(manifest: Mapping[str, Any]) -> str:
-    """The family; of dense, what cuBLAS takes, and the family of the kernel in the cubin."""
+    """Return the family; for "dense" also cuBLAS's time and the family of the kernel in the cubin."""
     dense = manifest["dense"]
     if dense is None:
         return str(manifest["family"])
@@ -20,7 +20,7 @@ def family_in_words(manifest: Mapping[str, Any]) -> str:
 
 
 def other_families(families: Sequence[Mapping[str, Any]]) -> str:
-    """What became of each family beside the unrolled one, in a line; nothing where none was timed."""
+    """Return the result of each packed family in one line; empty if none was timed."""
     if all(family["micros"] is None for family in families):
         return ""
     return "; ".join(f"{family['name']} {_of_family(family)}" for family in families)

@@ -1,4 +1,4 @@
-"""manifest.json: what a kernel is, how it is launched and how it was found. docs/manifest.md says what fields mean."""
+"""manifest.json: a kernel, its launch, and how it was found. docs/manifest.md describes its fields."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -17,6 +17,8 @@ MANIFEST_FILE = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Tile:
+    """Tile size and schedule of an unrolled kernel."""
+
     rows: PositiveInt
     cols: PositiveInt
     prefetch: NonNegativeInt
@@ -35,7 +37,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """Of a packed kernel: the fields of its family's plan, the columns of C that a block writes, and the bytes of A."""
+    """A packed kernel's plan: its parameters, the columns of C of a block, and the bytes of A."""
 
     axes: dict[str, int]
     cols: PositiveInt
@@ -44,7 +46,10 @@ class PlanSummary:
 
 @dataclass(frozen=True, slots=True)
 class FamilySummary:
-    """What became of a family in a search; ``micros`` is null where none was timed, ``refusal`` where it took part."""
+    """The result of a family in a search.
+
+    ``micros`` is null if none of its plans was timed, ``refusal`` if it took part.
+    """
 
     name: str
     plans: int
@@ -56,7 +61,7 @@ class FamilySummary:
 
 @dataclass(frozen=True, slots=True)
 class DenseSummary:
-    """Of the family "dense": what cuBLAS of this type took, where it was timed, and how exact it was."""
+    """The family "dense": the time of cuBLAS in this type, if measured, and its error."""
 
     library: str | None  # its name, version and file
     micros: float | None
@@ -66,6 +71,8 @@ class DenseSummary:
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
+    """The launch of a kernel."""
+
     grid: tuple[PositiveInt, PositiveInt, PositiveInt]
     block: PositiveInt
     shared_bytes: NonNegativeInt
@@ -73,6 +80,8 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
+    """An argument of a kernel."""
+
     name: str
     type: str
     layout: str
@@ -80,7 +89,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What the kernel does with A x B before it stores it. The bias itself lies in ``artifact.BIAS_FILE``."""
+    """What the kernel does with A x B before it stores it. The bias itself is in ``artifact.BIAS_FILE``."""
 
     bias: bool
     relu: bool
@@ -89,6 +98,8 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class SearchSummary:
+    """Figures of the search that found a kernel."""
+
     space: int
     after_registers: int
     after_utilization: int
@@ -106,7 +117,7 @@ class SearchSummary:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """What tuning took, in all and by the stages of ``stages.STAGES``; 0 for a stage that there was no need of."""
+    """Seconds of tuning, in total and by the stages of ``stages.STAGES``; 0: the stage was skipped."""
 
     total: float
     reorder: float
@@ -122,6 +133,8 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
+    """Where and how exactly a kernel was verified."""
+
     on: str
     max_relative_error: float
     columns: int
@@ -129,7 +142,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class ClocksAtEnd:
-    """What NVML said of the GPU right after the measurement."""
+    """The GPU's clocks by NVML right after the measurement."""
 
     sm_mhz: int
     memory_mhz: int
@@ -139,13 +152,13 @@ class ClocksAtEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Times of one launch in microseconds, all of one run on one GPU; null where there is no figure."""
+    """Microseconds of one launch, all of one run on one GPU; null: not measured."""
 
     micros: float
     spread: float  # interquartile range of the replays over their median
     noise: float  # how far three times of the same kernel were apart, relative to the smallest
     cold: bool  # B came from memory, not from the L2 cache
-    cache: Literal["cold", "warm", "streamed", "network"] = "cold"  # what else did: docs/measuring.md
+    cache: Literal["cold", "warm", "streamed", "network"] = "cold"  # state of the caches: docs/measuring.md
     bound_micros: float
     cusparse_micros: float | None
     cusparse_algorithm: str | None  # the faster one
@@ -162,7 +175,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """manifest.json; docs/manifest.md says what each field means."""
+    """manifest.json; docs/manifest.md describes each field."""
 
     schema: int = SCHEMA
     name: str
@@ -201,6 +214,7 @@ class Manifest:
     dense: DenseSummary | None = None  # null of any other family
 
     def to_json(self) -> str:
+        """Return the manifest as JSON text."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
@@ -208,7 +222,7 @@ _MANIFEST = TypeAdapter(Manifest)
 
 
 def parse(content: bytes, where: str) -> dict[str, Any]:
-    """manifest.json, every field of it checked; a later version may have added some."""
+    """Return the fields of a manifest.json, all checked; unknown ones of later versions are allowed."""
     try:
         manifest = json.loads(content)
         schema = manifest["schema"]

@@ -1,4 +1,4 @@
-"""The tiling space of a finished search as an artifact keeps it (``space.json``): what became of every tile size.
+"""The tiling space of a finished search (``space.json``): the verdict on every tile size.
 
 One character a tile size, so that 8,192 of them are 8 KB: the letter of the constraint that removed it, or LEFT. The
 same search gives the same bytes.
@@ -23,12 +23,14 @@ SCHEMA: Literal[1] = 1
 #: A tile size that no constraint removed.
 LEFT = "."
 
-#: More tile sizes than any search names: what claims to have more is not ours.
+#: More tile sizes than any search has: a file with more is not ours.
 MAX_CELLS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class MappedConstraint:
+    """A constraint and its letter."""
+
     symbol: str
     name: str
     stage: Stage
@@ -37,7 +39,7 @@ class MappedConstraint:
 
 @dataclass(frozen=True, slots=True)
 class MappedCandidate:
-    """A candidate by its tile size and schedule, with the ranker's score, of which the lowest is best."""
+    """A candidate's tile size and schedule, with the ranker's score; the lowest is best."""
 
     rows: int
     cols: int
@@ -53,7 +55,7 @@ class MappedCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileMap:
-    """space.json. ``cells`` has a text for each of ``rows``, and in it a character for each of ``cols``."""
+    """space.json; ``cells`` has a text for each of ``rows``, with a character for each of ``cols``."""
 
     schema: Literal[1] = SCHEMA
     rows: tuple[int, ...]  # the values of M1 that were named, ascending
@@ -64,14 +66,16 @@ class TileMap:
     winner: MappedCandidate
 
     def to_json(self) -> str:
+        """Return the map as JSON text."""
         return json.dumps(asdict(self), separators=(",", ":")) + "\n"
 
     @property
     def size(self) -> int:
+        """Tile sizes of the space."""
         return len(self.rows) * len(self.cols)
 
     def count(self, symbol: str) -> int:
-        """Tile sizes that the constraint of ``symbol`` removed, or with LEFT those that are left."""
+        """Return how many tile sizes the constraint of ``symbol`` removed, or with LEFT how many are left."""
         return sum(line.count(symbol) for line in self.cells)
 
 
@@ -79,7 +83,7 @@ _MAP = TypeAdapter(TileMap)
 
 
 def map_of(space: Space, shortlist: Sequence[tuple[UnrolledPlan, float]], winner: UnrolledPlan) -> TileMap:
-    """What became of each tile size of ``space``. ``shortlist`` has candidates with their scores, best first."""
+    """Return the map of ``space``; ``shortlist`` has candidates with their scores, best first."""
     symbols = dict(zip((constraint.name for constraint in CONSTRAINTS), string.ascii_lowercase, strict=False))
     found = {verdict.tile: symbols[verdict.constraint] for verdict in space.verdicts}
     found |= {survivor.tile: LEFT for survivor in space.survivors}
@@ -105,7 +109,7 @@ def _mapped(candidate: UnrolledPlan, score: float | None) -> MappedCandidate:
 
 
 def parse(content: bytes, where: str) -> TileMap:
-    """The map of a ``space.json``. Raises BadRequest for what is not one, or contradicts itself."""
+    """Return the map of a ``space.json``. Raises BadRequest if it is none or contradicts itself."""
     try:
         found = _MAP.validate_json(content, strict=True)
     except ValidationError as error:

@@ -1,14 +1,14 @@
-"""Running the very text that is shipped, on a CPU. To add a language, add a row to ``RUNTIMES``.
+"""Execution of the shipped text of a kernel on a CPU. To add a language, add a row to ``RUNTIMES``.
 
 It proves what the text says: addresses, dispatch, row order, weights, the order of loads and their uses. It says
 nothing of speed, of the registers that a compiler will need, or of races between threads.
 
-A row is a function of the emission, the launch's ``Geometry``, the chosen columns (distinct), those columns of B,
-(k, columns), and of the residual, (m, columns), or None; its value is those columns of C, (m, columns), NaN where
-nothing was written. B of a convolution is its unfolded input, and what it has for the padding must show nowhere. A
-column may lie in the last block behind the end of B and C: its thread runs too, and must touch nothing. Each thread may
-touch its own column of B and C and nothing else; anything else, and a text that cannot be run, is VerificationFailed.
-``progress`` is told of the parts of the kernel that have run: tiles, or hundredths.
+A row is a function of the emission, the launch's ``Geometry``, the chosen columns (distinct), those columns of B, (k,
+columns), and of the residual, (m, columns), or None; its value is those columns of C, (m, columns), with NaN in
+elements that are not written. B of a convolution is its unfolded input, and its values in the padding must not
+influence C. A column may lie beyond the end of B and C, in the last block: its thread runs too, and must access
+nothing. Each thread may access only its own column of B and C; any other access, and a text that cannot be run,
+raises VerificationFailed. ``progress`` is called with the parts of the kernel that have run: tiles, or hundredths.
 """
 
 from collections.abc import Mapping
@@ -27,6 +27,8 @@ from lospmm.stages import Count, uncounted
 
 
 class Runtime(Protocol):
+    """A function that runs a kernel on a CPU: a row of ``RUNTIMES``."""
+
     def __call__(
         self,
         emission: Emission,
@@ -35,7 +37,8 @@ class Runtime(Protocol):
         b: NDArray[np.float32],
         residual: NDArray[np.float32] | None = None,
         progress: Count = uncounted,
-    ) -> NDArray[np.float32]: ...
+    ) -> NDArray[np.float32]:
+        """Return the chosen columns of C, (m, columns)."""
 
 
 RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
@@ -51,9 +54,10 @@ def execute(
     residual: NDArray[np.float32] | None = None,
     progress: Count = uncounted,
 ) -> NDArray[np.float32]:
-    """C of an emission on the CPU. Raises Unsupported for a language without a runtime.
+    """Return C of an emission, run on the CPU. Raises Unsupported for a language without a runtime.
 
-    ``columns`` are those of the geometry's words; B, C and the residual have as many elements of each as a word holds.
+    ``columns`` are those of the geometry's words; B, C and the residual have as many elements of each as a word
+    holds.
     """
     if emission.language not in RUNTIMES:
         raise Unsupported(f"running {emission.language!r} on a CPU: choose one of {', '.join(RUNTIMES)}")
@@ -68,5 +72,5 @@ def execute(
 
 
 def _paired(elements: NDArray[np.float32], dtype: Dtype) -> NDArray[np.float32]:
-    """Words of two neighbouring columns each, the lower half first, as registers move them."""
+    """Return words of two neighbouring columns each, the lower half first, as registers hold them."""
     return np.ascontiguousarray(dtype.to_storage(elements)).view(np.float32)

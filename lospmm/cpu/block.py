@@ -1,6 +1,6 @@
-"""A packed kernel on a CPU: its text, unchanged, compiled by g++ behind block.h and run in a process of its own.
+"""A packed kernel on a CPU: its text, unchanged, compiled by g++ behind block.h.
 
-Whole blocks of threads run, those of the blocks of columns that hold the chosen ones.
+It runs in a process of its own, in whole blocks of threads: those whose columns include the chosen ones.
 """
 
 import sys
@@ -34,11 +34,10 @@ def execute_packed(
     residual: NDArray[np.float32] | None = None,
     progress: Count = uncounted,
 ) -> NDArray[np.float32]:
-    """C (m, n) of ``b`` (k, n), of which only the blocks that hold ``columns`` are computed; NaN elsewhere.
-    ``progress`` is told of hundredths.
+    """Return C (m, n) of ``b`` (k, n), computed in the blocks that hold ``columns``; NaN elsewhere.
 
-    Raises VerificationFailed where the kernel faults, or writes to a column of another block, and ToolchainFault where
-    g++ is missing or fails.
+    ``progress`` is called with hundredths. Raises VerificationFailed if the kernel faults or writes to a column of
+    another block, and ToolchainFault if g++ is missing or fails.
     """
     n = b.shape[1]
     blocks = np.unique(columns // kernel.cols)
@@ -58,7 +57,10 @@ def run_blocks(
     *,
     progress: Count = uncounted,
 ) -> NDArray[np.float32]:
-    """What the blocks with these numbers along x make of ``c``, whose shape is free. Raises as ``execute_packed``."""
+    """Return ``c``, of any shape, after running the blocks of these numbers along x.
+
+    Raises as ``execute_packed``.
+    """
     header = (_HERE / "block.h").read_text()
     library = compile_shared_library(
         kernel.source, header=header, store=Store(settings().cache_dir), options=BLOCK_OPTIONS

@@ -1,8 +1,8 @@
-"""The process that runs a packed kernel compiled by g++: whatever a wrong kernel does, it does here.
+"""The process that runs a packed kernel compiled by g++, so that a faulty kernel cannot harm lospmm.
 
 Run by path, as ``python -I block_process.py LIBRARY ENTRY SHAPE...`` (shape is block.h's), in a directory with the
-files ``columns`` (int64), ``data``, ``b``, ``c`` and perhaps ``residual``, of which c is written; a dot on stdout is a
-hundredth of it. It imports nothing of lospmm, which makes it quick to start.
+files ``columns`` (int64), ``data``, ``b``, ``c`` and perhaps ``residual``, of which c is written; a dot on stdout is
+a hundredth of it. It imports nothing of lospmm, so that it starts quickly.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ PAGE = mmap.PAGESIZE
 
 
 def run(library_path: str, entry: str, shape: list[int]) -> None:
+    """Run the kernel on the files in this directory and overwrite ``c``."""
     library = ctypes.CDLL(library_path)
     columns = Path("columns").read_bytes()
     held = {name: Guarded(Path(name).read_bytes()) for name in ("data", "b", "c", "residual") if Path(name).exists()}
@@ -31,7 +32,7 @@ def run(library_path: str, entry: str, shape: list[int]) -> None:
 
 
 class Guarded:
-    """Bytes whose end, to the next 256 bytes, is the end of a page, with one behind it that nobody may touch."""
+    """Bytes that end, within 256 bytes, at the end of a page, before a page that cannot be accessed."""
 
     def __init__(self, content: bytes) -> None:
         self.size = len(content)
@@ -47,10 +48,12 @@ class Guarded:
             raise OSError(ctypes.get_errno(), "mprotect")
 
     def content(self) -> bytes:
+        """Return the bytes."""
         return self._mapped[self._start : self._start + self.size]
 
 
 def main(library_path: str, entry: str, *shape: str) -> None:
+    """Run with the arguments of the command line."""
     run(library_path, entry, [int(number) for number in shape])
 
 

@@ -1,13 +1,14 @@
-"""Blocks that share a tile: the mailbox that each has in its shared memory, and the barrier at which they meet.
+"""Blocks that share a tile: each block's mailbox in shared memory, and the cluster's barrier.
 
-A slot of a mailbox has one element for each thread, and is written once. That it is read as it was written takes four
-steps, which are what is checked here, so that the order in which blocks run shows nowhere: its writer stores (ST), has
-all see what it stored (MEMBAR), arrives at the barrier, and its reader has waited at the barrier since. A store before
-the first wait may come before its receiver has started, and one that its receiver does not wait for after it has left.
+A slot of a mailbox has one element for each thread, and is written once. Correct reading takes four steps, which are
+checked here, so that the result does not depend on the order in which blocks run: the writer stores (ST), makes its
+stores visible (MEMBAR), arrives at the barrier, and the reader has waited at the barrier since. A store before the
+first wait may come before its receiver has started, and one that its receiver does not wait for after the receiver
+has left.
 
-The barrier has phases 0, 1, ...; the prologue has arrived at the first. Who has left counts as arrived, and nobody may
-arrive twice in a phase (PTX ISA, ``barrier.cluster``), nor wait without having arrived: for itself. So of blocks that
-wait, one that waits for the earliest phase goes on, and nothing else can end in a deadlock.
+The barrier has phases 0, 1, ...; the prologue has arrived at the first. A block that has left counts as arrived. No
+block may arrive twice in a phase (PTX ISA, ``barrier.cluster``), nor wait without having arrived, i.e. for itself. So
+a waiting block of the earliest phase can always go on, and there is no other deadlock.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ SHARED_BYTES = 227 * 1024
 
 @dataclass(slots=True, eq=False)
 class Letter:
-    """What a slot holds, and the phase for which a reader must have waited; None: not known yet."""
+    """The contents of a slot, and the phase that a reader must have waited for; None: not known yet."""
 
     sender: int
     elements: NDArray[np.float32]  # (threads,)
@@ -43,7 +44,7 @@ class Letter:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """What one part of a tile has beside its registers, and how far it has come."""
+    """The state of one part of a tile beside its registers, and its progress."""
 
     number: int
     columns: NDArray[np.int64]  # (threads,)
@@ -58,12 +59,12 @@ class Block:
 
     @property
     def mailbox(self) -> NDArray[np.uint64]:
-        """Where each thread finds its slot 0 in shared memory, (threads,)."""
+        """Shared-memory address of each thread's slot 0, (threads,)."""
         return cast(NDArray[np.uint64], self.own + np.uint64(MAILBOX_ADDRESS + self.number * PEER_BYTES))
 
     @property
     def peers(self) -> NDArray[np.uint64]:
-        """The generic address of each thread's slot 0 in block 0, (threads,)."""
+        """Generic address of each thread's slot 0 in block 0, (threads,)."""
         return cast(NDArray[np.uint64], self.own + np.uint64(PEERS_ADDRESS))
 
     @property
@@ -72,7 +73,7 @@ class Block:
         return any(other.arrived < self.waited and not other.has_left for other in self.cluster)
 
     def send(self, address: NDArray[np.uint64], elements: NDArray[np.float32]) -> None:
-        """Writes a slot of any block. Raises Fault for another address, and for a receiver that may not be there."""
+        """Write a slot of any block. Raises SassFault for another address or a receiver that may be gone."""
         if self.waited == 0:
             raise SassFault("stores before the first CLUSTER_WAIT: the receiver may not have started")
         number, slot = self._slot(address - self.peers, len(self.cluster))
@@ -86,7 +87,7 @@ class Block:
         self._sent.append(receiver.letters[slot])
 
     def collect(self, address: NDArray[np.uint64]) -> NDArray[np.float32]:
-        """The elements of a slot of its own, (threads,). Raises Fault for another address, and for one not there."""
+        """Return the elements of an own slot, (threads,). Raises SassFault for another or an unwritten one."""
         _, slot = self._slot(address - self.mailbox, 1)
         letter = self.letters.get(slot)
         if letter is None:
@@ -96,11 +97,12 @@ class Block:
         return letter.elements
 
     def fence(self) -> None:
+        """Make all stores so far visible to the other blocks."""
         for letter in self._sent:
             letter.is_fenced = True
 
     def arrive(self) -> None:
-        """Raises Fault for an arrival that no wait separates from the one before."""
+        """Arrive at the barrier. Raises SassFault if no wait separates this from the arrival before."""
         if self.arrived > self.waited:
             raise SassFault("arrives again without a CLUSTER_WAIT between")
         for letter in self._sent:
@@ -109,20 +111,20 @@ class Block:
         self.arrived += 1
 
     def wait(self) -> None:
-        """Goes on once it is no longer held. Raises Fault where it would wait for itself."""
+        """Go on once the block is no longer held. Raises SassFault if it would wait for itself."""
         if self.arrived == self.waited:
             raise SassFault("waits without a CLUSTER_ARRIVE before: for itself, and so for ever")
         self.waited += 1
 
     def leave(self) -> None:
-        """Raises Fault where its mailbox may still be written."""
+        """End the block. Raises SassFault if its mailbox may still be written."""
         for slot, letter in self.letters.items():
             if why := self._unseen(letter):
                 raise SassFault(f"leaves while part {letter.sender} may still write slot {slot}: {why}")
         self.has_left = True
 
     def _unseen(self, letter: Letter) -> str | None:
-        """Why this block cannot rely on it that a slot was written."""
+        """Return why this block cannot rely on a slot having been written, or None."""
         if not letter.is_fenced:
             return "no MEMBAR has followed"
         if letter.phase is None:
@@ -130,7 +132,7 @@ class Block:
         return None if letter.phase < self.waited else "no CLUSTER_WAIT here has followed its CLUSTER_ARRIVE"
 
     def _slot(self, distance: NDArray[np.uint64], blocks: int) -> tuple[int, int]:
-        """The block and the slot that all threads go to, given how far from slot 0 of the first of ``blocks``."""
+        """Return the block and slot that all threads address, given their distance from the first slot 0."""
         number, within = np.divmod(distance, np.uint64(PEER_BYTES))
         slot, rest = np.divmod(within, np.uint64(self.slot_bytes))
         stray = (rest != 0) | (number >= blocks) | (within + np.uint64(self.slot_bytes) > SHARED_BYTES)
@@ -144,7 +146,7 @@ class Block:
 
 
 def cluster_of(parts: int, geometry: Geometry, columns: NDArray[np.int64]) -> list[Block]:
-    """The blocks of a tile, which compute ``columns`` together; a thread's number is its column's within the block."""
+    """Return the blocks that share a tile of ``columns``; a thread's number is its column's in the block."""
     own = (columns % geometry.cols * FLOAT_BYTES).astype(np.uint64)
     blocks: list[Block] = []
     blocks += [Block(number, columns, own, geometry.cols * FLOAT_BYTES, blocks) for number in range(parts)]

@@ -1,4 +1,4 @@
-"""CUDA C++ on a CPU: the emitted text, unchanged, compiled by g++ behind shim.h and run in a process of its own."""
+"""CUDA C++ on a CPU: the emitted text, unchanged, compiled by g++ behind shim.h, in its own process."""
 
 import re
 import sys
@@ -18,10 +18,10 @@ from lospmm.toolchain import lifetime
 from lospmm.toolchain.gxx import compile_shared_library
 from lospmm.toolchain.process import Finished, Limits, run
 
-#: A million multiply-adds of 64 columns take a second or two; more than this and the kernel does not end.
+#: Time limit in seconds: a million multiply-adds of 64 columns take one or two.
 RUN_LIMITS = Limits(seconds=120.0, address_space_bytes=8 << 30)
 
-#: Dots that the process writes in all.
+#: Dots that the process writes in total.
 HUNDREDTHS = 100
 
 _HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ def execute(
     residual: NDArray[np.float32] | None = None,
     progress: Count = uncounted,
 ) -> NDArray[np.float32]:
-    """A row of ``RUNTIMES``. Raises VerificationFailed, and ToolchainFault where g++ is missing or fails."""
+    """Run CUDA C++, as a row of ``RUNTIMES``. Raises VerificationFailed; ToolchainFault if g++ fails."""
     header = (_HERE / "shim.h").read_text()
     library = compile_shared_library(emission.source, header=header, store=Store(settings().cache_dir))
     numbers = [str(number) for number in (B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, *_sizes(geometry))]
@@ -64,7 +64,7 @@ def execute(
 
 
 def _sizes(geometry: Geometry) -> tuple[int, ...]:
-    """shim.h's ``Geometry``."""
+    """Return the sizes of shim.h's ``Geometry``."""
     sizes = (geometry.m, geometry.k, geometry.n, geometry.cols, geometry.block_rows)
     launch = (geometry.grid[0], int(geometry.takes_n), int(geometry.takes_residual))
     window = geometry.convolution

@@ -1,9 +1,9 @@
-"""The process that runs a kernel compiled by g++: whatever a wrong kernel does, it does here.
+"""The process that runs a kernel compiled by g++, so that a faulty kernel cannot harm lospmm.
 
 Run by path, as ``python -I cpu_process.py LIBRARY ENTRY B_ADDRESS C_ADDRESS RESIDUAL_ADDRESS SIZE...`` (the sizes are
 shim.h's ``Geometry``), in a directory with the files ``columns`` (int64), ``b``, ``c`` and perhaps ``residual``
-(float32, row-major), of which c is written; a dot on stdout is a hundredth of it. It imports nothing of lospmm,
-which makes it quick to start.
+(float32, row-major), of which c is written; a dot on stdout is a hundredth of it. It imports nothing of lospmm, so
+that it starts quickly.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ from pathlib import Path
 
 
 def run(library_path: str, entry: str, addresses: list[int], sizes: list[int]) -> None:
+    """Run the kernel on the files in this directory and overwrite ``c``."""
     library = ctypes.CDLL(library_path)
     columns, b, c = (_mapped(name) for name in ("columns", "b", "c"))
     residual = _mapped("residual") if Path("residual").exists() else None
@@ -43,6 +44,7 @@ def _array(values: list[int]) -> ctypes.Array[ctypes.c_uint64]:
 
 
 def main(library_path: str, entry: str, *numbers: str) -> None:
+    """Run with the arguments of the command line."""
     b_address, c_address, residual_address, *sizes = (int(number) for number in numbers)
     run(library_path, entry, [b_address, c_address, residual_address], sizes)
 

@@ -1,5 +1,5 @@
-"""Why machine code cannot be run on a CPU."""
+"""Error of machine code that cannot be run on a CPU."""
 
 
 class SassFault(Exception):
-    """Why the instruction at hand cannot be executed."""
+    """The reason why an instruction cannot be executed."""

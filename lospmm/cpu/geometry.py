@@ -1,9 +1,9 @@
-"""What a launch tells a kernel, and where the kernel finds B and C while a CPU runs it.
+"""Launch parameters of a kernel, and the addresses of B and C while a CPU runs it.
 
-B and C may be far larger than what is computed, so they lie at addresses where no memory is, as does the residual,
-which is laid out as C. A runtime turns the address of each access into a row of the thread's own column; any other
-address is refused, with the line at fault. Where a convolution takes B from its input, that is an element of the
-thread's window.
+B and C may be far larger than the columns that are computed, so they have addresses without memory, as does the
+residual, which is laid out as C. A runtime converts the address of each access to a row of the thread's own column;
+any other address is refused, with the line at fault. B of a convolution is the elements of the thread's window in the
+input.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,9 @@ CODE_ADDRESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The sizes of a launch; its n and columns are those of ``words``. ``takes_n`` says that n is the kernel's last
-    argument, ``takes_residual`` that it has a third address.
+    """The sizes of a launch; its n and columns are those of ``words``.
+
+    ``takes_n``: n is the kernel's last argument. ``takes_residual``: it has a third address.
     """
 
     m: int
@@ -48,35 +49,35 @@ class Geometry:
     kept_bytes: int = 0  # of shared memory
 
     def columns_of(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The columns of B and C that these words hold."""
+        """Return the columns of B and C that these words hold."""
         per_word = self.words.columns
         return np.add.outer(words * per_word, np.arange(per_word)).reshape(-1)
 
     def first_columns(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first column of the thread that computes each of these; the last block that has a column counts."""
+        """Return the first column of the thread that computes each of these, the last such block counting."""
         across = self.walks * self.cols
         start = np.minimum(columns // across * across, self.n - across)
         return start + (columns - start) % self.cols
 
     def together(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``columns`` and all others that the same threads compute, ascending."""
+        """Return ``columns`` and all others that the same threads compute, ascending."""
         if self.walks == 1:
             return columns
         steps = self.cols * np.arange(self.walks)
         return np.unique(np.add.outer(self.first_columns(columns), steps))
 
     def own_b(self, columns: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Bytes from the start of B, or of the input, to where the column of each thread begins, modulo 2^64."""
+        """Return each thread's offset of its column in B or the input, in bytes modulo 2^64."""
         elements = columns if self.convolution is None else column_elements(self.convolution, columns)
         return (elements * self.words.stored_bytes).astype(np.uint64)
 
     def own_c(self, columns: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Bytes from the start of C to row 0 of each column."""
+        """Return the offset of row 0 of each column in C, in bytes."""
         elements = columns if self.convolution is None else output_elements(self.convolution, self.m, columns)
         return (elements * self.words.stored_bytes).astype(np.uint64)
 
     def rows_of_b(self, columns: NDArray[np.int64], offset: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The row of its own column that lies ``offset`` bytes from the start of B, of each thread; -1: none does."""
+        """Return the row of each thread's own column at ``offset`` bytes from the start of B; -1: none."""
         if self.convolution is None:
             return _rows(offset - self.own_b(columns), self.n * self.words.stored_bytes, self.k)
         element, rest = np.divmod(offset, np.uint64(self.words.stored_bytes))
@@ -85,12 +86,12 @@ class Geometry:
         return np.where(inside, found, -1)
 
     def rows_of_c(self, columns: NDArray[np.int64], offset: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The same of C and of the residual."""
+        """Return the row of each thread's own column at ``offset`` bytes from the start of C; -1: none."""
         row_elements = self.n if self.convolution is None else self.convolution.pixels
         return _rows(offset - self.own_c(columns), row_elements * self.words.stored_bytes, self.m)
 
     def places_of_c(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in C each element of these columns lies, (m, columns), counted in elements."""
+        """Return the offset in C of each element of these columns, (m, columns), in elements."""
         if self.convolution is None:
             return np.add.outer(np.arange(self.m) * self.n * self.words.columns, columns)
         first = output_elements(self.convolution, self.m, columns)
@@ -104,7 +105,7 @@ def _rows(offset: NDArray[np.uint64], row_bytes: int, rows: int) -> NDArray[np.i
 
 
 def geometry_of(program: KernelProgram, *, n: int, cols: int) -> Geometry:
-    """The launch of ``program``; ``n`` and ``cols`` hold where it leaves them to the launch."""
+    """Return the launch of ``program``; ``n`` and ``cols`` are used if the program leaves them open."""
     n = n if program.n is None else program.n
     cols = cols if program.cols is None else program.cols
     return Geometry(
@@ -125,12 +126,12 @@ def geometry_of(program: KernelProgram, *, n: int, cols: int) -> Geometry:
 
 
 def refusal(emission: Emission, line: int, reason: str) -> VerificationFailed:
-    """The error of the text's line number ``line`` (from 1), which it quotes."""
+    """Return the error of line ``line`` (from 1) of the text, which it quotes."""
     lines = emission.source.splitlines()
     quoted = f", {lines[line - 1].strip()}" if 0 < line <= len(lines) else ""
     return VerificationFailed(f"{emission.entry} on the CPU: line {line}{quoted}: {reason}")
 
 
 def stray_access(operand: str, offset: int, column: int) -> str:
-    """Why an access is refused: it is ``offset`` bytes from the start of ``operand``."""
+    """Return why an access ``offset`` bytes from the start of ``operand`` is refused."""
     return f"byte {offset} of {operand} is not an element of column {column}, the thread's own"

@@ -1,7 +1,7 @@
-"""16-bit numbers in words, the lower half first: conversions, and multiply-adds of pairs, rounded once as HFMA2 does.
+"""16-bit numbers in words, the lower half first: conversions, and multiply-adds rounded once as HFMA2.
 
-The product of two such numbers is exact in float64. The sum is rounded to odd there, and so is what lies between, so
-that the last rounding decides as the only one (Boldo and Melquiond, as in ``interpret``).
+The product of two such numbers is exact in float64. The sum and intermediate values are rounded to odd there, so that
+the last rounding gives the result of a single one (Boldo and Melquiond, as in ``interpret``).
 """
 
 import numpy as np
@@ -16,24 +16,24 @@ _BFLOAT = DTYPES["bfloat16"]
 
 
 def bits_of(values: NDArray[np.float32], dtype: Dtype) -> Words:
-    """Each as a number of 16 bits, to the nearest, in the lower half of a word."""
+    """Return each value as a 16-bit number, rounded to nearest, in the lower half of a word."""
     with np.errstate(over="ignore"):
         return dtype.to_storage(values).view(np.uint16).astype(np.uint32)
 
 
 def values_of(words: Words, dtype: Dtype) -> NDArray[np.float32]:
-    """The numbers in the lower halves."""
+    """Return the numbers in the lower halves."""
     lower = words.astype(np.uint16)
     return dtype.from_storage(lower.view(dtype.to_storage(np.zeros(1, np.float32)).dtype))
 
 
-#: What hardware does in silence; a NaN that signals (0x7F81 in bfloat16) does when it is only converted.
+#: Floating-point events that hardware ignores; a signalling NaN (0x7F81 in bfloat16) raises one when it is converted.
 _silent = np.errstate(over="ignore", invalid="ignore")
 
 
 @_silent
 def half_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:
-    """weights * x + accumulator of pairs of float16, (threads,)."""
+    """Return weights * x + accumulator of pairs of float16, (threads,)."""
     factor = np.array([weights], np.uint32).view(np.float16).astype(np.float64)
     values, before = (words.copy().view(np.float16).astype(np.float64).reshape(-1, 2) for words in (x, accumulator))
     total = _sum(factor * values, before)
@@ -42,7 +42,7 @@ def half_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:
 
 @_silent
 def bfloat_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:
-    """The same of bfloat16."""
+    """Return weights * x + accumulator of pairs of bfloat16, (threads,)."""
     factor, values, before = map(_from_bfloats, (np.array([weights], np.uint32), x, accumulator))
     total = _sum(factor * values, before)
     single = total.astype(np.float32)
@@ -54,7 +54,7 @@ def bfloat_multiply_add(weights: int, x: Words, accumulator: Words) -> Words:
 
 
 def _from_bfloats(words: Words) -> NDArray[np.float64]:
-    """(words, 2)."""
+    """Return both numbers of each word, (words, 2)."""
     pairs = np.stack((words << np.uint32(16), words & np.uint32(0xFFFF0000)), axis=1)
     return np.ascontiguousarray(pairs).view(np.float32).astype(np.float64)
 

@@ -1,16 +1,17 @@
-"""What the hardware does not check in machine code: whether a value is there when it is read, and gone when it is lost.
+"""Hazards in machine code that the hardware does not check: reads too early and overwrites too early.
 
 One warp issues its instructions in order, on a clock that only their stalls advance, by at least one cycle each.
 
 - Arithmetic reads its operands when it is issued; its result can be read ``LATENCY`` cycles later, not before.
 - A load's result is there at an unknown time: not before an instruction has waited for the load's scoreboard.
-- Loads and stores read addresses and data at an unknown time: not before an instruction has waited for one of their
+- Loads and stores read addresses and data at an unknown time: only after an instruction has waited for one of their
   scoreboards is it certain that they did.
-- A scoreboard counts up to ``SCOREBOARD_LIMIT``; it is up ``SCOREBOARD_CYCLES`` after what raises it was issued.
-- Of two results in one register the later instruction's must land later.
+- A scoreboard counts up to ``SCOREBOARD_LIMIT``; it is up ``SCOREBOARD_CYCLES`` after its instruction was issued.
+- Of two results in one register the later instruction's must arrive later.
 
-A program in which ``Hazards.issue`` finds nothing computes what it says in order, whatever memory takes. What an
-instruction's predicate leaves out counts as done, so guards hide no hazard and may be refused for one that they avert.
+A program in which ``Hazards.issue`` finds nothing computes the same as in sequential order, whatever the memory
+latency. Instructions skipped by a predicate count as executed, so guards hide no hazard and may be refused for one
+that they avert.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,11 +51,11 @@ LATENCY: Mapping[int, tuple[int, int]] = MappingProxyType(
     }
 )
 
-#: What ends at an unknown time: with a result, and all.
+#: Instructions of unknown latency: those with a result, and all.
 LOADS = frozenset((Opcode.LDG, Opcode.LDS, Opcode.LDS_UNIFORM))
 MEMORY = LOADS | {Opcode.STG, Opcode.ST, Opcode.STS, Opcode.PREFETCH, Opcode.TOUCH}
 
-#: What reads a result as late as a load or store: ptxas 13.0 leaves 5 cycles between a multiply-add and a rounding.
+#: Instructions with the latency rule of loads and stores: ptxas 13.0 leaves 5 cycles from multiply-add to rounding.
 _READ_LATE = MEMORY | {*_ROUNDINGS}
 
 SCOREBOARDS = 6
@@ -70,7 +71,7 @@ HARDWARE_REGISTERS = 2
 
 
 class Hazard(Exception):
-    """Why the instruction at hand cannot be relied on."""
+    """The reason why an instruction is not reliable."""
 
 
 class Instruction(NamedTuple):
@@ -100,6 +101,7 @@ assert Instruction._fields == FORM.names
 
 
 def instructions(form: NDArray[np.void]) -> list[Instruction]:
+    """Return the rows of ``form`` as values."""
     return [Instruction._make(row) for row in form.tolist()]
 
 
@@ -149,7 +151,10 @@ _REUSABLE = ("ra", "rb", "rc")
 
 @dataclass(slots=True, eq=False)
 class Hazards:
-    """What is in flight in a warp. Threads have ``registers`` registers; ``filled`` hold something at the start."""
+    """The state of a warp's instructions in flight.
+
+    Threads have ``registers`` registers; those of ``filled`` hold values at the start.
+    """
 
     registers: int
     filled: Iterable[int]
@@ -172,7 +177,7 @@ class Hazards:
             self._readable[register] = self._readable_by_memory[register] = 0
 
     def issue(self, instruction: Instruction) -> None:
-        """The next instruction of the warp. Raises Hazard."""
+        """Issue the next instruction of the warp. Raises Hazard."""
         op = instruction.op
         if op == Opcode.CLUSTER_ARRIVE:
             self._arrived = self.clock
@@ -243,7 +248,7 @@ class Hazards:
         return f" {_cycles(since)} after {writer.name} wrote it, {latency} are needed"
 
     def _check_writes(self, op: int, writes: list[int]) -> None:
-        lands = self.clock + (LATENCY[op][0] if op in LATENCY else 1)  # a load may be as quick as can be
+        lands = self.clock + (LATENCY[op][0] if op in LATENCY else 1)  # a load may be as fast as arithmetic
         for register in writes:
             if register < _P0:
                 self._check_given(register)

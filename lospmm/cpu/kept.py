@@ -1,7 +1,7 @@
-"""What threads keep in shared memory of the column that they are not at, on the CPU (``codegen.sass.walks``).
+"""Accumulators that threads keep in shared memory while they walk another column, on the CPU.
 
-A place has four words of each thread, and no thread touches another's: so no barrier is needed, and what is read is
-what the thread itself wrote last.
+See ``codegen.sass.walks``. A place has four words of each thread, and no thread touches another's: so no barrier is
+needed, and a thread reads what it wrote last.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from lospmm.space.walks import KEPT_BYTES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptAccumulators:
-    """``threads`` are their numbers in the block."""
+    """The kept words of a block; ``threads`` are the threads' numbers in the block."""
 
     threads: NDArray[np.int64]
     geometry: Geometry
@@ -26,16 +26,16 @@ class KeptAccumulators:
 
     @property
     def own(self) -> NDArray[np.int64]:
-        """Where each thread's first word lies, (threads,)."""
+        """Offset of each thread's first word, (threads,)."""
         return MAILBOX_ADDRESS + KEPT_BYTES * self.threads
 
     def write(self, address: NDArray[np.uint64], words: NDArray[np.float32]) -> None:
-        """``words``, (count, threads), one after another. Raises Fault for an address that is not the thread's."""
+        """Write ``words``, (count, threads), consecutively. Raises SassFault for an address of another thread."""
         for at, word in zip(self._places(address, len(words)), words, strict=True):
             self.words[at] = word.copy()
 
     def read(self, address: NDArray[np.uint64], count: int) -> list[NDArray[np.float32]]:
-        """So many words. Raises Fault also for those that nobody has written."""
+        """Return ``count`` words. Raises SassFault as ``write``, and for words that were never written."""
         places = self._places(address, count)
         if any(at not in self.words for at in places):
             raise SassFault("reads shared memory that it has not written")

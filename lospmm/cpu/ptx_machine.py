@@ -1,7 +1,7 @@
-"""Emitted PTX on a CPU: all chosen threads at once, each register a NumPy vector with one element per thread.
+"""Emitted PTX on a CPU: all chosen threads at once, each register a NumPy vector over threads.
 
-Threads part where they go different ways: those that leave are dropped, and those that jump to the same tile go on as
-a group. What each instruction means is a function in ``OPERATIONS`` (PTX ISA 8.x, section 9.7).
+Threads diverge: those that exit are dropped, and those that jump to the same tile go on as a group. The meaning of
+each instruction is a function in ``OPERATIONS`` (PTX ISA 8.x, section 9.7).
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,11 @@ Vector = NDArray[Any]
 
 
 class _PtxFault(Exception):
-    """Why the instruction at hand cannot be executed."""
+    """The reason why an instruction cannot be executed."""
 
 
 class _Values(dict[str, Vector]):
-    """Registers or parameters by name. One that nothing was written to cannot be read."""
+    """Registers or parameters by name; reading one that was never written is a fault."""
 
     def __missing__(self, name: str) -> Vector:
         raise _PtxFault(f"{name} is read before it is written")
@@ -35,7 +35,7 @@ class _Values(dict[str, Vector]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PtxOperand:
-    """B, C or the residual: where the kernel finds it, and its chosen columns."""
+    """B, C or the residual: its address in the kernel, and its chosen columns."""
 
     name: str
     address: int
@@ -55,7 +55,7 @@ class _Machine:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Threads that stand at the same instruction of ``function``, in the state that they share or hold one by one."""
+    """Threads at the same instruction of ``function``, with their shared and individual state."""
 
     machine: _Machine
     function: PtxFunction
@@ -65,7 +65,7 @@ class _Group:
     arguments: _Values = field(default_factory=_Values)  # of the next call
 
     def part(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> "_Group":
-        """Some of the threads, in the same state."""
+        """Return some of the threads, in the same state."""
         kept = [_Values((name, value[which]) for name, value in values.items()) for values in self._values()]
         return _Group(self.machine, self.function, self.slots[which], *kept)
 
@@ -84,7 +84,7 @@ def execute(
     residual: NDArray[np.float32] | None = None,
     progress: Count = uncounted,
 ) -> NDArray[np.float32]:
-    """A row of ``RUNTIMES``. Raises VerificationFailed."""
+    """Run PTX, as a row of ``RUNTIMES``. Raises VerificationFailed."""
     c = np.full((geometry.m, len(columns)), np.nan, dtype=np.float32)
     try:
         functions = parse(emission.source)
@@ -100,7 +100,7 @@ def execute(
 
 
 def _launch(machine: _Machine, entry: str) -> _Group:
-    """The threads of the chosen columns in every block row, at the start of the kernel."""
+    """Return the threads of the chosen columns in every block row, at the start of the kernel."""
     geometry, count = machine.geometry, len(machine.columns)
     function = machine.functions.get(entry)
     if function is None:
@@ -150,7 +150,7 @@ def _run(group: _Group, *, start: int) -> None:
 
 
 def _run_guarded(group: _Group, opcode: str, operands: tuple[Any, ...], runs: Vector) -> None:
-    """The instruction in the threads that take part: the others keep what its target held, if anything."""
+    """Execute the instruction in the threads that take part; the others keep the target's value."""
     if not runs.any():
         return
     if runs.all():
@@ -174,7 +174,7 @@ def _register_of(operand: Any) -> str | None:
 
 
 def _value(group: _Group, operand: str | np.generic) -> Vector:
-    """What a register holds, or an immediate for every thread."""
+    """Return a register's value, or an immediate for every thread."""
     return group.registers[operand] if isinstance(operand, str) else np.full(len(group.slots), operand)
 
 
@@ -273,7 +273,7 @@ def _store(group: _Group, address: Address, source: str | np.float32) -> None:
 
 
 def _rows(group: _Group, operand: _PtxOperand, address: Address) -> NDArray[np.int64]:
-    """The row that each thread addresses in its column, (threads,)."""
+    """Return the row that each thread addresses in its column, (threads,)."""
     geometry = group.machine.geometry
     own_column = group.machine.columns[group.slots]
     offset = group.registers[address.register] + np.uint64((address.offset - operand.address) % 2**64)
@@ -287,7 +287,7 @@ def _rows(group: _Group, operand: _PtxOperand, address: Address) -> NDArray[np.i
 
 
 def _branch(group: _Group, index: str, table: str) -> None:
-    """Threads with the same target go on together."""
+    """Jump; threads with the same target go on together."""
     function = group.function
     if table not in function.tables:
         raise _PtxFault(f"there are no branch targets {table!r}")
@@ -307,7 +307,7 @@ def _branch(group: _Group, index: str, table: str) -> None:
 
 
 def _call(group: _Group, name: str, arguments: tuple[str, ...]) -> None:
-    """Go on in a function, which never returns."""
+    """Continue in a function, which never returns."""
     callee = group.machine.functions.get(name)
     if callee is None:
         raise _PtxFault(f"there is no function {name!r}")

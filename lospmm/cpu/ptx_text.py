@@ -1,4 +1,4 @@
-"""The PTX that codegen/ptx.py emits, read into functions of decoded instructions; anything else is refused.
+"""Parser of the PTX that codegen/ptx.py emits; anything else is refused.
 
 An operand is decoded by what its instruction expects there: a destination (``f32=``), a register (``f32``), an
 immediate (``f32#``) or either of them (``f32?``). To read another instruction, add a row to ``SIGNATURES`` and its
@@ -72,7 +72,7 @@ _BITS = {"b32": 32, "b64": 64}
 
 
 class PtxError(Exception):
-    """Line ``line`` (from 1) is wrong, or its instruction cannot be executed."""
+    """An error in line ``line`` (from 1), or an instruction that cannot be executed."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -80,6 +80,8 @@ class PtxError(Exception):
 
 
 class Address(NamedTuple):
+    """A register and an offset."""
+
     register: str
     offset: int  # bytes
 
@@ -89,6 +91,8 @@ Operand = str | np.float32 | np.uint32 | np.uint64 | Address | tuple[str, ...]
 
 
 class PtxInstruction(NamedTuple):
+    """A decoded instruction and its line."""
+
     opcode: str
     operands: tuple[Operand, ...]
     line: int
@@ -98,7 +102,7 @@ class PtxInstruction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PtxFunction:
-    """A function; what is behind its header fills up as it is read."""
+    """A function; what follows its header is filled in as it is read."""
 
     name: str
     line: int
@@ -111,7 +115,7 @@ class PtxFunction:
 
 
 def parse(text: str) -> dict[str, PtxFunction]:
-    """The functions of a whole emission by name. Raises PtxError."""
+    """Return the functions of a whole emission by name. Raises PtxError."""
     header = _HEADER.match(text)
     if header is None:
         raise PtxError(1, "expected .version, .target and .address_size 64")
@@ -127,7 +131,7 @@ def parse(text: str) -> dict[str, PtxFunction]:
 
 
 class _Reader:
-    """Where in the text the reader is: outside of functions, in one, or in the braces around a call."""
+    """The state of the parser: outside of functions, in one, or in the braces around a call."""
 
     def __init__(self, line: int) -> None:
         self.line = line
@@ -137,7 +141,7 @@ class _Reader:
         self.decoded: dict[tuple[str, str], Operand] = {}  # (kind, text) that this function had before
 
     def read(self, text: str, end: str) -> None:
-        """One statement and what ends it: a semicolon, a brace, or nothing at the end of the text."""
+        """Read one statement and what ends it: a semicolon, a brace, or nothing at the end of the text."""
         function = self.function
         if function is None:
             self.function = self._begin(text, end)
@@ -199,7 +203,7 @@ class _Reader:
             self._instruction(function, opcode, rest)
 
     def _guard(self, function: PtxFunction, text: str) -> None:
-        """The predicate of the instruction that was read last."""
+        """Set the predicate of the instruction that was read last."""
         instruction, name = function.body[-1], text.removeprefix("!")
         if instruction.opcode not in GUARDED:
             raise PtxError(self.line, f"{instruction.opcode} has no predicate here")
@@ -244,7 +248,7 @@ def _opcode(text: str) -> tuple[str, str]:
 
 
 def _decode(function: PtxFunction, arguments: Mapping[str, str], kind: str, text: str) -> Operand | None:
-    """The operand that ``text`` names where ``kind`` is expected, or None."""
+    """Return the operand that ``text`` names if it is of the expected ``kind``, else None."""
     match kind:
         case "address":
             return _address(function, text)
@@ -261,7 +265,7 @@ def _decode(function: PtxFunction, arguments: Mapping[str, str], kind: str, text
 
 
 def _in_brackets(text: str, declared: Mapping[str, str], kind: str) -> str | None:
-    """The name of a parameter or an argument of the type that ``kind`` ends with."""
+    """Return the name of a parameter or argument of the type that ``kind`` ends with."""
     name = text.removeprefix("[").removesuffix("]")
     return name if text == f"[{name}]" and declared.get(name) == kind.rpartition(" ")[2] else None
 
@@ -286,7 +290,7 @@ def _register_or_immediate(function: PtxFunction, kind: str, text: str) -> Opera
 
 
 def _address(function: PtxFunction, text: str) -> Address | None:
-    """A register with an offset, which PTX takes as a signed 32-bit number of bytes."""
+    """Return a register with an offset, which PTX takes as a signed 32-bit number of bytes."""
     parts = _ADDRESS.fullmatch(text)
     if parts is None or function.declared.get(parts[1]) != "b64":
         return None

@@ -1,4 +1,4 @@
-"""A x B in float64 with what an epilogue adds, and how far a result is from it."""
+"""Reference in float64: A x B with the epilogue, and the error of a result."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,11 @@ def compare(
 ) -> float:
     """Return the greatest error of ``c`` (m, columns) as A x ``b``, relative to |A| |B|.
 
-    ``columns`` are their numbers, for messages. ``b`` and ``residual`` are what they are in memory. An element without
-    a term must be zero.
+    ``columns`` are their numbers, for messages. ``b`` and ``residual`` are what they are in memory. An element
+    without a term must be zero.
 
-    Raises VerificationFailed beyond the ``tolerance`` (None: that of the type), or for NaN, which stands where nothing
-    was written.
+    Raises VerificationFailed beyond the ``tolerance`` (None: that of the type), or for NaN, which stands where
+    nothing was written.
     """
     unwritten = np.flatnonzero(np.isnan(c).any(axis=1))
     if len(unwritten):

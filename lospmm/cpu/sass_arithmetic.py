@@ -1,4 +1,4 @@
-"""What arithmetic of machine code means: instructions that read and write registers and predicates, nothing else."""
+"""Arithmetic of machine code: instructions that read and write only registers and predicates."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from lospmm.problem.dtype import DTYPES
 
 
 def target_of(register: int) -> int:
-    """The row of a warp's registers that an instruction writes to."""
+    """Return the row of a warp's registers that an instruction writes to."""
     return NOWHERE if register == RZ else register
 
 
@@ -130,7 +130,7 @@ def _maximum(warp: Warp, at: Instruction) -> int:
 
 
 def _test(warp: Warp, at: Instruction) -> int:
-    """The words are only looked at."""
+    """Set a predicate to whether bits are set; no register is written."""
     if at.rd != RZ or at.rc != RZ:
         raise SassFault("a test of bits that writes a register, or reads a third")
     warp.predicates[at.carry] = (warp.words[at.ra] & np.uint32(at.immediate)) != 0

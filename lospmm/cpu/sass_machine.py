@@ -1,11 +1,11 @@
-"""Our machine code on a CPU: all chosen threads at once, each register a NumPy vector with one element per thread.
+"""Machine code on a CPU: all chosen threads at once, each register a NumPy vector over threads.
 
-A tile's code is run from its first instruction to its EXIT, as one warp, and held against ``Hazards`` on the way: what
-runs through here computes the same on a GPU, whatever its memory takes. What runs before the tiles (``prologue``) is
-not run: threads without a column have left, the others find their addresses in the registers of ``Entry``. The parts
-of a tile that several blocks share run in turn, each until it has to wait for the others (``Block``).
+A tile's code is run from its first instruction to its EXIT, as one warp, and checked by ``Hazards`` on the way: code
+that passes computes the same on a GPU, whatever the memory latency. The code before the tiles (``prologue``) is not
+run: threads without a column have left, the others find their addresses in the registers of ``Entry``. The parts of a
+tile that several blocks share run in turn, each until it has to wait for the others (``Block``).
 
-What each instruction means is a function in ``OPERATIONS``.
+The meaning of each instruction is a function in ``OPERATIONS``.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +29,7 @@ from lospmm.cpu.warp import Warp, warps_at_entry
 from lospmm.errors import ToolchainFault, VerificationFailed
 from lospmm.stages import Count, uncounted
 
-#: A tile that issues more instructions than this many times its length does not end.
+#: A tile that issues more instructions than this many times its length counts as endless.
 LOOP_LIMIT = 16
 
 
@@ -41,7 +41,7 @@ def execute(
     residual: NDArray[np.float32] | None = None,
     progress: Count = uncounted,
 ) -> NDArray[np.float32]:
-    """C (m, columns) of machine code, as a row of ``RUNTIMES`` does it for an emission.
+    """Return C (m, columns) of machine code, as a row of ``RUNTIMES`` does for an emission.
 
     Raises VerificationFailed for a hazard, an address that is not the thread's own, an element of another block that
     may not be there, code that cannot be encoded, and code that does not end.
@@ -62,20 +62,22 @@ def execute(
     # A sum beyond float32 is infinite, on a GPU as here; it is not worth a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         every = zip(*(code.dispatch[part::parts] for part in range(parts)), strict=True)
-        tiles = tuple(dict.fromkeys(every))  # twice the same stores the same
+        tiles = tuple(dict.fromkeys(every))  # equal tiles store the same
         for done, tile in enumerate(tiles):
             progress(done, len(tiles))
             warps = warps_at_entry(parts, code.entry, geometry, own_columns, own_b, own_c, size, third)
             running = [_run_part(code, part, warp, generation) for part, warp in zip(tile, warps, strict=True)]
-            while running:  # each goes on as far as it can
+            while running:  # each runs until it has to wait
                 running = [part for part in running if next(part, False)]
     c[:, own] = own_c
     return c
 
 
 def _threads_of(geometry: Geometry, columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first column of each thread that has one, and where among ``columns`` all of them are: the first ones, then
-    those of the next walk. Of threads with several columns all must be there."""
+    """Return each thread's first column, and the indices in ``columns`` of all its columns, walk by walk.
+
+    All columns of a thread with several must be there.
+    """
     if geometry.walks == 1:
         inside = np.flatnonzero(columns < geometry.n)
         return columns[inside], inside
@@ -96,13 +98,13 @@ def execute_emission(
     residual: NDArray[np.float32] | None = None,
     progress: Count = uncounted,
 ) -> NDArray[np.float32]:
-    """The row of ``RUNTIMES``: an emission of machine code. Raises as ``execute``."""
+    """Run an emission of machine code, as a row of ``RUNTIMES``. Raises as ``execute``."""
     assert emission.machine is not None, "an emission in this language holds machine code"
     return execute(emission.machine, geometry, columns, b, residual, progress)
 
 
 def _check_descriptors(code: MachineCode, generation: Generation) -> None:
-    """Loads and stores name the uniform register that the prologue fills, where a generation has it."""
+    """Check that loads and stores name the uniform register that the prologue fills, if there is one."""
     form = code.form
     memory = {Opcode.LDG, Opcode.STG, Opcode.ST} & generation.by_op.keys()
     described = [op for op in memory if "ur" not in generation.by_op[op].unused]
@@ -115,7 +117,7 @@ def _check_descriptors(code: MachineCode, generation: Generation) -> None:
 
 
 def _run_part(code: MachineCode, tile: int, warp: Warp, generation: Generation) -> Iterator[bool]:
-    """Execute a tile, or a block's part of one; yields True while it waits for the other parts."""
+    """Execute a tile, or a block's part of one; yield True while it waits for the other parts."""
     if not 0 <= tile < len(code.starts):
         raise VerificationFailed(f"machine code: a block row runs tile {tile} of {len(code.starts)}")
     first = int(code.starts[tile])
@@ -152,7 +154,7 @@ def _refusal(code: MachineCode, tile: int, number: int, reason: str, generation:
 
 
 def _step(warp: Warp, instruction: Instruction) -> int | None:
-    """Execute; how many instructions are jumped over, None where the threads leave."""
+    """Execute an instruction; return how many to skip, or None if the threads leave."""
     if instruction.predicate == PT and not instruction.predicate_negated:
         return OPERATIONS[instruction.op](warp, instruction)
     runs = warp.predicates[instruction.predicate] != bool(instruction.predicate_negated)
@@ -195,10 +197,10 @@ OPERATIONS: Mapping[int, Callable[[Warp, Instruction], int | None]] = MappingPro
     }
 )
 
-#: What is often left out by some threads, without a copy of all that the others hold.
+#: Instructions that some threads often skip, executed without copying the state of the others.
 _WHERE: Mapping[int, Callable[[Warp, Instruction, NDArray[np.bool_]], None]] = MappingProxyType(
     {Opcode.FFMA_IMM: multiply_add_where, Opcode.LDG: load_where}
 )
 
-#: What all threads of a block do, or none.
+#: Instructions that all threads of a block execute, or none.
 _TOGETHER = frozenset((Opcode.LDS, Opcode.ST, Opcode.MEMBAR, Opcode.CLUSTER_ARRIVE, Opcode.CLUSTER_WAIT))

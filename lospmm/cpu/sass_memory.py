@@ -1,4 +1,4 @@
-"""What loads, stores and barriers of machine code mean; a tile that no blocks share is given no shared memory."""
+"""Loads, stores and barriers of machine code; only a tile that blocks share has shared memory."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -97,7 +97,7 @@ def _kept_address(warp: Warp, at: Instruction) -> NDArray[np.uint64]:
 
 
 def _keep(warp: Warp, at: Instruction) -> int:
-    """Write what a thread with several columns keeps of the others."""
+    """Store the accumulators of a thread's other columns."""
     if warp.geometry.walks == 1:
         return _not_a_slot(warp, at)
     warp.kept.write(_kept_address(warp, at), warp.floats[at.rb : at.rb + at.bytes // FLOAT_BYTES])

@@ -16,7 +16,7 @@ from lospmm.problem.lanes import lanes_stored
 from lospmm.toolchain.cubin import machine_code
 from lospmm.toolchain.data import data_of
 
-#: The runtimes hold some ten numbers of each thread that they run together: a few hundred megabytes for so many.
+#: Threads that run together at most: some ten numbers of each take a few hundred megabytes.
 _THREADS_AT_ONCE = 1 << 22
 
 

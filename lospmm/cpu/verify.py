@@ -1,8 +1,8 @@
-"""Whether a kernel computes A x B, with what its epilogue adds: some columns of its result against float64.
+"""Verification of a kernel: some columns of its result, with the epilogue, against float64.
 
-How far an element may be off is the ``Tolerance`` of the problem's type (``lospmm/problem/accuracy.py``). Errors are
-told relative to (|A| |B|): relative to the element itself they would have no bound, since a sum may cancel. A bias and
-a residual are terms of that sum; ReLU brings no two numbers further apart.
+The largest error of an element is the ``Tolerance`` of the problem's type (``lospmm/problem/accuracy.py``). Errors
+are reported relative to (|A| |B|): relative to the element itself they would have no bound, since a sum may cancel. A
+bias and a residual are terms of that sum; ReLU never increases the difference of two numbers.
 """
 
 from dataclasses import dataclass
@@ -43,6 +43,8 @@ LAUNCH_COLS = 64
 
 @dataclass(frozen=True, slots=True)
 class Verification:
+    """Where a kernel was verified, on how many columns, and its largest error."""
+
     on: Literal["cpu", "gpu"]
     max_relative_error: float  # over the elements that were computed
     columns: int  # of C, that were computed
@@ -72,7 +74,7 @@ def verify_on_cpu(
 def verify_packed_on_cpu(
     problem: Problem, kernel: PackedKernel, *, seed: int = 0, progress: Count = uncounted
 ) -> Verification:
-    """Run whole blocks of a packed kernel's text on the CPU: those of the first, a middle and the last columns.
+    """Run blocks of a packed kernel's text on the CPU: of the first, a middle and the last columns.
 
     B has NaN in the columns of other blocks. Raises VerificationFailed, and Unsupported for a B and C beyond
     MAX_PACKED_ELEMENTS.
@@ -105,14 +107,14 @@ def _with_nan(columns: NDArray[np.float32], more: int) -> NDArray[np.float32]:
 
 
 def _column_limit(matrix: SparseMatrix) -> int:
-    """Fewer columns where B and C are so long that even some columns of them take gigabytes."""
+    """Return the most columns to compute: fewer if columns of B and C are so long as to take gigabytes."""
     return min(MAX_COLUMNS, max(6, MAX_ELEMENTS // (matrix.m + matrix.k)))
 
 
 def choose_columns(n: int, cols: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:
-    """All columns of C, or the first and the last of the first, a middle and the last block of ``cols``; ascending.
+    """Return all columns of C, or those at both ends of the first, a middle and the last block; ascending.
 
-    At most ``limit``, 6 or more.
+    ``cols`` are a block's columns. Returns at most ``limit`` columns, which is 6 or more.
     """
     if n <= limit:
         return np.arange(n)
@@ -127,7 +129,7 @@ def choose_columns(n: int, cols: int, limit: int = MAX_COLUMNS) -> NDArray[np.in
 def pad(
     convolution: Convolution, b: NDArray[np.float32], columns: NDArray[np.int64], padding: float
 ) -> NDArray[np.float32]:
-    """``b`` (k, columns) with ``padding`` where a window reaches beyond its input."""
+    """Return ``b`` (k, columns) with ``padding`` where a window reaches beyond its input."""
     guards = guard_bits(convolution, np.arange(convolution.k))
     return np.where(guards[:, np.newaxis] & outside(convolution, columns) != 0, np.float32(padding), b)
 

@@ -1,4 +1,4 @@
-"""The threads that run machine code together: their registers, their columns of B and C, and their block."""
+"""The threads that run machine code together: their registers, their columns of B and C, their block."""
 
 from dataclasses import dataclass, replace
 from typing import cast
@@ -15,10 +15,10 @@ from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry
 from lospmm.cpu.kept import KeptAccumulators
 from lospmm.problem.convolution import outside
 
-#: What R255 is written to: nobody reads it.
+#: The row that writes to R255 go to: it is never read.
 NOWHERE = 256
 
-#: What registers hold before anything is written to them: no number.
+#: The initial value of registers: a NaN.
 _UNKNOWN = 0x7FFFDEAD
 
 WORD_MASK = np.uint64(0xFFFFFFFF)
@@ -27,7 +27,7 @@ WORD_BITS = np.uint64(32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operand:
-    """B, C or the residual: where it lies, where each thread finds row 0 of its column, the chosen columns."""
+    """B, C or the residual: its address, the offsets of the threads' columns, and the chosen columns."""
 
     name: str
     address: int
@@ -35,6 +35,7 @@ class Operand:
     elements: NDArray[np.float32]  # (rows, threads), of threads with several columns those of each walk in turn
 
     def part(self, which: NDArray[np.bool_]) -> "Operand":
+        """Return the operand for some of the threads."""
         return replace(self, own=self.own[which], elements=self.elements[:, which])
 
 
@@ -56,7 +57,7 @@ class Warp:
     kept: KeptAccumulators
 
     def part(self, which: NDArray[np.bool_]) -> "Warp":
-        """Some of the threads, in copies of their state."""
+        """Return some of the threads, in copies of their state."""
         columns, words, predicates = self.columns[which], self.words[:, which], self.predicates[:, which]
         return replace(
             self,
@@ -71,20 +72,22 @@ class Warp:
         )
 
     def put_back(self, part: "Warp", which: NDArray[np.bool_]) -> None:
-        """Take over what ``part(which)`` has become."""
+        """Take over the state of ``part(which)``."""
         self.words[:, which], self.predicates[:, which] = part.words, part.predicates
         self.c.elements[:, which] = part.c.elements
 
     def address(self, pair: int, offset: int) -> NDArray[np.uint64]:
-        """What each thread addresses with a pair of registers, ``offset`` bytes further, (threads,)."""
+        """Return the address of each thread in a register pair plus ``offset`` bytes, (threads,)."""
         high = self.words[pair if pair == RZ else pair + 1].astype(np.uint64)
         return cast(NDArray[np.uint64], (high << WORD_BITS | self.words[pair]) + np.uint64(offset % 2**64))
 
     def own_rows(
         self, operand: Operand, address: NDArray[np.uint64], lanes: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The row of a column of its own that each thread, or each of ``lanes``, addresses, and where that column is
-        among the elements. Raises Fault for any other."""
+        """Return the row of an own column that each thread addresses, and that column's index.
+
+        With ``lanes``, only for these threads. Raises SassFault for any other address.
+        """
         columns, places = (self.columns, self.lanes) if lanes is None else (self.columns[lanes], lanes)
         offset = address - np.uint64(operand.address)
         rows_of = self.geometry.rows_of_b if operand is self.b else self.geometry.rows_of_c
@@ -102,7 +105,7 @@ class Warp:
         return rows, places
 
     def read_from(self, address: NDArray[np.uint64]) -> Operand:
-        """What a load goes to: B, or the residual where the kernel takes one."""
+        """Return the operand that a load reads: B, or the residual if the kernel takes one."""
         if self.residual is not None and (address >> np.uint64(60) == 3).any():
             return self.residual
         return self.b

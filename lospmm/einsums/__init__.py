@@ -2,9 +2,9 @@
 
     c = lospmm.einsum("C[r[p],n] += A[p] * B[k[p],n]", C=(rows, columns), r=r, k=k, A=values, B=b)
 
-The text is parsed (``expression``), held against its operands (``operands``), and made a kernel: that of a family where
-it is a sparse matrix times a dense one (``products``), small dense products where rows are gathered for them
-(``gathered``), loops turned inside out else (``plan``, ``loops``).
+The text is parsed (``expression``), checked against its operands (``operands``), and compiled to a kernel: of a
+family if it is a sparse matrix times a dense one (``products``), of small dense products if rows are gathered for
+them (``gathered``), else of inverted loops (``plan``, ``loops``).
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from lospmm.problem.dtype import dtype_named
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EinsumKernel:
-    """The kernel of an expression, to be called with what was not given: arrays by the names in ``inputs``.
+    """The kernel of an expression, called with the arrays of its ``inputs`` by name.
 
     ``family`` is that of ``lospmm.families``, "gather_gemm" or "loops".
     """
@@ -48,26 +48,28 @@ class EinsumKernel:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """Names of the arrays that a call takes."""
         return self.operands.inputs
 
     @property
     def output_shape(self) -> tuple[int, ...]:
+        """Shape of the output."""
         return self.operands.output_shape
 
     @property
     def source(self) -> str:
-        """CUDA C++. What is known of the operands is beside it, in the cubin."""
+        """CUDA C++ source; the known operands are data in the cubin."""
         return self.packed.source
 
     def cubin(self) -> bytes:
-        """For ``device``; launched with the first input, the output and, if there is one, the second input.
+        """Return the cubin for ``device``. Raises ToolchainFault.
 
-        Raises ToolchainFault.
+        It is launched with the first input, the output and, if there is one, the second input.
         """
         return run.compile_for(self.packed, self.device.arch)
 
     def __call__(self, /, **inputs: NDArray[Any]) -> NDArray[np.float32]:
-        """The sums, from zero. Raises BadRequest for other names or shapes, GpuFault and ToolchainFault."""
+        """Return the sums, from zero. Raises BadRequest for other names or shapes, GpuFault, ToolchainFault."""
         if set(inputs) != set(self.inputs):
             raise BadRequest(
                 f"einsum: this kernel takes {', '.join(self.inputs) or 'nothing'}, not {', '.join(inputs)}"
@@ -87,21 +89,21 @@ class EinsumKernel:
 
 
 def einsum_kernel(expression: str, /, *, dtype: str = "float32", device: str = "auto", **operands: Any) -> EinsumKernel:
-    """The kernel of ``expression``, whose meaning is that of loops over all its variables (docs/einsum.md).
+    """Return the kernel of ``expression``, which means loops over all its variables (docs/einsum.md).
 
-    Arrays among ``operands`` are known and become part of the kernel; a factor given as a tuple, its shape, is an input
-    of every call, of which there may be two. Arrays of indices are always known. The output is given by its shape where
-    that does not follow from its variables. ``device`` is "auto", this machine's GPU or else the CPU; "cpu"; or a name
-    of the device table, to be compiled for. Raises BadRequest, which points at the expression, and Unsupported.
+    Arrays among ``operands`` are known and become part of the kernel; a factor given as a tuple, its shape, is an
+    input of every call; there may be two. Arrays of indices are always known. The output is given by its shape if
+    that does not follow from its variables. ``device`` is "auto", this machine's GPU or else the CPU; "cpu"; or a
+    name of the device table, to be compiled for. Raises BadRequest, which points at the expression, and Unsupported.
     """
     parsed = parse(expression)
     return _kernel(check(parsed, operands), dtype, device)
 
 
 def einsum(expression: str, /, *, dtype: str = "float32", device: str = "auto", **operands: Any) -> NDArray[np.float32]:
-    """The output of ``expression`` as float32: sums of products, added to the output where that is given as an array.
+    """Return the output of ``expression`` as float32: sums of products, added to a given output array.
 
-    All ``operands`` are arrays; the output may be given as its shape, or, where that follows, not at all. With another
+    All ``operands`` are arrays; the output may be given as its shape, or, if that follows, not at all. With another
     ``dtype`` factors and sums are rounded to it. Raises as ``einsum_kernel``, and GpuFault and ToolchainFault.
     """
     parsed = parse(expression)
@@ -133,7 +135,7 @@ def _kernel(operands: Operands, dtype: str, device: str) -> EinsumKernel:
 
 
 def _later(operands: Operands) -> tuple[str, ...]:
-    """The factors that are not made part of the kernel: those with most axes, the largest of them."""
+    """Return the factors that remain inputs of the kernel: those with most axes, the largest of them."""
     values: Mapping[str, NDArray[np.float32]] = operands.values
     ranked = sorted(values, key=lambda name: (values[name].ndim, values[name].size), reverse=True)
     dense = [name for name in ranked if _is_indexed(operands.expression, name)] or ranked
@@ -141,7 +143,7 @@ def _later(operands: Operands) -> tuple[str, ...]:
 
 
 def _is_indexed(expression: Expression, name: str) -> bool:
-    """Whether a factor is one that others point into."""
+    """Return whether a factor is indexed indirectly."""
     return any(index.is_indirect for factor in expression.factors if factor.name == name for index in factor.indices)
 
 

@@ -1,11 +1,11 @@
-"""The text of an indirect Einsum, and what it is made of (Insum, arXiv:2510.17505).
+"""Parser of indirect Einsums (Insum, arXiv:2510.17505).
 
     expression  access "+=" access ("*" access)*
     access      name "[" index ("," index)* "]"
     index       name | name "[" name ("," name)* "]"
 
 A plain index is a variable; ``r[p]`` is the number that the array ``r`` holds at ``p``. The meaning is that of loops
-over all values of all variables, in which the output's element gets the product added.
+over all values of all variables, in which the product is added to the output's element.
 """
 
 import re
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z_]")
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A variable, or, with ``variables``, an element of the array ``name``. ``at`` is where it stands in the text."""
+    """A variable or, with ``variables``, an element of the array ``name``; ``at``: its place in the text."""
 
     name: str
     variables: tuple["Index", ...]
@@ -28,16 +28,19 @@ class Index:
 
     @property
     def is_indirect(self) -> bool:
+        """Whether it is an element of an array of indices."""
         return bool(self.variables)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The variables that it depends on."""
+        """Variables that it depends on."""
         return tuple(one.name for one in self.variables) or (self.name,)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorAccess:
+    """An array with its indices; ``at`` is its place in the text."""
+
     name: str
     indices: tuple[Index, ...]
     at: int
@@ -45,12 +48,15 @@ class TensorAccess:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
+    """A parsed expression."""
+
     text: str
     output: TensorAccess
     factors: tuple[TensorAccess, ...]
 
     @property
     def accesses(self) -> tuple[TensorAccess, ...]:
+        """The output and all factors."""
         return (self.output, *self.factors)
 
     @property
@@ -60,19 +66,19 @@ class Expression:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """In the order of the text."""
+        """The variables, in the order of the text."""
         return tuple(
             dict.fromkeys(name for access in self.accesses for index in access.indices for name in index.names)
         )
 
 
 def fault(text: str, at: int, reason: str) -> BadRequest:
-    """A reason that points at a character of the expression."""
+    """Return an error that points at a character of the expression."""
     return BadRequest(f"einsum: {reason}, at character {at + 1}\n  {text}\n  {' ' * at}^")
 
 
 def parse(text: str) -> Expression:
-    """Raises BadRequest that points at the first character that has no place here."""
+    """Parse an expression. Raises BadRequest that points at the first unexpected character."""
     if not isinstance(text, str):
         raise BadRequest(f"einsum: the expression is a {type(text).__name__}, not a text")
     line = " ".join(text.splitlines())
@@ -91,7 +97,7 @@ def parse(text: str) -> Expression:
 
 
 class _Tokens:
-    """The tokens of a line, one at hand; '' at its end."""
+    """The tokens of a line, with one of lookahead; '' at its end."""
 
     def __init__(self, line: str) -> None:
         self.line = line
@@ -111,7 +117,7 @@ class _Tokens:
             yield "", len(self.line.rstrip())
 
     def take(self, wanted: str, where: str) -> int:
-        """Go beyond ``wanted`` and say where it stood."""
+        """Consume ``wanted`` and return its place."""
         if self.at_hand != wanted:
             raise fault(self.line, self.at, f"{wanted!r} is expected {where}, not {self.at_hand or 'the end'!r}")
         return self._step()
@@ -160,7 +166,7 @@ def _index(tokens: _Tokens) -> Index:
 
 
 def _check_names(expression: Expression) -> None:
-    """A name has one meaning: the output, a factor, an array of indices or a variable."""
+    """Check that a name has one meaning: the output, a factor, an array of indices or a variable."""
     kinds: dict[str, str] = {expression.output.name: "the output"}
     uses = [("a factor", factor.name, factor.at) for factor in expression.factors]
     uses += [("an array of indices", index.name, index.at) for index in expression.indirect]

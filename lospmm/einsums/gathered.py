@@ -1,8 +1,8 @@
-"""Gather, multiply, scatter: ``O[o[p],f] += I[i[p],c] * W[w[p],c,f]``, as in sparse convolutions of point clouds.
+"""Gather, multiply, scatter: ``O[o[p],f] += I[i[p],c] * W[w[p],c,f]``, as in sparse 3-D convolutions.
 
-Rows of the output go to tiles, those next to each other that have the same w. A tile has a slot for every w that any
-of its rows has, with the row of I that goes to each: a small dense product for tensor cores. No row of the output is in
-two tiles, so nothing is scattered.
+Rows of the output go to tiles, in which rows with the same w are together. A tile has a slot for every w that any of
+its rows has, with the row of I for each of its rows: a small dense product for tensor cores. No row of the output is
+in two tiles, so nothing is scattered.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ WARPS = 4
 #: Registers of a thread: some four blocks to an SM.
 REGISTERS = 168
 
-#: Rows of the output and slots are counted in 32 bits; no output has more columns, and no factor more rows of W.
+#: Limits of 32-bit counts: rows of the output and slots; columns of the output, and rows of W.
 MAX_COUNT = 2**31 - 1
 
 _BYTES = 16
@@ -35,7 +35,7 @@ _BYTES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slots:
-    """``rows[s, r]`` is the row of I for row r of the tile that slot s belongs to, or -1."""
+    """Slots of all tiles; ``rows[s, r]`` is the row of I for row r of slot s's tile, or -1."""
 
     starts: NDArray[np.int64]  # (tiles + 1,)
     weights: NDArray[np.int64]  # (slots,), the w of each
@@ -44,7 +44,7 @@ class Slots:
 
 
 def make_slots(o: NDArray[np.int64], i: NDArray[np.int64], w: NDArray[np.int64], rows: int) -> Slots:
-    """Rows of O with the same set of w lie together; what a row has twice for one w gets two slots."""
+    """Return the slots: rows of O with the same set of w are together, repeated w of a row get more slots."""
     kinds, kind = np.unique(w, return_inverse=True)
     has = np.zeros(rows, dtype=np.uint64)
     np.bitwise_or.at(has, o, np.uint64(1) << (kind % 64).astype(np.uint64))
@@ -76,7 +76,7 @@ def make_slots(o: NDArray[np.int64], i: NDArray[np.int64], w: NDArray[np.int64],
 
 
 def kernel_of_gathered(operands: Operands, dtype: Dtype) -> PackedKernel | None:
-    """None for an expression of another form, and for sizes that vectors do not divide."""
+    """Return the kernel, or None for an expression of another form or sizes that vectors do not divide."""
     factors = operands.expression.factors
     if len(factors) != 2:
         return None

@@ -1,7 +1,7 @@
-"""The kernel of any expression: a thread, or a team of lanes, for each element of the output (``plan.py``).
+"""The kernel of any expression: a thread, or a team of lanes, for each element of the output.
 
-A team shares out the values of the innermost summed variable where the factors lie along it (as in SDDMM), and adds
-up in a tree; else neighbouring threads have neighbouring elements of the output.
+A team shares the values of the innermost summed variable if the factors are contiguous along it (as in SDDMM), and
+adds up in a tree; else neighbouring threads have neighbouring elements of the output.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from lospmm.problem.problem import Launch, ceil_div
 THREADS = 256
 ENTRY = "lospmm_einsum"
 
-#: Factors that are only known when the kernel runs: its arguments beside the output.
+#: The most factors that are known only when the kernel runs: its arguments beside the output.
 MAX_INPUTS = 2
 ARGUMENTS = ("b", "residual")
 
@@ -33,7 +33,7 @@ _VECTOR_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """``lanes`` threads to an element of the output, which take ``vector`` values of ``variable`` each in turn."""
+    """``lanes`` threads per output element, which take ``vector`` values of ``variable`` each in turn."""
 
     variable: str | None
     lanes: int
@@ -42,7 +42,7 @@ class Team:
 
 
 def kernel_of_loops(operands: Operands, dtype: Dtype) -> PackedKernel:
-    """Raises Unsupported for more arrays, or more elements of the output, than a kernel counts."""
+    """Return the kernel. Raises Unsupported for too many arrays or too many elements of the output."""
     inputs = operands.inputs
     if len(inputs) > MAX_INPUTS:
         raise Unsupported(
@@ -96,7 +96,7 @@ def _team(operands: Operands, plan: LoopPlan, dtype: Dtype) -> Team:
 
 
 def _arrays(operands: Operands, plan: LoopPlan, dtype: Dtype) -> dict[str, NDArray[Any]]:
-    """What the data hold, by the name that the text gives it."""
+    """Return the data's arrays, by their names in the text."""
     used = dict.fromkeys(
         index.name for factor in operands.expression.factors for index in factor.indices if index.is_indirect
     )
@@ -105,7 +105,7 @@ def _arrays(operands: Operands, plan: LoopPlan, dtype: Dtype) -> dict[str, NDArr
         arrays[f"starts_{at}"] = bucket.starts
         for variable, values in zip(bucket.variables, bucket.values, strict=True):
             arrays[f"sorted_{variable}"] = values
-    # as factors that come later are
+    # rounded as later inputs are
     factors = {name: dtype.rounded(array) if dtype.is_16_bit else array for name, array in operands.values.items()}
     return arrays | {f"factor_{name}": array for name, array in factors.items()}
 
@@ -158,7 +158,7 @@ def _text(operands: Operands, plan: LoopPlan, team: Team, arrays: Sequence[str])
 
 
 def _innermost(operands: Operands, team: Team, depth: int) -> Iterator[str]:
-    """The product, in the loop over the team's variable if there is one."""
+    """Yield the lines of the product, in the loop over the team's variable if there is one."""
     factors = operands.expression.factors
     offsets = [_offset(operands, factor, operands.shapes[factor.name]) for factor in factors]
     if team.variable is None:
@@ -203,7 +203,7 @@ def _argument(operands: Operands, factor: TensorAccess) -> str:
 
 
 def _offset(operands: Operands, access: TensorAccess, shape: Shape) -> str:
-    """Where an element of an array lies, counted in elements."""
+    """Return the offset of an array's element as an expression, in elements."""
     parts = []
     for index, stride in zip(access.indices, strides_of(shape), strict=True):
         place = _variable(index.name)
@@ -218,7 +218,7 @@ def _offset(operands: Operands, access: TensorAccess, shape: Shape) -> str:
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
-    """Elements from one to the next along each axis, row-major; 1 and more."""
+    """Return the row-major strides of a shape, in elements."""
     strides = [1]
     for side in reversed(shape[1:]):
         strides.insert(0, strides[0] * max(1, side))
@@ -234,7 +234,7 @@ def _over(place: str, stride: int) -> str:
 
 
 def _variable(name: str) -> str:
-    """Apart from the words of C++."""
+    """Return a name that is no keyword of C++."""
     return f"at_{name}"
 
 

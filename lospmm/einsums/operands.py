@@ -1,4 +1,4 @@
-"""What an expression's names stand for: arrays and shapes that agree with it, and indices that lie within."""
+"""Operands of an expression: arrays and shapes that agree with it, and indices within bounds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from lospmm.problem.dtype import Dtype
 
 Shape = tuple[int, ...]
 
-#: Values of a variable, and elements of an array: what kernels count.
+#: The most values of a variable, and elements of an array, that kernels can count.
 MAX_SIZE = 2**31 - 1
 MAX_ELEMENTS = 2**40
 
-#: Names that no array can be given by.
+#: Names that are arguments of ``einsum`` itself.
 TAKEN = frozenset({"expression", "dtype", "device"})
 
 _MASKED = "a masked array: fill what is masked first, as in array.filled(0)"
@@ -25,7 +25,7 @@ _MASKED = "a masked array: fill what is masked first, as in array.filled(0)"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operands:
-    """``sizes`` are those of the variables; ``values`` hold the factors that are known, ``shapes`` those of all."""
+    """Checked operands: ``sizes`` of variables, ``values`` of known factors, ``shapes`` of all factors."""
 
     expression: Expression
     sizes: Mapping[str, int]
@@ -35,20 +35,21 @@ class Operands:
 
     @property
     def output_shape(self) -> Shape:
+        """Shape of the output."""
         return self.shapes[self.expression.output.name]
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The factors that are only known by their shape, in the order of the text."""
+        """Factors that are given as a shape only, in the order of the text."""
         names = dict.fromkeys(factor.name for factor in self.expression.factors)
         return tuple(name for name in names if name not in self.values)
 
 
 def check(expression: Expression, given: Mapping[str, Any]) -> Operands:
-    """Raises BadRequest, which points at the expression, for what does not fit together.
+    """Return the operands. Raises BadRequest, which points at the expression, if they do not fit together.
 
-    A factor is an array, or the shape of one that comes later; an array of indices is an array; the output is its shape
-    or an array, and need not be given where the sizes follow from its variables.
+    A factor is an array, or the shape of one that comes later; an array of indices is an array; the output is its
+    shape or an array, and may be left out if the sizes follow from its variables.
     """
     places = {access.name: access.at for access in expression.accesses}
     places |= {index.name: index.at for index in expression.indirect}
@@ -83,7 +84,7 @@ def check(expression: Expression, given: Mapping[str, Any]) -> Operands:
 
 
 def float32_of(name: str, array: Any) -> NDArray[np.float32]:
-    """Raises BadRequest for what are not real numbers, all of them there."""
+    """Return an array as float32. Raises BadRequest unless it has only real numbers in range, unmasked."""
     if isinstance(array, np.ma.MaskedArray):
         raise BadRequest(f"einsum: {name} is {_MASKED}")
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
@@ -100,7 +101,7 @@ def float32_of(name: str, array: Any) -> NDArray[np.float32]:
 
 
 def check_range(name: str, array: NDArray[np.float32], dtype: Dtype) -> None:
-    """Raises BadRequest for what the type has no number for."""
+    """Raise BadRequest for values beyond the range of the type."""
     if (beyond := dtype.beyond(array)) is not None:
         raise BadRequest(f"einsum: {name} holds {beyond:g}, beyond the range of {dtype.name}")
 
@@ -143,7 +144,7 @@ def _shape(expression: Expression, access: TensorAccess, given: Any) -> Shape:
 def _sizes(
     expression: Expression, indices: Mapping[str, NDArray[np.int64]], shapes: Mapping[str, Shape]
 ) -> dict[str, int]:
-    """Of every variable, from the axes that it stands at."""
+    """Return the size of every variable, from the axes that it indexes."""
     sizes: dict[str, int] = {}
 
     def learn(variable: Index, size: int, whose: str) -> None:

@@ -1,4 +1,4 @@
-"""What an expression means, by NumPy alone: every product in float64, added where it belongs. Slow, and for tests."""
+"""The meaning of an expression in NumPy: every product in float64. Slow; for tests."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from lospmm.einsums.operands import Operands
 
 
 def evaluate(operands: Operands, inputs: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float64]:
-    """The output, with ``inputs`` for the factors that are only shapes; starts from zeros."""
+    """Return the output from zeros, with ``inputs`` for the factors that are only shapes."""
     expression, names = operands.expression, operands.expression.variables
     sizes = [operands.sizes[name] for name in names]
     grids = dict(zip(names, np.indices(sizes, sparse=True), strict=True))

@@ -1,8 +1,8 @@
-"""How the loops of an expression are turned inside out, so that each element of the output is one thread's (or team's).
+"""Inversion of an expression's loops: each element of the output belongs to one thread or team.
 
-Axes of the output that are plain variables are *free*: a thread's element says their values. The others go together in
+Axes of the output that are plain variables are *free*: a thread's element determines their values. The others form
 *buckets*: axes that share variables. The values of a bucket's variables are sorted by the coordinates that they lead
-to, so a thread finds its own in a row; what they add is added in one order, without atomics. All other variables are
+to, so a thread finds its own consecutively, and adds them in one order, without atomics. All other variables are
 *summed*.
 """
 
@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from lospmm.einsums.operands import Operands
 from lospmm.errors import Unsupported
 
-#: Combinations of the variables of a bucket, and coordinates that they may lead to.
+#: The most combinations of a bucket's variables, and coordinates that they lead to.
 MAX_COMBINATIONS = 2**31 - 1
 MAX_COORDINATES = 2**28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CoordinateBucket:
-    """``values[i]`` are those of variable i, in the order of the coordinate that they lead to.
+    """The values of a bucket's variables, in the order of the coordinate that they lead to.
 
-    Coordinate q, the axes' coordinates counted together, has those from ``starts[q]`` to ``starts[q + 1]``.
+    ``values[i]`` are those of variable i. Coordinate q, the axes' coordinates in row-major order, has those from
+    ``starts[q]`` to ``starts[q + 1]``.
     """
 
     axes: tuple[int, ...]  # of the output
@@ -35,13 +36,15 @@ class CoordinateBucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopPlan:
+    """Which variables are free, in buckets, and summed."""
+
     free: tuple[tuple[int, str], ...]  # (axis of the output, variable)
     buckets: tuple[CoordinateBucket, ...]
     summed: tuple[str, ...]
 
 
 def plan_loops(operands: Operands) -> LoopPlan:
-    """Raises Unsupported for what is too large to be sorted."""
+    """Return the plan. Raises Unsupported for buckets that are too large to be sorted."""
     output = operands.expression.output
     parts = _together([set(index.names) for index in output.indices])
     free, buckets, bound = [], [], set()
@@ -57,7 +60,7 @@ def plan_loops(operands: Operands) -> LoopPlan:
 
 
 def _together(groups: Sequence[set[str]]) -> list[tuple[int, ...]]:
-    """Positions of ``groups`` that are connected by what they share."""
+    """Return the positions of ``groups`` that are connected by shared elements."""
     parts: list[tuple[set[str], list[int]]] = []
     for at, names in enumerate(groups):
         touching = [part for part in parts if part[0] & names]

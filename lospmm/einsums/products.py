@@ -1,7 +1,6 @@
-"""Expressions that are a sparse matrix times a dense one: their kernel is one of the families (``lospmm.families``).
+"""Expressions that are a sparse matrix times a dense one, which a kernel family computes.
 
-To add a form, add a row to ``FORMS``. The matrix and where its entries stand must be known, and the dense factor come
-later.
+To add a form, add a row to ``FORMS``. The matrix and its indices must be known, and the dense factor an input.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ Entries = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]  # ro
 
 @dataclass(frozen=True, slots=True)
 class ProductForm:
-    """``entries`` are those of the matrix, from the rows, the columns and the values of the expression."""
+    """A form of expression: the matrix's ``entries`` from its rows, columns and values; its families."""
 
     entries: Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]], Entries]
     families: tuple[str, ...]
@@ -66,7 +65,7 @@ FORMS: Mapping[str, ProductForm] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """The problem that an expression is, and the kernel that the forecast puts first."""
+    """The problem of an expression, and the kernel that is predicted fastest."""
 
     problem: Problem
     family: str
@@ -74,7 +73,7 @@ class Product:
 
 
 def product_of(operands: Operands, dtype: Dtype, device: DeviceSpec) -> Product | None:
-    """None for an expression of another form, or of sizes that no matrix has."""
+    """Return the product, or None for an expression of another form or sizes that no matrix has."""
     for factors in (operands.expression.factors, operands.expression.factors[::-1]):
         form = _form_of(operands.expression.output, factors)
         if form is not None and len(factors) == 2 and operands.inputs == (factors[1].name,):
@@ -109,15 +108,18 @@ def _product(
 
 
 def _sides(shape: Shape) -> tuple[int, int]:
-    """Of a matrix of blocks too: (block rows, rows of a block, columns)."""
+    """Return the sides of a matrix, also of one of blocks: (block rows, rows of a block, columns)."""
     return int(np.prod(shape[:-1], dtype=object)), shape[-1]
 
 
 def _matrix(
     shape: tuple[int, int], rows: NDArray[np.int64], cols: NDArray[np.int64], values: NDArray[np.float32], dtype: Dtype
 ) -> SparseMatrix | None:
-    """What is given twice is added. None where a value is not finite, which zeros of a family would spread, or a sum of
-    factors in 16 bits is no number of that type: it would be rounded again."""
+    """Return the matrix, with duplicates added, or None if it cannot be represented exactly.
+
+    That is: a value is not finite, which a family's zeros would spread, or a sum of 16-bit factors is no number of
+    that type and would be rounded again.
+    """
     if not np.isfinite(values).all():
         return None
     if dtype.is_16_bit:

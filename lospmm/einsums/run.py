@@ -1,4 +1,4 @@
-"""A packed kernel of an expression, run: on the CPU, whose threads are g++'s, or on this machine's GPU."""
+"""Execution of an expression's kernel: on the CPU, through g++, or on this machine's GPU."""
 
 from collections.abc import Sequence
 
@@ -19,14 +19,14 @@ from lospmm.toolchain.template import emission_of
 def run_on_cpu(
     kernel: PackedKernel, inputs: Sequence[NDArray[np.float32]], shape: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Raises VerificationFailed where the kernel faults, ToolchainFault where g++ is missing or fails."""
+    """Return the output from the CPU. Raises VerificationFailed if the kernel faults, ToolchainFault."""
     blocks = np.arange(kernel.launch.grid[0])
     first, *others = inputs or (np.zeros(1, np.float32),)
     return run_blocks(kernel, blocks, first, np.full(shape, np.nan, np.float32), *others)
 
 
 def compile_for(kernel: PackedKernel, arch: str) -> bytes:
-    """The cubin. Raises Unsupported and ToolchainFault."""
+    """Return the cubin for ``arch``. Raises Unsupported and ToolchainFault."""
     store = Store(settings().cache_dir)
     return compile_kernel(emission_of(kernel), arch=arch, registers=kernel.registers, store=store, workers=1).cubin
 
@@ -34,7 +34,7 @@ def compile_for(kernel: PackedKernel, arch: str) -> bytes:
 def run_on_gpu(
     kernel: PackedKernel, cubin: bytes, inputs: Sequence[NDArray[np.float32]], shape: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Raises GpuFault."""
+    """Return the output from this machine's GPU. Raises GpuFault."""
     driver = open_driver(settings().driver)
     try:
         return _launch(driver, kernel, cubin, inputs, shape)

@@ -1,4 +1,4 @@
-"""The form of an expression, whatever its names are: what the tables of kernels are looked up by."""
+"""The form of an expression, independent of its names: the key of the tables of kernels."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from lospmm.einsums.expression import TensorAccess
 
 
 def shape_of_text(output: TensorAccess, factors: Sequence[TensorAccess]) -> str:
-    """The text with its names counted in the order in which they first occur."""
+    """Return the expression with each name replaced by its number in order of first occurrence."""
     numbers: dict[str, int] = {}
 
     def number(name: str) -> str:

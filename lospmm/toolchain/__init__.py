@@ -1,1 +1,1 @@
-
+"""Compilers of kernels, each run as a process, and cubins."""

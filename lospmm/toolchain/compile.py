@@ -1,8 +1,8 @@
-"""From an emission to a cubin: its units are compiled at the same time, each once for all time, and linked.
+"""Compilation of an emission to a cubin: units are compiled in parallel, cached, and linked.
 
-Machine code has one unit, its prologue, and is put behind what ptxas makes of that instead of being linked.
-Compilers take about as long as a unit is, so the longest go first. A compiled unit is kept in the store under
-everything that decides what comes out: the compiler and its version, its options and the text.
+Machine code has one unit, its prologue: the tiles are appended to ptxas's output instead of being linked. Compile
+time is about proportional to a unit's length, so the longest go first. A compiled unit is kept in the store under
+everything that determines the output: the compiler and its version, its options and the text.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ from lospmm.toolchain.discover import check_arch, find_toolkit
 from lospmm.toolchain.faults import compiler_fault
 from lospmm.toolchain.process import compile_limits, run
 
-#: Part of every unit's key: raise it when what is kept of a unit changes.
+#: Part of every unit's key: raise it when the stored form of a unit changes.
 UNIT_FORMAT = 1
 
-#: How often a wait for units looks whether it was cancelled.
+#: Seconds between two checks for cancellation while units compile.
 POLL_SECONDS = 0.1
 
 _SPILLS = re.compile(r"\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -40,7 +40,7 @@ _ONLY_DATA = re.compile(r"info\s*: \d+ bytes gmem\s*$")
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A linked kernel, what it needs and what it took."""
+    """A linked kernel, its resources, and how long it took."""
 
     cubin: bytes
     registers: int  # per thread
@@ -55,7 +55,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A compiled unit, as it lies in the directory of the job."""
+    """A compiled unit, whose object lies in the directory of the job."""
 
     spill_bytes: int
     cached: bool
@@ -63,7 +63,7 @@ class _Unit:
 
 @dataclass(frozen=True, slots=True)
 class _Compilation:
-    """What the compilation of every unit of an emission shares."""
+    """What the compilations of all units of an emission share."""
 
     units: tuple[str, ...]
     compiler: Compiler
@@ -82,10 +82,10 @@ def compile_kernel(
     progress: Callable[[int, int], None] | None = None,
     cancel: threading.Event | None = None,
 ) -> Binary:
-    """Compile and link an emission for ``arch`` with at most ``registers`` per thread, by ``workers`` compilers.
+    """Compile and link an emission for ``arch`` with at most ``registers`` per thread.
 
-    ``progress`` is told the units done and their number. Raises Unsupported where the toolkit has no such
-    architecture, ToolchainFault where a compiler fails and CancelledError once ``cancel`` is set.
+    ``workers`` compilers run at a time. ``progress`` is called with (units done, units). Raises Unsupported if the
+    toolkit has no such architecture, ToolchainFault if a compiler fails and CancelledError once ``cancel`` is set.
     """
     toolkit = find_toolkit()
     check_arch(toolkit, arch)
@@ -126,7 +126,7 @@ def compile_kernel(
 def _compile_all(
     job: _Compilation, workers: int, progress: Callable[[int, int], None] | None, cancel: threading.Event | None
 ) -> list[_Unit]:
-    """Every unit's object into the job's directory. The first failure ends the compilers that run and is raised."""
+    """Compile all units into the job's directory; the first failure stops the others and is raised."""
     longest_first = sorted(range(len(job.units)), key=lambda index: len(job.units[index]), reverse=True)
     ended: SimpleQueue[Future[_Unit]] = SimpleQueue()
     units: list[_Unit] = []
@@ -200,7 +200,7 @@ def _link(nvlink: Path, arch: str, count: int, directory: Path, cancel: threadin
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A kernel as the GPU takes it."""
+    """A compiled kernel and its launch."""
 
     cubin: bytes
     entry: str
@@ -209,7 +209,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """As ``Compiled``, with its cubin in a file: megabytes that who asks for them does not look at."""
+    """A compiled kernel whose cubin stays on disk; the parent process never reads it."""
 
     cubin: Path
     entry: str

@@ -1,7 +1,7 @@
-"""The compilers of translation units: text in, relocatable machine code out. To add a language, add a row to COMPILERS.
+"""Compilers of translation units: text in, relocatable machine code out.
 
-A row is a function of the toolkit, the architecture and the registers per thread, and its value is pure data: what
-runs a compiler (``compile.py``) knows nothing of any of them.
+To add a language, add a row to COMPILERS: a function of the toolkit, the architecture and the registers per thread,
+whose value is pure data. ``compile.py``, which runs compilers, knows nothing of any of them.
 """
 
 import os
@@ -20,7 +20,7 @@ from lospmm.toolchain.process import run
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """The command ``*program *options UNIT<suffix> -o UNIT.o``, which prints what ``ptxas -v`` prints.
+    """A compiler, run as ``*program *options UNIT<suffix> -o UNIT.o``; it prints what ``ptxas -v`` prints.
 
     ``name`` and ``options`` decide what comes out, with the unit's text; where the program lies does not.
     """
@@ -34,6 +34,7 @@ class Compiler:
 
     @property
     def title(self) -> str:
+        """Name and version of the compiler, and where it was found."""
         return f"{self.name} ({self.origin})"
 
 
@@ -49,15 +50,15 @@ def _ptx(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
 
 
 def _prologue(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
-    """ptxas for the few lines before machine code of our own: a whole cubin, nothing left to link.
+    """Return ptxas for the prologue of machine code: a whole cubin, with nothing left to link.
 
-    It needs some ten registers; how many a thread is given is written over with what the tiles need.
+    It needs some ten registers; ``graft`` overwrites the register count with what the tiles need.
     """
     return replace(_ptx(toolkit, arch, registers), options=(f"-arch={arch}", "-O1", "-v"))
 
 
 def _cuda(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
-    """nvcc, which needs g++ even to compile for the device alone; NVRTC where there is none."""
+    """Return nvcc, which needs g++ even for device code alone, or NVRTC without g++."""
     host = find_host_compiler()
     if host is None:
         return _nvrtc(arch, registers)
@@ -73,13 +74,13 @@ def _cuda(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
 
 
 def _template(toolkit: Toolkit, arch: str, registers: int) -> Compiler:
-    """The same for text with loops, which gains by what the levels above 1 do."""
+    """Return the CUDA compiler at -O3, which loops gain by."""
     compiler = _cuda(toolkit, arch, registers)
     return replace(compiler, options=tuple(option.replace("-O1", "-O3") for option in compiler.options))
 
 
 def of_whole_programs(compiler: Compiler) -> Compiler:
-    """``compiler`` for a unit that is linked with nothing."""
+    """Return ``compiler`` for a unit that is linked with nothing."""
     return replace(compiler, options=tuple(option for option in compiler.options if option != "-rdc=true"))
 
 
@@ -105,7 +106,7 @@ _NVRTC = (sys.executable, "-P", str(Path(__file__).with_name("nvrtc.py")))
 
 
 def _python_path() -> dict[str, str]:
-    """Where this process imports from: a compiler's environment is otherwise empty of it."""
+    """Return this process's import path as a variable, which a compiler's environment lacks."""
     return {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
@@ -127,5 +128,5 @@ COMPILERS: Mapping[str, Callable[[Toolkit, str, int], Compiler]] = MappingProxyT
 
 
 def compiler_name(language: str, arch: str) -> str:
-    """The compiler that units of ``language`` go to on this machine, with its version. Raises ToolchainFault."""
+    """Return name and version of the compiler of ``language`` on this machine. Raises ToolchainFault."""
     return COMPILERS[language](find_toolkit(), arch, 0).name

@@ -1,9 +1,9 @@
-"""A cubin around machine code of our own: ptxas's prologue, grown by the tiles that it jumps to, and the way back.
+"""Cubins of our own machine code: ptxas's prologue with the tiles appended, and the reverse.
 
-``graft`` writes anew what a cubin says of its code: the section of the kernel, the jump table (one 32-bit offset per
+``graft`` rewrites what a cubin says of its code: the section of the kernel, the jump table (one 32-bit offset per
 block row), the symbol's size, and the attributes of ``.nv.info`` that list registers, exits and jump targets. The
-names EIATTR are those that ``cuobjdump -elf`` prints. Nothing of this is published; what is written here was read off
-ptxas 13.0 and runs (tests/on_gpu).
+names EIATTR are those that ``cuobjdump -elf`` prints. None of this is documented; it was read off ptxas 13.0's
+output, and the result runs (tests/on_gpu).
 """
 
 import math
@@ -38,9 +38,8 @@ _EIATTR_INDIRECT_BRANCHES = 0x34
 _EIATTR_CTA_PER_CLUSTER = 0x3D
 _EIATTR_NUM_BARRIERS = 0x4C
 
-#: What each of the prologue's targets is made of, in any order, EXIT last; and what is there beside it where blocks
-#: share a tile, where there is a residual, and of each register that is shown by itself (``padded``, ``kept``,
-#: ``fetched``).
+#: Instructions of each of the prologue's targets, in any order, EXIT last; and further ones if blocks share a tile, if
+#: there is a residual, and for each register that is stored by itself (``padded``, ``kept``, ``fetched``).
 _TARGET = (Opcode.LDG, Opcode.STG)
 _TARGET_PARTS = ((Opcode.ST, Opcode.LDS), (Opcode.LDG, Opcode.STG), (Opcode.STG,))
 _SHOWN_ALONE = 2  # at most
@@ -50,23 +49,23 @@ _EXIT_BITS = 0x94D
 
 
 def graft(prologue: bytes, code: MachineCode, kernel: str) -> bytes:
-    """The cubin of ``kernel``: the prologue that ptxas made, and ``code`` behind it.
+    """Return the cubin of ``kernel``: the prologue that ptxas compiled, with ``code`` appended.
 
-    Raises ToolchainFault where the prologue is not of the shape that is known.
+    Raises ToolchainFault if the prologue does not have the expected form.
     """
     with _shape_known(prologue):
         return _graft(prologue, code, kernel)
 
 
 def machine_code(cubin: bytes, kernel: str, arch: str) -> MachineCode:
-    """The tiles in a cubin that ``graft`` made. Raises ToolchainFault for any other."""
+    """Return the tiles in a cubin that ``graft`` made. Raises ToolchainFault for any other."""
     with _shape_known(cubin):
         return _machine_code(cubin, kernel, arch)
 
 
 @contextmanager
 def _shape_known(image: bytes) -> Iterator[None]:
-    """Contents that are too short, or too long, for what they should be are the fault of the image."""
+    """Convert errors about contents that are too short or too long to ToolchainFault."""
     try:
         yield
     except (struct.error, IndexError, ValueError, OverflowError, StopIteration) as error:
@@ -107,7 +106,7 @@ def _machine_code(cubin: bytes, kernel: str, arch: str) -> MachineCode:
     if not len(starts) or starts[0] % LINE_BYTES or starts[-1] >= len(text):
         raise ToolchainFault(f"the jump table of {kernel} leads out of its code")
     words = np.frombuffer(text, "<u8").reshape(-1, 2)[starts[0] // INSTRUCTION_BYTES :]
-    padding = (words == 0).all(axis=1)  # behind the last tile
+    padding = (words == 0).all(axis=1)  # after the last tile
     form = decode(words[: len(words) - int(np.argmin(padding[::-1]))].astype(np.uint64), generation_of(arch))
     entry = _entry(text, info, arch)
     return MachineCode(
@@ -122,7 +121,7 @@ def _machine_code(cubin: bytes, kernel: str, arch: str) -> MachineCode:
 
 
 def _split_k(info: bytes) -> int:
-    """Blocks of a cluster, which share a tile."""
+    """Return the blocks of a cluster, which share a tile."""
     sizes = next((value for _, kind, value in elf.attributes(info) if kind == _EIATTR_CTA_PER_CLUSTER), None)
     return 1 if sizes is None else math.prod(struct.unpack("<III", sizes))
 
@@ -134,7 +133,7 @@ def _part(parts: dict[str, bytes], name: str) -> bytes:
 
 
 def _entry(text: bytes, info: bytes, arch: str) -> EntryRegisters:
-    """The registers that the prologue leaves addresses in: those that its own two targets load and store through."""
+    """Return the registers of the prologue's addresses: those that its two targets load and store through."""
     branch = next((value for _, kind, value in elf.attributes(info) if kind == _EIATTR_INDIRECT_BRANCHES), b"")
     if len(branch) < 4:
         raise ToolchainFault("the prologue does not jump")
@@ -164,7 +163,7 @@ _BARRIERS = ("write_barrier", "read_barrier")
 
 
 def _known_targets(*, is_shared: bool) -> list[list[int]]:
-    """What may be in a target, sorted."""
+    """Return the possible instructions of a target, sorted."""
     cluster = _TARGET_PARTS[0] if is_shared else ()
     return [
         sorted(int(op) for op in (*_TARGET, *cluster, *residual, *(_TARGET_PARTS[2] * alone), Opcode.EXIT))
@@ -174,7 +173,7 @@ def _known_targets(*, is_shared: bool) -> list[list[int]]:
 
 
 def _entry_of_target(target: NDArray[np.void], number: int) -> EntryRegisters:
-    """Told apart by how far from C each store goes."""
+    """Return a target's registers, told apart by the offset of each store from C."""
     by_op: dict[int, list[np.void]] = {}
     for instruction in target:
         by_op.setdefault(int(instruction["op"]), []).append(instruction)
@@ -195,9 +194,9 @@ def _entry_of_target(target: NDArray[np.void], number: int) -> EntryRegisters:
 
 
 def _renamed(code: MachineCode, entry: EntryRegisters) -> tuple[NDArray[np.void], int]:
-    """The tiles with what they are given where this prologue has it, and the registers of a thread then.
+    """Return the tiles with the registers that this prologue fills, and the registers of a thread.
 
-    What stood there moves: an address keeps two registers, aligned, and any other register stays if it can.
+    Registers in their place move: an address keeps two registers, aligned, and any other register stays if it can.
     """
     if entry == code.entry:
         return code.form, code.registers
@@ -230,7 +229,7 @@ _UNNAMED = RZ + 1
 
 
 def _shared_data(form: NDArray[np.void]) -> list[tuple[int, int]]:
-    """Registers that shared memory gives or takes together, the widest first: the first one, and how many."""
+    """Return the register groups of shared loads and stores, widest first: first register and count."""
     data = [form[operand][form["op"] == op] for op, operand in ((Opcode.LDS, "rd"), (Opcode.STS, "rb"))]
     words = [form["bytes"][form["op"] == op] // FLOAT_BYTES for op in (Opcode.LDS, Opcode.STS)]
     found = {*zip(np.concatenate(data).tolist(), np.concatenate(words).tolist(), strict=True)}
@@ -238,7 +237,7 @@ def _shared_data(form: NDArray[np.void]) -> list[tuple[int, int]]:
 
 
 def _free(names: NDArray[np.int64], wish: int, width: int) -> int:
-    """The first of ``width`` registers, aligned, that nothing is named: those wished for, or the lowest."""
+    """Return the first of ``width`` free, aligned registers: those wished for, or the lowest."""
     taken = {*names.tolist()}
     first: int
     for first in (wish, *range(0, RZ - 1, width)):
@@ -248,7 +247,7 @@ def _free(names: NDArray[np.int64], wish: int, width: int) -> int:
 
 
 def _edited(info: bytes, edit: Callable[[int, bytes], bytes | None]) -> bytes:
-    """``info`` with the sized values that ``edit`` gives; where it gives None, the value stays."""
+    """Return ``info`` with the values that ``edit`` returns; None keeps a value."""
     out = b""
     for form, kind, value in elf.attributes(info):
         new = edit(kind, value) if form == elf.EIFMT_SVAL else None
@@ -257,12 +256,12 @@ def _edited(info: bytes, edit: Callable[[int, bytes], bytes | None]) -> bytes:
 
 
 def _attribute(form: int, kind: int, value: bytes) -> bytes:
-    """As ``elf.attributes`` reads it."""
+    """Return an attribute in the form that ``elf.attributes`` reads."""
     return bytes((form, kind)) + (struct.pack("<H", len(value)) + value if form == elf.EIFMT_SVAL else value)
 
 
 def _kernel_info(info: bytes, code: MachineCode, exits: NDArray[np.int64], table: bytes) -> bytes:
-    """What the tiles do that the prologue does not: a barrier that is used must be declared, as ptxas declares it."""
+    """Return the kernel's attributes with the tiles' exits and jumps, and the barriers that they use."""
 
     def edit(kind: int, value: bytes) -> bytes | None:
         if kind == _EIATTR_EXIT_OFFSETS:
@@ -277,7 +276,7 @@ def _kernel_info(info: bytes, code: MachineCode, exits: NDArray[np.int64], table
         return edited
     declared = _attribute(_EIFMT_BVAL, _EIATTR_NUM_BARRIERS, struct.pack("<H", int(barriers.max()) + 1))
     kinds = [kind for _, kind, _ in elf.attributes(edited)]
-    at = kinds.index(_EIATTR_MAXREG_COUNT) + 1 if _EIATTR_MAXREG_COUNT in kinds else 0  # where ptxas has it
+    at = kinds.index(_EIATTR_MAXREG_COUNT) + 1 if _EIATTR_MAXREG_COUNT in kinds else 0  # if ptxas wrote it
     parts = [_attribute(*attribute) for attribute in elf.attributes(edited)]
     return b"".join((*parts[:at], declared, *parts[at:]))
 
@@ -290,7 +289,7 @@ def _registers_set(info: bytes, registers: int) -> bytes:
 
 
 def _size_set(image: bytes, parts: dict[str, bytes], kernel: str, size: int) -> bytes:
-    """The symbol table with the kernel's new size."""
+    """Return the symbol table with the kernel's new size."""
     by_number = elf.sections(image)
     link = next(section.link for section in by_number if section.name == ".symtab")
     names = by_number[link].content
@@ -302,7 +301,7 @@ def _size_set(image: bytes, parts: dict[str, bytes], kernel: str, size: int) -> 
 
 
 def _frame_set(parts: dict[str, bytes], size: int) -> bytes:
-    """The frame's description covers the whole code: its length stands behind the address that is relocated."""
+    """Return the debug frame with the new code length, which follows the relocated address."""
     frame = bytearray(parts.get(".debug_frame", b""))
     relocated = parts.get(".rela.debug_frame", b"")
     if relocated:

@@ -1,7 +1,7 @@
-"""A linked cubin with other data in it: the contents of the one symbol that a packed kernel keeps its matrix in.
+"""Replacement of a packed kernel's data, its matrix, in a linked cubin.
 
-The linker gives the symbol a section of its own, ``.nv.global.init``, which the code names by address alone: it may
-have any length.
+The linker gives the data's symbol a section of its own, ``.nv.global.init``, which the code refers to by address
+alone: it may have any length.
 """
 
 from lospmm.errors import ToolchainFault
@@ -13,7 +13,7 @@ SYMBOL = "lospmm_data"
 
 
 def data_of(image: bytes) -> bytes:
-    """What ``embed`` put there. Raises ToolchainFault where there is nothing."""
+    """Return the data of a cubin. Raises ToolchainFault if it has none."""
     found = [part.content for part in elf.sections(image) if part.name == SECTION]
     if not found:
         raise ToolchainFault(f"the image has no section {SECTION} with data")
@@ -21,7 +21,7 @@ def data_of(image: bytes) -> bytes:
 
 
 def embed(image: bytes, data: bytes) -> bytes:
-    """``image`` with ``data`` as the contents of its symbol. Raises ToolchainFault where it has none."""
+    """Return ``image`` with ``data`` as the contents of its symbol. Raises ToolchainFault if it has none."""
     parts = elf.sections(image)
     if not any(part.name == SECTION for part in parts):
         raise ToolchainFault(f"the linked image has no section {SECTION} for its data")

@@ -1,6 +1,7 @@
-"""Find a CUDA toolkit: the one that is named, one that is installed, or the one that came from PyPI with this package.
+"""Discovery of a CUDA toolkit: a named one, an installed one, or that of this package's dependencies.
 
-nvcc, ptxas and nvlink must lie together and be of one release: nvcc passes PTX to ptxas, and an older ptxas refuses it.
+nvcc, ptxas and nvlink must lie together and be of one release: nvcc passes PTX to ptxas, and an older ptxas refuses
+it.
 """
 
 import os
@@ -26,6 +27,8 @@ PROBE_LIMITS = Limits(seconds=30.0, address_space_bytes=8 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
+    """The programs of a CUDA toolkit, its version and its targets."""
+
     nvcc: Path
     ptxas: Path
     nvlink: Path
@@ -38,9 +41,9 @@ class Toolkit:
 
 @cache
 def find_toolkit() -> Toolkit:
-    """The first usable toolkit: LOSPMM_TOOLKIT, CUDA_HOME, CUDA_PATH, PATH, PyPI.
+    """Return the first usable toolkit of LOSPMM_TOOLKIT, CUDA_HOME, CUDA_PATH, PATH and PyPI.
 
-    Raises BadSettings where LOSPMM_TOOLKIT names one that is not usable, ToolchainFault where none is found.
+    Raises BadSettings if LOSPMM_TOOLKIT names an unusable one, ToolchainFault if none is found.
     """
     refused = []
     for origin, directory in _places():
@@ -57,12 +60,12 @@ def find_toolkit() -> Toolkit:
 
 
 def has_arch(toolkit: Toolkit, arch: str) -> bool:
-    """Whether the toolkit can compile for ``arch``."""
+    """Return whether the toolkit can compile for ``arch``."""
     return f"sm_{_number(arch)}" in toolkit.archs
 
 
 def check_arch(toolkit: Toolkit, arch: str) -> None:
-    """Raises Unsupported where the toolkit cannot compile for ``arch``, with what to do about it."""
+    """Raise Unsupported, with a remedy, if the toolkit cannot compile for ``arch``."""
     if has_arch(toolkit, arch):
         return
     oldest = min(toolkit.archs, key=_number)
@@ -78,19 +81,19 @@ def check_arch(toolkit: Toolkit, arch: str) -> None:
 
 @cache
 def find_host_compiler() -> Path | None:
-    """g++, which nvcc needs as its preprocessor and the CPU runtime as its compiler, or None."""
+    """Return g++, nvcc's preprocessor and the CPU runtime's compiler, or None."""
     found = shutil.which("g++")
     return None if found is None else Path(found)
 
 
 @cache
 def host_compiler_version(compiler: Path) -> str:
-    """What g++ says of itself, in one line."""
+    """Return g++'s version line."""
     return _answer(compiler, "--version").partition("\n")[0]
 
 
 def _places() -> Iterator[tuple[str, Path]]:
-    """(origin, directory of tools) of every place to look at, in order."""
+    """Yield (origin, directory of tools) of every place to look at, in order."""
     if settings().toolkit is not None:
         yield "LOSPMM_TOOLKIT", Path(str(settings().toolkit), "bin")
     for variable in ("CUDA_HOME", "CUDA_PATH"):
@@ -122,7 +125,7 @@ def _toolkit(directory: Path, origin: str) -> Toolkit:
 
 
 def _version(tool: Path) -> str:
-    """The full version of an NVIDIA tool, like "13.0.88"."""
+    """Return the full version of an NVIDIA tool, like "13.0.88"."""
     version = re.search(r"\bV(\d+\.\d+\.\d+)", _answer(tool, "--version"))
     if version is None:
         raise ToolchainFault(f"{tool} does not tell its version")
@@ -130,7 +133,7 @@ def _version(tool: Path) -> str:
 
 
 def _reader(name: str, directory: Path) -> Path | None:
-    """A tool that only reads cubins: beside the compilers, or any other, since a newer one reads older cubins."""
+    """Return a tool that only reads cubins: beside the compilers, or any other (newer ones read older)."""
     if os.access(directory / name, os.X_OK):
         return directory / name
     found = find_nvidia_binary_utility(name) or shutil.which(name)
@@ -146,7 +149,7 @@ def _answer(tool: Path, option: str) -> str:
 
 
 def _number(arch: str) -> int:
-    """90 of "sm_90", and of "sm_90a", which whatever compiles for sm_90 compiles for."""
+    """Return 90 for "sm_90", and for "sm_90a", which every compiler for sm_90 supports."""
     digits = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
     if digits is None:
         raise Unsupported(f"{arch!r} is not a GPU architecture like sm_90")

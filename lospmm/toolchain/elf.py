@@ -1,4 +1,4 @@
-"""What a cubin says of itself, read from its ELF64 sections: bytes of code, registers and stack of a kernel.
+"""Reader of cubins (ELF64): bytes of code, registers and stack of a kernel.
 
 The layout is that of the ELF specification; ``.nv.info`` is a list of attributes, each a format, a number and a value
 (the names EIFMT and EIATTR are those that ``cuobjdump -elf`` prints).
@@ -26,6 +26,8 @@ SYMBOL = struct.Struct("<IBBHQQ")
 
 @dataclass(frozen=True, slots=True)
 class Section:
+    """A section of an ELF image."""
+
     name: str
     link: int  # the number of the section that this one refers to
     content: bytes
@@ -33,14 +35,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class KernelUsage:
-    """What one thread of a kernel needs, functions that it calls included."""
+    """Resources of one thread of a kernel, including the functions that it calls."""
 
     registers: int
     stack_bytes: int
 
 
 def sections(image: bytes) -> list[Section]:
-    """The sections of an ELF64 image, by number. Raises ToolchainFault for anything else."""
+    """Return the sections of an ELF64 image, by number. Raises ToolchainFault for anything else."""
     try:
         return _sections(image)
     except (struct.error, IndexError, ValueError, OverflowError):
@@ -48,12 +50,12 @@ def sections(image: bytes) -> list[Section]:
 
 
 def code_bytes(image: bytes) -> int:
-    """Machine code in the image: the sizes of its ``.text`` sections."""
+    """Return the bytes of machine code in the image: the sizes of its ``.text`` sections."""
     return sum(len(section.content) for section in sections(image) if section.name.startswith(".text."))
 
 
 def kernel_usage(image: bytes, entry: str) -> KernelUsage:
-    """What the linked kernel ``entry`` needs. Raises ToolchainFault where the image does not say."""
+    """Return the resources of the linked kernel ``entry``. Raises ToolchainFault if the image lacks them."""
     parts = sections(image)
     by_name = {section.name: section for section in parts}
     try:
@@ -89,12 +91,12 @@ def _sections(image: bytes) -> list[Section]:
 
 
 def string(table: bytes, start: int) -> str:
-    """A name of a string table. Raises ValueError where it does not end."""
+    """Return a name of a string table. Raises ValueError if it is not terminated."""
     return table[start : table.index(b"\0", start)].decode()
 
 
 def attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(format, attribute, value) of a section of attributes; what has no sized value keeps its two bytes in place."""
+    """Yield (format, attribute, value) of an attribute section; unsized values are their two bytes."""
     position = 0
     while position < len(info):
         form, attribute, size = struct.unpack_from("<BBH", info, position)
@@ -104,7 +106,7 @@ def attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _symbol_attributes(info: bytes) -> Iterator[tuple[int, int, int]]:
-    """(attribute, symbol number, value) of the attributes that are about one symbol."""
+    """Yield (attribute, symbol number, value) of the attributes about one symbol."""
     for form, attribute, value in attributes(info):
         if form == EIFMT_SVAL and len(value) == 8:
             yield (attribute, *struct.unpack("<II", value))

@@ -1,7 +1,7 @@
-"""An ELF64 image with other contents in some of its sections: everything that says where things lie is written anew.
+"""Rewriting of an ELF64 image with other contents in some sections, and all offsets updated.
 
-Sections keep their order and alignment; section headers, program headers and the ELF header follow. The driver loads a
-cubin by its program headers, so their offsets and sizes must be right too.
+Sections keep their order and alignment; section headers, program headers and the ELF header follow. The driver loads
+a cubin by its program headers, so their offsets and sizes must be right too.
 """
 
 import struct
@@ -31,7 +31,7 @@ class _MovedPart(NamedTuple):
 
 
 def rewrite(image: bytes, contents: Mapping[str, bytes]) -> bytes:
-    """``image`` with the named sections' contents. Raises ToolchainFault for what is no whole ELF64 image."""
+    """Return ``image`` with the named sections' contents. Raises ToolchainFault unless it is ELF64."""
     try:
         return _rewrite(image, contents)
     except (struct.error, IndexError, ValueError, OverflowError) as error:
@@ -77,7 +77,7 @@ def _rewrite(image: bytes, contents: Mapping[str, bytes]) -> bytes:
 
 
 def _move(segment: list[int], pieces: list[_MovedPart]) -> None:
-    """A segment spans whole pieces: it begins with one and ends with one."""
+    """Update a segment, which begins and ends with a whole piece."""
     start, size = segment[2], segment[5]
     first = next((p for p in pieces if p.start == start and (p.end > p.start or size == 0)), None)
     if first is None:

@@ -1,4 +1,4 @@
-"""What a user learns of a compiler that failed: one line, and a log in the cache with everything else."""
+"""Errors of compilers: one line for the user, and a log in the cache with everything else."""
 
 import os
 import re
@@ -14,7 +14,7 @@ LOGS = 50
 
 
 def compiler_fault(what: str, finished: Finished, text: str) -> ToolchainFault:
-    """The fault of a compiler that failed on ``text``, in one line, with everything else in a log in the cache."""
+    """Return the one-line error of a compiler that failed on ``text``; a log in the cache has the rest."""
     output = finished.stderr + finished.stdout
     log = f"{' '.join(finished.argv)}\n{finished.failure} after {finished.seconds:.1f} s\n{output}\n{text}"
     message = f"{what}: {finished.failure}"
@@ -24,14 +24,14 @@ def compiler_fault(what: str, finished: Finished, text: str) -> ToolchainFault:
 
 
 def _first_error(output: str) -> str:
-    """The first line that speaks of an error, or the last line that says anything."""
+    """Return the first line that mentions an error, or the last line with text."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\b(error|fatal)\b", line, re.IGNORECASE)]
     return (errors or lines[-1:] or [""])[0]
 
 
 def _keep_log(log: str) -> Path | None:
-    """Write a log and drop the oldest. None where the disk does not take it: the fault itself matters more."""
+    """Write a log and delete the oldest; None if the disk refuses, since the error itself matters more."""
     directory = settings().cache_dir / "logs"
     path = directory / f"{time.time_ns()}-{os.getpid()}.log"
     try:

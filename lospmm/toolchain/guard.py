@@ -1,8 +1,8 @@
-"""The guard: a small process that outlives lospmm just long enough to end the compilers that it left running.
+"""Guard process: it outlives lospmm just long enough to end the compilers that it left running.
 
-Run as ``python -I -S guard.py TOKEN DIRECTORY`` by ``lifetime.py``, with a pipe from lospmm as standard input. However
-lospmm ends, the kernel then closes the pipe. The guard kills every process whose environment carries the token,
-grandchildren included (nvcc starts others), and removes the directory. It stands on the standard library alone.
+Run as ``python -I -S guard.py TOKEN DIRECTORY`` by ``lifetime.py``, with a pipe from lospmm as standard input.
+However lospmm ends, the kernel then closes the pipe. The guard kills every process whose environment carries the
+token, grandchildren included (nvcc starts others), and removes the directory. It uses the standard library alone.
 """
 
 import os
@@ -21,7 +21,7 @@ PAUSE_SECONDS = 0.02
 
 
 def marked(token: str) -> list[int]:
-    """The processes, other than this one, whose environment carries the token. Zombies have none."""
+    """Return the other processes whose environment carries the token. Zombies have no environment."""
     wanted = f"{VARIABLE}={token}".encode()
     found = []
     for directory in Path("/proc").iterdir():
@@ -33,7 +33,7 @@ def marked(token: str) -> list[int]:
 
 
 def end_all(token: str) -> None:
-    """Kill what carries the token, until two looks in a row find nothing."""
+    """Kill the processes that carry the token, until two looks in a row find none."""
     quiet = 0
     while quiet < 2:
         found = marked(token)
@@ -45,6 +45,7 @@ def end_all(token: str) -> None:
 
 
 def main(token: str, directory: str) -> None:
+    """Wait for the end of standard input, then end the marked processes and remove the directory."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whoever stops lospmm by name must not stop its guard
         signal.signal(name, signal.SIG_IGN)
     os.chdir("/")

@@ -1,4 +1,4 @@
-"""g++ for the CPU runtime: the emitted CUDA C++ text, unchanged, as a shared library behind a shim header."""
+"""g++ for the CPU runtime: it compiles emitted CUDA C++ unchanged, behind a shim header."""
 
 import hashlib
 import json
@@ -21,9 +21,9 @@ LIBRARY = "kernel.so"
 
 
 def compile_shared_library(text: str, *, header: str, store: Store, options: tuple[str, ...] = OPTIONS) -> bytes:
-    """The library of ``text`` with ``header`` included first; it is kept in the store.
+    """Return the shared library of ``text`` with ``header`` included first; it is cached in the store.
 
-    Raises ToolchainFault where there is no g++ or it fails.
+    Raises ToolchainFault if there is no g++ or it fails.
     """
     compiler = find_host_compiler()
     if compiler is None:

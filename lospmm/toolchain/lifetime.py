@@ -1,8 +1,8 @@
-"""What must not outlive this process: its compilers and its temporary directories, even when it is killed.
+"""Cleanup of compilers and temporary directories when this process ends, even if it is killed.
 
 A guard process (``guard.py``), started with the first compiler, waits on a pipe whose other end only this process
-holds. Nothing registers with it: it finds our compilers by a token in their environment, so that there is no moment at
-which one is running unseen.
+holds. Nothing registers with it: it finds our compilers by a token in their environment, so that none is ever running
+unseen.
 """
 
 import errno
@@ -34,15 +34,15 @@ _guard: _Guard | None = None
 
 
 def compiler_environment() -> dict[str, str]:
-    """The variables that put a child process under the guard. Starts the guard, or starts it again if it was killed."""
+    """Return the variables that put a child process under the guard, which is (re)started if need be."""
     return {guard.VARIABLE: _alive().token}
 
 
 @contextmanager
 def temporary_directory() -> Iterator[Path]:
-    """A new directory that is gone after the block, or soon after this process, whichever ends first.
+    """Yield a new directory that is deleted after the block or soon after this process ends.
 
-    Raises ToolchainFault where there is no room for it, or for what the block writes.
+    Raises ToolchainFault if there is no room for it, or for what the block writes.
     """
     root = _alive().root
     try:
@@ -59,8 +59,8 @@ def temporary_directory() -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-        with _lock, suppress(OSError):  # others have directories there
-            root.rmdir()  # who kills this process may kill its guard too, as Ray does
+        with _lock, suppress(OSError):  # other threads have directories in it
+            root.rmdir()  # the guard may be killed together with this process, as by Ray
 
 
 def _alive() -> _Guard:
@@ -86,7 +86,7 @@ def _answers(current: _Guard) -> bool:
 
 
 def _start(token: str, root: Path) -> _Guard:
-    """Start a guard in a session of its own: what a terminal or a job control sends to our group passes it by."""
+    """Start a guard in a session of its own, so that signals to our process group do not reach it."""
     reading, writing = os.pipe()  # neither end is inherited by programs that this process starts
     try:
         pid = os.posix_spawn(
@@ -109,7 +109,7 @@ def _start(token: str, root: Path) -> _Guard:
 
 
 def _after_fork() -> None:
-    """A forked child has no guard yet, and must not keep its parent's pipe open when the parent dies."""
+    """Reset the guard in a forked child, which must not keep its parent's pipe open."""
     global _guard, _lock
     if _guard is not None:
         os.close(_guard.pipe)

@@ -1,8 +1,8 @@
-"""A compiler's command line around NVRTC, which compiles CUDA C++ where there is no host compiler for nvcc.
+"""Command-line compiler around NVRTC, for CUDA C++ without a host compiler for nvcc.
 
 Run by path, as ``python -P nvrtc.py OPTION... UNIT.cu -o UNIT.o`` or with ``--version`` alone: a process like every
-other compiler, with its limits. It imports nothing of lospmm, which makes it quick to start. The code is the same
-as nvcc's: both call the same compiler and the same ptxas.
+other compiler, with its limits. It imports nothing of lospmm, so that it starts quickly. The code is the same as
+nvcc's: both call the same compiler and the same ptxas.
 """
 
 import sys
@@ -12,13 +12,14 @@ from cuda.bindings import nvrtc
 
 
 def version() -> str:
+    """Return NVRTC's version."""
     result, major, minor = nvrtc.nvrtcVersion()
     _check(result)
     return f"{major}.{minor}"
 
 
 def compile_file(source: Path, target: Path, options: list[str]) -> bool:
-    """Write the object and the compiler's log (to stderr). False where the text does not compile."""
+    """Write the object, and the compiler's log to stderr; return False if the text does not compile."""
     result, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], [])
     _check(result)
     (compiled,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
@@ -43,6 +44,7 @@ def _check(result: nvrtc.nvrtcResult) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    """Run the command line and return the exit status."""
     if arguments == ["--version"]:
         print(version())
         return 0

@@ -1,7 +1,7 @@
-"""Run one compiler: a fixed argument list, limits on time and memory, and nothing left of it afterwards.
+"""Runs one compiler: a fixed argument list, limits on time and memory, and no processes left over.
 
-A compiler runs in a session of its own with a minimal environment, and whatever it has started ends with it. If this
-process dies first, the guard ends them all (``lifetime.py``).
+A compiler runs in a session of its own with a minimal environment, and the processes that it started end with it. If
+this process dies first, the guard ends them all (``lifetime.py``).
 """
 
 import os
@@ -21,34 +21,36 @@ from lospmm.errors import ToolchainFault
 from lospmm.settings import settings
 from lospmm.toolchain import lifetime
 
-#: What is kept of each output stream. The first error is what matters, so the head is kept.
+#: Bytes kept of each output stream: its head, since the first error matters most.
 OUTPUT_BYTES = 1 << 20
 
-#: What a pipe holds on Linux.
+#: Capacity of a pipe on Linux.
 PIPE_BYTES = 1 << 16
 
-#: How often a running compiler is looked at for cancellation, and how often once it has closed its outputs.
+#: Seconds between checks for cancellation while a compiler runs, and once it has closed its outputs.
 POLL_SECONDS = 0.05
 ENDING_SECONDS = 0.001
 
-#: What a compiler and the host compiler that nvcc calls may need of our environment.
+#: Variables of our environment that a compiler, and the host compiler that nvcc calls, may need.
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """Limits of one compiler process."""
+
     seconds: float
     address_space_bytes: int
 
 
 def compile_limits() -> Limits:
-    """The limits of one compiler process that the settings give."""
+    """Return the limits of one compiler process, from the settings."""
     return Limits(settings().compile_seconds, settings().compile_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A process that has ended. ``failure`` is None, or how it ended in words."""
+    """A process that has ended; ``failure`` is None or says how it failed."""
 
     argv: tuple[str, ...]
     stdout: str
@@ -66,10 +68,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> Finished:
-    """Run a program in ``cwd``, which also holds its temporary files, and wait for it. ``watch`` is told how many bytes
-    it has written to stdout so far.
+    """Run a program in ``cwd``, which also holds its temporary files, and wait for it.
 
-    Raises ToolchainFault where it cannot be started and CancelledError once ``cancel`` is set.
+    ``watch`` is called with the bytes written to stdout so far. Raises ToolchainFault if it cannot be started and
+    CancelledError once ``cancel`` is set.
     """
     started = time.monotonic()
     command = tuple(str(argument) for argument in argv)
@@ -118,7 +120,7 @@ def _follow(
     cancel: threading.Event | None,
     watch: Callable[[int], None] | None,
 ) -> bool:
-    """Collect a child's output until it ends. False if the deadline came first."""
+    """Collect a child's output until it ends. Returns False if the deadline came first."""
     with selectors.DefaultSelector() as selector:
         for stream in (child.stdout, child.stderr):
             assert stream is not None
@@ -140,14 +142,14 @@ def _follow(
 
 
 def _drain(descriptor: int, kept: bytearray) -> bool:
-    """Read once from a pipe that is ready, up to all that it can hold. False at its end."""
+    """Read once from a ready pipe, up to its capacity. Returns False at its end."""
     chunk = os.read(descriptor, PIPE_BYTES)
     kept += chunk[: OUTPUT_BYTES - len(kept)]
     return bool(chunk)
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended, without reaping it: its process group can then still be named safely."""
+    """Return whether a child has ended, without reaping it, so that its process group stays valid."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
