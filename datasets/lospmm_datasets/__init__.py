@@ -1,1 +1,1 @@
-
+"""Synthetic matrices, pruning patterns, and the layer shapes of the paper."""

@@ -1,7 +1,7 @@
-"""Sparse matrices as graphs and discretised equations have them; the same arguments and seed give the same matrix.
+"""Random sparse matrices of graphs and discretised equations; the same arguments give the same matrix.
 
-They are what collections such as SuiteSparse hold beside pruned layers: rows of very different lengths, bands, blocks.
-Unlike ``synthetic`` nothing of size m x k is made, so that hundreds of thousands of rows are drawn in a second. Weights
+Collections such as SuiteSparse have them beside pruned layers: rows of very different lengths, bands, blocks. Unlike
+in ``synthetic`` no array of size m x k is made, so that hundreds of thousands of rows are drawn in a second. Weights
 are as there: 0.5 to 1.5, of either sign.
 """
 
@@ -23,10 +23,10 @@ STENCILS = {
 
 
 def power_law(nodes: int, mean_degree: float, seed: int, *, exponent: float = 2.1) -> SparseMatrix:
-    """An adjacency matrix of a scale-free graph: degrees, of rows and of columns, fall as ``degree ** -exponent``.
+    """Return the adjacency matrix of a scale-free graph: degrees fall as ``degree ** -exponent``.
 
-    Node i, in a random order, has a chance proportional to ``(i + 1) ** (-1 / (exponent - 1))`` at both ends of an edge
-    (Chung and Lu 2002). Edges that are drawn twice count once, so that there are somewhat fewer than ``nodes *
+    Node i, in a random order, has a chance proportional to ``(i + 1) ** (-1 / (exponent - 1))`` at both ends of an
+    edge (Chung and Lu 2002). Edges that are drawn twice count once, so that there are somewhat fewer than ``nodes *
     mean_degree``. Raises BadRequest for an exponent of 2 or less.
     """
     if exponent <= 2:
@@ -42,9 +42,9 @@ def power_law(nodes: int, mean_degree: float, seed: int, *, exponent: float = 2.
 
 
 def rmat(scale: int, mean_degree: float, seed: int) -> SparseMatrix:
-    """The adjacency matrix of 2**scale nodes that R-MAT draws, quarter by quarter, with RMAT_CHANCES.
+    """Return the R-MAT adjacency matrix of 2**scale nodes, drawn quarter by quarter with RMAT_CHANCES.
 
-    As in ``power_law`` there are somewhat fewer nonzeros than asked for.
+    As in ``power_law`` there are somewhat fewer nonzeros than requested.
     """
     random = np.random.default_rng(seed)
     nodes = 1 << scale
@@ -57,14 +57,14 @@ def rmat(scale: int, mean_degree: float, seed: int) -> SparseMatrix:
 
 
 def scattered(m: int, k: int, mean_length: float, seed: int) -> SparseMatrix:
-    """Entries anywhere with equal chance, as a random graph of Erdős and Rényi; somewhat fewer than asked for."""
+    """Return uniformly random entries, as in an Erdős-Rényi graph; somewhat fewer than requested."""
     random = np.random.default_rng(seed)
     count = _count(m, k, mean_length)
     return _matrix(m, k, random.integers(m, size=count), random.integers(k, size=count), random)
 
 
 def banded(nodes: int, bandwidth: int, mean_length: float, seed: int) -> SparseMatrix:
-    """Entries at most ``bandwidth`` beside the diagonal, which is full, as after a reordering of Cuthill and McKee."""
+    """Return entries at most ``bandwidth`` from the full diagonal, as after a Cuthill-McKee reordering."""
     random = np.random.default_rng(seed)
     count = _count(nodes, nodes, max(0.0, mean_length - 1))
     row = random.integers(nodes, size=count)
@@ -77,7 +77,7 @@ def banded(nodes: int, bandwidth: int, mean_length: float, seed: int) -> SparseM
 
 
 def stencil(side: int, points: int, seed: int) -> SparseMatrix:
-    """A square grid of ``side`` x ``side`` points, row by row, each with its neighbours of a stencil of ``points``.
+    """Return the matrix of a ``side`` x ``side`` grid, row by row, with a stencil of ``points`` points.
 
     Raises BadRequest for a stencil that is not in STENCILS.
     """
@@ -94,7 +94,7 @@ def stencil(side: int, points: int, seed: int) -> SparseMatrix:
 
 
 def blocks(m: int, k: int, block: int, sparsity: float, seed: int) -> SparseMatrix:
-    """Whole blocks of ``block`` x ``block`` entries, the others empty: ``sparsity`` is the share of empty blocks.
+    """Return full blocks of ``block`` x ``block`` entries; ``sparsity`` is the share of empty blocks.
 
     Raises BadRequest for sides that are no multiples of ``block``, and for a sparsity outside 0 to 1.
     """
@@ -114,7 +114,7 @@ def blocks(m: int, k: int, block: int, sparsity: float, seed: int) -> SparseMatr
 
 
 def _count(m: int, k: int, mean_length: float) -> int:
-    """Entries to draw. Raises BadRequest for a mean length of rows that is negative, or more than a row has."""
+    """Return the entries to draw. Raises BadRequest for an impossible mean length of rows."""
     if not 0 <= mean_length <= k:
         raise BadRequest(f"rows of {mean_length} entries in {k} columns: from 0 to {k}")
     return round(m * mean_length)
@@ -123,7 +123,7 @@ def _count(m: int, k: int, mean_length: float) -> int:
 def _matrix(
     m: int, k: int, row: NDArray[np.integer], col: NDArray[np.integer], random: np.random.Generator
 ) -> SparseMatrix:
-    """Each place once, with a weight of its own."""
+    """Return the matrix of distinct places, each with a random weight."""
     place = np.unique(row.astype(np.int64) * k + col)
     weights = random.choice([-1.0, 1.0], len(place)) * random.uniform(0.5, 1.5, len(place))
     return from_coo((m, k), place // k, place % k, weights)

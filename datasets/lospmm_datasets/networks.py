@@ -1,10 +1,10 @@
-"""Where the zeros of a pruned network are: real patterns for the shapes that have one, patterns drawn alike elsewhere.
+"""Sparsity patterns of pruned networks: real ones for shapes that have one, similar random ones else.
 
 A pattern is a mask (m, k), true where a weight is kept, in PyTorch's order of weights: m output channels, k = input
-channels x taps, taps being height x width of a convolution's kernel. Every function is the same for the same arguments.
+channels x taps, taps being height x width of a convolution's kernel. Every function is deterministic.
 
-Sources: Gale, Zaharia, Young and Elsen, Sparse GPU Kernels for Deep Learning (SC'20), whose collection of pruned layers
-is DLMC; Wang, SparseRT (PACT'20); Sanh, Wolf and Rush, Movement Pruning (NeurIPS 2020).
+Sources: Gale, Zaharia, Young and Elsen, Sparse GPU Kernels for Deep Learning (SC'20), whose collection of pruned
+layers is DLMC; Wang, SparseRT (PACT'20); Sanh, Wolf and Rush, Movement Pruning (NeurIPS 2020).
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,27 +21,27 @@ from lospmm.matrix import readers
 
 Mask = NDArray[np.bool_]
 
-#: A real pattern stands for a sparsity that differs from its own by no more.
+#: The largest difference in sparsity at which a real pattern is used.
 NEAR: Final = 0.015
 
 #: Encoder layers of a movement-pruned BERT: the density of the first, of that of the last. That the lower layers keep
 #: more is what Sanh et al. found; they have no table, and the ratio is a choice.
 FIRST_OF_LAST: Final = 2.0
 
-#: What DLMC's convolutions are named by. TensorFlow has the taps of a kernel before its channels, and so have they.
+#: Suffix of DLMC's convolutions. As in TensorFlow, their taps come before the channels.
 _TAPS_FIRST: Final = ".smtx"
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How much rows and input channels of a matrix differ: standard deviations of the logarithms of their scales."""
+    """Standard deviations of the logarithms of the scales of rows and of input channels."""
 
     rows: float
     channels: float
     like: str
 
 
-#: Drawn patterns are to differ as much as the real ones of DLMC do at about 90 %: by what pruned them.
+#: Spread of drawn patterns, as of DLMC's real ones at about 90 %, by pruning method.
 SPREADS: Mapping[str, Spread] = MappingProxyType(
     {
         "magnitude": Spread(0.095, 0.12, "layers pruned by magnitude"),
@@ -52,19 +52,20 @@ SPREADS: Mapping[str, Spread] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
-    """A mask (m, k), and in words where it is from."""
+    """A mask (m, k), and its origin in words."""
 
     mask: Mask
     origin: str
 
     @property
     def sparsity(self) -> float:
+        """Fraction of zeros."""
         return 1 - float(self.mask.mean())
 
 
 @dataclass(frozen=True, slots=True)
 class RealPattern:
-    """A file with a pattern of this shape. ``taps_first``: its columns go through all channels tap by tap."""
+    """A file with a pattern of this shape; ``taps_first``: its columns are ordered by tap, then channel."""
 
     path: Path
     name: str
@@ -76,7 +77,7 @@ class RealPattern:
 
 @dataclass(frozen=True, slots=True)
 class WantedPattern:
-    """A pattern to be found or drawn: of (m, k), with ``taps`` columns for each input channel."""
+    """A pattern to find or draw: of (m, k), with ``taps`` columns for each input channel."""
 
     m: int
     k: int
@@ -85,9 +86,9 @@ class WantedPattern:
 
 
 def depth_sparsities(sparsity: float, depth: int, ratio: float = FIRST_OF_LAST) -> tuple[float, ...]:
-    """Sparsities of ``depth`` layers of the same size, ``sparsity`` in the mean: the density falls in equal steps.
+    """Return the sparsities of ``depth`` layers, with mean ``sparsity``; the density falls in equal steps.
 
-    ``ratio`` is the density of the first layer, of that of the last. Raises BadRequest where a density is above 1.
+    ``ratio`` is the density of the first layer over that of the last. Raises BadRequest for a density above 1.
     """
     density = 1 - sparsity
     steps = np.linspace(2 * ratio / (1 + ratio), 2 / (1 + ratio), depth) if depth > 1 else np.ones(1)
@@ -99,7 +100,7 @@ def depth_sparsities(sparsity: float, depth: int, ratio: float = FIRST_OF_LAST) 
 
 
 def drawn(wanted: WantedPattern, spread: Spread, seed: int) -> Pattern:
-    """The greatest of normal numbers, each row and each input channel of a scale of its own: magnitude pruning.
+    """Draw a pattern: magnitude pruning of normal numbers, with random scales of rows and input channels.
 
     Raises BadRequest for a sparsity outside 0 to 1 or columns that are no whole channels.
     """
@@ -117,7 +118,7 @@ def drawn(wanted: WantedPattern, spread: Spread, seed: int) -> Pattern:
 
 
 def real_patterns(folder: Path) -> tuple[RealPattern, ...]:
-    """The patterns below a folder, of the files of DLMC and SparseRT; none where there is no such folder.
+    """Return the patterns of DLMC's and SparseRT's files below a folder; none if it does not exist.
 
     Random pruning is left out. Raises BadMatrix for a file that is damaged.
     """
@@ -133,10 +134,10 @@ def real_patterns(folder: Path) -> tuple[RealPattern, ...]:
 
 
 def real(found: Iterable[RealPattern], wanted: WantedPattern, use: int = 0) -> Pattern | None:
-    """The real pattern nearest to what is wanted, or None.
+    """Return the real pattern nearest to the wanted one, or None.
 
-    The first layer that uses one (``use`` 0) has it as it is, the next ones with rows and input channels in another
-    order: as many of each kind, yet no layer twice.
+    The first layer that uses one (``use`` 0) has it unchanged, the next ones with rows and input channels shuffled:
+    equally many of each kind, yet no two equal layers.
     """
     near = [
         one for one in found if (one.m, one.k) == (wanted.m, wanted.k) and abs(one.sparsity - wanted.sparsity) <= NEAR
@@ -155,13 +156,13 @@ def real(found: Iterable[RealPattern], wanted: WantedPattern, use: int = 0) -> P
 
 
 def channels_first(mask: Mask, taps: int) -> Mask:
-    """A mask (m, taps x channels) as (m, channels x taps), PyTorch's order."""
+    """Return a mask (m, taps x channels) as (m, channels x taps), PyTorch's order."""
     m, k = mask.shape
     return np.ascontiguousarray(mask.reshape(m, taps, k // taps).transpose(0, 2, 1)).reshape(m, k)
 
 
 def shuffled(mask: Mask, taps: int, seed: int) -> Mask:
-    """Its rows, and its input channels with all their taps, in another order."""
+    """Return a mask with shuffled rows, and shuffled input channels with all their taps."""
     random = np.random.default_rng(seed)
     m, k = mask.shape
     channels = random.permutation(k // taps)

@@ -1,6 +1,6 @@
 """The GEMM shapes of section 7.1 with their derivation, from a file such as ``datasets/shapes.toml``.
 
-The file lies beside this package, not in it: a wheel has no benchmark that would read it.
+The file lies beside this package, not in it: nothing in a wheel reads it.
 """
 
 import math
@@ -40,17 +40,19 @@ class LayerShape:
 
     @property
     def gemm(self) -> tuple[int, int, int]:
-        """(m, k, n) as the file has them."""
+        """(m, k, n) of the file."""
         return self.m, self.k, self.n
 
     @property
     def derived(self) -> tuple[int, int, int]:
-        """(m, k, n) as they follow from the layer."""
+        """(m, k, n) computed from the layer."""
         return self.out_channels, self.in_channels * self.kernel**2, self.batch * math.prod(self.out_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
+    """A network and the shapes of its layers."""
+
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
@@ -60,7 +62,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class ShapeTable:
-    """Every shape is to be pruned to every one of ``sparsities``, the shares of zeros."""
+    """Networks, every shape of which is pruned to every one of ``sparsities`` (fractions of zeros)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -72,9 +74,9 @@ _TABLE = TypeAdapter(ShapeTable)
 
 
 def read_shapes(path: Path) -> ShapeTable:
-    """The table of a TOML file.
+    """Return the table of a TOML file.
 
-    Raises BadRequest where it cannot be read, a key is missing, unknown or wrong, m, k and n do not follow from the
+    Raises BadRequest if it cannot be read, a key is missing, unknown or wrong, m, k and n do not follow from the
     layer, or a shape is there twice.
     """
     table = _checked(path, read_toml(path))

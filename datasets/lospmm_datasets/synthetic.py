@@ -1,4 +1,4 @@
-"""Sparse matrices drawn at random from a seed: the same arguments give the same matrix."""
+"""Random sparse matrices: the same arguments give the same matrix."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from lospmm.matrix.csr import SparseMatrix, from_coo
 
 
 def uniform(m: int, k: int, sparsity: float, seed: int) -> SparseMatrix:
-    """(m, k) with round((1 - sparsity) * m * k) nonzeros anywhere with equal chance.
+    """Return an (m, k) matrix with round((1 - sparsity) * m * k) uniformly random nonzeros.
 
     Raises BadRequest for a sparsity outside 0 to 1.
     """
@@ -17,10 +17,10 @@ def uniform(m: int, k: int, sparsity: float, seed: int) -> SparseMatrix:
 
 
 def uneven(m: int, k: int, sparsity: float, seed: int, *, rows: float = 0.0, columns: float = 0.0) -> SparseMatrix:
-    """As many nonzeros as ``uniform``, more of them in some rows and columns than in others.
+    """Return as many nonzeros as ``uniform``, with some rows and columns denser than others.
 
-    The chance of a row (a column) is log-normal; ``rows`` and ``columns`` are the standard deviations of its logarithm.
-    Raises BadRequest as ``uniform`` does.
+    The chance of a row (a column) is log-normal; ``rows`` and ``columns`` are the standard deviations of its
+    logarithm. Raises BadRequest as ``uniform`` does.
     """
     random = np.random.default_rng(seed)
     chance = np.exp(rows * random.standard_normal((m, 1))) * np.exp(columns * random.standard_normal(k))
@@ -28,7 +28,7 @@ def uneven(m: int, k: int, sparsity: float, seed: int, *, rows: float = 0.0, col
 
 
 def clustered(m: int, k: int, sparsity: float, seed: int, *, block: int = 16, contrast: float = 1.0) -> SparseMatrix:
-    """As many nonzeros as ``uniform``, more of them in some blocks of ``block`` x ``block`` cells than in others.
+    """Return as many nonzeros as ``uniform``, with some blocks of ``block`` x ``block`` cells denser.
 
     The chance of a block is log-normal, ``contrast`` the standard deviation of its logarithm. Raises BadRequest as
     ``uniform`` does.
@@ -39,14 +39,15 @@ def clustered(m: int, k: int, sparsity: float, seed: int, *, block: int = 16, co
 
 
 def pruned_low_rank(m: int, k: int, sparsity: float, seed: int, *, rank: int = 16, noise: float = 0.5) -> SparseMatrix:
-    """A product of random factors of ``rank``, and normal noise, pruned by magnitude: what is kept of a trained layer
-    follows its rows and columns in the same way. ``noise`` is relative to the product. Raises BadRequest as
-    ``uniform`` does.
+    """Return a magnitude-pruned product of random factors of ``rank`` with normal noise.
+
+    Its pattern follows rows and columns as in a trained layer. ``noise`` is relative to the product. Raises
+    BadRequest as ``uniform`` does.
     """
     random = np.random.default_rng(seed)
     factors = [random.standard_normal((side, rank), dtype=np.float32) for side in (m, k)]
     weights = np.zeros((m, k), np.float32)
-    # As BLAS adds up where it has fused multiply-adds; it has not everywhere, nor always one after another.
+    # As a BLAS with fused multiply-adds in sequence computes it, but the same on every machine.
     for one, other in zip(*(factor.T.astype(np.float64) for factor in factors), strict=True):
         weights = (np.multiply.outer(one, other) + weights).astype(np.float32)
     weights *= np.float32(rank**-0.5)
@@ -64,11 +65,11 @@ def paired_blocks(
     sparsity: float = 0.98,
     block_rows: int = 32,
 ) -> SparseMatrix:
-    """Section 4.3: blocks of ``block_rows`` rows, each with a partner half the matrix further down.
+    """Return the blocks of section 4.3: of ``block_rows`` rows, each with a partner half the matrix below.
 
     ``similarity``, R, is the share of a block's nonzeros that its partner has in the same position of the block; the
-    partner's others are where the block has none. ``load_ratio`` is the nnz of blocks 1, 3, 5, ... over that of blocks
-    0, 2, 4, ...; partners have the same nnz. Raises BadRequest when the figures do not allow such a matrix.
+    partner's others are where the block has none. ``load_ratio`` is the nnz of blocks 1, 3, 5, ... over that of
+    blocks 0, 2, 4, ...; partners have the same nnz. Raises BadRequest when the figures do not allow such a matrix.
     """
     blocks, rest = divmod(m, block_rows)
     if rest or blocks % 4:
@@ -93,21 +94,21 @@ def paired_blocks(
 
 
 def _count(m: int, k: int, sparsity: float) -> int:
-    """Nonzeros. Raises BadRequest for a sparsity outside 0 to 1."""
+    """Return the number of nonzeros. Raises BadRequest for a sparsity outside 0 to 1."""
     if not 0 <= sparsity <= 1:
         raise BadRequest(f"sparsity {sparsity}: must be from 0 to 1")
     return round((1 - sparsity) * m * k)
 
 
 def _likeliest(chance: NDArray[np.float64], sparsity: float, random: np.random.Generator) -> SparseMatrix:
-    """Nonzeros drawn without replacement, each cell by its chance: the first to arrive of exponential times."""
+    """Draw cells without replacement with the given chances: the earliest of exponential arrival times."""
     arrival: NDArray[np.float32] = random.standard_exponential(chance.shape, dtype=np.float32)
     arrival /= chance.astype(np.float32)
     return _first(arrival, sparsity, random)
 
 
 def _first(score: NDArray[np.float32], sparsity: float, random: np.random.Generator) -> SparseMatrix:
-    """Nonzeros where ``score`` (m, k) is least, in ascending order: that of a partition is each CPU's own."""
+    """Return nonzeros at the least ``score`` (m, k), sorted, as np.partition's order depends on the CPU."""
     m, k = score.shape
     count = _count(m, k, sparsity)
     if count == m * k:
@@ -116,7 +117,7 @@ def _first(score: NDArray[np.float32], sparsity: float, random: np.random.Genera
 
 
 def _matrix(m: int, k: int, position: NDArray[np.int64], random: np.random.Generator) -> SparseMatrix:
-    """Nonzeros at ``position`` = row * k + column. Magnitudes from 0.5 to 1.5: pruning leaves none near zero."""
+    """Return nonzeros at ``position`` = row * k + column, with magnitudes of 0.5 to 1.5, as after pruning."""
     row, col = np.divmod(position, k)
     sign = random.choice([-1.0, 1.0], len(position))
     return from_coo((m, k), row, col, sign * random.uniform(0.5, 1.5, len(position)))

@@ -1,7 +1,7 @@
-"""Section 5: proxies, short programs that are built and timed in the stead of kernels (docs/proxies.md).
+"""Section 5: proxies, short programs that are built and timed instead of kernels (docs/proxies.md).
 
-``blocks.py`` has fewer thread block functions (5.1.2), ``loops.py`` fewer iterations
-in each (5.1.3), ``launch.py`` the run-time arguments with which one program stands for many kernels (5.2).
+``blocks.py`` has fewer thread block functions (5.1.2), ``loops.py`` fewer iterations in each (5.1.3), ``launch.py``
+the run-time arguments with which one program stands for many kernels (5.2).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +19,15 @@ from lospmm_proxies.launch import proxy_launch
 from lospmm_proxies.loops import proxy_block
 from lospmm_proxies.trial import ProxyKernel
 
-#: What candidates with one program have in common: tiling, schedule and, where it is in the code, N1.
+#: What candidates with one program share: tiling, schedule and, if it is in the code, N1.
 Sharing = tuple[Tiling, Schedule, int | None]
 
 
 def sharing_of(candidate: UnrolledPlan) -> Sharing:
-    """What a candidate has in common with those whose proxy is the same program. The addresses of a mailbox follow from
-    N1, and are constants."""
+    """Return what a candidate shares with those whose proxy is the same program.
+
+    The addresses of a mailbox depend on N1, and are constants.
+    """
     schedule = candidate.schedule
     return candidate.tiling, schedule, candidate.tile.cols if schedule.split_k > 1 else None
 
@@ -35,10 +37,10 @@ def proxies(
     candidates: Sequence[UnrolledPlan],
     launch: Callable[[Problem, UnrolledPlan], Launch] = proxy_launch,
 ) -> list[ProxyKernel]:
-    """Kernel function reduction, 5.1.1: candidates with the same tiling and schedule share one program; where blocks
-    share tiles, those of the same N1 alone. ``launch`` may be ``launch.kernel_launch`` instead.
+    """Return the proxies of candidates; those with the same tiling and schedule share a program (5.1.1).
 
-    Raises BadRequest for a candidate whose block does not fit the device.
+    If blocks share tiles, N1 must be the same too. ``launch`` may be ``launch.kernel_launch`` instead. Raises
+    BadRequest for a candidate whose block does not fit the device.
     """
     sharing: dict[Sharing, list[UnrolledPlan]] = {}
     for candidate in candidates:
@@ -48,7 +50,7 @@ def proxies(
 
 
 def _program(problem: Problem, sharers: Sequence[UnrolledPlan], cols: int | None) -> KernelProgram:
-    """The proxy of kernels that differ in N1 alone, which it takes from the launch unless ``cols`` is given."""
+    """Return the proxy of kernels that differ in N1 alone, a launch argument unless ``cols`` is given."""
     tiling, schedule, words = sharers[0].tiling, sharers[0].schedule, lanes_of(problem)
     clusters = cluster_tiles(tiling, cluster_limit(problem, sharers))
     blocks = [part for cluster in clusters for part in proxy_block(problem.matrix, tiling, cluster, schedule)]

@@ -1,9 +1,8 @@
-"""Section 5.1.2, thread block function reduction: tiles that do about the same work share one proxy block.
+"""Section 5.1.2, thread block function reduction: tiles with similar work share one proxy block.
 
-Tiles are compared by the Euclidean distance of (loads, multiply-adds) and merged by complete linkage: of all linkages
-it is the one that bounds how far any tile of a cluster is from any other, hence from the proxy block that stands for
-it. It also asks only for the distinct features, however many tiles have them, so tiles by the ten thousand do not
-need a distance for every pair.
+Tiles are compared by the Euclidean distance of (loads, multiply-adds) and merged by complete linkage: it bounds how
+far any tile of a cluster is from any other, hence from the proxy block that stands for it. It also needs only the
+distinct features, however many tiles have them, so tens of thousands of tiles do not need a distance for every pair.
 """
 
 from collections.abc import Sequence
@@ -31,12 +30,12 @@ class Cluster:
 
 
 def cluster_limit(problem: Problem, sharers: Sequence[UnrolledPlan]) -> int:
-    """The most proxy blocks of the proxy of ``sharers``: 3 x max(NUMS_ATB)."""
+    """Return the most proxy blocks of the proxy of ``sharers``: 3 x max(NUMS_ATB)."""
     return CLUSTERS_PER_ACTIVE_BLOCK * max(active_kernel_blocks(problem, candidate) for candidate in sharers)
 
 
 def cluster_tiles(tiling: Tiling, limit: int) -> list[Cluster]:
-    """``limit`` clusters, or one per tile where there are fewer tiles; in the order of their first tiles."""
+    """Return ``limit`` clusters, or one a tile if there are fewer, in the order of their first tiles."""
     features = np.stack((tiling.nnc, tiling.nnz), axis=1)
     label = _labels(features, min(limit, len(tiling.tiles)))
     _, first = np.unique(label, return_index=True)
@@ -46,16 +45,16 @@ def cluster_tiles(tiling: Tiling, limit: int) -> list[Cluster]:
 
 
 def central_tile(tiling: Tiling, cluster: Cluster, loads: int) -> RowTile:
-    """The tile nearest to the centroid among those of at least ``loads`` loads; the mean is never above them all."""
+    """Return the tile nearest to the centroid among those with ``loads`` loads or more: never none."""
     enough = cluster.tiles[tiling.nnc[cluster.tiles] >= loads]
     distance = np.hypot(tiling.nnc[enough] - cluster.loads, tiling.nnz[enough] - cluster.fmas)
     return tiling.tiles[int(enough[np.argmin(distance)])]
 
 
 def dispatch(tiling: Tiling, clusters: Sequence[Cluster], parts: int = 1) -> tuple[int, ...]:
-    """Figure 8c, get_cluster_id: the proxy block of each block row; those of empty rows come last, as one.
+    """Return the proxy block of each block row (Figure 8c, get_cluster_id); empty rows come last, as one.
 
-    Where a tile has several ``parts``, so has its proxy block: they follow one another.
+    If a tile has several ``parts``, so has its proxy block: they follow one another.
     """
     block = np.full(tiling.block_rows, len(clusters))
     for number, cluster in enumerate(clusters):
@@ -65,7 +64,7 @@ def dispatch(tiling: Tiling, clusters: Sequence[Cluster], parts: int = 1) -> tup
 
 
 def _labels(features: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The cluster of each row of ``features`` (tiles, 2): any ``count`` numbers, all of them used."""
+    """Return the cluster of each row of ``features`` (tiles, 2): any ``count`` numbers, all of them used."""
     # The order of the pairs as one number, which np.unique takes without a copy of the table.
     key = features[:, 0] * (features[:, 1].max(initial=0) + 1) + features[:, 1]
     _, first, group, sizes = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
@@ -76,11 +75,11 @@ def _labels(features: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def _split(group: NDArray[np.int64], sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """``count`` clusters from fewer groups of equal tiles: equal work, but code of its own.
+    """Return ``count`` clusters from fewer groups of equal tiles: equal work, but separate code.
 
-    How much code an SM runs decides how often it misses its instruction cache, so a proxy has as many blocks as it may
-    even where fewer would have the right loads and multiply-adds. Neighbouring tiles go to different clusters, because
-    blocks that run at the same time run different code in the kernel.
+    How much code an SM runs decides how often it misses its instruction cache, so a proxy has as many blocks as it
+    may even if fewer would have the right loads and multiply-adds. Neighbouring tiles go to different clusters,
+    because blocks that run at the same time run different code in the kernel.
     """
     pieces = np.ones(len(sizes), dtype=np.int64)
     for _ in range(count - len(sizes)):

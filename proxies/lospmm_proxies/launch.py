@@ -1,4 +1,4 @@
-"""Section 5.2: the run-time arguments with which a proxy stands for the kernel of one tile size."""
+"""Section 5.2: the launch arguments with which a proxy stands for the kernel of one tile size."""
 
 import math
 
@@ -13,7 +13,7 @@ from lospmm.space.registers import forecast_of_candidate
 
 
 def proxy_launch(problem: Problem, candidate: UnrolledPlan) -> Launch:
-    """The kernel's grid and block, and the shared memory that admits as many blocks to an SM as the kernel has there.
+    """Return the kernel's grid and block, with shared memory that gives the proxy the kernel's occupancy.
 
     Raises BadRequest for a block that does not fit the device.
     """
@@ -22,15 +22,15 @@ def proxy_launch(problem: Problem, candidate: UnrolledPlan) -> Launch:
 
 
 def kernel_launch(problem: Problem, candidate: UnrolledPlan) -> Launch:
-    """The kernel's own, which has its occupancy where the proxy has its registers. Raises as ``proxy_launch`` does."""
+    """Return the kernel's own launch, in which registers limit occupancy. Raises as ``proxy_launch``."""
     active_kernel_blocks(problem, candidate)
     return Launch(_grid(problem, candidate), candidate.tile.cols, _mailbox_bytes(candidate))
 
 
 def active_kernel_blocks(problem: Problem, candidate: UnrolledPlan) -> int:
-    """NUM_ATB of the candidate's kernel: Equation 5, and no more than the hardware has room for.
+    """Return NUM_ATB of the candidate's kernel: Equation 5, within the limits of the hardware.
 
-    Equation 5 as printed knows neither the limits on threads and blocks of an SM nor the units of allocation.
+    Equation 5 as printed lacks the limits on threads and blocks of an SM and the units of allocation.
     """
     threads, device = candidate.tile.cols, problem.device
     registers = forecast_of_candidate(problem, candidate)
@@ -51,5 +51,5 @@ def _grid(problem: Problem, candidate: UnrolledPlan) -> tuple[int, int, int]:
 
 
 def _mailbox_bytes(candidate: UnrolledPlan) -> int:
-    """The most shared memory that the candidate's kernel needs, where its blocks share tiles."""
+    """Return the shared memory of the candidate's mailboxes if its blocks share tiles, else 0."""
     return int(mailbox_bytes_of_each(UnrolledPlans.of([candidate]))[0])

@@ -20,17 +20,17 @@ _ONE = 0x3F800000  # the bits of 1.0f
 
 
 def iterations(loads: int, matrix: SparseMatrix) -> int:
-    """NNC_P: min(NNC, 300 / (1 - sparsity)), rounded down."""
+    """Return NNC_P: min(NNC, 300 / (1 - sparsity)), rounded down."""
     return min(loads, STABLE_DENSE_ITERATIONS * matrix.m * matrix.k // matrix.nnz)
 
 
 def proxy_block(matrix: SparseMatrix, tiling: Tiling, cluster: Cluster, schedule: Schedule) -> list[TileProgram]:
-    """PB: the centroid's loads and multiply-adds, both cut in the same proportion, in the kernel's schedule. Where
-    blocks share a tile there is one program for each of its parts.
+    """Return PB: the centroid's loads and multiply-adds, cut in proportion, in the kernel's schedule.
 
-    It reads B and writes C where the cluster's most central tile does. Of that tile's columns it reads the first: tiles
-    that run side by side then share as large a part of their rows of B as in the kernel, where columns picked from all
-    over would share fewer, and miss the caches more often.
+    If blocks share a tile there is one program for each of its parts. It reads B and writes C where the cluster's
+    most central tile does. Of that tile's columns it reads the first: tiles that run side by side then share as large
+    a part of their rows of B as in the kernel, while scattered columns would share fewer, and miss the caches more
+    often.
     """
     count = iterations(cluster.loads, matrix)
     tile = central_tile(tiling, cluster, count)
@@ -40,10 +40,10 @@ def proxy_block(matrix: SparseMatrix, tiling: Tiling, cluster: Cluster, schedule
 
 
 def kept_share(trial: ProxyKernel) -> float:
-    """Loads that a proxy executes over those of its kernel, about 1 where nothing is cut.
+    """Return the share of its kernel's loads that a proxy executes, about 1 if nothing is cut.
 
     NNC_P cuts tiles of many loads by more than tiles of few, hence a large M1 by more than a small one: times of
-    proxies of different M1 are alike only after each is divided by its share.
+    proxies of different M1 are comparable only after each is divided by its share.
     """
     loads = [block.count(Op.LOAD) for block in trial.program.tiles]
     of_kernel = int(trial.candidate.tiling.nnc.sum())
@@ -53,21 +53,21 @@ def kept_share(trial: ProxyKernel) -> float:
 def proxy_iterations(
     columns: NDArray[np.int32], fmas: int, accumulators: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Every PI of a block: accumulator, column and weight of each of ``fmas`` multiply-adds, (fmas,).
+    """Return every PI of a block: accumulator, column and weight of each multiply-add, (fmas,).
 
-    Each column has the mean number of multiply-adds, rounded so that no prefix is off by one or more. They go round
-    over the accumulators, as the rows of a column follow one another in a kernel.
+    Each column has the mean number of multiply-adds, rounded so that no prefix is off by one or more. They cycle over
+    the accumulators, as the rows of a column follow one another in a kernel.
     """
     up_to = np.arange(len(columns) + 1, dtype=np.int64) * fmas // len(columns)
     return np.arange(fmas) % accumulators, np.repeat(columns, np.diff(up_to)), distinct_weights(fmas)
 
 
 def distinct_weights(count: int) -> NDArray[np.float32]:
-    """Weights above 1 and below 2, none twice up to 2^23 - 1: no multiply-add equals another or a plain addition."""
+    """Return weights in (1, 2), distinct up to 2^23 - 1: no multiply-add equals another or an addition."""
     mantissa = np.arange(1, count + 1, dtype=np.int64) * _MANTISSA_STEP % _MANTISSAS
     return (_ONE + mantissa).astype(np.uint32).view(np.float32)
 
 
 def _nonempty_columns(matrix: SparseMatrix, rows: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Columns in which any of ``rows`` has a nonzero, ascending."""
+    """Return the columns in which any of ``rows`` has a nonzero, ascending."""
     return np.unique(np.concatenate([matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]] for row in rows]))

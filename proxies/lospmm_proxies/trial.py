@@ -1,4 +1,4 @@
-"""What is built and timed in a candidate's stead: the kernel itself, or a proxy of it (``lospmm_proxies``)."""
+"""A program that is built and timed for a candidate: a proxy of its kernel (``lospmm_proxies``)."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from lospmm.space.candidates import UnrolledPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProxyKernel:
-    """Trials of several candidates may share one ``program``: it is built once and launched in several ways."""
+    """A candidate's proxy; candidates may share one ``program``, built once and launched differently."""
 
     candidate: UnrolledPlan
     program: KernelProgram

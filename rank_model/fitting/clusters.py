@@ -1,11 +1,11 @@
-"""Two facts of a GPU with clusters of blocks: how many run at a time, and how soon behind an arrival a wait waits.
+"""Two facts of a GPU with clusters of blocks: how many run at a time, and when a wait takes effect.
 
     python -m fitting.clusters [--out DIR]
 
-needs an H200 or H100. The first: clusters of blocks that each fill an SM, and all stay for a while; those that started
-before the first one left ran at a time. The second: of two blocks one arrives at the cluster's barrier, and some cycles
-later waits; the other writes a number long after, and then arrives. Whoever waited finds the number. Writes
-``clusters.jsonl`` and prints both.
+needs an H200 or H100. The first: clusters of blocks that each fill an SM stay for a while; those that started before
+the first one ended ran at a time. The second: of two blocks one arrives at the cluster's barrier and waits some
+cycles later; the other writes a number much later, and then arrives. A block that really waited reads the number.
+Writes ``clusters.jsonl`` and prints both.
 """
 
 import tempfile
@@ -46,7 +46,7 @@ Form = NDArray[np.void]
 
 
 def stay(size: int) -> str:
-    """A block notes when it begins, stays, and notes when it ends."""
+    """Return PTX of a kernel whose blocks record their start, stay for a while, and record their end."""
     return f"""
 .version 8.0
 .target sm_90
@@ -65,7 +65,7 @@ exit;
 
 
 def at_a_time(driver: Driver, size: int, store: Store) -> int:
-    """Clusters of ``size`` blocks that run together."""
+    """Return how many clusters of ``size`` blocks run together."""
     text = stay(size)
     emission = Emission("ptx", "stay", text, (text,))
     image = compile_kernel(emission, arch="sm_90", registers=32, store=store, workers=1).cubin
@@ -88,7 +88,7 @@ def _one(op: Opcode, stall: int = 6, **fields: int) -> Form:
 
 
 def early(cycles: int) -> Form:
-    """Arrives, waits that many cycles later, and copies row 0 of B to row 1 of C."""
+    """Return code that arrives, waits that many cycles later, and copies row 0 of B to row 1 of C."""
     entry = CLUSTER_ENTRY
     memory = {"ur": entry.descriptor, "bytes": 4}
     load = _one(Opcode.LDG, 2, rd=12, ra=entry.b, write_barrier=0, **memory)
@@ -99,7 +99,7 @@ def early(cycles: int) -> Form:
 
 
 def late() -> Form:
-    """Writes a number to row 0 of C after a long time, and arrives then."""
+    """Return code that writes a number to row 0 of C after a long time, and then arrives."""
     entry = CLUSTER_ENTRY
     memory = {"ur": entry.descriptor, "bytes": 4}
     again = _one(Opcode.BRA, 5, predicate=1, offset=-4 * 16)
@@ -123,6 +123,7 @@ def late() -> Form:
 
 
 def waiting_kernel(cycles: int, store: Store) -> bytes:
+    """Return the cubin of a kernel with an ``early`` and a ``late`` block."""
     nothing: tuple[TileProgram, ...] = (zero_program(np.zeros(0, np.int32)),) * 2
     program = KernelProgram("wait", 2, 1, COLUMNS, COLUMNS, nothing, (0, 1), 32, split_k=2)
     forms = [np.concatenate((form, scheduler.padding(len(form)))) for form in (early(cycles), late())]
@@ -133,7 +134,7 @@ def waiting_kernel(cycles: int, store: Store) -> bytes:
 
 
 def waited(driver: Driver, cycles: int, store: Store) -> int:
-    """In how many of REPEATS runs the wait, ``cycles`` behind the arrival, waited for the other block."""
+    """Return in how many of REPEATS runs a wait ``cycles`` after the arrival waited for the other block."""
     function = driver.load(waiting_kernel(cycles, store), "wait")
     memory = driver.allocate(8 * COLUMNS)
     found = np.zeros((2, COLUMNS), np.float32)
@@ -149,6 +150,7 @@ def waited(driver: Driver, cycles: int, store: Store) -> int:
 
 
 def records() -> Iterator[dict[str, Any]]:
+    """Yield the results as lines of the file."""
     driver, device = open_driver(), detect_device()
     with tempfile.TemporaryDirectory() as directory:
         store = Store(Path(directory))
@@ -160,6 +162,7 @@ def records() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
+    """Run the command line."""
     record("clusters.jsonl", records(), _shown, description=__doc__, folder=DATA)
 
 

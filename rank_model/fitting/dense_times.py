@@ -1,10 +1,11 @@
-"""Times of the dense multiplication alone, cuBLAS, of sizes drawn between those that are judged: what its forecast is
-learned from (``lospmm_rank.predict.corrections``, ``fitting.fit_families``).
+"""Times of cuBLAS's dense product for random sizes, from which its forecast is learned.
 
     python -m fitting.dense_times [--out DIR] [--stop-after SECONDS] [--commit HASH] [--dry]
 
-needs an NVIDIA GPU of the device table. A is nearly empty, B comes from memory, as ``benchmarks.families`` has it.
-Writes ``dense_times.jsonl``, a size and a type on a line. ``--dry`` has times made up, and writes nothing.
+needs an NVIDIA GPU of the device table. The sizes lie between those of the evaluation
+(``lospmm_rank.predict.corrections``, ``fitting.fit_families``). A is nearly empty, B comes from memory, as in
+``benchmarks.families``. Writes ``dense_times.jsonl``, a size and a type on a line. ``--dry`` makes up times and
+writes nothing.
 """
 
 import argparse
@@ -40,17 +41,17 @@ COLUMNS = (1, 1, 8, 16, 16, 49, 128, 128, 196, 512, 784, 1024, 1024, 3136, 4096,
 
 DTYPES_DRAWN = ("float16", "tf32", "float32")
 
-#: Problems at most, and multiply-adds and elements of one.
+#: The most problems, and multiply-adds and elements of one.
 PROBLEMS, MOST_PRODUCTS, MOST_ELEMENTS = 600, 70e9, 120e6
 
-#: Of A, at most; and copies of B that take turns.
+#: The most nonzeros of A; and copies of B that take turns.
 NONZEROS, COPIES = 20_000, 512
 
 BETWEEN_SECONDS = 10.0
 
 
 def drawn() -> Iterator[tuple[int, int, int, str]]:
-    """PROBLEMS of rows, columns, columns of B and type."""
+    """Yield PROBLEMS of rows, columns, columns of B and type."""
     random, count = np.random.default_rng(SEED), 0
     while count < PROBLEMS:
         m, k = (_side(random) for _ in range(2))
@@ -61,20 +62,20 @@ def drawn() -> Iterator[tuple[int, int, int, str]]:
 
 
 def _side(random: np.random.Generator) -> int:
-    """By its logarithm; a third each are powers of two, multiples of 16, and anything."""
+    """Draw a side, log-uniformly; a third each are powers of two, multiples of 16, and any number."""
     side, kind = float(np.exp(random.uniform(*np.log(SIDES)))), random.integers(3)
     return int((2 ** round(np.log2(side)), max(32, side // 16 * 16), side)[kind])
 
 
 def scarce(m: int, k: int) -> SparseMatrix:
-    """A tenth of nonzeros, or NONZEROS."""
+    """Return a matrix with a tenth of nonzeros, or NONZEROS if that is less."""
     random = np.random.default_rng(SEED)
     at = np.unique(random.integers(m * k, size=min(m * k // 10 + 1, NONZEROS)))
     return from_coo((m, k), at // k, at % k, random.uniform(0.5, 1.5, len(at)))
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """How many were timed in the time that there is."""
+    """Time sizes until the time is up, and return how many were timed."""
     device = find_device("h200") if arguments.dry else detect_device()
     context = context_of(device, arguments.commit or commit_of(ROOT))
     path, lines = arguments.out / NAME, list[str]()
@@ -104,6 +105,7 @@ def measure(arguments: argparse.Namespace) -> int:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DATA)
     parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")

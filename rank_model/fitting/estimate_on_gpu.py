@@ -1,10 +1,10 @@
-"""The analytic estimate against the clock of a GPU.
+"""Comparison of the analytic estimate with times on a GPU.
 
     python -m fitting.estimate_on_gpu [--out DIR] [--sample 60] [--seed 0] [--emitter sass]
 
-needs an NVIDIA GPU of the device table. For each problem it times the candidate that the estimate puts first, and
-``--sample`` others: half of them drawn from the third of the space that the estimate puts first, half from all of it.
-Each is checked against float64 on poisoned memory, with B from memory, by ``lospmm.gpu.bench.Bench``. Adds to
+needs an NVIDIA GPU of the device table. For each problem it times the candidate that is predicted fastest, and
+``--sample`` others: half of them drawn from the best third by estimate, half from the whole space. Each is checked
+against float64 on poisoned memory, with B from memory, by ``lospmm.gpu.bench.Bench``. Adds to
 ``estimate_on_gpu.jsonl`` and prints, per problem, the choice, the best of the sample and the rank correlation.
 """
 
@@ -56,6 +56,7 @@ PROBLEMS = [
 
 
 def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> list[tuple[str, UnrolledPlan]]:
+    """Return the choice of the estimate and a sample of other candidates, each with its role."""
     lockstep, splits = LOCKSTEPS[emitter][0], splits_of(emitter, problem.device.arch)
     choice = search(problem, estimate_micros, 1, Stages(), lockstep=lockstep, splits=splits)
     rng = random.Random(seed)
@@ -66,6 +67,7 @@ def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> lis
 
 
 def record(problem: Problem, emitter: str, what: str, candidate: UnrolledPlan, found: Measurement) -> dict[str, Any]:
+    """Return a result as a line of the file."""
     timing, schedule = found.timing, candidate.schedule
     return {
         "m": problem.matrix.m,
@@ -90,6 +92,7 @@ def record(problem: Problem, emitter: str, what: str, candidate: UnrolledPlan, f
 
 
 def timed(key: tuple[int, int, int, float], sample: int, seed: int, emitter: str) -> Iterator[dict[str, Any]]:
+    """Time the candidates of a problem and yield their lines."""
     m, k, n, sparsity = key
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, detect_device()), emitter)
     named = candidates_of(problem, sample, seed, emitter)
@@ -102,6 +105,7 @@ def timed(key: tuple[int, int, int, float], sample: int, seed: int, emitter: str
 
 
 def summary(records: list[dict[str, Any]]) -> str:
+    """Return the results of a problem in one line of text."""
     first, failures = records[0], sum(r["micros"] is None for r in records)
     records = [r for r in records if r["micros"] is not None]
     choice = next((r["micros"] for r in records if r["what"] == "choice"), float("nan"))
@@ -115,6 +119,7 @@ def summary(records: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DATA)
     parser.add_argument("--sample", type=int, default=60)

@@ -1,10 +1,10 @@
-"""What today's forecasts say of the plans that families.jsonl has times of: after a change of them, before a new fit.
+"""Update of the forecasts in families.jsonl: run it after a change of them, before a new fit.
 
     python -m fitting.families_forecasts --family NAME... [--device h200] [--layers DIR] [--out DIR]
 
-Times stay. A plan that lacks an axis of today has the one that it was timed with, its default. The plans of a problem
-are put into the order of the forecasts, and ``forecasts_of`` says of which commit these are. Lines of real layers stay
-as they are without ``--layers``. Needs no GPU.
+Times stay. A plan that lacks a parameter of the current code gets its default, with which it was timed. The plans of
+a problem are sorted by the forecasts, and ``forecasts_of`` names their commit. Lines of real layers are unchanged
+without ``--layers``. Needs no GPU.
 """
 
 import argparse
@@ -26,8 +26,10 @@ from lospmm.problem.problem import Problem
 
 
 def again(told: Record, name: str, problem: Problem, commit: str) -> Record | None:
-    """What a line has of a family, ``told``, with today's forecasts; None where the problem has plans of another kind
-    today. Raises TypeError for a plan with other axes."""
+    """Return a family's part of a line, ``told``, with current forecasts; None for other kinds of plans.
+
+    Raises TypeError for a plan with other parameters.
+    """
     family = FAMILIES[name]
     kinds = {type(plan).__name__: type(plan) for plan in family.plans(problem)}
     if any(text.partition("(")[0] not in kinds for text in told["tried"]):
@@ -46,7 +48,7 @@ def again(told: Record, name: str, problem: Problem, commit: str) -> Record | No
 
 
 def plan_in(text: str, kinds: dict[str, type]) -> Any:
-    """``Plan(rows=64, is_wide=True)`` as a plan."""
+    """Return the plan of a text like ``Plan(rows=64, is_wide=True)``."""
     kind, _, axes = text.partition("(")
     values = {"True": True, "False": False, "None": None}
     found = re.findall(r"(\w+)=([\w.-]+)", axes)
@@ -56,7 +58,7 @@ def plan_in(text: str, kinds: dict[str, type]) -> Any:
 def renew(
     results: dict[str, Record], names: Sequence[str], device: str, layers: Path | None, commit: str
 ) -> tuple[int, list[str]]:
-    """The lines of ``results`` in place; how many have other forecasts now, and which problems other plans."""
+    """Update ``results`` in place; return how many forecasts changed, and problems with other plans."""
     changed, others = 0, []
     for case in cases_of(None, device, layers, ""):
         line = results.get(key_of(case, {"machine": {"device": device}}))
@@ -74,6 +76,7 @@ def renew(
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--family", action="append", required=True, choices=FAMILIES, help="may be given more than once"

@@ -1,10 +1,10 @@
-"""The rates of the analytic estimate, fitted to timed kernels, and how well it orders kernels that it has not seen.
+"""Fit of the analytic estimate's rates to timed kernels, with cross-validation.
 
     python -m fitting.fit_estimate [--results DIR]
 
 reads ``estimate_on_gpu.jsonl`` and fits ``Rates`` by least mean absolute logarithmic error, once on all problems and
-once with each problem left out. Writes ``fit_estimate.json`` and prints, per problem, the rank correlation and the mean
-error of the rates in use, and of the fit that never saw the problem.
+once with each problem left out. Writes ``fit_estimate.json`` and prints, per problem, the rank correlation and the
+mean error of the rates in use, and of the fit that never saw the problem.
 """
 
 import argparse
@@ -33,13 +33,15 @@ from lospmm_datasets.synthetic import uniform
 
 @dataclass(frozen=True, slots=True)
 class Timed:
+    """A timed kernel."""
+
     problem: Problem
     candidate: UnrolledPlan
     micros: float
 
 
 def timed_kernels(path: Path) -> dict[str, list[Timed]]:
-    """Every kernel of machine code that ran, by problem."""
+    """Return every kernel of machine code that ran, by problem."""
     lines = read_lines(path)
     found: dict[str, list[Timed]] = {}
     for m, k, n, sparsity in PROBLEMS:
@@ -63,6 +65,7 @@ def _devices(records: list[dict[str, Any]]) -> set[str]:
 
 
 def estimates(kernels: list[Timed], rates: Rates) -> NDArray[np.float64]:
+    """Return the estimated microseconds of the kernels, with these rates."""
     groups = [list(group) for _, group in groupby(kernels, key=lambda kernel: id(kernel.problem))]
     return np.concatenate(
         [estimate_micros(group[0].problem, [kernel.candidate for kernel in group], rates) for group in groups]
@@ -70,6 +73,7 @@ def estimates(kernels: list[Timed], rates: Rates) -> NDArray[np.float64]:
 
 
 def fitted(kernels: list[Timed]) -> Rates:
+    """Return the rates that fit the kernels best."""
     truth = np.log([kernel.micros for kernel in kernels])
 
     def error(logarithms: NDArray[np.float64]) -> float:
@@ -81,6 +85,7 @@ def fitted(kernels: list[Timed]) -> Rates:
 
 
 def quality(kernels: list[Timed], rates: Rates) -> dict[str, float]:
+    """Return rank correlation, mean error and selection loss of the rates for these kernels."""
     guess, truth = estimates(kernels, rates), np.array([kernel.micros for kernel in kernels])
     return {
         "rank_correlation": float(spearmanr(guess, truth).statistic),
@@ -90,6 +95,7 @@ def quality(kernels: list[Timed], rates: Rates) -> dict[str, float]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=DATA)
     results = parser.parse_args().results

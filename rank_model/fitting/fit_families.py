@@ -1,11 +1,11 @@
-"""What the forecasts of families are worth, learned from the times of ``benchmarks.families``.
+"""Fit of the corrections of families' forecasts to the times of ``benchmarks.families``.
 
     python -m fitting.fit_families [FILE] [--device NAME]
 
 fits the corrections of ``lospmm_rank.predict.corrections`` to the first plans of every family, and to the times of
-cuBLAS alone (``fitting.dense_times``), and writes them into its weights. Printed, and written beside them: the choice
-that forecasts make with the corrections, each problem judged by corrections that have seen no problem of its shape,
-against the fastest of everything that was timed. Shapes are dealt to folds in several ways; a figure is the mean of
+cuBLAS alone (``fitting.dense_times``), and writes them into its weights. It prints, and writes beside them, how the
+choice by corrected forecasts compares with the fastest of everything that was timed; each problem is judged by
+corrections that have seen no problem of its shape. Shapes are dealt to folds in several ways; a figure is the mean of
 them, and ``least`` that of the worst deal.
 """
 
@@ -45,26 +45,24 @@ from lospmm_rank.predict.corrections import (
 )
 from lospmm_rank.predict.corrections import dense_micros as dense_forecast
 
-#: The variance of what no trait tells, where that of the sum of kernels is 1; and that of the linear form. These and
-#: ``LENGTH`` are not sharp: half or twice of any changed the good choices of 217
-#: problems by less than a hundredth.
+#: Variances of the noise and of the linear form, relative to that of the sum of kernels. These and ``LENGTH`` need not
+#: be exact: half or twice any of them changed the good choices of 217 problems by less than 1 %.
 NOISE, LINEAR = 0.03, 0.02
 
-#: A correction of fewer plans is none.
+#: The fewest plans for which a correction is fitted.
 LEAST_PLANS = 30
 
-#: Parts that the shapes are dealt to, in so many ways.
+#: Folds that the shapes are dealt to, and the number of deals.
 FOLDS = 10
 DEALS = 6
 
-#: Of unrolled kernels that are chosen where nothing is timed; of cuBLAS alone; of unrolled kernels of up to 4 million
-#: nonzeros.
+#: Times of unrolled kernels chosen without timing; of cuBLAS alone; of unrolled kernels of up to 4 million nonzeros.
 UNTIMED_LINES = DATA / "untimed.jsonl.gz"
 DENSE_TIMES = UNTIMED_LINES.with_name("dense_times.jsonl")
 LARGE = UNTIMED_LINES.with_name("large.jsonl")
 UNTIMED_CARD = WEIGHTS.with_name("untimed") / "h200.json"
 
-#: The correction of plans that are not looked at beside an unrolled kernel of float32 or TF32.
+#: The correction of plans that do not compete with an unrolled kernel of float32 or TF32.
 PANELS = "tensor_core"
 
 #: A choice this much slower than the fastest is a good one.
@@ -72,9 +70,11 @@ GOOD = 0.10
 
 
 def chosen_untimed(records: Sequence[Record], deal: int | None) -> list[Record]:
-    """``records`` with the unrolled kernel that is chosen where nothing is timed (``fitting.fit_untimed``) as its
-    first, by models that have seen no problem of its shape in this ``deal``; None: as it was chosen before them. Its
-    time is that of the fastest that was timed, here or there."""
+    """Return ``records`` with the unrolled kernel that is chosen without timing as their first.
+
+    The choice (``fitting.fit_untimed``) is by models that have seen no problem of the shape in this ``deal``; None:
+    as before there were such models. The time is that of the fastest kernel timed in either file.
+    """
     lines, card = read_results(UNTIMED_LINES), json.loads(UNTIMED_CARD.read_text())
     found = []
     for record in records:
@@ -94,8 +94,10 @@ def chosen_untimed(records: Sequence[Record], deal: int | None) -> list[Record]:
 
 
 class Tried(NamedTuple):
-    """A plan that was timed, in microseconds; ``axes`` are None where it is one of another version, or of none.
-    ``corrected_by`` is the name of a correction."""
+    """A timed plan, in microseconds, and the name of its correction.
+
+    ``axes`` are None for a plan of another version, or without a plan.
+    """
 
     forecast: float
     micros: float
@@ -104,7 +106,7 @@ class Tried(NamedTuple):
 
 
 def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
-    """What is looked at of each family, and the dense multiplication."""
+    """Return the plans of each family that count, and the dense product."""
     found = {}
     for name, family in record["families"].items():
         if name == ROUNDED or not family.get("brief"):
@@ -122,7 +124,7 @@ def first_plans(record: Record, device: DeviceSpec) -> dict[str, list[Tried]]:
 
 
 def dense_alone(device: DeviceSpec) -> list[tuple[Traits, Tried]]:
-    """What ``fitting.dense_times`` has timed; of A's traits only its sizes count."""
+    """Return the times of ``fitting.dense_times``; of A's traits only its sizes count."""
     found = []
     for line in read_lines(DENSE_TIMES):
         if line["machine"]["device"] == device.name and "micros" in line:
@@ -143,12 +145,12 @@ def dense_alone(device: DeviceSpec) -> list[tuple[Traits, Tried]]:
 
 
 def large_of(device: DeviceSpec) -> list[Record]:
-    """What ``fitting.large`` has timed."""
+    """Return the times of ``fitting.large`` for a device."""
     return [line for line in read_results(LARGE).values() if line["machine"]["device"] == device.name]
 
 
 def fastest_unrolled(records: Sequence[Record], device: DeviceSpec) -> list[tuple[Traits, Tried]]:
-    """The fastest unrolled kernel of each that has one, by what is forecast of it before a search."""
+    """Return the fastest unrolled kernel of each record, with its forecast before a search."""
     found = []
     for record in records:
         if (micros := family_micros(record).get(UNROLLED)) is not None:
@@ -158,18 +160,18 @@ def fastest_unrolled(records: Sequence[Record], device: DeviceSpec) -> list[tupl
 
 
 def traits_in(record: Record) -> Traits:
-    """Lines of before it was a trait have ``cache`` alone."""
+    """Return the traits of a line; older lines have ``cache`` instead of ``is_streamed``."""
     return Traits(**({"is_streamed": record.get("cache") == "streamed"} | record["traits"]))
 
 
 def axes_in(plan: str) -> dict[str, float]:
-    """``axes_of`` the plan that is written so."""
+    """Return ``axes_of`` of a plan in text form."""
     kind = plan.partition("(")[0]
     return {f"{kind}.{name}": float(value) for name, value in re.findall(r"(\w+)=(-?[\d.]+)\b", plan)}
 
 
 def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64], axes: Sequence[str] = ()) -> Correction:
-    """Kernel ridge regression of ``logs`` (plans,) on ``numbers`` (plans, traits)."""
+    """Fit a kernel ridge regression of ``logs`` (plans,) on ``numbers`` (plans, traits)."""
     mean, scale = numbers.mean(axis=0), numbers.std(axis=0)
     scale[scale < 1e-9] = 1.0
     points = (numbers - mean) / scale
@@ -188,8 +190,11 @@ def corrections(
     dense: Sequence[tuple[Traits, Tried]],
     large: Sequence[Record] = (),
 ) -> dict[str, Correction]:
-    """Of each family that took part often enough, by the axes of its plans where most are known, and of these alone;
-    ``dense`` beside what the records have of it, and of ``large`` the fastest unrolled kernels."""
+    """Return the correction of each family with enough plans.
+
+    It depends on the parameters of plans if most are known, and is then fitted to these plans alone. ``dense`` adds
+    to the records' times of cuBLAS, and ``large`` to those of the fastest unrolled kernels.
+    """
     tried: dict[str, list[tuple[Traits, Tried]]] = {DENSE: list(dense)}
     tried[FASTEST] = fastest_unrolled([*records, *large], device)
     for record in records:
@@ -198,7 +203,7 @@ def corrections(
             for plan in plans:
                 tried.setdefault(plan.corrected_by, []).append((traits, plan))
         forecast, micros = record["families"].get(UNROLLED, {}).get("by_estimate", (0.0, None))
-        if micros is not None:  # what another emitter than the models' would choose
+        if micros is not None:  # the choice of other emitters than the models'
             tried.setdefault(UNROLLED, []).append((traits, Tried(forecast, micros, None, UNROLLED)))
     found = {}
     for name, every in sorted(tried.items()):
@@ -218,14 +223,16 @@ def _numbers(name: str, traits: Traits, plan: Tried, axes: Sequence[str]) -> NDA
 
 
 def dealt(shapes: Sequence[tuple[int, int, int]], deal: int) -> dict[tuple[int, int, int], int]:
-    """The fold of each shape, (m, k, n)."""
+    """Return the fold of each shape, (m, k, n)."""
     order = np.random.default_rng(deal).permutation(len(shapes))
     return {shape: int(fold) % FOLDS for shape, fold in zip(shapes, order, strict=True)}
 
 
 def losses(records: Sequence[Record], device: DeviceSpec, *, learned: bool, deal: int = 0) -> NDArray[np.float64]:
-    """How much slower each problem's choice is than the fastest, (problems,); with or without corrections, of which
-    none has seen a problem of the same m, k and n. ``deal`` draws the folds."""
+    """Return how much slower each problem's choice is than the fastest, (problems,).
+
+    Corrections, if ``learned``, have seen no problem of the same m, k and n. ``deal`` draws the folds.
+    """
     fold_of = dealt(sorted({(record["m"], record["k"], record["n"]) for record in records}), deal)
     folds = [fold_of[record["m"], record["k"], record["n"]] for record in records]
     records = chosen_untimed(records, deal if learned else None)
@@ -242,7 +249,7 @@ def losses(records: Sequence[Record], device: DeviceSpec, *, learned: bool, deal
 
 def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -> float:
     tried = first_plans(record, device)
-    if UNROLLED in tried and not DTYPES[record["dtype"]].is_16_bit:  # as a tuning does (``sought.contenders``)
+    if UNROLLED in tried and not DTYPES[record["dtype"]].is_16_bit:  # as tuning does
         tried = {name: plans for name, plans in tried.items() if plans[0].corrected_by != PANELS}
     forecasts = {
         name: _forecasts(name, record, plans, table.get(plans[0].corrected_by)) for name, plans in tried.items()
@@ -254,7 +261,7 @@ def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -
 
 
 def _choice(tried: Mapping[str, Sequence[Tried]], forecasts: Mapping[str, NDArray[np.float64]]) -> str:
-    """The family, as a tuning chooses it (``tuning.winner_of``), or DENSE."""
+    """Return the family that tuning would choose (``tuning.winner_of``), or DENSE."""
     least = {name: float(micros.min()) for name, micros in forecasts.items()}
     others = [name for name in least if name not in (UNROLLED, DENSE)]
     name = min(others, key=least.__getitem__, default=UNROLLED)
@@ -265,7 +272,7 @@ def _choice(tried: Mapping[str, Sequence[Tried]], forecasts: Mapping[str, NDArra
 
 
 def _forecasts(name: str, record: Record, plans: Sequence[Tried], one: Correction | None) -> NDArray[np.float64]:
-    """Corrected microseconds; a plan of unknown axes counts as the mean of its family."""
+    """Return corrected microseconds; a plan of unknown parameters gets the mean of its family."""
     micros = np.array([plan.forecast for plan in plans])
     if one is None:
         return micros
@@ -277,7 +284,7 @@ def _forecasts(name: str, record: Record, plans: Sequence[Tried], one: Correctio
 
 
 def report(records: Sequence[Record], device: DeviceSpec) -> dict[str, Any]:
-    """What the choice is worth, over all problems and by set and type."""
+    """Return the quality of the choice, over all problems and by set and type."""
     kinds = [f"{record['set']}, {record['dtype']}" for record in records]
     found: dict[str, Any] = {"problems": {"all": len(records), **dict(sorted(Counter(kinds).items()))}}
     for title, deals in (("forecasts alone", 0), ("corrected", DEALS)):
@@ -287,7 +294,7 @@ def report(records: Sequence[Record], device: DeviceSpec) -> dict[str, Any]:
 
 
 def figures(lost: NDArray[np.float64]) -> dict[str, float]:
-    """Of (deals, problems)."""
+    """Return statistics of losses, (deals, problems)."""
     good = (lost <= GOOD).mean(axis=1)
     return {
         "within_10_percent": round(float(good.mean()), 4),
@@ -297,13 +304,14 @@ def figures(lost: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _text(content: Mapping[str, Any]) -> str:
-    """JSON, a family on a line."""
+    """Return JSON with one family a line."""
     families = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in content["families"].items())
     rest = json.dumps({name: value for name, value in content.items() if name != "families"}, indent=1)
     return f'{rest.removesuffix("}").rstrip()},\n "families": {{\n{families}\n}}}}'
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, nargs="?", default=ROOT / "benchmarks" / "results" / "families.jsonl.gz")
     parser.add_argument("--device", default="h200")

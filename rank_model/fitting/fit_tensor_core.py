@@ -1,13 +1,12 @@
-"""What an SM does in the forecasts of tensor_core, by the times of ``fitting.tensor_core``, and of two of four by
-those of ``benchmarks.families`` too.
+"""Fit of an SM's rates in the forecasts of tensor_core and two of four.
 
     python -m fitting.fit_tensor_core
 
-prints, for each kind of plan by warpgroups and each type, by how much the forecasts miss with what the source has
-(``families.warpgroups.KINDS``, ``families.two_of_four.RATES``) and with what fits best, as the root of the mean square
-of the logarithm; what that is; and how much slower than the fastest is what the forecasts put first. A share beyond 1
-says that something else was always longer. Nothing is written: numbers that are put into the source are a change like
-any other.
+uses the times of ``fitting.tensor_core``, and for two of four those of ``benchmarks.families`` too. For each kind of
+plan by warpgroups and each type it prints the error of the forecasts with the rates in the source
+(``families.warpgroups.KINDS``, ``families.two_of_four.RATES``) and with those that fit best, as the root mean square
+of the logarithm; the fitted rates; and how much slower than the fastest the plan predicted fastest is. A share above
+1 says that another resource was always slower. Nothing is written: put new rates into the source by hand.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from lospmm.families.two_of_four import TwoOfFour
 from lospmm.families.warpgroups import Warpgroups
 from lospmm.problem.problem import Problem
 
-#: Of ``Kind``, what is fitted where it is not 0; shares and cycles alike.
+#: Fields of ``OperandKind`` that are fitted unless they are 0.
 FITTED = (
     "multiplying_share", "copied_bytes_per_cycle", "stored_per_cycle", "chunk_cycles", "block_cycles", "way_cycles",
 )  # fmt: skip
@@ -44,7 +43,7 @@ _problem = cache(problem_of)
 
 
 class Timed(NamedTuple):
-    """The plans of one kind and type, with what each took and which problem it is of."""
+    """The plans of one kind and type, with the time and the problem of each."""
 
     problems: tuple[Problem, ...]
     plans: tuple[Any, ...]
@@ -53,6 +52,8 @@ class Timed(NamedTuple):
 
 
 class Fit(NamedTuple):
+    """Rates before and after a fit, and their errors."""
+
     title: str
     names: tuple[str, ...]
     before: tuple[float, ...]
@@ -62,6 +63,7 @@ class Fit(NamedTuple):
 
 
 def timed(path: Path, dtype: str, plan_of: Callable[..., Any]) -> Timed:
+    """Return the timed plans of a type in a file."""
     lines = [line for line in read_lines(path) if line["dtype"] == dtype]
     of = [(line["shape"], line["sparsity"], dtype) for line in lines]
     return Timed(
@@ -73,7 +75,10 @@ def timed(path: Path, dtype: str, plan_of: Callable[..., Any]) -> Timed:
 
 
 def of_families(path: Path) -> Timed:
-    """All plans of two of four for the 41 shapes and the map. Language models' take A from memory, as others do not."""
+    """Return all plans of two of four for the 41 shapes and the map.
+
+    Language models' are left out: they take A from memory.
+    """
     results, found = read_results(path), []
     for case in cases_of(("shapes", "map"), "h200", None, ""):
         line = results.get(key_of(case, {"machine": {"device": case.device}}), {"families": {}})
@@ -87,6 +92,7 @@ def of_families(path: Path) -> Timed:
 
 
 def joined(one: Timed, other: Timed) -> Timed:
+    """Return the plans of both."""
     return Timed(
         one.problems + other.problems,
         one.plans + other.plans,
@@ -96,7 +102,7 @@ def joined(one: Timed, other: Timed) -> Timed:
 
 
 def fitted(title: str, given: Timed, rates: Any, names: Sequence[str], micros: Callable[..., float]) -> Fit:
-    """``rates`` with those of ``names`` as they fit best, each by a factor, so that none changes its sign."""
+    """Return ``rates`` with those of ``names`` fitted, each by a positive factor."""
     before = np.array([getattr(rates, name) for name in names])
 
     def forecast(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -121,7 +127,7 @@ def fitted(title: str, given: Timed, rates: Any, names: Sequence[str], micros: C
 
 
 def slower(given: Timed, forecasts: NDArray[np.float64]) -> float:
-    """By how much what is forecast to be the fastest is slower than what was, the mean over problems."""
+    """Return by how much the plan predicted fastest is slower than the fastest, on average over problems."""
     of = np.array(given.of)
     by = [
         given.micros[there][forecasts[there].argmin()] / given.micros[there].min() - 1
@@ -131,6 +137,7 @@ def slower(given: Timed, forecasts: NDArray[np.float64]) -> float:
 
 
 def fits() -> list[Fit]:
+    """Return the fits of all kinds and types."""
     found = []
     for dtype, kind in warpgroups.KINDS.items():
         names = [name for name in FITTED if getattr(kind, name)]
@@ -146,6 +153,7 @@ def fits() -> list[Fit]:
 
 
 def main() -> None:
+    """Run the command line."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for fit in fits():
         print(

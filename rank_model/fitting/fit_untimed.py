@@ -1,12 +1,12 @@
-"""The model that chooses an unrolled kernel where nothing is timed, trained on the times of ``fitting.untimed``.
+"""Training of the model that chooses an unrolled kernel without timing.
 
     python -m fitting.fit_untimed [--device NAME]
 
 writes the models of ``lospmm_rank.predict.untimed`` and, beside them, their card: what they were trained on and how,
-and how much slower than the fastest of its problem the kernel is that they put first. Each problem of
-``families.jsonl`` is judged by models that have seen none of its shape; shapes are dealt to folds in several ways, as
-``fitting.fit_families`` deals them, which takes ``held_out`` of the card: of each problem the place of what was put
-first, by deal, and the microseconds that it was forecast to take.
+and how much slower than the fastest of its problem the chosen kernel is. Each problem of ``families.jsonl`` is judged
+by models that have seen none of its shape; shapes are dealt to folds in several ways, as in ``fitting.fit_families``,
+which uses ``held_out`` of the card: for each problem and deal the place of the chosen kernel, and its forecast in
+microseconds.
 """
 
 import argparse
@@ -54,11 +54,10 @@ PARAMETERS: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-#: Of the regressions, of how much slower a kernel is than the fastest, and of what its estimate is off by: logarithms
-#: beyond these count as these.
+#: Targets of the regressions (slowdown over the fastest, error of the estimate) are clipped to these logarithms.
 MOST_SLOWER, MOST_OFF = 0.7, (-1.0, 1.5)
 
-#: In them a kernel as fast as the fastest counts so many times more than a slow one, one slower by FAST a third of it.
+#: Weight of the fastest kernel over that of a slow one; a kernel slower by FAST has a third of it.
 FAST_COUNTS, FAST = 10.0, 0.15
 
 #: Fields of LightGBM's text; digits of those that are shortened.
@@ -84,22 +83,24 @@ class Told:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Shape (m, k, n) of the problem."""
         return self.line["m"], self.line["k"], self.line["n"]
 
     @property
     def kind(self) -> str:
+        """Set and type of the problem."""
         return f"{self.line['set']}, {self.line['dtype']}"
 
 
 def read(device: str) -> dict[str, Told]:
-    """Problems by their key."""
+    """Return the problems by their key."""
     told = read_features(DATA)
     lines = {name: line for name, line in read_results(DATA / NAME).items() if line["machine"]["device"] == device}
     return {name: Told(line, told[name]) for name, line in lines.items() if "micros" in line}
 
 
 def ordering(problems: Sequence[Told]) -> Any:
-    """LightGBM's booster, LambdaMART: a problem is a query."""
+    """Train LightGBM's LambdaMART, with a query for each problem."""
     data = lightgbm().Dataset(
         np.concatenate([one.features for one in problems]),
         np.concatenate([grades(one.micros) for one in problems]),
@@ -110,7 +111,7 @@ def ordering(problems: Sequence[Told]) -> Any:
 
 
 def regression(problems: Sequence[Told], logs: NDArray[np.float64]) -> Any:
-    """LightGBM's booster, of ``logs`` of the kernels; the fast ones count most."""
+    """Train LightGBM on ``logs`` of the kernels; fast ones have the greatest weight."""
     slower = slowness(problems)
     data = lightgbm().Dataset(
         np.concatenate([one.features for one in problems]),
@@ -122,19 +123,19 @@ def regression(problems: Sequence[Told], logs: NDArray[np.float64]) -> Any:
 
 
 def slowness(problems: Sequence[Told]) -> NDArray[np.float64]:
-    """The logarithm of each kernel's time over the least of its problem."""
+    """Return the logarithm of each kernel's time over the fastest of its problem."""
     return np.concatenate([np.log(one.micros / one.micros.min()) for one in problems])
 
 
 def boosters(problems: Sequence[Told]) -> tuple[Any, Any, Any]:
-    """In the order of ``SUFFIXES``."""
+    """Train the models, in the order of ``SUFFIXES``."""
     off = np.concatenate([np.log(one.micros / one.features[:, ESTIMATE]) for one in problems])
     slower = regression(problems, slowness(problems).clip(max=MOST_SLOWER))
     return ordering(problems), slower, regression(problems, off.clip(*MOST_OFF))
 
 
 def slim(model: str) -> str:
-    """LightGBM's text without what it asks for only when it goes on training, and with shorter numbers."""
+    """Return LightGBM's text without the fields for continued training, and with shorter numbers."""
     lines = []
     for line in model.partition("\nparameters:")[0].splitlines():
         name, is_field, values = line.partition("=")
@@ -147,31 +148,31 @@ def slim(model: str) -> str:
 
 
 def fitted(problems: Sequence[Told]) -> UntimedModels:
+    """Train the models on these problems."""
     return UntimedModels(*boosters(problems))
 
 
 class Chosen(NamedTuple):
-    """What is put first: its place among all kernels of its problem, and the microseconds that it is forecast to
-    take."""
+    """The chosen kernel: its place among all of its problem, and its forecast in microseconds."""
 
     place: int
     micros: float
 
 
 def first_of(model: UntimedModels, problem: Told) -> Chosen:
-    """Of those that ran."""
+    """Return the model's choice among the kernels that ran."""
     scores, micros = model.says(problem.features)
     at = int(np.argmin(scores))
     return Chosen(int(problem.places[at]), round(float(micros[at]), 3))
 
 
 def is_judged(problem: Told) -> bool:
-    """Others are learned from alone."""
+    """Return whether the problem is for evaluation; others are for training alone."""
     return bool(problem.line["set"] != BETWEEN)
 
 
 def held_out(problems: Mapping[str, Told], shapes: Sequence[tuple[int, int, int]], deal: int) -> dict[str, Chosen]:
-    """Of each problem that is judged, by models that saw none of its shape."""
+    """Return the choice for each problem that is judged, by models that saw none of its shape."""
     folds, found = dealt(shapes, deal), {}
     judged = {name: one for name, one in problems.items() if is_judged(one)}
     for fold in range(FOLDS):
@@ -183,14 +184,14 @@ def held_out(problems: Mapping[str, Told], shapes: Sequence[tuple[int, int, int]
 
 
 def losses(problems: Mapping[str, Told], places: Mapping[str, int]) -> NDArray[np.float64]:
-    """How much slower than the fastest of its problem each one's kernel is; the fastest is timed with full effort."""
+    """Return how much slower each chosen kernel is than the fastest, which is timed with full effort."""
     return np.array(
         [one.line["kernels"][places[name]][-1] / one.line["micros"] - 1 for name, one in problems.items()], dtype=float
     )
 
 
 def report(problems: Mapping[str, Told], deals: Sequence[Mapping[str, int]]) -> dict[str, Any]:
-    """By set and type of those that are judged: what the choice before was worth, and what the model's is."""
+    """Return the quality of the choice before and with the models, by set and type."""
     problems = {name: one for name, one in problems.items() if is_judged(one)}
     kinds = [one.kind for one in problems.values()]
     before = {name: int(one.places[0]) for name, one in problems.items()}
@@ -206,12 +207,13 @@ def report(problems: Mapping[str, Told], deals: Sequence[Mapping[str, int]]) -> 
 
 
 def shapes_of_families() -> list[tuple[int, int, int]]:
-    """What is dealt."""
+    """Return the shapes that are dealt to folds."""
     lines = read_results(RESULTS / RESULTS_NAME).values()
     return sorted({(line["m"], line["k"], line["n"]) for line in lines})
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="h200")
     parser.add_argument("--out", type=Path, default=WEIGHTS)

@@ -1,13 +1,13 @@
-"""Unrolled kernels of up to four million nonzeros, which no other benchmark builds, beside the best of other families.
+"""Times of unrolled kernels of up to four million nonzeros, beside the best of other families.
 
     python -m fitting.large [--out DIR] [--only TEXT] [--count COUNT] [--stop-after SECONDS] [--workers COUNT]
                                [--commit HASH] [--dry]
 
-needs an NVIDIA GPU of the device table. Of each problem the ``--count`` unrolled kernels that a search would time first
-are built, and the first plans of the families that are forecast to be the fastest; all are checked, every element of C,
+needs an NVIDIA GPU of the device table. For each problem it builds the ``--count`` unrolled kernels that a search
+would time first, and the first plans of the families that are predicted fastest; all are checked, every element of C,
 and timed as ``benchmarks.families`` times the map. A problem is a line of ``large.jsonl``, in the form of
-``families.jsonl``; ``benchmarks.skipping`` reads both. The kernels of a problem are built by as many builders as there
-are. ``--dry`` has times made up, and writes nothing.
+``families.jsonl``; ``benchmarks.skipping`` reads both. All builders build the kernels of a problem in parallel.
+``--dry`` makes up times and writes nothing.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from lospmm.tuning.forecast import contenders, family_plans_for
 NAME = "large.jsonl"
 DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
 
-#: m, k and the share of zeros; columns; type. What a run that is stopped must have comes first.
+#: m, k and the share of zeros; columns; type. The most important come first, in case a run is stopped.
 WORK = (
     ((4096, 4096, 0.8), (1024, 128, 4096), "float32"),
     ((4096, 4096, 0.9), (1024, 4096, 128), "float32"),
@@ -61,13 +61,13 @@ WORK = (
     ((4096, 4096, 0.8), (1024,), "tf32"),
 )
 
-#: Unrolled kernels of a problem; and of the families that come first by forecast, how many plans.
+#: Unrolled kernels of a problem; and plans of each of the other families that are predicted fastest.
 COUNT, OTHERS, PLANS = 5, 2, 2
 
 
 @dataclass(slots=True, eq=False)
 class Underway:
-    """A problem whose kernels are being built. ``left`` is what has not been built, the shortlist counting as one."""
+    """A problem whose kernels are being built; ``left`` counts those missing, the shortlist as one."""
 
     case: Case
     left: int = 2
@@ -75,6 +75,7 @@ class Underway:
 
 
 def cases_of(device: str, only: str) -> list[Case]:
+    """Return the cases whose name contains ``only``."""
     found = [
         Case("large", f"{source[0]} x {source[1]}, {source[2]:.0%} zeros", source, n, dtype, device)
         for source, columns, dtype in WORK
@@ -84,13 +85,14 @@ def cases_of(device: str, only: str) -> list[Case]:
 
 
 def first_of(case: Case, count: int) -> list[tuple[UnrolledPlan, float]]:
-    """The unrolled kernels that a search would time first, with their estimates; in a builder."""
+    """Return the unrolled kernels that a search would time first, with estimates; runs in a builder."""
     problem = for_emitter(problem_of(case), EMITTER)
     candidates = shortlist(problem, count)
     return list(zip(candidates, estimate_micros(in_lanes(problem), candidates).tolist(), strict=True))
 
 
 def build_unrolled(case: Case, candidate: UnrolledPlan, estimate: float, folder: Path) -> list[Built]:
+    """Build a candidate's kernel; runs in a builder."""
     problem, plan = for_emitter(problem_of(case), EMITTER), f"{candidate.tile}, {candidate.schedule}"
     store = Store(settings().cache_dir / "families")
     try:
@@ -101,7 +103,7 @@ def build_unrolled(case: Case, candidate: UnrolledPlan, estimate: float, folder:
 
 
 def build_others(case: Case, folder: Path) -> list[Built]:
-    """PLANS of each of the OTHERS that are forecast to be the fastest."""
+    """Build PLANS of each of the OTHERS families that are predicted fastest; runs in a builder."""
     problem = problem_of(case)
     entrants = family_plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True)).entrants
     names = list(dict.fromkeys(one.family for one in entrants))[:OTHERS]
@@ -110,7 +112,7 @@ def build_others(case: Case, folder: Path) -> list[Built]:
 
 
 def prepared(pool: ProcessPoolExecutor, cases: Sequence[Case], count: int, folder: Path) -> Iterator[Underway]:
-    """The problems as their kernels are ready."""
+    """Yield the problems as their kernels are built."""
     wait([pool.submit(draw, source) for source in dict.fromkeys(case.source for case in cases)])
     listed: dict[Future[list[tuple[UnrolledPlan, float]]], Underway] = {}
     building: dict[Future[list[Built]], Underway] = {}
@@ -136,6 +138,7 @@ def prepared(pool: ProcessPoolExecutor, cases: Sequence[Case], count: int, folde
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DATA)
     parser.add_argument("--only", default="", metavar="TEXT", help="problems whose name has it")

@@ -1,11 +1,11 @@
-"""Plans of the tensor_core family on a GPU, each checked, beside torch's dense product: what wins where.
+"""Times of plans of the tensor_core family on a GPU, each checked, beside torch's dense product.
 
     python -m fitting.tensor_core [--two-of-four] [--out DIR] [--plans 40] [--dtypes tf32 float32]
                                      [--shapes 768x768x4096 ...] [--sparsities 0.7] [--commit HASH]
 
-Writes a line of ``tensor_core.jsonl`` for each plan; with ``--two-of-four`` of ``two_of_four.jsonl``, of other problems
-unless they are given: those whose plans skip two of four columns. Times are of CUDA graph replays over copies of B and
-C beyond twice the L2 cache. Needs torch on a GPU, and a compiler. A process times one problem, so that a kernel that
+Writes a line of ``tensor_core.jsonl`` for each plan; with ``--two-of-four`` of ``two_of_four.jsonl``, with other
+default problems: those whose plans skip two of four columns. Times are of CUDA graph replays over copies of B and C
+beyond twice the L2 cache. Needs torch on a GPU, and a compiler. A process times one problem, so that a kernel that
 faults costs that problem alone.
 """
 
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Series(NamedTuple):
-    """What is timed unless it is given, and where it is written."""
+    """The default problems of a file."""
 
     results_name: str
     dtypes: tuple[str, ...]
@@ -72,6 +72,7 @@ TWO_OF_FOUR = Series(
 
 
 def problem_of(shape: str, sparsity: float, dtype: str) -> Problem:
+    """Return a random problem."""
     m, k, n = map(int, shape.split("x"))
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((m, k), dtype=np.float32) * (rng.random((m, k)) >= sparsity)
@@ -79,6 +80,7 @@ def problem_of(shape: str, sparsity: float, dtype: str) -> Problem:
 
 
 def build(task: tuple[str, float, str, tensor_core.Plan]) -> dict[str, Any]:
+    """Build the kernel of a plan."""
     shape, sparsity, dtype, plan = task
     problem = problem_of(shape, sparsity, dtype)
     kernel = tensor_core.pack_plan(problem, plan)
@@ -99,7 +101,7 @@ def build(task: tuple[str, float, str, tensor_core.Plan]) -> dict[str, Any]:
 
 
 def time_problem(path: str) -> None:
-    """What the child does: the kernels of one problem, and torch's product, as lines of JSON on stdout."""
+    """Time one problem's kernels and torch's product in the child; print lines of JSON."""
     import torch
 
     with Path(path).open("rb") as file:
@@ -134,7 +136,7 @@ def time_problem(path: str) -> None:
 
 
 def launcher(one: dict[str, Any], b: list[Any], c: list[Any]) -> Callable[[int], None]:
-    """Starts a kernel of ``build`` on the operands of a number, on the current stream."""
+    """Return a function that launches a kernel of ``build`` on a numbered copy of the operands."""
     import torch
     from cuda.bindings import driver as cu
 
@@ -157,7 +159,7 @@ def launcher(one: dict[str, Any], b: list[Any], c: list[Any]) -> Callable[[int],
 
 
 def micros_of(launch: Callable[[int], object], copies: int) -> float:
-    """Of one launch: the median of replays of a graph of at least 20, over ``copies`` operands in turn."""
+    """Return the microseconds of a launch: the median of graph replays of 20 or more, over all ``copies``."""
     import torch
 
     stream, count, times = torch.cuda.Stream(), -(-20 // copies) * copies, []
@@ -179,6 +181,7 @@ def micros_of(launch: Callable[[int], object], copies: int) -> float:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--child")
     parser.add_argument("--out", type=Path, default=DATA)
@@ -225,7 +228,7 @@ def main() -> None:
 
 
 def chosen(problem: Problem, count: int) -> list[tensor_core.Plan]:
-    """The best by forecast, one of each shape of a block, and as many again at random."""
+    """Return the best plans by forecast, one for each shape of a block, and as many random ones."""
     plans = tensor_core.plans(problem)
     order = np.argsort(tensor_core.forecast(problem, plans), kind="stable").tolist()
     best = {tuple(asdict(plan).values())[:4]: plan for plan in (plans[at] for at in reversed(order))}
@@ -235,6 +238,7 @@ def chosen(problem: Problem, count: int) -> list[tensor_core.Plan]:
 
 
 def report(one: tuple[str, float, str], lines: list[dict[str, Any]], error: str) -> None:
+    """Print the best results of a problem, and failures."""
     if error.strip():
         print(one, error.strip().splitlines()[-1][:200], flush=True)
     for line in sorted(lines, key=lambda line: line["micros"])[:4]:

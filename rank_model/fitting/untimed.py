@@ -1,19 +1,18 @@
-"""The unrolled kernels of which one is chosen where nothing is timed (``lospmm_rank.predict.untimed``), each of them
-timed.
+"""Times of the unrolled kernels among which ``lospmm_rank.predict.untimed`` chooses without timing.
 
     python -m fitting.untimed [--layers DIR] [--out DIR] [--set SET]... [--dtype TYPE]... [--resume]
                                  [--stop-after SECONDS] [--workers COUNT] [--commit HASH] [--dry]
 
 needs an NVIDIA GPU of the device table. The problems are those of ``families.jsonl``, in TF32 and 16 bits, and others
 that are drawn (``untimed_cases``), in the order of ``WORK``. Every element of each C is checked, each kernel is timed
-briefly, as a search does it, and the fastest of a problem again with full effort. A problem is a line of
-``untimed.jsonl``: its kernels in the order of ``considered``, the first being the choice that there was before; of
-those that are drawn some of them (``sampled``). What the model is told of them goes into ``untimed.npz``. Builders on
-all cores work ahead of the GPU. ``--dry`` builds, has times made up, and writes nothing.
+briefly, as in a search, and the fastest of a problem again with full effort. A problem is a line of
+``untimed.jsonl``: its kernels in the order of ``considered``, the first being the previous method's choice; of drawn
+problems a sample (``sampled``). The models' features of the kernels go into ``untimed.npz``. Builders on all cores
+work ahead of the GPU. ``--dry`` builds, makes up times, and writes nothing.
 
     python -m fitting.untimed --features [--layers DIR]
 
-writes anew what the model is told of all kernels, and needs no GPU.
+renews the features of all kernels, and needs no GPU.
 """
 
 import argparse
@@ -67,19 +66,19 @@ DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
 
 NAME = "untimed.jsonl.gz"
 
-#: What the model is told of each kernel of each line.
+#: File with the features of each kernel of each line.
 FEATURES_NAME = "untimed.npz"
 
-#: Of a kernel in a line, before its estimate and its microseconds (null where it failed).
+#: Fields of a kernel in a line, before its estimate and its microseconds (null if it failed).
 AXES = ("rows", "cols", "prefetch", "column_group", "lockstep", "split_k", "thread_words")
 
-#: Between two times that the file is written.
+#: Seconds between two writes of the file.
 BETWEEN_SECONDS = 10.0
 
 #: Problems that are built ahead of the one that is timed.
 AHEAD = 45
 
-#: Of a problem that is drawn so many kernels are timed: those that the models of now put first, and others by chance.
+#: Kernels of a drawn problem that are timed: those that the current models predict fastest, and random others.
 FOREMOST, BY_CHANCE = 16, 10
 
 
@@ -94,6 +93,8 @@ class Made:
 
 
 class Prepared(NamedTuple):
+    """A problem with its kernels, their features, and the seconds that it took to build them."""
+
     problem: Problem
     made: list[Made]
     told: NDArray[np.float64]  # (made, NAMES)
@@ -101,16 +102,18 @@ class Prepared(NamedTuple):
 
 
 def axes_of(candidate: UnrolledPlan) -> tuple[Any, ...]:
+    """Return tile size and schedule of a candidate, in the order of AXES."""
     values = candidate.tile._asdict() | asdict(candidate.schedule)
     return tuple(values[name] for name in AXES)
 
 
 def schedule_of(axes: Sequence[Any]) -> Schedule:
+    """Return the schedule of ``axes_of``."""
     return Schedule(**dict(zip(AXES[2:], axes[2 : len(AXES)], strict=True)))
 
 
 def considered_of(problem: Problem) -> tuple[list[UnrolledPlan], NDArray[np.float64]]:
-    """What is considered of a problem, first what a search chooses without a clock; and its features."""
+    """Return the candidates of a problem, first the choice of a search without a GPU; and their features."""
     words = in_lanes(problem)
     options = with_ranker(Options(emitter=EMITTER), problem.device)
     ranker = RANKERS[options.ranker](problem.device)
@@ -121,14 +124,14 @@ def considered_of(problem: Problem) -> tuple[list[UnrolledPlan], NDArray[np.floa
 
 
 def sampled(told: NDArray[np.float64], model: UntimedModels) -> list[int]:
-    """Of the kernels of a problem, by what the models are told of each: FOREMOST and BY_CHANCE, in their order."""
+    """Return indices of kernels to time, ascending: the models' FOREMOST, and BY_CHANCE of the others."""
     order = np.argsort(model.says(told)[0], kind="stable")
     rest = np.random.default_rng(SEED).permutation(order[FOREMOST:])
     return sorted([*order[:FOREMOST].tolist(), *rest[:BY_CHANCE].tolist()])
 
 
 def prepare(case: Case, folder: Path) -> Prepared:
-    """The kernels of a problem in files of ``folder``, and the seconds that they took; in a builder."""
+    """Build the kernels of a problem in files of ``folder``; runs in a builder."""
     started = time.monotonic()
     problem = for_emitter(problem_of(case), EMITTER)
     candidates, told = considered_of(problem)
@@ -150,7 +153,7 @@ def prepare(case: Case, folder: Path) -> Prepared:
 
 
 def prepared_ahead(pool: ProcessPoolExecutor, cases: Sequence[Case], folder: Path) -> Iterator[tuple[Case, Prepared]]:
-    """As they are ready, about in their order."""
+    """Yield the problems as they are built, roughly in order."""
     waiting: dict[Future[Prepared], Case] = {}
     left = iter(cases)
     while True:
@@ -164,14 +167,14 @@ def prepared_ahead(pool: ProcessPoolExecutor, cases: Sequence[Case], folder: Pat
             case = waiting.pop(future)
             try:
                 found = future.result()
-            except Exception as error:  # of one problem; it is told
+            except Exception as error:  # of one problem: it is recorded
                 print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
             else:
                 yield case, found
 
 
 def timed(bench: Bench, case: Case, problem: Problem, made: Sequence[Made]) -> Record:
-    """Every kernel briefly, and the fastest with full effort."""
+    """Time every kernel briefly, and the fastest with full effort."""
     bench.turn_to(problem)
     bench.kernel_seconds, bench.cache = KERNEL_SECONDS, case.cache
     bench.most_copies = QUICK_COPIES if case.set in (*QUICK, BETWEEN) else MAX_COPIES
@@ -203,20 +206,21 @@ def timed(bench: Bench, case: Case, problem: Problem, made: Sequence[Made]) -> R
 
 
 def about(case: Case, problem: Problem) -> Record:
+    """Return the fields of a line that describe its problem."""
     case_fields = {name: value for name, value in asdict(case).items() if name not in ("source", "device")}
     matrix = problem.matrix
     return {**case_fields, "problem": case.problem, "m": matrix.m, "k": matrix.k, "nnz": matrix.nnz}
 
 
 def read_features(out: Path) -> dict[str, NDArray[np.float64]]:
-    """What the model is told of the kernels of each line, by its key."""
+    """Return the features of the kernels of each line, by its key."""
     with np.load(out / FEATURES_NAME) as kept:
         ends = np.cumsum(kept["counts"])[:-1]
         return dict(zip(kept["keys"].tolist(), np.split(kept["features"].astype(np.float64), ends), strict=True))
 
 
 def write_features(out: Path, layers: Path | None, workers: int) -> int:
-    """Make that anew; of how many lines. Raises BadRequest where other kernels than a line's are considered now."""
+    """Renew the features; return the number of lines. Raises BadRequest if a line's kernels have changed."""
     lines = read_results(out / NAME)
     names = [name for name in UNTIMED_SETS if name != "real" or layers]
     cases = {(name, case.problem): case for name in names for case in UNTIMED_SETS[name]("h200", layers)}
@@ -242,7 +246,7 @@ def _features_of(case: Case, kernels: Sequence[Sequence[Any]]) -> NDArray[np.flo
 
 
 def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
-    """Time the cases, a line in the file for each at once; how many."""
+    """Time the cases and write the line of each at once; return how many."""
     path, device = arguments.out / NAME, find_device("h200") if arguments.dry else detect_device()
     context = context_of(device, arguments.commit or commit_of(ROOT))
     results = read_results(path)
@@ -286,6 +290,7 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace) -> int:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DATA)
     parser.add_argument("--layers", type=Path, help="a folder of pruned layers")

@@ -1,5 +1,8 @@
-"""What ``fitting.untimed`` is run on: problems of ``families.jsonl`` that have an unrolled kernel, in TF32 and 16
-bits, and problems drawn between them, which the model learns from and is not judged by."""
+"""Problems of ``fitting.untimed``.
+
+They are problems of ``families.jsonl`` that have an unrolled kernel, in TF32 and 16 bits, and random ones between
+them, which are for training alone.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,10 +14,10 @@ from benchmarks.families_build import LEAST_UNROLLED_COLUMNS, MAX_UNROLLED_NONZE
 from benchmarks.families_cases import SETS, Case, Uneven
 from benchmarks.kernels import SEED
 
-#: The set of those that are drawn.
+#: The set of the drawn problems.
 BETWEEN = "between"
 
-#: Sets and types, what a run that is stopped must have first.
+#: Sets and types; the most important come first, in case a run is stopped.
 WORK = (
     ("shapes", "float16"),
     ("shapes", "tf32"),
@@ -27,13 +30,13 @@ WORK = (
     (BETWEEN, "float16"),
 )
 
-#: Of each type, how many are drawn; a longer run times more of them.
+#: Problems drawn of each type; a longer run times more of them.
 DRAWN = 800
 
 #: Rows and columns of A, from and to; nonzeros; elements of B and C.
 SIDES, NONZEROS, MOST_ELEMENTS = (24, 2048), (300, 160_000), 48_000_000
 
-#: What is drawn from, with the chance of each: columns of B, zeros, and how uneven rows and columns of A are.
+#: Values with their chances: columns of B, zeros, and how uneven rows and columns of A are.
 COLUMNS = (
     *((16, 0.03), (49, 0.04), (128, 0.06), (196, 0.1), (784, 0.2)),
     *((1024, 0.07), (3136, 0.2), (4096, 0.1), (12544, 0.12), (50176, 0.08)),
@@ -43,7 +46,7 @@ UNEVENNESS = ((0.0, 0.6), (0.4, 0.2), (0.9, 0.2))
 
 
 def between(device: str, _layers: Path | None) -> list[Case]:
-    """DRAWN of each type, in the order of their drawing, the types by turns."""
+    """Return DRAWN problems of each type, alternating between the types."""
     random = np.random.default_rng(SEED)
     found: list[Case] = []
     while len(found) < 2 * DRAWN:
@@ -58,7 +61,7 @@ def between(device: str, _layers: Path | None) -> list[Case]:
 
 
 def _side(random: np.random.Generator) -> int:
-    """By its logarithm; three of four are multiples of 16."""
+    """Draw a side, log-uniformly; three of four are multiples of 16."""
     side = int(np.exp(random.uniform(*np.log(SIDES))))
     return side if random.random() < 0.25 else max(32, side // 16 * 16)
 
@@ -73,7 +76,7 @@ UNTIMED_SETS: Mapping[str, Callable[[str, Path | None], list[Case]]] = MappingPr
 
 
 def cases_of(device: str, layers: Path | None, names: Sequence[str] | None, dtypes: Sequence[str] | None) -> list[Case]:
-    """In the order of ``WORK``; of each what takes longest to build comes first, but for those that are drawn."""
+    """Return the cases in the order of ``WORK``, the slowest to build first, the drawn ones last."""
     found: list[Case] = []
     drawn: list[Case] = []
     for name, dtype in WORK:
@@ -82,7 +85,7 @@ def cases_of(device: str, layers: Path | None, names: Sequence[str] | None, dtyp
         every = UNTIMED_SETS[name](device, layers)
         own = [case for case in every if case.dtype == dtype and case.n >= LEAST_UNROLLED_COLUMNS]
         if name == BETWEEN:
-            drawn = [case for case in every if case in own or case in drawn]  # the types by turns
+            drawn = [case for case in every if case in own or case in drawn]  # alternating between types
         else:
             found += own if name == "real" else sorted(own, key=_nonzeros, reverse=True)
     return [
@@ -91,7 +94,7 @@ def cases_of(device: str, layers: Path | None, names: Sequence[str] | None, dtyp
 
 
 def _nonzeros(case: Case) -> float:
-    """Of a drawn matrix."""
+    """Return the nonzeros of a drawn matrix."""
     assert not isinstance(case.source, str)
     m, k, sparsity, *_ = case.source
     return m * k * (1 - sparsity)

@@ -1,1 +1,1 @@
-"""Predictions by shipped weights: the rank model, corrected forecasts, the untimed choice."""
+"""Predictions from shipped weights: the rank model, corrected forecasts, the choice without timing."""

@@ -1,7 +1,7 @@
-"""A trained model, loaded and asked through LightGBM's C interface (``LightGBM/c_api.h``).
+"""Trained models, loaded and evaluated through LightGBM's C interface (``LightGBM/c_api.h``).
 
-LightGBM's Python package imports scikit-learn, which takes longer than a search waits for all its scores. The library
-that it comes with needs none of that.
+LightGBM's Python package imports scikit-learn, which takes longer than a search needs for all its scores. Its library
+needs none of that.
 """
 
 import ctypes
@@ -24,11 +24,11 @@ _ROW_MAJOR = 1
 
 
 class NotAModel(Exception):
-    """Why LightGBM does not take a file, in one line."""
+    """The reason why LightGBM refuses a file, in one line."""
 
 
 class Booster:
-    """The model of a file, for as long as the process lives. ``names`` are its features, ``trees`` how many it has.
+    """The model of a file, for the life of the process; ``names`` are its features, ``trees`` their count.
 
     Raises NotAModel, and ToolchainFault without LightGBM.
     """
@@ -43,7 +43,7 @@ class Booster:
         self.names = _names(path)
 
     def predict(self, rows: NDArray[np.float64], *, num_threads: int) -> NDArray[np.float64]:
-        """What the model says of each of ``rows`` (rows, features): (rows,)."""
+        """Return the model's value of each of ``rows`` (rows, features): (rows,)."""
         assert rows.ndim == 2 and rows.shape[1] == len(self.names), "one column for each feature"
         rows = np.ascontiguousarray(rows, dtype=np.float64)
         found, count = np.empty(len(rows)), ctypes.c_int64()
@@ -74,10 +74,10 @@ class Booster:
 
 @cache
 def _library() -> Any:
-    """Raises ToolchainFault where it is missing, or the GNU OpenMP that it needs."""
+    """Load LightGBM's library. Raises ToolchainFault if it, or the GNU OpenMP that it needs, is missing."""
     spec = find_spec("lightgbm")
     file = None if spec is None or spec.origin is None else Path(spec.origin).parent / LIBRARY_FILE
-    if file is None or not file.is_file():  # a package that keeps it elsewhere knows where
+    if file is None or not file.is_file():  # the package knows where else it is
         library = lightgbm().basic._LIB
     else:
         try:
@@ -89,7 +89,7 @@ def _library() -> Any:
 
 
 def _names(path: Path) -> list[str]:
-    """Of the features, as the file has them on a line of its head."""
+    """Return the names of the features, which the file has on one line of its head."""
     mark = "feature_names="
     with path.open(encoding="utf-8", errors="replace") as lines:
         return next((line.removeprefix(mark).split() for line in lines if line.startswith(mark)), [])

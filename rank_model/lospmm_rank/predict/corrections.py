@@ -1,11 +1,11 @@
-"""What the forecasts of kernel families are worth on a GPU: a correction of each, learned from times.
+"""Corrections of kernel families' forecasts on a GPU, learned from measured times.
 
-A family's forecast counts what limits it, and is off by a factor that depends on what the product is like, and on the
-plan. The factor's logarithm is that of the problems and plans that were measured and are like this one, by the
-logarithms of their ``Traits``, of the forecast and of the plan's axes: a linear form and a sum of Matérn kernels around
-each of them (kernel ridge regression; Rasmussen and Williams, Gaussian Processes for Machine Learning, section 4.2.1).
-``fitting.fit_families`` fits it, and says what it is worth on problems that it has not seen. Traits beyond those
-that were measured count as the nearest that were. The choice takes no library and about a millisecond.
+A family's forecast counts its bottlenecks, and is off by a factor that depends on the product and on the plan. The
+factor's logarithm is predicted from measured problems and plans that are similar, by the logarithms of their
+``Traits``, of the forecast and of the plan's axes: a linear form and a sum of Matérn kernels around each of them
+(kernel ridge regression; Rasmussen and Williams, Gaussian Processes for Machine Learning, section 4.2.1).
+``fitting.fit_families`` fits it, and evaluates it on problems that it has not seen. Traits beyond those that were
+measured are clipped to them. The choice takes no library and about a millisecond.
 """
 
 import hashlib
@@ -27,52 +27,51 @@ from lospmm.space.estimate import INSTRUCTION_BYTES, ISSUE_SLOTS, RATES
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "families"
 
-#: Behind the device's name.
+#: Suffix of the file after the device's name.
 SUFFIX = ".json"
 
-#: cuBLAS of the type: forecast here, as it is no family of ours.
+#: cuBLAS in the type: predicted here, as it is no family of ours.
 DENSE = "dense"
 
 #: Kinds of plans that are corrected apart from the others of their family, as they are other kernels altogether.
 APART = ("Warpgroups", "TwoOfFour")
 
-#: Unrolled kernels that the models of ``lospmm_rank.predict.untimed`` choose and forecast.
+#: Unrolled kernels that the models of ``lospmm_rank.predict.untimed`` choose and predict.
 UNTIMED = "unrolled, untimed"
 
 #: The fastest unrolled kernel that a search by time finds, before anything is searched (``unrolled_micros``).
 FASTEST = "unrolled, fastest"
 
-#: Such a kernel's code is fetched for so many columns of C at most, by an SM with some resident blocks.
+#: Columns of C for which one fetch of such a kernel's code suffices, by an SM with some resident blocks; and bytes of
+#: code that an SM fetches in a cycle.
 FETCHED_COLUMNS, FETCH_BYTES_PER_CYCLE = 512, 2.0 * RATES.fetch_bytes_per_cycle
 
-#: Of cuBLAS on tensor cores: it reaches about so much of the peaks, beside its launch.
+#: Share of the peaks that cuBLAS reaches on tensor cores, beside its launch.
 DENSE_SHARE, LAUNCH_MICROS = 0.75, 2.5
 
 
-#: Plans of a family that are corrected each for itself: those that it forecasts to be the fastest. The others stay
-#: behind them.
+#: Plans of a family that are corrected one by one: those that are predicted fastest. The others come after them.
 LOOKED_AT = 3
 
-#: Without a clock another family is chosen where it is forecast to take less than this share of the time of the
-#: unrolled kernel. Of many forecasts the least is mostly one that is too low. Plans that are ``APART`` need no such
-#: share: what they take does not depend on where the zeros are, and is forecast better.
+#: Without timing, another family is chosen if its predicted time is below this share of the unrolled kernel's. The
+#: least of many forecasts is mostly too low. Plans that are ``APART`` need no such share: their time does not depend on
+#: the pattern of zeros, and is predicted better.
 SURE = 0.85
 
-#: The same of cuBLAS on a GPU of which nothing was learned: on an H200 it takes 1.8 times its forecast in float32 and
-#: 1.6 times in TF32, the medians of ``fitting.dense_times``, and most where all takes a few microseconds.
+#: The same share for cuBLAS on a GPU without corrections: on an H200 it takes 1.8 times its forecast in float32 and
+#: 1.6 times in TF32 (medians of ``fitting.dense_times``), and more when everything takes a few microseconds.
 GUESSED = 0.55
 
-#: How far problems are alike, in standard deviations of the traits.
+#: Length scale of the kernels, in standard deviations of the traits.
 LENGTH = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """Of one family, as a function of ``numbers_of``, (traits,); behind them are those of ``axes`` of a plan.
+    """The correction of one family, a function of ``numbers_of``, (traits,), the last being plan ``axes``.
 
-    ``low`` and ``high`` are the numbers that were measured, which are shifted by ``mean`` and divided by ``scale``.
-    Of these the logarithm of the factor is ``offset`` + ``slope`` x + the sum of ``weights`` times ``likeness`` to the
-    ``points``.
+    Numbers are clipped to the measured range, ``low`` to ``high``, shifted by ``mean`` and divided by ``scale``. The
+    logarithm of the factor is ``offset`` + ``slope`` x + the sum of ``weights`` times ``likeness`` to the ``points``.
     """
 
     axes: tuple[str, ...]
@@ -86,7 +85,7 @@ class Correction:
     weights: NDArray[np.float64]  # (problems,)
 
     def factors(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of several, (plans, traits)."""
+        """Return the factor of each plan, given (plans, traits)."""
         at = (np.clip(numbers, self.low, self.high) - self.mean) / self.scale
         found: NDArray[np.float64] = np.exp(self.offset + at @ self.slope + likeness(at, self.points) @ self.weights)
         return found
@@ -97,7 +96,7 @@ ARRAYS = tuple(name for name in Correction.__dataclass_fields__ if name != "axes
 
 
 def likeness(some: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Matérn's kernel of degree 3/2, (some, others): 1 for the same, falling with the distance over LENGTH."""
+    """Return the Matérn 3/2 kernel, (some, others): 1 for equal points, falling with distance over LENGTH."""
     squares = (some**2).sum(axis=1)[:, np.newaxis] + (others**2).sum(axis=1) - 2.0 * some @ others.T
     apart = np.sqrt(3.0 * squares.clip(0.0)) / LENGTH
     found: NDArray[np.float64] = (1.0 + apart) * np.exp(-apart)
@@ -111,38 +110,45 @@ def numbers_of(
     axes: Sequence[str] = (),
     plan: Mapping[str, float] = MappingProxyType({}),
 ) -> NDArray[np.float64]:
-    """What the correction of a family is a function of: the problem, the forecast of a plan, and of ``plan``, which is
-    as ``axes_of`` has it, the ``axes``."""
+    """Return the inputs of a family's correction: the problem, a plan's forecast, and its ``axes``.
+
+    ``plan`` is as ``axes_of`` returns it.
+    """
     own = _of_dense(traits) if family == DENSE else _of_sparse(traits)
     return np.array([*own, math.log(forecast_micros), *(math.log2(1.0 + plan.get(axis, 0.0)) for axis in axes)])
 
 
 def axes_of(plan: Any) -> dict[str, float]:
-    """The axes of a plan that are numbers, with the name of its kind before each: a family may have several kinds."""
+    """Return the numeric parameters of a plan, prefixed by its kind, as a family may have several kinds."""
     kind = type(plan).__name__
     values = ((name, getattr(plan, name)) for name in plan.__dataclass_fields__)
     return {f"{kind}.{name}": float(value) for name, value in values if isinstance(value, int | float)}
 
 
 def correction_of(family: str, kind: str) -> str:
-    """The name of the correction of a family's plans of a kind. The plans of a problem are all of one kind that is
-    ``APART``, or none is."""
+    """Return the name of the correction of a family's plans of a kind.
+
+    The plans of a problem are all of one kind that is ``APART``, or none is.
+    """
     return f"{family}, {kind}" if kind in APART else family
 
 
 def sure_share(kind: str) -> float:
-    """Of the unrolled kernel's forecast: what that of another family's plan, of a kind, has to be below."""
+    """Return the share of the unrolled kernel's forecast that another family's plan must be below."""
     return 1.0 if kind in APART else SURE
 
 
 def dense_share(device: str) -> float:
-    """Of the unrolled kernel's forecast: what that of cuBLAS has to be below."""
+    """Return the share of the unrolled kernel's forecast that cuBLAS's must be below."""
     return 1.0 if is_learned(device) else GUESSED
 
 
 def _of_dense(traits: Traits) -> NDArray[np.float64]:
-    """cuBLAS takes other kernels where rows of A or B do not begin at multiples of 16 bytes, and is slower where its
-    tiles, of up to 256, do not fit the sizes."""
+    """Return the inputs of cuBLAS's correction: sizes, type and alignment.
+
+    cuBLAS takes other kernels if rows of A or B are not aligned to 16 bytes, and is slower if its tiles, of up to
+    256, do not divide the sizes.
+    """
     sizes = map(math.log, (traits.m, traits.k, traits.n, traits.element_bytes))
     aligned = (math.log2(math.gcd(size, 256)) for size in (traits.k, traits.n))
     return np.array([*sizes, float(traits.is_exact), *aligned, float(traits.is_streamed)])
@@ -165,7 +171,7 @@ def _of_sparse(traits: Traits) -> NDArray[np.float64]:
 
 
 def dense_micros(traits: Traits, device: DeviceSpec) -> float:
-    """A forecast of cuBLAS in the type: tensor cores, but in float32."""
+    """Predict the microseconds of cuBLAS in the type: on tensor cores, except float32."""
     peak = (
         device.peak_flops if traits.is_exact else device.tf32_flops if traits.element_bytes == 4 else device.fp16_flops
     )
@@ -176,7 +182,7 @@ def dense_micros(traits: Traits, device: DeviceSpec) -> float:
 
 
 def unrolled_micros(traits: Traits, device: DeviceSpec) -> float:
-    """A forecast of the fastest unrolled kernel by A's traits alone: its multiply-adds, its code, B and C."""
+    """Predict microseconds of the fastest unrolled kernel by A's traits: multiply-adds, code, B and C."""
     warps, fetches = max(traits.n / device.warp_size, 1.0), max(traits.n / FETCHED_COLUMNS, 1.0)
     issue = traits.nnz * warps / (ISSUE_SLOTS * device.sms)
     fetch = traits.nnz * INSTRUCTION_BYTES * fetches / (FETCH_BYTES_PER_CYCLE * device.sms)
@@ -187,8 +193,7 @@ def unrolled_micros(traits: Traits, device: DeviceSpec) -> float:
 
 
 def factor(family: str, forecast_micros: float, *, traits: Traits, device: str) -> float:
-    """What the forecast of a family without plans, or DENSE's, is multiplied by on a device, by its name; 1 where
-    nothing was learned."""
+    """Return the correction factor of a family without plans, or of DENSE, on a device; 1 if not learned."""
     one = _corrections(device).get(family)
     return 1.0 if one is None else float(one.factors(numbers_of(family, traits, forecast_micros)[np.newaxis])[0])
 
@@ -196,8 +201,11 @@ def factor(family: str, forecast_micros: float, *, traits: Traits, device: str) 
 def corrected(
     family: str, plans: Sequence[Any], micros: NDArray[np.float64], *, traits: Traits, device: str
 ) -> NDArray[np.float64]:
-    """The forecasts of a family's plans, (plans,), corrected: of LOOKED_AT that are the least each by itself, of the
-    others so that none comes before these. As they are where nothing was learned of the family on the device."""
+    """Return the corrected forecasts of a family's plans, (plans,).
+
+    The LOOKED_AT least are corrected one by one, the others so that none comes before these. Unchanged if nothing was
+    learned of the family on the device.
+    """
     if not len(micros):
         return micros
     one = _corrections(device).get(correction_of(family, type(plans[0]).__name__))
@@ -213,12 +221,12 @@ def corrected(
 
 @cache
 def corrections_digest(device: str) -> str | None:
-    """What tells the corrections for a device from others: sha256 over their file; None where there are none."""
+    """Return the sha256 of the corrections for a device; None: there are none."""
     return hashlib.sha256(_file(device).read_bytes()).hexdigest() if is_learned(device) else None
 
 
 def is_learned(device: str) -> bool:
-    """Whether there are corrections for a device."""
+    """Return whether there are corrections for a device."""
     return _file(device).is_file()
 
 

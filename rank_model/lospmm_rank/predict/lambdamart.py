@@ -1,7 +1,7 @@
-"""The trained ranker: a cascade of the estimate, which puts a whole space in order, and a model for its beginning.
+"""The trained ranker: a cascade of the estimate, which sorts a whole space, and a model for its top.
 
-A model is a file ``<device>.txt`` as LightGBM writes it, in ``weights`` or in the folder of LOSPMM_RANKERS, which goes
-before. It knows one GPU: for another there is none, and asking for one is refused.
+A model is a file ``<device>.txt`` as LightGBM writes it, in ``weights`` or in the folder of LOSPMM_RANKERS, which has
+precedence. It is for one GPU; a request for another GPU is refused.
 """
 
 import hashlib
@@ -25,19 +25,20 @@ from lospmm_rank.predict.booster import Booster, NotAModel
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
 
-#: Candidates that the model sees, as all of a space would take it a second: HEAD that the estimate puts first, and of
-#: FRONT that it puts first the first of every kind, HEAD of them at most.
+#: Candidates that the model sees, since a whole space would take it a second: the HEAD best by estimate, and of the
+#: FRONT best the first of every kind, HEAD of them at most.
 HEAD = 2048
 FRONT = 16_384
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cascade:
-    """A ``Ranker``: the model's order of what the estimate puts in front, and the estimate's of the others behind."""
+    """A ``Ranker``: the model sorts the candidates that the estimate puts first; the others follow."""
 
     booster: Booster
 
     def __call__(self, problem: Problem, candidates: Sequence[UnrolledPlan]) -> NDArray[np.float64]:
+        """Return the scores of the candidates; the lowest is best."""
         subject = FeatureSubject.of(problem, candidates)
         scores = subject.micros.copy()
         if len(scores):
@@ -48,7 +49,10 @@ class Cascade:
 
 
 def _head(subject: FeatureSubject) -> NDArray[np.int64]:
-    """Indices of what the model sees; a kind is as in a search: so many tiles of so many columns, and split."""
+    """Return indices of the candidates that the model sees: the best, and the best of each kind.
+
+    A kind is as in a search: the number of tiles, their columns, and split-K.
+    """
     micros, candidates = subject.micros, subject.candidates
     if len(micros) <= HEAD:
         return np.arange(len(micros))
@@ -61,15 +65,17 @@ def _head(subject: FeatureSubject) -> NDArray[np.int64]:
 
 
 def ranker_for(device: DeviceSpec) -> Ranker:
-    """The model of a GPU. Raises Unsupported where none was trained for it, BadRequest for a file that is no model of
-    this version's features, ToolchainFault without LightGBM.
+    """Return the model of a GPU.
+
+    Raises Unsupported if none was trained for it, BadRequest for a file that is no model of this version's features,
+    ToolchainFault without LightGBM.
     """
     path = model_path(device)
     return Cascade(load_booster(path))
 
 
 def find_model(device: DeviceSpec) -> Path | None:
-    """Where the model of a GPU lies; None where there is none. Raises BadSettings for a folder that there is not."""
+    """Return the path of a GPU's model, or None. Raises BadSettings for a missing folder."""
     if (own := settings().rankers) is not None and not own.is_dir():
         raise BadSettings(f"LOSPMM_RANKERS: {own} is not a folder; `lospmm train-ranker --out` makes one")
     folders = (folder for folder in (own, WEIGHTS) if folder is not None)
@@ -78,7 +84,7 @@ def find_model(device: DeviceSpec) -> Path | None:
 
 
 def model_path(device: DeviceSpec) -> Path:
-    """Where the model of a GPU lies. Raises Unsupported where there is none."""
+    """Return the path of a GPU's model. Raises Unsupported if there is none."""
     if (path := find_model(device)) is not None:
         return path
     raise Unsupported(
@@ -88,7 +94,7 @@ def model_path(device: DeviceSpec) -> Path:
 
 
 def model_digest(device: DeviceSpec) -> str:
-    """sha256 of the model of a GPU: part of what a choice depends on. Raises Unsupported where there is none."""
+    """Return the sha256 of a GPU's model, which choices depend on. Raises Unsupported if there is none."""
     return _digest(model_path(device))
 
 
@@ -100,7 +106,7 @@ def _digest(path: Path) -> str:
 
 
 def load_booster(path: Path) -> Booster:
-    """The model of a file, loaded once for every content of it. Raises as ``ranker_for``."""
+    """Return the model of a file, loaded once for each content of it. Raises as ``ranker_for``."""
     return _booster(path, _digest(path))
 
 

@@ -1,18 +1,18 @@
-"""LightGBM's Python package, imported only here and only when a model is trained: that takes one to several seconds.
+"""LightGBM's Python package, imported only here and only for training: that takes seconds.
 
-A model that is only asked needs no more than ``booster.py``.
+For predictions, ``booster.py`` suffices.
 """
 
 from typing import Any
 
 from lospmm.errors import ToolchainFault
 
-#: The machine may be a service's, which does not take the option.
+#: Advice of error messages; the machine may be a service's, whose clients cannot set the option.
 _WITHOUT = " on the machine that tunes; where that is no service, --ranker none does without it"
 
 
 def lightgbm() -> Any:
-    """The module. Raises ToolchainFault where it, or the library of GNU OpenMP that it needs, is missing."""
+    """Return the module. Raises ToolchainFault if it or its GNU OpenMP library is missing."""
     try:
         import lightgbm
     except ImportError as error:
@@ -23,7 +23,7 @@ def lightgbm() -> Any:
 
 
 def failed_to_load(error: OSError) -> ToolchainFault:
-    """What is said of a shared library that the loader refuses."""
+    """Return the error for a shared library that the loader refuses."""
     return ToolchainFault(
         f"LightGBM cannot be loaded ({error}): it needs libgomp1 (apt-get install libgomp1){_WITHOUT}"
     )

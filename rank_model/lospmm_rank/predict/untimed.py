@@ -1,11 +1,11 @@
-"""The unrolled kernel where nothing is timed, in TF32 and 16 bits: of a few dozen, the one that a model puts first.
+"""Choice of an unrolled kernel without timing, in TF32 and 16 bits, from a few dozen candidates.
 
-The rank model has learned from float32, of one column to a thread. Here kernels of one column and of two stand beside
-each other (``considered``), and three models of its own put them in order, told what the rank model is told, its score,
-and what a block and an SM have to do (``SHARES``): LambdaMART, as the rank model is, and regressions of how much slower
-than the fastest a kernel is, and of the factor that its estimate is off by. Each is wrong about other kernels, so that
-their scores are added up, each in standard deviations of the problem's. The last says what the first takes, too. They
-were trained on the times of such kernels (``fitting.fit_untimed``), and know one GPU.
+The rank model has learned from float32, with one column a thread. Here kernels of one column and of two compete
+(``considered``), and three models sort them by the rank model's features, its score, and the work of a block and an
+SM (``SHARES``): LambdaMART, as the rank model is, and regressions of how much slower than the fastest a kernel is,
+and of the factor that its estimate is off by. Their errors differ, so their scores are added, each in standard
+deviations within the problem. The last also predicts the time of the first. They were trained on the times of such
+kernels (``fitting.fit_untimed``), for one GPU.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ from lospmm_rank.predict.booster import Booster
 #: A column of ``features`` by its name.
 Column = Callable[[str], NDArray[np.float64]]
 
-#: What a block of the grid, and an SM, has to do, where a thread may have two columns (the rank model knows of one, and
-#: its sizes are in threads), each tile in a block of its own.
+#: Features of the work of a block and of an SM, for threads of one or two columns (the rank model knows one, and its
+#: sizes are in threads), with each tile in a block of its own.
 SHARES: Mapping[str, Callable[[Column, int], NDArray[np.float64]]] = MappingProxyType(
     {
         "block_cols": lambda of, _: _block_cols(of),
@@ -49,7 +49,7 @@ SHARES: Mapping[str, Callable[[Column, int], NDArray[np.float64]]] = MappingProx
     }
 )
 
-#: What the models are told, in order. ``score`` is the ranker's, ``..._place`` the place among those considered.
+#: The models' features, in order. ``score`` is the ranker's, ``..._place`` the place among those considered.
 TOLD = (*FEATURES, "thread_words", "element_bytes", "score", "score_behind", "estimate_over_best")
 
 NAMES = (*TOLD, *SHARES)
@@ -59,7 +59,7 @@ ESTIMATE = NAMES.index("estimate")
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "untimed"
 
-#: Of the models, for a device by its name, in the order of ``UntimedModels``.
+#: Suffixes of the models' files after the device's name, in the order of ``UntimedModels``.
 SUFFIXES = (".txt", ".slower.txt", ".off.txt")
 
 
@@ -69,22 +69,26 @@ def _digest(path: Path) -> str:
 
 
 class Predicts(Protocol):
-    """A model of trees, as ``Booster`` has it, or LightGBM's own."""
+    """A model of trees: ``Booster``, or LightGBM's own class."""
 
-    def predict(self, rows: NDArray[np.float64], *, num_threads: int) -> NDArray[np.float64]: ...
+    def predict(self, rows: NDArray[np.float64], *, num_threads: int) -> NDArray[np.float64]:
+        """Return the model's value of each row, (rows,)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UntimedModels:
-    """``order`` has a higher number for a better kernel, ``slower`` the logarithm of its time over that of the fastest,
-    ``off`` the logarithm of its time over the estimate."""
+    """The three models.
+
+    ``order`` is higher for a better kernel, ``slower`` is the logarithm of its time over that of the fastest, ``off``
+    the logarithm of its time over the estimate.
+    """
 
     order: Predicts
     slower: Predicts
     off: Predicts
 
     def says(self, told: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of the kernels of one problem by their ``features``: a score, less for a better one, and microseconds."""
+        """Return a score (lower is better) and microseconds of a problem's kernels, by their ``features``."""
         logs = np.log(told[:, ESTIMATE]) + self.off.predict(told, num_threads=1)
         several = (-self.order.predict(told, num_threads=1), self.slower.predict(told, num_threads=1), logs)
         return np.sum([_in_deviations(one) for one in several], axis=0), np.exp(logs)
@@ -92,20 +96,20 @@ class UntimedModels:
 
 @cache
 def model_at(path: Path) -> UntimedModels:
-    """Those whose first file is at ``path``."""
+    """Return the models whose first file is at ``path``."""
     boosters = [Booster(path.with_suffix(suffix)) for suffix in SUFFIXES]
     assert all(one.names == list(NAMES) for one in boosters), "they are trained anew with their features"
     return UntimedModels(*boosters)
 
 
 def _in_deviations(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From their mean, in standard deviations of them."""
+    """Return values minus their mean, in standard deviations."""
     found: NDArray[np.float64] = (values - values.mean()) / (values.std() + 1e-9)
     return found
 
 
 def features(problem: Problem, candidates: Sequence[UnrolledPlan], ranker: Ranker) -> NDArray[np.float64]:
-    """What the models are told of the candidates of one problem, (candidates, NAMES)."""
+    """Return the models' features of the candidates of one problem, (candidates, NAMES)."""
     subject = FeatureSubject.of(problem, candidates)
     scores = ranker(problem, candidates)
     columns = [
@@ -120,7 +124,7 @@ def features(problem: Problem, candidates: Sequence[UnrolledPlan], ranker: Ranke
 
 
 def with_shares(told: NDArray[np.float64], sms: int) -> NDArray[np.float64]:
-    """(candidates, NAMES), of (candidates, TOLD)."""
+    """Return features (candidates, NAMES), given (candidates, TOLD)."""
     shares = [share(lambda name: told[:, TOLD.index(name)], sms) for share in SHARES.values()]
     return np.column_stack((told, *shares))
 

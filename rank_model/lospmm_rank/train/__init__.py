@@ -1,1 +1,1 @@
-"""Training of the rank model: measurements collected, a dataset, LightGBM, a model card."""
+"""Training of the rank model: collection of measurements, data set, LightGBM, model card."""

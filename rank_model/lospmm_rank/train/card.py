@@ -1,4 +1,4 @@
-"""The card of a model: what it was trained on, how, how good it is on problems that it has not seen, and its limits."""
+"""Model card: training data and method, quality on unseen problems, and limits."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from lospmm_rank.train.metrics import METRICS, TOPS
 
 SCHEMA = 1
 
-#: What no figure of a card says.
+#: Limits that no figure of a card shows.
 LIMITS = (
     "It knows one GPU, the one that is named here, and the kernels of one emitter.",
     "It was trained on drawn matrices in float32, with B read from memory, and on the ranges of sizes named here.",
@@ -24,7 +24,7 @@ LIMITS = (
 
 
 def card_of(dataset: Dataset, trained: Trained) -> dict[str, Any]:
-    """All of it, as JSON. Raises as ``train``."""
+    """Return the card as JSON data. Raises as ``train``."""
     booster = lightgbm().Booster(model_str=trained.text)
     split = dataset.split
     counts = {name: len(dataset.of_split(name)) for name in SPLITS}
@@ -71,11 +71,12 @@ def _rounded(value: Any) -> Any:
 
 
 def as_json(card: Mapping[str, Any]) -> str:
+    """Return the card as JSON text."""
     return json.dumps(card, indent=1) + "\n"
 
 
 def as_text(card: Mapping[str, Any]) -> str:
-    """The card as Markdown."""
+    """Return the card as Markdown."""
     data, training = card["data"], card["training"]
     ranges = ", ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in data["ranges"].items())
     problems = ", ".join(f"{count:,} for {name}" for name, count in data["problems"].items())

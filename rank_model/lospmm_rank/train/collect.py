@@ -1,11 +1,12 @@
-"""Measures what the rank model learns from: candidates of many problems, timed on this machine's GPU.
+"""Collection of training data for the rank model: candidates of many problems, timed on this GPU.
 
     python -m lospmm_rank.train.collect --out DIR [--part i/N] [--seconds S] [--matrices DIR] [--candidates 60]
 
 takes the problems i, i + N, i + 2N, ... (``problems.drawn``), or with --matrices the .smtx and .npz files below a
-folder, each with the columns of B that its rn50_batchsizes.txt lists, or 1,024. Every kernel is checked as in a search
-and timed briefly, with B from memory. Each problem is one line of ``part-i-of-N.jsonl`` (``real-...`` with --matrices);
-a run that was stopped goes on where it was. One GPU each: start it once for every GPU, with CUDA_VISIBLE_DEVICES.
+folder, each with the columns of B that its rn50_batchsizes.txt lists, or 1,024. Every kernel is checked as in a
+search and timed briefly, with B from memory. Each problem is one line of ``part-i-of-N.jsonl`` (``real-...`` with
+--matrices); a stopped run continues where it was. It uses one GPU: start it once for every GPU, with
+CUDA_VISIBLE_DEVICES.
 """
 
 import argparse
@@ -44,26 +45,29 @@ CANDIDATES = 60
 PLANNED_AHEAD = 6
 BUILT_AHEAD = 2
 
-#: Columns of B for a matrix that no list has any for.
+#: Columns of B for a matrix that no list names.
 OTHER_COLUMNS = 1024
 
-#: How often progress is told.
+#: Seconds between two lines of progress.
 TOLD_SECONDS = 10.0
 
 
 class Timer(Protocol):
-    """Who times kernels: ``Bench``, or what stands in for it without a GPU."""
+    """Times kernels: ``Bench``, or its stand-in without a GPU."""
 
-    def turn_to(self, problem: Problem, /) -> None: ...
+    def turn_to(self, problem: Problem, /) -> None:
+        """Prepare for the kernels of another problem."""
 
-    def start(self) -> Ready: ...
+    def start(self) -> Ready:
+        """Start the worker and return the state of its GPU."""
 
-    def measure(self, cubin: bytes, entry: str, launch: Launch, /, *, effort: Effort) -> Measurement: ...
+    def measure(self, cubin: bytes, entry: str, launch: Launch, /, *, effort: Effort) -> Measurement:
+        """Check and time a kernel."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a run has done so far, and what it waited for, in seconds."""
+    """Counts of a run so far, and its waiting times in seconds."""
 
     problems: int = 0
     points: int = 0
@@ -91,10 +95,10 @@ def collect(
     until: float,
     tell: Callable[[Tally], None],
 ) -> Tally:
-    """Time every source that has no line yet, and write its line, until ``time.monotonic()`` is ``until``.
+    """Time every source without a line, and write its line, until ``time.monotonic()`` is ``until``.
 
-    The problem that time ends in the middle of is written with what there is of it, unless that is less than half.
-    Raises GpuFault where no kernel can be run any more, ToolchainFault where a process of the pool ended.
+    A problem that is interrupted by the end is written if at least half of it is there. Raises GpuFault if no kernel
+    can be run any more, ToolchainFault if a process of the pool ended.
     """
     tally = Tally()
     try:
@@ -117,7 +121,7 @@ def collect(
 def _ahead(
     sources: Iterator[Source], pool: EmitterPool
 ) -> Iterator[tuple[TimedProblem | str, list[Future[Compiled | str]]]]:
-    """Every source's plan with its kernels under way, and those of the next before they are asked for."""
+    """Yield every source's plan with its kernels being built, and request the next ones early."""
     planned: deque[Future[TimedProblem | str]] = deque()
     built: deque[tuple[TimedProblem | str, list[Future[Compiled | str]]]] = deque()
     while True:
@@ -136,7 +140,7 @@ def _ahead(
 def _timed(
     plan: TimedProblem, kernels: Sequence[Future[Compiled | str]], clock: Timer, tally: Tally, until: float
 ) -> list[Measurement]:
-    """Of the first candidates, as many as there is time for."""
+    """Time the first candidates, as many as there is time for."""
     started = time.monotonic()
     clock.turn_to(plan.problem)
     clock.start()
@@ -161,12 +165,12 @@ def _timed(
 
 
 def numbered(part: int, parts: int, first: int = 0) -> Iterator[Source]:
-    """The drawn problems of a part, without end."""
+    """Yield the drawn problems of a part, without end."""
     return (Source(number) for number in itertools.count(first + part, parts))
 
 
 def of_files(folder: Path, part: int, parts: int) -> list[Source]:
-    """The matrices below ``folder`` that are a part's. Raises BadRequest where there are none at all."""
+    """Return a part of the matrices below ``folder``. Raises BadRequest if there are none at all."""
     files = sorted(file for kind in ("*.smtx", "*.npz") for file in folder.rglob(kind))
     if not files:
         raise BadRequest(f"{folder}: no .smtx or .npz file below it")
@@ -179,32 +183,35 @@ def of_files(folder: Path, part: int, parts: int) -> list[Source]:
 
 
 def _pixels(folder: Path) -> dict[str, int]:
-    """Columns of B by layer, of the first rn50_batchsizes.txt below ``folder``: lines "layer,columns"."""
+    """Return columns of B by layer, of the first rn50_batchsizes.txt below ``folder`` ("layer,columns")."""
     lists = sorted(folder.rglob("rn50_batchsizes.txt"))
     rows = (line.split(",") for line in lists[0].read_text().split()) if lists else ()
     return {name: int(count) for name, count in rows}
 
 
 class DryClock:
-    """Instead of a GPU: takes ``seconds`` for every kernel, to see whether the processes that build keep up."""
+    """Stand-in for a GPU that takes ``seconds`` for every kernel, to test whether the builders keep up."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
     def turn_to(self, _: Problem) -> None:
+        """Wait as long as ten kernels take."""
         time.sleep(10 * self.seconds)
 
     def start(self) -> Ready:
+        """Return the state of no GPU."""
         return Ready("dry", "none", (0, 0), 0, 0)
 
     def measure(self, cubin: bytes, _entry: str, _launch: Launch, *, effort: Effort) -> Measurement:
+        """Wait, and return a time made up from the cubin's length."""
         time.sleep(self.seconds)
         return Measurement(Timing(float(len(cubin)), 0.0, effort.replays), 0.0, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What a run is to measure, where to, and for how long."""
+    """What a run measures, where it writes, and for how long."""
 
     out: Path
     seconds: float
@@ -220,7 +227,7 @@ class Orders:
 
 
 def run(orders: Orders, tell: Callable[[Tally], None]) -> Tally:
-    """Measure on this machine's GPU, telling of every problem. Raises BadRequest without a GPU, and as ``collect``."""
+    """Measure on this GPU and report every problem. Raises BadRequest without a GPU, and as ``collect``."""
     part, parts, folder = orders.part, orders.parts, orders.matrices
     device: DeviceSpec = DEVICES["h200"] if orders.dry is not None else detect_device()
     emitter = orders.emitter or default_emitter(device.arch)
@@ -231,7 +238,7 @@ def run(orders: Orders, tell: Callable[[Tally], None]) -> Tally:
         clock: Any
         if orders.dry is None:
             stack.enter_context(exclusive(settings().cache_dir, None, gpu=own_gpu_id()))
-            nothing = from_dense(np.ones((1, 1), dtype=np.float32))  # turned from before it starts
+            nothing = from_dense(np.ones((1, 1), dtype=np.float32))  # replaced before the worker starts
             clock = stack.enter_context(Bench(Problem(nothing, 32, device)))
         else:
             clock = DryClock(orders.dry)
@@ -249,7 +256,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _told(part: str) -> Callable[[Tally], None]:
-    """A line on stderr, not more often than is of use."""
+    """Return a callback that prints a line to stderr, at most every TOLD_SECONDS."""
     last = time.monotonic()
 
     def tell(tally: Tally) -> None:
@@ -262,6 +269,7 @@ def _told(part: str) -> Callable[[Tally], None]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", default="0/1", help="i/N: the problems i, i + N, i + 2N, ...")

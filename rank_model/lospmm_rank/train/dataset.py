@@ -1,8 +1,8 @@
-"""Measured kernels, compactly: one compressed file of columns, with what they were measured on.
+"""Data set of measured kernels: one compressed file of columns, with what they were measured on.
 
-Problems are split by their matrix, never by tile: of ten drawn ones eight are to learn from, one chooses when to stop
-and one is for the test; matrices of files are for the test alone. The features of every kernel are kept beside it, so
-that training needs no matrix; ``stale`` says where the code would give others.
+Problems are split by their matrix, never by tile: of ten drawn ones eight are for training, one for early stopping
+and one for the test; matrices of files are for the test alone. The features of every kernel are stored too, so that
+training needs no matrix; ``stale`` says whether the code would compute others.
 """
 
 import hashlib
@@ -36,19 +36,19 @@ from lospmm_rank.train.problems import drawn
 Split = Literal["train", "validation", "test", "real"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test", "real")
 
-#: Of ten drawn problems, by the last digit of their number.
+#: Splits of drawn problems, by the last digit of their number.
 _TEST_DIGIT, _VALIDATION_DIGIT = 0, 1
 
-#: Of a data set whose features were not made yet.
+#: Marks a data set without features.
 NO_FEATURES = json.dumps({"features": []})
 
-#: What a candidate is, in the columns of a file.
+#: Columns of a file that define a candidate.
 POINT_AXES = ("rows", "cols", *AXES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Columns of problems (P of them) and of points (kernels). The points of a problem follow one another."""
+    """Columns of problems (P of them) and of points (kernels); the points of a problem are consecutive."""
 
     key: NDArray[np.str_]  # (P,): a number, or a file's name
     pattern: NDArray[np.str_]  # (P,)
@@ -65,22 +65,23 @@ class Dataset:
 
     @property
     def provenance(self) -> list[dict[str, Any]]:
-        """What was measured on, run by run."""
+        """Machines and versions of the measurements, run by run."""
         return [json.loads(entry) for entry in self.about[:-1]]
 
     @property
     def feature_names(self) -> list[str]:
+        """Names of the features."""
         names: list[str] = json.loads(str(self.about[-1]))["features"]
         return names
 
     @property
     def split(self) -> NDArray[np.str_]:
-        """Of each problem, what it is for (``SPLITS``)."""
+        """Split of each problem (``SPLITS``)."""
         return np.array([split_of(str(key)) for key in self.key])
 
     @property
     def digest(self) -> str:
-        """sha256 over what was measured: the columns without the features."""
+        """sha256 of the measurements: the columns without the features."""
         digest = hashlib.sha256()
         for name in ("key", "size", "fingerprint", "problem", "axes", "micros"):
             column = getattr(self, name)
@@ -88,7 +89,7 @@ class Dataset:
         return digest.hexdigest()
 
     def of_split(self, split: Split) -> list[NDArray[np.int64]]:
-        """The points that ran, problem by problem, of those that are for ``split``; problems of two or more."""
+        """Return the points that ran, for each problem of ``split`` with two or more."""
         wanted = np.flatnonzero(self.split == split)
         ran = np.isfinite(self.micros)
         groups = [np.flatnonzero((self.problem == problem) & ran) for problem in wanted]
@@ -96,25 +97,26 @@ class Dataset:
 
 
 def split_of(key: str) -> Split:
+    """Return the split of a problem, by its key."""
     if not key.isdecimal():
         return "real"
     return {_TEST_DIGIT: "test", _VALIDATION_DIGIT: "validation"}.get(int(key) % 10, "train")  # type: ignore[return-value]
 
 
-#: Rates that no feature stands on: kernels that are learned from are float32, and what a warp loads of it takes longer
-#: by its bytes than by being asked for.
+#: Rates that no feature depends on: training kernels are float32, whose loads are bound by bytes, not by requests.
 WITHOUT_FEATURES = ("request_cycles",)
 
 
 def features_digest() -> str:
-    """What features depend on beside the code: their names and the estimate's rates."""
+    """Return what features depend on beside the code: their names and the estimate's rates."""
     rates = {name: rate for name, rate in asdict(RATES).items() if name not in WITHOUT_FEATURES}
     return json.dumps({"features": list(FEATURES), "rates": rates})
 
 
 def pack(files: Sequence[Path]) -> Dataset:
-    """The data set of what ``collect`` wrote, without features yet (``renewed``); of a problem that is there twice, the
-    first. Raises BadRequest for a file that is none of its.
+    """Return the data set of files that ``collect`` wrote, without features yet (``renewed``).
+
+    If a problem is there twice, the first counts. Raises BadRequest for any other file.
     """
     about: list[str] = []
     entries: dict[tuple[str, str], dict[str, Any]] = {}
@@ -145,8 +147,10 @@ def renewed(
     workers: int = 1,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Dataset:
-    """The same measurements with the features of this code: every matrix is drawn again, by ``workers`` processes, or
-    read from ``matrices``, the folder of its file. Raises BadRequest where it is not what was measured.
+    """Return the same measurements with the features of this code.
+
+    Every matrix is drawn again, by ``workers`` processes, or read from the folder ``matrices``. Raises BadRequest if
+    one is not what was measured.
     """
     ends = np.searchsorted(dataset.problem, np.arange(len(dataset.key) + 1))
     lines = [
@@ -208,7 +212,7 @@ def _featured(
 
 
 def features_of_line(line: dict[str, Any], matrices: Path | None) -> NDArray[np.float32]:
-    """The features of a line of ``collect``, (points, FEATURES). Raises BadRequest as ``renewed`` does."""
+    """Return the features of a line of ``collect``, (points, FEATURES). Raises BadRequest as ``renewed``."""
     matrix = _matrix(line["problem"], matrices)
     if matrix.fingerprint != line["fingerprint"]:
         raise BadRequest(
@@ -233,14 +237,14 @@ def _matrix(key: str, matrices: Path | None) -> SparseMatrix:
 
 
 def stale(dataset: Dataset) -> str | None:
-    """Why the features of a data set are not those of this code; None where they are."""
+    """Return why the features of a data set are not those of this code; None: they are."""
     if str(dataset.about[-1]) != features_digest():
         return "its features are others, or stand on other rates of the estimate: lospmm train-ranker renews them"
     return None
 
 
 def save(dataset: Dataset, path: Path) -> None:
-    """Write it, whole or not at all. The same data set gives the same bytes."""
+    """Write a data set, whole or not at all. The same data set gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".partial")
     with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
@@ -253,12 +257,12 @@ def save(dataset: Dataset, path: Path) -> None:
 
 
 def _stored(column: NDArray[Any]) -> NDArray[Any]:
-    """Two-dimensional columns by the column: equal figures next to each other take less room."""
+    """Return two-dimensional arrays in column-major order, which compresses better."""
     return np.asfortranarray(column)
 
 
 def load(path: Path) -> Dataset:
-    """Raises BadRequest for what is no data set."""
+    """Read a data set. Raises BadRequest for any other file."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return Dataset(**{field.name: np.ascontiguousarray(archive[field.name]) for field in fields(Dataset)})

@@ -1,10 +1,10 @@
-"""What each way to order candidates is worth, on problems that no model has learned from.
+"""Evaluation of each way to order candidates, on problems that no model has learned from.
 
     python -m lospmm_rank.train.evaluate DATA [--json] [--split test] [--model FILE]
 
-judges no order at all, the analytic estimate and LambdaMART by the measured kernels of each problem (``metrics``): how
+judges a random order, the analytic estimate and LambdaMART by the measured kernels of each problem (``metrics``): how
 much slower than the fastest measured is the fastest of the first one, five and ten of an order. The kernels are a
-sample of the space, the same for all three; the exhaustive comparison is ``benchmarks.paper``'s.
+sample of the space, the same for all three; ``benchmarks.paper`` has the exhaustive comparison.
 """
 
 import argparse
@@ -22,20 +22,20 @@ from lospmm_rank.predict.lambdamart import WEIGHTS, load_booster
 from lospmm_rank.train.dataset import SPLITS, Dataset, Split, load, stale
 from lospmm_rank.train.metrics import METRICS, Judged, means
 
-#: Orders at random that the mean for no ranker is taken over.
+#: Random orders that are averaged for "no ranker".
 SHUFFLES = 20
 
-#: Upper ends of the shares of zeros that results are told apart by.
+#: Upper ends of the ranges of sparsity by which results are grouped.
 SPARSITY_ENDS = (0.75, 0.85, 0.93, 0.97, 1.0)
 
-#: Upper ends of M.
+#: Upper ends of the ranges of M.
 HEIGHT_ENDS = (128, 512, 1024, 4096)
 
 
 def evaluate(dataset: Dataset, booster: Any, split: Split) -> dict[str, Any]:
-    """The mean of every metric for each order, over the problems of ``split``; the model's also by kind of problem.
+    """Return the mean of every metric for each order over ``split``; the model's also by kind of problem.
 
-    Raises BadRequest where the split has no problem, or the features are of another version.
+    Raises BadRequest if the split has no problem, or the features are of another version.
     """
     if (reason := stale(dataset)) is not None:
         raise BadRequest(f"the data set cannot be judged by: {reason}")
@@ -69,12 +69,12 @@ def evaluate(dataset: Dataset, booster: Any, split: Split) -> dict[str, Any]:
 
 
 def estimates(dataset: Dataset) -> NDArray[np.float64]:
-    """The analytic estimate of every point."""
+    """Return the analytic estimate of every point."""
     return dataset.features[:, dataset.feature_names.index("estimate")].astype(np.float64)
 
 
 def model_scores(dataset: Dataset, booster: Any) -> NDArray[np.float64]:
-    """The model's scores of every point, the lowest first."""
+    """Return the model's score of every point; the lowest is best."""
     scores: NDArray[np.float64] = -booster.predict(dataset.features, num_threads=2)
     return scores
 
@@ -94,7 +94,7 @@ def _below(ends: Sequence[float], value: float, form: str = "g") -> str:
     return f"up to {next(end for end in ends if value <= end):{form}}"
 
 
-#: What problems are told apart by, and how each is named.
+#: Groupings of problems, and the name of a problem's group.
 KINDS: Mapping[str, Callable[[Dataset, int], str]] = {
     "pattern": lambda dataset, problem: str(dataset.pattern[problem]),
     "sparsity": lambda dataset, problem: _below(
@@ -114,7 +114,7 @@ def _told_apart(
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The orders side by side, as text."""
+    """Return the orders side by side, as text."""
     lines = [f"{found['split']}: {found['problems']} problems, {found['points']} kernels"]
     lines.append(f"{'order':12}" + "".join(f"{name:>18}" for name in METRICS))
     for name, row in found["orders"].items():
@@ -127,6 +127,7 @@ def _shown(metric: str, value: float) -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--split", choices=SPLITS, action="append", help="default: test and real")

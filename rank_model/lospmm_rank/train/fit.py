@@ -1,4 +1,4 @@
-"""LambdaMART (section 3.5) by LightGBM: one query per matrix, relevance from the time relative to the fastest.
+"""Training of LambdaMART (section 3.5) by LightGBM: one query a matrix, relevance by relative time.
 
 The same data set gives the same model, byte by byte, with the same version of LightGBM.
 """
@@ -20,7 +20,7 @@ from lospmm_rank.train.dataset import Dataset, stale
 GRADES = 30
 WORTHLESS = 1.6
 
-#: What LightGBM is asked for. Few threads and rows in one order, so that sums come out the same on every machine.
+#: LightGBM's parameters. Few threads and a fixed order of rows make sums the same on every machine.
 PARAMETERS = MappingProxyType(
     {
         "objective": "lambdarank",
@@ -43,26 +43,28 @@ PARAMETERS = MappingProxyType(
     }
 )
 
-#: Trees at most; and how many more without a better order of the validation set end the training.
+#: The most trees; and trees without improvement on the validation set after which training stops.
 ROUNDS = 240
 PATIENCE = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
+    """A trained model."""
+
     text: str  # of the model, as LightGBM writes it
     trees: int
 
 
 def grades(micros: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
-    """The relevance of the kernels of one problem, from their times."""
+    """Return the relevance of a problem's kernels, from their times."""
     slower = np.log(micros / micros.min()) / np.log(WORTHLESS)
     found: NDArray[np.int64] = np.rint(GRADES * np.clip(1 - slower, 0, 1)).astype(np.int64)
     return found
 
 
 def train(dataset: Dataset, *, progress: Callable[[int, int], None] = lambda _done, _total: None) -> Trained:
-    """A model of the problems that are for training, stopped by those for validation.
+    """Train a model on the training problems, with early stopping by the validation problems.
 
     Raises BadRequest for too few problems and for features of another version, ToolchainFault without LightGBM.
     """

@@ -1,6 +1,6 @@
-"""The files that ``collect`` writes: JSON lines, first what is measured on, then one line for every problem.
+"""Files of ``collect``: JSON lines, first the machine and versions, then one line for every problem.
 
-A line is written with one call and only whole lines count, so a file is never worse off than without its last line.
+A line is written with one call and only whole lines count, so an interruption costs at most the last line.
 """
 
 import json
@@ -21,12 +21,12 @@ from lospmm.version import __version__
 from lospmm_rank.train.pool import TimedProblem
 from lospmm_rank.train.problems import SEED
 
-#: What a line holds: raise it when that changes.
+#: Version of the lines' format.
 SCHEMA = 1
 
 
 class Lines:
-    """One file, to be gone on with: ``keys`` are the problems that it has. Raises ToolchainFault if the disk fails."""
+    """A file to append to; ``keys`` are its problems. Raises ToolchainFault if the disk fails."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class Lines:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             content = self.path.read_bytes()
             whole = content.rfind(b"\n") + 1
-            os.truncate(self._file, whole)  # a line that was being written when its writer was killed
+            os.truncate(self._file, whole)  # drop a line cut off when its writer was killed
         except OSError as error:
             raise ToolchainFault(f"{self.path}: {error.strerror}") from None
         entries = (json.loads(line) for line in content[:whole].splitlines())
@@ -49,6 +49,7 @@ class Lines:
         os.close(self._file)
 
     def write(self, entry: dict[str, Any]) -> None:
+        """Append a line. Raises ToolchainFault if the disk fails."""
         text = json.dumps(entry, separators=(",", ":")) + "\n"
         try:
             os.write(self._file, text.encode())
@@ -59,7 +60,7 @@ class Lines:
 
 
 def about_run(device: DeviceSpec, emitter: str, driver: str, commit: str) -> dict[str, Any]:
-    """What the lines that follow were measured with."""
+    """Return the line about machine and versions that precedes measurements."""
     return {
         "schema": SCHEMA,
         "seed": SEED,
@@ -75,7 +76,7 @@ def about_run(device: DeviceSpec, emitter: str, driver: str, commit: str) -> dic
 
 
 def problem_line(plan: TimedProblem, found: Sequence[Measurement], emitter: str) -> dict[str, Any]:
-    """A problem with the candidates that were timed, as columns; ``micros`` is null for one that failed."""
+    """Return the line of a problem: its timed candidates as columns; ``micros`` is null for a failure."""
     matrix, n = plan.problem.matrix, plan.problem.n
     named = plan.candidates[: len(found)]
     timings = [measurement.timing for measurement in found]
@@ -100,5 +101,5 @@ def problem_line(plan: TimedProblem, found: Sequence[Measurement], emitter: str)
     }
 
 
-#: Of ``Schedule``, what candidates differ in.
+#: Fields of ``Schedule`` in which candidates differ.
 AXES = ("prefetch", "column_group", "lockstep", "split_k")

@@ -1,7 +1,7 @@
-"""How good an order of candidates is, judged by their measured times.
+"""Metrics of an order of candidates, by their measured times.
 
-Everything is per problem and relative to the fastest kernel that was measured of it. A search times the first of an
-order and keeps the fastest of them: ``loss`` of ``top`` is how much slower that is than the fastest of all.
+Everything is per problem and relative to its fastest measured kernel. A search times the first of an order and keeps
+the fastest of them: ``loss`` of ``top`` is how much slower that is than the fastest of all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,29 +12,29 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-#: How many of an order are timed.
+#: Candidates of an order that are timed.
 TOPS = (1, 5, 10)
 
-#: Discounted gains count so many places.
+#: Places that discounted gains count.
 NDCG_PLACES = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """The points of a problem: measured times, and scores of which the lowest is expected to be the fastest."""
+    """The points of a problem: measured times, and scores, the lowest of which is predicted fastest."""
 
     micros: NDArray[np.float64]
     scores: NDArray[np.float64]
 
 
 def loss(judged: Judged, top: int) -> float:
-    """Selection loss: the fastest of the first ``top`` over the fastest of all, less 1."""
+    """Return the selection loss: the fastest of the first ``top`` over the fastest of all, minus 1."""
     first = np.argsort(judged.scores, kind="stable")[:top]
     return float(judged.micros[first].min() / judged.micros.min() - 1)
 
 
 def ndcg(judged: Judged) -> float:
-    """Normalized discounted cumulative gain of the first NDCG_PLACES; a gain is the speed relative to the fastest."""
+    """Return the NDCG of the first NDCG_PLACES; a gain is the speed relative to the fastest."""
     speed = judged.micros.min() / judged.micros
     found = speed[np.argsort(judged.scores, kind="stable")][:NDCG_PLACES]
     best = np.sort(speed)[::-1][:NDCG_PLACES]
@@ -43,7 +43,7 @@ def ndcg(judged: Judged) -> float:
 
 
 def rank_correlation(judged: Judged) -> float:
-    """Spearman's: of the ranks of scores and times, ties with the mean of their ranks. 0 where all are equal."""
+    """Return Spearman's correlation of scores and times, ties with mean ranks; 0 if all are equal."""
     ranks = [_ranks(judged.micros), _ranks(judged.scores)]
     if min(rank.std() for rank in ranks) == 0:
         return 0.0
@@ -68,7 +68,7 @@ METRICS: Mapping[str, Callable[[Judged], float]] = MappingProxyType(
 
 
 def means(judged: Sequence[Judged]) -> dict[str, float]:
-    """The mean of every metric over problems; of none nothing."""
+    """Return the mean of every metric over problems; empty for none."""
     if not judged:
         return {}
     return {name: float(np.mean([metric(one) for one in judged])) for name, metric in METRICS.items()}

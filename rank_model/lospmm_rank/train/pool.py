@@ -1,4 +1,4 @@
-"""Processes that draw problems and build kernels ahead of the GPU: one alone builds fewer than a GPU can time.
+"""Processes that draw problems and build kernels ahead of the GPU.
 
 What the kernels of a problem have in common is written to a file once, which each process reads once.
 """
@@ -32,7 +32,7 @@ from lospmm_rank.train.sample import sampled
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a problem comes from: a number (``problems.drawn``), or a file below ``folder`` and its columns of B."""
+    """Origin of a problem: a number (``problems.drawn``), or a file below ``folder`` and its columns of B."""
 
     number: int
     file: str | None = None
@@ -41,13 +41,13 @@ class Source:
 
     @property
     def key(self) -> str:
-        """What a line of data names it by."""
+        """Name of the problem in a line of data."""
         return str(self.number) if self.file is None else self.file
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedProblem:
-    """A problem with the candidates that are to be timed; ``path`` holds both, for the processes that build them."""
+    """A problem with the candidates to time; ``path`` holds both, for the processes that build them."""
 
     source: Source
     pattern: str
@@ -75,17 +75,17 @@ class EmitterPool:
         self._directory.cleanup()
 
     def plan(self, source: Source) -> "Future[TimedProblem | str]":
-        """The problem and ``count`` of its candidates, or why there are none."""
+        """Return the problem and ``count`` of its candidates, or why there are none."""
         folder = self._directory.name
         return self._pool.submit(_plan, source, self.emitter, self.device, self.count, folder)
 
     def build(self, plan: TimedProblem) -> "list[Future[Compiled | str]]":
-        """Every candidate's kernel, or why there is none."""
+        """Build every candidate's kernel; a result is the kernel or why there is none."""
         return [self._pool.submit(_build, str(plan.path), self.emitter, at) for at in range(len(plan.candidates))]
 
 
 def end_with_parent() -> None:
-    """A process of a pool whose parent was killed would wait for work for ever."""
+    """End this pool process with its parent, instead of waiting for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,7 +1,7 @@
-"""The problems that a rank model learns from, each known by its number alone: the ranges of Table 3, made wider.
+"""Random training problems, each determined by its number: the ranges of Table 3, widened.
 
 Sizes are those of real layers, and others between; matrices are drawn in several ways, because Algorithm 1 finds more
-in some than in others. What a number stands for never changes: a change here needs another SEED.
+in some than in others. A number always stands for the same problem: a change here needs another SEED.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ import numpy as np
 from lospmm.matrix.csr import SparseMatrix
 from lospmm_datasets.synthetic import clustered, pruned_low_rank, uneven, uniform
 
-#: Part of the seed of every number.
+#: Part of the seed of every problem.
 SEED = 6
 
 #: Output channels, and input channels times the cells of the filter, of layers of section 7.1 and their like.
@@ -23,12 +23,12 @@ DEPTHS = (64, 96, 128, 147, 192, 232, 256, 320, 384, 464, 512, 576, 768, 960, 10
 #: Columns of B: tokens of a batch, or pixels of one.
 COLUMNS = (196, 392, 512, 784, 1024, 1024, 1568, 2048, 2048, 3136, 4096, 6272, 12544)
 
-#: The share of sizes that are no layer's: any whole number from 2^6 to 2^11.
+#: The share of sizes that no layer has: any whole number from 2^6 to 2^11.
 BETWEEN = 0.35
 
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 
-#: Points have to be cheap: building a kernel takes as long as its nonzeros, running it as nonzeros x columns.
+#: Points have to be cheap: build time grows with the nonzeros, run time with nonzeros x columns.
 LEAST_NONZEROS = 512
 MOST_NONZEROS = 300_000
 MOST_PRODUCTS = 1e9
@@ -71,7 +71,7 @@ _DRAWN = ("uniform", "uniform", "uneven rows", "uneven columns", "clustered", "l
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A problem of a number: A (m, k) with that share of zeros, to be multiplied with ``n`` columns."""
+    """The problem of a number: A (m, k), to be multiplied with ``n`` columns."""
 
     number: int
     pattern: str
@@ -80,7 +80,7 @@ class Drawn:
 
 
 def drawn(number: int) -> Drawn:
-    """The problem of a number from 0 on."""
+    """Return the problem of a number from 0 on."""
     random = np.random.default_rng((SEED, number))
     while True:
         m, k, n, sparsity = _size(random, HEIGHTS), _size(random, DEPTHS), _columns(random), _sparsity(random)

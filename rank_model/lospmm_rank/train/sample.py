@@ -1,8 +1,8 @@
-"""Which candidates of a problem are timed for the rank model: few of many, most of them where a search looks.
+"""Sampling of candidates to time for the rank model: few of many, most of them where a search looks.
 
-A search looks at what the estimate puts first, and at one candidate of a kind (so many tiles of so many columns, so
-many blocks to a tile). Ranks are therefore drawn evenly by their logarithm, among all and among the best of each kind;
-some candidates are drawn from everywhere, so that the model learns what is slow too.
+A search looks at the candidates that are predicted fastest, and at one of each kind (number of tiles, their columns,
+blocks to a tile). Ranks are therefore drawn log-uniformly, among all and among the best of each kind; some candidates
+are drawn from everywhere, so that the model also learns what is slow.
 """
 
 import numpy as np
@@ -19,16 +19,18 @@ from lospmm.tuning.search import explore_problem
 #: The share that is drawn by rank among all, and among the best of each kind; the rest is drawn from everywhere.
 BY_RANK, BY_KIND = 0.4, 0.45
 
-#: What the estimate says takes so many times as long as its first is not worth the time of a GPU.
+#: Candidates whose estimate is this many times the best are not timed.
 SLOWEST = 10.0
 
-#: The share that has the ``lockstep`` which a search takes without a measurement; the others have each as many.
+#: The share with the ``lockstep`` of a search without timing; the other values share the rest equally.
 FIRST_LOCKSTEP = 0.7
 
 
 def sampled(problem: Problem, count: int, emitter: str, random: np.random.Generator) -> list[UnrolledPlan]:
-    """At most ``count`` different candidates in an order of chance, the estimate's first, and its best of each split,
-    among them. ``problem`` is for the emitter (``build.for_emitter``).
+    """Return at most ``count`` different candidates in random order.
+
+    Among them are the one predicted fastest, and the best of each split. ``problem`` is for the emitter
+    (``build.for_emitter``).
     """
     space = explore_problem(problem, Stages(), splits=splits_of(emitter, problem.device.arch))
     values = LOCKSTEPS[emitter]
@@ -55,16 +57,16 @@ def sampled(problem: Problem, count: int, emitter: str, random: np.random.Genera
 
 
 def _kinds(pool: UnrolledPlans) -> NDArray[np.int64]:
-    """As ``search`` has them: as many tiles of as many columns differ little in time, whatever the rows of a tile."""
+    """Return the kind of each candidate as in a search: tiles and their columns, whatever a tile's rows."""
     tiles = pool.by_tiling(lambda tiling: len(tiling.tiles))
     return np.ravel_multi_index((tiles, pool.cols, pool.split_k), (int(tiles.max()) + 1, 1 << 12, 1 << 5))
 
 
 def _first_of(groups: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each group has its first member, in their order."""
+    """Return the index of each group's first member, in order."""
     return np.sort(np.unique(groups, return_index=True)[1])
 
 
 def _ranks(size: int, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-    """``count`` of ``size`` places, even by their logarithm: as many from 1 to 10 as from 10 to 100."""
+    """Return ``count`` of ``size`` places, log-uniform: as many from 1 to 10 as from 10 to 100."""
     return np.minimum(np.exp(random.uniform(0, np.log(size + 1), count)).astype(np.int64), size) - 1
