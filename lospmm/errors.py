@@ -1,12 +1,15 @@
 """Errors as one tree; the class decides the command line's exit code and the service's HTTP status.
 
-LospmmError +-- BadRequest          2   the request is wrong: what, where, and what to do |   +-- BadMatrix
-a matrix file or matrix that cannot be used |   +-- BadSettings         a LOSPMM_* variable that is wrong: not the
-fault of a service's client |   +-- Unsupported         a combination that no table has a row for +-- NothingFits
-3   no tile size satisfies every constraint on this device +-- ToolchainFault      4   a compiler failed, was missing,
-or ran out of time or memory; carries the log +-- GpuFault            4   the GPU, its driver or the process that runs
-kernels failed; carries the driver's error name +-- ServiceFault        4   a service cannot be reached, or could not
-do its work +-- VerificationFailed  5   a kernel's result differs from the float64 reference; nothing is written
+LospmmError
++-- BadRequest          2   the request is wrong: what, where, and what to do
+|   +-- BadMatrix           a matrix file or matrix that cannot be used
+|   +-- BadSettings         a LOSPMM_* variable that is wrong: not the fault of a service's client
+|   +-- Unsupported         a combination that no table has a row for
++-- NothingFits         3   no tile size satisfies every constraint on this device
++-- ToolchainFault      4   a compiler failed, was missing, or ran out of time or memory; carries the log
++-- GpuFault            4   the GPU, its driver or the process that runs kernels failed; carries the driver's error name
++-- ServiceFault        4   a service cannot be reached, or could not do its work
++-- VerificationFailed  5   a kernel's result differs from the float64 reference; nothing is written
 """
 
 from pathlib import Path

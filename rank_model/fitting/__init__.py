@@ -1,8 +1,10 @@
 """Scripts that renew the shipped weights and constants, and the data that they are made from.
 
-| shipped | made from | commands, each ``python -m fitting.NAME`` | |---|---|---| | lospmm_rank/weights/families |
-families.jsonl, untimed.jsonl, dense_times.jsonl, large.jsonl | fit_families | | lospmm_rank/weights/untimed |
-untimed.jsonl, untimed.npz | fit_untimed | | ``lospmm.space.estimate.RATES`` | estimate_on_gpu.jsonl | fit_estimate |
+| shipped | made from | commands, each ``python -m fitting.NAME`` |
+|---|---|---|
+| lospmm_rank/weights/families | families.jsonl, untimed.jsonl, dense_times.jsonl, large.jsonl | fit_families |
+| lospmm_rank/weights/untimed | untimed.jsonl, untimed.npz | fit_untimed |
+| ``lospmm.space.estimate.RATES`` | estimate_on_gpu.jsonl | fit_estimate |
 | rates of tensor cores in lospmm/families | tensor_core.jsonl, two_of_four.jsonl, families.jsonl | fit_tensor_core |
 | clusters in lospmm/problem/device.py and lospmm/cpu/hazards.py | a run on a GPU | clusters |
 

@@ -1,1 +1,1 @@
-"""The REST service: a pruned matrix comes in, a kernel goes out (docs/rest.md)."""
+"""The REST service: clients post a pruned matrix and get a kernel (docs/rest.md)."""

@@ -1,4 +1,4 @@
-"""A line of the log and a count for every request, and the id that ties its lines together."""
+"""Access log: a line and a count for every request, and the id that ties its log lines together."""
 
 import asyncio
 import re
@@ -24,35 +24,40 @@ HEADER = "X-Request-ID"
 #: An id that a proxy gave is kept if it looks like one.
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-#: Asked for by programs every few seconds; a line each would be all that the log has.
+#: Routes that programs call every few seconds: they are not logged, or the log would hold nothing else.
 UNSEEN = frozenset({"/healthz", "/readyz", "/metrics"})
 
-#: Of a path, which a client may make as long as it likes.
+#: The most characters of a path that are logged.
 PATH_CHARACTERS = 200
 
 _log = structlog.stdlib.get_logger(__name__)
 
 
 class ObservedApp(FastAPI):
-    """An application inside ``Heads`` and ``AccessLog``. Middleware that is added stands inside the handler of
-    unexpected errors, and would not see their answers."""
+    """An application inside ``Heads`` and ``AccessLog``.
+
+    Middleware that is added the usual way is inside the handler of unexpected errors, and would not see their
+    answers.
+    """
 
     def __init__(self, metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)
         self.metrics = metrics
 
     def build_middleware_stack(self) -> ASGIApp:
+        """Return the application's middleware inside ``Heads``, ``AccessLog`` and ``Unread``."""
         return Unread(AccessLog(Heads(super().build_middleware_stack()), self.metrics))
 
 
 class AccessLog:
-    """ASGI middleware, the outermost but one: what is inside, error handlers too, then logs with the request's id."""
+    """ASGI middleware that logs and counts requests; everything inside logs with the request's id."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request and log it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -70,7 +75,7 @@ class AccessLog:
         with about_request(request_id):
             try:
                 await self._app(scope, receive, answer)
-            except asyncio.CancelledError:  # the server ends, and has waited for this request for long enough
+            except asyncio.CancelledError:  # the server is ending and stops waiting for this request
                 if status:
                     raise
                 stopping = Stopping()

@@ -1,4 +1,4 @@
-"""The routes of kernels. Each reads its parameters, calls one or two functions and returns what ``responses`` makes."""
+"""Routes of kernels. Each reads its parameters, calls one or two functions and returns a response."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ _BODY = body(
     "A pruned weight matrix: .npz .npy .mtx .smtx .safetensors, known by its content; a bias: .npy.", bias=True
 )
 
-#: What else a file of a kernel may be answered with.
+#: The other answers to a request for a kernel's file.
 _OTHERWISE = {
     304: {"description": "The client has it already (If-None-Match)."},
     **problems_of(401, 403, 404, 422, 503),
@@ -38,10 +38,10 @@ router = APIRouter(tags=["kernels"])
 async def post_kernel(
     query: Annotated[KernelQuery, Query()], request: Request, behind: Behind, media_type: MediaType, key: KeyName
 ) -> Response:
-    """Tune a kernel for a matrix, or find the one there is.
+    r"""Tune a kernel for a matrix, or find the existing one.
 
     ```sh
-    curl -F matrix=@W.npz 'localhost:8000/v1/kernels?n=4096&device=h200&wait=120' \\
+    curl -F matrix=@W.npz 'localhost:8000/v1/kernels?n=4096&device=h200&wait=120' \
         -H 'Accept: application/octet-stream' -o k.cubin
     ```
     """
@@ -58,7 +58,7 @@ async def post_kernel(
 
 @router.get("/v1/kernels/{digest}", responses={200: {"model": Kernel}, **_OTHERWISE})
 async def get_kernel(digest: Digest, request: Request, behind: Behind) -> Response:
-    """The manifest of a kernel."""
+    """Return the manifest of a kernel."""
     return await _sent(digest, "manifest", request, behind)
 
 
@@ -68,7 +68,7 @@ async def get_kernel(digest: Digest, request: Request, behind: Behind) -> Respon
     responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
 )
 async def get_cubin(digest: Digest, request: Request, behind: Behind) -> Response:
-    """The binary to load."""
+    """Return the binary to load."""
     return await _sent(digest, "cubin", request, behind)
 
 
@@ -78,7 +78,7 @@ async def get_cubin(digest: Digest, request: Request, behind: Behind) -> Respons
     responses={200: {"content": {"text/plain": {}}}, **_OTHERWISE},
 )
 async def get_source(digest: Digest, request: Request, behind: Behind) -> Response:
-    """The text that the binary was compiled from."""
+    """Return the text that the binary was compiled from."""
     return await _sent(digest, "source", request, behind)
 
 
@@ -88,7 +88,7 @@ async def get_source(digest: Digest, request: Request, behind: Behind) -> Respon
     responses={200: {"content": {"application/x-ndjson": {}}}, **_OTHERWISE},
 )
 async def get_tuning(digest: Digest, request: Request, behind: Behind) -> Response:
-    """The shortlist of the search, a JSON object a line, best first."""
+    """Return the shortlist of the search, a JSON object a line, best first."""
     return await _sent(digest, "tuning", request, behind)
 
 
@@ -98,7 +98,7 @@ async def get_tuning(digest: Digest, request: Request, behind: Behind) -> Respon
     responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
 )
 async def get_matrix(digest: Digest, request: Request, behind: Behind) -> Response:
-    """The matrix that the kernel multiplies by, as an .npz of SciPy."""
+    """Return the matrix that the kernel multiplies by, as an .npz of SciPy."""
     return await _sent(digest, "matrix", request, behind)
 
 
@@ -108,7 +108,7 @@ async def get_matrix(digest: Digest, request: Request, behind: Behind) -> Respon
     responses={200: {"content": {BINARY: {"schema": FILE}}}, **_OTHERWISE},
 )
 async def get_bias(digest: Digest, request: Request, behind: Behind) -> Response:
-    """The bias that is in the kernel's code, as a .npy."""
+    """Return the bias that is in the kernel's code, as a .npy."""
     return await _sent(digest, "bias", request, behind)
 
 
@@ -118,7 +118,7 @@ async def get_bias(digest: Digest, request: Request, behind: Behind) -> Response
     responses={200: {"content": {"application/json": {}}}, **_OTHERWISE},
 )
 async def get_space(digest: Digest, request: Request, behind: Behind) -> Response:
-    """The tiling space: what became of every tile size."""
+    """Return the tiling space: the verdict on every tile size."""
     return await _sent(digest, "space", request, behind)
 
 

@@ -1,4 +1,4 @@
-"""The routes of those who look after the service."""
+"""Routes for operators: health, readiness, metrics."""
 
 from fastapi import APIRouter, HTTPException
 from fastapi.responses import Response
@@ -14,13 +14,13 @@ router = APIRouter(tags=["health"])
 
 @router.get("/healthz", response_model=Health, responses=problems_of(403))
 async def get_health() -> Health:
-    """The process answers."""
+    """Say that the process answers."""
     return Health(status="ok")
 
 
 @router.get("/readyz", response_model=Health, responses=problems_of(403, 503))
 async def get_readiness(behind: Behind) -> Health:
-    """A job could be taken and tuned now; 503 says why not."""
+    """Say whether a job could be taken and tuned now; 503 says why not."""
     reasons = await behind.ask(reasons_not_ready, behind.store, behind.database)
     if behind.is_stopping:
         reasons = ["the service is stopping"]
@@ -35,5 +35,5 @@ async def get_readiness(behind: Behind) -> Health:
     responses={200: {"content": {"text/plain": {}}, "description": "For Prometheus."}, **problems_of(401, 403, 503)},
 )
 async def get_metrics(behind: Behind) -> Response:
-    """Counters, times and the queue, as Prometheus reads them."""
+    """Return counters, times and the queue, as Prometheus reads them."""
     return Response(await behind.render_metrics(), media_type=MEDIA_TYPE)

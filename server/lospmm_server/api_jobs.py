@@ -1,4 +1,4 @@
-"""The routes of jobs: how far they are, what happens to them, and their end."""
+"""Routes of jobs: their progress, their events, and cancellation."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from lospmm_server.routing import problems_of
 from lospmm_server.schemas import PAGE, Cursor, JobId, JobList, JobState, JobView, LastEventId, Limit, Wait
 from lospmm_server.service import Behind, Service
 
-#: What happens to the layers of a model, and is not said of it: who listens hears of the layers themselves.
+#: Events of layers that are not sent for their model: listeners get the layers' own events.
 _OF_MODELS = {"posted": "queued", "stopped": "cancelled"}
 
 router = APIRouter(tags=["jobs"])
@@ -27,14 +27,14 @@ async def get_jobs(
     cursor: Cursor = None,
     limit: Limit = PAGE,
 ) -> Response:
-    """The jobs that were posted, the last queued first."""
+    """List the jobs that were posted, the last queued first."""
     before = None if cursor is None else int(cursor)
     return list_response(*await behind.ask(queries.page_of_jobs, behind.database, state, before, limit))
 
 
 @router.get("/v1/jobs/{id}", response_model=JobView, responses=problems_of(401, 403, 404, 422, 503))
 async def get_job(job_id: JobId, behind: Behind, wait: Wait = 0.0) -> Response:
-    """How far a job is; a model's with each of its layers."""
+    """Return the progress of a job; of a model's with each of its layers."""
     return job_response(await behind.wait_for(job_id, wait))
 
 
@@ -47,16 +47,16 @@ async def get_job(job_id: JobId, behind: Behind, wait: Wait = 0.0) -> Response:
     },
 )
 async def cancel_job(job_id: JobId, behind: Behind) -> Response:
-    """Cancel a job. What has ended stays as it is; of a model, kernels that others wait for go on."""
+    """Cancel a job. An ended job stays as it is; of a model, kernels that others wait for go on."""
     await behind.ask(queue.cancel, behind.database, job_id)
     job = await behind.job(job_id)
     return job_response(job, 200 if job.is_ended else 202)
 
 
 async def _listened_to(job_id: JobId, behind: Behind, last_event_id: LastEventId = None) -> tuple[JobRow, int]:
-    """The job, and the event after which to begin. Raises HTTPException 404, and 204 where there is nothing more."""
+    """Return the job, and the event after which to begin. Raises HTTPException 404, and 204 at the end."""
     after = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdecimal() else 0
-    after = min(after, 2**62)  # what a database counts to
+    after = min(after, 2**62)  # limit of a database's integers
     job = await behind.job(job_id)
     if after and job.is_ended and not await behind.ask(queries.events_after, behind.database, job.watched, after, 1):
         raise HTTPException(204)  # which stops a browser from asking again
@@ -75,9 +75,9 @@ async def _listened_to(job_id: JobId, behind: Behind, last_event_id: LastEventId
 async def get_events(
     listened_to: Annotated[tuple[JobRow, int], Depends(_listened_to)], behind: Behind
 ) -> AsyncIterator[ServerSentEvent]:
-    """What happens to a job, and to the layers of a model, as server-sent events: from its beginning to its end.
+    """Stream the events of a job, or of a model's layers, from the beginning to the end.
 
-    With ``Last-Event-ID``, from there on.
+    With ``Last-Event-ID``, the stream begins after that event.
     """
     job, after = listened_to
     names = {layer.digest: layer.name for layer in job.layers}

@@ -1,4 +1,4 @@
-"""The routes of models: a batch of kernels, one for each layer."""
+"""Routes of models: a batch of kernels, one for each layer."""
 
 from functools import partial
 from typing import Annotated

@@ -18,16 +18,16 @@ from lospmm_server.routing import check_parameters
 from lospmm_server.service import Service
 from lospmm_server.service_view import ServiceView
 
-#: The routes of programs, which OpenAPI and docs/rest.md describe. Those of probes take no notice of a query.
+#: The routes of programs, which OpenAPI and docs/rest.md describe. Those of probes ignore a query.
 STRICT_ROUTERS = (api.router, api_models.router, api_jobs.router)
 ROUTERS = (*STRICT_ROUTERS, api_health.router)
 
-#: Asked for by those who look after the service, and know no key.
+#: Routes of probes, which have no key.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application on ``service``, which is closed when the application ends."""
+    """Return the application on ``service``, which is closed when the application ends."""
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
@@ -54,7 +54,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 async def _admit(request: Request) -> None:
-    """Check who asks. Raises HTTPException 401 where a key is needed, 403 for pages of other sites."""
+    """Check the caller. Raises HTTPException 401 if a key is needed, 403 for pages of other sites."""
     service: Service = request.app.state.service
     refuse_foreign_pages(request, is_open=service.keyring is None)
     request.state.key = keys.NOBODY

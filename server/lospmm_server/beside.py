@@ -1,7 +1,7 @@
-"""Workers beside the server: ``lospmm worker`` as child processes, started again when they die.
+"""Workers beside the server: ``lospmm worker`` as child processes, restarted when they die.
 
 The server knows at once that a child has ended, and releases its job without waiting for the lease. A server that is
-killed leaves its workers: each looks for its parent, and gives its job back when it is gone.
+killed leaves its workers: each watches its parent, and gives its job back when the parent is gone.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from lospmm_server.database import Database
 from lospmm_server.faults import DatabaseFault
 from lospmm_server.leases import GRACE_SECONDS, new_name
 
-#: A worker that dies sooner than this is started again later, up to so much later, in seconds.
+#: A worker that dies sooner than this is restarted with a growing delay, up to the second figure, in seconds.
 YOUNG_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 10.0
 
-#: What an orderly end may take beyond the worker's own grace.
+#: Seconds that an orderly end may take beyond the worker's own grace.
 ENDING_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
 
 
 class LocalWorkers:
-    """``count`` workers, kept alive by the task that ``run`` is."""
+    """``count`` worker processes, kept alive by the task that runs ``run``."""
 
     def __init__(self, database: Database, count: int) -> None:
         self._database, self._count = database, count
@@ -35,17 +35,18 @@ class LocalWorkers:
         self._is_stopping = False
 
     async def run(self) -> None:
+        """Keep the workers alive until this task is cancelled."""
         await asyncio.gather(*(self._keep_one() for _ in range(self._count)))
 
     def stop(self) -> None:
-        """Tell them to give their jobs back and to end."""
+        """Tell the workers to give their jobs back and to exit."""
         self._is_stopping = True
         for process in self._running:
             with suppress(ProcessLookupError):
                 process.terminate()
 
     async def close(self) -> None:
-        """``stop``, and wait until they have ended; who does not is killed."""
+        """Do as ``stop``, wait for the workers to exit, and kill those that do not."""
         self.stop()
         running = list(self._running)
         if not running:
@@ -64,7 +65,7 @@ class LocalWorkers:
             name = new_name()
             try:
                 end = f"has ended with status {await self._one_life(name)}"
-            except (OSError, RuntimeError) as error:  # no memory, no more files or threads: which may go by
+            except (OSError, RuntimeError) as error:  # no memory, files or threads left, perhaps for a while
                 end = f"cannot be started: {error}"
             if self._is_stopping:
                 return

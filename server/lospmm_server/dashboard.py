@@ -1,4 +1,7 @@
-"""The Grafana dashboard of tuning times, made of panels.py: ``python -m lospmm_server.dashboard`` writes it."""
+"""The Grafana dashboard of tuning times, made of panels.py.
+
+``python -m lospmm_server.dashboard`` writes it.
+"""
 
 import json
 import sys
@@ -28,7 +31,7 @@ HEIGHTS: Mapping[Look, int] = {"stat": 4, "timeseries": 8}
 
 
 def dashboard() -> dict[str, Any]:
-    """Grafana's model of the page."""
+    """Return Grafana's model of the page."""
     return {
         "uid": UID,
         "title": "lospmm: tuning times",
@@ -46,7 +49,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def text() -> str:
-    """What ``FILE`` holds."""
+    """Return the contents of ``FILE``."""
     return json.dumps(dashboard(), indent=2) + "\n"
 
 
@@ -75,7 +78,7 @@ _MODEL: Mapping[str, Any] = {
 
 
 def _placed() -> list[dict[str, Any]]:
-    """Every panel in its place: left to right below its section's title, on to a new line where one is full."""
+    """Return every panel with its position: left to right below its section's title, in rows."""
     placed: list[dict[str, Any]] = []
     y = 0
     for section in SECTIONS:
@@ -143,7 +146,7 @@ _OPTIONS: Mapping[Look, Mapping[str, Any]] = {
 
 
 def main(root: Path = Path()) -> int:
-    """Write ``FILE`` below ``root``; the exit code."""
+    """Write ``FILE`` below ``root``; return the exit status."""
     file = root / FILE
     if not file.parent.is_dir():
         print(f"error: {file.parent} is no folder; run this in the root of the repository", file=sys.stderr)

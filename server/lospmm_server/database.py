@@ -1,8 +1,8 @@
-"""The one truth about jobs: SQLite in a file beside the cache, or PostgreSQL by ``LOSPMM_DATABASE_URL``.
+"""The database of jobs: SQLite in a file beside the cache, or PostgreSQL by ``LOSPMM_DATABASE_URL``.
 
-There is one writer at a time on either: SQLite knows no other way, and on PostgreSQL a transaction that writes takes
-an advisory lock first. So a transaction sees what it is going to change, and the ids of events follow the order of
-their commits. Transactions are short, and hundreds of them fit into a second.
+There is one writer at a time on either: SQLite allows no more, and on PostgreSQL a writing transaction takes an
+advisory lock first. So a transaction sees what it is going to change, and the ids of events follow the order of their
+commits. Transactions are short, and hundreds of them fit into a second.
 """
 
 from collections.abc import Iterator
@@ -37,32 +37,33 @@ DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """``read`` and ``write`` are transactions; both raise DatabaseFault, and then nothing was written."""
+    """A database; its transactions, ``read`` and ``write``, raise DatabaseFault if nothing was written."""
 
     engine: sa.Engine
 
     @property
     def name(self) -> str:
-        """For people: without the password, which may also stand behind the question mark."""
+        """Name for people: without the password, which may also be a parameter of the URL."""
         url = self.engine.url
         told = {name: "***" if "password" in name.lower() else value for name, value in url.query.items()}
         return url.set(query=told).render_as_string(hide_password=True)
 
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
+        """Yield a connection for reading."""
         with self._faults(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """Committed at the end of the block, unless it raises."""
+        """Yield a connection for writing, committed at the end of the block unless it raises."""
         with self._faults(), self.engine.connect().execution_options(writes=True) as connection, connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(WRITERS)))
             yield connection
 
     def migrate(self) -> None:
-        """Bring the tables to the state that this program knows. Raises DatabaseFault, also for a later state."""
+        """Migrate the tables to this program's version. Raises DatabaseFault, also for a later version."""
         config = Config()
         config.set_main_option("script_location", "lospmm_server:migrations")
         with self.write() as connection:
@@ -73,6 +74,7 @@ class Database:
                 raise DatabaseFault(f"{self.name}: made by a later version of lospmm ({error})") from None
 
     def close(self) -> None:
+        """Close all connections."""
         self.engine.dispose()
 
     @contextmanager
@@ -87,9 +89,9 @@ class Database:
 
 
 def open_database(url: str | None = None) -> Database:
-    """The database of ``url``, or of LOSPMM_DATABASE_URL, or the file in the cache; nothing is connected to yet.
+    """Return the database of ``url``, of LOSPMM_DATABASE_URL, or the cache's file, without connecting.
 
-    Raises BadSettings for a URL that is none, DatabaseFault where the folder of the file cannot be made.
+    Raises BadSettings for a URL that is none, DatabaseFault if the folder of the file cannot be made.
     """
     address = _address(url or settings().database_url)
     options: dict[str, Any] = {"pool_pre_ping": True, "pool_timeout": BUSY_SECONDS, "max_overflow": 20}

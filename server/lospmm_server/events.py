@@ -1,4 +1,4 @@
-"""Who waits for a job is woken by its events: one look at the table for all who wait in this process."""
+"""Wake-ups of requests that wait for jobs: one query of the events for all that wait in this process."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from lospmm_server import queries
 from lospmm_server.database import Database
 from lospmm_server.faults import DatabaseFault
 
-#: How often the table is looked at while somebody waits, and while the database is away, in seconds.
+#: Seconds between two queries while requests wait, and while the database is away.
 POLL_SECONDS = 0.1
 AWAY_SECONDS = 1.0
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Belongs to one event loop. ``run`` is its task."""
+    """The waiting requests of one event loop; ``run`` is its task."""
 
     def __init__(self, database: Database) -> None:
         self.is_stopping = False
@@ -27,7 +27,7 @@ class Watch:
 
     @contextmanager
     def subscribed(self, jobs: Iterable[str]) -> Iterator[asyncio.Event]:
-        """An event that is set at each change of one of the jobs during the block, and when the service stops."""
+        """Yield an event that is set at each change of one of the jobs, and when the service stops."""
         changed = asyncio.Event()
         ids = list(jobs)
         for job in ids:
@@ -47,12 +47,12 @@ class Watch:
                 self._somebody.clear()
 
     def stop(self) -> None:
-        """Tell everybody who waits."""
+        """Wake all waiting requests."""
         self.is_stopping = True
         self._wake(list(self._waiting))
 
     async def run(self) -> None:
-        """Wake those who wait, until this is cancelled. Nothing is asked for while nobody waits."""
+        """Wake waiting requests until this is cancelled; without any, the database is not queried."""
         cursor: int | None = None
         while True:
             if not self._somebody.is_set():
@@ -67,7 +67,7 @@ class Watch:
                 await asyncio.sleep(AWAY_SECONDS)
 
     async def _look(self, cursor: int | None) -> int:
-        """Wake those whose jobs had events after ``cursor``; without one, everybody, who may have missed some."""
+        """Wake those whose jobs had events after ``cursor``; without one, wake all, who may have missed some."""
         if cursor is None:
             last = await asyncio.to_thread(queries.last_event, self._database)
             self._wake(list(self._waiting))

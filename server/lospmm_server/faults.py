@@ -1,23 +1,23 @@
-"""What can go wrong in the service beside ``lospmm.errors``; ``problems.ERRORS`` says what clients are told of each."""
+"""Errors of the service beside ``lospmm.errors``; ``problems.ERRORS`` has the answer to each."""
 
 from collections.abc import Mapping
 from typing import ClassVar
 
 from lospmm.errors import LospmmError
 
-#: What a client is told to wait before it asks again, in seconds.
+#: Retry-After, in seconds.
 RETRY_SECONDS = 2
 
 
 class DatabaseFault(LospmmError):
-    """The database cannot be reached, or refuses to work. It may be back at any time."""
+    """A database that cannot be reached, or refuses to work. It may be back at any time."""
 
     exit_code = 4
     headers: ClassVar[Mapping[str, str]] = {"Retry-After": str(RETRY_SECONDS)}
 
 
 class Busy(LospmmError):
-    """Too many jobs are under way already."""
+    """Too many jobs wait or run already."""
 
     headers: ClassVar[Mapping[str, str]] = {"Retry-After": str(RETRY_SECONDS)}
 
@@ -32,16 +32,16 @@ class Stopping(LospmmError):
 
 
 class GaveUp(LospmmError):
-    """A job has ended its worker too often."""
+    """A job that has ended its worker too often."""
 
 
 class OutOfTime(LospmmError):
-    """A job took longer than it may."""
+    """A job that took longer than the limit."""
 
 
 class Cancelled(LospmmError):
-    """Somebody cancelled the job."""
+    """A job that was cancelled."""
 
 
 class LayersFailed(LospmmError):
-    """Some layers of a model have no kernel."""
+    """A model some of whose layers have no kernel."""

@@ -1,4 +1,4 @@
-"""The form of the page: a matrix file with n and the device as fields beside it, within the limits of ``uploads``."""
+"""The form of the page: a matrix file with fields for n and the device, with limits as in ``uploads``."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,13 +19,15 @@ FIELDS = ("n", "device")
 
 @dataclass(frozen=True, slots=True)
 class UploadForm:
+    """An uploaded matrix and its parameters."""
+
     upload: UploadFile
     query: KernelQuery
 
 
 @asynccontextmanager
 async def received_form(request: Request) -> AsyncIterator[UploadForm]:
-    """The form until the block ends. Raises HTTPException 400, 408, 413, 503; RequestValidationError for its fields."""
+    """Yield the form. Raises HTTPException 400, 408, 413, 503; RequestValidationError for its fields."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(400, "expected the form of the page, as multipart/form-data")
     body = body_within(request, settings().max_upload_bytes + FORM_BYTES)

@@ -1,22 +1,23 @@
-"""HEAD: what GET would answer, without the body (RFC 9110, section 9.3.2). Load balancers and probes ask so."""
+"""HEAD requests, as of load balancers: the answer to GET without its body (RFC 9110, section 9.3.2)."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class Heads:
-    """ASGI middleware: what is inside answers GET. The routes, and what OpenAPI says of them, need not know of HEAD."""
+    """ASGI middleware that turns HEAD into GET, so that routes and OpenAPI need not know of HEAD."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
-        inside = {**scope, "method": "GET"}  # the server looks at its own: an answer to HEAD has no body
+        inside = {**scope, "method": "GET"}  # uvicorn has its own scope, and sends no body to HEAD
 
         async def answer(message: Message) -> None:
-            """The answer ends with its head: the client of an endless one, as of events, is then gone."""
+            """End the answer with its head: for the app, the client of an endless answer is then gone."""
             if message["type"] == "http.response.start":
                 await send(message)
                 await send({"type": "http.response.body", "body": b""})
@@ -24,5 +25,5 @@ class Heads:
         try:
             await self._app(inside, receive, answer)
         finally:
-            if "route" in inside:  # for the log and the metrics, which are outside
+            if "route" in inside:  # for log and metrics, which are outside of this middleware
                 scope["route"] = inside["route"]

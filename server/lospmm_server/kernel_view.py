@@ -1,4 +1,4 @@
-"""What the page of a kernel shows of its artifact, as lists that a template writes down."""
+"""Contents of a kernel's page, as lists for a template."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ BASELINES: Mapping[str, str] = {
     "sputnik_micros": "Sputnik",
 }
 
-#: What is written of a candidate, by its head.
+#: Columns of a candidate, by their heads.
 _CANDIDATE = {
     "M1": "rows",
     "N1": "cols",
@@ -39,7 +39,7 @@ _CANDIDATE = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """``share`` is its length, 0 to 1."""
+    """A bar of a chart; ``share`` is its length, 0 to 1."""
 
     name: str
     text: str
@@ -49,6 +49,8 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Download:
+    """A file to download."""
+
     href: str
     name: str
     what: str
@@ -57,6 +59,8 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class CandidateTable:
+    """The candidates of the search."""
+
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     chosen: int  # the row of the one that was built
@@ -65,6 +69,8 @@ class CandidateTable:
 
 @dataclass(frozen=True, slots=True)
 class KernelView:
+    """Everything that a kernel's page shows."""
+
     digest: str
     name: str
     facts: tuple[tuple[str, str], ...]
@@ -80,7 +86,7 @@ class KernelView:
 
 
 def view_kernel(digest: str, artifact: Artifact) -> KernelView:
-    """Shows artifacts of every version: what one lacks is said to be missing."""
+    """Return the view of an artifact of any version; what an old one lacks is said to be missing."""
     manifest = artifact.manifest
     drawing, no_drawing = _drawing(artifact)
     return KernelView(
@@ -120,7 +126,7 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _kind(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The family, and the tile size or the plan."""
+    """Return the family, and the tile size or the plan."""
     family, tile, plan = family_in_words(manifest), manifest["tile"], manifest["plan"]
     if plan is not None:
         axes = ", ".join(f"{name} {value}" for name, value in plan["axes"].items())
@@ -143,7 +149,7 @@ def _drawing(artifact: Artifact) -> tuple[Drawing | None, str]:
 
 
 def _candidates(artifact: Artifact) -> CandidateTable | None:
-    """The log of the search; None where it cannot be read."""
+    """Return the log of the search; None if it cannot be read."""
     try:
         lines = candidate_lines(artifact)
         timed = [line for line in lines if line["measured_micros"] is not None]
@@ -155,7 +161,7 @@ def _candidates(artifact: Artifact) -> CandidateTable | None:
 
 
 def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:
-    line = {"thread_words": 1, "walks": 1, **line}  # logs of before there were such name none
+    line = {"thread_words": 1, "walks": 1, **line}  # old logs lack them
     micros = line["measured_micros"]
     failure = line.get("failure")
     measured = f"{micros:.2f}" if micros is not None else f"{failure}" if failure else "-"
@@ -167,7 +173,7 @@ def _candidate(line: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-#: How a field is written, but by itself.
+#: Formats of fields that are not shown as they are.
 _SHOWN: Mapping[str, Callable[[Any], str]] = {
     "column_group": lambda column_group: "all" if column_group == 0 else str(column_group),
 }
@@ -249,7 +255,7 @@ def _measured_facts(measured: Mapping[str, Any] | None) -> tuple[tuple[str, str]
 
 
 def _downloads(digest: str, artifact: Artifact) -> tuple[Download, ...]:
-    """The URLs of docs/rest.md."""
+    """Return the URLs of docs/rest.md."""
     url, emitter = f"/v1/kernels/{digest}", artifact.manifest["emitter"]
     source = "listing of the machine code" if emitter == "sass" else "source"
     return (
@@ -261,5 +267,5 @@ def _downloads(digest: str, artifact: Artifact) -> tuple[Download, ...]:
 
 
 def speedup_scale(speedups: Sequence[float | None]) -> float:
-    """The speed-up that the longest bar stands for: at least 1, where dense is."""
+    """Return the speedup of the longest bar: at least 1, that of dense."""
     return max([1.0, *(speedup for speedup in speedups if speedup is not None)])

@@ -1,7 +1,7 @@
-"""API keys: who may ask where other machines can reach the service. What is kept of a key is its sha256.
+"""API keys, for services that other machines can reach. Only a key's sha256 is stored.
 
-A key has 256 random bits, so that its hash needs no salt and no slow function. A file (LOSPMM_API_KEYS) has a name and
-a hash on each line; ``lospmm keys`` keeps those of the database.
+A key has 256 random bits, so that its hash needs no salt and no slow function. A file (LOSPMM_API_KEYS) has a name
+and a hash on each line; ``lospmm keys`` manages those of the database.
 """
 
 import base64
@@ -25,13 +25,13 @@ from lospmm_server.database import Database
 from lospmm_server.faults import DatabaseFault
 from lospmm_server.tables import keys
 
-#: How a key begins, so that whoever finds one in a log or a repository knows what it opens.
+#: Prefix of keys, by which a key in a log or a repository is recognised.
 PREFIX = "lospmm_"
 
-#: How long a key that was revoked may still be taken, in seconds.
+#: Seconds for which a revoked key may still be accepted.
 REFRESH_SECONDS = 3.0
 
-#: Who asks where no keys are needed.
+#: Name of callers if no keys are needed.
 NOBODY = ""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
@@ -43,13 +43,15 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="lospmm", Basic realm="lospmm"'}
 
 @dataclass(frozen=True, slots=True)
 class Key:
+    """A key of the database, without its text."""
+
     name: str
     created: datetime
     is_valid: bool
 
 
 def add(database: Database, name: str) -> str:
-    """A new key called ``name``: it is shown this once. Raises BadRequest, DatabaseFault."""
+    """Create a key called ``name`` and return it; it is shown only once. Raises BadRequest, DatabaseFault."""
     _check_name(name)
     key = PREFIX + secrets.token_urlsafe(32)
     with database.write() as connection:
@@ -61,7 +63,7 @@ def add(database: Database, name: str) -> str:
 
 
 def revoke(database: Database, name: str) -> None:
-    """Raises BadRequest where no valid key is called so, DatabaseFault."""
+    """Revoke a key. Raises BadRequest if there is no valid key of that name, DatabaseFault."""
     with database.write() as connection:
         valid = (keys.c.name == name) & keys.c.revoked.is_(None)
         changed = connection.execute(sa.update(keys).where(valid).values(revoked=datetime.now(UTC)))
@@ -70,18 +72,19 @@ def revoke(database: Database, name: str) -> None:
 
 
 def listed(database: Database) -> list[Key]:
-    """Every key there was, the oldest first. Raises DatabaseFault."""
+    """Return every key, revoked ones too, the oldest first. Raises DatabaseFault."""
     with database.read() as connection:
         rows = connection.execute(sa.select(keys).order_by(keys.c.created))
         return [Key(row.name, row.created, row.revoked is None) for row in rows]
 
 
 def digest_of(key: str) -> str:
+    """Return the sha256 that is stored of a key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """The name of each key by its hash: several may have one name. Raises BadSettings."""
+    """Return the name of each key of a file by its hash; names may repeat. Raises BadSettings."""
     found = {}
     try:
         lines = path.read_text().splitlines()
@@ -98,7 +101,7 @@ def read_file(path: Path) -> dict[str, str]:
 
 
 class Keyring:
-    """The valid keys of the file and of the database, read again every REFRESH_SECONDS. For any thread."""
+    """The valid keys of file and database, read again every REFRESH_SECONDS; thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -108,10 +111,11 @@ class Keyring:
 
     @property
     def is_stale(self) -> bool:
+        """Whether the keys must be read again."""
         return self._read is None or time.monotonic() - self._read > REFRESH_SECONDS
 
     def refresh(self) -> bool:
-        """Whether there is any key. Raises BadSettings for the file, DatabaseFault where no key was read before."""
+        """Read the keys and return whether there are any. Raises BadSettings, or DatabaseFault the first time."""
         with self._lock:
             if not self.is_stale:  # another request was first
                 return bool(self._names)
@@ -123,19 +127,19 @@ class Keyring:
             except DatabaseFault:
                 if self._read is None:
                     raise
-                found = self._names  # those that were valid last may go on until the database is back
+                found = self._names  # the last valid keys stay valid until the database is back
             self._names, self._read = found, time.monotonic()
             return bool(found)
 
     def name_of(self, key: str) -> str | None:
-        """Who has this key. Takes the same time whichever it is, and for one that there is not."""
+        """Return the name of a key, or None, in constant time."""
         digest = digest_of(key)
         matching = [name for known, name in self._names.items() if hmac.compare_digest(known, digest)]
         return matching[0] if matching else None
 
 
 def key_of(request: Request) -> str | None:
-    """The key in the header Authorization: a bearer token, or the password of a browser."""
+    """Return the key of the header Authorization: a bearer token, or the password of a browser."""
     scheme, _, value = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
@@ -148,6 +152,7 @@ def key_of(request: Request) -> str | None:
 
 
 def refused() -> HTTPException:
+    """Return the answer to a request without a valid key."""
     return HTTPException(401, "send a valid API key, as in -H 'Authorization: Bearer KEY'", _CHALLENGE)
 
 

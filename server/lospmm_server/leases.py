@@ -1,7 +1,7 @@
-"""Which workers have died: those whose jobs had no new beat for as long as we have looked on.
+"""Detection of dead workers: those whose jobs have had no new beat for as long as they were observed.
 
-Only the looker's own monotonic clock counts. So it does not matter when a machine's time of day jumps, or whether two
-machines agree on it.
+Only the observer's own monotonic clock counts. So it does not matter when a machine's time of day jumps, or whether
+two machines agree on it.
 """
 
 import os
@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from lospmm_server import queue
 from lospmm_server.database import Database
 
-#: A worker says that it lives this often, and counts as dead after so long, in seconds.
+#: Seconds between a worker's beats, and without a beat after which it counts as dead.
 BEAT_SECONDS = 3.0
 LEASE_SECONDS = 20.0
 
-#: How often somebody looks. A look that comes this much later says nothing of what went before: the looker was asleep,
-#: or the database was away, and nobody could say that he lives.
+#: Seconds between two observations. After a longer gap, earlier ones do not count: this process was asleep, or the
+#: database was away, so that no worker could beat.
 LOOK_SECONDS = 2.0
 LATE_SECONDS = 5.0
 
-#: How long an orderly end waits for a job that has been told to stop: some stages cannot be interrupted.
+#: Seconds that an orderly end waits for a job that was told to stop: some stages cannot be interrupted.
 GRACE_SECONDS = 3.0
 
 Job = tuple[str, str]  # digest and owner
@@ -34,14 +34,14 @@ def new_name() -> str:
 
 
 class Lookout:
-    """What one looker has seen. Not for several threads."""
+    """The observations of one process; not thread-safe."""
 
     def __init__(self) -> None:
-        self._seen: dict[Job, tuple[int, float]] = {}  # a beat, and since when we have known it
+        self._seen: dict[Job, tuple[int, float]] = {}  # a beat, and when it was first seen
         self._looked: float | None = None
 
     def expired(self, beats: Mapping[Job, int], now: float) -> dict[Job, int]:
-        """The jobs whose beat has stood still for LEASE_SECONDS, of those that run at ``now`` (time.monotonic)."""
+        """Return the jobs whose beat has not changed for LEASE_SECONDS at ``now`` (time.monotonic)."""
         if self._looked is None or now - self._looked > LATE_SECONDS:
             self._seen.clear()
         self._looked = now
@@ -52,7 +52,7 @@ class Lookout:
         return {job: beat for job, (beat, since) in self._seen.items() if now - since >= LEASE_SECONDS}
 
     def release_expired(self, database: Database) -> list[str]:
-        """Take the jobs of dead workers from them; their digests. Raises DatabaseFault."""
+        """Take the jobs of dead workers from them; return their digests. Raises DatabaseFault."""
         if self._looked is not None and time.monotonic() - self._looked < LOOK_SECONDS:
             return []
         found = self.expired(queue.running(database), time.monotonic())

@@ -1,8 +1,7 @@
-"""What the processes of the service say on stderr: a JSON object a line, or text where a person is looking.
+"""Logs of the service on stderr: a JSON object a line, or text on a terminal.
 
-Every line has ``time`` (UTC), ``level``, ``event`` and ``logger``; what is said on behalf of a request or a job has
-``request_id`` or ``job_id`` too. Libraries log through the same two functions of the standard library as always and
-come out the same way.
+Every line has ``time`` (UTC), ``level``, ``event`` and ``logger``; lines about a request or a job have ``request_id``
+or ``job_id`` too. Libraries log through the standard library as always and their lines look the same.
 """
 
 import logging
@@ -20,7 +19,7 @@ QUIET = ("alembic", "httpx2", "httpcore", "sqlalchemy")
 
 
 def configure(stream: TextIO | None = None, *, level: int = logging.INFO) -> None:
-    """Send everything that this process logs to ``stream`` (stderr), in place of what was set up before."""
+    """Send everything that this process logs to ``stream`` (stderr), replacing earlier configurations."""
     target = sys.stderr if stream is None else stream
     shared = _shared()
     handler = logging.StreamHandler(target)
@@ -48,20 +47,20 @@ def configure(stream: TextIO | None = None, *, level: int = logging.INFO) -> Non
 
 @contextmanager
 def about_job(job_id: str) -> Iterator[None]:
-    """Lines of the block are about this job. A thread that the block starts has to enter one of its own."""
+    """Mark the log lines of the block as about this job. A thread started in the block needs its own mark."""
     with structlog.contextvars.bound_contextvars(job_id=job_id):
         yield
 
 
 @contextmanager
 def about_request(request_id: str) -> Iterator[None]:
-    """Lines of the block, and of the threads that its handlers run in, are about this request."""
+    """Mark the log lines of the block, and of its handlers' threads, as about this request."""
     with structlog.contextvars.bound_contextvars(request_id=request_id):
         yield
 
 
 def _shared() -> Sequence[structlog.typing.Processor]:
-    """What is added to a line, whoever says it."""
+    """Return the processors that every line passes."""
     return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -82,13 +81,13 @@ def _written(target: TextIO) -> Sequence[structlog.typing.Processor]:
 
 
 def _without_colors(_logger: object, _method: str, event: Event) -> Event:
-    """uvicorn says its lines twice, the second time with codes of a terminal in them."""
+    """Drop uvicorn's second copy of a line, which has terminal colours."""
     event.pop("color_message", None)
     return event
 
 
 def _printable(_logger: object, _method: str, event: Event) -> Event:
-    """A name that a user chose must not move the cursor of whoever reads."""
+    """Escape control characters, so that a user's text cannot move the cursor of a terminal."""
     return {key: _shown(value) if isinstance(value, str) else value for key, value in event.items()}
 
 

@@ -28,13 +28,13 @@ from lospmm_server.tuning import tune_here
 from lospmm_server.uploads import check_worker_gpu
 from lospmm_server.worker import Worker
 
-#: How long an orderly end waits for uploads and answers that are under way, in seconds.
+#: Seconds that an orderly end waits for uploads and answers in progress.
 LEAVE_SECONDS = 3
 
-#: How often a worker looks whether the process that it is to end with is still there.
+#: Seconds between two checks of a worker whether its parent still runs.
 PARENT_SECONDS = 0.5
 
-#: Of a worker's name.
+#: The most characters of a worker's name.
 NAME_CHARACTERS = 60
 
 _log = logging.getLogger(__name__)
@@ -53,16 +53,16 @@ class _Server(uvicorn.Server):
         self._service = service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wake those who wait before the connections are closed: they get their answer at once."""
+        """Wake waiting requests before the connections are closed: they get their answer at once."""
         self._service.stop()
         await super().shutdown(sockets)
 
 
 def serve(host: str, port: int, workers: int) -> None:
-    """Serve until SIGTERM or SIGINT, which end the process in seconds, its workers and their compilers with it.
+    """Serve until SIGTERM or SIGINT, which end the process and its workers in seconds.
 
     Raises BadSettings for workers with an unknown GPU and for a toolkit that is none, BadRequest for an address that
-    cannot be listened on, or that other machines can reach without there being an API key, and DatabaseFault.
+    cannot be listened on, or that other machines can reach while there is no API key, and DatabaseFault.
     """
     be_a_service()
     _allow_open_files()
@@ -84,9 +84,9 @@ def serve(host: str, port: int, workers: int) -> None:
 
 
 def _allow_open_files() -> None:
-    """As many as the process may ask for: each connection is one, and each larger file of a form."""
+    """Raise the limit on open files to its maximum: each connection and each larger upload is one."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(OSError, ValueError):  # a system that has less to give than it says
+    with suppress(OSError, ValueError):  # a system may grant less than it claims
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
@@ -94,16 +94,16 @@ def work(name: str, parent: int | None, ray: str | None = None) -> None:
     """Tune jobs of the queue until SIGTERM, SIGINT, or the end of the process ``parent``.
 
     One after the other here, or as many as there are slots on the Ray cluster at the address ``ray``. The end takes
-    seconds: jobs that run are given back. Raises DatabaseFault where there is no database at the start, BadRequest
-    where there is no such cluster, or for a name that cannot be, and BadSettings for a toolkit that is none.
+    seconds: running jobs are given back. Raises DatabaseFault if there is no database at the start, BadRequest if
+    there is no such cluster, or for an invalid name, and BadSettings for a toolkit that is none.
     """
     _check_name(name)
     _check_toolkit()
     logs.configure()
-    if parent is None:  # else the server has said it
+    if parent is None:  # else the server has printed it
         for line in unknown_variables():
             _log.warning("%s", line)
-    on_cluster = None if ray is None else _connected(ray)  # which takes SIGTERM for itself
+    on_cluster = None if ray is None else _connected(ray)  # Ray installs its own handler of SIGTERM
     stop, told = threading.Event(), []
 
     def leave(number: int, _frame: FrameType | None) -> None:
@@ -119,7 +119,7 @@ def work(name: str, parent: int | None, ray: str | None = None) -> None:
         Worker(database, store, tune_here(store), name=name, gpu=own_gpu() or "").run(stop)
     else:
         on_cluster(database, store, name, stop)
-    # Not the end that Python makes, which waits for threads: a stage that cannot be interrupted may take minutes.
+    # Not by returning: Python would wait for threads, and a stage that cannot be interrupted may take minutes.
     os._exit(128 + told[0] if told else 0)
 
 
@@ -145,13 +145,13 @@ def _migrated() -> Database:
 
 
 def _check_name(name: str) -> None:
-    """Raises BadRequest for what a table cannot hold: slots of a cluster are called after it, and something more."""
+    """Raise BadRequest for a name that tables cannot hold, with the suffix of a cluster's slot."""
     if len(name) > NAME_CHARACTERS or not name.isprintable():
         raise BadRequest(f"--name {name[:80]!r}: at most {NAME_CHARACTERS} printable characters")
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address of ``host``. Raises BadRequest."""
+    """Return listening sockets on every address of ``host``. Raises BadRequest."""
     found = _addresses(host, port)
     try:
         listeners = [socket.create_server(address[:2], family=family) for family, address in found]
@@ -160,19 +160,19 @@ def listen(host: str, port: int) -> list[socket.socket]:
             # client's kernel to confirm the head; asyncio sees to that only for sockets that name their protocol.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listeners
-    except OSError as error:  # its text repeats the address
+    except OSError as error:  # the error's text repeats the address
         reason = os.strerror(error.errno) if error.errno else error
         raise BadRequest(f"{host} port {port}: {reason}; choose another with --port") from None
 
 
 def _check_toolkit() -> None:
-    """Whoever names one shall know that it is not usable before the first job does. Raises BadSettings."""
+    """Check LOSPMM_TOOLKIT at the start instead of at the first job. Raises BadSettings."""
     if settings().toolkit is not None:
         find_toolkit()
 
 
 def _addresses(host: str, port: int) -> list[Address]:
-    """Raises BadRequest."""
+    """Return the addresses of a host. Raises BadRequest."""
     if not 0 <= port < 2**16:
         raise BadRequest(f"port {port}: expected 0 to {2**16 - 1}")
     try:
@@ -183,12 +183,14 @@ def _addresses(host: str, port: int) -> list[Address]:
 
 
 def _keyring(addresses: Sequence[Address], database: Database) -> keys.Keyring | None:
-    """None where only this machine can ask. Raises BadRequest where others can and there is no key, and BadSettings for
-    a file of keys that is none."""
+    """Return the API keys, or None if only this machine can reach the service.
+
+    Raises BadRequest if others can and there is no key, and BadSettings for a bad file of keys.
+    """
     others = [address[0] for _, address in addresses if not ip_address(address[0].partition("%")[0]).is_loopback]
     if not others:
         if (path := settings().api_keys) is not None:
-            keys.read_file(path)  # whoever names it shall know, though nobody is asked for a key
+            keys.read_file(path)  # report a bad file even though no keys are needed
         return None
     keyring = keys.Keyring(database)
     if not keyring.refresh():

@@ -1,7 +1,7 @@
-"""What ``/metrics`` says: one table of names, and the figures of one process behind it.
+"""Prometheus metrics of ``/metrics``: one table of names, and the figures of one process.
 
 To add a metric, add a row to ``METRICS``, count it in one of the methods of ``Metrics``, show it in a panel of
-dashboard.py and describe it in docs/operations.md; tests hold all four together.
+dashboard.py and describe it in docs/operations.md; tests check that all four agree.
 
 No label is unbounded. One with ``values`` takes these and puts every other one into ``OTHER``. One with a ``limit``
 takes the first so many values that it meets, and ``OTHER`` from then on: names of models come from users.
@@ -27,16 +27,16 @@ from lospmm_server.problems import METHODS
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
-#: Where a label has no room for a value.
+#: The value of a label beyond its limit.
 OTHER = "other"
 
-#: The model of a kernel that was posted on its own.
+#: The model label of a kernel that was posted on its own.
 NO_MODEL = "none"
 
-#: Different values of labels that are not known beforehand, NO_MODEL included.
+#: The most values of a label that are not known in advance, NO_MODEL included.
 MODELS, ROUTES = 20, 64
 
-#: Of a value that is not known beforehand.
+#: The most characters of such a value.
 LABEL_CHARACTERS = 80
 
 #: Sizes of layers: the most nonzeros, and the name.
@@ -50,7 +50,7 @@ STAGE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 #: The same from 1 ms, for requests; a long poll may hold one for 10 minutes.
 REQUEST_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 60.0, 600.0)
 
-#: How many times as fast as the dense product.
+#: Buckets of speedups over the dense product.
 SPEEDUP_BUCKETS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 
 STATUSES = (200, 201, 202, 204, 206, 303, 304, 400, 401, 403, 404, 405, 406, 408, 409, 413, 415, 422, 429, 500, 503)
@@ -58,7 +58,7 @@ STATUSES = (200, 201, 202, 204, 206, 303, 304, 400, 401, 403, 404, 405, 406, 408
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One with ``values`` or with a ``limit``, never with neither."""
+    """A label, with either ``values`` or a ``limit``."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -70,7 +70,9 @@ Type: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    name: str  # a counter's ends in _total
+    """A metric of the table."""
+
+    name: str  # counters end in _total
     type: Type
     help: str
     labels: tuple[Label, ...] = ()
@@ -78,7 +80,7 @@ class Metric:
 
     @property
     def series(self) -> frozenset[str]:
-        """The names that a query may use."""
+        """Names of its series in queries."""
         if self.type == "histogram":
             return frozenset(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
         return frozenset({self.name})
@@ -154,6 +156,8 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class QueueFigures:
+    """State of the queue."""
+
     queued: float
     running: float
     oldest_seconds: float  # of the queued ones; 0 without
@@ -163,7 +167,7 @@ _UNKNOWN = QueueFigures(float("nan"), float("nan"), float("nan"))
 
 
 class Metrics:
-    """The figures of this process, from 0 at its start. Every method may be called from any thread."""
+    """The figures of this process, from 0 at its start; thread-safe."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -172,15 +176,15 @@ class Metrics:
         self._known: dict[str, set[str]] = {_MODEL.name: {NO_MODEL}, _ROUTE.name: set()}
 
     def observe(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Count an event of a kernel's job; models, and kinds that say nothing of a figure, are passed over.
+        """Count an event of a kernel's job; events of models and other kinds are ignored.
 
-        ``data`` is what ``observations`` makes. Events of other versions may lack fields: what is missing is not
+        ``data`` is made by ``observations``. Events of other versions may lack fields: what is missing is not
         counted.
         """
         match "model" if "layers" in data else kind:
-            case "queued":  # its series then start at 0, or the first tuning of a model would not be seen as a rise
+            case "queued":  # start its series at 0, so that the first tuning of a model counts as an increase
                 self._labelled("lospmm_tuning_seconds", _model(data), _layer_size(data))
-            case "succeeded" if data.get("cache") == "hit":  # its times are those of the job that made it
+            case "succeeded" if data.get("cache") == "hit":  # a hit's times are those of an earlier job
                 self._add("lospmm_jobs_ended_total", 1, "found")
             case "succeeded":
                 self._add("lospmm_jobs_ended_total", 1, "tuned")
@@ -192,16 +196,16 @@ class Metrics:
                 self._add("lospmm_jobs_ended_total", 1, "cancelled")
 
     def artifact_requested(self, *, hit: bool) -> None:
-        """A kernel was asked for, and there was one already or not."""
+        """Count a request for a kernel, which existed already (``hit``) or not."""
         self._add("lospmm_artifact_requests_total", 1, "hit" if hit else "miss")
 
     def request_served(self, route: str, method: str, status: int, seconds: float) -> None:
-        """``route`` is the path of the route, not of the request; "" for a request that no route takes."""
+        """Count a request; ``route`` is its route's path, or "" if no route matched."""
         self._add("lospmm_requests_total", 1, route, method, str(status))
         self._note("lospmm_request_seconds", seconds, route, method)
 
     def render(self, queue: QueueFigures | None) -> bytes:
-        """The page of ``MEDIA_TYPE``; None where the database does not tell, and the figures of the queue are NaN."""
+        """Return the page of ``MEDIA_TYPE``; with None, the figures of the queue are NaN."""
         known = queue or _UNKNOWN
         self._set("lospmm_queue_jobs", known.queued, "queued")
         self._set("lospmm_queue_jobs", known.running, "running")
@@ -211,7 +215,7 @@ class Metrics:
     def _tuned(self, data: Mapping[str, Any]) -> None:
         seconds, search = data.get("seconds", {}), data.get("search", {})
         for stage in STAGES:
-            if seconds.get(stage):  # 0 is a stage that there was no need of
+            if seconds.get(stage):  # 0: the stage was skipped
                 self._note("lospmm_stage_seconds", seconds[stage], stage)
         if "total" in seconds:
             self._note("lospmm_tuning_seconds", seconds["total"], _model(data), _layer_size(data))
@@ -258,7 +262,7 @@ class Metrics:
 
 
 class _MetricsPage(Collector):
-    """A registry without the times at which each series began: Prometheus has no use for them."""
+    """A registry without the creation times of series, which Prometheus does not use."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -273,7 +277,7 @@ _TYPES: Final = {"counter": Counter, "gauge": Gauge}
 
 
 def _make(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    """The metric with all series whose labels are known beforehand, at 0."""
+    """Return the metric, with all series whose labels are known in advance at 0."""
     names = [label.name for label in metric.labels]
     made: Counter | Gauge | Histogram
     if metric.type == "histogram":
@@ -291,7 +295,7 @@ def _model(data: Mapping[str, Any]) -> str:
 
 
 def _writable(name: str) -> str:
-    """A name that can be written: half a surrogate pair, which JSON may hold, would be the end of the whole page."""
+    """Return a name that can be encoded: half a surrogate pair would break the whole page."""
     return name[:LABEL_CHARACTERS].encode(errors="replace").decode()
 
 

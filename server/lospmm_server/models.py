@@ -1,4 +1,4 @@
-"""A model: one ``.safetensors`` with its weights, or matrix files with a layer each, as jobs of the queue.
+"""Models as jobs of the queue: one ``.safetensors`` with its weights, or one matrix file a layer.
 
 A layer that cannot be read fails alone, with its name and a reason; equal layers are one kernel.
 """
@@ -21,7 +21,7 @@ from lospmm_server.queue import KernelOrder, Layer, ModelOrder
 from lospmm_server.schemas import ModelQuery
 from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS, Received, WantedKernel, bias_of, wanted_of
 
-#: What the tables hold: of a model's name, and of that of a weight.
+#: The most characters of a model's name and of a weight's in the tables.
 NAME_CHARACTERS, WEIGHT_CHARACTERS = 200, 1000
 
 #: A layer's name, and its matrix or what is wrong with it.
@@ -29,10 +29,10 @@ Read = tuple[str, MatrixFile | BadMatrix]
 
 
 def read_model(files: Received, query: ModelQuery, order: Callable[[Request], KernelOrder]) -> ModelOrder:
-    """The model with an ``order`` for each layer that can be read, one matrix in memory at a time.
+    """Return the model with an ``order`` for each readable layer; one matrix is in memory at a time.
 
-    Raises BadMatrix where no layer can be read; BadRequest and Unsupported for the rest of the request, such as
-    biases where no layer has one.
+    Raises BadMatrix if no layer can be read; BadRequest and Unsupported for the rest of the request, such as biases
+    when no layer has one.
     """
     wanted, biases = wanted_of(query), _by_layer(files)
     layers: list[Layer] = []
@@ -65,7 +65,7 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
 
 
 def _by_layer(files: Received) -> dict[str, UploadFile]:
-    """The bias of each layer that has one. Raises BadRequest for one that is called as no file with a matrix."""
+    """Return the bias of each layer that has one. Raises BadRequest for one without its matrix file."""
     biases = {_stem(upload.filename or BIAS_FIELD): upload for upload in files.biases}
     first = files.matrices[0]
     is_one_file = len(files.matrices) == 1 and files.biases and readers.is_model(content_of(first.file))
@@ -83,10 +83,10 @@ def _by_layer(files: Received) -> dict[str, UploadFile]:
 def _request(
     found: MatrixFile, wanted: WantedKernel, bias: UploadFile | None, *, has_own: bool
 ) -> Request | BadRequest:
-    """Or why the layer is not of the convolution that is asked for, or its weights too large for the type, or what is
-    wrong with its bias: ``bias``, or if it ``has_own`` that of its file.
+    """Return a layer's request, or why it cannot be tuned, as with a wrong convolution, type or bias.
 
-    Raises BadRequest for what no layer can have.
+    ``bias`` is the layer's, or if it ``has_own`` that of its file. Raises BadRequest for parameters that no layer can
+    have.
     """
     try:
         if bias is not None:
@@ -107,7 +107,7 @@ def _request(
 
 
 def _read(uploads: Sequence[UploadFile], seed: int) -> Iterator[Read]:
-    """Raises BadMatrix for a file of several weights that cannot be read, BadRequest for two layers of one name."""
+    """Yield the layers' matrices. Raises BadMatrix for an unreadable model, BadRequest for equal names."""
     content = content_of(uploads[0].file)
     if len(uploads) == 1 and readers.is_model(content):
         yield from readers.read_model(content, uploads[0].filename or FIELD)
@@ -127,12 +127,12 @@ def _matrix(content: Content, name: str, seed: int) -> MatrixFile | BadMatrix:
 
 
 def _stem(file: str) -> str:
-    """A file's name without its folder and suffix, on one line."""
+    """Return a file's name without its folder and suffix, on one line."""
     name = PurePosixPath(file.replace("\\", "/")).stem or "layer"
     return "".join(char if char.isprintable() else "?" for char in name)[-NAME_CHARACTERS:]
 
 
 def _id(name: str, layers: Sequence[Layer]) -> str:
-    """The same model posted again is the same job."""
+    """Return a model's id: the same model posted again is the same job."""
     content = [[layer.name, layer.order.digest if layer.order else None] for layer in layers]
     return hashlib.sha256(json.dumps(["lospmm-model-1", name, content]).encode()).hexdigest()

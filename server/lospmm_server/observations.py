@@ -1,4 +1,4 @@
-"""What is written down of the end of a job, as the data of its event: all that ``metrics`` needs to know of it.
+"""Data of events at the end of a job: all that ``metrics`` needs to know of it.
 
 Jobs end in workers, figures are kept by the process that serves them. It reads these events, and counts.
 """
@@ -12,10 +12,10 @@ from lospmm.tuning.options import UNROLLED
 from lospmm_server import problems
 from lospmm_server.schemas import Problem
 
-#: Tile sizes that were named, and what each stage of constraints left of them; fields of the manifest's ``search``.
+#: Tile sizes of the space, and those left by each stage of constraints; fields of the manifest's ``search``.
 STEPS = ("space", "after_registers", "after_utilization", "after_balance")
 
-#: Where the ranker had put the candidate that was fastest: first, in the shortlist, or not even there (a neighbour).
+#: The ranker's place of the fastest candidate: first, in the shortlist, or outside of it (a neighbour).
 PLACES = ("first", "shortlist", "neighbour")
 
 #: The dense products that a kernel is compared with, and the fields of the manifest's ``measured``.
@@ -32,12 +32,12 @@ _GPU_STAGES = ("measure_trials", "compare")
 
 
 def queued(*, nnz: int, model: str = "") -> dict[str, Any]:
-    """Data of the event ``queued``; ``model`` is the name of the model whose layer it is."""
+    """Return the data of ``queued``; ``model`` is the name of the model whose layer it is."""
     return {"nnz": nnz, "model": model}
 
 
 def succeeded(artifact: Artifact, *, cache: Literal["hit", "miss"], model: str = "") -> dict[str, Any]:
-    """Data of the event ``succeeded``; ``cache`` says whether the worker found the kernel in the store."""
+    """Return the data of ``succeeded``; ``cache`` says whether the worker found the kernel in the store."""
     manifest = artifact.manifest
     return {
         **{name: manifest[name] for name in ("seconds", "search", "nnz", "m", "k", "n")},
@@ -50,12 +50,12 @@ def succeeded(artifact: Artifact, *, cache: Literal["hit", "miss"], model: str =
 
 
 def failed(problem: Problem) -> dict[str, Any]:
-    """Data of the event ``failed``."""
+    """Return the data of the event ``failed``."""
     return {"reason": problem.type.removeprefix(_TYPE)}
 
 
 def _winner_place(artifact: Artifact) -> str | None:
-    """One of ``PLACES``; None where no unrolled kernel was timed."""
+    """Return one of ``PLACES``; None if no unrolled kernel was timed."""
     search = artifact.manifest["search"]
     if search["chosen_by"] != "measurement":
         return None
@@ -67,13 +67,13 @@ def _winner_place(artifact: Artifact) -> str | None:
 
 
 def candidate_lines(artifact: Artifact) -> list[dict[str, Any]]:
-    """Of the log of the search, what is about unrolled kernels; logs of before there were families name none."""
+    """Return the search log's lines about unrolled kernels; old logs name no families."""
     lines = [json.loads(line) for line in artifact.files[TUNING_FILE].splitlines()]
     return [line for line in lines if line.get("family", UNROLLED) == UNROLLED]
 
 
 def _speedups(manifest: Mapping[str, Any]) -> dict[str, float] | None:
-    """By the name of the dense product; None where nothing was timed."""
+    """Return speedups by the name of the dense product; None if nothing was timed."""
     measured = manifest["measured"]
     if measured is None:
         return None
@@ -82,7 +82,7 @@ def _speedups(manifest: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def main_speedup(speedups: Mapping[str, float]) -> float | None:
-    """The one that a list of layers shows: over full fp32 where B is float32, or over the 16-bit type."""
+    """Return the speedup that a list of layers shows: over fp32 cuBLAS, or over the 16-bit type."""
     return next((speedups[name] for name in ("fp32", "fp16", "bf16") if name in speedups), None)
 
 

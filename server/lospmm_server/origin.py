@@ -1,16 +1,16 @@
-"""Who may ask: without keys, everybody on this machine, but no web page that a browser on it has open."""
+"""Origin checks: without keys, everybody on this machine may call, but no web page in a browser on it."""
 
 import re
 from ipaddress import ip_address
 
 from fastapi import HTTPException, Request
 
-#: A name or an address with a port or without; what is not in this form is not guessed at.
+#: A name or an address, with or without a port; anything else is refused.
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine's own, without a look-up."""
+    """Return whether a name or an address is this machine's own, without a look-up."""
     try:
         return host.lower() == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -25,13 +25,13 @@ def _is_foreign(request: Request) -> bool:
 
 
 def refuse_foreign_pages(request: Request, *, is_open: bool) -> None:
-    """Raises HTTPException 403 for what a page of another site has its reader's browser send.
+    """Raise HTTPException 403 for a request that another site's page sends through its reader's browser.
 
-    The browser says so in Sec-Fetch-Site; to an address without TLS that is not this machine's it does not, nor did it
-    always, and then Origin names the site of a page that posts. Neither helps where a foreign name was made to resolve
-    to the loopback address (DNS rebinding): then the header Host carries that name. A service that ``is_open`` to
-    everybody on this machine looks at it; one with keys has any name, and such a page has no key. Where a browser
-    keeps the key as a password, it sends it with what other sites' pages post too.
+    The browser says so in Sec-Fetch-Site; for an address without TLS that is not this machine's it does not, nor did
+    old browsers, and then Origin names the site of a page that posts. Neither helps if a foreign name was made to
+    resolve to the loopback address (DNS rebinding): then the header Host has that name. A service that ``is_open`` to
+    everybody on this machine checks it; one with keys may have any name, and such a page has no key. If a browser
+    stores the key as a password, it sends it with other sites' posts too.
     """
     if _is_foreign(request):
         raise HTTPException(403, "a web page of another site sent this request")

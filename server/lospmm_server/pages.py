@@ -1,7 +1,8 @@
-"""The page for people: jobs, a job, a kernel, and a form that posts a matrix. Everything is made here, on the server.
+"""Web pages: jobs, a job, a kernel, and a form that posts a matrix, rendered on the server.
 
-A small script (static/live.js) follows a job's events and takes what is new from the same page; a link does it without.
-What a page loads has its content's hash in its name and is kept for good by the browser; nothing is inline.
+A small script (static/live.js) follows a job's events and takes the news from the same page; without it, a link does.
+Files that a page loads have their content's hash in the name and are cached forever by the browser; nothing is
+inline.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ MEDIA_TYPES: Mapping[str, str] = {"page.css": "text/css", "live.js": "text/javas
 #: Hexadecimal digits of a file's hash in its name.
 HASH_DIGITS = 16
 
-#: Of every page: it loads our own files and nothing else, and nobody frames it.
+#: Headers of every page: it loads only our own files, and cannot be framed.
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -49,7 +50,7 @@ HEADERS: Mapping[str, str] = {
     "Vary": "Accept",
 }
 
-#: Kinds of server-sent events (``api_jobs``) after which a page looks again.
+#: Kinds of server-sent events (``api_jobs``) after which a page is reloaded.
 KINDS = ("queued", "running", "progress", "kept", "succeeded", "failed", "cancelled", "state")
 
 _DIGEST = re.compile(DIGEST_PATTERN)
@@ -57,6 +58,8 @@ _DIGEST = re.compile(DIGEST_PATTERN)
 
 @dataclass(frozen=True, slots=True)
 class Asset:
+    """A file that pages load."""
+
     url: str
     content: bytes
     media_type: str
@@ -77,17 +80,19 @@ class Pages:
         self._templates.globals |= {"asset": lambda name: self.assets[name].url, "version": __version__}
 
     def page(self, request: Request, template: str, status: int = 200, **content: Any) -> Response:
+        """Render a template."""
         text = self._templates.get_template(template).render(path=request.url.path, **content)
         return Response(text, status, HEADERS, _HTML)
 
     def error(self, request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+        """Render a problem as a page."""
         response = self.page(request, "error.html", problem.status, title=problem.title, problem=problem)
         response.headers.update(headers or {})
         return response
 
 
 def pages_router(pages: Pages, view: View) -> APIRouter:
-    """The routes of people, which are no part of the OpenAPI."""
+    """Return the routes of pages, which are not part of the OpenAPI."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
@@ -128,7 +133,7 @@ def pages_router(pages: Pages, view: View) -> APIRouter:
 
 
 def error_handler(pages: Pages) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """``problems.handle``, and for people the same as a page."""
+    """Return ``problems.handle``, with errors as pages for people."""
 
     async def handle(request: Request, error: Exception) -> Response:
         if not wants_page(request):
@@ -139,7 +144,7 @@ def error_handler(pages: Pages) -> Callable[[Request, Exception], Awaitable[Resp
 
 
 def wants_page(request: Request) -> bool:
-    """Whether an error is for people: asked for by a browser, and not of the REST interface, which answers programs."""
+    """Return whether an error is for people: a browser asked, and not for the REST interface."""
     if request.url.path.startswith("/v1/"):
         return False
     try:
@@ -155,7 +160,7 @@ def _asset(name: str, media_type: str) -> Asset:
 
 
 def _checked(digest: str) -> str:
-    """Raises HTTPException 404 for what can be no digest."""
+    """Return a digest. Raises HTTPException 404 for what can be none."""
     if not _DIGEST.fullmatch(digest):
         raise HTTPException(404, f"{digest[:80]}: is not the id of a job, which has 64 hexadecimal digits")
     return digest
@@ -205,7 +210,7 @@ def _url(**parameters: Any) -> str:
 
 
 def _summary(job: JobPage) -> str:
-    """One line for those who look and those who listen: it changes with the stage, not with every unit compiled."""
+    """Return one line for screens and screen readers; it changes with the stage, not with every unit."""
     doing = f": {job.stage.replace('_', ' ')}" if job.stage and job.state == JobState.RUNNING else ""
     layers = f", {job.progress['layers'][0]} of {job.progress['layers'][1]} layers" if "layers" in job.progress else ""
     return f"{job.state.capitalize()}{doing}{layers}."

@@ -1,8 +1,8 @@
-"""What the Grafana dashboard shows: ``SECTIONS`` is the whole of it, in the order in which it is read.
+"""Contents of the Grafana dashboard: ``SECTIONS``, in the order in which they are read.
 
-Queries name series of ``metrics.METRICS``; tests parse every one and run it on a Prometheus. ``$window`` and ``$model``
-are chosen at the top of the page: tunings are minutes apart, so a rate over the usual minute would mostly be one of
-nothing. After a change, ``python -m lospmm_server.dashboard`` writes the dashboard anew.
+Queries name series of ``metrics.METRICS``; tests parse every one and run it on a Prometheus. ``$window`` and
+``$model`` are chosen at the top of the page: tunings are minutes apart, so a rate over the usual minute would mostly
+be empty. After a change, ``python -m lospmm_server.dashboard`` rewrites the dashboard.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,23 @@ from typing import Literal
 
 from lospmm_server.metrics import MODELS
 
-#: Names of Grafana's.
+#: Grafana's names.
 Unit = Literal["s", "short", "percentunit", "reqps", "none"]
 Look = Literal["timeseries", "stat"]
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
+    """A query of Prometheus and its legend."""
+
     text: str
     legend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
+    """A panel of the dashboard."""
+
     title: str
     about: str
     queries: tuple[Query, ...]
@@ -36,12 +40,14 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class DashboardSection:
+    """A section of the dashboard."""
+
     title: str
     panels: tuple[Panel, ...]
 
 
 def _share(part: str, whole: str) -> str:
-    """Of what happened in the window; no figure where nothing did."""
+    """Return the query of a share of events in the window; no figure without events."""
     return f"sum(increase({part}[$window])) / sum(increase({whole}[$window]))"
 
 
@@ -267,4 +273,5 @@ SECTIONS: Sequence[DashboardSection] = (
 
 
 def panels() -> list[Panel]:
+    """Return all panels."""
     return [panel for section in SECTIONS for panel in section.panels]

@@ -26,7 +26,7 @@ from lospmm_server.schemas import Problem
 
 MEDIA_TYPE = "application/problem+json"
 
-#: What a path may have routes for.
+#: Methods that routes may have.
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 #: Wrong parameters that one answer names.
@@ -34,12 +34,14 @@ NAMED_PARAMETERS = 5
 
 
 class ProblemKind(NamedTuple):
+    """A kind of problem, with its HTTP status."""
+
     name: str  # the end of ``type``, /problems/<name>
     title: str
     status: int
 
 
-#: The nearest class of an error decides.
+#: By the nearest class of an error.
 ERRORS: Mapping[type[LospmmError], ProblemKind] = {
     BadMatrix: ProblemKind("bad-matrix", "The matrix file cannot be used", 422),
     Unsupported: ProblemKind("unsupported", "This service does not do that", 400),
@@ -61,13 +63,13 @@ ERRORS: Mapping[type[LospmmError], ProblemKind] = {
 BAD_PARAMETER = ProblemKind("bad-parameter", "A parameter is wrong", 422)
 INTERNAL = ProblemKind("internal", "The service is at fault", 500)
 
-#: What the framework refuses without a reason, and what to do.
+#: Reasons and remedies for what the framework refuses without a reason.
 REASONS: Mapping[int, str] = {
     404: "nothing has this address; /docs lists the routes",
     405: "this route has other methods, which the header Allow names",
 }
 
-#: What routes and the framework refuse by status alone.
+#: Kinds of problems that routes and the framework raise by status alone.
 STATUSES: Mapping[int, ProblemKind] = {
     kind.status: kind
     for kind in (
@@ -85,7 +87,7 @@ STATUSES: Mapping[int, ProblemKind] = {
 
 
 def describe(error: BaseException) -> Problem:
-    """The problem that a client is told of. What is nobody's message stays inside."""
+    """Return the problem that a client is shown. Unexpected errors keep their message to themselves."""
     match error:
         case LospmmError():
             kind = next((ERRORS[cls] for cls in type(error).__mro__ if cls in ERRORS), INTERNAL)
@@ -105,11 +107,12 @@ def describe(error: BaseException) -> Problem:
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a problem as an HTTP answer."""
     return JSONResponse(problem.model_dump(), problem.status, headers, MEDIA_TYPE)
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """The exception handler of everything that a route raises."""
+    """Answer any exception that a route raises."""
     headers = getattr(error, "headers", None)
     if isinstance(error, HTTPException) and error.status_code == 204:  # a stream of events with nothing more to say
         return Response(status_code=204)
@@ -119,9 +122,9 @@ async def handle(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Those that the path of a request has. The framework names only those of the first route with the path.
+    """Return the methods of a request's path; the framework names those of the first route only.
 
-    HEAD is what has GET (``heads``).
+    GET implies HEAD (``heads``).
     """
     routes = request.app.router.routes
     scopes = {method: {**request.scope, "method": "GET" if method == "HEAD" else method} for method in METHODS}

@@ -1,4 +1,4 @@
-"""What the tables say of jobs, for the routes, the page and the metrics. Each function is one transaction.
+"""Queries about jobs, for the routes, the page and the metrics. Each function is one transaction.
 
 A model has no state of its own: it follows from those of its kernels. All functions raise DatabaseFault.
 """
@@ -20,7 +20,7 @@ from lospmm_server.tables import ENDED, PENDING, events, kernels, layers, models
 #: Failed layers that the error of a model names.
 NAMED_LAYERS = 3
 
-#: When a model was cancelled last.
+#: The time of a model's last cancellation.
 _STOPPED = (
     sa.select(sa.func.max(events.c.time))
     .where((events.c.job == models.c.id) & (events.c.kind == "stopped"))
@@ -47,7 +47,7 @@ class LayerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """A kernel's job or a model's, as it is in the tables."""
+    """A kernel's or a model's job, as it is in the tables."""
 
     id: str
     kind: Literal["kernel", "model"]
@@ -69,16 +69,19 @@ class JobRow:
 
     @property
     def is_ended(self) -> bool:
+        """Whether it has ended."""
         return self.state in ENDED
 
     @property
     def watched(self) -> list[str]:
-        """The ids under which its events are written."""
+        """Ids under which its events are written."""
         return [self.id, *dict.fromkeys(layer.digest for layer in self.layers if layer.digest)]
 
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
+    """An event of a job."""
+
     id: int
     job: str
     time: datetime
@@ -87,7 +90,7 @@ class EventRow:
 
 
 def find_job(database: Database, job: str) -> JobRow | None:
-    """A model with all of its layers, or a kernel."""
+    """Return a model with all of its layers, or a kernel, or None."""
     with database.read() as connection:
         row = connection.execute(sa.select(kernels).where(kernels.c.digest == job)).first()
         if row is not None:
@@ -97,7 +100,7 @@ def find_job(database: Database, job: str) -> JobRow | None:
 
 
 def list_jobs(database: Database, state: str | None, before: int | None, limit: int) -> list[JobRow]:
-    """What was posted, the last queued first: models, and kernels that are not only a layer."""
+    """Return what was posted, the last queued first: models, and kernels that are not only a layer."""
     of_kernels = sa.select(kernels).where(kernels.c.posted).order_by(kernels.c.turn.desc()).limit(limit)
     of_models = sa.select(models, _STOPPED).order_by(models.c.turn.desc()).limit(limit)
     if state is not None:
@@ -117,14 +120,14 @@ def list_jobs(database: Database, state: str | None, before: int | None, limit: 
 def page_of_jobs(
     database: Database, state: str | None, before: int | None, limit: int
 ) -> tuple[list[JobRow], int | None]:
-    """``list_jobs``, and ``before`` of the next page; None on the last."""
+    """Return ``list_jobs``, and ``before`` of the next page; None on the last."""
     found = list_jobs(database, state, before, limit + 1)
     shown = found[:limit]
     return shown, shown[-1].turn if len(found) > limit else None
 
 
 def events_after(database: Database, jobs: Sequence[str] | None, after: int, limit: int = 500) -> list[EventRow]:
-    """The events of these jobs, or of all, that follow the one with the id ``after``."""
+    """Return the events of these jobs, or of all, that follow the one with the id ``after``."""
     chosen = sa.select(events).where(events.c.id > after).order_by(events.c.id).limit(limit)
     if jobs is not None:
         chosen = chosen.where(events.c.job.in_(jobs))
@@ -133,13 +136,14 @@ def events_after(database: Database, jobs: Sequence[str] | None, after: int, lim
 
 
 def last_event(database: Database) -> int:
+    """Return the id of the last event; 0 without any."""
     with database.read() as connection:
         return int(connection.execute(sa.select(sa.func.coalesce(sa.func.max(events.c.id), 0))).scalar_one())
 
 
 def figures(database: Database) -> QueueFigures:
-    """The depth of the queue, and the age of its oldest job by this machine's clock."""
-    since = sa.func.min(events.c.time)  # of the event that queued it; the job itself may be of long ago
+    """Return the depth of the queue, and the age of its oldest job by this machine's clock."""
+    since = sa.func.min(events.c.time)  # of the event that queued it last; the job may be older
     counted = sa.select(kernels.c.state, sa.func.count(), since)
     counted = counted.select_from(kernels.outerjoin(events, events.c.id == kernels.c.turn))
     counted = counted.where(kernels.c.state.in_(PENDING)).group_by(kernels.c.state)
@@ -193,14 +197,14 @@ def _model(row: Any, found: Sequence[Any]) -> JobRow:
 
 
 def _ended(row: Any, found: Sequence[Any]) -> datetime | None:
-    """A model that was cancelled has ended then, though others may wait for its kernels."""
+    """Return when a model ended; a cancelled one ended then, though others may wait for its kernels."""
     if row.cancel:
         return cast(datetime, row.stopped)
     return _since(row.created, max((layer.ended for layer in found if layer.ended), default=None))
 
 
 def _since(created: datetime, moment: datetime | None) -> datetime | None:
-    """``moment`` as the model's own: kernels of others may have been tuned before it was posted."""
+    """Return ``moment``, at least ``created``: kernels may have been tuned before the model was posted."""
     return None if moment is None else max(created, moment)
 
 
@@ -220,7 +224,7 @@ def _layer(row: Any) -> LayerState:
 
 
 def _state_of(states: Sequence[LayerState], *, is_cancelled: bool) -> str:
-    """What ``_model_states`` says in SQL."""
+    """Return the state of a model, as ``_model_states`` computes it in SQL."""
     found = [layer.state for layer in states]
     readable = [layer.state for layer in states if layer.digest is not None]
     if is_cancelled:
@@ -233,7 +237,7 @@ def _state_of(states: Sequence[LayerState], *, is_cancelled: bool) -> str:
 
 
 def _model_states() -> sa.Subquery:
-    """The state of every model."""
+    """Return a query of the state of every model."""
     state = sa.case(
         (layers.c.error.is_not(None) | kernels.c.state.is_(None), "failed"),
         else_=kernels.c.state,

@@ -1,11 +1,11 @@
-"""The queue of kernels to be tuned. Each function is one transaction, and all of them raise DatabaseFault.
+"""The queue of kernels to tune. Each function is one transaction, and all of them raise DatabaseFault.
 
     nothing, ended --submit--> queued --claim--> running --finish, fail--> succeeded, failed
                                   ^                 |
                                   +-- give_back, release: its worker left, or died --+
 
-A worker that runs a job counts up its ``beat`` and is its only owner: what it says counts while the row names it.
-Nobody looks at a clock for that (``leases.py``). ``cancel`` ends what is queued, and asks the owner of what runs.
+A worker that runs a job counts up its ``beat`` and is its only owner: what it says counts while the row names it. No
+clock is needed for that (``leases.py``). ``cancel`` ends a queued job, and asks the owner of a running one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,16 +29,16 @@ Json = dict[str, Any]
 
 
 class JobVerdict(Enum):
-    """What the row of a job tells the worker that runs it."""
+    """What a job's row tells the worker that runs it."""
 
     GO_ON = "go on"
     CANCEL = "cancel"
-    LOST = "lost"  # another one is the owner now
+    LOST = "lost"  # it has another owner now
 
 
 @dataclass(frozen=True, slots=True)
 class KernelOrder:
-    """A kernel that somebody asks for. Its matrix is in the store, and so is its artifact where ``is_kept``."""
+    """A requested kernel. Its matrix is in the store, and so is its artifact if ``is_kept``."""
 
     digest: str
     request: Json  # jobs.Request.to_json
@@ -48,7 +48,7 @@ class KernelOrder:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer of a model: its order, or the problem of what could not be read."""
+    """A layer of a model: its order, or the problem of one that could not be read."""
 
     name: str
     order: KernelOrder | None
@@ -57,6 +57,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ModelOrder:
+    """A requested model."""
+
     id: str
     name: str
     n: int
@@ -65,18 +67,18 @@ class ModelOrder:
 
     @property
     def orders(self) -> dict[str, KernelOrder]:
-        """By their digests: equal layers have one."""
+        """Orders by digest: equal layers have one."""
         return {layer.order.digest: layer.order for layer in self.layers if layer.order is not None}
 
     @property
     def new(self) -> list[str]:
-        """The digests of the kernels that are to be tuned."""
+        """Digests of the kernels that must be tuned."""
         return [digest for digest, order in self.orders.items() if not order.is_kept]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job in the hands of one worker, for the ``attempts``th time."""
+    """A job that one worker owns, for the ``attempts``th time."""
 
     digest: str
     owner: str
@@ -86,9 +88,9 @@ class Claim:
 
 
 def submit(database: Database, order: KernelOrder, key: str) -> None:
-    """Have the kernel tuned, unless it is under way or has succeeded meanwhile. Raises Busy.
+    """Queue a kernel, unless it waits, runs or has succeeded. Raises Busy.
 
-    Should the kernel of one that has succeeded be lost, ``requeue`` has it tuned again.
+    If the kernel of a successful job is lost, ``requeue`` queues it again.
     """
     with database.write() as connection:
         _check_room(connection, key, [] if order.is_kept else [order.digest])
@@ -96,7 +98,7 @@ def submit(database: Database, order: KernelOrder, key: str) -> None:
 
 
 def submit_model(database: Database, model: ModelOrder, key: str) -> None:
-    """Have every layer tuned, equal ones once; all of them are accepted or none. Raises Busy."""
+    """Queue every layer, equal ones once; all of them are accepted or none. Raises Busy."""
     with database.write() as connection:
         _check_room(connection, key, model.new)
         connection.execute(sa.delete(layers).where(layers.c.model == model.id))
@@ -110,16 +112,16 @@ def submit_model(database: Database, model: ModelOrder, key: str) -> None:
 
 
 def check_room(database: Database, key: str, digests: Sequence[str]) -> None:
-    """Raises Busy where these jobs would be refused: before their matrices are in the store."""
+    """Raise Busy if these jobs would be refused: call it before their matrices are stored."""
     with database.read() as connection:
         _check_room(connection, key, digests)
 
 
 def claim(database: Database, owner: str, gpu: str) -> Claim | None:
-    """The oldest job that a worker with this GPU may run is now ``owner``'s; None where there is none."""
+    """Make ``owner`` the owner of the oldest job that a worker with this GPU may run; None: there is none."""
     may_run = (kernels.c.state == "queued") & kernels.c.gpu.in_(("", gpu))
     oldest = sa.select(kernels).where(may_run).order_by(kernels.c.turn).limit(1)
-    with database.read() as connection:  # an idle worker keeps nobody from writing
+    with database.read() as connection:  # an idle worker must not block writers
         if connection.execute(oldest).first() is None:
             return None
     with database.write() as connection:
@@ -133,7 +135,7 @@ def claim(database: Database, owner: str, gpu: str) -> Claim | None:
 
 
 def beat(database: Database, claimed: Claim, stage: str | None, progress: Mapping[str, Sequence[int]]) -> JobVerdict:
-    """Say that the owner lives and how far it is."""
+    """Record that the owner lives, and its progress; return the verdict on the job."""
     with database.write() as connection:
         row = _owned(connection, claimed)
         if row is None:
@@ -146,14 +148,14 @@ def beat(database: Database, claimed: Claim, stage: str | None, progress: Mappin
 
 
 def look(database: Database, claimed: Claim) -> JobVerdict:
-    """What ``beat`` would say, without writing."""
+    """Return what ``beat`` would return, without writing."""
     with database.read() as connection:
         row = _owned(connection, claimed)
     return JobVerdict.LOST if row is None else JobVerdict.CANCEL if row.cancel else JobVerdict.GO_ON
 
 
 def finish(database: Database, claimed: Claim, observation: Json) -> bool:
-    """The artifact is in the store (``observations.succeeded``). False where somebody else owns the job by now."""
+    """End a job whose artifact is in the store (``observations.succeeded``). False if it has a new owner."""
     speedups = observation.get("speedup_over_dense") or {}
     return _end(
         database, claimed, "succeeded", observation, {"speedup": observations.main_speedup(speedups), "error": None}
@@ -161,12 +163,12 @@ def finish(database: Database, claimed: Claim, observation: Json) -> bool:
 
 
 def fail(database: Database, claimed: Claim, problem: Problem) -> bool:
-    """False where somebody else owns the job by now."""
+    """End a job with a problem. False if it has a new owner."""
     return _end(database, claimed, "failed", *_failure(problem))
 
 
 def give_back(database: Database, claimed: Claim) -> bool:
-    """The owner stops for its own reasons, or because it was asked to: the attempt does not count."""
+    """Return a job to the queue, or cancel it if that was requested: the attempt does not count."""
     with database.write() as connection:
         row = _owned(connection, claimed)
         if row is None:
@@ -181,7 +183,7 @@ def give_back(database: Database, claimed: Claim) -> bool:
 
 
 def running(database: Database) -> dict[tuple[str, str], int]:
-    """The beat of each job that runs, by its digest and owner."""
+    """Return the beat of each running job, by its digest and owner."""
     columns = (kernels.c.digest, kernels.c.owner, kernels.c.beat)
     with database.read() as connection:
         rows = connection.execute(sa.select(*columns).where(kernels.c.state == "running")).all()
@@ -189,7 +191,7 @@ def running(database: Database) -> dict[tuple[str, str], int]:
 
 
 def release(database: Database, digest: str, owner: str, seen_beat: int) -> bool:
-    """Take a job from a worker that has died, unless it has stirred since ``seen_beat``."""
+    """Take a job from a dead worker, unless its beat has changed since ``seen_beat``."""
     with database.write() as connection:
         row = connection.execute(sa.select(kernels).where(kernels.c.digest == digest)).first()
         if row is None or (row.state, row.owner, row.beat) != ("running", owner, seen_beat):
@@ -199,7 +201,7 @@ def release(database: Database, digest: str, owner: str, seen_beat: int) -> bool
 
 
 def release_all_of(database: Database, owner: str) -> int:
-    """The same for every job of a worker that is known to have ended; returns how many there were."""
+    """Take all jobs from a worker that is known to have ended; return their number."""
     of_owner = (kernels.c.state == "running") & (kernels.c.owner == owner)
     with database.write() as connection:
         rows = connection.execute(sa.select(kernels).where(of_owner)).all()
@@ -209,9 +211,9 @@ def release_all_of(database: Database, owner: str) -> int:
 
 
 def cancel(database: Database, job: str) -> bool:
-    """Cancel a kernel, or a model with those of its kernels that nobody else asked for. False for an unknown id.
+    """Cancel a kernel, or a model with its kernels that nobody else posted. False for an unknown id.
 
-    What has ended stays as it is.
+    An ended job stays as it is.
     """
     with database.write() as connection:
         row = connection.execute(sa.select(kernels).where(kernels.c.digest == job)).first()
@@ -226,7 +228,7 @@ def cancel(database: Database, job: str) -> bool:
 
 
 def requeue(database: Database, digest: str) -> bool:
-    """Have a kernel tuned again whose artifact was lost. False unless the job had succeeded."""
+    """Queue a kernel again whose artifact was lost. False unless the job had succeeded."""
     with database.write() as connection:
         row = connection.execute(sa.select(kernels).where(kernels.c.digest == digest)).first()
         if row is None or row.state != "succeeded":
@@ -237,10 +239,10 @@ def requeue(database: Database, digest: str) -> bool:
 
 def _submit(connection: sa.Connection, order: KernelOrder, key: str, model: str | None = None) -> None:
     row = connection.execute(sa.select(kernels).where(kernels.c.digest == order.digest)).first()
-    is_cancelled = row is not None and (row.cancel or row.state == "cancelled")  # who posted it alone asks no more
+    is_cancelled = row is not None and (row.cancel or row.state == "cancelled")  # its poster no longer wants it
     posted = model is None or (row is not None and row.posted and not is_cancelled)
     if row is not None and row.state in PENDING:
-        _change(connection, order.digest, {"posted": posted, "cancel": False})  # it is wanted after all
+        _change(connection, order.digest, {"posted": posted, "cancel": False})  # it was posted again
         return
     if row is not None and row.state == "succeeded" and model is None:
         _change(connection, order.digest, {"posted": True})
@@ -269,7 +271,7 @@ def _queued(request: Json, model: str) -> Json:
 
 
 def _failure(problem: Problem) -> tuple[Json, Json]:
-    """The data of the event and the columns of the row."""
+    """Return the data of the event and the columns of the row."""
     error = problem.model_dump()
     return {**observations.failed(problem), "error": error}, {"error": error}
 
@@ -282,7 +284,7 @@ def _release(connection: sa.Connection, row: Any) -> None:
         where = f"in the stage {row.stage}" if row.stage else "at its beginning"
         message = f"{row.attempts} workers that ran this job have died, the last one {where}; post it again to retry"
         _ended(connection, row.digest, "failed", *_failure(describe(GaveUp(message))))
-    else:  # behind the others: if it ends its workers, they get their turn first
+    else:  # behind the others: if it kills workers, the others run first
         _queue(connection, row, {})
 
 
@@ -329,7 +331,7 @@ def _cancelled(connection: sa.Connection, digest: str) -> None:
 def _ended(connection: sa.Connection, digest: str, state: str, data: Json, values: Mapping[str, Any]) -> None:
     _change(connection, digest, {"state": state, "owner": None, "cancel": False, "ended": _now(), **values})
     passed = (events.c.job == digest) & (events.c.kind == "progress")
-    connection.execute(sa.delete(events).where(passed))  # who comes later needs none of it
+    connection.execute(sa.delete(events).where(passed))  # later listeners do not need it
     _event(connection, digest, state, data)
 
 
@@ -369,7 +371,7 @@ def _check_room(connection: sa.Connection, key: str, asked: Sequence[str]) -> No
 
 
 def _under_way(connection: sa.Connection, key: str) -> tuple[int, int]:
-    """Jobs that wait or run: all, and those of one key."""
+    """Return how many jobs wait or run: all, and those of one key."""
     of_key = sa.func.count().filter(kernels.c.key == key)
     row = connection.execute(sa.select(sa.func.count(), of_key).where(kernels.c.state.in_(PENDING))).one()
     return int(row[0]), int(row[1])
@@ -381,7 +383,7 @@ def _refuse(total: int, of_key: int, *, new: int) -> None:
         (total, limits.max_jobs, "", "jobs are under way"),
         (of_key, limits.max_jobs_per_key, " of one key", "jobs of this key are under way"),
     )
-    for _, limit, of, _ in known:  # first what will never do
+    for _, limit, of, _ in known:  # permanent failures first
         if new > limit:
             raise BadRequest(f"{new} jobs at once, more than the {limit} that this service takes{of}; post fewer")
     for count, limit, _, whose in known:

@@ -1,6 +1,6 @@
-"""A Ray cluster (docs.ray.io): its nodes, and who does work on one of them, as an ``Executor``.
+"""A Ray cluster (docs.ray.io): its nodes, and an ``Executor`` that runs tasks on one of them.
 
-A task is run once: what becomes of work whose process, node or network is gone, the queue decides, not Ray.
+A task is run once: if its process, node or network is lost, the queue decides what to do, not Ray.
 """
 
 import logging
@@ -17,13 +17,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lospmm.errors import BadRequest
 
-#: How long an address may take to answer, in seconds. Ray itself would try for minutes.
+#: Seconds that an address may take to answer. Ray itself would try for minutes.
 ANSWER_SECONDS = 5.0
 
-#: Ray's reasons go on with advice of many lines.
+#: The most characters of Ray's reasons, which many lines of advice follow.
 REASON_CHARACTERS = 200
 
-#: What a client of HTTP/2 says first, which Ray's gRPC is, and the kind of frame that every server answers with.
+#: The first bytes of an HTTP/2 client, as Ray's gRPC is one, and the type of frame that every server answers with.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_BYTES, _KIND, _SETTINGS = 9, 3, 4
 
@@ -32,7 +32,7 @@ Found = TypeVar("Found")
 
 
 class TaskLost(Exception):
-    """A task that Ray could not bring to its end; ``has_begun`` says whether it may have been its own fault."""
+    """A task that Ray could not finish; ``has_begun``: the task itself may be at fault."""
 
     def __init__(self, reason: str, *, has_begun: bool) -> None:
         super().__init__(reason)
@@ -41,6 +41,8 @@ class TaskLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
+    """A node of the cluster."""
+
     id: str
     host: str
     cores: float
@@ -48,13 +50,13 @@ class Node:
 
     @property
     def name(self) -> str:
-        """For people: there may be several on one host."""
+        """Name for people: there may be several nodes on one host."""
         return f"{self.host}/{self.id[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What of a node a task takes; Ray counts that, and shows the task its GPU alone."""
+    """Resources of a node that a task takes; Ray enforces them, and shows the task its GPU alone."""
 
     node: str
     cores: float = 0.0
@@ -64,7 +66,7 @@ class Share:
 class RayExecutor(Executor):
     """Runs functions as tasks on a node, each in a process of its own.
 
-    To cancel a future kills that process. One whose task is lost raises TaskLost, all others what the function raises.
+    Cancelling a future kills that process. A lost task raises TaskLost, all others what the function raises.
     """
 
     def __init__(self, share: Share) -> None:
@@ -72,6 +74,7 @@ class RayExecutor(Executor):
         self._options = {"num_cpus": share.cores, "num_gpus": share.gpus, "scheduling_strategy": where}
 
     def submit(self, fn: Callable[Given, Found], /, *args: Given.args, **kwargs: Given.kwargs) -> "Future[Found]":
+        """Run a function as a task."""
         return _TaskFuture(_remote(fn).options(**self._options).remote(*args, **kwargs))
 
 
@@ -98,7 +101,7 @@ class _TaskFuture(Future[Found]):
 
 
 def _raised(error: BaseException) -> BaseException:
-    """What the function raised, without Ray's report around it, or that the task is lost."""
+    """Return what the function raised, without Ray's report around it, or TaskLost."""
     match error:
         case RayTaskError():
             return error.cause or error
@@ -113,12 +116,12 @@ def _raised(error: BaseException) -> BaseException:
 
 @cache
 def _remote(fn: Callable[..., Any]) -> Any:
-    """A process that has used one GPU cannot use another, and what a task leaves behind ends with its process."""
+    """Return a remote function that runs each call in a new process, as a process cannot change its GPU."""
     return ray.remote(max_calls=1, max_retries=0)(fn)
 
 
 def connect(address: str) -> None:
-    """Make this process a driver of the cluster at HOST:PORT, or of this machine's ("auto"). Raises BadRequest."""
+    """Connect this process to the cluster at HOST:PORT, or to this machine's ("auto"). Raises BadRequest."""
     if address != "auto":
         _check_address(address)
     try:
@@ -126,7 +129,7 @@ def connect(address: str) -> None:
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         reason = " ".join(str(error).split())[:REASON_CHARACTERS]
         raise BadRequest(f"--ray {address}: {reason}") from None
-    logging.setLogRecordFactory(logging.LogRecord)  # Ray's adds a field to every line of the log
+    logging.setLogRecordFactory(logging.LogRecord)  # Ray's factory adds a field to every log line
 
 
 def _check_address(address: str) -> None:
@@ -145,8 +148,8 @@ def _check_address(address: str) -> None:
 
 
 def living_nodes() -> dict[str, Node]:
-    """The nodes that are there, by id."""
-    described: Any = ray.nodes  # it has no types
+    """Return the nodes that are alive, by id."""
+    described: Any = ray.nodes  # untyped
     return {node["NodeID"]: _node(node) for node in described() if node["Alive"]}
 
 
@@ -157,5 +160,5 @@ def _node(described: Mapping[str, Any]) -> Node:
 
 
 def own_node() -> str:
-    """The id of the node that this process runs on."""
+    """Return the id of the node that this process runs on."""
     return str(ray.get_runtime_context().get_node_id())

@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster: tasks, and the actor that they tell how far they are."""
+"""Code that runs on the nodes of a Ray cluster: tasks, and the actor that collects their progress."""
 
 import time
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from lospmm.tuning.request import Request
 from lospmm.version import __version__
 from lospmm_server.tuning import TuningProgress, check_digest
 
-#: A task tells how far it is at most this often, but for the beginning and the end of a stage.
+#: Least seconds between two reports of a task, except at the beginning and the end of a stage.
 TELL_SECONDS = 0.2
 
 Counts = Mapping[str, tuple[int, int]]
@@ -19,33 +19,34 @@ Counts = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a node says of itself."""
+    """What a node reports of itself."""
 
     version: str
     gpu: str
 
 
 class Board:
-    """An actor of the cluster: tasks write how far they are, by slot, and this process reads it."""
+    """An actor of the cluster: tasks write their progress by slot, and the worker process reads it."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[str, Counts]] = {}
 
     def tell(self, slot: str, job: str, progress: Counts) -> None:
+        """Write the progress of a slot's job."""
         self._told[slot] = (job, progress)
 
     def read(self, slot: str) -> tuple[str, Counts]:
-        """The job that wrote last, and its progress."""
+        """Return the job that wrote last, and its progress."""
         return self._told.get(slot, ("", {}))
 
 
 def look() -> Seen:
-    """A task."""
+    """Return this node's version and GPU; runs as a task."""
     return Seen(__version__, own_gpu() or "")
 
 
 def tune_there(request: Request, job: str, slot: str, workers: int, board: Any = None) -> dict[str, bytes]:
-    """A task: the files of the artifact of ``job``, made on this node with its own store. Raises as ``jobs.tune``."""
+    """Tune ``job`` on this node and return its artifact's files; runs as a task. Raises as ``jobs.tune``."""
     check_digest(request, job)
     report, told = TuningProgress(), 0.0
 

@@ -1,8 +1,8 @@
-"""``lospmm worker --ray``: one process that has a job tuned in every slot of a Ray cluster.
+"""``lospmm worker --ray``: one process that runs a job in every slot of a Ray cluster.
 
-A slot is a GPU with its share of the node's cores, or a few cores of a node without GPUs. Each has a ``Worker`` of its
-own, in a thread of this process, whose jobs are tasks on that node: their matrices travel there, their kernels come
-back, and the nodes need no file system in common. The queue and its leases know nothing of Ray.
+A slot is a GPU with its share of the node's cores, or a few cores of a node without GPUs. Each has a ``Worker`` of
+its own, in a thread of this process, whose jobs are tasks on that node: matrices are sent there, kernels come back,
+and the nodes need no shared file system. The queue and its leases know nothing of Ray.
 """
 
 import logging
@@ -33,17 +33,17 @@ from lospmm_server.ray_tasks import Board, Seen, look, tune_there
 from lospmm_server.tuning import Died, Tune
 from lospmm_server.worker import Worker
 
-#: Cores of a slot where there is no GPU: a tuning has work for more only while it compiles.
+#: Cores of a slot without a GPU: tuning uses more only while it compiles.
 SLOT_CORES = 4
 
-#: How often the nodes are looked at, and a task: whether it has ended, was cancelled, and how far it is.
+#: Seconds between two checks of the nodes, and of a task: its end, its cancellation and its progress.
 LOOK_SECONDS = 2.0
 TICK_SECONDS = 0.2
 
-#: How often a node that could not be used is tried again.
+#: Seconds after which an unusable node is tried again.
 RETRY_SECONDS = 60.0
 
-#: How long the answer of the board may take, and what a GPU is looked at with: Ray gives out hundredths.
+#: Seconds that the board's answer may take, and the share of a GPU that ``look`` takes: Ray allots hundredths.
 BOARD_SECONDS = 1.0
 LOOKING_GPUS = 0.01
 
@@ -61,13 +61,13 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """No other slot of the cluster has it."""
+        """Name that no other slot of the cluster has."""
         return f"{self.node.id[:8]}.{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Hand:
-    """What is going on in a slot. Its worker ends once ``stop`` is set."""
+    """The state of a slot. Its worker ends once ``stop`` is set."""
 
     slot: Slot
     stop: threading.Event = field(default_factory=threading.Event)
@@ -76,13 +76,13 @@ class Hand:
 
 
 def slots_of(node: Node, gpu: str) -> tuple[Slot, ...]:
-    """``gpu`` is what the node's GPUs are; empty: it has none that the device table knows."""
+    """Return the slots of a node; ``gpu`` names its GPUs in the device table; empty: none known."""
     count = node.gpus if gpu else int(min(1.0, node.cores)) * max(1, int(node.cores) // SLOT_CORES)
     return tuple(Slot(node, number, gpu, node.cores / count) for number in range(count))
 
 
 def tune_in(hand: Hand, store: Store, board: Any) -> Tune:
-    """Has jobs tuned in the slot of ``hand``, and stops it when a task is lost."""
+    """Return a function that tunes jobs in the slot of ``hand``, which is stopped when a task is lost."""
 
     def tune(claim: Claim, progress: Progress, cancel: threading.Event) -> Artifact:
         hand.busy.set()
@@ -105,7 +105,7 @@ def tune_in(hand: Hand, store: Store, board: Any) -> Tune:
 def _files(
     slot: Slot, board: Any, request: Request, job: str, progress: Progress, cancel: threading.Event
 ) -> dict[str, bytes]:
-    """What ``tune_there`` gives, or raises; CancelledError once ``cancel`` is set, and then its process is killed."""
+    """Return or raise the result of ``tune_there``; on ``cancel``, kill its process: CancelledError."""
     on_gpu = "gpu" in (request.options.measure, request.options.verify)
     executor = RayExecutor(Share(slot.node.id, slot.cores, 1.0 if on_gpu else 0.0))
     future = executor.submit(tune_there, request, job, slot.name, max(1, int(slot.cores)), board)
@@ -122,24 +122,24 @@ def _files(
 def _show(board: Any, slot: str, job: str, progress: Progress) -> None:
     try:
         of_job, counts = ray.get(board.read.remote(slot), timeout=BOARD_SECONDS)
-    except RayError:  # a job whose progress nobody sees is still done
+    except RayError:  # the job goes on even if its progress cannot be shown
         return
     for stage, (done, total) in counts.items() if of_job == job else ():
         progress(stage, done, total)
 
 
 class ClusterWorkers:
-    """A worker for every slot of the cluster, as its nodes come and go. A node must answer before it gets any."""
+    """A worker for every slot of the cluster, as nodes come and go; a node must answer before it gets one."""
 
     def __init__(self, hire: Callable[[Hand], Worker]) -> None:
         self._hire = hire
-        self._looks: dict[str, Future[Seen]] = {}  # those under way, by node
+        self._looks: dict[str, Future[Seen]] = {}  # in progress, by node
         self._slots: dict[str, tuple[Slot, ...]] = {}
         self._hands: dict[str, tuple[Hand, threading.Thread]] = {}  # by slot
         self._retried = time.monotonic()
 
     def run(self, stop: threading.Event) -> None:
-        """Until ``stop`` is set; jobs that run then are given back within GRACE_SECONDS."""
+        """Run until ``stop`` is set; running jobs are then given back within GRACE_SECONDS."""
         while not stop.is_set():
             self._look({id: node for id, node in living_nodes().items() if node.cores >= 1 or node.gpus})
             stop.wait(TICK_SECONDS if self._looks else LOOK_SECONDS)
@@ -166,7 +166,7 @@ class ClusterWorkers:
                 self._hands[slot.name] = self._start(Hand(slot))
 
     def _leave(self, node: str) -> None:
-        """Give the node no new jobs. It is asked again, if it is still there; those that run there go on till then."""
+        """Give a node no new jobs until it answers again; running jobs go on till then."""
         self._looks.pop(node, None)
         self._slots.pop(node, None)
         for name, (hand, thread) in list(self._hands.items()):
@@ -185,7 +185,7 @@ class ClusterWorkers:
 
 
 def _slots_seen(node: Node, looked: "Future[Seen]") -> tuple[Slot, ...]:
-    """None for a node that cannot work: the log has the reason."""
+    """Return the slots of a node, none if it cannot work: the log has the reason."""
     error = looked.exception()
     if error is not None:
         _log.warning("the node %s cannot tune: %s", node.name, error)
@@ -200,7 +200,7 @@ def _slots_seen(node: Node, looked: "Future[Seen]") -> tuple[Slot, ...]:
 
 
 def work(database: Database, store: Store, name: str, stop: threading.Event) -> None:
-    """Until ``stop`` is set, in a process that is connected to a cluster."""
+    """Tune jobs until ``stop`` is set, in a process that is connected to a cluster."""
     here = NodeAffinitySchedulingStrategy(own_node(), soft=False)
     board = ray.remote(num_cpus=0, max_restarts=-1)(Board).options(scheduling_strategy=here).remote()
     name = name or new_name()

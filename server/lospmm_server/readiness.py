@@ -1,4 +1,4 @@
-"""Whether the service could take and tune a kernel now."""
+"""Readiness: whether the service could take and tune a kernel now."""
 
 import tempfile
 from pathlib import Path
@@ -9,12 +9,12 @@ from lospmm.toolchain.discover import find_toolkit
 from lospmm_server import queries
 from lospmm_server.database import Database
 
-#: What a disk has to take.
+#: Bytes that a disk has to take.
 PROBE_BYTES = 64 << 10
 
 
 def reasons_not_ready(store: Store, database: Database) -> list[str]:
-    """Why a kernel could not be tuned now, one line each; none when all is well."""
+    """Return why a kernel could not be tuned now, one line each; empty if all is well."""
     reasons = []
     for check in (find_toolkit, lambda: queries.figures(database)):
         try:
@@ -28,13 +28,13 @@ def reasons_not_ready(store: Store, database: Database) -> list[str]:
         reasons.append(f"the cache {store.root} cannot be written: {error.strerror}")
     try:
         _write_to(None)
-    except OSError as error:  # it names the folder
+    except OSError as error:  # the error names the folder
         reasons.append(f"uploads and compilers have no place for temporary files: {error}")
     return reasons
 
 
 def _write_to(folder: Path | None) -> None:
-    """A file for a moment, with something in it: a disk that is full takes empty ones."""
+    """Write a temporary file with some bytes: a full disk still takes empty files."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(PROBE_BYTES))
         file.flush()

@@ -20,15 +20,17 @@ from lospmm_server.schemas import JobLinks, JobList, JobState, JobView, KernelLi
 JSON = "application/json"
 BINARY = "application/octet-stream"
 
-#: A kernel's files follow from its digest, so that nobody needs to ask for them twice.
+#: A kernel's files are determined by its digest: they can be cached forever.
 CACHE_CONTROL = "max-age=31536000, immutable"
 
 
 def kernel_url(digest: str) -> str:
+    """Return the URL of a kernel."""
     return f"/v1/kernels/{digest}"
 
 
 def job_url(digest: str) -> str:
+    """Return the URL of a job."""
     return f"/v1/jobs/{digest}"
 
 
@@ -38,22 +40,25 @@ class File:
 
     content: bytes
     media_type: str
-    name: str | None = None  # that a browser saves it under
+    name: str | None = None  # under which a browser saves it
 
     @cached_property
     def etag(self) -> str:
+        """Entity tag: the sha256 of the content."""
         return f'"{hashlib.sha256(self.content).hexdigest()}"'
 
     @cached_property
     def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
         return {"ETag": self.etag, "Cache-Control": CACHE_CONTROL, **self.disposition}
 
     @property
     def disposition(self) -> dict[str, str]:
+        """Header with the name to save the file under, if it has one."""
         return {"Content-Disposition": f'attachment; filename="{self.name}"'} if self.name else {}
 
 
-#: What of a kernel has a URL.
+#: Parts of a kernel that have a URL.
 Part = Literal["manifest", "cubin", "source", "tuning", "matrix", "space", "bias"]
 Files = Mapping[Part, File]
 
@@ -67,6 +72,7 @@ _LATER: Mapping[Part, tuple[str, str, str | None]] = {
 
 
 def files_of(digest: str, artifact: Artifact) -> Files:
+    """Return the files of a kernel as they are sent."""
     manifest, held = artifact.manifest, artifact.files
     later: dict[Part, File] = {
         part: File(held[name], media_type, None if end is None else f"{manifest['name']}{end}")
@@ -83,14 +89,14 @@ def files_of(digest: str, artifact: Artifact) -> Files:
 
 
 def immutable(request: Request, file: File) -> Response:
-    """Content that never changes: 200, or 304 where the client has it."""
+    """Return content that never changes: 200, or 304 if the client has it."""
     if _has(request, file.etag):
         return Response(None, 304, file.headers)
     return Response(file.content, 200, file.headers, file.media_type)
 
 
 def kernel_response(digest: str, files: Files, media_type: str) -> Response:
-    """The answer to a POST whose kernel is there: 201."""
+    """Return the answer to a POST whose kernel exists: 201."""
     location = {"Location": kernel_url(digest)}
     if media_type == JSON:
         return Response(files["manifest"].content, 201, location, JSON)
@@ -99,7 +105,7 @@ def kernel_response(digest: str, files: Files, media_type: str) -> Response:
 
 
 def accepted(job: JobRow) -> Response:
-    """The answer to a POST whose kernels are not there yet: 202 with the job, or the problem it ended with."""
+    """Return the answer to a POST whose kernels do not exist yet: 202 with the job, or its problem."""
     if job.error is not None and job.kind == "kernel":
         return problem_response(job.error)
     status = 201 if job.is_ended else 202
@@ -107,20 +113,21 @@ def accepted(job: JobRow) -> Response:
 
 
 def job_response(job: JobRow, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A ``schemas.JobView``, with Retry-After for as long as there is something to wait for."""
+    """Return a ``schemas.JobView``, with Retry-After until the job has ended."""
     retry = {} if job.is_ended else {"Retry-After": str(RETRY_SECONDS)}
     content = job_view(job).model_dump(mode="json")
     return JSONResponse(content, status, {**(headers or {}), **retry, "Cache-Control": "no-store"})
 
 
 def list_response(jobs: list[JobRow], following: int | None) -> Response:
-    """A ``schemas.JobList``."""
+    """Return a ``schemas.JobList``."""
     listed = [job_view(job).model_copy(update={"layers": None}) for job in jobs]
     view = JobList(jobs=listed, next=None if following is None else str(following))
     return JSONResponse(view.model_dump(mode="json"), headers={"Cache-Control": "no-store"})
 
 
 def job_view(job: JobRow) -> JobView:
+    """Return a job as its schema."""
     url = job_url(job.id)
     has_kernel = job.kind == "kernel" and job.state == JobState.SUCCEEDED
     return JobView(
@@ -163,7 +170,7 @@ def _progress(progress: Mapping[str, tuple[int, int]]) -> dict[str, StageProgres
 
 
 def _kernel_json(digest: str, artifact: Artifact) -> bytes:
-    """A ``schemas.Kernel``."""
+    """Return a ``schemas.Kernel``."""
     url = kernel_url(digest)
     later = {part: f"{url}/{part}" if name in artifact.files else None for part, (name, *_) in _LATER.items()}
     links = KernelLinks(
@@ -173,6 +180,6 @@ def _kernel_json(digest: str, artifact: Artifact) -> bytes:
 
 
 def _has(request: Request, etag: str) -> bool:
-    """If-None-Match, RFC 9110, section 13.1.2: weak comparison, so that W/ does not matter."""
+    """Return whether If-None-Match has the tag (RFC 9110, section 13.1.2: weak comparison, W/ is ignored)."""
     condition = ",".join(request.headers.getlist("if-none-match"))
     return bool(condition) and (condition.strip() == "*" or etag in re.findall(r'"[^"]*"', condition))

@@ -1,11 +1,11 @@
-"""How long jobs are remembered: until so many others have ended after them."""
+"""Retention of ended jobs: the newest are kept."""
 
 import sqlalchemy as sa
 
 from lospmm_server.database import Database
 from lospmm_server.tables import ENDED, PENDING, events, kernels, layers, models
 
-#: Jobs and models that have ended and are remembered, the newest.
+#: Ended jobs and models that are kept, the newest.
 ENDED_KEPT = 10_000
 
 

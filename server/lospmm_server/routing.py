@@ -1,4 +1,4 @@
-"""What the routes share: their parameters, and how OpenAPI describes bodies and problems."""
+"""Shared parts of routes: their parameters, and how OpenAPI describes bodies and problems."""
 
 import difflib
 from collections import Counter
@@ -16,7 +16,7 @@ FILE = {"type": "string", "format": "binary"}
 
 
 def body(description: str, *, several: bool = False, bias: bool = False) -> dict[str, Any]:
-    """OpenAPI of a body that is a file, or a form with one or several, or with a bias beside each."""
+    """Return the OpenAPI of a body: a file, or a form with one or several, or with a bias beside each."""
     files = {"type": "array", "items": FILE, "maxItems": MAX_LAYERS}
     fields = {FIELD: {**files, "minItems": 1} if several else FILE}
     if bias:
@@ -27,7 +27,7 @@ def body(description: str, *, several: bool = False, bias: bool = False) -> dict
 
 
 def problems_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI of the problems that a route may answer with."""
+    """Return the OpenAPI of the problems that a route may answer with."""
     kinds = (*problems.ERRORS.values(), *problems.STATUSES.values(), problems.BAD_PARAMETER)
     titles = {kind.status: kind.title for kind in kinds}
     content = {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -43,14 +43,14 @@ async def _key(request: Request) -> str:
 
 
 async def check_parameters(request: Request) -> None:
-    """What a misspelt or repeated parameter of the query asks for is unclear. Raises RequestValidationError."""
+    """Raise RequestValidationError for a misspelt or repeated parameter of the query."""
     given = Counter(name for name, _ in request.query_params.multi_items())
     if not given:
         return
     operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
     known = [found["name"] for found in operation.get("parameters", ()) if found["in"] == "query"]
     faults = dict.fromkeys((name for name in given if name not in known), "there is no such parameter")
-    for name in list(faults)[: problems.NAMED_PARAMETERS]:  # no more are shown
+    for name in list(faults)[: problems.NAMED_PARAMETERS]:  # only these are shown
         if close := difflib.get_close_matches(name[:80], known, n=1):
             faults[name] += f" (did you mean {close[0]}?)"
     faults |= {name: "is given more than once" for name, times in given.items() if name in known and times > 1}

@@ -1,4 +1,4 @@
-"""What goes over the wire, as OpenAPI shows it."""
+"""Schemas of requests and answers, as OpenAPI shows them."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -122,6 +122,8 @@ class TuningQuery(BaseModel):
 
 
 class KernelQuery(TuningQuery):
+    """The parameters of a kernel's tuning."""
+
     tensor: str | None = Field(default=None, max_length=1000, description="The weight to take from a .safetensors.")
     wait: float = Field(
         default=DEFAULT_WAIT, ge=0, le=MAX_WAIT, description="Seconds to wait for the kernel; 0 answers at once."
@@ -129,6 +131,8 @@ class KernelQuery(TuningQuery):
 
 
 class ModelQuery(TuningQuery):
+    """The parameters of a model's tuning."""
+
     name: str | None = Field(
         default=None,
         min_length=1,
@@ -157,6 +161,8 @@ class Problem(BaseModel):
 
 
 class JobState(StrEnum):
+    """The state of a job."""
+
     QUEUED = "queued"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -165,11 +171,15 @@ class JobState(StrEnum):
 
 
 class StageProgress(BaseModel):
+    """Parts of a stage that are done."""
+
     done: int
     total: int
 
 
 class LayerView(BaseModel):
+    """A layer of a model."""
+
     name: str = Field(examples=["encoder.0.weight"])
     state: JobState
     stage: str | None
@@ -186,12 +196,16 @@ class LayerView(BaseModel):
 
 
 class JobLinks(BaseModel):
+    """URLs of a job."""
+
     self: str
     events: str
     kernel: str | None = Field(description="Where the kernel is, once the job of one has succeeded.")
 
 
 class JobView(BaseModel):
+    """A job of a kernel or a model."""
+
     id: str = Field(description="The digest of the kernel, or the model's id.", examples=[EXAMPLE_DIGEST])
     kind: Literal["kernel", "model"]
     name: str | None = Field(description="A model's.")
@@ -209,12 +223,16 @@ class JobView(BaseModel):
 
 
 class JobList(BaseModel):
+    """A page of the list of jobs."""
+
     jobs: list[JobView]
     next: str | None = Field(description="The ``cursor`` of the next page; null on the last.")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLinks:
+    """URLs of a kernel's files."""
+
     self: str
     cubin: str
     source: str
@@ -226,11 +244,13 @@ class KernelLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel(Manifest):
-    """The kernel's manifest.json, its digest and where its files are."""
+    """The kernel's manifest.json, its digest and the URLs of its files."""
 
     digest: str
     links: KernelLinks
 
 
 class Health(BaseModel):
+    """State of the service."""
+
     status: str = Field(examples=["ok"])

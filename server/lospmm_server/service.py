@@ -1,7 +1,7 @@
-"""What the routes stand on: the tables, the store, and those who wait for jobs.
+"""The service behind the routes: the tables, the store, and the requests that wait for jobs.
 
-It takes requests and gives answers; the work is done by workers, in other processes (``worker.py``). An accepted job is
-a committed row whose matrix is in the store: neither depends on this process any more.
+It takes requests and gives answers; workers do the work, in other processes (``worker.py``). An accepted job is a
+committed row whose matrix is in the store: neither depends on this process any more.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from lospmm_server.queue import KernelOrder, ModelOrder
 from lospmm_server.schemas import JobState
 from lospmm_server.shelf import Shelf, ShelvedKernel
 
-#: Uploads that are read at the same time: one may take 300 MB (benchmarks/serving/large.py).
+#: Uploads that are parsed at the same time: one may take 300 MB (benchmarks/serving/large.py).
 READERS = 1
 
-#: Transactions at the same time; those who write wait for each other anyway.
+#: Transactions at the same time; writers wait for each other anyway.
 TRANSACTIONS = 4
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 class Service:
-    """Belongs to one event loop. ``keyring`` is None where everybody may ask; ``workers`` run beside it."""
+    """The service of one event loop; without ``keyring`` everybody may call; ``workers`` run beside it."""
 
     def __init__(self, database: Database, store: Store, *, keyring: Keyring | None = None, workers: int = 0) -> None:
         self.database, self.store, self.keyring = database, store, keyring
@@ -53,12 +53,12 @@ class Service:
         self.crew = LocalWorkers(database, workers)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")
         self._clerks = ThreadPoolExecutor(TRANSACTIONS, thread_name_prefix="database")
-        self._counted: int | None = None  # the last event that is in the metrics
+        self._counted: int | None = None  # the last event counted by the metrics
         self._counting = asyncio.Lock()
 
     @asynccontextmanager
     async def life(self) -> AsyncIterator[None]:
-        """While it lasts, those who wait are woken, and the workers beside are kept alive."""
+        """Run the tasks that wake waiting requests and keep the workers beside alive."""
         with suppress(DatabaseFault):
             self._counted = await self.ask(queries.last_event, self.database)
         tasks = [asyncio.create_task(self.watch.run()), asyncio.create_task(self.crew.run())]
@@ -74,10 +74,11 @@ class Service:
 
     @property
     def is_stopping(self) -> bool:
+        """Whether the service is about to end."""
         return self.watch.is_stopping
 
     def stop(self) -> None:
-        """Answer those who wait, and have the workers give their jobs back."""
+        """Answer the waiting requests, and have the workers give their jobs back."""
         self.watch.stop()
         self.crew.stop()
         self._readers.shutdown(wait=False)
@@ -87,16 +88,16 @@ class Service:
         return await self._in(self._clerks, partial(function, *arguments))
 
     async def take(self, read: Callable[[], Result]) -> Result:
-        """``read`` a body in a thread, with few others at the same time. Raises what it does, and Stopping."""
+        """Call ``read`` on a body in a thread, with few others at a time. Raises what it does, and Stopping."""
         if self.is_stopping:
             raise Stopping
         return await self._in(self._readers, lambda: _forgetful(read))
 
     def order(self, request: Request, key: str, staged: Store | None = None) -> KernelOrder:
-        """From any thread: the order of a settled request, with its matrix in the store where it is to be tuned; or in
-        ``staged``, where more is to be known before anything is accepted.
+        """Return the order of a settled request, and store its matrix if it must be tuned; thread-safe.
 
-        Raises Busy before anything is written, ToolchainFault where the disk fails.
+        The matrix goes to ``staged`` if given, as long as the rest of a model is not yet accepted. Raises Busy before
+        anything is written, ToolchainFault if the disk fails.
         """
         digest, options = request.digest, request.options
         is_kept = (self.shelf.at_hand(digest) or self.shelf.find(digest)) is not None
@@ -107,7 +108,7 @@ class Service:
         return KernelOrder(digest, request.to_json(), gpu, is_kept)
 
     def order_all(self, read: Callable[[Callable[[Request], KernelOrder]], ModelOrder], key: str) -> ModelOrder:
-        """``order`` for the layers of the model that ``read`` makes of them: of one that is refused nothing is kept."""
+        """Return the model that ``read`` makes of its layers' orders; a refused model stores nothing."""
         with self.store.staging() as staged:
             model = read(lambda request: self.order(request, key, staged))
             queue.check_room(self.database, key, model.new)
@@ -115,7 +116,7 @@ class Service:
         return model
 
     async def kernel(self, digest: str) -> ShelvedKernel:
-        """A finished kernel. Raises HTTPException 404; one that was lost is then tuned again."""
+        """Return a finished kernel. Raises HTTPException 404; one that was lost is then tuned again."""
         found = self.shelf.at_hand(digest) or await asyncio.to_thread(self.shelf.find, digest)
         if found is None:
             lost = await self.ask(queue.requeue, self.database, digest)
@@ -124,7 +125,7 @@ class Service:
         return found
 
     async def job(self, job_id: str) -> JobRow:
-        """A job as it is now. Raises HTTPException 404."""
+        """Return a job as it is now. Raises HTTPException 404."""
         job = await self.ask(queries.find_job, self.database, job_id)
         if job is not None and (job.kind == "model" or job.state != JobState.SUCCEEDED):
             return job
@@ -139,7 +140,7 @@ class Service:
         return job
 
     async def wait_for(self, job_id: str, seconds: float) -> JobRow:
-        """The job once it has ended, or after so long, or when the service stops. Raises HTTPException 404."""
+        """Return the job once it has ended, the time is up, or the service stops. Raises HTTPException 404."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         job = await self.job(job_id)
@@ -156,9 +157,9 @@ class Service:
                     await asyncio.wait_for(changed.wait(), remaining)
 
     async def render_metrics(self) -> bytes:
-        """The figures, with what workers have written down since they were last asked for.
+        """Return the metrics, including what workers have recorded since the last call.
 
-        Without the database, the queue's are NaN and the others are as they were: the process is seen to live.
+        Without the database, the queue's are NaN and the others are unchanged: the process is seen to live.
         """
         async with self._counting:
             try:
@@ -169,7 +170,7 @@ class Service:
                 return self.metrics.render(None)
 
     async def _count(self) -> None:
-        """Put what has been written down into the metrics. Raises DatabaseFault."""
+        """Count the events since the last call. Raises DatabaseFault."""
         if self._counted is None:
             self._counted = await self.ask(queries.last_event, self.database)
         while found := await self.ask(queries.events_after, self.database, None, self._counted):
@@ -178,13 +179,13 @@ class Service:
             self._counted = found[-1].id
 
     async def _in(self, pool: ThreadPoolExecutor, function: Callable[[], Result]) -> Result:
-        """In a thread whose log lines carry the request's id."""
+        """Call a function in a thread whose log lines have the request's id."""
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(function))
 
 
 def _forgetful(read: Callable[[], Result]) -> Result:
-    """``read``, of which nothing stays in memory where it raises."""
+    """Call ``read``; if it raises, its frames are cleared so that no upload stays in memory."""
     try:
         return read()
     except Exception as error:

@@ -15,20 +15,26 @@ from lospmm_server.views import JobListPage, JobPage, LayerPage
 
 
 class ServiceView:
+    """``views.View`` on a ``Service``."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def jobs(self, state: str | None, cursor: int | None) -> JobListPage:
+        """Return a page of jobs."""
         found, following = await self._service.ask(queries.page_of_jobs, self._service.database, state, cursor, PAGE)
         return JobListPage(tuple(map(_job, found)), following)
 
     async def job(self, job: str) -> JobPage:
+        """Return a job."""
         return _job(await self._service.job(job))
 
     async def kernel(self, digest: str) -> Artifact:
+        """Return a finished kernel."""
         return (await self._service.kernel(digest)).artifact
 
     async def submit(self, request: Request, upload: UploadFile, query: KernelQuery) -> str:
+        """Have a matrix tuned; return the id of the job."""
         service, key = self._service, request.state.key
         order = await service.take(lambda: service.order(read_request(Received([upload]), query), key))
         service.metrics.artifact_requested(hit=order.is_kept)

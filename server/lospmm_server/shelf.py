@@ -1,8 +1,8 @@
-"""Finished kernels that were asked for lately, ready to be sent.
+"""In-memory cache of finished kernels that were requested lately.
 
 Reading a kernel from the store and checking all of its bytes takes milliseconds. So the last ones stay in memory, and
-are checked on the disk again at most every CHECK_SECONDS: what is damaged or removed there is gone here soon after.
-What is sent meanwhile is what was checked.
+are checked on the disk again at most every CHECK_SECONDS: what is damaged or removed there is dropped here soon
+after. Until then the checked bytes are sent.
 """
 
 import threading
@@ -15,16 +15,16 @@ from lospmm.store import Store
 from lospmm.tuning import jobs
 from lospmm_server.responses import Files, files_of
 
-#: How long a kernel is sent without a look at the disk, in seconds.
+#: Seconds for which a kernel is sent without checking the disk.
 CHECK_SECONDS = 5.0
 
-#: What is kept at most, in bytes of files.
+#: The most bytes of files in the cache.
 SHELF_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
 class ShelvedKernel:
-    """A kernel, its answers, and when it was last begun to be checked (time.monotonic)."""
+    """A kernel, its answers, and when its last check began (time.monotonic)."""
 
     artifact: Artifact
     files: Files
@@ -32,11 +32,12 @@ class ShelvedKernel:
 
     @property
     def size(self) -> int:
+        """Bytes of its files."""
         return sum(len(file.content) for file in self.files.values())
 
 
 class Shelf:
-    """Every method may be called from any thread."""
+    """The cache; thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -45,9 +46,9 @@ class Shelf:
         self._lock = threading.Lock()
 
     def at_hand(self, digest: str) -> ShelvedKernel | None:
-        """What was checked lately, at once; None says nothing, and ``find`` then looks.
+        """Return a lately checked kernel at once, or None; ``find`` then looks for it.
 
-        The one who meets an old entry gets None and looks; those who come meanwhile are still served from memory.
+        The first caller after CHECK_SECONDS gets None and checks; meanwhile others are served from memory.
         """
         now = time.monotonic()
         with self._lock:
@@ -61,7 +62,7 @@ class Shelf:
             return kept
 
     def find(self, digest: str) -> ShelvedKernel | None:
-        """The kernel from the store, every byte checked. Raises ToolchainFault where the disk fails."""
+        """Return the kernel from the store, every byte checked. Raises ToolchainFault if the disk fails."""
         checked = time.monotonic()
         artifact = jobs.find(digest, self._store)
         with self._lock:

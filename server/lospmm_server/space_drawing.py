@@ -1,7 +1,7 @@
-"""The tiling space as Figure 3 draws it: geometry for an inline SVG, and the same in words.
+"""The tiling space as in Figure 3: geometry for an inline SVG, and the same in words.
 
-N1 goes to the right and M1 upwards, as in ``lospmm.cli.plot``. A path holds all tile sizes that one constraint removed,
-run by run, so that 8,192 tile sizes are some kilobytes.
+N1 goes to the right and M1 upwards, as in ``lospmm.cli.plot``. A path holds all tile sizes that one constraint
+removed, run by run, so that 8,192 tile sizes are some kilobytes.
 """
 
 import itertools
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from lospmm.artifact.tile_map import LEFT, MappedCandidate, TileMap
 from lospmm.space.constraints import Stage
 
-#: Where the cells are in a drawing of 400 x 360 units, which is scaled to the width that there is.
+#: Position of the cells in a drawing of 400 x 360 units, which is scaled to the page's width.
 _LEFT, _TOP, _RIGHT, _BOTTOM = 46, 8, 384, 316
 
-#: A grid is drawn around cells up to so many to a side; it would cover more of them than it shows.
+#: The most cells of a side with grid lines; with more, the lines would cover the cells.
 GRID_CELLS = 48
 
 #: The most numbers along an axis.
@@ -38,12 +38,16 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
+    """A tick of an axis."""
+
     at: float
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
+    """A marked tile size."""
+
     x: float
     y: float
     text: str
@@ -51,6 +55,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
+    """The whole drawing."""
+
     size: int
     left: int  # tile sizes that no constraint removed
     regions: tuple[Region, ...]  # one for each constraint, in their order
@@ -66,6 +72,7 @@ class Drawing:
 
 
 def draw(found: TileMap) -> Drawing:
+    """Return the drawing of a tiling space."""
     regions = _regions(found)
     stages = tuple(
         (stage, section, sum(region.count for region in regions if region.stage == stage))
@@ -97,7 +104,7 @@ def _regions(found: TileMap) -> tuple[Region, ...]:
 
 
 def _path(found: TileMap, symbol: str) -> str:
-    """A rectangle for each run of cells of a column."""
+    """Return a path with a rectangle for each run of cells of a column."""
     parts = []
     for column in range(len(found.cols)):
         x, right = _x(found, column), _x(found, column + 1)
@@ -107,7 +114,7 @@ def _path(found: TileMap, symbol: str) -> str:
 
 
 def _runs(flags: Sequence[bool]) -> list[tuple[int, int]]:
-    """(first, end) of each run of true flags."""
+    """Return (first, end) of each run of true flags."""
     runs, at = [], 0
     for flag, group in itertools.groupby(flags):
         length = len(list(group))
@@ -134,7 +141,7 @@ def _grid(found: TileMap) -> str:
 
 
 def _ticks(places: Sequence[float], values: Sequence[int]) -> tuple[Tick, ...]:
-    """Of each so many cells the last, as ``lospmm.cli.plot`` has them."""
+    """Return ticks at the last of each so many cells, as in ``lospmm.cli.plot``."""
     every = -(-len(values) // TICKS)
     return tuple(Tick(places[at], str(values[at])) for at in range(every - 1, len(values), every))
 
@@ -145,7 +152,7 @@ def _mark(found: TileMap, entry: MappedCandidate, text: str) -> Mark:
 
 
 def _shortlist(found: TileMap) -> tuple[Mark, ...]:
-    """A tile size may be there with several schedules: the first place counts."""
+    """Return the shortlist's tile sizes; of several schedules of one, the first counts."""
     first: dict[tuple[int, int], tuple[int, MappedCandidate]] = {}
     for place, entry in enumerate(found.shortlist, start=1):
         first.setdefault((entry.rows, entry.cols), (place, entry))
@@ -169,7 +176,7 @@ def _survivors(found: TileMap) -> tuple[tuple[int, str], ...]:
 
 
 def _run(values: Sequence[int]) -> str:
-    """Neighbouring values of M1, which large matrices name in steps."""
+    """Return neighbouring values of M1 as text; large matrices have them in steps."""
     steps = {two - one for one, two in itertools.pairwise(values)}
     if not steps:
         return str(values[0])

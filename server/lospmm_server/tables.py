@@ -1,6 +1,6 @@
-"""The tables: what the service knows of jobs, beside the bytes, which lie in the store.
+"""The tables: what the service knows of jobs, except the files, which are in the store.
 
-A change here is a new file in ``migrations/versions`` too; a test compares the two.
+A change here needs a new file in ``migrations/versions``; a test compares the two.
 """
 
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-#: Rows that wait for a worker or have one, and rows that have come to their end.
+#: States of jobs that wait for a worker or have one, and of ended ones.
 PENDING = ("queued", "running")
 ENDED = ("succeeded", "failed", "cancelled")
 STATES = (*PENDING, *ENDED)
@@ -21,9 +21,11 @@ class Utc(sa.types.TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:  # noqa: ARG002
+        """Convert a time to UTC."""
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:  # noqa: ARG002
+        """Return a stored time in UTC."""
         if value is None:
             return None
         assert isinstance(value, datetime)
@@ -96,7 +98,7 @@ events = sa.Table(
     sa.Column("time", Utc, nullable=False),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("data", _json, nullable=False),
-    sqlite_autoincrement=True,  # an id is never given twice, not even after the last event was removed
+    sqlite_autoincrement=True,  # ids are never reused, even if the last event was removed
 )
 
 keys = sa.Table(

@@ -1,7 +1,7 @@
-"""A refusal reaches the client: what it is still sending is read for a while.
+"""Delivery of refusals: the rest of a refused body is read for a while.
 
-A connection that is closed with something unread is reset, and an answer that the client has not read is lost with it
-(RFC 9112, section 9.6).
+A connection that is closed with unread data is reset, and an answer that the client has not read is lost with it (RFC
+9112, section 9.6).
 """
 
 import asyncio
@@ -10,22 +10,23 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: So much of a refused body is read, for so long.
+#: Bytes of a refused body that are read at most, and for how many seconds.
 READ_BYTES = 16 << 20
 READ_SECONDS = 2.0
 
 
 class Unread:
-    """ASGI middleware outside everything that takes time: it holds back the end of a refusal, not its content."""
+    """ASGI middleware outside everything slow: it holds back the end of a refusal, not its content."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
         if scope["type"] != "http" or not _has_body(headers := Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
-        is_coming = "expect" not in headers  # who waits for 100 (Continue) sends nothing before it
+        is_coming = "expect" not in headers  # a client that waits for 100 (Continue) sends nothing yet
         is_refused = is_held = False
 
         async def read() -> Message:

@@ -1,9 +1,9 @@
-"""The body of a POST: matrix files, raw or as fields ``matrix`` of a form, within the limits of size and time.
+"""Bodies of POST requests: matrix files, raw or as form fields, within limits of size and time.
 
-Beside matrices a form may have biases, each a ``.npy`` with a number for each row of a matrix.
+Matrices are the fields ``matrix``. Beside them a form may have biases, each a ``.npy`` with a number for each row of
+a matrix.
 
-FastAPI's own ``max_body_size`` is not used: where a Content-Length is given it puts plain text in the place of
-problem+json.
+FastAPI's own ``max_body_size`` is not used: for a Content-Length it answers with plain text instead of problem+json.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from lospmm.tuning.request import Request as TuningRequest
 from lospmm_server.faults import RETRY_SECONDS
 from lospmm_server.schemas import KernelQuery, TuningQuery
 
-#: LOSPMM_WORKER_GPU of workers without one.
+#: The value of LOSPMM_WORKER_GPU for workers without a GPU.
 NO_GPU = "none"
 
 FIELD = "matrix"
 BIAS_FIELD = "bias"
 
-#: What a form may add to its files, to each of them: boundaries and headers.
+#: Bytes that a form may add to each file: boundaries and headers.
 FORM_BYTES = 1 << 16
 
 #: Files of a form up to so many bytes stay in memory; each of the others is a file, and open.
@@ -50,7 +50,7 @@ SMALL_BYTES = 1 << 16
 #: The most layers of a model, in a file or as files.
 MAX_LAYERS = 2000
 
-#: Of a form, beside its files: none is expected, and so many are read before that is said.
+#: The most fields of a form beside its files that are read before it is refused: none is expected.
 MAX_FIELDS = 1000
 
 _log = logging.getLogger(__name__)
@@ -65,11 +65,11 @@ class Received:
 
 
 def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager[Received]:
-    """The files of the body, at most so many matrices, on disk unless they are small, until the block ends.
+    """Yield the files of the body, at most ``files`` matrices; larger ones are on disk.
 
-    Biases may stand beside them, no more than matrices. Entering raises HTTPException 413 for more than
-    LOSPMM_MAX_UPLOAD_BYTES, 408 for longer than LOSPMM_UPLOAD_SECONDS, 400 for a form that is cut, without files or
-    with anything else, and 503 where the disk does not take them.
+    There may be as many biases. Entering raises HTTPException 413 for more than LOSPMM_MAX_UPLOAD_BYTES, 408 for
+    longer than LOSPMM_UPLOAD_SECONDS, 400 for a form that is cut, without files or with anything else, and 503 if the
+    disk does not take them.
     """
     limit = settings().max_upload_bytes
     is_form = request.headers.get("content-type", "").lower().startswith("multipart/form-data")
@@ -77,7 +77,7 @@ def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager
 
 
 def read_request(files: Received, query: KernelQuery) -> TuningRequest:
-    """What is to be tuned, of a matrix. Raises BadMatrix, BadRequest and Unsupported."""
+    """Return the request of one matrix. Raises BadMatrix, BadRequest and Unsupported."""
     wanted = wanted_of(query)
     if files.biases:
         wanted = wanted.with_bias(bias_of(files.biases[0]))
@@ -87,13 +87,13 @@ def read_request(files: Received, query: KernelQuery) -> TuningRequest:
 
 
 def bias_of(upload: UploadFile) -> NDArray[np.floating]:
-    """Raises BadRequest for what is no ``.npy`` with a row of numbers."""
+    """Return an uploaded bias. Raises BadRequest unless it is a ``.npy`` with a row of numbers."""
     return bias_in(content_of(upload.file), upload.filename or BIAS_FIELD)
 
 
 @dataclass(frozen=True, slots=True)
 class WantedKernel:
-    """All of a request but its matrix."""
+    """A request without its matrix."""
 
     n: int
     convolution: Convolution | None
@@ -103,17 +103,17 @@ class WantedKernel:
     seed: int
 
     def with_bias(self, bias: NDArray[np.floating]) -> "WantedKernel":
-        """Raises BadRequest for what is not a row of finite numbers."""
+        """Return the request with a bias. Raises BadRequest unless it is a row of finite numbers."""
         return replace(self, epilogue=epilogue_of(bias, relu=self.epilogue.relu, residual=self.epilogue.residual))
 
     def request(self, file: MatrixFile) -> TuningRequest:
-        """For the workers, with nothing left to decide. Raises BadRequest, also for a GPU that they lack."""
+        """Return the request for workers, with defaults resolved. Raises BadRequest, also for a missing GPU."""
         problem = Problem(file.matrix, self.n, self.device, self.convolution, self.epilogue)
         return TuningRequest(problem, self.options, file.values, self.seed).settled(settings().worker_gpu)
 
 
 def wanted_of(query: TuningQuery) -> WantedKernel:
-    """Raises BadRequest and Unsupported."""
+    """Return the request of a query. Raises BadRequest and Unsupported."""
     convolution = None if query.conv is None else parse_convolution(query.conv)
     n = columns_of(query.n, convolution)
     if n > settings().max_n:
@@ -137,13 +137,13 @@ def check_worker_gpu(name: str | None) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether the device "auto" is one."""
+    """Return whether the device "auto" is a GPU."""
     workers = settings().worker_gpu
     return own_gpu() is not None if workers is None else workers != NO_GPU
 
 
 def offered_devices() -> list[DeviceSpec]:
-    """Those that the toolkit of the service can compile for; all where it has none, which whoever posts is told."""
+    """Return the devices that the toolkit can compile for; all without a toolkit, which a POST reports."""
     try:
         toolkit = find_toolkit()
     except LospmmError:
@@ -152,13 +152,13 @@ def offered_devices() -> list[DeviceSpec]:
 
 
 def _device(name: str) -> DeviceSpec:
-    """By the table alone: a client must not make the service open device files."""
+    """Return a device of the table: a client must not make the service open device files."""
     workers = settings().worker_gpu
     chosen = workers if name == "auto" else name
     if chosen is None:
         try:
             return detect_device()
-        except BadRequest:  # whose message is for who may describe a device in a file
+        except BadRequest:  # its message is for users who may name device files
             why = "device auto: this service has no GPU of the device table"
             raise BadRequest(f"{why}; name the one to tune for, such as {USUAL_DEVICE}") from None
     if name == "auto" and workers == NO_GPU:
@@ -182,14 +182,14 @@ async def _written(request: Request, limit: int) -> UploadFile:
         upload = UploadFile(stack.enter_context(tempfile.TemporaryFile()), filename=FIELD)
         async for chunk in body_within(request, limit):
             await upload.write(chunk)
-        await upload.seek(0)  # all is written down then
+        await upload.seek(0)  # everything has been written by now
         stack.pop_all()
         return upload
 
 
 @asynccontextmanager
 async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[Received]:
-    most = 2 * files  # each with a bias
+    most = 2 * files  # one bias each
     body = body_within(request, limit + FORM_BYTES * most)
     form = await form_of(request.headers, body, max_files=most)
     try:
@@ -212,7 +212,7 @@ async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[
 
 
 class _WholeForm(MultiPartParser):
-    """Refuses a form without its end: Starlette leaves out the part in which it is cut, a bias or a layer."""
+    """Parser that refuses a form without its end; Starlette drops the part that is cut, a bias or a layer."""
 
     spool_max_size = SMALL_BYTES
 
@@ -233,7 +233,7 @@ class _WholeForm(MultiPartParser):
 async def form_of(
     headers: Headers, body: AsyncGenerator[bytes, None], *, max_files: int, max_fields: int = MAX_FIELDS
 ) -> FormData:
-    """A form, which is whole. Raises what ``body`` does, and HTTPException 400 and 503."""
+    """Parse a whole form. Raises what ``body`` does, and HTTPException 400 and 503."""
     try:
         with _to_disk():
             return await _WholeForm(headers, body, max_files=max_files, max_fields=max_fields).parse()
@@ -245,7 +245,7 @@ async def form_of(
 
 @contextmanager
 def _to_disk() -> Iterator[None]:
-    """Raises HTTPException 503 where an upload cannot be written down, as on a disk that is full."""
+    """Raise HTTPException 503 if an upload cannot be written, as on a full disk."""
     try:
         yield
     except OSError as error:
@@ -256,7 +256,7 @@ def _to_disk() -> Iterator[None]:
 
 
 async def body_within(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
-    """The body by the piece. Raises HTTPException 408, and 413: at once where the header says so, else at the limit."""
+    """Yield the body in pieces. Raises HTTPException 408, and 413, at once if Content-Length says so."""
     if int(request.headers.get("content-length", 0)) > limit:
         raise _too_large()
     size, stream = 0, request.stream().__aiter__()

@@ -1,4 +1,4 @@
-"""What the pages show of jobs, and where they get it: ``View`` is all that ``pages`` knows of database and store."""
+"""Data that pages show of jobs; ``View`` is all that ``pages`` knows of database and store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ STATES = (*PENDING, "succeeded", "failed", "cancelled")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPage:
-    """A layer of a model; one that could not be read has no digest and no sizes, and a problem in ``error``."""
+    """A layer of a model; an unreadable one has no digest and no sizes, but a problem in ``error``."""
 
     name: str
     state: str
@@ -55,44 +55,46 @@ class JobPage:
 
     @property
     def is_pending(self) -> bool:
+        """Whether it waits or runs."""
         return self.state in PENDING
 
     @property
     def title(self) -> str:
+        """Title of its page."""
         return f"Model {self.name}" if self.kind == "model" else f"Kernel {self.id[:12]}"
 
     @property
     def seconds(self) -> float | None:
-        """From its start to its end."""
+        """Seconds from its start to its end."""
         if self.started is None or self.ended is None:
             return None
         return max(0.0, (self.ended - self.started).total_seconds())
 
     @property
     def fraction(self) -> tuple[int, int] | None:
-        """(done, total) of what is going on: of a model its layers, of a kernel the stage that reported last."""
+        """(done, total) of the layers of a model, or of the stage of a kernel that reported last."""
         return self.progress.get("layers" if self.kind == "model" else self.stage or "")
 
 
 @dataclass(frozen=True, slots=True)
 class JobListPage:
-    """``following`` is the cursor of the next page; None on the last."""
+    """A page of the list; ``following`` is the cursor of the next page; None on the last."""
 
     jobs: tuple[JobPage, ...]
     following: int | None
 
 
 class View(Protocol):
-    """Methods raise what ``problems`` describes: HTTPException 404 for what there is not, DatabaseFault, Busy."""
+    """What pages need of the service; methods raise HTTPException 404, DatabaseFault and Busy."""
 
     async def jobs(self, state: str | None, cursor: int | None) -> JobListPage:
-        """A page of what was posted, the newest first; of one state, and those after ``cursor``."""
+        """Return a page of posted jobs, the newest first, of one ``state``, after ``cursor``."""
 
     async def job(self, job: str) -> JobPage:
-        """A kernel's job, or a model's with its layers."""
+        """Return a kernel's job, or a model's with its layers."""
 
     async def kernel(self, digest: str) -> Artifact:
-        """A finished kernel."""
+        """Return a finished kernel."""
 
     async def submit(self, request: Request, upload: UploadFile, query: KernelQuery) -> str:
-        """Have a matrix tuned, as POST /v1/kernels does; the id of the job."""
+        """Have a matrix tuned, as POST /v1/kernels does; return the id of the job."""

@@ -1,8 +1,8 @@
-"""What tunes: takes a job from the queue, runs it, says that it lives and how far it is, and writes down the end.
+"""The worker: takes a job from the queue, runs it, reports that it lives, and records the end.
 
-The job runs in a thread, so that the worker can look after it meanwhile: a cancelled job is told to stop, and so is one
-that takes too long or that another worker owns by now. An orderly end gives the job back. Whatever a worker leaves
-undone when it is killed, another one finds (``leases.py``), and the store has the units that it had compiled.
+The job runs in a thread, so that the worker can watch it meanwhile: a cancelled job is told to stop, and so is one
+that takes too long or that another worker owns by now. An orderly end gives the job back. Another worker finds the
+job of one that was killed (``leases.py``), and the store has the units that it had compiled.
 """
 
 import logging
@@ -24,14 +24,14 @@ from lospmm_server.problems import describe
 from lospmm_server.queue import Claim, JobVerdict
 from lospmm_server.tuning import Died, Tune, TuningProgress
 
-#: How often a worker without a job asks for one, and how often one with a job looks whether it goes on.
+#: Seconds between two requests of an idle worker for a job, and between two checks of a running job.
 POLL_SECONDS = 0.2
 TICK_SECONDS = 0.3
 
-#: How long it waits for a database that is away: longer each time, up to the second figure.
+#: Seconds that it waits for an unreachable database: longer each time, up to the second figure.
 BACKOFF_SECONDS = (0.5, 10.0)
 
-#: How often the rows of old jobs are removed.
+#: Seconds between two removals of old jobs.
 TIDY_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class RunningJob:
 
 
 class Worker:
-    """Takes one job after the other. ``gpu`` names the GPU that it may use in the device table; empty: none."""
+    """Takes one job after the other; ``gpu`` names its GPU in the device table; empty: none."""
 
     def __init__(self, database: Database, store: Store, tune: Tune, *, name: str = "", gpu: str = "") -> None:
         self.name = name or new_name()
@@ -62,7 +62,7 @@ class Worker:
         self._pause = 0.0
 
     def run(self, stop: threading.Event) -> None:
-        """Work until ``stop`` is set; a job that runs then is given back within GRACE_SECONDS."""
+        """Work until ``stop`` is set; a running job is then given back within GRACE_SECONDS."""
         while not stop.is_set():
             try:
                 claim = queue.claim(self._database, self.name, self._gpu)
@@ -102,7 +102,7 @@ class Worker:
         self._write_down(work, stop)
 
     def _run(self, work: RunningJob) -> None:
-        """In a thread of its own: the outcome is the data of the event, or what was raised."""
+        """Run the job in a thread of its own; the outcome is the data of the event, or what was raised."""
         with about_job(work.claim.digest):
             self._try(work)
 
@@ -118,7 +118,7 @@ class Worker:
             work.done.set()
 
     def _look(self, work: RunningJob) -> JobVerdict:
-        """Say that we live where it is time to, or that there is progress; and what the row says of the job."""
+        """Write a beat if it is due or there is progress; return the row's verdict on the job."""
         progress, now = work.report.progress, time.monotonic()
         try:
             if progress == work.shown and now - work.told < BEAT_SECONDS:
@@ -131,7 +131,7 @@ class Worker:
             return JobVerdict.GO_ON
 
     def _write_down(self, work: RunningJob, stop: threading.Event) -> None:
-        """The end of the job, however long the database is away; without it the job would be done again."""
+        """Record the end of the job, however long the database is away; else the job would be run again."""
         while True:
             try:
                 self._end(work, stop)

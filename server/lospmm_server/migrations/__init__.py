@@ -1,1 +1,1 @@
-"""How the tables came to be what they are, step by step (alembic); ``Database.migrate`` takes the steps."""
+"""Migrations of the tables, step by step (alembic); ``Database.migrate`` runs them."""

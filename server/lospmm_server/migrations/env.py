@@ -1,4 +1,4 @@
-"""What alembic runs for ``Database.migrate``: the steps, in the transaction that is open already."""
+"""Environment that alembic runs for ``Database.migrate``: the migrations, in the open transaction."""
 
 from alembic import context
 

@@ -14,6 +14,7 @@ _JSON = sa.JSON(none_as_null=True)
 
 
 def upgrade() -> None:
+    """Create the tables."""
     op.create_table(
         "events",
         sa.Column("id", _ID, autoincrement=True, nullable=False),
