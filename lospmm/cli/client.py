@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_client(address: str, key: str | None, *, quiet: bool) -> "Client":
-    """Open a client of the service at ``address``, with ``key`` or that of the settings; waits go to stderr."""
+    """Open a client of the service, with ``key`` or that of the settings; waits are reported on stderr."""
     from lospmm.client.client import Client  # HTTP takes a while to import
 
     return Client(address, key or settings().key, waits=say(quiet=quiet))

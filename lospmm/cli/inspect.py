@@ -1,4 +1,4 @@
-"""``lospmm inspect`` and ``lospmm replay``: what is in the folder of a kernel, and whether its log gives it again."""
+"""``lospmm inspect`` and ``lospmm replay``: a kernel's folder, and its choice again from its log."""
 
 from pathlib import Path
 from typing import Annotated

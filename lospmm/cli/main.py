@@ -1,7 +1,7 @@
-"""The command line as a process: its exit codes, its one line for an error, its end by a signal.
+"""The command line as a process: its exit codes, one-line errors, and its end by a signal.
 
-The commands are in ``commands.py``. Their results go to stdout, progress and errors to stderr; exit codes are those of
-``errors``.
+The commands are in ``commands.py``. Their results go to stdout, progress and errors to stderr; exit codes are those
+of ``errors``.
 """
 
 import os
@@ -77,7 +77,7 @@ def _discard_output() -> None:
 
 
 def _leave(signal_number: int, _frame: FrameType | None) -> None:
-    """End at once. Nothing is lost by it: files appear whole or not at all, and the guard ends the compilers.
+    """End at once. Nothing is lost: files appear whole or not at all, and the guard ends the compilers.
 
     An exception would wait for threads that may be in the middle of a long step.
     """

@@ -1,4 +1,4 @@
-"""What is written to a terminal: columns of text, JSON, and nothing that a terminal would obey."""
+"""Terminal output: columns of text and JSON, without control characters."""
 
 import json
 from collections.abc import Mapping, Sequence

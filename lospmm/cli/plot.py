@@ -1,4 +1,4 @@
-"""The tiling space as Figure 3 draws it: one cell per tile size, coloured by the stage that removed it."""
+"""The tiling space as in Figure 3: one cell a tile size, coloured by the stage that removed it."""
 
 import secrets
 from io import BytesIO
@@ -44,7 +44,7 @@ def check_format(path: Path) -> None:
 
 
 def plot_space(problem: Problem, space: Space, path: Path, winner: TileSize | None = None) -> None:
-    """Write a picture of the space; the suffix of ``path`` names the format. Raises BadRequest, ToolchainFault.
+    """Draw the space to a file; its suffix is the format. Raises BadRequest, ToolchainFault.
 
     The latter is a disk that is full, or a file that may not be written.
     """
@@ -74,7 +74,7 @@ def plot_space(problem: Problem, space: Space, path: Path, winner: TileSize | No
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole, or not at all: a picture that is there stays where the disk is full. A link stays a link."""
+    """Write a file, whole or not at all: an old picture survives a full disk, and a link stays a link."""
     target = path.resolve()
     if target.exists() and not target.is_file():  # a pipe, say
         target.write_bytes(content)
@@ -102,7 +102,7 @@ def _places(values: list[int]) -> dict[int, int]:
 
 
 def _draw_cells(axes: Axes, cells: NDArray[np.int64], heights: list[int]) -> None:
-    """Where M1 was named in steps, a cell is as high as the step."""
+    """Draw the cells; if M1 has steps, a cell is as high as the step."""
     height, width = cells.shape
     step = heights[1] - heights[0] if height > 1 else 1
     axes.pcolormesh(
@@ -118,7 +118,7 @@ def _draw_cells(axes: Axes, cells: NDArray[np.int64], heights: list[int]) -> Non
 
 
 def _label(axes: Axes, widths: list[int]) -> None:
-    """Whole numbers: of rows as they are, of columns that of each so many cells."""
+    """Label the axes: rows in full, of columns one in so many."""
     every = -(-len(widths) // TICKS)
     ticks = range(every - 1, len(widths), every)
     axes.xaxis.set_major_locator(FixedLocator(list(ticks)))

@@ -1,4 +1,4 @@
-"""What the command line shows of artifacts, spaces and entries of the store."""
+"""Text output of the command line: artifacts, spaces and entries of the store."""
 
 import itertools
 from collections import Counter
@@ -263,7 +263,7 @@ def _stages(seconds: Mapping[str, float]) -> str:
 
 
 def _removed(found: Space) -> dict[str, int]:
-    """Tile sizes that each constraint removed, in the order in which constraints apply."""
+    """Return the tile sizes that each constraint removed, in the order in which constraints apply."""
     return dict(Counter(verdict.constraint for verdict in found.verdicts))
 
 
@@ -294,7 +294,7 @@ def _rows_by_columns(tiles: Sequence[TileSize]) -> list[tuple[str, str]]:
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """Ascending numbers in words, as in "1-16, 18"."""
+    """Return ascending numbers as text, as in "1-16, 18"."""
     runs = [
         [number for _, number in group]
         for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])

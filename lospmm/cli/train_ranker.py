@@ -1,4 +1,4 @@
-"""``lospmm train-ranker``: a rank model (section 3.5) for the GPU that its data were measured on (docs/ranker.md)."""
+"""``lospmm train-ranker``: a rank model (section 3.5) for the GPU of its data (docs/ranker.md)."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""``lospmm tune-model``: every layer of a model into a folder of its own, on this machine or by a service."""
+"""``lospmm tune-model``: tune every layer of a model, on this machine or by a service."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What the REST service answers, as values: its jobs, and its problems as errors of ``errors.py``."""
+"""Answers of the REST service as values: its jobs, and its problems as errors of ``errors.py``."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ PROBLEMS: Mapping[str, type[LospmmError]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ProblemDetails:
-    """RFC 9457, as far as it is looked at."""
+    """The fields of RFC 9457 problem details that are used."""
 
     type: str
     detail: str
@@ -58,7 +58,7 @@ class ProblemDetails:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The parts of a stage that are done, and all of them."""
+    """Parts of a stage that are done, and their total."""
 
     done: int
     total: int

@@ -1,10 +1,10 @@
-"""The REST service from Python: the work is done there, and the same ``Kernel`` comes back as from ``lospmm.tune``.
+"""Client of the REST service: it tunes there, and returns the same ``Kernel`` as ``lospmm.tune``.
 
 with Client("http://localhost:8000") as client:
     kernel = client.tune(weights, n=4096, device="h200")
 
-A job that was accepted goes on whether anybody waits or not. Whoever waits here goes on after a lost connection and
-after a restart of the service; what it has forgotten is posted again, which is the same job.
+An accepted job goes on whether anybody waits or not. A waiting call continues after a lost connection and after a
+restart of the service; what the service has forgotten is posted again, which is the same job.
 """
 
 import json
@@ -36,19 +36,19 @@ from lospmm.tuning.options import SERVED_OPTIONS, Options, check_served, options
 
 Result = TypeVar("Result")
 
-#: How long a job is asked for at a time where its events do not come through, in seconds.
+#: Seconds of one long poll for a job whose events do not arrive.
 POLL_SECONDS = 20.0
 
-#: The pause between two looks at a job whose service answers at once, as one does that is stopping.
+#: Seconds between two requests for a job if the service answers at once, as when it is stopping.
 PAUSE_SECONDS = 0.3
 
-#: How long a service may take, once the time is up, to say how far a job is.
+#: Seconds that a service may take, once the time is up, to report a job's progress.
 LAST_SECONDS = 2.0
 
-#: How often a job or kernel that the service has forgotten is posted again.
+#: The most times that a job or kernel is posted again after the service forgot it.
 POSTS = 3
 
-#: Of a model's name, as many as the service takes.
+#: The most characters of a model's name that the service takes.
 NAME_CHARACTERS = 200
 
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
@@ -65,10 +65,11 @@ class LayerResult:
 
 
 class Client:
-    """Of the service at ``url``; ``key`` is its API key, where it wants one.
+    """A client of the service at ``url``; ``key`` is its API key, if it needs one.
 
-    A service that is away, restarted or busy is waited for up to ``patience_seconds`` at a time; ``waits`` is told.
-    Every method raises ServiceFault when that is over, or when the service failed; BadRequest where it refuses.
+    A service that is unreachable, restarting or busy is waited for up to ``patience_seconds`` at a time; ``waits`` is
+    called with the reason. Every method raises ServiceFault after that, or if the service failed; BadRequest if it
+    refuses.
     """
 
     def __init__(
@@ -286,7 +287,7 @@ class Client:
     def _run_model(
         self, uploads: list[Upload], params: Mapping[str, Any], progress: LayerProgress | None, deadline: float
     ) -> dict[str, LayerResult]:
-        """Every layer once all have ended, without the kernels."""
+        """Return every layer once all have ended, without the kernels."""
         files = [("matrix", upload.file) for upload in uploads]
         files += [("bias", upload.bias) for upload in uploads if upload.bias is not None]
         job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files, deadline=deadline))
@@ -363,7 +364,7 @@ class Client:
         where = f"{self._connection.url}: kernel {digest}"
         try:
             return Kernel(artifact.from_files(files, where))
-        except BadRequest as error:  # which is not the fault of whoever asked
+        except BadRequest as error:  # not the caller's fault
             raise ServiceFault(str(error)) from None
 
 
@@ -376,7 +377,7 @@ def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[s
     chosen = options_of(options)
     served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
     if served["cache"] == Options().cache:
-        del served["cache"]  # which an older service does not know
+        del served["cache"]  # older services lack it
     check_columns(columns := whole_number("n", n))
     return {"n": columns, "device": str(device), "seed": whole_number("seed", seed), **served}
 
@@ -388,7 +389,7 @@ def _layer_query(convolution: Convolution | None, *, relu: bool, residual: bool)
 
 
 def _identity(text: str) -> str:
-    """Of a job or a kernel. Raises BadRequest for what cannot be one: it becomes part of a URL."""
+    """Return the id of a job or a kernel. Raises BadRequest for anything else: it becomes part of a URL."""
     if not _IDENTITY.fullmatch(text):
         raise BadRequest(f"{text[:80]!r} is not the id of a job or the digest of a kernel: 64 hexadecimal digits")
     return text

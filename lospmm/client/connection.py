@@ -1,4 +1,4 @@
-"""Requests to the REST service that go on while it is away for a while: started again, busy, or out of reach.
+"""HTTP requests to the REST service, repeated while it restarts, is busy, or is out of reach.
 
 Every request of the client may be sent again: the same matrix and options are the same job. Times are of a monotonic
 clock.
@@ -18,23 +18,23 @@ import httpx2
 from lospmm.client.answers import error_of, problem_of
 from lospmm.errors import BadRequest, ServiceFault, printable
 
-#: How long one answer may take to begin, and how long an upload or an answer may stand still, in seconds.
+#: Seconds until an answer must begin, and that an upload or an answer may stall.
 CONNECT_SECONDS = 10.0
 STILL_SECONDS = 60.0
 
-#: How long a service that has never answered is asked again: its address is probably wrong.
+#: Seconds of retries for a service that has never answered: its address is probably wrong.
 STRANGER_SECONDS = 3.0
 
 #: The first and the longest wait between two tries, in seconds.
 BACKOFF_SECONDS = (0.2, 10.0)
 
-#: The longest that a service may tell us to wait before we ask again.
+#: The longest Retry-After that is obeyed, in seconds.
 MAX_RETRY_AFTER = 60.0
 
-#: It is busy, stopping or away: these go by.
+#: Statuses of a busy, stopping or unreachable service, which are temporary.
 _PASSING = frozenset({429, 502, 503, 504})
 
-#: Headers of how an answer came, not of what it is.
+#: Headers of the transfer, not of the content.
 _OF_THE_WAY = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
 #: Of a stream of events.
@@ -60,7 +60,7 @@ class Event:
 
 @dataclass(slots=True)
 class _Tries:
-    """How long one request has been tried in vain."""
+    """How long one request has been tried without success."""
 
     since: float
     deadline: float
@@ -68,9 +68,10 @@ class _Tries:
 
 
 class Connection:
-    """To the service at ``url``.
+    """A connection to the service at ``url``.
 
-    A service that is away or busy is waited for so long; ``waits`` is told why, once for each request that has to.
+    A service that is away or busy is waited for so long; ``waits`` is called with the reason, once for each such
+    request.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Connection:
             return
 
     def _wait(self, tries: _Tries, reason: str, answer: httpx2.Response | None = None) -> None:
-        """Until the next try. Raises ServiceFault when there have been enough."""
+        """Wait until the next try. Raises ServiceFault after enough of them."""
         patience = self._patience_seconds if self._has_answered else min(STRANGER_SECONDS, self._patience_seconds)
         now = time.monotonic()
         left = min(tries.since + patience, tries.deadline) - now
@@ -201,7 +202,7 @@ def _authorization(key: str | None) -> dict[str, str]:
 
 
 def _events(answer: httpx2.Response, deadline: float) -> Iterator[Event]:
-    """Not httpx2's own reader: that one would not look at the clock while the service only says that it lives."""
+    """Yield server-sent events until the deadline, which httpx2's reader ignores during keep-alives."""
     fields: dict[str, str] = {}
     for line in _lines(answer, deadline):
         name, colon, value = line.partition(":")
@@ -215,7 +216,7 @@ def _events(answer: httpx2.Response, deadline: float) -> Iterator[Event]:
 
 
 def _lines(answer: httpx2.Response, deadline: float) -> Iterator[str]:
-    """Until the time is up, or one is longer than any of an event."""
+    """Yield lines until the deadline, or until one is longer than any of an event."""
     rest = ""
     for part in answer.iter_text():
         if time.monotonic() > deadline or len(rest) > MAX_LINE_CHARACTERS:
@@ -229,7 +230,7 @@ def _is_stream(answer: httpx2.Response) -> bool:
 
 
 def _is_whole(answer: httpx2.Response) -> bool:
-    """Whether the content is what the ETag of a kernel's file says."""
+    """Return whether the content matches the ETag of a kernel's file."""
     named = _CHECKSUM.fullmatch(answer.headers.get("etag", ""))
     if answer.status_code != 200 or named is None:
         return True
@@ -251,6 +252,6 @@ def _retry_after(headers: Mapping[str, str]) -> float:
 
 
 def _reason(error: Exception) -> str:
-    """Of a fault of the connection; some say nothing."""
+    """Return the text of a connection's error, or its name if it has none."""
     text = str(error) or type(error).__name__
     return "no answer in time" if isinstance(error, httpx2.TimeoutException) else text

@@ -1,4 +1,4 @@
-"""The events of the service's jobs as progress: what is told of one job, and of each layer of a model."""
+"""Events of the service's jobs as progress: of one job, and of each layer of a model."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 from lospmm.stages import Progress
 
-#: Told (layer, stage, done, total); and (layer, state, 1, 1) when the layer is running or has ended.
+#: Called with (layer, stage, done, total), and with (layer, state, 1, 1) when a layer runs or has ended.
 LayerProgress: TypeAlias = Callable[[str, str, int, int], None]
 
-#: Told the kind of an event and its data.
+#: Called with the kind of an event and its data.
 Hear: TypeAlias = Callable[[str, Mapping[str, Any]], None]
 
 #: Events of a layer that are its state.
@@ -32,7 +32,7 @@ def tell(hear: Hear, kind: str, data: str) -> None:
 
 
 def stages(progress: Progress) -> Hear:
-    """Tells the progress of one job, each step once."""
+    """Return a function that reports the progress of one job, each step once."""
     told: dict[str, object] = {}
 
     def hear(kind: str, data: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ def stages(progress: Progress) -> Hear:
 
 
 def layer_stages(progress: LayerProgress | None, names: Mapping[str, list[str]]) -> Hear:
-    """Tells the progress of each layer; ``names`` are those of each digest."""
+    """Return a function that reports the progress of each layer; ``names`` are those of each digest."""
     if progress is None:
         return ignore
     of_layer = {name: stages(partial(progress, name)) for layers in names.values() for name in layers}

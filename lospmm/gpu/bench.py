@@ -1,4 +1,4 @@
-"""Kernels on a GPU, each checked and timed, in a process that a bad one may take with it (docs/measuring.md).
+"""Kernels on a GPU, each checked and timed in a worker process that isolates faults.
 
     with Bench(problem) as bench:
         measurement = bench.measure(binary.cubin, program.name, launch(program))
@@ -32,13 +32,13 @@ from lospmm.toolchain.compile import compile_kernel
 
 __all__ = ["AGAIN", "BESIDE", "BRIEF", "CHECKED", "FULL", "Bench", "Effort", "Measurement", "Timing"]
 
-#: Of the fastest, right after others: the replays of a full measurement, without waiting for the clocks.
+#: Effort for the fastest kernels, right after others: the replays of a full measurement, after a short warm-up.
 AGAIN = Effort(replays=9, warm_micros=1_000.0, launches=8)
 
-#: To check a kernel that was timed enough.
+#: Effort to check a kernel that was timed enough.
 CHECKED = BRIEF._replace(rechecked=True)
 
-#: A winner beside the libraries, right after it was searched: the replays of a full measurement, the clocks being up.
+#: Effort to compare a winner with libraries, right after a search: the replays of a full measurement; clocks are up.
 BESIDE = Effort(warm_micros=5_000.0, launches=8)
 
 #: A worker may fail to start once, just after another was killed on the same GPU.
@@ -48,10 +48,11 @@ START_ATTEMPTS = 2
 class Bench:
     """One problem on the first GPU: B drawn from ``seed``, and a worker that holds A, B and C.
 
-    The worker is started by the first request and lives until it fails or the block ends; what it takes lies outside
-    the time limit of a kernel. Not for several threads at a time. ``cache`` says what a launch finds in the L2 cache.
-    ``kernel_seconds`` is the time limit of a kernel, where it is less than LOSPMM_MEASURE_SECONDS. ``most_copies`` of B
-    and C take turns: fewer cost less time where they are small, and more of them stays in the cache.
+    The worker is started by the first request and lives until it fails or the block ends; its start does not count
+    towards the time limit of a kernel. Not thread-safe. ``cache`` is the state of the L2 cache before a launch.
+    ``kernel_seconds`` is the time limit of a kernel, if it is less than LOSPMM_MEASURE_SECONDS. Launches rotate
+    through at most ``most_copies`` of B and C: fewer take less time if they are small, but more of them stays in the
+    cache.
     """
 
     def __init__(
@@ -65,19 +66,19 @@ class Bench:
     ) -> None:
         self.problem = problem
         self.cache: CacheState = cache
-        self.ready: Ready | None = None  # what the first worker said of the GPU
+        self.ready: Ready | None = None  # the first worker's report on the GPU
         self._seed = seed
         self._cancel = cancel
         self._command = command
         self._prepare: Prepare | None = None
         self._worker: WorkerProcess | None = None
         self._told = False  # the worker holds this problem
-        self._begun: Measure | None = None  # by the worker, and not asked for yet
+        self._begun: Measure | None = None  # begun by the worker, not requested yet
         self.kernel_seconds: float | None = None
         self.most_copies = MAX_COPIES
 
     def turn_to(self, problem: Problem, cancel: threading.Event | None = None) -> None:
-        """Take another problem; a worker that is running goes on with it, which is faster than a new one."""
+        """Take another problem; a running worker continues with it, which is faster than a new one."""
         self._drop_begun()
         self.problem, self._cancel = problem, cancel
         self._prepare, self._told = None, False
@@ -101,7 +102,7 @@ class Bench:
     def measure(
         self, cubin: bytes | Path, entry: str, launch: Launch, *, takes_n: bool = False, effort: Effort = FULL
     ) -> Measurement:
-        """Check and time a kernel of B, C, the problem's residual and, if it ``takes_n``, the number of columns.
+        """Check and time a kernel of B, C, a residual if any, and, if it ``takes_n``, the number of columns.
 
         Raises GpuFault where no worker can be started (no GPU, not enough memory), ToolchainFault where the gate
         cannot be compiled, and CancelledError.
@@ -114,9 +115,9 @@ class Bench:
         return value
 
     def begin(self, cubin: Path, entry: str, launch: Launch, *, effort: Effort = FULL) -> None:
-        """Have the worker begin with what ``measure`` is asked for next, so that the GPU waits for nobody.
+        """Have the worker begin with the next ``measure`` request, so that the GPU does not idle.
 
-        Nothing happens where no worker has this problem yet. What is asked for something else first begins anew.
+        Does nothing if no worker has this problem yet. If another request comes first, the work is repeated.
         """
         worker = self._worker
         if worker is not None and self._told and self._begun is None and not worker.has_ended():
@@ -127,9 +128,9 @@ class Bench:
         return Measure(cubin, entry, Shape(launch.grid, launch.block, launch.shared_bytes), takes_n, self.cache, effort)
 
     def noise(self, cubin: bytes, entry: str, launch: Launch, *, takes_n: bool = False) -> float:
-        """How far two measurements of the same kernel are apart, relative to the shorter time.
+        """Return how far two measurements of the same kernel are apart, relative to the shorter time.
 
-        What differs by less than that is not known to differ. Raises GpuFault where the kernel fails.
+        Smaller differences are not significant. Raises GpuFault if the kernel fails.
         """
         micros = []
         for _ in range(2):
@@ -180,7 +181,7 @@ class Bench:
         return min(settings().measure_seconds, self.kernel_seconds or float("inf"))
 
     def _drop_begun(self) -> None:
-        """Wait for what nobody has asked for."""
+        """Wait for begun work that was never requested."""
         begun, self._begun = self._begun, None
         if begun is not None and self._worker is not None:
             try:
@@ -205,7 +206,7 @@ class Bench:
         return self._worker
 
     def _tell(self, worker: WorkerProcess, problem: Prepare) -> None:
-        """Give a worker another problem; where it does not take it, a new one may."""
+        """Give a worker another problem; if it refuses, a new worker may take it."""
         self._worker = None
         with suppress(WorkerLost):
             answer = worker.ask(("prepare", problem), settings().prepare_seconds, self._cancel)

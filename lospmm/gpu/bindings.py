@@ -1,4 +1,4 @@
-"""What both adapters take from cuda.bindings: CUDA graphs, which PyCUDA lacks, and the names of errors."""
+"""Shared parts of both drivers, from cuda.bindings: CUDA graphs, which PyCUDA lacks, and error names."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ def check(result: tuple[Any, ...]) -> Any:
 
 @contextmanager
 def faults_named() -> Iterator[None]:
-    """Whatever a library raises within becomes a GpuFault with the driver's name of the error, where it tells one."""
+    """Convert any exception of a library to a GpuFault with the driver's name of the error, if known."""
     try:
         yield
     except LospmmError:
@@ -71,7 +71,7 @@ def capture(stream: int, enqueue: Callable[[], None]) -> Graph:
     try:
         enqueue()
     except BaseException:
-        cu.cuStreamEndCapture(stream)  # what it returns is of no use; the stream is ours again
+        cu.cuStreamEndCapture(stream)  # its result is useless, but it ends the capture
         raise
     graph = check(cu.cuStreamEndCapture(stream))
     try:

@@ -1,4 +1,4 @@
-"""Clocks, temperature and what holds the clocks down, read through NVML, the library below nvidia-smi.
+"""Clocks, temperature and throttle reasons, read through NVML, the library below nvidia-smi.
 
 A time without its clock cannot be compared with another. NVML comes with the driver; the few calls needed are made
 through ctypes (NVML API reference, "Device Queries").
@@ -28,7 +28,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """``throttled`` names what kept the SM clock below its maximum, in the words of ``REASONS``."""
+    """Clocks of a GPU; ``throttled`` are the reasons of an SM clock below its maximum (``REASONS``)."""
 
     sm_mhz: int
     memory_mhz: int

@@ -1,7 +1,7 @@
-"""A kernel beside the libraries that compute the same, on one GPU and in one run, and beside what the GPU allows.
+"""Comparison of a kernel with libraries that compute the same, in one run on one GPU, and a roofline.
 
-``compare`` needs only a live ``Bench``, so a search that holds one can call it for its winner. ``gpu.shipped`` opens
-one for an artifact. docs/benchmarking.md says how times are taken and what they are worth.
+``compare`` needs only a live ``Bench``, so a search that has one can call it for its winner. ``gpu.shipped`` opens
+one for an artifact. docs/benchmarking.md says how times are taken and how reliable they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def peak_flops(device: DeviceSpec, dtype: Dtype) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Times of one run. ``noise`` is the difference between the kernel's longest and shortest time, over the latter."""
+    """Times of one run; ``noise`` is the kernel's longest minus shortest time, over the shortest."""
 
     gpu: str
     cache: CacheState
@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def advice(self) -> Literal["sparse", "dense"]:
-        """Whether the sparse kernel or a dense library is the faster choice."""
+        """The faster choice: the sparse kernel or a dense library."""
         return "dense" if self.faster_dense else "sparse"
 
     def measured(self) -> Measured:

@@ -1,6 +1,7 @@
-"""The driver over cuda.core: device, stream, code and launches are its own; memory is plain cuMemAlloc.
+"""The driver over cuda.core, which has device, stream, code and launches; memory is cuMemAlloc's.
 
-cuda.core allocates from pools in stream order, which torch and cuSPARSE do not follow; hence cuda.bindings for memory.
+cuda.core allocates from pools in stream order, which torch and cuSPARSE do not follow; hence cuda.bindings for
+memory.
 """
 
 from collections.abc import Callable, Sequence

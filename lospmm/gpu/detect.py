@@ -1,4 +1,4 @@
-"""Which GPU of the device table this machine has."""
+"""Detection of this machine's GPU in the device table."""
 
 import re
 from contextlib import suppress
@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from lospmm.errors import BadRequest
 from lospmm.problem.device import DEVICES, DeviceSpec, find_device
 
-#: What the driver calls the GPUs of the device table (cuDeviceGetName; older drivers leave "NVIDIA" out).
+#: The driver's names of the GPUs of the device table (cuDeviceGetName; older drivers leave "NVIDIA" out).
 DRIVER_NAMES = {
     "Tesla V100-SXM2-16GB": "v100",
     "GeForce RTX 2080 Ti": "rtx2080ti",
@@ -24,14 +24,14 @@ DRIVER_NAMES = {
     "B200": "b200",
 }
 
-#: Where NVIDIA's driver for Linux says what it is.
+#: File with the version of NVIDIA's driver for Linux.
 DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 _VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
 
 
 def own_gpu() -> str | None:
-    """Return the name in ``DEVICES`` of this machine's first GPU; None where it has none there."""
+    """Return the name in ``DEVICES`` of this machine's first GPU; None without a known one."""
     name = _first_gpu()
     return None if name is None else DRIVER_NAMES.get(name.removeprefix("NVIDIA "))
 
@@ -51,7 +51,7 @@ def detect_device() -> DeviceSpec:
 
 
 def device_of(name: str) -> DeviceSpec:
-    """Return the device called ``name``, or in the file of that path; "auto" is this machine's. Raises BadRequest."""
+    """Return the device of that name or device file; "auto" is this machine's GPU. Raises BadRequest."""
     return detect_device() if name == "auto" else find_device(name)
 
 

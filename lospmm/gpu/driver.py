@@ -1,4 +1,4 @@
-"""The libraries that speak ``gpu.protocol``, by name: how a process opens one GPU.
+"""The libraries that implement ``gpu.protocol``, by name: how a process opens one GPU.
 
 To add a library, write a module with a class of the methods of ``Driver`` and its ``open_gpu``, and add a row to
 ``DRIVERS``. A driver retains the primary context of its GPU, never one of its own, so that the tensors and streams of

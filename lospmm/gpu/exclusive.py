@@ -1,4 +1,4 @@
-"""One tuning or comparison at a time on a GPU: kernels that are timed at once slow each other down."""
+"""Exclusive use of a GPU: kernels that are timed at the same time slow each other down."""
 
 import fcntl
 import threading
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lospmm.errors import ToolchainFault
 
-#: How often a wait for the GPU looks whether it was cancelled.
+#: Seconds between two checks for cancellation while waiting for the GPU.
 POLL_SECONDS = 0.05
 
 

@@ -1,11 +1,11 @@
-"""The correctness gate: no kernel is timed for a choice whose C is not A x B with its epilogue, every element of it.
+"""The correctness gate: a kernel is timed only if every element of its C is correct.
 
-A kernel runs on a C full of NaN and is held against float64, computed on the GPU from A in compressed rows
-(``gate.cu``); of a convolution from its input. How far an element may be off is the ``Tolerance`` of its type
-(``lospmm/problem/accuracy.py``); errors are told relative to |A| |B|, what is added to it included.
+A kernel runs on a C full of NaN and is compared with float64, computed on the GPU from A in compressed rows
+(``gate.cu``), or from a convolution's input. The largest error of an element is the ``Tolerance`` of its type
+(``lospmm/problem/accuracy.py``); errors are relative to |A| |B|, the terms of the epilogue included.
 
-Kernels of one problem differ in how they move B and C, and most add up the same products in the same order: a C that is
-bit for bit one that passed is right without another check, which takes a third of a brief timing.
+Kernels of one problem differ in how they move B and C, and most add up the same products in the same order: a C that
+is bit for bit one that passed needs no other check, which takes a third of a brief timing.
 """
 
 import math
@@ -55,7 +55,7 @@ def gate_source() -> str:
 
 
 class Passed(NamedTuple):
-    """A C that passed, where it is kept (``DeviceOperands.kept``), and the very problem that it was held against."""
+    """A copy of a C that passed (``DeviceOperands.kept``), and the problem that it is the result of."""
 
     address: int
     problem: Prepare
@@ -64,7 +64,7 @@ class Passed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gate:
-    """``passed`` has as many as there is room for, the one that was seen last first."""
+    """The loaded gate; ``passed`` has as many results as there is room for, the last used first."""
 
     check: Function
     differ: Function
@@ -73,7 +73,7 @@ class Gate:
 
 
 class GateVerdict(NamedTuple):
-    """``failure`` is None, or says in one line which element is wrong, or which rows were never written."""
+    """Result of a check; ``failure`` is None, or names the wrong element or the rows not written."""
 
     max_relative_error: float  # infinite where an element was never written
     failure: str | None
@@ -88,10 +88,10 @@ def load_gate(driver: Driver, cubin: bytes) -> Gate:
 def run_and_check(
     driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, enqueue: Callable[[int], None], *, copy: int
 ) -> GateVerdict:
-    """Run ``enqueue(copy)`` on a C full of NaN and compare all of it. Raises GpuFault where the kernel fails."""
+    """Run ``enqueue(copy)`` on a C full of NaN and compare all of it. Raises GpuFault if the kernel fails."""
     poison(driver, operands, copy)
     enqueue(copy)
-    driver.synchronize()  # a fault from here back is the kernel's, not the gate's
+    driver.synchronize()  # a fault up to here is the kernel's, not the gate's
     known = _passed_before(driver, gate, operands, problem, copy)
     if known is not None:
         return GateVerdict(known.max_relative_error, None)
@@ -102,9 +102,9 @@ def run_and_check(
 
 
 def _passed_before(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, copy: int) -> Passed | None:
-    """Return whether this C, bit for bit, has passed before.
+    """Return the result that this C equals, bit for bit, or None.
 
-    A library's product passes by itself: it has no epilogue.
+    A library's product has its own results: it has no epilogue.
     """
     for one in gate.passed:
         if one.problem is problem and not _different(driver, gate, operands, operands.c[copy], one.address):
@@ -115,7 +115,7 @@ def _passed_before(driver: Driver, gate: Gate, operands: DeviceOperands, problem
 
 
 def _keep(driver: Driver, gate: Gate, operands: DeviceOperands, found: Passed) -> None:
-    """Keep a copy of C, in place of the one that was seen longest ago."""
+    """Keep a copy of C, in place of the one that was used longest ago."""
     if not operands.kept:
         return
     is_full = len(gate.passed) == len(operands.kept)
@@ -125,7 +125,7 @@ def _keep(driver: Driver, gate: Gate, operands: DeviceOperands, found: Passed) -
 
 
 def _checked(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prepare, copy: int) -> GateVerdict:
-    """All of a C that was written, against float64."""
+    """Compare all of a C with float64."""
     driver.fill(operands.worst, 0, 4 * operands.m)
     put_tolerance(driver, operands, problem.tolerance)
     grid = (-(-operands.n // THREADS), min(operands.m, MAX_GRID_Y), 1)
@@ -141,7 +141,7 @@ def _checked(driver: Driver, gate: Gate, operands: DeviceOperands, problem: Prep
 
 
 def count_different(driver: Driver, gate: Gate, operands: DeviceOperands, copies: tuple[int, int]) -> int:
-    """In how many elements two copies of C differ, bit by bit."""
+    """Return in how many elements two copies of C differ, bit by bit."""
     one, other = (operands.c[copy] for copy in copies)
     return _different(driver, gate, operands, one, other)
 
@@ -183,7 +183,7 @@ def _verdict(
 
 
 def _expected(operands: DeviceOperands, problem: Prepare, row: int, column: int) -> tuple[float, float, float]:
-    """One element of C in float64, |A| |B| with what is added to it, and how far a kernel may be off."""
+    """Return an element of C in float64, |A| |B| with the epilogue's terms, and the largest error."""
     span = slice(problem.indptr[row], problem.indptr[row + 1])
     terms = problem.values[span].astype(np.float64) * elements_of_b(operands, problem, problem.indices[span], column)
     added = []

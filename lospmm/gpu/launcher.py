@@ -1,8 +1,8 @@
-"""A kernel that is ready to be launched from Python again and again, on any stream of a context that exists already.
+"""A kernel that can be launched from Python repeatedly, on any stream of an existing context.
 
-The drivers of ``driver.py`` own a stream and pack what they launch anew each time. Here everything but the pointers and
-the stream is packed once, and one call of libcuda is left: a few microseconds. Nothing is allocated on the GPU and
-nothing waits, so that a CUDA graph can capture it. The context is that of whoever calls, such as torch's.
+The drivers of ``driver.py`` own a stream and pack their arguments for each launch. Here everything but the pointers
+and the stream is packed once, and one call of libcuda is left: a few microseconds. Nothing is allocated on the GPU
+and nothing waits, so that a CUDA graph can capture it. The context is the caller's, such as torch's.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 #: CUresult: the calling thread has no context yet.
 _INVALID_CONTEXT = 201
 
-#: A kernel takes so many pointers at most: B, C and a residual.
+#: The most pointers of a kernel: B, C and a residual.
 _POINTERS = 3
 
 
@@ -45,7 +45,7 @@ class _Config(ctypes.Structure):
 
 
 class _Frame:
-    """What one launch reads: its configuration and its arguments. Two threads never fill the same one at a time."""
+    """Configuration and arguments of one launch. Two threads never use the same frame at a time."""
 
     __slots__ = ("at_config", "at_pointers", "config", "pointers", "values")
 
@@ -107,7 +107,7 @@ class Launcher:
         _library().cuModuleUnload(self._module)
 
 
-#: What launches the kernel of an artifact: both are called with a stream and the addresses of the operands.
+#: Launches the kernel of an artifact, given a stream and the addresses of the operands.
 ArtifactLauncher: TypeAlias = Launcher | CublasKernel
 
 

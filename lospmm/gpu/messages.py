@@ -1,6 +1,6 @@
-"""What the process of a ``Bench`` and its worker say to each other: frozen values, pickled, each behind its length.
+"""Messages between a ``Bench`` and its worker: immutable values, pickled, with their length before.
 
-The worker imports this, so it stands on NumPy and the small files beside it alone.
+The worker imports this, so it depends only on NumPy and the small files beside it.
 """
 
 import pickle
@@ -37,7 +37,7 @@ CACHE_STATES: Mapping[str, CacheState] = MappingProxyType({state: state for stat
 
 
 class Shape(NamedTuple):
-    """``lospmm.problem.problem.Launch`` without what that module imports."""
+    """``lospmm.problem.problem.Launch`` without that module's imports."""
 
     grid: tuple[int, int, int]
     block: int
@@ -89,7 +89,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Check and time one kernel, whose arguments are B, C, the residual if there is one, and, if it takes it, n.
+    """Check and time one kernel, whose arguments are B, C, the residual, if any, and, if it takes it, n.
 
     A cubin of megabytes is better left in a file, which this process and the worker's see alike.
     """
@@ -114,11 +114,11 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a GPU said of one kernel: exactly one of ``timing`` and ``failure``.
+    """The result for one kernel: exactly one of ``timing`` and ``failure``.
 
-    ``max_relative_error`` is that of ``lospmm.cpu.verify``, over all of C, infinite for an unwritten
-    element; None where the kernel did not get so far. ``is_lost``: the worker gave no answer, as after a hang or a
-    crash, for which the kernel may not be to blame.
+    ``max_relative_error`` is that of ``lospmm.cpu.verify``, over all of C, infinite for an unwritten element; None if
+    the kernel did not get so far. ``is_lost``: the worker gave no answer, as after a hang or a crash, which may not
+    be the kernel's fault.
     """
 
     timing: Timing | None
@@ -134,7 +134,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of the worker, to any request: a value or what went wrong. Unless it is ``healthy`` it ends after it."""
+    """The worker's answer to any request: a value or a fault. Unless ``healthy``, the worker then exits."""
 
     value: object = None
     fault: str | None = None

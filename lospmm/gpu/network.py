@@ -1,7 +1,6 @@
-"""A launch as a layer of a network finds the GPU: other layers ran before it, and the last of them wrote B.
+"""Timing of a launch as in a network: after other layers, the last of which wrote B.
 
-Of what a launch reads then, B lies in the L2 cache, as much as fits, and nothing else does: its code is in memory too
-(docs/decisions/0030).
+Then B is in the L2 cache, as far as it fits, and nothing else is: the code is in memory too (docs/decisions/0030).
 """
 
 from collections.abc import Callable
@@ -29,7 +28,7 @@ def time_in(
     copies: int,
     effort: Effort,
 ) -> Timing:
-    """Time ``enqueue(copy)`` where the cache is as ``cache`` says. Raises GpuFault."""
+    """Time ``enqueue(copy)`` with the state of the cache that ``cache`` names. Raises GpuFault."""
     if cache != "network":
         return time_rotating(driver, enqueue, copies=copies, effort=effort)
     return time_behind(driver, enqueue, layers_before(driver, gate, operands), copies=copies, effort=effort)

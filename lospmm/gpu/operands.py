@@ -1,4 +1,4 @@
-"""A, B and C on the GPU: allocated once per problem, B and C in so many copies that the L2 cache holds no B."""
+"""A, B and C on the GPU: allocated once per problem, with so many copies that no B stays in L2."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -17,7 +17,7 @@ from lospmm.problem.accuracy import Tolerance
 from lospmm.problem.convolution import Convolution, column_elements, guard_bits, output_elements, outside, row_elements
 from lospmm.problem.dtype import Dtype
 
-#: The numbers that B is made of, over and over where it is larger: a prime, so that no stride of B meets its period.
+#: Random numbers that B repeats if it is larger: a prime, so that no stride of B coincides with the period.
 DRAWN = (1 << 24) + 43
 
 #: Draws that are kept: the layers of a model share a few shapes, and a draw takes a tenth of a second.
@@ -30,7 +30,7 @@ RESERVE_BYTES = 512 << 20
 #: orders, and so do those of other families.
 KEPT = 3
 
-#: Of the L2 cache, what is read and as much written before a launch, so that nothing of what was in it is left.
+#: Multiple of the L2 cache that is read, and also written, before a launch, so that it replaces the contents.
 FLUSHED = 1.6
 
 #: NaN in float32, and twice NaN in 16-bit types.
@@ -45,7 +45,7 @@ TOLERANCE_BYTES = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceOperands:
-    """Addresses on the GPU. ``b`` and ``c`` have one for each copy, 2 or more unless one alone is beyond the cache."""
+    """Addresses on the GPU; ``b`` and ``c`` have one a copy, 2 or more unless one exceeds the cache."""
 
     m: int
     k: int
@@ -90,7 +90,7 @@ class DeviceOperands:
 
 
 def copies_in_turn(cache: CacheState, copies: int) -> int:
-    """Of so many copies of B and C, those that launches rotate through where A is one."""
+    """Return how many of the ``copies`` of B and C launches rotate through, if there is one A."""
     if cache == "network":
         return min(COPIES_BEHIND, copies)
     return copies if cache == "cold" else 1
@@ -112,7 +112,7 @@ def _drawn(seed: int, count: int, exponent: int, dtype: Dtype) -> NDArray[Any]:
 def elements_of_b(
     operands: DeviceOperands, problem: Prepare, rows: NDArray[np.int32], column: int
 ) -> NDArray[np.float32]:
-    """B at ``rows`` of one column."""
+    """Return B at ``rows`` of one column."""
     convolution, drawn = problem.convolution, operands.drawn
     if convolution is None:
         return operands.dtype.from_storage(drawn[(rows.astype(np.int64) * operands.n + column) % len(drawn)])
@@ -124,7 +124,7 @@ def elements_of_b(
 
 
 def place_of_c(problem: Prepare, row: int, column: int) -> int:
-    """Where in C, and in the residual, an element lies, counted in elements."""
+    """Return the offset of an element in C, and in the residual, in elements."""
     convolution = problem.convolution
     if convolution is None:
         return row * problem.n + column
@@ -136,7 +136,7 @@ WINDOW_SIZES = 13
 
 
 def window_of(convolution: Convolution) -> NDArray[np.int32]:
-    """(WINDOW_SIZES,)."""
+    """Return the sizes of a convolution's window for gate.cu, (WINDOW_SIZES,)."""
     sizes = (
         *(convolution.channels, convolution.height, convolution.width),
         *(convolution.kernel_height, convolution.kernel_width),
@@ -147,7 +147,7 @@ def window_of(convolution: Convolution) -> NDArray[np.int32]:
 
 
 def allocate(driver: Driver, problem: Prepare) -> DeviceOperands:
-    """Memory for the problem, nothing in it yet. Raises GpuFault where there is not enough, with what is needed."""
+    """Allocate memory for the problem. Raises GpuFault, with the amount needed, if there is not enough."""
     size = problem.dtype.element_bytes
     b_bytes, c_bytes = _aligned(size * problem.b_elements), _aligned(size * problem.m * problem.n)
     per_copy = b_bytes + c_bytes * (1 + problem.residual)
@@ -191,7 +191,7 @@ def allocate(driver: Driver, problem: Prepare) -> DeviceOperands:
 
 
 def fill(driver: Driver, operands: DeviceOperands, problem: Prepare) -> None:
-    """Put A and every copy of B onto the GPU: at the start, and after a kernel that wrote what it should not."""
+    """Copy A and every copy of B to the GPU: at the start, and after a kernel that wrote out of bounds."""
     driver.upload(operands.indptr, problem.indptr)
     if problem.values.size:
         driver.upload(operands.indices, problem.indices)
@@ -207,12 +207,12 @@ def fill(driver: Driver, operands: DeviceOperands, problem: Prepare) -> None:
 
 
 def residual_numbers(operands: DeviceOperands) -> NDArray[Any]:
-    """As they lie in memory, what the residual repeats: the numbers of B backwards: neither stands for the other."""
+    """Return the numbers that the residual repeats, as stored: B's in reverse, so that the two differ."""
     return np.ascontiguousarray(operands.drawn[::-1])
 
 
 def put_tolerance(driver: Driver, operands: DeviceOperands, tolerance: Tolerance) -> None:
-    """For the next check."""
+    """Set the tolerance of the next check."""
     driver.upload(operands.tolerance, np.array(astuple(tolerance)))
 
 
@@ -222,7 +222,7 @@ def _repeat(driver: Driver, address: int, numbers: NDArray[Any], count: int) -> 
 
 
 def release(driver: Driver, operands: DeviceOperands) -> None:
-    """Give back what ``allocate`` took."""
+    """Free what ``allocate`` allocated."""
     fixed = (operands.indptr, operands.indices, operands.values, operands.tolerance, operands.worst)
     for address in (operands.b[0], *fixed, operands.bias, operands.window, operands.source):
         if address:
@@ -230,12 +230,12 @@ def release(driver: Driver, operands: DeviceOperands) -> None:
 
 
 def poison(driver: Driver, operands: DeviceOperands, copy: int) -> None:
-    """Fill a C with NaN: an element that a kernel does not write is then seen."""
-    driver.fill(operands.c[copy], NAN_WORD, -(-operands.c_bytes // 4))  # what is behind it is nobody's
+    """Fill a C with NaN, which shows elements that a kernel does not write."""
+    driver.fill(operands.c[copy], NAN_WORD, -(-operands.c_bytes // 4))  # the padding after it is unused
 
 
 def padded_b_bytes(operands: DeviceOperands) -> int:
-    """B and what is behind it up to the next address that something begins at."""
+    """Return the bytes of B and its padding to the next aligned address."""
     return _aligned(operands.b_bytes)
 
 

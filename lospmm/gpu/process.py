@@ -1,7 +1,7 @@
-"""The other end of a worker: starts it, asks it within a time limit, and leaves nothing of it running.
+"""The parent's side of a worker: starts it, sends it requests with a time limit, and ends it.
 
 Like a compiler, a worker runs in a session of its own and carries the token of the guard (``toolchain/lifetime.py``),
-which ends it should this process be killed, even while a kernel of it hangs.
+which ends it if this process is killed, even while one of its kernels hangs.
 """
 
 import fcntl
@@ -26,21 +26,20 @@ from lospmm.toolchain import lifetime
 #: -P: the current directory is not searched for modules.
 WORKER = (sys.executable, "-P", "-m", "lospmm.gpu.worker")
 
-#: How often a wait looks whether it was cancelled, what a pipe holds, where the system allows it, and the end of stderr
-#: that is kept.
+#: Seconds between two checks for cancellation; the requested capacity of a pipe; and bytes kept of the end of stderr.
 POLL_SECONDS = 0.05
 PIPE_BYTES = 1 << 20
 LOG_BYTES = 1 << 14
 
-#: How long the driver may take to take a GPU from a process that was killed.
+#: Seconds that the driver may take to release the GPU of a killed process.
 END_SECONDS = 60.0
 
-#: Between the end of a worker's output and its own.
+#: Seconds between the end of a worker's output and its exit.
 ENDING_SECONDS = 2.0
 
 
 class WorkerLost(Exception):
-    """A worker that gave no answer, and was ended. ``str(error)`` says why."""
+    """A worker that gave no answer and was ended; ``str(error)`` says why."""
 
 
 @dataclass(slots=True)
@@ -53,10 +52,10 @@ class _Sent:
 
 
 class WorkerProcess:
-    """One worker. Raises GpuFault where it cannot be started, ToolchainFault where its guard cannot."""
+    """One worker. Raises GpuFault if it cannot be started, ToolchainFault if its guard cannot."""
 
     def __init__(self, command: Sequence[str] = WORKER) -> None:
-        variables = dict(os.environ)  # CUDA and its libraries are told much in it
+        variables = dict(os.environ)  # CUDA and its libraries read many variables
         variables |= {"PYTHONPATH": os.pathsep.join(sys.path)} | lifetime.compiler_environment()
         try:
             self._child = subprocess.Popen(
@@ -83,7 +82,7 @@ class WorkerProcess:
         return self._child.pid
 
     def has_ended(self) -> bool:
-        """Asked without reaping it, so that its process group can still be named safely."""
+        """Return whether it has ended, without reaping it, so that its process group stays valid."""
         if self._child.returncode is not None:
             return True
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -163,11 +162,11 @@ class WorkerProcess:
             return pending[os.write(self._child.stdin.fileno(), pending[:PIPE_BYTES]) :]
         except BlockingIOError:
             return pending
-        except BrokenPipeError:  # its output ends too, and that is what tells
+        except BrokenPipeError:  # the end of its output is reported instead
             return pending[:0]
 
     def _read_log(self) -> bool:
-        """Keep the end of what the worker says on stderr. False once there can be no more."""
+        """Keep the end of the worker's stderr. Returns False once it is closed."""
         assert self._child.stderr is not None
         try:
             chunk = os.read(self._child.stderr.fileno(), PIPE_BYTES)

@@ -1,4 +1,4 @@
-"""What a CUDA driver binding offers: ``gpu.driver`` opens one."""
+"""The interface of a CUDA driver binding; ``gpu.driver`` opens one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SHARED_BYTES_UNASKED = 48 << 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """A kernel that is loaded, until the last reference to it is gone. ``handle`` and ``module`` are the library's."""
+    """A kernel, loaded until its last reference is gone; ``handle`` and ``module`` are the library's."""
 
     handle: Any
     module: Any
@@ -25,7 +25,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """Work that was captured, ready to be launched again and again, until ``discard``. ``handle`` is the driver's."""
+    """Captured work, ready to be launched repeatedly until ``discard``; ``handle`` is the driver's."""
 
     handle: Any
 
@@ -114,7 +114,10 @@ class Driver(Protocol):
         ...
 
     def launch(self, function: Function, shape: LaunchShape, arguments: Sequence[np.generic]) -> None:
-        """Start a kernel on the stream. Each argument is passed with its own size: an address is ``np.uint64``."""
+        """Start a kernel on the stream.
+
+        Each argument is passed with its own size: an address is ``np.uint64``.
+        """
         ...
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
@@ -133,7 +136,7 @@ class Driver(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait for the stream. Where a kernel has failed, this is what raises."""
+        """Wait for the stream. If a kernel has failed, this raises."""
         ...
 
     def close(self) -> None:

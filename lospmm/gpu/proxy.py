@@ -1,6 +1,6 @@
-"""A proxy in the process that runs kernels: the worker's command "proxy".
+"""A proxy in the worker process: the worker's command "proxy".
 
-A proxy (section 5) writes to C what nobody expects, so there is nothing to check: it is timed as it is.
+The results of a proxy (section 5) are meaningless, so it is timed without a check.
 """
 
 from typing import TYPE_CHECKING

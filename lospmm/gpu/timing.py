@@ -1,8 +1,8 @@
-"""How long a launch takes: CUDA graph replays over rotating copies of its operands.
+"""Timing of a launch: CUDA graph replays over rotating copies of its operands.
 
-A kernel of some microseconds is shorter than the overhead of its launch from Python, so launches are captured once and
-replayed. Each launch of a replay works on the next copy of B and C; where the copies together are larger than twice the
-L2 cache, B comes from memory every time, as it does after another layer. With one copy the cache is warm.
+A kernel of some microseconds is shorter than the overhead of its launch from Python, so launches are captured once
+and replayed. Each launch of a replay works on the next copy of B and C; if the copies together are larger than twice
+the L2 cache, B comes from memory every time, as it does after another layer. With one copy the cache is warm.
 """
 
 import math
@@ -60,7 +60,7 @@ BRIEF = Effort(replays=5, warm_micros=1_000.0, launches=8, rechecked=False)
 
 
 class Timing(NamedTuple):
-    """Of one launch. ``spread`` is the interquartile range of the replays over their median."""
+    """Microseconds of one launch; ``spread`` is the interquartile range of the replays over their median."""
 
     micros: float
     spread: float
@@ -81,7 +81,7 @@ def time_rotating(
 ) -> Timing:
     """Time one ``enqueue(copy)``, a launch on ``driver.stream``, over copies 0 to copies - 1.
 
-    A replay holds whole rounds of the copies, at least as many launches as the effort says, or, of what takes long, as
+    A replay holds whole rounds of the copies, at least as many launches as the effort says, or, for slow launches, as
     many as there is time for.
     """
     count = _launches(driver, enqueue, copies, effort)
@@ -109,11 +109,11 @@ def time_behind(
     copies: int,
     effort: Effort = FULL,
 ) -> Timing:
-    """Time ``enqueue(copy)`` right behind ``before(copy)``: both together, less ``before`` alone.
+    """Time ``enqueue(copy)`` right after ``before(copy)``: both together, minus ``before`` alone.
 
-    Replays of either take turns, and each difference is one of the times: what drifts is in both. A replay ends with
-    ``before``, so that what the last launch left to be written is written in it. Raises GpuFault where no time is
-    left: the launch is too short to be told from what is before it.
+    Replays of either alternate, and each difference is one of the times, so that drift cancels. A replay ends with
+    ``before``, so that it includes the write-back of the last launch's output. Raises GpuFault if no time is left:
+    the launch is too short to measure after ``before``.
     """
 
     def both(copy: int) -> None:
@@ -143,7 +143,7 @@ def time_behind(
 def _in_turn(
     driver: Driver, before: Callable[[int], None], both: Callable[[int], None], *, count: int, copies: int
 ) -> Iterator[Callable[[], tuple[float, float]]]:
-    """Return the microseconds of replays of ``count`` launches of either."""
+    """Yield a function that returns the microseconds of a replay of ``count`` launches of either."""
 
     def replay(one: Callable[[int], None]) -> None:
         for number in range(count):
@@ -159,29 +159,29 @@ def _in_turn(
 
 
 def more_if_short(micros: list[float]) -> int:
-    """Of replays in which all launches took so long, how many times as many launches the next are to hold."""
+    """Return how many times as many launches the next replays should hold, if these were too short."""
     return min(MOST_TIMES, max(1, math.ceil(BEHIND_MICROS / max(1.0, statistics.median(micros)))))
 
 
 def _launches(driver: Driver, enqueue: Callable[[int], None], copies: int, effort: Effort) -> int:
-    """How many a replay holds; one is done."""
+    """Return the launches of a replay; it performs one."""
     started = time.monotonic()
-    enqueue(0)  # what is loaded or allocated at the first launch cannot be captured
+    enqueue(0)  # loads and allocations of a first launch cannot be captured
     driver.synchronize()
     return -(-fewer_if_slow(effort.launches, (time.monotonic() - started) * 1e6) // copies) * copies
 
 
 def fewer_if_slow(launches: int, micros: float) -> int:
-    """Of launches that take ``micros`` each, as many as fit REPLAY_MICROS: at least 1, at most ``launches``."""
+    """Return how many launches of ``micros`` each fit REPLAY_MICROS: from 1 to ``launches``."""
     return max(1, min(launches, int(REPLAY_MICROS / max(1.0, micros))))
 
 
 def warm_replays_left(micros: list[float], enough: float = WARM_MICROS) -> int:
-    """How many replays are still missing from ``enough`` after some that took so long."""
+    """Return how many more replays are needed to warm up for ``enough`` microseconds."""
     return max(0, round((enough - sum(micros)) / max(1.0, micros[-1])))
 
 
 def timing_of(micros: list[float]) -> Timing:
-    """Median and spread of the times of single launches, of which there are 2 or more."""
+    """Return median and spread of the times of single launches, of which there are 2 or more."""
     low, median, high = statistics.quantiles(micros, n=4, method="inclusive")
     return Timing(median, (high - low) / median, len(micros))

@@ -1,9 +1,9 @@
-"""The process that runs kernels: whatever a wrong kernel does, it does here.
+"""The worker process that runs kernels, so that a faulty kernel cannot harm lospmm.
 
 Run as ``python -P -m lospmm.gpu.worker`` by ``lospmm.gpu.process``. It reads requests from standard input and answers
-on what was standard output: a pair of a command's name and its task, answered by an ``Answer`` (``messages.py``). The
-first is "prepare"; another one later gives it another problem. It ends at the end of its input, and after an error that
-leaves the GPU's context unusable.
+on the original standard output: a pair of a command's name and its task, answered by an ``Answer`` (``messages.py``).
+The first is "prepare"; another one later gives it another problem. It ends at the end of its input, and after an
+error that leaves the GPU's context unusable.
 
 To add a command, write a function of the ``Workbench`` and a task, and add a row to ``COMMANDS``.
 """
@@ -31,7 +31,7 @@ from lospmm.gpu.protocol import Driver
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workbench:
-    """What every command finds ready."""
+    """The state that every command uses."""
 
     driver: Driver
     problem: Prepare
@@ -50,7 +50,7 @@ def prepare(problem: Prepare, driver: Driver) -> tuple[Workbench, Ready]:
 def measure(bench: Workbench, task: Measure) -> Measurement:
     """Check a kernel, time it and, unless the effort is brief, check it again on another C.
 
-    What depends on chance has two chances to show. Two copies of C that differ afterwards show it, too.
+    A race thus has two chances to show; two copies of C that differ afterwards show it, too.
     """
     driver, operands = bench.driver, bench.operands
     image = task.image
@@ -130,7 +130,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, opener: Callable[[str], Driver]
                 answer = Answer(COMMANDS[name](bench, task))
         except GpuFault as error:
             answer = Answer(fault=str(error), healthy=bench is not None and _works(bench.driver))
-        except Exception as error:  # ours: told, and kept whole in the log of the process
+        except Exception as error:  # our bug: answered, with its traceback in the process's log
             traceback.print_exc()
             answer = Answer(fault=f"{type(error).__name__}: {error}", healthy=False)
         answers.write(packed(answer))
@@ -138,7 +138,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, opener: Callable[[str], Driver]
 
 
 def _works(driver: Driver) -> bool:
-    """Whether the context survived an error: after a fault of a kernel every call fails."""
+    """Return whether the context survived an error: after a kernel's fault every call fails."""
     try:
         driver.synchronize()
     except GpuFault:
@@ -149,7 +149,7 @@ def _works(driver: Driver) -> bool:
 def main() -> None:
     """Answer requests from stdin until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not stand between answers
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     serve(sys.stdin.buffer, answers, open_driver)
     os._exit(0)  # the driver frees everything; destructors of libraries have nothing to add, and may hang
 

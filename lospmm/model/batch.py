@@ -1,4 +1,4 @@
-"""The layers of a model, tuned on this machine one after the other.
+"""Tuning of a model's layers on this machine, one after the other.
 
 A layer that fails, fails alone.
 """
@@ -36,9 +36,9 @@ Watch = Callable[[str], AbstractContextManager[Progress]]
 def tune_here(
     folder: ModelFolder, model: LayerSource, request_of: Callable[[MatrixFile], Request], *, store: Store, watch: Watch
 ) -> None:
-    """Tune the layers on this machine, one after the other. Raises ToolchainFault where no report can be written.
+    """Tune the layers on this machine in order. Raises ToolchainFault if no report can be written.
 
-    While a layer has the GPU, the one before it is written down, and those after it are read and searched.
+    While a layer has the GPU, the one before it is written, and those after it are read and searched.
     """
     with ExitStack() as stack:
         workshop = stack.enter_context(Session(settings().workers))
@@ -55,7 +55,7 @@ def tune_here(
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """What tuning a layer on this machine takes; ``failures`` are those of equal layers, by digest."""
+    """State of tuning on this machine; ``failures`` are those of equal layers, by digest."""
 
     folder: ModelFolder
     request_of: Callable[[MatrixFile], Request]
@@ -73,7 +73,7 @@ class _Asked:
 
 
 def _next_of(layers: Iterator[Layer], here: _Here, *, is_first: bool = False) -> _Asked | None:
-    """Read the next layer and begin with it, but for the first, whose turn it is. None: there is no other."""
+    """Read the next layer and, except the first, start its preparation. Returns None after the last."""
     if (layer := next(layers, None)) is None:
         return None
     name, found = layer
@@ -89,7 +89,7 @@ def _next_of(layers: Iterator[Layer], here: _Here, *, is_first: bool = False) ->
 
 
 class _Endings:
-    """What is left to do of layers that need the GPU no more: one after the other, while the next one has it."""
+    """Work on layers that no longer need the GPU, done in order while the next layer has it."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ending")
@@ -106,19 +106,19 @@ class _Endings:
             self._thread.shutdown()
 
     def add(self, digest: str | None, ending: Callable[[], None]) -> None:
-        """Have ``ending`` done, of a layer of that digest. Raises what an earlier one has raised."""
+        """Queue ``ending`` for a layer of that digest. Raises what an earlier one has raised."""
         self.wait()
         self._last, self._digest = self._thread.submit(ending), digest
 
     def wait(self, digest: str | None = None) -> None:
-        """Until all is done, or nothing is under way with this digest. Raises as ``add``."""
+        """Wait until all is done, or everything with this digest. Raises as ``add``."""
         if self._last is not None and digest in (None, self._digest):
             last, self._last = self._last, None
             last.result()
 
 
 def _tune_layer(layer: _Asked, here: _Here, endings: _Endings, progress: Progress) -> None:
-    """Up to where the GPU is free again; ``endings`` has the rest, and the report."""
+    """Tune a layer until the GPU is free again; ``endings`` does the rest, and the report."""
     folder, name, request = here.folder, layer.name, layer.request
     if isinstance(request, LospmmError):
         endings.add(None, partial(folder.tell, failed(name, folder_of(name), request, None)))
@@ -149,7 +149,7 @@ def _tune_layer(layer: _Asked, here: _Here, endings: _Endings, progress: Progres
 
 
 def _remembered(here: _Here, digest: str, work: Callable[[], Done]) -> Done:
-    """Do ``work``; its failure is that of equal layers too."""
+    """Do ``work`` and remember its failure, which equal layers share."""
     try:
         return work()
     except LospmmError as error:

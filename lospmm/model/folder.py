@@ -1,6 +1,6 @@
 """The folder of a model: a folder with the kernel of each layer, and a report that grows with them.
 
-A folder that holds the right kernel already is left as it is, so that a run which was stopped goes on where it was.
+Folders that hold the right kernel already are kept, so that a stopped run continues where it was.
 """
 
 import secrets
@@ -23,7 +23,7 @@ from lospmm.problem.problem import Problem
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
 
-#: How the name of a report that is being written begins.
+#: Prefix of the name of a report that is being written.
 _SCRATCH = ".report-"
 
 
@@ -50,12 +50,12 @@ class Batch:
 
 
 class ModelFolder:
-    """A model's folder: ``<layer>/`` with the files of its kernel, and the report. Layers are written one at a time."""
+    """A model's folder: ``<layer>/`` with a kernel's files, and the report; layers are written one by one."""
 
     def __init__(self, directory: Path, batch: Batch, heard: Callable[[LayerReport], None]) -> None:
-        """``heard`` is told of each layer that has ended.
+        """Open the folder; ``heard`` is called with each layer that has ended.
 
-        Raises BadRequest for a folder that holds something else, ToolchainFault where it may not be written.
+        Raises BadRequest for a folder that holds something else, ToolchainFault if it may not be written.
         """
         self.directory, self._batch, self._heard = directory, batch, heard
         self._layers = {layer.name: layer for layer in _former(directory, batch)}
@@ -94,10 +94,10 @@ class ModelFolder:
         self.tell(succeeded(name, folder_of(name), digest, kernel.manifest))
 
     def tell(self, layer: LayerReport) -> None:
-        """Have it in the report. Raises ToolchainFault where the disk fails.
+        """Add a layer to the report. Raises ToolchainFault if the disk fails.
 
-        The report of kernels that are there is left as it is while every layer is asked for in a wrong way: then the
-        command is likely wrong, and the kernels are as good as before.
+        A report with kernels is kept while every layer's request is wrong: then the command is likely wrong, and the
+        kernels are as good as before.
         """
         self._layers[layer.name] = layer
         self._is_spared = self._is_spared and layer.error is not None and layer.error.exit_code == BadRequest.exit_code

@@ -1,6 +1,6 @@
-"""report.json of a model's folder: what became of each layer, and by which digest its kernel is known.
+"""report.json of a model's folder: the result of each layer, and the digest of its kernel.
 
-``kernels.tsv`` beside it says of the same kernels how to launch them, for programs that read no JSON.
+``kernels.tsv`` beside it has the launches of the same kernels, for programs that read no JSON.
 """
 
 import json
@@ -32,7 +32,7 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:
-    """A layer with its kernel, or with an error. Times are microseconds of one launch; null where nothing was timed."""
+    """A layer with its kernel or an error; times are microseconds of one launch, null if not timed."""
 
     name: str
     folder: str
@@ -66,7 +66,7 @@ class ModelReport:
 
     @property
     def exit_code(self) -> int:
-        """Of the worst layer; 0 where all have kernels."""
+        """Exit code of the worst layer; 0 if all have kernels."""
         return max((layer.error.exit_code for layer in self.layers if layer.error is not None), default=0)
 
     def to_json(self) -> str:

@@ -1,8 +1,8 @@
-"""The libraries that a kernel is compared with, all of them in the run that times the kernel.
+"""The libraries that a kernel is compared with, in the same run.
 
-``BASELINES`` has a row for each. To add one, write a function of a ``LibraryTask`` that yields the ``Variants`` of its
-library, ready to be put on the stream, and add a row. What it computes goes through the gate of the kernels; what is
-missing or fails is a value, the reason of a ``BaselineTime``, and never ends the comparison.
+``BASELINES`` has a row for each. To add one, write a function of a ``LibraryTask`` that yields the ``Variants`` of
+its library, ready to be put on the stream, and add a row. Its result goes through the kernels' gate; a missing or
+failing library is a value, the reason of a ``BaselineTime``, and never ends the comparison.
 """
 
 import math
@@ -39,7 +39,7 @@ class Baseline:
     max_relative_error: float | None = None  # to |A| |B|; None: what the kernels are held to (``lospmm.cpu.verify``)
 
     def limit(self, dtype: Dtype) -> float | None:
-        """Relative to |A| |B|; None: what the kernels are held to."""
+        """Return the largest error relative to |A| |B|; None: that of the kernels."""
         return MAX_ROUNDOFFS_OF_16_BIT * dtype.unit_roundoff if dtype.is_16_bit else self.max_relative_error
 
 
@@ -58,23 +58,23 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
     }
 )
 
-#: Those that multiply by A's zeros too.
+#: Baselines with a dense A.
 DENSE = ("cublas_fp32", "cublas_tf32", "cublas_fp16", "cublas_bf16")
 
-#: Of these the one that computes in a type, by its name.
+#: The dense baseline of each type, by name.
 DENSE_OF: Mapping[str, str] = MappingProxyType(
     dict(zip(("float32", "tf32", "float16", "bfloat16"), DENSE, strict=True))
 )
 
 
 def baselines_of(dtype: Dtype) -> tuple[str, ...]:
-    """Return the names of those that compute in this type, or take its B and C as they are."""
+    """Return the names of those that compute in this type, or take its B and C unchanged."""
     return tuple(name for name, baseline in BASELINES.items() if dtype.name in baseline.dtypes)
 
 
 @dataclass(frozen=True, slots=True)
 class VariantTime:
-    """One way in which a library computes C. ``timing`` is None exactly where there is a ``failure``."""
+    """One way in which a library computes C. ``timing`` is None exactly if there is a ``failure``."""
 
     name: str
     timing: Timing | None
@@ -83,7 +83,7 @@ class VariantTime:
 
     @property
     def micros(self) -> float:
-        """Infinite where there is no timing."""
+        """Microseconds; infinite without a timing."""
         return math.inf if self.timing is None else self.timing.micros
 
 
@@ -108,7 +108,7 @@ class BaselineTime:
         return None if self.best is None else self.best.micros
 
     def micros_of(self, variant: str) -> float | None:
-        """None where it was not timed."""
+        """Return the time of a variant; None if it was not timed."""
         timings = (way.timing for way in self.variants if way.name == variant)
         return next((timing.micros for timing in timings if timing is not None), None)
 

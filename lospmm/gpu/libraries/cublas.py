@@ -1,6 +1,6 @@
-"""cuBLAS on A with its zeros written out: what a dense layer takes, in full fp32, in TF32 and on 16-bit elements.
+"""cuBLAS with a dense A, the cost of a dense layer: in full fp32, in TF32 and on 16-bit elements.
 
-cuBLAS is column-major. A row-major matrix read so is its transpose, and C^T = B^T x A^T: B goes first, with n as the
+cuBLAS is column-major. It reads a row-major matrix as its transpose, and C^T = B^T x A^T: B goes first, with n as the
 leading dimension of it and of C, and k as that of A. Constants and types: cublas_api.h of CUDA 13.0.
 """
 
@@ -85,7 +85,7 @@ def open_library() -> Library:
 def prepare(
     place: LibraryTask, *, name: str, compute: int = COMPUTE_32F, open_library: Callable[[], Library] = open_library
 ) -> Iterator[Variants]:
-    """One variant, ``name``, of the compute type ``compute``. Raises LibraryFault, or GpuFault of the driver."""
+    """Yield one variant, ``name``, of the compute type ``compute``. Raises LibraryFault, or GpuFault."""
     driver = place.driver
     dense_bytes = place.dtype.element_bytes * place.matrix.m * place.matrix.k
     if dense_bytes > MAX_DENSE_BYTES:
@@ -137,7 +137,7 @@ def _place_dense(stack: ExitStack, place: LibraryTask) -> list[int]:
 
 
 def _version(library: Library, handle: Pointer) -> str:
-    """As cublas_api.h counts it: 130002 is 13.0.2."""
+    """Return the version as cublas_api.h counts it: 130002 is 13.0.2."""
     number = ctypes.c_int()
     library.call("cublasGetVersion_v2", handle, ctypes.byref(number))
     return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"

@@ -1,8 +1,8 @@
-"""cuSPARSE on the artifact's matrix: CSR, row-major B and C, sums in fp32, the better of two algorithms.
+"""cuSPARSE on the artifact's matrix: CSR, row-major B and C, fp32 sums, the faster of two algorithms.
 
 Descriptors are made once for each copy of B and C, and ``cusparseSpMM_preprocess`` runs once for each algorithm, all
-of it outside of what is timed. CSR_ALG1 takes no part: it is for column-major B, and on row-major B took ten times as
-long as CSR_ALG2 on an H200. Constants and types: cusparse.h of CUDA 13.0.
+of it outside of the timing. CSR_ALG1 is not used: it is for column-major B, and on row-major B took ten times as long
+as CSR_ALG2 on an H200. Constants and types: cusparse.h of CUDA 13.0.
 """
 
 import ctypes
@@ -127,7 +127,7 @@ class _Call:
 
 @contextmanager
 def prepare(place: LibraryTask, open_library: Callable[[], Library] = open_library) -> Iterator[Variants]:
-    """One variant for each row of ``ALGORITHMS``. Raises LibraryFault, or GpuFault of the driver."""
+    """Yield one variant for each row of ``ALGORITHMS``. Raises LibraryFault, or GpuFault of the driver."""
     library = open_library()
     with ExitStack() as stack:
         handle = create(stack, library, "cusparseCreate", "cusparseDestroy")
@@ -186,7 +186,7 @@ def _describe_dense(stack: ExitStack, library: Library, place: LibraryTask, copy
 
 
 def _version(library: Library, handle: Pointer) -> str:
-    """As cusparse.h counts it: 12603 is 12.6.3."""
+    """Return the version as cusparse.h counts it: 12603 is 12.6.3."""
     number = ctypes.c_int()
     library.call("cusparseGetVersion", handle, ctypes.byref(number))
     return f"{number.value // 1000}.{number.value // 100 % 10}.{number.value % 100}"

@@ -1,9 +1,8 @@
-"""The vendor's dense multiplication as one more kernel: what is chosen where no sparse one is faster.
+"""The vendor's dense multiplication as a kernel, chosen if no sparse one is faster.
 
 It is called as a ``gpu.launcher.Launcher`` is, with a stream and the addresses of B and C, in the context of a driver
-that holds A with its zeros written out. Nothing of it is compiled: an artifact that was left to it (``dense_choice``)
-has A, and a kernel that stands in for it. ``lospmm.nn`` leaves such a layer to torch, whose linear layer calls the same
-library.
+that holds the dense A. Nothing of it is compiled: an artifact of this choice (``dense_choice``) has A, and a sparse
+kernel as a fallback. ``lospmm.nn`` leaves such a layer to torch, whose linear layer calls the same library.
 """
 
 import ctypes
@@ -74,7 +73,7 @@ class CublasKernel:
             self._held = stack.pop_all()
 
     def __call__(self, stream: int, b: int, c: int, residual: int = 0) -> bool:
-        """Put the multiplication on a stream (a CUstream as a number); True, as of a launch. Raises GpuFault."""
+        """Put the multiplication on a stream (a CUstream as a number); return True. Raises GpuFault."""
         assert not residual, "a dense kernel has no epilogue"
         m, k, n = self._shape
         library, real = self._library, self._real

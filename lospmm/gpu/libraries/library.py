@@ -1,6 +1,6 @@
-"""Shared libraries of other people, called through ctypes: found, typed, and their statuses turned into one line.
+"""Third-party shared libraries, called through ctypes: found, typed, and their statuses as messages.
 
-A baseline (``baselines/__init__.py``) gets a ``LibraryTask`` to compute in and gives ``Variants`` to time. What it
+A baseline (``libraries/__init__.py``) gets a ``LibraryTask`` to compute in and yields ``Variants`` to time. What it
 allocates and creates is released in the reverse order, whatever fails.
 """
 
@@ -20,7 +20,7 @@ from lospmm.gpu.protocol import Driver
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import FLOAT32, Dtype
 
-#: What every library here returns where nothing is wrong.
+#: The status of success of every library here.
 SUCCESS = 0
 
 #: An allocation is never empty: a matrix without a nonzero has addresses too.
@@ -34,7 +34,7 @@ Out = ctypes.c_void_p  # where a function puts what it returns beside its status
 
 
 class LibraryFault(Exception):
-    """Why a library takes no part: it is not there, or it refused a call. One line, and the reason that users see."""
+    """A library that is missing or refused a call; its one-line message is shown to users."""
 
 
 class Buffers(NamedTuple):
@@ -59,7 +59,7 @@ class LibraryTask:
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """The ways in which a library computes C, by name: each puts the work for one copy on the driver's stream."""
+    """The ways in which a library computes C, by name; each enqueues the work for one copy."""
 
     library: str  # its name, its version and its file
     enqueue: Mapping[str, Callable[[int], None]]
@@ -67,7 +67,7 @@ class Variants:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """``functions`` is a ctypes.CDLL whose functions have their types; ``status_name`` gives a status its words."""
+    """A loaded library: a ctypes.CDLL whose functions have types, and the text of its statuses."""
 
     path: str
     functions: Any
@@ -133,7 +133,7 @@ def create(stack: ExitStack, library: Library, maker: str, destroyer: str, *argu
 
 
 def reserve(stack: ExitStack, driver: Driver, size: int) -> int:
-    """Device memory of at least ``size`` bytes, freed when ``stack`` is left."""
+    """Return device memory of at least ``size`` bytes, freed when ``stack`` is left."""
     address = driver.allocate(max(size, LEAST_BYTES))
     stack.callback(driver.free, address)
     return address

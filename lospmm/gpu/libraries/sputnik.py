@@ -1,4 +1,4 @@
-"""Sputnik (Gale et al., SC 2020), where a user names a shared library that has its C entry (docs/benchmarking.md).
+"""Sputnik (Gale et al., SC 2020), if a user names a shared library with its C entry point.
 
 Sputnik is C++ without a C interface, so the user builds this one function around it:
 
@@ -59,7 +59,7 @@ def open_library(path: Path | None) -> Library:
 
 @contextmanager
 def prepare(place: LibraryTask, open_library: Callable[[Path | None], Library] = open_library) -> Iterator[Variants]:
-    """One variant. Raises LibraryFault, or GpuFault of the driver."""
+    """Yield one variant. Raises LibraryFault, or GpuFault of the driver."""
     library = open_library(place.sputnik)
     with ExitStack() as stack:
         upload = partial(place_array, stack, place.driver)

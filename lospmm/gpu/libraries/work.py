@@ -1,6 +1,6 @@
-"""A baseline in the process that runs kernels: the worker's command "baseline".
+"""A baseline in the worker process: the worker's command "baseline".
 
-It finds A, B and C where the kernels find them, is checked by the same gate and timed by the same clock.
+It uses the same A, B and C as the kernels, the same gate and the same clock.
 """
 
 from dataclasses import dataclass, replace
