@@ -270,8 +270,3 @@ SECTIONS: Sequence[DashboardSection] = (
         ),
     ),
 )
-
-
-def panels() -> list[Panel]:
-    """Return all panels."""
-    return [panel for section in SECTIONS for panel in section.panels]
