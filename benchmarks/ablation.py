@@ -23,8 +23,7 @@ from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD
 from lospmm.codegen.sass.emit import without_fetch
 from lospmm.codegen.sass.form import Opcode, blank
-from lospmm.codegen.sass.machine import MachineCode
-from lospmm.codegen.sass.scheduler import LINE_INSTRUCTIONS
+from lospmm.codegen.sass.machine import LINE_INSTRUCTIONS, MachineCode
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.protocol import Driver

@@ -31,11 +31,12 @@ from benchmarks.kernels import Case, commit_of, versions
 from benchmarks.paper.cost import counts
 from benchmarks.paper.tables import AXES, Point, Table, parts_of, point_of, read_tables
 from benchmarks.problems import problems
-from lospmm.errors import LospmmError
-from lospmm.gpu.bench import AGAIN, Bench
+from lospmm.errors import GpuFault, LospmmError
+from lospmm.families.candidate import unrolled
+from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.messages import Measurement
-from lospmm.gpu.timing import BRIEF, Effort, Timing
+from lospmm.gpu.timing import BRIEF, Timing
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
@@ -44,16 +45,16 @@ from lospmm.space.explore import Space
 from lospmm.space.ranker import Ranker
 from lospmm.stages import Stages
 from lospmm.store import Store
-from lospmm.tuning.finals import settled, timed_again
-from lospmm.tuning.job import TRIALS
+from lospmm.tuning.known import Choice, Known
 from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
-from lospmm.tuning.proxy_runner import ProxyRunner, time_proxy
-from lospmm.tuning.race import choose_by_time
+from lospmm.tuning.proxy_runner import time_proxy
+from lospmm.tuning.race import POLICIES, race_unrolled
 from lospmm.tuning.rankers import RANKERS, with_ranker
-from lospmm.tuning.runner import GpuRunner, RunnerSetup
-from lospmm.tuning.search import Choice, explore_problem, search_space
+from lospmm.tuning.runner import GpuRunner
+from lospmm.tuning.runners import RUNNERS
 from lospmm.tuning.session import Session
-from lospmm.tuning.trial import Clock, Trial, Trials
+from lospmm.tuning.trial import Trial, settled, timed_again
+from lospmm.tuning.unrolled import explore_problem, search_space
 
 #: Of the table, the fastest that are timed beside what was chosen; and how often each.
 BEST = 3
@@ -110,20 +111,16 @@ class Place:
         both = [scored for lockstep in LOCKSTEPS[EMITTER] for scored in self.searched(lockstep).shortlist]
         kinds: dict[tuple[int, ...], UnrolledPlan] = {}
         for scored in sorted(both, key=lambda scored: scored.score):
-            one = scored.candidate
+            one = scored.plan
             kinds.setdefault((len(one.tiling.tiles), one.tile.cols, one.schedule.split_k), one)
         return list(kinds.values())[: self.shortlist_size]
 
-    def kernels(self, effort: Effort) -> Trials:
-        return self._trials(GpuRunner, effort)
-
-    def proxies(self) -> Trials:
-        return self._trials(ProxyRunner, BRIEF)
-
-    def _trials(self, kind: type[GpuRunner], effort: Effort) -> Trials:
-        crew = self.shop.crew(EMITTER)
-        workers, means = settings().workers if crew is None else crew.size, RunnerSetup(crew, None, effort)
-        return kind(self.problem, EMITTER, self.bench, store=self.store, workers=workers, stages=Stages(), means=means)
+    def runner(self, trials: str) -> GpuRunner:
+        """Who times candidates, by the option ``trials``."""
+        builders = self.shop.builders(EMITTER)
+        workers, stages = settings().workers if builders is None else builders.size, Stages()
+        kind, given = RUNNERS[trials], (self.problem, EMITTER, self.bench)
+        return kind(*given, store=self.store, workers=workers, stages=stages, builders=builders)
 
     def proxy_times(self, candidates: Sequence[UnrolledPlan]) -> dict[Point, float]:
         """Of every proxy that ran, its time over the share of the loads that it kept."""
@@ -146,12 +143,17 @@ class Found(NamedTuple):
 def by_search(place: Place, trials: str | None = None) -> Found:
     """The whole search, as a user has it with ``--trials``; None: by default."""
     name = trials or Options().trials
-    clock = Clock(trials=place.kernels(BRIEF) if name == "full" else place.proxies(), finals=place.kernels(AGAIN))
-    choice, ranker = place.searched(), place.ranker()
-    policy = replace(TRIALS[name].policy, walked=0)  # tables know nothing of these
-    locksteps = LOCKSTEPS[EMITTER]
-    found = choose_by_time(place.problem, choice, ranker, clock, Stages(), locksteps=locksteps, policy=policy)
-    return Found(point_of(found.winner))
+    policy = replace(POLICIES[name], passes=0)  # tables know nothing of these
+    options, known = Options(emitter=EMITTER, ranker=place.ranker_name), Known((), {}, choice=place.searched())
+    with place.runner(name) as runner:
+        winner = settled(race_unrolled(place.problem, known, options, runner, Stages(), policy).trials)
+    return Found(point_of(_ran(winner).candidate.plan))
+
+
+def _ran(trial: Trial | None) -> Trial:
+    if trial is None:
+        raise GpuFault("no kernel ran")
+    return trial
 
 
 def first(place: Place) -> Found:
@@ -169,12 +171,12 @@ def by_proxies_and_finals(place: Place) -> Found:
     """Of all kernels of the table, those of the fastest proxies timed themselves, in turns as in a search."""
     _, times = by_proxies(place)
     timed = [
-        Trial(candidate, 0.0, Measurement(Timing(times[point_of(candidate)], 0.0, 0), None, None))
+        Trial(unrolled(candidate), Measurement(Timing(times[point_of(candidate)], 0.0, 0), None, None))
         for candidate in place.candidates(list(times))
     ]
-    clock = Clock(trials=place.proxies(), finals=place.kernels(AGAIN))
-    winner = settled(timed_again(timed, clock, TRIALS["proxy"].policy.finals))
-    return Found(point_of(winner.candidate), times)
+    with place.runner("full") as runner:
+        winner = settled(timed_again(timed, runner, POLICIES["proxy"].finals))
+    return Found(point_of(_ran(winner).candidate.plan), times)
 
 
 def by_top_proxies(place: Place) -> Found:

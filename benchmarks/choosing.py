@@ -23,7 +23,8 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
-from lospmm.tuning.forecast import contenders, family_plans_for
+from lospmm.tuning.contenders import contenders
+from lospmm.tuning.plans import plans_for
 from lospmm_datasets.synthetic import uniform
 
 #: m and k; share of zeros; n.
@@ -42,7 +43,7 @@ def main() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     first = Problem(uniform(64, 64, 0.9, seed=0), 64, DEVICES[DEVICE], dtype=DTYPES[DTYPE])
     names = contenders(tuple(FAMILIES), first, is_unrolled=False)
-    family_plans_for(first, names)  # which reads the corrections
+    plans_for(first, names)  # which reads the corrections
     lines = []
     for side, sparsity in product(SIDES, SPARSITIES):
         matrix = uniform(side, side, sparsity, seed=0)
@@ -52,10 +53,10 @@ def main() -> None:
                 own = SparseMatrix(matrix.m, matrix.k, matrix.indptr, matrix.indices, matrix.data * (1 + len(seconds)))
                 assert own.fingerprint  # a request has asked for it before
                 started = time.process_time()
-                field = family_plans_for(replace(first, matrix=own, n=n), names)
+                known = plans_for(replace(first, matrix=own, n=n), names)
                 seconds.append(time.process_time() - started)
             best, median = 1e3 * min(seconds), 1e3 * statistics.median(seconds)
-            name, plans = f"{side} x {side}, n {n}, {sparsity:.0%}", len(field.entrants)
+            name, plans = f"{side} x {side}, n {n}, {sparsity:.0%}", len(known.plans)
             print(f"{name:28} {plans:6,} plans: {best:6.1f} ms, median {median:6.1f} ms")
             case = {"problem": name, "side": side, "sparsity": sparsity, "n": n, "dtype": DTYPE, "device": DEVICE}
             figures = {"plans": plans, "best_ms": round(best, 2), "median_ms": round(median, 2)}

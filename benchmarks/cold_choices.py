@@ -27,6 +27,7 @@ from benchmarks.families_unrolled import shortlist
 from benchmarks.harness import Row, problem_of, record
 from lospmm.codegen.emission import Emission
 from lospmm.errors import LospmmError
+from lospmm.families.candidate import unrolled
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.driver import open_driver
 from lospmm.gpu.launcher import Launcher
@@ -116,7 +117,7 @@ def built(work: Work, folder: str) -> Compiled | str:
     """Or why there is none."""
     problem = problem_of(work.gemm, work.sparsity)
     try:
-        return build(problem, work.candidate, "sass", store=Store(Path(folder)), workers=1).compiled
+        return build(problem, unrolled(work.candidate), "sass", store=Store(Path(folder)), workers=1).compiled
     except LospmmError as error:
         return f"{type(error).__name__}: {error}"
 

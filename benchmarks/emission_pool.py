@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
+from lospmm.families.candidate import unrolled
 from lospmm.problem.problem import Launch, Problem
 from lospmm.settings import settings
 from lospmm.space.candidates import Schedule, TileSize, Tiling, UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.build import build
-from lospmm.tuning.proxy_runner import compile_proxy, proxies_of
+from lospmm.tuning.proxy_build import compile_proxy, proxies_of
 from lospmm_proxies import sharing_of
 from lospmm_proxies.loops import kept_share
 from lospmm_rank.train.pool import end_with_parent
@@ -129,10 +130,10 @@ def _build_kernel(path: str, plain: Sequence[tuple[TileSize, Schedule]], emitter
     started = core_seconds()
     problem, (candidate,) = _candidates(path, plain)
     try:
-        built = build(problem, candidate, emitter, store=Store(settings().cache_dir), workers=1)
+        built = build(problem, unrolled(candidate), emitter, store=Store(settings().cache_dir), workers=1)
     except (ToolchainFault, Unsupported) as error:
         return str(error)
-    return [Kernel(built.binary.cubin, built.program.name, built.launch, core_seconds() - started)]
+    return [Kernel(built.binary.cubin, built.compiled.entry, built.launch, core_seconds() - started)]
 
 
 def _build_proxies(path: str, plain: Sequence[tuple[TileSize, Schedule]], emitter: str) -> list[Kernel] | str:

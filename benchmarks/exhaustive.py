@@ -52,7 +52,7 @@ from lospmm.space.explore import Space, widen
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
 from lospmm.tuning.options import LOCKSTEPS, splits_of
-from lospmm.tuning.search import explore_problem
+from lospmm.tuning.unrolled import explore_problem
 
 EMITTER = "sass"
 

@@ -4,8 +4,8 @@
                                            [--stop-after SECONDS] [--workers COUNT] [--dry]
 
 ``benchmarks.families`` times what the search chooses without a clock, or its first dozen. Here, for the shapes, the
-search goes on as ``lospmm tune`` does: rounds by time, then two columns to a thread (of 16 bits), then chains, and the
-fastest in turns. What it chose is timed with full effort, right beside the dense multiplication of the same type. Of
+search goes on as ``lospmm tune`` does: rounds by time, of one and (of 16 bits) two columns a thread, and the fastest in
+turns. What it chose is timed with full effort, right beside the dense multiplication of the same type. Of
 16-bit types it is done again with sums of 16 bits. A line joins that of ``families.jsonl``; ``brief`` has the forecast
 and the time of what is chosen without a clock. A table is printed last. ``--dry`` searches with made up times, without
 a GPU, and writes nothing.
@@ -30,11 +30,11 @@ from benchmarks.families_cases import Case, problem_of
 from benchmarks.families_table import ROUNDED, Record, key, read_results, write_results
 from benchmarks.kernels import ROOT, commit_of
 from lospmm.errors import BadRequest, GpuFault, LospmmError
-from lospmm.gpu.bench import AGAIN, Bench
+from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.process import WORKER
-from lospmm.gpu.timing import BRIEF, FULL
+from lospmm.gpu.timing import FULL
 from lospmm.problem.device import DeviceSpec, find_device
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.lanes import PAIRS, in_lanes, lanes_of
@@ -45,13 +45,13 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
 from lospmm.tuning.builders import BuilderPool
-from lospmm.tuning.options import LOCKSTEPS, Options
-from lospmm.tuning.prepare import Prepared, prepare_with_pool
-from lospmm.tuning.race import choose_by_time
-from lospmm.tuning.rankers import RANKERS, with_ranker
-from lospmm.tuning.runner import GpuRunner, RunnerSetup
-from lospmm.tuning.search import Choice
-from lospmm.tuning.trial import Clock
+from lospmm.tuning.known import Known
+from lospmm.tuning.options import Options
+from lospmm.tuning.prepare import prepare_with_pool
+from lospmm.tuning.race import POLICIES, race_unrolled
+from lospmm.tuning.rankers import with_ranker
+from lospmm.tuning.runner import GpuRunner
+from lospmm.tuning.trial import settled
 
 EMITTER = "sass"
 
@@ -76,47 +76,36 @@ def problems_of(case: Case, sums: Sequence[str]) -> dict[str, Problem]:
     return found
 
 
-def prepare(case: Case, sums: Sequence[str]) -> dict[str, tuple[Problem, Prepared]]:
+def prepare(case: Case, sums: Sequence[str]) -> dict[str, tuple[Problem, Known]]:
     """What is known before anything is timed; in another process."""
     return {row: (one, prepare_with_pool(one, options_for(one))) for row, one in problems_of(case, sums).items()}
 
 
-def searched(bench: Bench, problem: Problem, found: Prepared, crew: BuilderPool, store: Store) -> Record:
+def searched(bench: Bench, problem: Problem, found: Known, builders: BuilderPool, store: Store) -> Record:
     """The kernel that a search by time chooses, timed with full effort. Raises GpuFault where none ran."""
     assert found.choice is not None, "it has no limit of its code"
     started, stages, words = time.monotonic(), Stages(), in_lanes(problem)
     bench.turn_to(problem)
-    trials, finals = (
-        GpuRunner(
-            problem,
-            EMITTER,
-            bench,
-            store=store,
-            workers=crew.size,
-            stages=stages,
-            means=RunnerSetup(crew, None, effort),
-        )
-        for effort in (BRIEF, AGAIN)
-    )
-    options, locksteps = options_for(problem), LOCKSTEPS[EMITTER]
-    ranker = RANKERS[options.ranker](problem.device)
-    chosen = choose_by_time(
-        words, found.choice, ranker, Clock(trials, finals), stages, locksteps=locksteps, pool=found.pool
-    )
-    winner, first = chosen.winner, found.choice.winner
-    kernel = build(problem, winner, EMITTER, store=store, workers=1).compiled
+    given = problem, EMITTER, bench
+    with GpuRunner(*given, store=store, workers=builders.size, stages=stages, builders=builders) as runner:
+        known = race_unrolled(problem, found, options_for(problem), runner, stages, POLICIES["full"])
+    fastest, first = settled(known.trials), found.choice.winner.plan
+    if fastest is None:
+        raise GpuFault(f"none of {len(known.trials)} kernels ran")
+    winner = fastest.candidate.plan
+    kernel = build(problem, fastest.candidate, EMITTER, store=store, workers=1).compiled
     full = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=FULL)
     if full.timing is None:
         raise GpuFault(f"the fastest failed: {full.failure}")
     forecasts = estimate_micros(words, [first, winner]).tolist()
     times = [
         one.micros
-        for one in chosen.trials
-        if (one.candidate.tile, one.candidate.schedule) == (first.tile, first.schedule)
+        for one in known.trials
+        if (one.candidate.plan.tile, one.candidate.plan.schedule) == (first.tile, first.schedule)
     ]
-    failures = [one.measurement.failure for one in chosen.trials if one.measurement.failure is not None]
+    failures = [one.measurement.failure for one in known.trials if one.measurement.failure is not None]
     return {
-        "plans": len(chosen.trials),
+        "plans": len(known.trials),
         "failures": failures,
         "micros": full.timing.micros,
         "max_relative_error": full.max_relative_error,
@@ -124,22 +113,22 @@ def searched(bench: Bench, problem: Problem, found: Prepared, crew: BuilderPool,
         "forecast": forecasts[1],
         "brief": [[forecasts[0], round(micros, 3)] for micros in times[:1]],
         "by": "search",
-        "doubles": [len(chosen.doubles), _best(chosen, 2), _best(chosen, 1)],
+        "doubles": [len(found.choice.wide), _best(known, 2), _best(known, 1)],
         "seconds": round(time.monotonic() - started, 2),
     }
 
 
-def _best(chosen: Choice, words: int) -> float | None:
+def _best(known: Known, words: int) -> float | None:
     """The fastest of so many words to a thread, by one brief timing."""
-    times = [one.micros for one in chosen.trials if one.candidate.schedule.thread_words == words]
+    times = [one.micros for one in known.trials if one.candidate.plan.schedule.thread_words == words]
     return round(min(times), 3) if times and min(times) < float("inf") else None
 
 
 def line_of(
-    case: Case, problems: dict[str, tuple[Problem, Prepared]], bench: Bench, crew: BuilderPool, store: Store
+    case: Case, problems: dict[str, tuple[Problem, Known]], bench: Bench, builders: BuilderPool, store: Store
 ) -> Record:
     """The families and the baseline of a line."""
-    families = {row: searched(bench, problem, found, crew, store) for row, (problem, found) in problems.items()}
+    families = {row: searched(bench, problem, found, builders, store) for row, (problem, found) in problems.items()}
     bench.turn_to(problem_of(case))
     dense = DENSE_OF[case.dtype]
     return {"families": families, "baselines": {dense: timed_baseline(bench, dense)}}
@@ -156,7 +145,7 @@ def joined(before: Record, found: Record, commit: str) -> Record:
 
 def prepared_ahead(
     pool: ProcessPoolExecutor, cases: Sequence[Case], sums: Sequence[str]
-) -> Iterator[tuple[Case, Future[dict[str, tuple[Problem, Prepared]]]]]:
+) -> Iterator[tuple[Case, Future[dict[str, tuple[Problem, Known]]]]]:
     """In their order."""
     waiting = [(case, pool.submit(prepare, case, sums)) for case in cases[:AHEAD]]
     for at in range(len(cases)):
@@ -204,7 +193,7 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace, device: Device
         searchers = max(2, arguments.workers // 4)
         pool = ProcessPoolExecutor(searchers, mp_context=get_context("spawn"))
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        crew = stack.enter_context(BuilderPool(max(2, arguments.workers - searchers)))
+        builders = stack.enter_context(BuilderPool(max(2, arguments.workers - searchers)))
         ahead = prepared_ahead(pool, cases, arguments.sums)
         if not arguments.dry:
             stack.enter_context(exclusive(settings().cache_dir, gpu=own_gpu_id()))
@@ -215,7 +204,7 @@ def measure(cases: Sequence[Case], arguments: argparse.Namespace, device: Device
                 if bench is None:
                     command = DRY if arguments.dry else WORKER
                     bench = stack.enter_context(Bench(problem_of(case), command=command))
-                found = line_of(case, problems, bench, crew, Store(folder))
+                found = line_of(case, problems, bench, builders, Store(folder))
             except LospmmError as error:
                 print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
                 continue

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from benchmarks.families_table import ROUNDED
 from lospmm.errors import LospmmError
+from lospmm.families.candidate import unrolled
 from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, in_lanes, lanes_of
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
@@ -19,11 +20,11 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.build import build, for_emitter
-from lospmm.tuning.forecast import unrolled_refusal
+from lospmm.tuning.contenders import unrolled_refusal
+from lospmm.tuning.log import axes_of
 from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
-from lospmm.tuning.outcome import axes_of
 from lospmm.tuning.rankers import RANKERS, with_ranker
-from lospmm.tuning.search import search
+from lospmm.tuning.unrolled import search
 
 EMITTER = "sass"
 
@@ -62,7 +63,7 @@ def _built(name: str, problem: Problem, count: int) -> Iterator[Unrolled]:
     for candidate, forecast in zip(chosen, estimate_micros(in_lanes(problem), chosen).tolist(), strict=True):
         plan, failure, kernel = f"{candidate.tile}, {candidate.schedule}", None, None
         try:
-            kernel = build(problem, candidate, EMITTER, store=store, workers=1).compiled
+            kernel = build(problem, unrolled(candidate), EMITTER, store=store, workers=1).compiled
         except LospmmError as error:
             failure = " ".join(f"{type(error).__name__}: {error}".split())
         yield Unrolled(name, plan, forecast, kernel, failure)
@@ -74,10 +75,11 @@ def shortlist(problem: Problem, count: int) -> list[UnrolledPlan]:
     options = with_ranker(Options(emitter=EMITTER), device)
     splits = splits_of(EMITTER, device.arch)
     found = search(words, RANKERS[options.ranker](device), count, Stages(), lockstep=locksteps[0], splits=splits)
-    singles = found.shortlist[: count - len(found.doubles[: count // 2])]
+    singles = found.shortlist[: count - len(found.wide[: count // 2])]
     others = [
-        replace(one.candidate, schedule=replace(one.candidate.schedule, lockstep=locksteps[place % len(locksteps)]))
-        for listed in (singles, found.doubles[: count // 2])
+        replace(one.plan, schedule=replace(one.plan.schedule, lockstep=locksteps[place % len(locksteps)]))
+        for listed in (singles, found.wide[: count // 2])
         for place, one in enumerate(listed)
     ]
-    return [found.winner, *(one for one in others if axes_of(one) != axes_of(found.winner))][:count]
+    winner = found.winner.plan
+    return [winner, *(one for one in others if axes_of(one) != axes_of(winner))][:count]

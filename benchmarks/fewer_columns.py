@@ -22,7 +22,7 @@ from lospmm.store import Store
 from lospmm.tuning.build import for_emitter
 from lospmm.tuning.options import splits_of
 from lospmm.tuning.rankers import RANKERS
-from lospmm.tuning.search import search
+from lospmm.tuning.unrolled import search
 from lospmm_datasets.synthetic import uniform
 
 #: (m, k, sparsity), n of the kernel, and the columns that it is started for.
@@ -42,7 +42,7 @@ def records() -> Iterator[dict[str, Any]]:
             found = {}
             for n in COLUMNS:
                 problem = for_emitter(Problem(matrix, n, device), "sass")
-                chosen = search(problem, ranker, 10, Stages(), lockstep=LOCKSTEP, splits=splits).winner
+                chosen = search(problem, ranker, 10, Stages(), lockstep=LOCKSTEP, splits=splits).winner.plan
                 found[n] = chosen, build(problem, chosen, store)
             for columns in COLUMNS:
                 for n in sorted({N, columns}):

@@ -37,7 +37,7 @@ from lospmm.store import Store
 from lospmm.tuning.build import for_emitter
 from lospmm.tuning.options import splits_of
 from lospmm.tuning.rankers import RANKERS
-from lospmm.tuning.search import search
+from lospmm.tuning.unrolled import search
 from lospmm_datasets.networks import SPREADS, WantedPattern, depth_sparsities, drawn
 from lospmm_datasets.synthetic import uniform
 
@@ -92,7 +92,7 @@ def records() -> Iterator[dict[str, Any]]:
                 with chains_of(form):
                     splits = splits_of("sass", device.arch)
                     found = search(problem, ranker, 10, Stages(), lockstep=LOCKSTEP, splits=splits)
-                chosen[form] = found.winner
+                chosen[form] = found.winner.plan
             exact = exact_of(problem.matrix)
             operands = Operands(driver, problem.matrix, N, FLOAT32)
             for chosen_for, candidate in chosen.items():

@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.families_unrolled import shortlist
 from benchmarks.harness import Row, problem_of, record
 from lospmm.errors import GpuFault
+from lospmm.families.candidate import unrolled
 from lospmm.gpu.bench import AGAIN, BESIDE, Bench
 from lospmm.gpu.compare import compare
 from lospmm.gpu.detect import detect_device, own_gpu_id
@@ -93,7 +94,7 @@ def records(command: Sequence[str] = WORKER) -> Iterator[Row]:
         for (m, k, n), sparsity in PROBLEMS:
             problem = problem_of((m, k, n), sparsity)
             listed = shortlist(problem, KERNELS)
-            kernels = [build(problem, one, "sass", store=store, workers=1).compiled for one in listed]
+            kernels = [build(problem, unrolled(one), "sass", store=store, workers=1).compiled for one in listed]
             known = {"device": device.name, "m": m, "k": k, "n": n, "sparsity": sparsity}
             for state in STATES:
                 with Bench(problem, cache=state, command=command) as bench:

@@ -29,6 +29,7 @@ from benchmarks.exhaustive import GpuClock, best_of_kinds
 from benchmarks.paper.tables import AXES, point_of
 from lospmm.codegen.ir import KernelProgram
 from lospmm.errors import BadRequest, LospmmError, ToolchainFault
+from lospmm.families.candidate import unrolled
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.messages import Measurement
@@ -43,8 +44,9 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
 from lospmm.tuning.options import LOCKSTEPS
-from lospmm.tuning.proxy_runner import compile_proxy, time_proxy
-from lospmm.tuning.search import explore_problem
+from lospmm.tuning.proxy_build import compile_proxy
+from lospmm.tuning.proxy_runner import time_proxy
+from lospmm.tuning.unrolled import explore_problem
 from lospmm_datasets.synthetic import uniform
 from lospmm_proxies import proxies
 from lospmm_proxies.launch import kernel_launch
@@ -97,13 +99,13 @@ def build_pair(problem: Problem, candidate: UnrolledPlan, emitter: str) -> Pair:
 def _kernel(problem: Problem, candidate: UnrolledPlan, emitter: str, store: Store) -> Kernel | str:
     started = core_seconds()
     try:
-        built = build(problem, candidate, emitter, store=store, workers=1)
+        built = build(problem, unrolled(candidate), emitter, store=store, workers=1)
     except (ToolchainFault, BadRequest) as error:
         return str(error)
     seconds = core_seconds() - started
-    return Kernel(
-        built.binary.cubin, built.program.name, built.launch, seconds, instructions=_instructions(built.program)
-    )
+    assert built.program is not None, "it was lowered here"
+    instructions = _instructions(built.program)
+    return Kernel(built.binary.cubin, built.program.name, built.launch, seconds, instructions=instructions)
 
 
 def _proxy(problem: Problem, candidate: UnrolledPlan, emitter: str, store: Store) -> Kernel | str:

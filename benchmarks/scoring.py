@@ -21,7 +21,7 @@ from lospmm.space.explore import widen
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
 from lospmm.tuning.options import splits_of
-from lospmm.tuning.search import explore_problem
+from lospmm.tuning.unrolled import explore_problem
 from lospmm_datasets.synthetic import uniform
 from lospmm_rank.predict.lambdamart import ranker_for
 

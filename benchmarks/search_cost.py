@@ -29,6 +29,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks.kernels import commit_of
+from lospmm.artifact import kept
 from lospmm.artifact.artifact import Artifact
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import own_gpu
@@ -37,7 +38,7 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.tuning import jobs
-from lospmm.tuning import session as workshop
+from lospmm.tuning import session as session
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
 from lospmm.tuning.session import Session
@@ -76,7 +77,7 @@ def make_dry() -> None:
     from lospmm.gpu import detect
     from lospmm.tuning import request
 
-    workshop.Bench = bench  # type: ignore[attr-defined,misc,assignment]
+    session.Bench = bench  # type: ignore[attr-defined,misc,assignment]
     measure.compile_gate = lambda arch: b"gate"  # noqa: ARG005
     for module in (request, tune_model):
         module.own_gpu = lambda: DEVICE  # type: ignore[attr-defined]
@@ -120,7 +121,7 @@ def cold(directory: Path, *, dry: bool) -> Iterator[dict[str, Any]]:
 
 
 def warm(directory: Path, layers: int = WARM_LAYERS) -> Iterator[dict[str, Any]]:
-    store = jobs.open_store()
+    store = kept.open_store()
     with Session(settings().workers) as shop:
         for seed in range(10, 10 + layers + 1):
             file = directory / f"{seed}.npy"
@@ -128,7 +129,7 @@ def warm(directory: Path, layers: int = WARM_LAYERS) -> Iterator[dict[str, Any]]
             started = time.perf_counter()
             matrix = readers.read(file).matrix
             request = Request(Problem(matrix, COLUMNS, DEVICES[DEVICE]), Options())
-            made: Artifact = jobs.tune(request, store=store, workshop=shop)
+            made: Artifact = jobs.tune(request, store=store, session=shop)
             wall = time.perf_counter() - started
             if seed > 10:  # the first one starts the processes
                 yield {"what": "warm", "wall_seconds": round(wall, 3), **described(dict(made.manifest))}

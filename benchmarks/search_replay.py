@@ -15,7 +15,7 @@ import json
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from scipy.spatial import cKDTree
 
 from benchmarks.paper.tables import Point, Table, parts_of, point_of, read_tables
 from benchmarks.problems import problems
+from lospmm.families.candidate import Candidate
 from lospmm.gpu.messages import Measurement
 from lospmm.gpu.timing import Timing
 from lospmm.problem.device import DEVICES
@@ -36,11 +37,12 @@ from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import PREFETCHES, Space
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
-from lospmm.tuning.options import LOCKSTEPS, splits_of
-from lospmm.tuning.race import choose_by_time
+from lospmm.tuning.known import Known
+from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
+from lospmm.tuning.race import POLICIES, Policy, race_unrolled
 from lospmm.tuning.rankers import RANKERS
-from lospmm.tuning.search import POLICY, Choice, Policy, explore_problem, search_space
-from lospmm.tuning.trial import Clock
+from lospmm.tuning.trial import Trial, settled
+from lospmm.tuning.unrolled import explore_problem, search_space
 
 EMITTER = "sass"
 
@@ -60,7 +62,7 @@ class Way(NamedTuple):
 
 
 #: Tables know nothing of code that is walked twice.
-SINGLE = replace(POLICY, walked=0)
+SINGLE = replace(POLICIES["full"], passes=0)
 
 WAYS: Mapping[str, Way] = {
     "default": Way(SINGLE, "lambdamart"),
@@ -100,16 +102,35 @@ class Landscape:
         known = self.table.micros
         return [known.get(point, float(guess)) for point, guess in zip(points, guesses, strict=True)]
 
-    def clock(
-        self, kind: str, random: np.random.Generator, asked: list[UnrolledPlan]
-    ) -> Callable[[Sequence[UnrolledPlan]], Iterator[Measurement]]:
-        def trials(candidates: Sequence[UnrolledPlan]) -> Iterator[Measurement]:
-            for candidate, micros in zip(candidates, self.micros(candidates), strict=True):
-                asked.append(candidate)
-                off = NOISE[kind] * random.standard_normal() + UNLUCKY * (random.random() < LUCK)
-                yield Measurement(Timing(micros * float(np.exp(off)), 0.01, 5), 1e-7, None)
 
-        return trials
+class LandscapeRunner:
+    """Looks times up in a landscape, with noise (``lospmm.tuning.trial.Runner``)."""
+
+    is_over = False
+
+    def __init__(self, landscape: Landscape, seed: int) -> None:
+        self._landscape, self._random = landscape, np.random.default_rng(seed)
+        self._begun: list[Candidate] = []
+        self.timed = 0
+
+    def begin(self, candidates: Sequence[Candidate]) -> None:
+        self._begun += candidates
+
+    def trials(self, count: int) -> Iterator[Trial]:
+        timed, self._begun = self._begun[:count], self._begun[count:]
+        self.timed += len(timed)
+        yield from map(Trial, timed, self._times(timed, "brief"))
+
+    def again(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+        yield from self._times(candidates, "final")
+
+    def drop(self) -> None:
+        self._begun = []
+
+    def _times(self, candidates: Sequence[Candidate], kind: str) -> Iterator[Measurement]:
+        for micros in self._landscape.micros([one.plan for one in candidates]):
+            off = NOISE[kind] * self._random.standard_normal() + UNLUCKY * (self._random.random() < LUCK)
+            yield Measurement(Timing(micros * float(np.exp(off)), 0.01, 5), 1e-7, None)
 
 
 def roughness(point: Point) -> float:
@@ -151,20 +172,19 @@ def landscapes(files: Sequence[Path], layers: Path | None) -> Iterator[Landscape
 
 def replayed(landscape: Landscape, way: Way, seed: int, shortlist_size: int) -> dict[str, float]:
     """The loss of a search, its kernels timed and its seconds of one core beside the clock's."""
-    random = np.random.default_rng(seed)
-    brief: list[UnrolledPlan] = []
-    final: list[UnrolledPlan] = []
     started = time.perf_counter()
-    problem, locksteps = landscape.problem, LOCKSTEPS[EMITTER]
-    ranker = RANKERS[way.ranker](problem.device)
-    choice: Choice = search_space(problem, landscape.space, ranker, shortlist_size, Stages(), lockstep=locksteps[0])
-    clock = Clock(landscape.clock("brief", random, brief), landscape.clock("final", random, final))
-    found = choose_by_time(problem, choice, ranker, clock, Stages(), locksteps=locksteps, policy=way.policy)
+    problem, runner = landscape.problem, LandscapeRunner(landscape, seed)
+    ranker, lockstep = RANKERS[way.ranker](problem.device), LOCKSTEPS[EMITTER][0]
+    choice = search_space(problem, landscape.space, ranker, shortlist_size, Stages(), lockstep=lockstep)
+    options = Options(emitter=EMITTER, ranker=way.ranker)
+    trials = race_unrolled(problem, Known((), {}, choice=choice), options, runner, Stages(), way.policy).trials
+    winner = settled(trials)
+    assert winner is not None, "all of them run"
     seconds = time.perf_counter() - started
-    micros = landscape.micros([found.winner])[0]
-    best_seen = min(landscape.micros([trial.candidate for trial in found.trials]))
+    (micros,) = landscape.micros([winner.candidate.plan])
+    best_seen = min(landscape.micros([trial.candidate.plan for trial in trials]))
     best = landscape.table.best[1]
-    return {"loss": micros / best - 1, "seen": best_seen / best - 1, "timed": len(brief), "seconds": seconds}
+    return {"loss": micros / best - 1, "seen": best_seen / best - 1, "timed": runner.timed, "seconds": seconds}
 
 
 def main() -> None:

@@ -13,12 +13,13 @@ it; the least time of an unrolled kernel relative to the fastest of the others, 
 nonzeros that is not searched. ``--each`` shows the large ones.
 
 Of each problem of ``untimed.jsonl`` with enough kernels: by how much the fastest that is known is faster than the
-fastest of the first ten, which is what a search that ends there may miss (``lospmm.tuning.trial.LOST``).
+fastest of the first ten, which is what a search that ends there may miss (``lospmm.tuning.race.LOST``).
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +31,14 @@ from fitting.fit_families import (
     DEALS,
     FOLDS,
     UNTIMED_LINES,
-    Tried,
     chosen_untimed,
     fastest_unrolled,
     fitted,
     large_of,
 )
-from lospmm.families.traits import Traits
 from lospmm.problem.device import DeviceSpec, find_device
 from lospmm.tuning.forecast import FAR, LEAST_NONZEROS
-from lospmm.tuning.trial import ENOUGH
+from lospmm.tuning.race import ENOUGH
 from lospmm_rank.predict.corrections import FASTEST, numbers_of
 
 FACTORS = (1.0, 1.25, 1.5, FAR, 2.0, 2.5)
@@ -92,13 +91,15 @@ def records_of(device: DeviceSpec) -> list[Record]:
 def judged(records: Sequence[Record], device: DeviceSpec, deals: int = DEALS) -> Judged:
     tried = fastest_unrolled(records, device)
     sizes = sorted({(traits.m, traits.k) for traits, _ in tried})
+    numbers = np.array([numbers_of(FASTEST, traits, plan.forecast) for traits, plan in tried])
+    micros = np.array([[plan.forecast, plan.micros] for _, plan in tried])
     forecasts = np.zeros((deals, len(records)))
     for deal in range(deals):
         order = np.random.default_rng(deal).permutation(len(sizes))
         fold_of = {size: int(place) % FOLDS for size, place in zip(sizes, order, strict=True)}
         folds = np.array([fold_of[traits.m, traits.k] for traits, _ in tried])
         for fold in range(FOLDS):
-            forecasts[deal, folds == fold] = _unseen(tried, folds == fold)
+            forecasts[deal, folds == fold] = _unseen(numbers, micros, folds == fold)
     times = [family_micros(record) for record in records]
     return Judged(
         np.array([traits.nnz for traits, _ in tried]),
@@ -108,10 +109,8 @@ def judged(records: Sequence[Record], device: DeviceSpec, deals: int = DEALS) ->
     )
 
 
-def _unseen(tried: Sequence[tuple[Traits, Tried]], which: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Forecasts of those that are ``which``, learned of the others."""
-    numbers = np.array([numbers_of(FASTEST, traits, plan.forecast) for traits, plan in tried])
-    micros = np.array([[plan.forecast, plan.micros] for _, plan in tried])
+def _unseen(numbers: NDArray[np.float64], micros: NDArray[np.float64], which: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Forecasts of those that are ``which``, learned of the others. ``micros``: by forecast and by time."""
     learned = fitted(numbers[~which], np.log(micros[~which, 1] / micros[~which, 0]))
     found: NDArray[np.float64] = micros[which, 0] * learned.factors(numbers[which])
     return found
@@ -154,8 +153,14 @@ def gain_of(device: DeviceSpec, least_nonzeros: int) -> Gain:
     return Gain(least_nonzeros, len(found), *(float(one) for one in np.quantile(found, (0.5, 0.95, 1.0))))
 
 
+@cache
+def judged_of(device: DeviceSpec) -> Judged:
+    """All that was timed on a GPU."""
+    return judged(records_of(device), device)
+
+
 def rows(device: DeviceSpec) -> list[Row]:
-    found = judged(records_of(device), device)
+    found = judged_of(device)
     return [row_of(found, least, factor) for least in LEAST for factor in FACTORS]
 
 
@@ -166,7 +171,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = find_device(arguments.device)
     records = records_of(device)
-    found = judged(records, device)
+    found = judged_of(device)
     if arguments.each:
         for at in np.argsort(-found.nonzeros, kind="stable"):
             if found.nonzeros[at] >= LEAST_NONZEROS:

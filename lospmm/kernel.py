@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.artifact import artifact
+from lospmm.artifact import artifact, kept
 from lospmm.artifact.artifact import Artifact
 from lospmm.codegen.ir import narrowed
 from lospmm.cpu import shipped
@@ -23,9 +23,6 @@ from lospmm.problem.convolution import Convolution
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Launch, Problem, ceil_div, columns_of
 from lospmm.problem.weights import Weights, flattened, matrix_and_values
-from lospmm.tuning import jobs
-from lospmm.tuning.options import ARGUMENTS, options_of
-from lospmm.tuning.request import Request
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -135,6 +132,8 @@ def tune(
     Raises BadMatrix for weights that cannot be used, BadRequest and Unsupported for the rest of the request,
     NothingFits, ToolchainFault and VerificationFailed.
     """
+    from lospmm.tuning import jobs, request  # a program that only runs kernels needs neither
+
     seed = whole_number("seed", seed)
     if not isinstance(convolution, Convolution | None):
         kind = type(convolution).__name__
@@ -144,8 +143,8 @@ def tune(
     columns = whole_number("n", columns_of(n, convolution))
     epilogue = epilogue_of(bias, relu=relu, residual=residual)
     problem = Problem(matrix, columns, gpu, convolution, epilogue)
-    request = Request(problem, options_of(options, ARGUMENTS), values, seed)
-    return Kernel(jobs.tune(request, store=jobs.open_store()))
+    asked = request.request_of(problem, options, values, seed)
+    return Kernel(jobs.tune(asked, store=kept.open_store()))
 
 
 def whole_number(name: str, value: object) -> int:

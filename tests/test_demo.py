@@ -10,7 +10,7 @@ import pytest
 
 import lospmm
 from lospmm.toolchain.discover import find_host_compiler
-from lospmm.tuning import tuner as tuning
+from lospmm.tuning import tuner
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
 
@@ -61,8 +61,8 @@ def test_the_second_run_finds_the_kernels_of_the_first(
     monkeypatch.setattr(demo, "EPOCHS", 3)
     assert demo.main(tmp_path) == 0
     first = capsys.readouterr().out
-    monkeypatch.delattr(tuning, "prepared")
-    monkeypatch.delattr(tuning, "build")
+    monkeypatch.delattr(tuner, "prepared")
+    monkeypatch.delattr(tuner, "build_winner")
     assert demo.main(tmp_path) == 0
     assert capsys.readouterr().out == first
 

@@ -31,7 +31,7 @@ from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import regroup
 from lospmm.toolchain.discover import find_host_compiler
-from lospmm.tuning import tuner as tuning
+from lospmm.tuning import tuner
 from tests.cpu.drawn_layers import convolutions
 
 N = 70
@@ -294,7 +294,7 @@ def test_the_layout_of_b_does_not_matter(form: Any, kernel: lospmm.Kernel, b: ND
 def test_the_same_request_is_not_tuned_again(
     dense: NDArray[np.float32], kernel: lospmm.Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(tuning, "prepared")
+    monkeypatch.delattr(tuner, "prepared")
     assert tune(dense, n=np.int64(N)) == kernel
 
 

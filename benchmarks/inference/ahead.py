@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from lospmm.artifact import kept
 from lospmm.errors import LospmmError, NothingFits
 from lospmm.gpu.detect import own_gpu_id
 from lospmm.gpu.exclusive import exclusive
@@ -71,9 +72,9 @@ def sparsify(model: nn.Module, example: Any, called: Called, *, way: Way) -> Rep
 
 def tune_ahead(model: nn.Module, example: Any, device: DeviceSpec, options: Options) -> dict[str, float]:
     """Seconds in all, and how many problems were tuned now and failed; ``sparsify_`` then says why."""
-    started, failed, store = time.monotonic(), 0, jobs.open_store()
+    started, failed, store = time.monotonic(), 0, kept.open_store()
     asked = [Request(problem, options) for problem in problems(model, example, device)]
-    missing = [request for request in asked if jobs.find(request.digest, store) is None]
+    missing = [request for request in asked if kept.find(request.digest, store) is None]
     workers = max(1, min(len(missing), len(os.sched_getaffinity(0))))
     if missing:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork would share the context
@@ -109,7 +110,7 @@ def problems(model: nn.Module, example: Any, device: DeviceSpec) -> Iterator[Pro
 
 def _tune(request: Request) -> bool:
     try:
-        jobs.tune(request, store=jobs.open_store())
+        jobs.tune(request, store=kept.open_store())
     except LospmmError:
         return False
     return True

@@ -24,7 +24,7 @@ from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Tiling, UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
-from lospmm.tuning.search import explore_problem
+from lospmm.tuning.unrolled import explore_problem
 from lospmm_proxies import proxies
 
 #: Tile sizes that the rank model leaves (section 7.2).

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.paper.rows import Record, Row
 from benchmarks.paper.timing import EMITTER, Stand
+from lospmm.families.candidate import unrolled
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.driver import open_driver
 from lospmm.matrix.csr import SparseMatrix
@@ -78,8 +79,8 @@ def launch_each() -> None:
         for rows, iterations in KERNELS:
             matrix = uniform(rows, iterations, SPARSITY, seed=0)
             problem = for_emitter(Problem(matrix, N, device), EMITTER)
-            built = build(problem, _candidate(matrix), EMITTER, store=Store(Path(directory)), workers=1)
-            function = driver.load(built.binary.cubin, built.program.name)
+            built = build(problem, unrolled(_candidate(matrix)), EMITTER, store=Store(Path(directory)), workers=1)
+            function = driver.load(built.binary.cubin, built.compiled.entry)
             driver.launch(function, built.launch, (np.uint64(b), np.uint64(c)))
             driver.synchronize()
     driver.close()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lospmm.errors import GpuFault
+from lospmm.families.candidate import unrolled
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.matrix.csr import SparseMatrix
@@ -40,8 +41,8 @@ class Stand:
         else:
             self._bench.turn_to(problem)
         for candidate in candidates:
-            built = build(problem, candidate, EMITTER, store=Store(Path(self._directory.name)), workers=1)
-            found = self._bench.measure(built.binary.cubin, built.program.name, built.launch)
+            built = build(problem, unrolled(candidate), EMITTER, store=Store(Path(self._directory.name)), workers=1)
+            found = self._bench.measure(built.binary.cubin, built.compiled.entry, built.launch)
             if found.timing is None:
                 raise GpuFault(f"{matrix.m} x {matrix.k}, n {n}, {candidate.tile}: {found.failure}")
             yield found.timing.micros

@@ -25,7 +25,7 @@ import psutil
 import sqlalchemy as sa
 from safetensors.numpy import save
 
-from lospmm.tuning import jobs
+from lospmm.artifact import kept
 from lospmm_server import queries, queue
 from lospmm_server.database import Database, open_database
 from lospmm_server.queries import JobRow
@@ -151,8 +151,8 @@ def checked(database: Database, model: str, port: int) -> Record:
             cubin = client.get(f"/v1/kernels/{digest}/cubin").raise_for_status().content
             assert hashlib.sha256(cubin).hexdigest() == manifest["cubin_sha256"], digest
             assert manifest["verified"] is not None, digest
-    store = jobs.open_store()
-    assert all(jobs.find(digest, store) is not None for digest in digests)
+    store = kept.open_store()
+    assert all(kept.find(digest, store) is not None for digest in digests)
     with database.read() as connection:
         of_batch = events.c.job.in_(digests) & (events.c.kind == "succeeded")
         ends = Counter(connection.execute(sa.select(events.c.job).where(of_batch)).scalars())

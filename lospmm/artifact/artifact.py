@@ -24,8 +24,10 @@ from lospmm.matrix import npz as npy
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.convolution import Convolution, convolution_of
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.dtype import dtype_named
 from lospmm.problem.epilogue import Epilogue, epilogue_of
-from lospmm.problem.problem import Launch
+from lospmm.problem.problem import Launch, Problem
 
 Found = TypeVar("Found")
 
@@ -101,6 +103,15 @@ class Artifact:
             if bias.shape != (self.manifest["m"],):
                 raise BadRequest(f"{where} is of shape {bias.shape}; tune it again")
         return epilogue_of(bias, relu=added["relu"], residual=added["residual"])
+
+    def problem(self, device: DeviceSpec) -> Problem:
+        """Return the problem that the kernel solves, on ``device``.
+
+        Raises BadRequest if its matrix or bias is missing, or is not the kernel's.
+        """
+        manifest = self.manifest
+        dtype, sums = dtype_named(manifest["dtype"]), dtype_named(manifest["sums"])
+        return Problem(self.matrix(), manifest["n"], device, self.convolution, self.epilogue(), dtype, sums)
 
     @property
     def launch(self) -> Launch:

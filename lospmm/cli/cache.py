@@ -4,11 +4,12 @@ from typing import Annotated
 
 import typer
 
+from lospmm.artifact import kept
 from lospmm.cli.options import JsonOption
 from lospmm.cli.show import show_entries
 from lospmm.errors import ToolchainFault
 from lospmm.settings import settings
-from lospmm.tuning import history, jobs
+from lospmm.tuning import history
 
 cache_app = typer.Typer(help="The store of compiled units and tuned kernels.")
 
@@ -16,7 +17,7 @@ cache_app = typer.Typer(help="The store of compiled units and tuned kernels.")
 @cache_app.command("ls")
 def cache_list(as_json: JsonOption = False) -> None:
     """List the entries of the store, the last used first."""
-    entries = sorted(jobs.open_store().entries(), key=lambda entry: -entry.used)
+    entries = sorted(kept.open_store().entries(), key=lambda entry: -entry.used)
     show_entries(entries, f"{settings().cache_dir}", as_json=as_json)
 
 
@@ -31,7 +32,7 @@ def cache_prune(
     as_json: JsonOption = False,
 ) -> None:
     """Remove entries of the store, the least recently used first."""
-    removed = jobs.open_store().prune(
+    removed = kept.open_store().prune(
         max_bytes=None if max_megabytes is None else max_megabytes << 20,
         older_than_seconds=None if days is None else days * 86_400,
     )
@@ -41,7 +42,7 @@ def cache_prune(
 @cache_app.command("verify")
 def cache_verify(as_json: JsonOption = False) -> None:
     """Check every entry of the store against its checksums; exit status 4 if any is corrupt."""
-    store = jobs.open_store()
+    store = kept.open_store()
     corrupt = [*store.verify(), *history.verify(store)]
     show_entries(corrupt, "corrupt, and built again when next asked for", as_json=as_json)
     if corrupt:

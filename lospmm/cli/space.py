@@ -22,7 +22,7 @@ from lospmm.progress import reported
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
 from lospmm.tuning.options import Options, splits_of
-from lospmm.tuning.search import explore_problem
+from lospmm.tuning.unrolled import explore_problem
 
 
 def space(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from lospmm.artifact import artifact
+from lospmm.artifact import artifact, kept
 from lospmm.cli.client import open_client
 from lospmm.cli.options import (
     BiasOption,
@@ -115,7 +115,7 @@ def tune(
 
 def _tuned_here(request: Request, out: Path, *, quiet: bool) -> artifact.Artifact:
     """Tune on this machine; note a kernel from the cache, whose timings are from an earlier run."""
-    store, stages = jobs.open_store(), set()
+    store, stages = kept.open_store(), set()
     with reported(quiet=quiet) as progress:
 
         def watched(stage: str, done: int, total: int) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lospmm.artifact import kept
 from lospmm.cli.client import fetch_layers, open_client
 from lospmm.cli.options import (
     BiasesOption,
@@ -49,7 +50,6 @@ from lospmm.problem.epilogue import Epilogue
 from lospmm.problem.problem import check_columns, columns_of
 from lospmm.progress import reported
 from lospmm.stages import Progress
-from lospmm.tuning import jobs
 
 
 def tune_model(
@@ -123,7 +123,7 @@ def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
         with reported(quiet=quiet) as progress:
             yield progress
 
-    tune_here(folder, batch.model, partial(batch.request, gpu), store=jobs.open_store(), watch=watch)
+    tune_here(folder, batch.model, partial(batch.request, gpu), store=kept.open_store(), watch=watch)
     return folder
 
 

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.ir import (
-    ZERO,
     Add,
     Begin,
     Collect,
@@ -22,6 +21,7 @@ from lospmm.codegen.ir import (
     TileProgram,
     instructions,
 )
+from lospmm.codegen.ops import ZERO
 
 
 def interpret(

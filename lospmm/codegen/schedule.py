@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ir import INSTRUCTION, ZERO, Op, TileProgram
+from lospmm.codegen.ir import TileProgram
+from lospmm.codegen.ops import INSTRUCTION, ZERO, Op
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.epilogue import PLAIN, Epilogue, bias_of
 from lospmm.problem.problem import ceil_div

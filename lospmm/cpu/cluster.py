@@ -22,6 +22,7 @@ from lospmm.codegen.sass.machine import PEER_BYTES
 from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import Geometry, stray_access
 from lospmm.problem.dtype import FLOAT_BYTES
+from lospmm.space.walks import KEPT_BYTES
 
 #: Slot 0 of thread 0 in block 0: as an address in shared memory, and as a generic one. Their low words leave room for
 #: all blocks of a cluster, as the hardware's do: no sum of them carries. They differ, so that neither stands for both.
@@ -151,3 +152,42 @@ def cluster_of(parts: int, geometry: Geometry, columns: NDArray[np.int64]) -> li
     blocks: list[Block] = []
     blocks += [Block(number, columns, own, geometry.cols * FLOAT_BYTES, blocks) for number in range(parts)]
     return blocks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptAccumulators:
+    """What threads keep in shared memory of the column that they are not at (``codegen.sass.walks``).
+
+    ``threads`` are their numbers in the block. A place has four words of each thread, and no thread touches another's:
+    so no barrier is needed, and what is read is what the thread itself wrote last.
+    """
+
+    threads: NDArray[np.int64]
+    geometry: Geometry
+    words: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # by how far from the thread's first one
+
+    @property
+    def own(self) -> NDArray[np.int64]:
+        """Where each thread's first word lies, (threads,)."""
+        return MAILBOX_ADDRESS + KEPT_BYTES * self.threads
+
+    def write(self, address: NDArray[np.uint64], words: NDArray[np.float32]) -> None:
+        """``words``, (count, threads), one after another. Raises Fault for an address that is not the thread's."""
+        for at, word in zip(self._places(address, len(words)), words, strict=True):
+            self.words[at] = word.copy()
+
+    def read(self, address: NDArray[np.uint64], count: int) -> list[NDArray[np.float32]]:
+        """So many words. Raises Fault also for those that nobody has written."""
+        places = self._places(address, count)
+        if any(at not in self.words for at in places):
+            raise SassFault("reads shared memory that it has not written")
+        return [self.words[at] for at in places]
+
+    def _places(self, address: NDArray[np.uint64], count: int) -> list[int]:
+        distance = address.astype(np.int64) - self.own
+        first, across = int(distance[0]), KEPT_BYTES * self.geometry.cols
+        last = first + FLOAT_BYTES * count
+        is_own = first >= 0 and first % across + FLOAT_BYTES * count <= KEPT_BYTES and last <= self.geometry.kept_bytes
+        if (distance != first).any() or not is_own or first % (FLOAT_BYTES * count):
+            raise SassFault(f"byte {first} of shared memory is not the thread's own, or not aligned")
+        return list(range(first, last, FLOAT_BYTES))

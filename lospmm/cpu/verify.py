@@ -5,12 +5,10 @@ are reported relative to (|A| |B|): relative to the element itself they would ha
 bias and a residual are terms of that sum; ReLU never increases the difference of two numbers.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.artifact.manifest import Verified
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import KernelProgram
 from lospmm.cpu import execute
@@ -19,7 +17,6 @@ from lospmm.cpu.geometry import geometry_of
 from lospmm.cpu.reference import compare
 from lospmm.errors import Unsupported
 from lospmm.families.packed import PackedKernel
-from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.accuracy import tolerance_of
 from lospmm.problem.convolution import Convolution, guard_bits, outside
 from lospmm.problem.operands import draw_b, draw_residual
@@ -41,21 +38,12 @@ MAX_PACKED_ELEMENTS = 1 << 28
 LAUNCH_COLS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """Where a kernel was verified, on how many columns, and its largest error."""
-
-    on: Literal["cpu", "gpu"]
-    max_relative_error: float  # over the elements that were computed
-    columns: int  # of C, that were computed
-
-
 def verify_on_cpu(
     problem: Problem, program: KernelProgram, emission: Emission, *, seed: int = 0, progress: Count = uncounted
-) -> Verification:
+) -> Verified:
     """Run the emission's text on the CPU for some columns. Raises VerificationFailed."""
     geometry = geometry_of(program, n=problem.n, cols=LAUNCH_COLS)
-    words = geometry.together(choose_columns(geometry.n, geometry.cols, _column_limit(problem.matrix)))
+    words = geometry.together(choose_columns(geometry.n, geometry.cols, _column_limit(problem)))
     columns = geometry.columns_of(words)
     b = draw_b(problem.matrix, len(columns), seed, problem.dtype)
     residual = draw_residual(problem, len(columns), seed)
@@ -68,12 +56,12 @@ def verify_on_cpu(
     third = None if residual is None else _with_nan(residual, more)
     c = execute(emission, geometry, every, _with_nan(given, more), third, progress)
     error = _compared(problem, columns, held_to, c[:, : len(columns)], residual)
-    return Verification("cpu", error, len(columns))
+    return Verified("cpu", error, len(columns))
 
 
 def verify_packed_on_cpu(
     problem: Problem, kernel: PackedKernel, *, seed: int = 0, progress: Count = uncounted
-) -> Verification:
+) -> Verified:
     """Run blocks of a packed kernel's text on the CPU: of the first, a middle and the last columns.
 
     B has NaN in the columns of other blocks. Raises VerificationFailed, and Unsupported for a B and C beyond
@@ -94,21 +82,21 @@ def verify_packed_on_cpu(
         residual = np.full((matrix.m, n), np.nan, dtype=np.float32)
         residual[:, columns] = drawn
     c = execute_packed(kernel, columns, b, m=matrix.m, residual=residual, progress=progress)
-    step = _column_limit(matrix)
+    step = _column_limit(problem)
     pieces = (columns[start : start + step] for start in range(0, len(columns), step))
     errors = [
         _compared(problem, own, b[:, own], c[:, own], None if residual is None else residual[:, own]) for own in pieces
     ]
-    return Verification("cpu", max(errors), len(columns))
+    return Verified("cpu", max(errors), len(columns))
 
 
 def _with_nan(columns: NDArray[np.float32], more: int) -> NDArray[np.float32]:
     return np.hstack((columns, np.full((len(columns), more), np.nan, dtype=np.float32)))
 
 
-def _column_limit(matrix: SparseMatrix) -> int:
+def _column_limit(problem: Problem) -> int:
     """Return the most columns to compute: fewer if columns of B and C are so long as to take gigabytes."""
-    return min(MAX_COLUMNS, max(6, MAX_ELEMENTS // (matrix.m + matrix.k)))
+    return min(MAX_COLUMNS, max(6, MAX_ELEMENTS // (problem.matrix.m + problem.matrix.k)))
 
 
 def choose_columns(n: int, cols: int, limit: int = MAX_COLUMNS) -> NDArray[np.int64]:

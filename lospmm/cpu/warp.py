@@ -6,13 +6,11 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.sass.fetch import SECTOR_BYTES
 from lospmm.codegen.sass.form import PT, RZ
-from lospmm.codegen.sass.machine import EntryRegisters
-from lospmm.cpu.cluster import Block, cluster_of
+from lospmm.codegen.sass.machine import SECTOR_BYTES, EntryRegisters
+from lospmm.cpu.cluster import Block, KeptAccumulators, cluster_of
 from lospmm.cpu.fault import SassFault
 from lospmm.cpu.geometry import B_ADDRESS, C_ADDRESS, RESIDUAL_ADDRESS, Geometry, stray_access
-from lospmm.cpu.kept import KeptAccumulators
 from lospmm.problem.convolution import outside
 
 #: The row that writes to R255 go to: it is never read.

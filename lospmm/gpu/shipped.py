@@ -10,8 +10,6 @@ from lospmm.gpu.detect import own_gpu_id
 from lospmm.gpu.exclusive import exclusive
 from lospmm.gpu.messages import CacheState
 from lospmm.problem.device import DeviceSpec
-from lospmm.problem.dtype import dtype_named
-from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.stages import Progress, silent
 from lospmm.toolchain.compile import Compiled
@@ -36,7 +34,6 @@ def bench_artifact(
             f"({device.arch}): tune it for this one"
         )
     kernel = Compiled(kept.cubin, manifest["name"], kept.launch)
-    dtype, sums = dtype_named(manifest["dtype"]), dtype_named(manifest["sums"])
-    problem = Problem(kept.matrix(), manifest["n"], device, kept.convolution, kept.epilogue(), dtype, sums)
+    problem = kept.problem(device)
     with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem, cache=cache) as bench:
         return compare(bench, kernel, sputnik=sputnik, progress=progress)

@@ -41,8 +41,8 @@ def tune_here(
     While a layer has the GPU, the one before it is written, and those after it are read and searched.
     """
     with ExitStack() as stack:
-        workshop = stack.enter_context(Session(settings().workers))
-        here = _Here(folder, request_of, store, workshop)
+        session = stack.enter_context(Session(settings().workers))
+        here = _Here(folder, request_of, store, session)
         endings = stack.enter_context(_Endings())
         reader = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="next layer"))
         layers = iter(model.read())
@@ -60,7 +60,7 @@ class _Here:
     folder: ModelFolder
     request_of: Callable[[MatrixFile], Request]
     store: Store
-    workshop: Session
+    session: Session
     failures: dict[str, LospmmError] = field(default_factory=dict)
 
 
@@ -82,7 +82,7 @@ def _next_of(layers: Iterator[Layer], here: _Here, *, is_first: bool = False) ->
             raise found
         request = here.request_of(found)
         if here.folder.held(name, request.digest) is None and not is_first:
-            jobs.search_ahead(request, store=here.store, workshop=here.workshop)
+            jobs.search_ahead(request, store=here.store, session=here.session)
     except LospmmError as error:
         return _Asked(name, error)
     return _Asked(name, request)
@@ -133,7 +133,7 @@ def _tune_layer(layer: _Asked, here: _Here, endings: _Endings, progress: Progres
         if (failure := here.failures.get(digest)) is not None:
             raise failure
         finish = _remembered(
-            here, digest, lambda: jobs.chosen(request, store=here.store, progress=progress, workshop=here.workshop)
+            here, digest, lambda: jobs.chosen(request, store=here.store, progress=progress, session=here.session)
         )
     except LospmmError as error:
         endings.add(digest, partial(folder.tell, failed(name, folder_of(name), error, digest)))

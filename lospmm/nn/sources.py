@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import torch
 
+from lospmm.artifact import kept
 from lospmm.client.events import LayerProgress
 from lospmm.errors import BadRequest
 from lospmm.gpu.detect import detect_device
@@ -37,7 +38,7 @@ def tuner_here(stack: ExitStack, device: str, options: Options, progress: LayerP
     Raises BadRequest for an unknown device.
     """
     gpu = detect_device() if device == "auto" else find_device(device)
-    store, workshop = jobs.open_store(), stack.enter_context(Session(settings().workers))
+    store, session = kept.open_store(), stack.enter_context(Session(settings().workers))
 
     def request_of(problem: Problem) -> Request:
         return Request(problem, options_for(problem, options))
@@ -46,10 +47,10 @@ def tuner_here(stack: ExitStack, device: str, options: Options, progress: LayerP
         # Tuning runs in another process, which needs the memory that PyTorch caches.
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        return Kernel(jobs.tune(request_of(problem), store=store, progress=progress, workshop=workshop))
+        return Kernel(jobs.tune(request_of(problem), store=store, progress=progress, session=session))
 
     def ahead(problem: Problem) -> None:
-        jobs.search_ahead(request_of(problem), store=store, workshop=workshop)
+        jobs.search_ahead(request_of(problem), store=store, session=session)
 
     return Tuner(gpu, tune, progress, ahead, stack.close)
 

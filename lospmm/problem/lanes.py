@@ -1,8 +1,8 @@
-"""What a thread of an unrolled kernel has in a register: an element of B or C, or those of two columns side by side.
+"""Words: the elements of B or C in a register of an unrolled kernel, of one or two columns.
 
-A kernel is searched for, and its code is written, as if words were float32: for so many columns of words. Then the code
-is made that of the words that they are (``codegen.sass.words``). To add a kind of word, add its row to ``LANES``, what
-makes it of float32's machine code, and when it is taken.
+The search and the code generator treat words as float32, and count columns in words. The machine code is then converted
+to the actual words (``codegen.sass.words``). To add a kind of word, add a row to ``LANES``, its conversion there, and
+when to use it (``lanes_of``).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from lospmm.problem.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """``columns`` are those of B and C that a thread computes, ``stored_bytes`` what one takes of memory for them."""
+    """A kind of word: the columns of B and C in one, and its bytes in memory."""
 
     name: str
     columns: int
@@ -24,9 +24,9 @@ class Lanes:
 
 
 SINGLE = Lanes("single", 1, 4)
-NARROW = Lanes("narrow", 1, 2)  # sums are float32, of either column:
-DOUBLE = Lanes("double", 2, 4)
-PAIRS = Lanes("pairs", 2, 4)  # sums are of the same type
+NARROW = Lanes("narrow", 1, 2)  # 16 bits, sums in float32
+DOUBLE = Lanes("double", 2, 4)  # 16 bits, sums in float32
+PAIRS = Lanes("pairs", 2, 4)  # 16 bits, sums in 16 bits
 FLOAT_SUMS = (NARROW, DOUBLE)
 
 #: By name.
@@ -34,9 +34,12 @@ LANES: Mapping[str, Lanes] = MappingProxyType({one.name: one for one in (SINGLE,
 
 
 def lanes_of(problem: Problem, thread_words: int = 1) -> Lanes:
-    """Of its unrolled kernels: pairs where sums may have 16 bits, the columns are even and nothing is added to the
-    product; else an element each, with sums in float32, which are allowed wherever others are. Two of these to a thread
-    (``Schedule.thread_words``) are a word of their own. Raises Unsupported where there is none."""
+    """Return the words of a problem's unrolled kernels.
+
+    With 16 bits: pairs if sums may have 16 bits, n is even, and there is neither a convolution nor an epilogue;
+    otherwise one element per word with float32 sums, which are always allowed. Two such words per thread
+    (``Schedule.thread_words``) are a kind of their own. Raises Unsupported if the problem takes no ``thread_words``.
+    """
     if not problem.dtype.is_16_bit:
         words = SINGLE
     else:
@@ -53,13 +56,15 @@ def lanes_of(problem: Problem, thread_words: int = 1) -> Lanes:
 
 
 def takes_double(problem: Problem) -> bool:
-    """Whether a thread may have two words, of a problem of 16 bits whose words are narrow: neighbours in memory."""
+    """Return whether a thread may have two narrow words: 16-bit elements that are neighbours in memory."""
     return problem.dtype.is_16_bit and problem.convolution is None and problem.n % DOUBLE.columns == 0
 
 
 def lanes_stored(dtype: Dtype, columns: int, thread_words: int) -> Lanes:
-    """Of a finished kernel, whose threads compute so many columns, in so many words of a search. Raises BadRequest for
-    what there is not."""
+    """Return the words of a finished kernel, given the ``columns`` and ``thread_words`` of a thread.
+
+    Raises BadRequest if this version has no such words.
+    """
     if thread_words != 1 and (dtype.is_16_bit, columns, thread_words) == (True, DOUBLE.columns, DOUBLE.columns):
         return DOUBLE
     stored_bytes = columns * dtype.element_bytes
@@ -71,8 +76,10 @@ def lanes_stored(dtype: Dtype, columns: int, thread_words: int) -> Lanes:
 
 
 def in_lanes(problem: Problem) -> Problem:
-    """The problem whose candidates are those of ``problem``: B's columns are counted in words; it is of float32 where a
-    thread loads as many bytes."""
+    """Return the problem that is searched in place of ``problem``: n is counted in words.
+
+    Its type is float32 if words have 4 bytes; with narrow words it stays, with float32 sums.
+    """
     words = lanes_of(problem)
     if words == NARROW:
         return replace(problem, sums=FLOAT32)

@@ -1,13 +1,14 @@
-"""Candidates of tile sizes of their own, which the space does not name: of two columns to a thread.
+"""Candidates outside the widened space: two words per thread, and two passes over a tile's code.
 
-``doubled``: threads compute two columns of 16 bits each, with sums in float32 (``lanes.DOUBLE``). One load brings both
-columns, so there are half as many, and it is loads that are short where B has 16 bits; but as much code for half the
-rows. So they are faster where most of a tile is loads, at 98 % zeros (docs/decisions/0022). With two sums for a row a
-tile is about half as high. The rank model learned of one column to a thread, so the estimate puts them in order, and
-they are timed by rounds of their own.
+Both kinds have tile sizes of their own.
 
-``walked_twice``: threads walk their code twice (``walks``). No estimate tells what that gains, so the few that an
-estimate puts first are timed behind the rounds (docs/decisions/0031).
+``wide_plans``: a thread computes two 16-bit columns, with float32 sums (``lanes.DOUBLE``). One load brings both
+columns. That halves the number of loads, which limits kernels with a 16-bit B, but a tile needs as much code for half
+as many rows. It pays off where most of a tile is loads, at 98 % zeros (docs/decisions/0022). A row takes two sums, so
+tiles are about half as high. The rank model was trained on one column per thread, so the estimate ranks these.
+
+``two_pass_plans``: a thread runs its code twice (``walks``). The estimate cannot predict the gain, so the few that are
+predicted fastest are timed (docs/decisions/0031).
 """
 
 from dataclasses import replace
@@ -25,19 +26,22 @@ from lospmm.space.occupancy import registers_of_block
 from lospmm.space.registers import seconds_of_each
 from lospmm.space.walks import KEPT_BYTES, KEPT_WORDS, REACH, WALKS, registers_of_passes, takes_two_passes
 
-#: Elements of B in flight where code is walked twice: multiples of the scoreboards that loads have.
+#: Elements of B in flight in two passes: multiples of the number of scoreboards for loads (``walks.SCOREBOARDS``).
 WALKED_PREFETCHES = (70, 60, 50, 40, 35, 30, 25, 20, 15, 10)
 
-#: Between the threads of two sizes that are worth timing both: the estimate tells heights better than widths.
+#: Least ratio between the widths of two tile sizes that are both timed: the estimate ranks heights better than widths.
 APART = 1.25
 
-#: How neighbours may be grouped (``Schedule.column_group``): 2, or all column blocks of a tile. 1 took a fifth longer.
+#: Column groups of two-pass plans (``Schedule.column_group``): 2, or 0 for all. 1 was a fifth slower.
 WALKED_GROUPS = (2, 0)
 
 
-def doubled(problem: Problem, space: Space) -> UnrolledPlans:
-    """Those of the tilings that ``space`` has left, of one block to a tile, that the hardware has room for; none where
-    a thread cannot have two columns. ``problem`` is that of a search (``lanes.in_lanes``)."""
+def wide_plans(problem: Problem, space: Space) -> UnrolledPlans:
+    """Return the candidates with two words per thread that fit the hardware.
+
+    They have the tilings left in ``space``, without split-K. ``problem`` is in words (``lanes.in_lanes``); empty if its
+    threads cannot have two columns.
+    """
     left = UnrolledPlans.of(space.survivors)
     if not takes_double(problem) or not len(left):
         return left.take(np.zeros(0, dtype=np.int64))
@@ -60,10 +64,13 @@ def doubled(problem: Problem, space: Space) -> UnrolledPlans:
     return every.take(waste <= max(MAX_WASTED_COLUMNS, waste.min(initial=1)))
 
 
-def walked_twice(problem: Problem, sizes: UnrolledPlans, fastest: UnrolledPlan) -> list[tuple[UnrolledPlan, float]]:
-    """Candidates with the tile sizes of ``sizes``, and microseconds of each by the estimate, where the blocks of the
-    ``fastest`` known come in waves: the best sizes, of numbers of threads that are APART, the best of them first, in
-    groups of 2; that one also with all column blocks of a tile in one group."""
+def two_pass_plans(problem: Problem, sizes: UnrolledPlans, fastest: UnrolledPlan) -> list[tuple[UnrolledPlan, float]]:
+    """Return candidates that run their code twice, with estimated microseconds, predicted fastest first.
+
+    Their tile sizes are those of ``sizes``, with widths at least a factor of APART from each other. All have column
+    groups of 2; the best also comes with all column blocks of a tile in one group. Empty if none fits, or if the blocks
+    of ``fastest``, the fastest candidate known, run in one wave: two passes then gain nothing.
+    """
     if not len(sizes) or not takes_two_passes(problem, Schedule(WALKED_PREFETCHES[0])):
         return []
     work = work_of(problem, UnrolledPlans.of([fastest]))
@@ -86,7 +93,7 @@ def _grouped(candidate: UnrolledPlan, group: int) -> UnrolledPlan:
 
 
 def _tiles(problem: Problem, candidates: UnrolledPlans) -> UnrolledPlans:
-    """Each tile size that fits twice its columns, with as many elements of B in flight as there are registers for."""
+    """Return a two-pass candidate for each tile size that fits, with the largest prefetch that fits."""
     sizes = candidates.rows * (int(candidates.cols.max()) + 1) + candidates.cols
     _, first = np.unique(sizes, return_index=True)
     tiles = candidates.take(first)
@@ -103,8 +110,10 @@ def _tiles(problem: Problem, candidates: UnrolledPlans) -> UnrolledPlans:
 
 
 def _most_in_flight(problem: Problem, sums: Ints, cols: Ints) -> Ints:
-    """The largest of WALKED_PREFETCHES that leaves room for so many sums, of rows of B that there are and that one
-    address reaches; 0 where none does."""
+    """Return the largest of WALKED_PREFETCHES with registers left for ``sums``, (tiles,); 0 if none.
+
+    It is at most k, and a load's immediate offset must reach the last row of B in flight.
+    """
     device, most = problem.device, np.zeros(len(sums), np.int64)
     reached = (REACH - 1) // (problem.n * SINGLE.stored_bytes)
     for prefetch in sorted(one for one in WALKED_PREFETCHES if one <= min(problem.matrix.k, reached)):
@@ -117,7 +126,10 @@ def _most_in_flight(problem: Problem, sums: Ints, cols: Ints) -> Ints:
 
 
 def _estimates(problem: Problem, tiles: UnrolledPlans) -> NDArray[np.float64]:
-    """Microseconds: of half the columns, all of it twice, but for the code, which is fetched once."""
+    """Return the estimated microseconds of two passes, (tiles,).
+
+    Each pass has the costs of half the columns; the code is fetched once.
+    """
     half = replace(problem, n=problem.n // WALKS)
     costs = costs_of(half, work_of(half, tiles.with_axis("column_group", WALKED_GROUPS[0])), RATES)
     twice = type(costs)(*(WALKS * cost for cost in costs))

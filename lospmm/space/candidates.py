@@ -1,6 +1,6 @@
-"""Many candidates as columns: what a whole space is judged and scored by, without an object for each.
+"""Unrolled candidates, stored as arrays so that a whole space is filtered and scored at once.
 
-``UnrolledPlans`` reads as a sequence of ``UnrolledPlan``; one is made only where it is asked for.
+``UnrolledPlans`` is a sequence of ``UnrolledPlan``; an item is created only when it is accessed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,29 +14,31 @@ from numpy.typing import NDArray
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import ceil_div
 
-#: A figure of every candidate, in their order.
+#: One value per candidate, (candidates,).
 Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.float64]
 
 
 def ceil_divs(numerator: Ints | int, denominator: Ints | int) -> Ints:
-    """``ceil_div`` of each, rounded up as there."""
+    """Return the quotients rounded up: ``ceil_div`` for arrays."""
     quotients: Ints = -(-np.asarray(numerator) // np.asarray(denominator))
     return quotients
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How a thread walks its tile (Algorithm 2) and how blocks are laid over the grid.
+    """How a thread runs its tile (Algorithm 2), and how blocks are ordered in the grid.
 
-    ``prefetch`` is b, the elements of B in flight, 1 or more (1 loads each right before its use). ``fmas_per_load`` is
-    CPL, the multiply-adds between two loads; None loads the next element as soon as a column is used up, which keeps
-    exactly ``prefetch`` in flight whatever the columns hold. ``column_group`` column blocks follow one another with the
-    same tile before the next tile's come: neighbours then walk the same code, where with 1 they read the same stripe of
-    B; 0 takes all column blocks. ``lockstep`` is the number of instructions between two barriers that keep the warps of
-    a block together on their code; 0 sets none. ``split_k`` blocks share a tile, each with some of its columns, and add
-    up what they have (split-K): more blocks where there are few tiles, or taller tiles for as many blocks.
-    A thread computes ``thread_words`` words of C side by side (``lospmm.problem.lanes``), by one load for them all.
-    With 2 ``walks`` a thread computes two columns, one after another, and walks each piece of its tile's code twice
+    ``prefetch``: b, the elements of B in flight, 1 or more. With 1, each is loaded right before its use.
+    ``fmas_per_load``: CPL, the multiply-adds between two loads. None loads the next element as soon as a column of A is
+    used up, which keeps exactly ``prefetch`` in flight.
+    ``column_group``: the column blocks of one tile that follow one another in the grid, before the next tile's.
+    Neighbouring blocks then run the same code; with 1 they read the same columns of B instead. 0: all column blocks.
+    ``lockstep``: the instructions between two barriers that keep the warps of a block at the same code; 0: no barriers.
+    ``split_k``: the blocks that share a tile (split-K). Each multiplies some columns of A, and the sums are added up.
+    This gives more blocks if there are few tiles, or taller tiles for as many blocks.
+    ``thread_words``: the words of C that a thread computes side by side (``lospmm.problem.lanes``), with one load.
+    ``walks``: with 2, a thread computes two columns, and runs each piece of its tile's code once for either
     (``lospmm.space.walks``).
     """
 
@@ -50,8 +52,10 @@ class Schedule:
 
 
 class TileSize(NamedTuple):
-    """(M1, N1), section 3.1: a thread block computes ``rows`` x ``cols`` elements of C, one column per thread; with
-    several words to a thread (``Schedule.thread_words``) ``cols`` are the threads."""
+    """(M1, N1), section 3.1: a block computes ``rows`` x ``cols`` elements of C, a column per thread.
+
+    With several words per thread (``Schedule.thread_words``), ``cols`` is the number of threads.
+    """
 
     rows: int
     cols: int
@@ -59,16 +63,19 @@ class TileSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTile:
-    """A_tile: the rows of A that one thread block multiplies, ascending, none of them empty."""
+    """A_tile: the rows of A that one thread block multiplies, in ascending order; none is empty.
+
+    ``nnz`` is the number of nonzeros, ``nnc`` the number of columns that hold any.
+    """
 
     rows: NDArray[np.int32]
     nnz: int
     nnc: int
 
 
-@dataclass(frozen=True, eq=False)  # no slots: what thousands of candidates ask of it is counted once
+@dataclass(frozen=True, eq=False)  # no slots: the properties are cached
 class Tiling:
-    """SA_tile: the non-empty rows of A in tiles of at most ``size_limit`` (M1) rows, and the empty rows apart."""
+    """SA_tile: the non-empty rows of A in tiles of at most ``size_limit`` (M1) rows, and the empty rows."""
 
     size_limit: int
     tiles: tuple[RowTile, ...]
@@ -76,38 +83,40 @@ class Tiling:
 
     @cached_property
     def nnz(self) -> NDArray[np.int64]:
+        """Nonzeros of each tile, (tiles,)."""
         return np.array([tile.nnz for tile in self.tiles], dtype=np.int64)
 
     @cached_property
     def nnc(self) -> NDArray[np.int64]:
+        """Non-empty columns of each tile, (tiles,)."""
         return np.array([tile.nnc for tile in self.tiles], dtype=np.int64)
 
     @cached_property
     def together(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The rows of all tiles, one after another, and where each tile begins."""
+        """The rows of all tiles, concatenated, (rows,), and the index of each tile's first, (tiles,)."""
         rows = [tile.rows for tile in self.tiles]
         sizes = np.array([len(part) for part in rows], dtype=np.int64)
         return np.concatenate(rows) if rows else np.empty(0, dtype=np.int32), np.cumsum(sizes) - sizes
 
     @cached_property
     def filled_rows(self) -> int:
-        """Rows of all tiles."""
+        """The number of rows in all tiles: the non-empty rows of A."""
         return sum(len(tile.rows) for tile in self.tiles)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as a few arrays: of a space there are tens of thousands of tiles."""
+        """Pickle as a few arrays: a space has tens of thousands of tiles."""
         sizes = np.array([len(tile.rows) for tile in self.tiles], dtype=np.int64)
         return _tiling_of, (self.size_limit, self.together[0], sizes, self.nnz, self.nnc, self.empty_rows)
 
     @property
     def block_rows(self) -> int:
-        """Thread blocks along M: one per tile, and those that write the zeros of empty rows."""
+        """Thread blocks along M: one per tile, plus those that write the zeros of empty rows."""
         return len(self.tiles) + ceil_div(len(self.empty_rows), ZERO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class UnrolledPlan:
-    """A tile size that satisfies every constraint, with the tiling it stands on and one schedule."""
+    """A tile size that satisfies every constraint, with its tiling and one schedule."""
 
     tile: TileSize
     schedule: Schedule
@@ -116,9 +125,10 @@ class UnrolledPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnrolledPlans(Sequence[UnrolledPlan]):
-    """Entry i of every array is of candidate i. ``schedule`` and ``tiling`` are indices into what they have in common.
+    """Many unrolled plans as arrays, one entry per candidate.
 
-    ``tilings`` is empty before the rows are regrouped: tile sizes with a schedule, no candidates yet.
+    ``schedule`` and ``tiling`` are indices into ``schedules`` and ``tilings``. Before the rows are regrouped
+    ``tilings`` is empty: the entries are then tile sizes with a schedule, and none can be read as a plan.
     """
 
     rows: Ints
@@ -130,6 +140,7 @@ class UnrolledPlans(Sequence[UnrolledPlan]):
 
     @staticmethod
     def of(candidates: Sequence[UnrolledPlan]) -> "UnrolledPlans":
+        """Return ``candidates`` as arrays."""
         if isinstance(candidates, UnrolledPlans):
             return candidates
         schedules = {schedule: at for at, schedule in enumerate(dict.fromkeys(c.schedule for c in candidates))}
@@ -146,7 +157,7 @@ class UnrolledPlans(Sequence[UnrolledPlan]):
 
     @staticmethod
     def of_tiles(tiles: Sequence[TileSize], schedule: Schedule) -> "UnrolledPlans":
-        """Tile sizes of one schedule, whose rows are not regrouped yet."""
+        """Return tile sizes with one schedule, before the rows are regrouped."""
         rows, cols = (_ints(tile[axis] for tile in tiles) for axis in (0, 1))
         none = np.zeros(len(tiles), dtype=np.int64)
         return UnrolledPlans(rows, cols, (schedule,), none, (), none)
@@ -165,49 +176,52 @@ class UnrolledPlans(Sequence[UnrolledPlan]):
         return UnrolledPlan(tile, self.schedules[self.schedule[index]], self.tilings[self.tiling[index]])
 
     def take(self, which: NDArray[Any]) -> "UnrolledPlans":
-        """Those at the indices, or where the mask, ``which`` has."""
+        """Return the candidates that ``which`` selects, by indices or a mask."""
         columns = (self.rows[which], self.cols[which])
         return UnrolledPlans(*columns, self.schedules, self.schedule[which], self.tilings, self.tiling[which])
 
     def with_tilings(self, tilings: Mapping[int, Tiling]) -> "UnrolledPlans":
-        """With the tiling of each one's M1."""
+        """Return the same with tilings, given one for each M1."""
         place = np.zeros(max(tilings, default=0) + 1, dtype=np.int64)
         place[list(tilings)] = np.arange(len(tilings))
         return replace(self, tilings=tuple(tilings.values()), tiling=place[self.rows])
 
     def with_axis(self, name: str, value: int) -> "UnrolledPlans":
-        """With ``value`` on the axis ``name`` of every schedule."""
+        """Return the same with the field ``name`` of every schedule set to ``value``."""
         change: dict[str, Any] = {name: value}
         return replace(self, schedules=tuple(replace(schedule, **change) for schedule in self.schedules))
 
     def with_each(self, schedules: Sequence[Schedule]) -> "UnrolledPlans":
-        """Every tile size with every one of ``schedules``, those of a tile size next to each other."""
+        """Return every tile size with each of ``schedules``; those of a tile size are next to each other."""
         every = self.take(np.repeat(np.arange(len(self)), len(schedules)))
         return replace(every, schedules=tuple(schedules), schedule=np.tile(np.arange(len(schedules)), len(self)))
 
     def by_schedule(self, figure: Callable[[Schedule], int]) -> Ints:
-        """A figure of each one's schedule."""
+        """Return ``figure`` of each candidate's schedule, (candidates,)."""
         return _ints(map(figure, self.schedules))[self.schedule]
 
     def by_tiling(self, figure: Callable[[Tiling], int]) -> Ints:
-        """A figure of each one's tiling."""
+        """Return ``figure`` of each candidate's tiling, (candidates,)."""
         return _ints(map(figure, self.tilings))[self.tiling]
 
     @property
     def split_k(self) -> Ints:
+        """Blocks that share a tile, (candidates,)."""
         return self.by_schedule(lambda schedule: schedule.split_k)
 
     @property
     def column_group(self) -> Ints:
+        """Column blocks of a tile that follow one another in the grid, (candidates,); 0: all of them."""
         return self.by_schedule(lambda schedule: schedule.column_group)
 
     @property
     def thread_words(self) -> Ints:
+        """Words that a thread computes side by side, (candidates,)."""
         return self.by_schedule(lambda schedule: schedule.thread_words)
 
     @property
     def block_cols(self) -> Ints:
-        """Columns of words that a block computes, by threads of as many words as their schedule says."""
+        """Columns that a block computes, in words, (candidates,): threads times words per thread."""
         return self.cols * self.thread_words
 
 
@@ -215,10 +229,44 @@ def _ints(figures: Iterable[int]) -> Ints:
     return np.array(list(figures), dtype=np.int64)
 
 
-#: Empty rows of A are grouped into blocks of their own, which only write zeros: this many rows each.
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """The candidates that a search may time (``space.pool``), with their forecasts and coordinates."""
+
+    candidates: tuple[UnrolledPlans, ...]  # one part for each lockstep, and for one and two words per thread
+    places: Floats  # coordinates, (candidates, axes)
+    forecast: Floats  # logarithm of microseconds, (candidates,)
+    kinds: Ints  # equal for candidates that differ in little but rows (``pool._kinds``), (candidates,)
+
+    def __getitem__(self, index: int) -> UnrolledPlan:
+        for part in self.candidates:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise IndexError
+
+    @property
+    def thread_words(self) -> Ints:
+        """Words that a thread computes side by side, (candidates,)."""
+        return np.concatenate([part.thread_words for part in self.candidates])
+
+    def find(self, tile: TileSize, schedule: Schedule) -> int | None:
+        """Return the index of a candidate; None if it is not in the pool."""
+        start = 0
+        for part in self.candidates:
+            if schedule in part.schedules:
+                size = (part.rows == tile.rows) & (part.cols == tile.cols)
+                found = np.flatnonzero(size & (part.schedule == part.schedules.index(schedule)))
+                if len(found):
+                    return start + int(found[0])
+            start += len(part)
+        return None
+
+
+#: Empty rows of A per block: such blocks only write zeros.
 ZERO_ROWS = 64
 
-#: Column blocks that run the same tile next to each other (``Schedule.column_group``); 0: all of them.
+#: Values of ``Schedule.column_group`` that a search tries; 0: all column blocks.
 COLUMN_GROUPS = (1, 2, 0)
 
 
@@ -230,7 +278,7 @@ def _tiling_of(
     nnc: NDArray[np.int64],
     empty_rows: NDArray[np.int32],
 ) -> Tiling:
-    """What ``Tiling.__reduce__`` has taken apart."""
+    """Rebuild a tiling from the arrays of ``Tiling.__reduce__``."""
     rows.setflags(write=False)
     ends = np.cumsum(sizes).tolist()
     starts = [0, *ends[:-1]] if ends else []
@@ -238,14 +286,14 @@ def _tiling_of(
     return Tiling(size_limit, tuple(RowTile(rows[start:end], *both) for start, end, *both in figures), empty_rows)
 
 
-def block_rows(matrix: SparseMatrix, size_limit: int) -> int:
-    """``Tiling.block_rows`` of a tiling with ``size_limit`` rows a tile, before it is made."""
-    return ceil_div(matrix.filled_rows, size_limit) + ceil_div(matrix.m - matrix.filled_rows, ZERO_ROWS)
+def block_rows(matrix: SparseMatrix, size_limits: Ints | int) -> Ints:
+    """Return ``Tiling.block_rows`` of tilings with so many rows per tile, without regrouping."""
+    return ceil_divs(matrix.filled_rows, size_limits) + ceil_div(matrix.m - matrix.filled_rows, ZERO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a tile size was refused: the constraint's name, what was found and what was allowed."""
+    """A tile size that a constraint removed, with the value found and the limit."""
 
     tile: TileSize
     constraint: str

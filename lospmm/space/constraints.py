@@ -1,12 +1,12 @@
-"""Sections 3.2 to 3.4: what removes a tile size before anything is compiled, one pure function each.
+"""Constraints that remove tile sizes before anything is compiled (sections 3.2 to 3.4).
 
-A constraint says what it found of every tile size and what it allows; that one is refused is a value (``Verdict``),
-kept for reports. To add one, write its function and add a row to ``CONSTRAINTS``; what a schedule alone may break is
-in ``HARDWARE``.
+A constraint returns a ``Bound``: its value of every tile size, and the limit. A removed tile size becomes a
+``candidates.Refusal``, kept for reports. To add a constraint, write its function and add a row to ``CONSTRAINTS``;
+add it to ``HARDWARE`` too if it depends on the schedule.
 
-The paper's three thresholds (half of the SMs, 0.25 and 0.25) and ours on dispatched tiles are rules of thumb: where a
-matrix is so small, so uneven or so tall that no tile size meets one, it is moved to what the best tile sizes reach
-(``relaxed``) instead of refusing every kernel. The limits of the hardware are never moved.
+The paper's three thresholds (half of the SMs, 0.25 and 0.25) and ours on dispatched tiles are rules of thumb. If a
+matrix is so small, uneven or tall that no tile size meets one, the limit is relaxed to what the best tile sizes reach
+(``Constraint.relaxed``, docs/decisions/0004). Hardware limits are never relaxed.
 """
 
 import math
@@ -31,7 +31,7 @@ MAX_WASTED_COLUMNS = 0.25
 #: Capability).
 MAX_GRID_HEIGHT = 65_535
 
-#: 5,000 tiles take ptxas 6 s, 384 a tenth of one.
+#: ptxas takes 6 s for 5,000 tiles, 0.1 s for 384.
 MAX_DISPATCHED_TILES = 4_096
 
 Stage = Literal["registers", "utilization", "balance"]
@@ -39,7 +39,7 @@ Stage = Literal["registers", "utilization", "balance"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """What a constraint found of each candidate and what it allows: at most ``limit``, or at least ``limit``."""
+    """A constraint's value of each candidate, (candidates,), and the limit that it must not cross."""
 
     value: NDArray[Any]
     limit: float
@@ -47,13 +47,16 @@ class Bound:
 
     @property
     def holds(self) -> NDArray[np.bool_]:
+        """Whether each candidate meets the limit, (candidates,)."""
         return self.value <= self.limit if self.sense == "at most" else self.value >= self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a constraint looks at: tile sizes with a schedule each, and tilings from the balance stage on, when the rows
-    have been regrouped. ``splits`` are what a search may choose for ``Schedule.split_k``.
+    """What a constraint is applied to: the tile sizes of one problem, each with a schedule.
+
+    From the balance stage on, the rows are regrouped and ``candidates`` have tilings. ``splits`` are the values of
+    ``Schedule.split_k`` that a search may choose.
     """
 
     problem: Problem
@@ -62,21 +65,24 @@ class Subject:
 
 
 def thread_registers(subject: Subject) -> Bound:
-    """Section 3.2: more registers than a thread can address would be spilled to memory."""
+    """Limit the registers per thread (section 3.2): above the device's limit they are spilled to memory."""
     device = subject.problem.device
     return Bound(forecast_of_each(subject.problem, subject.candidates), device.registers_per_thread)
 
 
 def block_registers(subject: Subject) -> Bound:
-    """Section 3.2: a block with more registers than the GPU gives one does not start."""
+    """Limit the registers per block (section 3.2): a block above the device's limit does not start."""
     candidates, device = subject.candidates, subject.problem.device
     per_thread = forecast_of_each(subject.problem, candidates)
     return Bound(registers_of_block(candidates.cols, per_thread, device), device.registers_per_block)
 
 
 def long_row_registers(subject: Subject) -> Bound:
-    """Both limits once more, when the rows are regrouped: then the long rows of each tile, with two sums each, are
-    known (``sums``)."""
+    """Apply both register limits again once the rows are regrouped.
+
+    Only then are the long rows of each tile known, which take two sums each (``lospmm.problem.long_rows``). The value
+    is the registers per block, infinite if a thread has too many.
+    """
     candidates, device = subject.candidates, subject.problem.device
     per_thread = forecast_of_each(subject.problem, candidates)
     of_block = registers_of_block(candidates.cols, per_thread, device)
@@ -84,21 +90,22 @@ def long_row_registers(subject: Subject) -> Bound:
 
 
 def mailbox_bytes(subject: Subject) -> Bound:
-    """A block with more shared memory than the GPU gives one does not start."""
+    """Limit the shared memory per block, in bytes: a block above the device's limit does not start."""
     return Bound(mailbox_bytes_of_each(subject.candidates), subject.problem.device.shared_bytes_per_block)
 
 
 def partial_warps(subject: Subject) -> Bound:
-    """Section 3.3: threads beyond the last whole warp of a block."""
+    """Allow only whole warps (section 3.3): the value is the threads beyond a block's last whole warp."""
     return Bound(subject.candidates.cols % subject.problem.device.warp_size, 0)
 
 
 def block_threads(subject: Subject) -> Bound:
+    """Limit the threads per block to the device's limit."""
     return Bound(subject.candidates.cols, subject.problem.device.threads_per_block)
 
 
 def grid_height(subject: Subject) -> Bound:
-    """The blocks along the longer of the grid's axes y and z (``ir.grid``), with the schedule's groups of columns."""
+    """Limit the blocks along y and z of the grid (``ir.grid``), with the schedule's column groups."""
     problem, candidates = subject.problem, subject.candidates
     block_cols, group = ceil_divs(problem.n, candidates.block_cols), candidates.column_group
     groups = ceil_divs(block_cols, np.where(group == 0, block_cols, np.minimum(group, block_cols)))
@@ -106,21 +113,24 @@ def grid_height(subject: Subject) -> Bound:
 
 
 def least_grid_height(subject: Subject) -> Bound:
-    """The same with the groups that make it shortest."""
+    """Limit the blocks along y and z as ``grid_height`` does, with the column groups that make it least."""
     regrouped = (subject.candidates.with_axis("column_group", group) for group in COLUMN_GROUPS)
     heights = [grid_height(replace(subject, candidates=candidates)).value for candidates in regrouped]
     return Bound(np.minimum.reduce(heights), MAX_GRID_HEIGHT)
 
 
 def dispatched_tiles(subject: Subject) -> Bound:
-    """The block rows that a kernel dispatches to, a function each: ptxas takes time that grows with their square."""
+    """Limit the block rows that a kernel dispatches to, each a function.
+
+    The compile time of ptxas grows with their square.
+    """
     return Bound(_parts(subject.problem, subject.candidates), MAX_DISPATCHED_TILES)
 
 
 def idle_sms(subject: Subject) -> Bound:
-    """Section 3.3, Equation 1: fewer blocks than half of the SMs leave too many of them idle.
+    """Require at least half as many blocks as SMs (section 3.3, Equation 1), so that few SMs are idle.
 
-    A tile size has the most blocks that a split which the hardware has room for gives it.
+    A tile size is credited with the most blocks of any of ``splits`` that fits the hardware.
     """
     problem, most = subject.problem, block_counts(subject.problem, subject.candidates)
     for split in subject.splits:
@@ -130,7 +140,7 @@ def idle_sms(subject: Subject) -> Bound:
 
 
 def row_imbalance(subject: Subject) -> Bound:
-    """Section 3.4, COV_row: the coefficient of variation of the nonzeros of the tiles."""
+    """Limit COV_row (section 3.4): the coefficient of variation of the tiles' nonzeros."""
     candidates = subject.candidates
     imbalances = np.array([_imbalance(tiling) for tiling in candidates.tilings], dtype=np.float64)
     return Bound(imbalances[candidates.tiling], MAX_ROW_IMBALANCE)
@@ -142,41 +152,42 @@ def _imbalance(tiling: Tiling) -> float:
 
 
 def wasted_columns(subject: Subject) -> Bound:
-    """Section 3.4, WASTE_col: the share of padding in the columns of B."""
+    """Limit WASTE_col (section 3.4): the share of padding in the columns of B."""
     n, cols = subject.problem.n, subject.candidates.block_cols
     padded = ceil_divs(n, cols) * cols
     return Bound((padded - n) / padded, MAX_WASTED_COLUMNS)
 
 
 def block_count(problem: Problem, tile: TileSize) -> int:
-    """Equation 1, block_num, with the rows that Algorithm 1 keeps and the blocks that write empty rows."""
-    return block_rows(problem.matrix, tile.rows) * ceil_div(problem.n, tile.cols)
+    """Return block_num (Equation 1): the thread blocks of the grid, those that write empty rows included."""
+    return int(block_rows(problem.matrix, tile.rows)) * ceil_div(problem.n, tile.cols)
 
 
 def block_counts(problem: Problem, candidates: UnrolledPlans) -> Ints:
-    """``block_count`` of each, times the blocks that share a tile."""
+    """Return the thread blocks of each candidate's grid, (candidates,), with ``split_k`` blocks per tile."""
     return _parts(problem, candidates) * ceil_divs(problem.n, candidates.block_cols)
 
 
 def _parts(problem: Problem, candidates: UnrolledPlans) -> Ints:
-    """The blocks along y: the parts of all tiles."""
-    heights = range(1, int(candidates.rows.max(initial=0)) + 1)
-    by_rows = np.array([0, *(block_rows(problem.matrix, rows) for rows in heights)])
-    return by_rows[candidates.rows] * candidates.split_k
+    """Return the blocks along y, (candidates,): ``split_k`` for each block row."""
+    return block_rows(problem.matrix, candidates.rows) * candidates.split_k
 
 
 def mailbox_bytes_of_each(candidates: UnrolledPlans) -> Ints:
-    """Shared memory of a block that shares its tile: what the others may send it, of the rows that it owns."""
+    """Return a block's shared memory in bytes, (candidates,): mailboxes if blocks share a tile, else 0.
+
+    A mailbox holds the sums that another block sends, of the rows that this block owns.
+    """
     split = candidates.split_k
     return (split - 1) * ceil_divs(candidates.rows, split) * candidates.cols * FLOAT_BYTES
 
 
-#: What a schedule may break in a tile size that satisfies every constraint: then its kernel does not start.
+#: Constraints that a schedule may break though its tile size satisfies all: the kernel would not start.
 HARDWARE = (thread_registers, block_registers, grid_height, mailbox_bytes)
 
 
 def runs(problem: Problem, candidates: UnrolledPlans) -> NDArray[np.bool_]:
-    """Which of them the hardware has room for."""
+    """Return whether each candidate fits the hardware, (candidates,)."""
     subject = Subject(problem, candidates)
     holds: NDArray[np.bool_] = np.logical_and.reduce([check(subject).holds for check in HARDWARE])
     return holds
@@ -184,21 +195,24 @@ def runs(problem: Problem, candidates: UnrolledPlans) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
+    """A row of ``CONSTRAINTS``: a constraint, its stage, and how far its limit may be relaxed."""
+
     stage: Stage
     check: Callable[[Subject], Bound]
-    relaxed: float | None = None  # where nothing meets the limit: the factor between the best value and the new limit
+    relaxed: float | None = None  # the relaxed limit over the best value; None: never relaxed
 
     @property
     def name(self) -> str:
+        """The name in reports: that of the function."""
         return self.check.__name__
 
     def relax(self, best: float) -> float:
-        """The limit that stands in where ``best`` is the best value and misses the paper's."""
+        """Return the limit to use if nothing meets the usual one and ``best`` is the best value."""
         assert self.relaxed is not None
         return math.nextafter(best * self.relaxed, math.inf if self.relaxed > 1 else 0)
 
 
-#: In the order in which they are applied; counts are reported per stage.
+#: All constraints, in the order in which they are applied. Counts are reported per stage.
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("registers", thread_registers),
     Constraint("registers", block_registers),

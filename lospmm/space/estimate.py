@@ -1,9 +1,9 @@
-"""The time of a kernel estimated from what it asks of the GPU: the order of candidates where nothing can be measured.
+"""Analytic estimate of a kernel's time, which ranks candidates where nothing is timed.
 
-An SM issues instructions, fetches code, waits for loads and takes in B; the GPU reads B and C. Each of these costs is
-counted for the busiest SM, and the largest decides. The rates are fitted to kernels timed on one H200
-(rank_model/fitting/fit_estimate.py, docs/estimate.md); other GPUs are taken to be alike per SM and cycle. A choice made
-so is marked in the manifest as not measured.
+An SM issues instructions, fetches code, waits for loads and reads B from the L2 cache; the GPU moves B and C. Each of
+these costs is counted for the busiest SM, and the largest decides. The rates are fitted to kernels timed on one H200
+(rank_model/fitting/fit_estimate.py, docs/estimate.md); other GPUs are assumed alike per SM and cycle. The manifest
+marks a choice made by the estimate as not measured.
 """
 
 from collections.abc import Sequence
@@ -22,48 +22,50 @@ from lospmm.space.registers import forecast_of_each
 INSTRUCTION_BYTES = 16
 ISSUE_SLOTS = 4  # warp instructions that an SM starts per cycle
 
-#: Per row of a tile and block but one that shares it: a store to the owner, the owner's load of it, and its addition.
+#: Instructions for each row of a tile and each further block that shares it: a store to the owner, a load, an addition.
 EXCHANGE_INSTRUCTIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What cannot be read off a data sheet. The defaults are the fit of fit_estimate.json (rank_model/data),
-    rounded."""
+    """Rates of a GPU that no data sheet gives.
 
-    load_latency_cycles: float = 640.0  # that a group of ``prefetch`` loads of B adds to a block
-    l2_bytes_per_cycle: float = 45.0  # of B, from the L2 cache to one SM while all read
-    request_cycles: float = 2.7  # of a warp's load, however little it brings (narrow.jsonl)
+    The defaults are the rounded fit of fit_estimate.json (rank_model/data).
+    """
+
+    load_latency_cycles: float = 640.0  # added to a block by a group of ``prefetch`` loads of B
+    l2_bytes_per_cycle: float = 45.0  # of B, from the L2 cache to one SM while all SMs read
+    request_cycles: float = 2.7  # least cycles of a warp's load, however few its bytes (narrow.jsonl)
     fetch_bytes_per_cycle: float = 2.1  # of straight-line code, to an SM with one resident block
-    fetch_sharing: float = 0.48  # resident blocks walk different code: r of them fetch r to this power times as fast
-    fetch_grouped: float = 1.1  # of that rate, where neighbouring SMs walk the same code
+    fetch_sharing: float = 0.48  # exponent: r resident blocks, running different code, fetch r ** this times as fast
+    fetch_grouped: float = 1.1  # factor on the fetch rate if neighbouring SMs run the same code
     launch_micros: float = 2.9
-    sharpness: float = 3.1  # of the maximum: what lesser costs add as they come near the largest
-    l2_share: float = 0.6  # of the L2 cache that B may fill and still be there for the next tile
-    exchange_cycles: float = 3400.0  # that two barriers of a cluster cost a block that shares its tile
-    mail_bytes_per_cycle: float = 14.0  # that a block sends to the others of its cluster
+    sharpness: float = 3.1  # exponent of the soft maximum: lower lets lesser costs add more
+    l2_share: float = 0.6  # of the L2 cache: B may fill it and still be there for the next tile
+    exchange_cycles: float = 3400.0  # of two cluster barriers, for a block that shares its tile
+    mail_bytes_per_cycle: float = 14.0  # from a block to the others of its cluster
 
 
 RATES = Rates()
 
 
 def estimate_micros(problem: Problem, candidates: Sequence[UnrolledPlan], rates: Rates = RATES) -> NDArray[np.float64]:
-    """Estimated microseconds of each candidate (a ``Ranker``: the lowest comes first)."""
+    """Return the estimated microseconds of each candidate, (candidates,): a ``Ranker``."""
     return micros_of(problem, costs_of(problem, work_of(problem, UnrolledPlans.of(candidates)), rates), rates)
 
 
 class Costs(NamedTuple):
-    """Cycles of the busiest SM for each of what a kernel asks of a GPU, of every candidate."""
+    """Cycles of the busiest SM for each resource of the GPU, (candidates,) each."""
 
-    issue: NDArray[np.float64]
+    issue: NDArray[np.float64]  # of instructions
     fetch: NDArray[np.float64]  # of instructions
-    latency: NDArray[np.float64]
-    traffic: NDArray[np.float64]  # from the L2 cache
-    memory: NDArray[np.float64]
+    latency: NDArray[np.float64]  # of loads of B
+    traffic: NDArray[np.float64]  # of B, from the L2 cache
+    memory: NDArray[np.float64]  # B and C
 
 
 def micros_of(problem: Problem, costs: Costs, rates: Rates = RATES) -> NDArray[np.float64]:
-    """The estimate that ``costs`` add up to."""
+    """Return the estimated microseconds, (candidates,): the soft maximum of ``costs``, plus the launch."""
     total = np.zeros(len(costs.issue))
     for cost in costs:
         total += cost**rates.sharpness
@@ -73,23 +75,23 @@ def micros_of(problem: Problem, costs: Costs, rates: Rates = RATES) -> NDArray[n
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What the busiest SM has to do, of every candidate: whole blocks, and whole waves of those resident together."""
+    """The work of the busiest SM, (candidates,) each."""
 
     candidates: UnrolledPlans
-    blocks: Ints
-    resident: Ints
-    loads: NDArray[np.float64]  # of a thread of a mean block
-    instructions: NDArray[np.float64]
-    column_loads: Ints  # of the blocks of one column of blocks, together
+    blocks: Ints  # of the busiest SM
+    resident: Ints  # blocks that run at a time, at most ``blocks``
+    loads: NDArray[np.float64]  # of a thread, in a mean block
+    instructions: NDArray[np.float64]  # of a thread, in a mean block
+    column_loads: Ints  # of a thread in each block of one column of blocks, in total
 
     def take(self, which: NDArray[np.integer]) -> "Work":
-        """Of those at the indices."""
+        """Return the work of the candidates at the indices ``which``."""
         figures = (self.blocks, self.resident, self.loads, self.instructions, self.column_loads)
         return Work(self.candidates.take(which), *(figure[which] for figure in figures))
 
 
 def work_of(problem: Problem, candidates: UnrolledPlans) -> Work:
-    """What each of ``candidates`` has to do."""
+    """Return the work of the busiest SM for each candidate."""
     device, split = problem.device, candidates.split_k
     parts = candidates.by_tiling(lambda tiling: tiling.block_rows) * split
     busy_sms = candidates.by_schedule(lambda schedule: device.sms_of_clusters(schedule.split_k))
@@ -106,7 +108,7 @@ def work_of(problem: Problem, candidates: UnrolledPlans) -> Work:
     stores = candidates.by_tiling(lambda tiling: tiling.filled_rows + len(tiling.empty_rows))
     exchanged = EXCHANGE_INSTRUCTIONS * (split - 1) * filled
     words = candidates.thread_words
-    converted = words * loads if problem.dtype.is_16_bit else 0  # to float32, each element that is loaded
+    converted = words * loads if problem.dtype.is_16_bit else 0  # each loaded element, to float32
     return Work(
         candidates,
         blocks,
@@ -118,7 +120,7 @@ def work_of(problem: Problem, candidates: UnrolledPlans) -> Work:
 
 
 def costs_of(problem: Problem, work: Work, rates: Rates = RATES) -> Costs:
-    """What that costs by ``rates``."""
+    """Return the cycles that ``work`` takes at ``rates``."""
     device, candidates, blocks = problem.device, work.candidates, work.blocks
     issue = blocks * work.instructions * (candidates.cols / device.warp_size) / ISSUE_SLOTS
     sharing = np.arange(work.resident.max(initial=0) + 1) ** rates.fetch_sharing
@@ -138,8 +140,11 @@ def costs_of(problem: Problem, work: Work, rates: Rates = RATES) -> Costs:
 
 
 def _memory_bytes(problem: Problem, work: Work, rates: Rates) -> Ints:
-    """Bytes of B and C to and from memory. Where all column blocks of a tile come before the next tile's, a B that the
-    L2 cache does not hold is read anew by every block row."""
+    """Return the bytes of B and C moved to and from memory, (candidates,).
+
+    If all column blocks of a tile come before the next tile's and B does not fit the L2 cache, every block row reads B
+    again.
+    """
     matrix = problem.matrix
     row_bytes = problem.dtype.element_bytes * problem.n
     again = row_bytes * matrix.k > rates.l2_share * problem.device.l2_bytes

@@ -1,7 +1,7 @@
-"""Section 3.1: every tile size worth naming, and what the constraints leave of them.
+"""The search space of section 3.1: all tile sizes, filtered by the constraints.
 
-``explore`` is the funnel of Figure 3. Tile sizes are judged with the shallowest schedule, which needs the fewest
-registers; ``widen`` then gives a survivor every schedule that fits it.
+``explore`` is the funnel of Figure 3. It checks tile sizes with the least prefetch, which needs the fewest registers;
+``widen`` then combines each survivor with every schedule that fits.
 """
 
 import math
@@ -26,48 +26,49 @@ from lospmm.space.candidates import (
 )
 from lospmm.space.constraints import CONSTRAINTS, Bound, Constraint, Stage, Subject, block_counts, runs
 
-#: No thread addresses more registers than this on any GPU, so no tile of more rows can be computed: not worth naming.
+#: The most rows of a tile: no GPU lets a thread address more registers, and each row takes one.
 MAX_ROWS = 256
 
-#: Words that regrouping compares for all M1 together: some 20 s on one core (benchmarks/reordering.py).
+#: The most 64-bit words that regrouping compares for all M1 in total: some 20 s on one core (benchmarks/reordering.py).
 MAX_COMPARISONS = 2.5e10
 
-#: Loads in flight. Deep prefetch pays on recent GPUs (48 loads a warp beat 16 on an H200), at one register each.
+#: Values of ``Schedule.prefetch``. Each load in flight takes a register; on an H200, 48 loads per warp beat 16.
 PREFETCHES = (4, 8, 16, 24, 32, 48, 72)
 
 SHALLOWEST = Schedule(prefetch=PREFETCHES[0])
 
-#: How rows are put into tiles for each M1 that is asked for.
+#: Returns the tiling for each M1, given values of M1.
 Regroup = Callable[[Sequence[int]], Mapping[int, Tiling]]
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The outcome of a search space: verdicts and survivors together are every tile size that was named."""
+    """An explored search space: each tile size is a survivor or has a verdict."""
 
     survivors: Sequence[UnrolledPlan]
     verdicts: tuple[Refusal, ...]
-    relaxed: tuple[str, ...]  # constraints whose limit no tile size met, and that were moved
-    splits: tuple[int, ...] = (1,)  # what ``Schedule.split_k`` may be
-    least_blocks: float = 0  # the limit of idle_sms, where it stands or was moved to
+    relaxed: tuple[str, ...]  # constraints whose limit was relaxed, as no tile size met it
+    splits: tuple[int, ...] = (1,)  # values that ``Schedule.split_k`` may have
+    least_blocks: float = 0  # the limit of idle_sms, relaxed or not
 
     @property
     def size(self) -> int:
+        """The number of tile sizes before any constraint."""
         return len(self.survivors) + len(self.verdicts)
 
     def after(self, stage: Stage) -> int:
-        """Tile sizes left after a stage and those before it."""
+        """Return the number of tile sizes left after a stage and those before it."""
         stages = list(dict.fromkeys(constraint.stage for constraint in CONSTRAINTS))
         done = {c.name for c in CONSTRAINTS if stages.index(c.stage) <= stages.index(stage)}
         return self.size - sum(verdict.constraint in done for verdict in self.verdicts)
 
 
 def tile_sizes(problem: Problem, cols: Iterable[int] | None = None) -> list[TileSize]:
-    """Every (M1, N1): M1 any integer, N1 each multiple of the warp that a block can have and N can use.
+    """Return every tile size (M1, N1) of the space.
 
-    Of a matrix of very many rows M1 is named in steps: regrouping takes time that grows with their square.
-
-    ``cols`` names the values of N1 instead (the paper's Figure 3 counts partial warps too).
+    M1 is any integer up to MAX_ROWS; N1 any multiple of a warp that a block can have and N can use. With very many rows
+    M1 is taken in steps: the time of regrouping grows with the square of the rows. ``cols`` overrides the values of N1
+    (the paper's Figure 3 counts partial warps too).
     """
     matrix, warp = problem.matrix, problem.device.warp_size
     widest = min(problem.device.threads_per_block, ceil_div(problem.n, warp) * warp)
@@ -77,7 +78,7 @@ def tile_sizes(problem: Problem, cols: Iterable[int] | None = None) -> list[Tile
 
 
 def _step(matrix: SparseMatrix) -> int:
-    """Between two values of M1: 1, or more where regrouping the rows for every one would take minutes."""
+    """Return the step between two values of M1: above 1 if regrouping for every M1 would take minutes."""
     words = ceil_div(matrix.k, 64)
     comparisons = matrix.filled_rows**2 * words * math.log(MAX_ROWS)  # rows x tiles of all M1 x words of a mask
     doublings = math.ceil(math.log2(max(comparisons / MAX_COMPARISONS, 1)))
@@ -92,7 +93,11 @@ def explore(
     cols: Iterable[int] | None = None,
     splits: tuple[int, ...] = (1,),
 ) -> Space:
-    """Apply every constraint in turn. ``regroup`` is asked once, for the values of M1 that reach the balance stage."""
+    """Return the space: all tile sizes, with every constraint applied in turn.
+
+    ``regroup`` is called once, with the values of M1 that reach the balance stage. ``base`` is the schedule to check
+    with, ``cols`` as in ``tile_sizes``, ``splits`` the values that ``Schedule.split_k`` may have.
+    """
     candidates = UnrolledPlans.of_tiles(tile_sizes(problem, cols), base)
     verdicts: list[Refusal] = []
     limits: dict[str, float] = {}
@@ -124,7 +129,7 @@ def _verdicts(constraint: Constraint, bound: Bound, candidates: UnrolledPlans) -
 
 
 def widen(problem: Problem, space: Space, lockstep: int = 0) -> UnrolledPlans:
-    """Every survivor with every schedule of that ``lockstep`` that the hardware has room for and that is of use."""
+    """Return each survivor with every useful schedule of that ``lockstep`` that fits the hardware."""
     schedules = [
         Schedule(prefetch, None, group, lockstep, split)
         for prefetch in PREFETCHES
@@ -137,20 +142,23 @@ def widen(problem: Problem, space: Space, lockstep: int = 0) -> UnrolledPlans:
 
 
 def differs(problem: Problem, cols: Ints | int, group: Ints | int) -> NDArray[np.bool_]:
-    """Whether ``column_group`` makes another grid: fewer column blocks have fewer of them."""
+    """Return whether ``column_group`` gives a grid of its own: with few column blocks, some coincide.
+
+    ``cols`` are the columns of a block, in words.
+    """
     found: NDArray[np.bool_] = np.asarray(group) < np.maximum(ceil_divs(problem.n, cols), 2)
     return found
 
 
 def _of_use(problem: Problem, space: Space, candidates: UnrolledPlans) -> NDArray[np.bool_]:
-    """Whether as many blocks to a tile give the GPU enough of them, and half as many would not give every SM one."""
+    """Return whether a candidate's split gives enough blocks, and half the split too few for all SMs."""
     blocks, split = block_counts(problem, candidates), candidates.split_k
     needed: NDArray[np.bool_] = (split == 1) | (blocks // 2 < problem.device.sms)
     return needed & (blocks >= space.least_blocks)
 
 
 def _relaxed_limit(constraint: Constraint, bound: Bound) -> float | None:
-    """The moved limit of a rule of thumb that nothing meets; None where the limit stands."""
+    """Return the relaxed limit of a rule of thumb that no candidate meets; None to keep the limit."""
     if constraint.relaxed is None or not len(bound.value) or bound.holds.any():
         return None
     best = bound.value.max() if bound.sense == "at least" else bound.value.min()

@@ -1,8 +1,8 @@
-"""Section 5.2: how many thread blocks an SM holds at a time, and the shared memory that holds a proxy to that number.
+"""Occupancy (section 5.2): the thread blocks that an SM holds at a time, and how to limit them.
 
 ``active_blocks`` and ``shared_bytes_for`` are Equations 5 and 6. ``resident_blocks`` is what the hardware does, by the
-rules of NVIDIA's occupancy calculator (cuda_occupancy.h of CUDA 13.0). It counts on the largest carve-out of shared
-memory from the L1 cache: a launch should ask for it where the number must hold.
+rules of NVIDIA's occupancy calculator (cuda_occupancy.h of CUDA 13.0). It assumes the largest carve-out of shared
+memory from the L1 cache: a launch must ask for that carve-out if it depends on the number.
 """
 
 from typing import TypeVar
@@ -13,39 +13,39 @@ from lospmm.problem.device import DeviceSpec
 from lospmm.problem.problem import ceil_div
 from lospmm.space.candidates import Ints, ceil_divs
 
-#: One figure, or one of each candidate.
+#: One number, or one per candidate, (candidates,).
 Count = TypeVar("Count", int, Ints)
 
 
 def allocated_registers(per_thread: Count, device: DeviceSpec) -> Count:
-    """Registers that the hardware sets aside for a thread that uses ``per_thread``: a whole number of units."""
+    """Return the registers allocated for a thread that uses ``per_thread``: a multiple of the unit."""
     return _rounded_up(per_thread, device.register_unit)
 
 
 def active_blocks(problem_blocks: int, registers_per_block: int, device: DeviceSpec) -> int:
-    """Equation 5, NUM_ATB as printed: thread blocks on one SM, by the size of the grid and by registers alone.
+    """Return NUM_ATB (Equation 5, as printed): thread blocks on an SM, by grid size and registers alone.
 
-    0 for a block with more registers than an SM has.
+    0 if a block has more registers than an SM.
     """
     return min(ceil_div(problem_blocks, device.sms), device.registers_per_sm // registers_per_block)
 
 
 def shared_bytes_for(active_blocks: int, device: DeviceSpec) -> int:
-    """Equation 6, SharedMemorySize: the most that each of ``active_blocks`` (1 or more) blocks of an SM can ask for.
+    """Return SharedMemorySize (Equation 6): the most bytes per block if an SM holds ``active_blocks``.
 
-    Shared memory then holds exactly ``active_blocks`` blocks on every GPU of ``DEVICES``, up to its blocks_per_sm, with
-    two kinds of exception, where it holds more. On the V100 no multiple of its unit gives 23, 26, 28, 30 or 31 blocks.
-    A device file may cap a block at half an SM's shared memory or less: one block then cannot keep a second one away.
-    0 where so many blocks have only their reserved bytes, or less.
+    ``active_blocks`` is 1 or more. Shared memory then holds exactly ``active_blocks`` blocks on every GPU of
+    ``DEVICES``, up to its blocks_per_sm. There are two exceptions, where it holds more: on the V100 no multiple of its
+    unit gives 23, 26, 28, 30 or 31 blocks, and if a device file caps a block at half an SM's shared memory or less, one
+    block cannot keep a second one away. 0 if such blocks have no more than their reserved bytes.
     """
     share = device.shared_bytes_per_sm // active_blocks // device.shared_unit_bytes * device.shared_unit_bytes
     return max(0, min(share - device.reserved_shared_bytes, device.shared_bytes_per_block))
 
 
 def resident_blocks(device: DeviceSpec, *, threads: int, registers_per_thread: int, shared_bytes: int) -> int:
-    """Thread blocks of ``threads`` threads that one SM holds at a time; 0 where the launch would fail.
+    """Return the thread blocks that one SM holds at a time; 0 if the launch would fail.
 
-    ``threads`` and ``registers_per_thread`` are 1 or more; ``shared_bytes`` is what a block asks for.
+    ``threads`` per block and ``registers_per_thread`` are 1 or more; a block asks for ``shared_bytes``.
     """
     one, registers, shared = (np.array([figure]) for figure in (threads, registers_per_thread, shared_bytes))
     return int(resident_blocks_of_each(device, threads=one, registers_per_thread=registers, shared_bytes=shared)[0])
@@ -54,7 +54,7 @@ def resident_blocks(device: DeviceSpec, *, threads: int, registers_per_thread: i
 def resident_blocks_of_each(
     device: DeviceSpec, *, threads: Ints, registers_per_thread: Ints, shared_bytes: Ints
 ) -> Ints:
-    """``resident_blocks`` of many launches at once."""
+    """Return ``resident_blocks`` of each of many launches, (launches,)."""
     starts = (
         (threads <= device.threads_per_block)
         & (registers_per_thread <= device.registers_per_thread)
@@ -72,7 +72,7 @@ def resident_blocks_of_each(
 
 
 def registers_of_block(threads: Count, registers_per_thread: Count, device: DeviceSpec) -> Count:
-    """Registers that a launch sets aside for a block: the same number of warps in every sub-partition of the SM."""
+    """Return the registers allocated for a block, as if each sub-partition of the SM had as many warps."""
     whole = _rounded_up(threads, device.warp_size * device.sub_partitions)
     return whole * allocated_registers(registers_per_thread, device)
 

@@ -1,4 +1,4 @@
-"""Who orders the survivors: the analytic estimate, or a learned model joined at the top (section 3.5)."""
+"""The interface of rankers (section 3.5), and the choice of the best-ranked candidates."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,9 +11,10 @@ from lospmm.space.candidates import UnrolledPlan
 
 
 class Ranker(Protocol):
-    """Scores candidates of one problem; the lowest score is expected to be the fastest kernel."""
+    """Predicts the order of one problem's candidates: the analytic estimate, or a trained model."""
 
-    def __call__(self, problem: Problem, candidates: Sequence[UnrolledPlan]) -> NDArray[np.float64]: ...
+    def __call__(self, problem: Problem, candidates: Sequence[UnrolledPlan]) -> NDArray[np.float64]:
+        """Return a score of each candidate, (candidates,): the lowest is predicted fastest."""
 
 
 def shortlist(
@@ -22,10 +23,11 @@ def shortlist(
     kinds: NDArray[np.integer] | None = None,
     groups: NDArray[np.integer] | None = None,
 ) -> list[int]:
-    """Indices of the ``size`` lowest scores, best first; equal scores in the order of the candidates.
+    """Return the indices of the ``size`` lowest scores, best first; ties keep their order.
 
-    Of candidates of one kind (equal rows of ``kinds``) only the best is taken, unless there are fewer kinds than
-    ``size``. Of every one of ``groups`` the best is taken, as far as ``size`` allows: scores may be off by group.
+    ``scores`` is (candidates,). Of candidates of one kind (equal rows of ``kinds``, (candidates, axes)) only the best
+    is taken, unless there are fewer kinds than ``size``. The best of each group (``groups``, (candidates,)) is taken
+    too, as far as ``size`` allows: scores may be biased by group.
     """
     order: list[int] = np.argsort(scores, kind="stable").tolist()
     chosen = order[:size] if kinds is None else _of_different_kinds(order, size, kinds)

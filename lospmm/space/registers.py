@@ -1,11 +1,10 @@
-"""Section 3.2: the registers that a thread will use, known before anything is compiled.
+"""Register forecast (section 3.2): the registers that a thread will use, before anything is compiled.
 
 A thread holds, for each of its words, an accumulator for each row of its tile, a second one for each long row
-(``lospmm.problem.long_rows``), and a buffer for each element of B in flight. Where a block has not as many registers,
-long rows take those of buffers. Addresses and the calling convention take ``DeviceSpec.reserved_registers`` more, and
-where blocks share a tile their mailboxes have addresses too. Registers are allocated in units, so the forecast is
-rounded up to one: the compiler may use what would be lost anyway. It is also the ``--maxrregcount`` that the kernel is
-compiled with.
+(``lospmm.problem.long_rows``), and a buffer for each element of B in flight. If the block has too few registers, long
+rows take those of buffers. Addresses and the calling convention take ``DeviceSpec.reserved_registers`` more; if blocks
+share a tile, so do the addresses of their mailboxes. Registers are allocated in units, so the forecast is rounded up to
+a whole unit: the compiler may use them all. The kernel is compiled with the forecast as ``--maxrregcount``.
 """
 
 import numpy as np
@@ -18,31 +17,36 @@ from lospmm.space.candidates import Ints, Schedule, Tiling, UnrolledPlan, Unroll
 from lospmm.space.occupancy import allocated_registers, registers_of_block
 from lospmm.space.walks import registers_of_passes
 
-#: Elements of B at most that are taken apart and multiplied at a time, where a thread has several words: what is on its
-#: way takes one register (``codegen.sass.double``).
+#: The most elements of B that are unpacked at a time, if a thread has several words. An element in flight takes one
+#: register, an unpacked one takes one for each word (``codegen.sass.double``).
 TAKEN_APART = 7
 
-#: The addresses of the mailboxes of a tile that blocks share: a pair for the others', one register for the own.
+#: Registers for mailbox addresses, if blocks share a tile: two for other blocks' mailboxes, one for the block's own.
 CLUSTER_REGISTERS = 3
 
-#: Elements of B in flight that long rows leave.
+#: Buffers for elements of B that long rows never take.
 LEAST_BUFFERS = 8
 
 
 def forecast_registers(rows: int, schedule: Schedule, device: DeviceSpec, seconds: int = 0) -> int:
-    """Registers per thread for tiles of up to ``rows`` rows, ``seconds`` of them long (``lospmm.problem.long_rows``);
-    above the device's limit when the tile cannot fit."""
+    """Return the registers per thread for tiles of up to ``rows`` rows, ``seconds`` of them long.
+
+    Above the device's limit if the tile cannot fit. Long rows take a second sum (``lospmm.problem.long_rows``).
+    """
     sums = schedule.thread_words * (rows + seconds)
     return int(_forecast(np.array([sums + _beside_rows(schedule)]), device)[0])
 
 
 def forecast_of_candidate(problem: Problem, candidate: UnrolledPlan) -> int:
-    """``forecast_registers`` of a candidate's kernel."""
+    """Return the registers per thread of a candidate's kernel."""
     return int(forecast_of_each(problem, UnrolledPlans.of([candidate]))[0])
 
 
 def forecast_of_each(problem: Problem, candidates: UnrolledPlans) -> Ints:
-    """``forecast_registers`` of many candidates at once. Before rows are regrouped none counts as long."""
+    """Return the registers per thread of each candidate, (candidates,).
+
+    Before the rows are regrouped, none counts as long.
+    """
     seconds = seconds_of_each(problem, candidates)
     needed, given_up = _needed(problem, candidates, seconds)
     forecast = _forecast(needed - given_up, problem.device)
@@ -54,8 +58,11 @@ def forecast_of_each(problem: Problem, candidates: UnrolledPlans) -> Ints:
 
 
 def prefetch_of(problem: Problem, candidate: UnrolledPlan) -> int:
-    """The elements of B in flight that a candidate's kernel has: those of its schedule, but for the registers that long
-    rows need and its block does not have. One that walks its code twice has them all, or is no candidate."""
+    """Return the elements of B in flight in a candidate's kernel.
+
+    Those of its schedule, less the buffers that long rows take if the block has too few registers. A candidate that
+    runs its code twice keeps them all.
+    """
     if candidate.schedule.walks > 1:
         return candidate.schedule.prefetch
     alone = UnrolledPlans.of([candidate])
@@ -64,8 +71,10 @@ def prefetch_of(problem: Problem, candidate: UnrolledPlan) -> int:
 
 
 def _needed(problem: Problem, candidates: UnrolledPlans, long_rows: Ints) -> tuple[Ints, Ints]:
-    """Sums and what stands beside them; and, where a block has not as many registers, the buffers that the second sums
-    take, all but the least."""
+    """Return the registers that each candidate needs, and those of buffers that long rows take.
+
+    Both are (candidates,). Long rows take buffers only if the block has too few registers, and leave LEAST_BUFFERS.
+    """
     device = problem.device
     seconds = candidates.thread_words * long_rows
     needed = candidates.thread_words * candidates.rows + seconds + candidates.by_schedule(_beside_rows)
@@ -78,7 +87,7 @@ def _needed(problem: Problem, candidates: UnrolledPlans, long_rows: Ints) -> tup
 
 
 def seconds_of_each(problem: Problem, candidates: UnrolledPlans) -> Ints:
-    """The most long rows that one of its tiles has, of each candidate."""
+    """Return the most long rows in a tile of each candidate, (candidates,)."""
     splits, matrix = candidates.split_k, problem.matrix
     found = np.zeros(len(candidates), np.int64)
     allowed = allowed_products(matrix, problem.dtype)

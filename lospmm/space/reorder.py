@@ -1,7 +1,7 @@
-"""Section 4: Algorithm 1, which regroups the rows of A so that the rows of one tile share columns.
+"""Row regrouping (section 4, Algorithm 1): rows with nonzeros in the same columns share a tile.
 
-``regroup`` takes every M1 of a search together: each row meets all tiles of all M1 at once, as bit masks of the
-columns that they fill, so the work per row is a handful of array operations however many M1 there are.
+``regroup`` handles every M1 of a search at once. It compares a row with all tiles of all M1, as bit masks of non-empty
+columns, so that each row takes a few array operations however many M1 there are.
 """
 
 import itertools
@@ -20,20 +20,20 @@ from lospmm.space.candidates import RowTile, Tiling
 
 WORD_BITS = 64
 
-#: Non-empty rows x non-empty columns: their masks, a bit each, may take a gibibyte.
+#: The most non-empty rows x non-empty columns: the masks, a bit per cell, then take 1 GiB.
 MAX_CELLS = 2**33
 
-#: What the tiles under work may take together, in bytes, beyond one M1 per worker.
+#: Bytes that the tiles of all M1 in progress may take, beyond one M1 per worker.
 WORK_BYTES = 2**30
 
-#: Rows x columns from which on threads share the work; of less they slow each other down.
+#: Rows x columns from which several threads are used: below, they slow each other down.
 THREADED_CELLS = 2**22
 MOST_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """The non-empty rows of A, in the order in which they are placed."""
+    """The non-empty rows of A, in the order of placement."""
 
     index: NDArray[np.int32]  # (rows,)
     nnz: NDArray[np.int64]  # (rows,)
@@ -44,7 +44,7 @@ class _Rows:
 
 
 def regroup(matrix: SparseMatrix, size_limits: Sequence[int], *, workers: int = 1) -> dict[int, Tiling]:
-    """Algorithm 1 for each M1 of ``size_limits``, in ascending M1; tiles come in the order of their IDs.
+    """Return the tiling of Algorithm 1 for each M1 of ``size_limits``, ascending; tiles by ascending ID.
 
     ``workers`` threads share the values of M1; two halve the time of large matrices and gain little below some
     millions of cells. Raises BadRequest for an M1 below 1 and for a matrix of more than MAX_CELLS.
@@ -54,7 +54,7 @@ def regroup(matrix: SparseMatrix, size_limits: Sequence[int], *, workers: int = 
     rows = _Rows(rows.index[order], rows.nnz[order], rows.mask[order])
     limits = sorted(set(size_limits))
     _require_positive(limits)
-    # One row a tile or one tile for all leaves no choice: row i goes to tile i, or to tile 0.
+    # With one row per tile, or one tile for all rows, there is no choice: row i goes to tile i, or to tile 0.
     placements = {limit: np.arange(len(rows)) // limit for limit in limits if limit == 1 or limit >= len(rows)}
     shares = _shares(rows, [limit for limit in limits if limit not in placements], workers)
     with ThreadPoolExecutor(max_workers=workers) as pool:
@@ -65,12 +65,15 @@ def regroup(matrix: SparseMatrix, size_limits: Sequence[int], *, workers: int = 
 
 
 def threads_for(matrix: SparseMatrix) -> int:
-    """``workers`` of ``regroup`` that are worth it on this machine."""
+    """Return the ``workers`` of ``regroup`` that are fastest for ``matrix`` on this machine."""
     return min(MOST_THREADS, len(os.sched_getaffinity(0))) if matrix.m * matrix.k >= THREADED_CELLS else 1
 
 
 def natural_order(matrix: SparseMatrix, size_limit: int) -> Tiling:
-    """No reordering: the non-empty rows as they come, M1 to a tile. Raises BadRequest as ``regroup`` does."""
+    """Return the tiling without reordering: M1 consecutive non-empty rows per tile.
+
+    Raises BadRequest as ``regroup``.
+    """
     _require_positive([size_limit])
     rows = _nonempty_rows(matrix)
     return _tiling(rows, np.arange(len(rows)) // size_limit, size_limit, _empty_rows(matrix))
@@ -84,7 +87,7 @@ def _require_positive(limits: Sequence[int]) -> None:
 def _nonempty_rows(matrix: SparseMatrix) -> _Rows:
     row_nnz = matrix.row_nnz
     index = np.flatnonzero(row_nnz).astype(np.int32)
-    # Only columns that hold anything are numbered, so that a wide, sparse matrix has masks of its nonzeros' size.
+    # Only non-empty columns have a bit, so that masks of a wide, sparse matrix stay small.
     columns, column = np.unique(matrix.indices, return_inverse=True)
     if len(index) * len(columns) > MAX_CELLS:
         raise BadRequest(
@@ -103,7 +106,10 @@ def _empty_rows(matrix: SparseMatrix) -> NDArray[np.int32]:
 
 
 def _shares(rows: _Rows, limits: Sequence[int], workers: int) -> list[Sequence[int]]:
-    """``limits`` in runs of about as many tiles, which is what time and memory go by: one a worker, or more to fit."""
+    """Split ``limits`` into runs of about as many tiles, which decide time and memory.
+
+    One run per worker, or more if the memory would exceed WORK_BYTES.
+    """
     if not limits:
         return []
     tiles = np.cumsum([ceil_div(len(rows), limit) for limit in limits])
@@ -115,10 +121,10 @@ def _shares(rows: _Rows, limits: Sequence[int], workers: int) -> list[Sequence[i
 
 
 def _place(rows: _Rows, limits: Sequence[int]) -> NDArray[np.int32]:
-    """Lines 5 to 24 for every M1 of ``limits``: the tile of each row, (limits, rows).
+    """Run lines 5 to 24 of Algorithm 1 for every M1 of ``limits``; return each row's tile, (limits, rows).
 
-    The tiles of all M1 lie side by side, those of ``limits[i]`` from ``starts[i]`` on. The order of line 10 and the
-    choice of lines 12 to 22 are one number per tile, (state, nnc after the merge, ID), of which the least wins:
+    The tiles of all M1 are side by side, those of ``limits[i]`` from ``starts[i]`` on. The order of line 10 and the
+    choice of lines 12 to 22 are encoded as one number per tile, (state, nnc after the merge, ID), and the least wins:
     state 0 may take the row, 1 has reached TH_nnz, 2 is full.
     """
     total_nnz = int(rows.nnz.sum())
@@ -163,7 +169,7 @@ def _place(rows: _Rows, limits: Sequence[int]) -> NDArray[np.int32]:
 
 
 def _tiling(rows: _Rows, placement: NDArray[np.integer], size_limit: int, empty_rows: NDArray[np.int32]) -> Tiling:
-    """The tiles that ``placement`` (the tile of each row, every tile used) describes."""
+    """Return the tiling of ``placement``, (rows,): the tile of each row. No tile is empty."""
     order = np.lexsort((rows.index, placement))
     starts = np.flatnonzero(np.diff(placement[order], prepend=-1))
     index = rows.index[order]

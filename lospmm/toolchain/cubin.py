@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from lospmm.codegen.sass.fields import decode, encode
 from lospmm.codegen.sass.form import NO_BARRIER, RZ, Opcode
 from lospmm.codegen.sass.generations import generation_of
-from lospmm.codegen.sass.machine import EntryRegisters, MachineCode
+from lospmm.codegen.sass.machine import HARDWARE_REGISTERS, EntryRegisters, MachineCode
 from lospmm.codegen.sass.prologue import FETCHED_BYTES, KEPT_SHOWN_BYTES, PADDED_BYTES, RESIDUAL_BYTES, TARGETS
-from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS
 from lospmm.errors import ToolchainFault
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.toolchain import elf

@@ -1,4 +1,4 @@
-"""How long a tuning may take, and what is left of it."""
+"""The time budget of a tuning."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Budget:
-    """``seconds`` from now on, or as many as it takes. ``reserve_seconds`` are for what comes after the search, beside
-    as many ``measurements``, each as long as the longest so far.
+    """The time that a tuning may take, from now on, and how much of it is left.
 
-    ``clock`` gives seconds from any moment on.
+    ``seconds`` is the whole budget; None: no limit. ``reserve_seconds`` are reserved for the steps after the search,
+    plus ``measurements`` times the longest measurement so far. ``clock`` returns seconds since any moment.
     """
 
     seconds: float | None = None
@@ -26,24 +26,24 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds until the tuning is to have ended; below 0 where it should have."""
+        """Seconds until the tuning must end; negative if it is late."""
         return float("inf") if self.seconds is None else self._started + self.seconds - self.clock()
 
     @property
     def is_over(self) -> bool:
-        """Whether what is left is needed for what comes after the search."""
+        """Whether the search must end: what is left is reserved for the steps after it."""
         return self.left <= self.reserve_seconds + self.measurements * self._longest
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """The block is a measurement."""
+        """Time the block as a measurement."""
         began = self.clock()
         yield
         self._longest = max(self._longest, self.clock() - began)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Not counted: the time of the block."""
+        """Leave the time of the block out of the budget."""
         paused = self.clock()
         try:
             yield

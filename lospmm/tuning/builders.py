@@ -1,10 +1,10 @@
-"""Processes that build kernels at the same time, for whoever has them timed (``runner.py``).
+"""Builders, processes that build kernels in parallel, and the built kernels of a tuning.
 
-    with Crew(16) as crew:
-        compiled = crew.build(problem, candidate, "sass", store)  # from several threads
+    with BuilderPool(16) as builders:
+        compiled = builders.build(problem, candidate, "sass", store)  # from several threads
 
-Machine code is written by Python, as what a family's kernel reads of A is packed, and of that only one thread of a
-process runs at a time. Other text goes to compilers, which are processes already.
+Python writes machine code and packs A for the other families, and runs one thread of a process at a time. Other
+languages need no builders: their compilers are processes already. ``runner.py`` times the kernels.
 """
 
 import os
@@ -21,41 +21,72 @@ from pathlib import Path
 from typing import Self
 
 from lospmm.errors import GpuFault, ToolchainFault
-from lospmm.families import Candidate
+from lospmm.families.candidate import Candidate
 from lospmm.gpu.process import WorkerLost, WorkerProcess
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain.compile import Built, Compiled, OnDisk
-from lospmm.tuning.builder_process import BuildRequest, CallRequest, PrepareRequest
 
 #: -P: the current directory is not searched for modules.
 BUILDER = (sys.executable, "-P", "-c", "from lospmm.tuning.builder_process import main; main()")
 
-#: With fewer cores, threads build as many.
+#: With fewer cores, threads are as fast.
 LEAST_BUILDERS = 4
 
-#: As many keep a GPU busy; each holds some hundred megabytes, and A.
+#: Enough to keep a GPU busy; each takes some hundred megabytes, plus A.
 MOST_BUILDERS = 16
 
-#: What one has of each nonzero at most, rounded up: a csr plan of 5.7 million took 46. Half of the memory is for it.
+#: The most bytes per nonzero that a builder takes, rounded up: a csr plan of 5.7 million nonzeros took 46 each.
+#: Builders may take half of the memory.
 BYTES_OF_NONZERO = 64
 
 
 def builders_for(problem: Problem, size: int) -> int:
-    """How many of ``size`` builders may work at the problem at a time, by what memory there is."""
+    """Return how many of ``size`` builders may work on the problem at a time, given the memory."""
     return max(1, min(size, memory_bytes() // 2 // (BYTES_OF_NONZERO * max(problem.matrix.nnz, 1))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuildRequest:
+    """A kernel to build.
+
+    ``problem`` is None if it is that of the previous request. ``folder`` is where to write the cubin; None: the answer
+    holds it.
+    """
+
+    problem: Problem | None
+    candidate: Candidate
+    emitter: str
+    store: Store
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrepareRequest:
+    """The packing steps that ``candidates`` share, to run before builds. ``problem`` as in BuildRequest."""
+
+    problem: Problem | None
+    candidates: Sequence[Candidate]
+    store: Store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallRequest:
+    """A call of a module's function with ``arguments``."""
+
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
 
 
 @dataclass(slots=True, eq=False)
 class _BuilderProcess:
     process: WorkerProcess
-    problem: Problem | None = None  # what it was told last
-    built: set[Hashable] = field(default_factory=set)  # of that
+    problem: Problem | None = None  # of the last request
+    built: set[Hashable] = field(default_factory=set)  # candidates of that problem
 
     def told(self, problem: Problem) -> Problem | None:
-        """What it has to be told of the problem: nothing, if it was the last."""
+        """Return the problem to send with a request: None if it is that of the last request."""
         if self.problem is problem:
             return None
         self.problem, self.built = problem, set()
@@ -63,8 +94,10 @@ class _BuilderProcess:
 
 
 class BuilderPool:
-    """Up to ``size`` builders, none before ``start`` or the first kernel; they end with the block, or with this
-    process. For any number of threads."""
+    """Up to ``size`` builders, started by ``start`` or on demand, until the block or this process ends.
+
+    Any number of threads may use it.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -79,44 +112,54 @@ class BuilderPool:
         self.close()
 
     def start(self) -> None:
-        """Have all builders start, which takes each half a second, while this process does something else."""
+        """Start all builders, without waiting for them: each takes half a second."""
         for _ in range(self.size - len(self._idle)):
             self._idle.append(self._new())
 
     def close(self) -> None:
-        """End the builders that are idle."""
+        """End the idle builders."""
         while (builder := self._taken(None)) is not None:
             builder.process.end()
 
     def build(
         self,
         problem: Problem,
-        candidate: UnrolledPlan | Candidate,
+        candidate: Candidate,
         emitter: str,
         store: Store,
         cancel: threading.Event | None = None,
         *,
         folder: Path | None = None,
     ) -> Built:
-        """The kernel of ``candidate``, its cubin in a new file of ``folder`` if there is one. Raises ToolchainFault,
-        also for what this emitter cannot write, and CancelledError; either may cost a builder, and another starts with
-        a kernel to come."""
+        """Build the kernel of ``candidate``, with its cubin in a new file of ``folder`` if given.
 
-        def order(builder: _BuilderProcess) -> BuildRequest:
+        Raises ToolchainFault, also if the emitter cannot write the kernel, and CancelledError. Either may end a
+        builder; a later request starts another.
+        """
+
+        def request(builder: _BuilderProcess) -> BuildRequest:
             told = builder.told(problem)
             builder.built.add(candidate)
             return BuildRequest(told, candidate, emitter, store, folder)
 
-        built = self._ask(order, cancel)
+        built = self._ask(request, cancel)
         assert isinstance(built, Compiled | OnDisk)
         return built
 
+    def build_at(
+        self, problem: Problem, emitter: str, store: Store, candidate: Candidate, place: "BuildPlace"
+    ) -> Built:
+        """Build the kernel of ``candidate`` into ``place``, for ``PrefetchedBuilds``. Raises as ``build``."""
+        return self.build(problem, candidate, emitter, store, place.stop, folder=place.folder)
+
     def prepare(
-        self, problem: Problem, entrants: Sequence[Candidate], store: Store, cancel: threading.Event | None = None
+        self, problem: Problem, candidates: Sequence[Candidate], store: Store, cancel: threading.Event | None = None
     ) -> None:
-        """What several plans have in common, by one builder and as many others as are asked to at the same time. Raises
-        as ``build``."""
-        self._ask(lambda builder: PrepareRequest(builder.told(problem), entrants, store), cancel)
+        """Run the packing steps that several plans share, possibly together with other builders.
+
+        Raises as ``build``.
+        """
+        self._ask(lambda builder: PrepareRequest(builder.told(problem), candidates, store), cancel)
 
     def call(
         self,
@@ -125,8 +168,10 @@ class BuilderPool:
         cancel: threading.Event | None = None,
         who_built: Hashable = None,
     ) -> object:
-        """What a function of a module gives in a builder: of those that are idle the one ``who_built`` that candidate
-        of its last problem, which still has what took it long. Raises as ``build``."""
+        """Call a module's function in a builder, if possible the one that built the candidate ``who_built``.
+
+        That one still has the intermediate results in memory. Raises as ``build``.
+        """
         return self._ask(lambda _: CallRequest(function, arguments), cancel, who_built)
 
     def _ask(
@@ -149,7 +194,7 @@ class BuilderPool:
         return answer.value
 
     def _taken(self, who_built: Hashable) -> _BuilderProcess | None:
-        """An idle one, the last that was at work or the one who built this; no longer idle."""
+        """Take an idle builder: the one that built ``who_built``, or the last used; None if all are busy."""
         with self._choice:
             if not self._idle:
                 return None
@@ -163,41 +208,42 @@ class BuilderPool:
             raise ToolchainFault(str(fault)) from None
 
 
-#: What a container may have (cgroup v2), a number or "max".
+#: The memory limit of a container (cgroup v2), in bytes or "max".
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def memory_bytes() -> int:
-    """Of the machine, or of the container where that is less."""
+    """Return the memory of the machine, or of the container if that is less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):
         return min(machine, int(CONTAINER_LIMIT.read_text()))
     return machine
 
 
-#: Kernels of a kind that are kept: those that are timed again, and some more.
+#: Unrolled kernels that are kept, and kernels of other families: those that are timed again, and some more.
 KEPT = 10
 
 
 @dataclass(frozen=True, slots=True)
 class BuildPlace:
-    """Where kernels are left that other processes build, and what ends the building of them."""
+    """The folder for kernels that other processes build, and the event that cancels the builds."""
 
     folder: Path
     stop: threading.Event
 
 
 class PrefetchedBuilds:
-    """For one thread, from when it is made until it is closed, after which nothing of it may be run."""
+    """Built kernels of one tuning: prefetched, or kept because they were fast.
+
+    For one thread. Its kernels may not be run after ``close``, which deletes them.
+    """
 
     def __init__(self, kept: int = KEPT) -> None:
         self._most = kept
-        folder = Path(tempfile.mkdtemp(prefix="lospmm-stock-"))
-        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # should nobody close it
-        self._place = BuildPlace(folder, threading.Event())
+        self._made: BuildPlace | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._begun: dict[Hashable, Future[Built]] = {}
-        self._kept: dict[Hashable, tuple[float, Built]] = {}
+        self._begun: dict[Candidate, Future[Built]] = {}
+        self._kept: dict[Candidate, tuple[float, Built]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -205,24 +251,37 @@ class PrefetchedBuilds:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def begin(self, candidates: Sequence[Hashable], build: Callable[..., Built], workers: int) -> None:
-        """Have ``build(candidate, place)`` of each called from now on, by ``workers`` threads."""
+    @property
+    def _place(self) -> BuildPlace:
+        """The folder of the kernels, made on its first use: a tuning without a GPU leaves none behind."""
+        if self._made is None:
+            folder = Path(tempfile.mkdtemp(prefix="lospmm-kept-"))
+            self._remove = weakref.finalize(
+                self, shutil.rmtree, folder, ignore_errors=True
+            )  # if ``close`` is never called
+            self._made = BuildPlace(folder, threading.Event())
+        return self._made
+
+    def begin(self, candidates: Sequence[Candidate], build: Callable[..., Built], workers: int) -> None:
+        """Start ``build(candidate, place)`` for each candidate, in ``workers`` threads."""
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="build ahead")
         self._begun |= {one: self._pool.submit(build, one, self._place) for one in dict.fromkeys(candidates)}
 
-    def take(self, candidate: Hashable) -> Future[Built] | None:
-        """The kernel of a candidate, which may be under way; None where it is not in stock."""
+    def take(self, candidate: Candidate) -> Future[Built] | None:
+        """Return the kernel of a candidate, possibly still being built; None if there is none."""
         if (kept := self.kept(candidate)) is None:
             return self._begun.get(candidate)
         done: Future[Built] = Future()
         done.set_result(kept)
         return done
 
-    def keep(self, candidate: Hashable, built: Built, micros: float) -> None:
-        """A kernel that took so long: kept as long as it is among the fastest of its kind, candidates or plans, each of
-        which has finals of its own. Its file may be removed."""
-        others = [one for one in self._kept if type(one) is type(candidate)]
-        slowest = max(others, key=lambda one: self._kept[one][0], default=None)
+    def keep(self, candidate: Candidate, built: Built, micros: float) -> None:
+        """Keep a kernel that took ``micros``, while it is among the fastest.
+
+        Unrolled kernels and others are ranked apart, as each have finals. The kernel's own file may be removed after.
+        """
+        others = [one for one in self._kept if one.is_unrolled == candidate.is_unrolled]
+        slowest = max(others, key=lambda one: self._kept[one][0], default=candidate)
         is_full = len(others) >= self._most
         if candidate in self._kept or (is_full and self._kept[slowest][0] <= micros):
             return
@@ -230,7 +289,7 @@ class PrefetchedBuilds:
             own = self._place.folder / f"kept-{built.cubin.name}"
             try:
                 os.link(built.cubin, own)
-            except OSError:  # then it is built again
+            except OSError:  # it is built again if needed
                 return
             built = OnDisk(own, built.entry, built.launch)
         self._kept[candidate] = micros, built
@@ -240,13 +299,15 @@ class PrefetchedBuilds:
                 with suppress(OSError):
                     dropped.cubin.unlink()
 
-    def kept(self, candidate: Hashable) -> Built | None:
-        """A kernel that is built and was timed."""
+    def kept(self, candidate: Candidate) -> Built | None:
+        """Return a kernel that was timed and kept; None if it was not."""
         return self._kept[candidate][1] if candidate in self._kept else None
 
     def close(self) -> None:
-        """Build no more, and remove all."""
-        self._place.stop.set()
+        """Cancel the builds and delete all kernels."""
+        if self._made is None:
+            return
+        self._made.stop.set()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._remove()

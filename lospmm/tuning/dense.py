@@ -1,7 +1,7 @@
-"""Whether a product is left to the vendor's dense multiplication: the family "dense", a choice like any other.
+"""The family "dense": leaving a product to the vendor's dense multiplication, if that is faster.
 
-The tuner never gives what is slower than cuBLAS of the same type. A kernel of its own is in the artifact all the same:
-it is what a program launches that does not call cuBLAS.
+The tuner never chooses a kernel that is slower than cuBLAS of the same type. The artifact holds a kernel all the same,
+for programs that do not call cuBLAS.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,10 @@ from lospmm.problem.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class DenseChoice:
-    """The dense multiplication beside the fastest kernel, both in microseconds: timed in one run, or else by forecast.
+    """Dense multiplication compared with the fastest kernel, in microseconds.
 
-    ``why_not`` says why it could not be chosen, in a few words.
+    Both were timed in one run; if ``time`` is None, both are forecasts. ``why_not`` says in a few words why dense
+    multiplication cannot be chosen.
     """
 
     forecast_micros: float
@@ -30,21 +31,22 @@ class DenseChoice:
 
     @property
     def best(self) -> VariantTime | None:
-        """The library's fastest variant, where it was timed."""
+        """The library's fastest variant; None if none was timed."""
         return None if self.time is None else self.time.best
 
     @property
     def micros(self) -> float | None:
-        """As it was timed."""
+        """The library's measured microseconds; None if it was not timed."""
         return None if self.time is None else self.time.micros
 
     @property
     def is_chosen(self) -> bool:
+        """Whether dense multiplication is possible and faster than the kernel."""
         micros = self.forecast_micros if self.micros is None else self.micros
         return self.why_not is None and micros < self.kernel_micros
 
     def in_manifest(self) -> DenseSummary | None:
-        """None where it is not chosen."""
+        """Return the manifest's summary; None if dense multiplication is not chosen."""
         if not self.is_chosen:
             return None
         return DenseSummary(
@@ -55,7 +57,7 @@ class DenseChoice:
         )
 
     def log_line(self, rank: int) -> dict[str, object]:
-        """Its line of ``tuning.jsonl``: what a trial's line says, and the time that it had to beat."""
+        """Return the line of ``tuning.jsonl``: the fields of a trial's line, and ``kernel_micros``."""
         best = self.best
         timing = None if best is None else best.timing
         return {
@@ -75,7 +77,10 @@ class DenseChoice:
 def dense_choice(
     problem: Problem, forecast_micros: float, times: Mapping[str, BaselineTime], *, kernel_micros: float
 ) -> DenseChoice:
-    """What is to be said of it; ``times`` are those of the libraries that were timed, by name."""
+    """Return the comparison with a kernel of ``kernel_micros``.
+
+    ``forecast_micros`` is the forecast of dense multiplication; ``times`` are the libraries' times, by name.
+    """
     if (why := refusal(problem)) is not None:
         return DenseChoice(forecast_micros, why_not=why)
     time = times.get(DENSE_OF[problem.dtype.name])
@@ -84,7 +89,7 @@ def dense_choice(
 
 
 def left_to_cublas(manifest: Mapping[str, Any]) -> str | None:
-    """Why a layer of PyTorch, which calls cuBLAS too, need not be timed with its kernel; None: it was no clear case."""
+    """Return why a layer of PyTorch, which can call cuBLAS, need not be timed; None if it must be timed."""
     dense, measured = manifest["dense"], manifest["measured"]
     if dense is None or dense["micros"] is None or measured is None:
         return None
@@ -92,7 +97,7 @@ def left_to_cublas(manifest: Mapping[str, Any]) -> str | None:
 
 
 def accuracy_of_dense(dtype: Dtype) -> Accuracy:
-    """What cuBLAS is held to in a type: it may round sums more than kernels may."""
+    """Return the accuracy required of cuBLAS in a type: it may round sums more than kernels may."""
     limit = BASELINES[DENSE_OF[dtype.name]].limit(dtype)
     accuracy = ACCURACY[dtype.name]
     return accuracy if limit is None else replace(accuracy, sum_rounding=limit)

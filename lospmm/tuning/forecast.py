@@ -1,34 +1,30 @@
-"""Whether the unrolled family is so far behind another that a search of it finds nothing.
+"""Decisions from forecasts and times: which families are timed first, and which candidate wins.
 
-Of millions of nonzeros an unrolled kernel has tens of megabytes of code: to search for one takes a minute, and another
-family is often faster. What the fastest unrolled kernel takes is forecast by what A is like, before anything is
-searched. Where others are to be timed beside it anyway, they are timed first; where it is far behind the fastest of
-them, it is not searched. ``benchmarks.skipping`` says what that is worth.
+With millions of nonzeros an unrolled kernel has tens of megabytes of code: the search takes a minute, and another
+family is often faster. So the time of the fastest unrolled kernel is forecast from traits of A before the search. Other
+families that may win are then timed first; if the unrolled one is far behind the fastest of them, it is not searched.
+``benchmarks.skipping`` measures what that saves.
 """
 
-from collections.abc import Sequence
-from functools import partial
+import math
+from collections.abc import Mapping
 
-from lospmm.codegen import EMITTERS
 from lospmm.errors import GpuFault, NothingFits
-from lospmm.families import Candidate, warpgroups
+from lospmm.families.candidate import UNROLLED, Candidate
 from lospmm.families.traits import traits_of
-from lospmm.gpu.compare import Comparison
+from lospmm.gpu.libraries import BaselineTime
 from lospmm.problem.dtype import FLOAT32
-from lospmm.problem.lanes import PAIRS, SINGLE, in_lanes, lanes_of
+from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem
-from lospmm.settings import settings
-from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
+from lospmm.tuning.contenders import unrolled_refusal
 from lospmm.tuning.dense import DenseChoice, dense_choice
-from lospmm.tuning.families import PROMISING, FamilyPlans, FamilyTrials, family_plans
-from lospmm.tuning.options import DENSE, FAMILY_NAMES, UNROLLED, Options
-from lospmm.tuning.search import Choice
+from lospmm.tuning.known import Choice, Known
+from lospmm.tuning.options import FAMILY_NAMES, Options
+from lospmm.tuning.trial import settled
 from lospmm_rank.predict.corrections import (
     FASTEST,
     UNTIMED,
-    corrected,
-    dense_micros,
     dense_share,
     factor,
     is_learned,
@@ -36,18 +32,22 @@ from lospmm_rank.predict.corrections import (
     unrolled_micros,
 )
 
-#: A search for fewer nonzeros takes a few seconds, and is always made.
+#: With fewer nonzeros the unrolled family is always searched: that takes a few seconds.
 LEAST_NONZEROS = 500_000
 
-#: A forecast of so many times the time of another family is far behind.
+#: The unrolled family is far behind if its forecast is more than this times another family's time.
 FAR = 1.75
 
-#: What the forecast was learned of.
+#: A family is timed if its forecast is at most this times the time to beat. On an H200, the forecasts of at most 7 % of
+#: the kernels exceeded their times by a larger factor.
+PROMISING = 1.5
+
+#: The emitter whose kernels the forecast was learned from.
 EMITTER = "sass"
 
 
 def fastest_micros(problem: Problem) -> float | None:
-    """What the fastest unrolled kernel takes, by forecast; None where nothing of the kind was learned."""
+    """Return the forecast of the fastest unrolled kernel, in microseconds; None if no model was learned."""
     device = problem.device
     if problem.sums != FLOAT32 or not is_learned(device.name):
         return None
@@ -56,119 +56,89 @@ def fastest_micros(problem: Problem) -> float | None:
     return micros * factor(FASTEST, micros, traits=traits, device=device.name)
 
 
-def others_first(problem: Problem, options: Options, field: FamilyPlans) -> float | None:
-    """``fastest_micros`` where the others of ``field`` are timed before the unrolled family. None where it is searched
-    first in any case: without a clock, by proxies, where families were chosen by name, where A is small, or where it is
-    well ahead; with a budget, where it is ahead at all."""
+def others_first(problem: Problem, options: Options, known: Known) -> float | None:
+    """Return ``fastest_micros`` if other families are timed before the unrolled one; None if not.
+
+    The unrolled family is first without a GPU, with proxies, if families were chosen by name, if A is small, or if its
+    forecast is well ahead; with a budget, if it is ahead at all.
+    """
     is_asked = options.measure == "gpu" and options.trials == "full" and options.emitter == EMITTER
     if not is_asked or options.family_names != FAMILY_NAMES or problem.matrix.nnz < LEAST_NONZEROS:
         return None
     micros = fastest_micros(problem)
-    if micros is None or not field.entrants:
+    if micros is None or not known.plans:
         return None
-    is_short = options.budget_seconds is not None  # time may be up before the second has its turn
+    is_short = options.budget_seconds is not None  # time may be up before the second family is timed
     limit_micros = micros if is_short else PROMISING * micros
-    return micros if field.entrants[0].forecast_micros <= limit_micros else None
+    return micros if known.plans[0].score <= limit_micros else None
 
 
-def is_far_behind(field: FamilyPlans, micros: float) -> bool:
-    """Whether the unrolled family is, of another that takes ``micros``."""
-    return field.unrolled_micros is not None and field.unrolled_micros > FAR * micros
-
-
-def family_plans_for(problem: Problem, names: Sequence[str], cache: str = "cold") -> FamilyPlans:
-    """The plans of these families, their forecasts corrected by what was measured on such a device; ``cache`` as of
-    ``Options``."""
-    traits, device = traits_of(problem, is_streamed=cache == "network"), problem.device
-    of_dense = dense_micros(traits, device)
-    of_dense *= factor(DENSE, of_dense, traits=traits, device=device.name)
-    learned = partial(corrected, traits=traits, device=device.name)
-    return family_plans(problem, names, learned, dense_micros=of_dense)
-
-
-def contenders(names: Sequence[str], problem: Problem, *, is_unrolled: bool) -> list[str]:
-    """Of the families that are asked for, those that the unrolled one is compared with, or that stand in for it."""
-    slower = ("tensor_core",) if is_unrolled and is_slower_on_tensor_cores(problem) else ()
-    return [name for name in names if name not in (UNROLLED, DENSE, *slower)]
-
-
-def is_slower_on_tensor_cores(problem: Problem) -> bool:
-    """Than the unrolled kernel: where no warpgroups multiply, but warps that gather columns. In float32 and TF32 the
-    unrolled kernel was faster than these on 267 of 269 problems that both took on an H200, and cuBLAS on the other two
-    (benchmarks/results/families.jsonl at a0c7e41). And their forecasts take long to make."""
-    return not problem.dtype.is_16_bit and warpgroups.refusal(problem) is not None
-
-
-def takes_unrolled(problem: Problem, options: Options) -> bool:
-    """Whether the family with A in its instructions takes part."""
-    return UNROLLED in options.family_names and unrolled_refusal(problem, options.emitter) is None
-
-
-def unrolled_refusal(problem: Problem, emitter: str) -> str | None:
-    """Why there is no unrolled kernel by ``emitter``, in a few words; None: there is."""
-    words = lanes_of(problem)
-    if words != SINGLE and not EMITTERS[emitter].writes(words, problem.device.arch):
-        sums = problem.dtype.name if words == PAIRS else FLOAT32.name
-        arch = problem.device.arch
-        return f"dtype {problem.dtype.name}, sums {sums}: {emitter} has no unrolled kernels of them for {arch}"
-    matrix, own = problem.matrix, settings()
-    limits = (own.max_nonzeros, "LOSPMM_MAX_NONZEROS"), (own.max_unrolled_nonzeros, "LOSPMM_MAX_UNROLLED_NONZEROS")
-    limit, name = min(limits)
-    if matrix.nnz + matrix.m > limit:
-        return f"{matrix.nnz} nonzeros and {matrix.m} rows: together more than the {limit} of {name}"
-    return None
+def is_far_behind(known: Known, micros: float) -> bool:
+    """Return whether the unrolled family's forecast is far behind a kernel that takes ``micros``."""
+    return known.unrolled_micros is not None and known.unrolled_micros > FAR * micros
 
 
 def beside_dense(
     problem: Problem,
-    field: FamilyPlans,
-    winner: UnrolledPlan | Candidate,
-    found: Comparison | None,
-    choice: Choice | None,
+    known: Known,
+    winner: Candidate,
+    times: Mapping[str, BaselineTime] | None = None,
+    winner_micros: float = math.nan,
 ) -> DenseChoice:
-    """Whether cuBLAS is faster than the winner: both in one run, or, without a clock, by forecast (``dense_share``).
-    ``choice`` is the unrolled family's."""
-    assert field.dense_micros is not None, "it was forecast"
-    if found is not None:
-        return dense_choice(problem, field.dense_micros, found.baselines, kernel_micros=found.micros)
-    share = dense_share(problem.device.name) if isinstance(winner, UnrolledPlan) else 1.0
-    to_beat = share * _forecast_micros(problem, winner, choice)
-    return dense_choice(problem, field.dense_micros, {}, kernel_micros=to_beat)
+    """Return the comparison of cuBLAS with the winner: by times of one run if given, else by forecast.
+
+    ``times`` are the libraries' times, by name, from the run that gave ``winner_micros``.
+    """
+    assert known.dense_micros is not None, "it was forecast"
+    if times is not None:
+        return dense_choice(problem, known.dense_micros, times, kernel_micros=winner_micros)
+    share = dense_share(problem.device.name) if winner.is_unrolled else 1.0
+    to_beat = share * forecast_micros(problem, winner, known.choice)
+    return dense_choice(problem, known.dense_micros, {}, kernel_micros=to_beat)
 
 
-def _forecast_micros(problem: Problem, winner: UnrolledPlan | Candidate, choice: Choice | None) -> float:
-    """As it was corrected by what was measured on such a device."""
-    if isinstance(winner, Candidate):
-        return winner.forecast_micros
+def forecast_micros(problem: Problem, candidate: Candidate, choice: Choice | None) -> float:
+    """Return a candidate's forecast in microseconds, corrected by measurements on such a device."""
+    if not candidate.is_unrolled:
+        return candidate.score
     name, forecast = UNTIMED, None if choice is None else choice.forecast_micros
     if forecast is None:
-        name, forecast = UNROLLED, float(estimate_micros(in_lanes(problem), [winner])[0])
+        name, forecast = UNROLLED, float(estimate_micros(in_lanes(problem), [candidate.plan])[0])
     return forecast * factor(name, forecast, traits=traits_of(problem), device=problem.device.name)
 
 
-def winner_of(problem: Problem, choice: Choice | None, others: FamilyTrials, emitter: str) -> UnrolledPlan | Candidate:
-    """The fastest of all families. Where nothing was timed, the one of the best forecast: the unrolled one, if it has a
-    kernel, unless another is surely better; and of float32 and TF32 anyway on a GPU of which nothing was learned, and
-    of an A without nonzeros. ``problem`` is the emitter's."""
-    best = others.best
+def winner_of(problem: Problem, known: Known, emitter: str) -> Candidate:
+    """Return the fastest candidate of all families; if nothing was timed, the best by forecast.
+
+    By forecast, an unrolled kernel wins unless another is surely better. In float32 and TF32 it always wins on a GPU
+    without learned forecasts, and if A has no nonzeros. ``problem`` is the emitter's (``build.for_emitter``).
+    Raises NothingFits if no family has a kernel, GpuFault if no kernel that was timed ran.
+    """
+    if known.trials:
+        own, other = settled(known.unrolled_trials), settled(known.other_trials)
+        fastest = min((one for one in (own, other) if one), key=lambda one: one.settled_micros, default=None)
+        if fastest is None:
+            raise _nobody_ran(known)
+        return fastest.candidate
+    best, choice = known.plans[0] if known.plans else None, known.choice
     if choice is None:
         if best is None:
-            raise (_nobody_ran(others) if others.timed else NothingFits(_nobody(problem, others.field, emitter)))
+            raise NothingFits(_nobody(problem, known, emitter))
         return best
     if best is None:
         return choice.winner
-    if not (choice.trials or others.timed):
-        may_be = problem.dtype.is_16_bit or (problem.matrix.nnz > 0 and is_learned(problem.device.name))
-        least = sure_share(type(best.plan).__name__) * _forecast_micros(problem, choice.winner, choice)
-        return best if may_be and best.forecast_micros < least else choice.winner
-    fastest = others.fastest
-    return best if fastest is not None and fastest.settled_micros < choice.micros else choice.winner
+    may_be = problem.dtype.is_16_bit or (problem.matrix.nnz > 0 and is_learned(problem.device.name))
+    least = sure_share(type(best.plan).__name__) * forecast_micros(problem, choice.winner, choice)
+    return best if may_be and best.score < least else choice.winner
 
 
-def _nobody(problem: Problem, field: FamilyPlans, emitter: str) -> str:
-    refusals = {UNROLLED: unrolled_refusal(problem, emitter) or "not asked for", **field.refusals}
+def _nobody(problem: Problem, known: Known, emitter: str) -> str:
+    refusals = {UNROLLED: unrolled_refusal(problem, emitter) or "not asked for", **known.refusals}
     return f"no family has a kernel for this: {'; '.join(f'{name}: {why}' for name, why in refusals.items())}"
 
 
-def _nobody_ran(others: FamilyTrials) -> GpuFault:
-    return GpuFault(f"none of {len(others.timed)} kernels ran: {others.timed[0].measurement.failure}")
+def _nobody_ran(known: Known) -> GpuFault:
+    finals = [one.failure for trial in known.trials for one in trial.finals if one.failure is not None]
+    if finals:
+        return GpuFault(f"none of the fastest kernels ran again: {finals[0]}")
+    return GpuFault(f"none of {len(known.trials)} kernels ran: {known.trials[0].measurement.failure}")

@@ -1,9 +1,9 @@
-"""What was measured of candidates, kept so that nothing is measured twice: a file of lines for each set of conditions.
+"""History of measurements, kept in the store so that nothing is measured twice.
 
-An entry of the store of the kind ``TIMINGS`` lies under everything but the candidate that decides a time. Beside its
-``conditions.json`` it has ``timings.jsonl``, to which every process appends one line for each measurement, in one write
-each. A process that is killed leaves at most one torn line, which no reader takes; so does a bit that was lost, as each
-line has a checksum.
+There is an entry of the kind ``TIMINGS`` for each set of conditions: everything but the candidate that decides a time.
+Beside ``conditions.json`` it has ``timings.jsonl``, to which every process appends a line per measurement, each in one
+write. A killed process leaves at most one torn line. Readers skip torn lines and, as each line has a checksum, damaged
+ones.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 
 from lospmm.errors import ToolchainFault
-from lospmm.families import Candidate
+from lospmm.families.candidate import Candidate
 from lospmm.gpu.clocks import Clocks
 from lospmm.gpu.messages import CacheState, Measurement
 from lospmm.gpu.timing import Effort, Timing
 from lospmm.problem.problem import Problem, layer_fields
 from lospmm.settings import settings
-from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Entry, Store
 
 #: The kind of these entries in the store.
@@ -35,63 +34,54 @@ TIMINGS = "timings"
 CONDITIONS_FILE = "conditions.json"
 LINES_FILE = "timings.jsonl"
 
-#: The field of a line with the checksum of the others.
+#: The field of a line that holds the checksum of the other fields.
 CHECKSUM = "crc32"
 
-#: Part of every key: raise it when a line changes its meaning.
+#: Part of every key: increase it when the meaning of a line changes.
 FORMAT = 1
 
 #: The packages that decide the machine code of a candidate and how it is timed. Their content is part of every key, so
-#: that a changed emitter never finds what an earlier one took; a test holds them against what is imported.
+#: that a changed emitter finds no times of an earlier one. A test compares them with what is imported.
 DECISIVE = ("problem", "space", "codegen", "families", "toolchain", "gpu")
 
-#: How often a candidate whose process was lost is measured: that may have been another's fault.
+#: How often a candidate is measured if its process is lost: another kernel may have been the cause.
 LOST_ATTEMPTS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryKey:
-    """Everything but the candidate that decides a time, and whether there is one."""
-
-    fingerprint: str  # of the matrix
-    n: int
-    layer: str  # what makes the problem more than a product, as JSON
-    device: str  # all of its DeviceSpec, as JSON: registers are reserved by it
-    gpu: str  # as in ``runtime.detect.own_gpu_id``
-    driver: str  # NVIDIA's, with its version
-    cache: CacheState
-    emitter: str
-    compiler: str  # with its version
-    sources: str  # ``sources_digest``
-    fetch_code: bool  # LOSPMM_FETCH_CODE
-
-    @property
-    def key(self) -> str:
-        """The name of the entry."""
-        return hashlib.sha256(json.dumps([FORMAT, asdict(self)], sort_keys=True).encode()).hexdigest()
+#: Everything but the candidate that decides a time or a failure, by name.
+Conditions = Mapping[str, str | int | bool]
 
 
 def conditions_of(
     problem: Problem, emitter: str, *, gpu: str, driver: str, compiler: str, cache_state: CacheState = "cold"
-) -> HistoryKey:
-    return HistoryKey(
-        fingerprint=problem.matrix.fingerprint,
-        n=problem.n,
-        layer=json.dumps(layer_fields(problem), sort_keys=True),
-        device=json.dumps(asdict(problem.device), sort_keys=True),
-        gpu=gpu,
-        driver=driver,
-        cache=cache_state,
-        emitter=emitter,
-        compiler=compiler,
-        sources=sources_digest(),
-        fetch_code=settings().fetch_code,
-    )
+) -> Conditions:
+    """Return the conditions of a measurement.
+
+    ``gpu`` is the result of ``detect.own_gpu_id``; ``driver`` and ``compiler`` include their versions.
+    """
+    return {
+        "fingerprint": problem.matrix.fingerprint,
+        "n": problem.n,
+        "layer": json.dumps(layer_fields(problem), sort_keys=True),  # convolution, epilogue and types
+        "device": json.dumps(asdict(problem.device), sort_keys=True),  # every field: it decides the reserved registers
+        "gpu": gpu,
+        "driver": driver,
+        "cache": cache_state,
+        "emitter": emitter,
+        "compiler": compiler,
+        "sources": sources_digest(),
+        "fetch_code": settings().fetch_code,
+    }
+
+
+def key_of(conditions: Conditions) -> str:
+    """Return the key of the store's entry for ``conditions``: a sha256 in hexadecimal."""
+    return hashlib.sha256(json.dumps([FORMAT, conditions], sort_keys=True).encode()).hexdigest()
 
 
 @cache
 def sources_digest() -> str:
-    """sha256 over the files of ``DECISIVE``."""
+    """Return the sha256 over the files of ``DECISIVE``, in hexadecimal."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in decisive_files(root):
@@ -101,30 +91,34 @@ def sources_digest() -> str:
 
 
 def decisive_files(root: Path) -> list[Path]:
-    """The code of ``DECISIVE`` below the package's folder, in its order."""
+    """Return the source files of ``DECISIVE``, sorted; ``root`` is the folder of the package."""
     every = (path for name in DECISIVE for path in (root / name).rglob("*"))
     return sorted(path for path in every if path.suffix in (".py", ".cu", ".cuh"))
 
 
 class History:
-    """What is known under some conditions. Each measurement is given once, so that who asks for a candidate again gets
-    another one. For one thread at a time; other processes may add to the same entry."""
+    """Measurements made under some conditions.
 
-    def __init__(self, store: Store, conditions: HistoryKey) -> None:
-        """Raises ToolchainFault where the disk fails."""
+    Each is returned once, so that taking a candidate again gives another measurement. For one thread at a time; other
+    processes may add to the same entry.
+    """
+
+    def __init__(self, store: Store, conditions: Conditions) -> None:
+        """Read the measurements of ``conditions`` in ``store``. Raises ToolchainFault if the disk fails."""
         self._store, self._conditions = store, conditions
         self._left: dict[str, list[tuple[int, Measurement]]] = {}
-        if store.get(TIMINGS, conditions.key) is None:  # which removes one whose conditions.json is damaged
+        if store.get(TIMINGS, key_of(conditions)) is None:  # ``get`` removes an entry whose conditions.json is damaged
             self._begin()
         for line in _lines(self._path):
             if (read := _read(line)) is not None:
                 name, replays, measurement = read
                 self._left.setdefault(name, []).append((replays, measurement))
 
-    def take(self, candidate: UnrolledPlan | Candidate, effort: Effort) -> Measurement | None:
-        """A measurement of at least that effort, not given before; None where there is none.
+    def take(self, candidate: Candidate, effort: Effort) -> Measurement | None:
+        """Return a measurement of at least ``effort`` that was not returned before; None if there is none.
 
-        What has failed is not run again; what was lost is, up to LOST_ATTEMPTS times.
+        A failure is returned every time, so that the candidate is not run again. If its process was lost it is run
+        again, up to LOST_ATTEMPTS times.
         """
         known = self._left.get(json.dumps(named(candidate)), [])
         failed = [one for _, one in known if one.failure is not None]
@@ -137,8 +131,8 @@ class History:
                 return measurement
         return None
 
-    def add(self, candidate: UnrolledPlan | Candidate, effort: Effort, measurement: Measurement) -> None:
-        """Keep a measurement that was just made. Raises ToolchainFault where the disk fails."""
+    def add(self, candidate: Candidate, effort: Effort, measurement: Measurement) -> None:
+        """Keep a new measurement. Raises ToolchainFault if the disk fails."""
         content = {"candidate": named(candidate), "replays": effort.replays, **asdict(measurement)}
         timing = measurement.timing
         content["timing"] = None if timing is None else timing._asdict()
@@ -151,11 +145,11 @@ class History:
 
     @property
     def _path(self) -> Path:
-        return self._store.directory(TIMINGS, self._conditions.key) / LINES_FILE
+        return self._store.directory(TIMINGS, key_of(self._conditions)) / LINES_FILE
 
     def _begin(self) -> None:
-        content = json.dumps(asdict(self._conditions), indent=1).encode()
-        self._store.put(TIMINGS, self._conditions.key, {CONDITIONS_FILE: content})
+        content = json.dumps(self._conditions, indent=1).encode()
+        self._store.put(TIMINGS, key_of(self._conditions), {CONDITIONS_FILE: content})
 
     def _append(self, line: bytes) -> None:
         try:
@@ -165,7 +159,7 @@ class History:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 size = os.fstat(descriptor).st_size
-                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # by a writer that was killed
+                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # left by a killed writer
                 os.write(descriptor, b"\n" + line if torn else line)
             finally:
                 os.close(descriptor)
@@ -175,20 +169,22 @@ class History:
             raise ToolchainFault(f"{self._path}: cannot be written: {error.strerror}") from error
 
 
-def named(candidate: UnrolledPlan | Candidate) -> dict[str, Any]:
-    """All that tells a candidate from the others of its problem: tile size, schedule, and the rows of its tiles; of an
-    entrant its family and plan."""
-    if isinstance(candidate, Candidate):
-        return {"family": candidate.family, **asdict(candidate.plan)}
-    rows = [tile.rows for tile in candidate.tiling.tiles]
+def named(candidate: Candidate) -> dict[str, Any]:
+    """Return the fields that identify a candidate among those of its problem.
+
+    For an unrolled one: tile size, schedule, and a checksum of the rows of its tiles.
+    """
+    plan = candidate.plan
+    if not candidate.is_unrolled:
+        return {"family": candidate.family, **asdict(plan)}
+    rows = [tile.rows for tile in plan.tiling.tiles]
     sizes = np.array([len(part) for part in rows], dtype=np.int32)
     tiling = zlib.crc32(np.concatenate([sizes, *rows]).astype("<i4").tobytes())
-    axes = asdict(candidate.schedule)
-    return {"rows": candidate.tile.rows, "cols": candidate.tile.cols, **axes, "tiling": tiling}
+    return {"rows": plan.tile.rows, "cols": plan.tile.cols, **asdict(plan.schedule), "tiling": tiling}
 
 
 def verify(store: Store) -> list[Entry]:
-    """The entries with a whole line that is not as it was written. Such lines are never read."""
+    """Return the entries with a damaged line. Such lines are never used; torn lines are no damage."""
     return [
         entry
         for entry in store.entries()
@@ -208,12 +204,12 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _is_damaged(line: bytes) -> bool:
-    """A line that was torn by the end of its writer lacks its last brace, and is no damage."""
+    """Return whether a line is damaged. One torn by a killed writer lacks its last brace, and is not."""
     return line.endswith(b"}") and line.count(b"{") <= line.count(b"}") and _read(line) is None
 
 
 def _read(line: bytes) -> tuple[str, int, Measurement] | None:
-    """The candidate's name, the replays and the measurement of a line; None for one that is torn or damaged."""
+    """Return a line's candidate, replays and measurement; None if it is torn or damaged."""
     try:
         content = json.loads(line)
         if content.pop(CHECKSUM) != _checksum(content):

@@ -1,7 +1,6 @@
-"""One tuning job from request to artifact: search, build, verify, compare, keep.
+"""Tuning from request to artifact: a cache hit, or a new tuning whose artifact is cached.
 
-The same request is done once: its artifact lies in the store under the request's digest, and a later run, another
-process or the service finds it there.
+The artifact is stored under the request's digest, where a later run, another process or the service finds it.
 """
 
 import threading
@@ -12,46 +11,18 @@ from pathlib import Path
 
 from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
-from lospmm.codegen import check_target
-from lospmm.errors import BadRequest, ToolchainFault
-from lospmm.problem.problem import Problem
+from lospmm.artifact.kept import find, keep
+from lospmm.errors import ToolchainFault
 from lospmm.settings import settings
 from lospmm.stages import Progress, Stages, silent
 from lospmm.store import Store
-from lospmm.toolchain.discover import check_arch, find_toolkit
-from lospmm.tuning import tuner as tuning
+from lospmm.tuning import ahead
 from lospmm.tuning.budget import Budget
-from lospmm.tuning.forecast import unrolled_refusal
-from lospmm.tuning.job import Job
-from lospmm.tuning.options import UNROLLED, Options
-from lospmm.tuning.outcome import files_of
-from lospmm.tuning.prepare import search_ahead as search_ahead_of
+from lospmm.tuning.files import files_of
+from lospmm.tuning.job import Job, check_job
 from lospmm.tuning.request import Request
 from lospmm.tuning.session import Session
-
-#: What of a request's artifact lies in the store, by this name.
-KERNELS = "kernel"
-
-
-def _check_size(problem: Problem, options: Options) -> None:
-    """An unrolled kernel has an instruction for each nonzero and each row, the empty ones too."""
-    if options.kernel_names == (UNROLLED,) and (why := unrolled_refusal(problem, options.emitter)) is not None:
-        raise BadRequest(f"{why}; other families may have a kernel for it")
-
-
-def open_store() -> Store:
-    return Store(settings().cache_dir)
-
-
-def find(digest: str, store: Store) -> Artifact | None:
-    """The finished artifact of a request, from the store."""
-    files = store.get(KERNELS, digest)
-    return None if files is None else artifact.from_files(files, f"the store's entry {digest}")
-
-
-def keep(made: Artifact, digest: str, store: Store) -> None:
-    """Have the artifact of a request in ``store``. Raises ToolchainFault where the disk fails."""
-    store.put(KERNELS, digest, made.files)
+from lospmm.tuning.tuner import tuned
 
 
 def tune(
@@ -61,17 +32,17 @@ def tune(
     progress: Progress = silent,
     cancel: threading.Event | None = None,
     workers: int | None = None,
-    workshop: Session | None = None,
+    session: Session | None = None,
 ) -> Artifact:
-    """The artifact of ``request``: the one in the store, or a new one, which is then kept there if the disk lets it.
+    """Return the artifact of ``request``: the one in the store, or a new one, which is then stored.
 
-    ``workers`` is the most compilers at a time, where that is less than LOSPMM_WORKERS. ``workshop`` is for several
-    tunings, one after the other.
+    ``workers`` is the most compilers at a time, if less than LOSPMM_WORKERS. ``session`` is shared by several tunings,
+    one after the other.
 
     Raises NothingFits, ToolchainFault, GpuFault, VerificationFailed, Unsupported, BadRequest, and CancelledError once
-    ``cancel`` is set; nothing is kept then but compiled units, and what was measured.
+    ``cancel`` is set. Only compiled units and measurements are then kept.
     """
-    return chosen(request, store=store, progress=progress, cancel=cancel, workers=workers, workshop=workshop)()
+    return chosen(request, store=store, progress=progress, cancel=cancel, workers=workers, session=session)()
 
 
 def chosen(
@@ -81,43 +52,43 @@ def chosen(
     progress: Progress = silent,
     cancel: threading.Event | None = None,
     workers: int | None = None,
-    workshop: Session | None = None,
+    session: Session | None = None,
 ) -> Callable[[], Artifact]:
-    """``tune`` as far as it takes a GPU or the workshop. What is returned does the rest, once, in whatever thread it is
-    called, and raises ToolchainFault."""
+    """Run the part of ``tune`` that needs the GPU or the session; return a function for the rest.
+
+    Call that function once, in any thread. It returns the artifact, and raises ToolchainFault.
+    """
     digest = request.digest
     if (kept := find(digest, store)) is not None:
         return lambda: kept
     budget = Budget(request.resolved.budget_seconds)
     options, problem = request.resolved, request.searched
-    _check_size(problem, request.resolved)
-    check_arch(find_toolkit(), problem.device.arch)
-    check_target(options.emitter, problem.device.arch)
+    check_job(problem, options)
     most = settings().workers if workers is None else min(workers, settings().workers)
     with ExitStack() as stack:
-        shop = stack.enter_context(Session(most)) if workshop is None else workshop
+        shop = stack.enter_context(Session(most)) if session is None else session
         job = Job(problem, options, store, Stages(progress, cancel), shop, budget)
-        found = tuning.tuned(job)
-        known = found() if workshop is None else None  # the processes of one that is its own end here
+        found = tuned(job)
+        known = found() if session is None else None  # a session of its own ends with this block
 
     def finished() -> Artifact:
         seed = request.seed if request.values == "drawn" else None
         outcome = replace(known or found(), problem=request.problem, values=request.values, seed=seed)
         made = artifact.from_files(files_of(outcome, job.stages.seconds()), "the new kernel")
-        with suppress(ToolchainFault):  # of a disk that is full: the kernel is there all the same
+        with suppress(ToolchainFault):  # if the disk is full, the kernel is returned all the same
             keep(made, digest, store)
-            # Another process may have been first: both then give the same artifact, its times included.
+            # Another process may have stored its artifact first: both then return that one, with the same times.
             return find(digest, store) or made
         return made
 
     return finished
 
 
-def search_ahead(request: Request, *, store: Store, workshop: Session) -> None:
-    """Begin with a request while another has the GPU, as far as that is of use."""
+def search_ahead(request: Request, *, store: Store, session: Session) -> None:
+    """Start the search for a request while another uses the GPU, unless its artifact is in the store."""
     options = request.resolved
     if find(request.digest, store) is None:
-        search_ahead_of(request.searched, options, workshop)
+        ahead.search_ahead(request.searched, options, session)
 
 
 def tune_to_folder(
@@ -128,7 +99,10 @@ def tune_to_folder(
     progress: Progress = silent,
     cancel: threading.Event | None = None,
 ) -> Artifact:
-    """``tune``, and the artifact's files in ``directory``: all of them, or what was there before."""
+    """Tune and write the artifact to ``directory``, which is replaced as a whole or left unchanged.
+
+    Raises as ``tune``.
+    """
     artifact.check_target(directory)
     finished = tune(request, store=store, progress=progress, cancel=cancel)
     artifact.write(finished, directory)

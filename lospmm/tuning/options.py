@@ -1,4 +1,4 @@
-"""What a user may ask of a tuning, and what "auto" stands for on this machine."""
+"""The options of a tuning, and what "auto" stands for on this machine."""
 
 import difflib
 import operator
@@ -8,26 +8,24 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
-from lospmm.codegen import EMITTERS
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.errors import BadRequest, Unsupported
-from lospmm.families import FAMILIES
+from lospmm.families.candidate import TEMPLATE_FAMILIES, UNROLLED
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.dtype import DTYPES, SUMS, check_sums
 from lospmm.problem.problem import SPLITS
 
-#: What a search may choose for ``Schedule.lockstep``, the first without a measurement. Only machine code has barriers.
+#: Values of ``Schedule.lockstep`` that a search may choose, by emitter; the first is used if nothing is timed. Only
+#: machine code has barriers.
 LOCKSTEPS: Mapping[str, tuple[int, ...]] = MappingProxyType({"sass": (128, 0), "ptx": (0,), "cuda": (0,)})
 
-#: The family with A in its instructions, and all that there are.
-UNROLLED = "unrolled"
-#: The vendor's dense multiplication (``lospmm.tuning.dense``); a kernel of another family stands in for it.
+#: The vendor's dense multiplication (``lospmm.tuning.dense``); the artifact holds a kernel of another family.
 DENSE = "dense"
-FAMILY_NAMES = (UNROLLED, *FAMILIES, DENSE)
+FAMILY_NAMES = (UNROLLED, *TEMPLATE_FAMILIES, DENSE)
 
-#: What each option may be.
+#: The values of each option.
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "emitter": ("auto", *EMITTERS),
+    "emitter": ("auto", *LOCKSTEPS),
     "ranker": ("auto", "none", "lambdamart"),
     "measure": ("auto", "gpu", "none"),
     "verify": ("auto", "gpu", "cpu", "none"),
@@ -40,7 +38,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to tune; docs/cli.md says what each means. Raises BadRequest for what there is not."""
+    """The options of a tuning, explained in docs/cli.md. Raises BadRequest for unknown values."""
 
     emitter: str = "auto"
     ranker: str = "auto"
@@ -50,25 +48,25 @@ class Options:
     dtype: str = "float32"
     sums: str = "float32"  # or the 16-bit type of ``dtype``
     shortlist_size: int = 10
-    budget_seconds: float | None = None  # for the whole tuning; None: as many as the search asks for; 0: none is timed
-    families: str = "all"  # or some of FAMILY_NAMES, with commas between
-    cache: str = "cold"  # what a launch that is timed finds in the L2 cache
+    budget_seconds: float | None = None  # for the whole tuning; None: no limit; 0: nothing is timed
+    families: str = "all"  # or some of FAMILY_NAMES, separated by commas
+    cache: str = "cold"  # the state of the L2 cache when a kernel is timed
 
     def __post_init__(self) -> None:
         for name in CHOICES:
             check_choice(name, getattr(self, name))
         check_sums(self.dtype, self.sums)
-        # NumPy's numbers become Python's, which are written down as JSON.
+        # NumPy numbers become Python numbers, which can be written as JSON.
         object.__setattr__(self, "shortlist_size", _shortlist_size(self.shortlist_size))
         object.__setattr__(self, "families", _families(self.families))
         if self.budget_seconds is not None:
             object.__setattr__(self, "budget_seconds", _budget_seconds(self.budget_seconds))
 
     def resolved(self, device: DeviceSpec, own_gpu: str | None) -> "Options":
-        """With nothing left to decide but the ranker (``rankers.with_ranker``), for kernels of ``device`` on a machine
-        whose GPU is ``own_gpu``, by its name.
+        """Return the options with every "auto" resolved but the ranker's (``rankers.with_ranker``).
 
-        Raises BadRequest where a GPU is asked for that this machine does not have.
+        Kernels are for ``device``; ``own_gpu`` is the name of the machine's GPU, None without one.
+        Raises BadRequest if the options need a GPU that the machine lacks.
         """
         here = own_gpu == device.name
         measure = ("gpu" if here else "none") if self.measure == "auto" else self.measure
@@ -88,51 +86,55 @@ class Options:
 
     @property
     def family_names(self) -> tuple[str, ...]:
-        """Those that take part, in the order of FAMILY_NAMES."""
+        """The families to try, in the order of FAMILY_NAMES."""
         return FAMILY_NAMES if self.families == "all" else tuple(self.families.split(","))
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
-        """Of these, those that have kernels of ours."""
+        """The families to try that have kernels of their own: all but "dense"."""
         return tuple(name for name in self.family_names if name != DENSE)
 
 
 def check_choice(name: str, value: object) -> None:
-    """Raises BadRequest for what is none of CHOICES."""
+    """Raise BadRequest unless ``value`` is one of CHOICES of the option ``name``."""
     if not isinstance(value, str) or value not in CHOICES[name]:
         raise BadRequest(f"{name} {value!r:.80}: choose one of {', '.join(CHOICES[name])}")
 
 
 def decisive_fields(options: Options) -> dict[str, Any]:
-    """Of resolved options, by name; without what there was not once, as long as it is as by default: a request has the
-    digest that it had then."""
+    """Return the fields of resolved options that decide an artifact, by name.
+
+    An option that was added later is left out while it has its default, so that digests do not change.
+    """
     return {name: value for name, value in asdict(options).items() if (name, value) != ("cache", "cold")}
 
 
 def called(name: str) -> str:
-    """What messages call an option of this name: as its flag of the command line is called, without the unit."""
+    """Return the name of an option in messages: that of its command-line flag, without the unit."""
     return name.removesuffix("_size").removesuffix("_seconds")
 
 
-#: The fields of ``Options`` that a service takes; the others it decides itself.
+#: The fields of ``Options`` that the service accepts; it sets the others itself.
 SERVED_OPTIONS = ("emitter", "verify", "dtype", "sums", "families", "cache")
 
 
 def check_served(given: Mapping[str, object]) -> None:
-    """Raises Unsupported for an option that a service decides itself, whatever its value, but for the default."""
+    """Raise Unsupported if an option that the service sets itself is given, unless it has its default."""
     for option in fields(Options):
         if option.name in given and option.name not in SERVED_OPTIONS and given[option.name] != option.default:
             value = f"{given[option.name]!r:.80}"
             raise Unsupported(f"{called(option.name)} {value}: a service decides that itself; leave it out")
 
 
-#: What functions that tune take beside the options.
+#: Arguments of tuning functions that are not options.
 ARGUMENTS = ("device", "convolution", "bias", "relu", "residual", "tensor", "seed")
 
 
 def options_of(given: Mapping[str, Any], beside: Sequence[str] = ()) -> Options:
-    """Options by their names, as functions of the library take them, ``beside`` others. Raises BadRequest, also for
-    names of none."""
+    """Return the options ``given`` by name, as keyword arguments of the library's functions.
+
+    ``beside`` are the functions' other arguments, for the hint. Raises BadRequest for unknown names and values.
+    """
     known = [option.name for option in fields(Options)]
     for name in given:
         if name not in known:
@@ -152,7 +154,7 @@ def _shortlist_size(value: object) -> int:
 
 
 def _families(value: object) -> str:
-    """Each once, in the order of FAMILY_NAMES."""
+    """Return the families, each once, in the order of FAMILY_NAMES."""
     if not isinstance(value, str):
         raise BadRequest(f"families is of type {type(value).__name__}: give a text, with commas between names")
     names = [name.strip() for name in value.split(",")]
@@ -172,16 +174,19 @@ def _budget_seconds(value: object) -> float:
 
 
 def is_experimental(emitter: str, arch: str) -> bool:
-    """Whether code of this kind was never run on a GPU of this architecture, only disassembled."""
+    """Return whether the emitter's code was only disassembled, never run on a GPU of this architecture."""
     return emitter == "sass" and arch in GENERATIONS and GENERATIONS[arch].experimental
 
 
 def default_emitter(arch: str) -> str:
-    """Machine code where it was run on a GPU, PTX elsewhere."""
+    """Return the default emitter of an architecture: machine code if it was run on such a GPU, else PTX."""
     return "sass" if arch in GENERATIONS and not is_experimental("sass", arch) else "ptx"
 
 
 def splits_of(emitter: str, arch: str) -> tuple[int, ...]:
-    """What a search may choose for ``Schedule.split_k``: only machine code has clusters, where the GPU does."""
+    """Return the values of ``Schedule.split_k`` that a search may choose.
+
+    Above 1 it takes clusters, which only machine code has, on GPUs that have them.
+    """
     clusters = emitter == "sass" and arch in GENERATIONS and GENERATIONS[arch].has_clusters
     return SPLITS if clusters else (1,)

@@ -1,68 +1,73 @@
-"""What is known of a problem before anything is timed: by this process, or by another while a tuning has the GPU."""
+"""Preparation of a tuning: forecasts and rankings of all candidates, before anything is timed.
 
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+It runs in this process, or in a builder while another tuning uses the GPU.
+"""
+
+from dataclasses import replace
 
 from lospmm.errors import NothingFits
 from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem
+from lospmm.space.candidates import Pool
+from lospmm.space.pool import pool_of_space
 from lospmm.stages import Stages
-from lospmm.tuning.families import FamilyPlans
-from lospmm.tuning.forecast import contenders, family_plans_for, is_far_behind, others_first, takes_unrolled
+from lospmm.tuning.contenders import contenders, takes_unrolled
+from lospmm.tuning.forecast import is_far_behind, others_first
+from lospmm.tuning.known import Choice, Known
 from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
-from lospmm.tuning.rankers import RANKERS
-from lospmm.tuning.search import Choice, search
-from lospmm.tuning.session import Session
-from lospmm.tuning.surrogate import Pool
-from lospmm.tuning.untimed import LISTED, chosen, model_for
+from lospmm.tuning.plans import plans_for
+from lospmm.tuning.rankers import RANKERS, untimed_model
+from lospmm.tuning.unrolled import search
+from lospmm.tuning.untimed import LISTED, chosen
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
-    """All that is known before anything is timed. ``choice`` is None where the unrolled family has no kernel, or is far
-    behind by forecast; ``pool`` also where nothing was looked for that may be timed."""
+def prepare(problem: Problem, options: Options, stages: Stages) -> Known:
+    """Forecast and rank the candidates of all families. ``options`` are resolved. Raises NothingFits.
 
-    field: FamilyPlans
-    choice: Choice | None
-    pool: Pool | None
-
-
-def prepared(problem: Problem, options: Options, workshop: Session, stages: Stages) -> Prepared:
-    """By options that are resolved: here, or what ``search_ahead`` has begun. Raises NothingFits."""
-    with stages.part("constraints"):
-        ahead = workshop.begun_ahead(tuning_of(problem, options))
-    return ahead if isinstance(ahead, Prepared) else prepare(problem, options, stages)
-
-
-def prepare(problem: Problem, options: Options, stages: Stages) -> Prepared:
-    """The same by this process, without what may be timed: that is looked for while the first kernels are built."""
+    The pool is not built yet: that is done while the first kernels are built.
+    """
     is_unrolled = takes_unrolled(problem, options)
     with stages.part("constraints"):
-        names = contenders(options.family_names, problem, is_unrolled=is_unrolled)
-        field = family_plans_for(problem, names, options.cache)
+        known = plans_of_families(problem, options, is_unrolled=is_unrolled)
         if is_unrolled:
-            field = replace(field, unrolled_micros=others_first(problem, options, field))
-    if not is_unrolled or (field.entrants and is_far_behind(field, field.entrants[0].forecast_micros)):
-        return Prepared(field, None, None)
-    return Prepared(field, ranked_of(problem, options, field, stages), None)
+            known = replace(known, unrolled_micros=others_first(problem, options, known))
+    if not is_unrolled or (known.plans and is_far_behind(known, known.plans[0].score)):
+        return known
+    return replace(known, choice=ranked_of(problem, options, known, stages))
 
 
-def ranked_of(problem: Problem, options: Options, field: FamilyPlans, stages: Stages) -> Choice | None:
-    """``ranked``; None where there is no such kernel, but one of another family. Raises NothingFits."""
+def plans_of_families(problem: Problem, options: Options, *, is_unrolled: bool) -> Known:
+    """Return the plans of all families but the unrolled one; ``is_unrolled``: that takes part too."""
+    names = contenders(options.family_names, problem, is_unrolled=is_unrolled)
+    return plans_for(problem, names, options.cache)
+
+
+def prepare_with_pool(problem: Problem, options: Options) -> Known:
+    """Prepare a later tuning, with its pool. Raises NothingFits."""
+    known = prepare(problem, options, Stages())
+    if known.choice is None:
+        return known
+    return replace(known, pool=pool_of(in_lanes(problem), known.choice, options))
+
+
+def ranked_of(problem: Problem, options: Options, known: Known, stages: Stages) -> Choice | None:
+    """Return ``ranked``; None if only other families have kernels. Raises NothingFits if none has."""
     try:
         return ranked(problem, options, stages)
     except NothingFits:
-        if not field.entrants:
+        if not known.plans:
             raise
         return None
 
 
 def ranked(problem: Problem, options: Options, stages: Stages) -> Choice:
-    """The unrolled kernels that the ranker puts first; where none will be timed and a model of such choices knows them,
-    those that it puts first. Raises NothingFits."""
+    """Return the unrolled candidates that the ranker predicts fastest. Raises NothingFits.
+
+    If nothing will be timed and there are models for that case (``rankers.untimed_model``), they rank instead.
+    """
     words, ranker, size = in_lanes(problem), RANKERS[options.ranker](problem.device), options.shortlist_size
     locksteps, splits = LOCKSTEPS[options.emitter], splits_of(options.emitter, problem.device.arch)
-    model = model_for(problem, options)
+    model = untimed_model(problem, options)
     listed = size if model is None else max(size, LISTED)
     choice = search(words, ranker, listed, stages, lockstep=locksteps[0], splits=splits)
     if model is None:
@@ -71,22 +76,11 @@ def ranked(problem: Problem, options: Options, stages: Stages) -> Choice:
         return chosen(words, choice, ranker, model, locksteps=locksteps, size=size)
 
 
-def prepare_with_pool(problem: Problem, options: Options) -> Prepared:
-    """The same with what may be timed, for a tuning whose turn comes later."""
-    found = prepare(problem, options, Stages())
-    if found.choice is None:
-        return found
+def pool_of(problem: Problem, choice: Choice, options: Options) -> Pool:
+    """Return the candidates that a search may time. ``problem`` is in words (``lanes.in_lanes``).
+
+    With proxies, candidates with two words per thread are left out: a proxy has one.
+    """
     ranker, locksteps = RANKERS[options.ranker](problem.device), LOCKSTEPS[options.emitter]
-    return replace(found, pool=Pool.of(in_lanes(problem), found.choice.space, ranker, locksteps))
-
-
-def search_ahead(problem: Problem, options: Options, workshop: Session) -> None:
-    """Have a tuning to come searched while another has the GPU, where that takes nothing from it."""
-    if options.measure == "gpu" and takes_unrolled(problem, options):
-        workshop.begin_ahead(tuning_of(problem, options), options.emitter, prepare_with_pool, problem, options)
-
-
-def tuning_of(problem: Problem, options: Options) -> Hashable:
-    """What tells a tuning from others of this process."""
-    layer = problem.convolution, problem.epilogue, problem.dtype, problem.sums
-    return problem.matrix.fingerprint, problem.n, problem.device, layer, options
+    is_wide = bool(choice.wide) and options.trials == "full"
+    return pool_of_space(problem, choice.space, ranker, locksteps, is_wide=is_wide)

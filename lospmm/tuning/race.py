@@ -1,234 +1,211 @@
-"""The race: candidates of every family, timed in rounds against the fastest so far."""
+"""The race: candidates of all families are timed, and the times so far decide which come next.
+
+The order of a tuning that may use a GPU (the paper's Figure 1, with timing in place of its last step):
+
+    space -> constraints -> regrouped rows -> ranker -> shortlist     without a GPU (``prepare``)
+    shortlist -> rounds of the most promising -> finals               ``race_unrolled``
+    first plans of each family -> neighbours of the fastest -> finals ``race_plans``
+
+The other families come first if that may save the search for unrolled kernels, which takes a minute for a large A.
+"""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 
-from lospmm.errors import GpuFault
-from lospmm.families import Candidate
-from lospmm.gpu.bench import AGAIN, Bench
-from lospmm.gpu.timing import BRIEF
+from lospmm.families.candidate import UNROLLED, Candidate, unrolled
 from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem
-from lospmm.space.axes import doubled
-from lospmm.space.candidates import UnrolledPlan
-from lospmm.space.estimate import estimate_micros
-from lospmm.space.ranker import Ranker
+from lospmm.space.axes import two_pass_plans
+from lospmm.space.candidates import UnrolledPlans
 from lospmm.stages import Stages
-from lospmm.tuning.builders import PrefetchedBuilds
-from lospmm.tuning.families import NEIGHBOURS, FamilyPlans, FamilyTrials, _first, _key, _neighbours
-from lospmm.tuning.finals import _failure, settled, timed_again
-from lospmm.tuning.forecast import is_far_behind
-from lospmm.tuning.job import TEMPLATE, TRIALS, Job, _timings, _trials, _whole
-from lospmm.tuning.options import LOCKSTEPS, UNROLLED
-from lospmm.tuning.prepare import Prepared, ranked_of
-from lospmm.tuning.rankers import RANKERS
-from lospmm.tuning.rounds import Rounds, _walked
-from lospmm.tuning.runner import GpuRunner, RunnerSetup
-from lospmm.tuning.search import DOUBLES_NEAR, POLICY, Choice, Policy
-from lospmm.tuning.surrogate import Pool
-from lospmm.tuning.trial import Batch, Clock, Closeable, Scored, Trial, fastest_first
+from lospmm.tuning.forecast import PROMISING, is_far_behind
+from lospmm.tuning.known import Choice, Known, spread_over
+from lospmm.tuning.options import LOCKSTEPS, Options
+from lospmm.tuning.prepare import pool_of, ranked_of
+from lospmm.tuning.surrogate import Surrogate
+from lospmm.tuning.trial import Runner, Trial, fastest_first, settled, settled_micros, timed_again
 
 
-def why_not_searched(others: FamilyTrials, *, is_over: bool) -> str | None:
-    """In a few words, after ``others`` were timed first; None: the unrolled family is searched all the same."""
-    fastest = others.fastest
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The size of a race of unrolled kernels.
+
+    Times of one kernel differ by several percent, so the fastest are timed again (docs/measuring.md).
+    """
+
+    rounds: int = 14  # rounds of the most promising candidates
+    batch: int = 6  # candidates in a round
+    ahead: int = 2  # rounds that are built while another is timed; the first candidates come in one part more
+    finals: tuple[int, ...] = (8, 6, 4, 3, 2)  # the number of fastest candidates timed again in each turn
+    wide: int = 9  # first candidates with two words per thread
+    wide_rounds: int = 2  # further rounds if there are such candidates
+    passes: int = 4  # first candidates that run their code twice
+
+
+#: Policies by the option ``trials``. With proxies, more of the fastest candidates are timed themselves.
+POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {"full": Policy(), "proxy": Policy(finals=(20, 12, 6, 4, 3), wide=0, wide_rounds=0, passes=0)}
+)
+
+#: The search ends if, after ENOUGH kernels ran, the fastest takes over LOST times as long as a rival. With half a
+#: million nonzeros or more, no unrolled kernel was over 16 % faster than the best of the first ten
+#: (``benchmarks.skipping``).
+ENOUGH, LOST = 10, 1.2
+
+#: If no kernel was timed yet, a family is timed if its forecast is at most this times the best forecast.
+PROMISING_UNTIMED = 3.0
+
+#: First plans timed of each family, neighbours of the fastest per round, rounds, and finals as in ``Policy``.
+FIRST, NEIGHBOURS, ROUNDS, FINALS = 4, 6, 3, (2, 2, 2)
+
+
+def race(problem: Problem, known: Known, options: Options, runner: Runner, stages: Stages) -> Known:
+    """Time the candidates of all families; return what is known then, with the trials.
+
+    ``problem`` is the emitter's (``build.for_emitter``). Raises GpuFault and CancelledError.
+    """
+    policy = POLICIES[options.trials]
+    if known.unrolled_micros is None:
+        if known.choice is not None:
+            known = race_unrolled(problem, known, options, runner, stages, policy)
+            if runner.is_over:
+                return known
+        return race_plans(known, runner, limit_micros=settled_micros(known.unrolled_trials))
+    known = race_plans(known, runner, limit_micros=known.unrolled_micros)
+    if (why := why_not_searched(known, is_over=runner.is_over)) is not None:
+        return replace(known, choice=None, refusals={**known.refusals, UNROLLED: why})
+    if known.choice is None:
+        known = replace(known, choice=ranked_of(problem, options, known, stages))
+    return known if known.choice is None else race_unrolled(problem, known, options, runner, stages, policy)
+
+
+def why_not_searched(known: Known, *, is_over: bool) -> str | None:
+    """Return why unrolled kernels are not searched after the others were timed; None if they are."""
+    fastest = settled(known.other_trials)
     if fastest is None:
         return None
-    if is_far_behind(others.field, fastest.settled_micros):
+    if is_far_behind(known, fastest.settled_micros):
         taken = f"{fastest.candidate.family} takes {fastest.settled_micros:.1f}"
-        return f"{others.field.unrolled_micros:.1f} us by forecast, and {taken}"
+        return f"{known.unrolled_micros:.1f} us by forecast, and {taken}"
     return "no time was left to search it" if is_over else None
 
 
-#: Rounds of neighbours, and how many of the fastest are timed again in each turn.
-ROUNDS, FINALS = 3, (2, 2, 2)
+def race_unrolled(
+    problem: Problem, known: Known, options: Options, runner: Runner, stages: Stages, policy: Policy
+) -> Known:
+    """Time the first unrolled candidates, then rounds of the most promising ones, then finals.
 
-
-def race_families(field: FamilyPlans, clock: Clock, *, limit_micros: float = float("inf")) -> FamilyTrials:
-    """Time the entrants. ``limit_micros``: the time of a kernel that all of them have to beat."""
-    first = _first(field, limit_micros)
-    timed = [*_timed(clock, first, running=False)]
-    for _ in range(ROUNDS):
-        ran = fastest_first(timed)
-        if not ran or clock.is_over():
-            break
-        asked = {_key(trial.candidate) for trial in timed}
-        near = _neighbours(field, ran[0].candidate, asked)[:NEIGHBOURS]
-        if not near:
-            break
-        timed += _timed(clock, near, running=True)
-        if fastest_first(timed)[0] is ran[0]:
-            break
-    return FamilyTrials(field, tuple(timed_again(timed, clock, FINALS)))
-
-
-def _timed(clock: Clock, entrants: Sequence[Candidate], *, running: bool) -> Iterator[Trial[Candidate]]:
-    """Until time is up, once one ran."""
-    measurements = clock.trials(entrants)
-    try:
-        for entrant, measurement in zip(entrants, measurements, strict=False):
-            yield Trial(entrant, entrant.forecast_micros, measurement)
-            running = running or measurement.timing is not None
-            if running and clock.is_over():
-                return
-    finally:
-        if isinstance(measurements, Closeable):
-            measurements.close()
-
-
-def choose_by_time(
-    problem: Problem,
-    choice: Choice,
-    ranker: Ranker,
-    clock: Clock,
-    stages: Stages,
-    *,
-    locksteps: Sequence[int] = (0,),
-    policy: Policy = POLICY,
-    pool: Pool | None = None,
-) -> Choice:
-    """``choice`` with the fastest of its shortlist, and of what promised most after it, as its winner. Its shortlist is
-    as it was timed.
-
-    A round is chosen, and its kernels are built, before all of what was begun is timed, so that the GPU waits for the
-    choice alone. It ends after all rounds, where nothing is left, or once time is up or a rival was found to be faster
-    (``clock.is_lost``); one candidate that runs is always timed. Then the fastest are timed again, in turns of fewer
-    and fewer (``timed_again``). ``stages`` counts the choices, too. ``pool`` is what may be timed, where that is known.
-    Raises GpuFault where none of them ran.
+    A round is chosen and its builds are started while earlier ones wait to be timed, so that the GPU waits for the
+    choice only. The race ends after all rounds, if no candidate is left, once time is up, or if it is lost to a kernel
+    of another family (ENOUGH, LOST).
     """
-    rounds = Rounds(problem, lambda: pool or Pool.of(problem, choice.space, ranker, locksteps), locksteps, stages)
-    spread = rounds.spread(choice.shortlist)
-    timed = _in_rounds(spread, rounds, clock, policy, partial(_walked, problem, choice.space, policy.walked))
-    ran = fastest_first(timed)
-    if not ran:
-        raise GpuFault(f"none of {len(timed)} kernels ran: {timed[0].measurement.failure}")
-    if not clock.is_lost(len(ran), ran[0].micros):
-        if choice.doubles and policy.doubled and not clock.is_over():
-            timed += _timed_doubles(problem, choice, ran[0].micros, clock, stages, locksteps, policy)
-        timed = timed_again(timed, clock, policy.finals)
-    winner = settled(timed)
-    if winner.settled_micros == float("inf"):
-        finalists = [trial for trial in timed if trial.finals]
-        raise GpuFault(f"none of the fastest {len(finalists)} kernels ran again: {_failure(finalists[0].finals)}")
-    return replace(choice, winner=winner.candidate, shortlist=tuple(spread), trials=tuple(timed))
+    assert known.choice is not None, "it was ranked"
+    words, rival_micros = in_lanes(problem), settled_micros(known.other_trials)
+    first = _first_unrolled(words, known.choice, LOCKSTEPS[options.emitter], policy)
+    trials: list[Trial] = []
+    begun: deque[Sequence[Candidate]] = deque()
 
+    def begin(candidates: Sequence[Candidate]) -> None:
+        if candidates:
+            runner.begin(candidates)
+            begun.append(candidates)
 
-def _in_rounds(
-    first: Sequence[Scored[UnrolledPlan]],
-    rounds: "Rounds",
-    clock: Clock,
-    policy: Policy,
-    last: Callable[[UnrolledPlan], Sequence[Scored[UnrolledPlan]]] | None = None,
-    *,
-    near_micros: float = float("inf"),
-) -> list[Trial[UnrolledPlan]]:
-    """Times of the ``first``, and of the rounds after them while the fastest takes no more than ``near_micros``; and of
-    what comes ``last`` by the fastest, which is built while the last rounds are timed."""
-    timed: list[Trial[UnrolledPlan]] = []
-    with ExitStack() as stack:
-        begun: deque[Batch] = deque()
+    def is_ended() -> bool:
+        ran = fastest_first(trials)
+        is_lost = len(ran) >= ENOUGH and ran[0].micros > LOST * rival_micros
+        return bool(ran) and (runner.is_over or is_lost)
 
-        def begin(batch: Sequence[Scored[UnrolledPlan]]) -> None:
-            if batch:
-                begun.append(Batch(batch, iter(clock.trials([scored.candidate for scored in batch]))))
-                stack.callback(begun[-1].close)
-
+    try:
         for part in _parts(first, policy.ahead + 1):
             begin(part)
-        rounds.prepare()  # while the first kernels are built
+        with stages.part("rank"):  # while the first kernels are built
+            surrogate = Surrogate(words, known.pool or pool_of(words, known.choice, options), first)
+        rounds = policy.rounds + (policy.wide_rounds if known.choice.wide else 0)
         while begun:
-            timed += begun.popleft().timed(clock.is_over, first=not fastest_first(timed))
-            ran = fastest_first(timed)
-            if ran and (clock.is_over() or clock.is_lost(len(ran), ran[0].micros)):
+            trials += runner.trials(len(begun.popleft()))
+            if is_ended():
                 break
-            if begun:
-                begun[0].start()
-            chosen: Sequence[Scored[UnrolledPlan]] = ()
-            if ran and ran[0].micros <= near_micros and rounds.done < policy.rounds:
-                chosen = rounds.next(ran, [scored for batch in begun for scored in batch.asked], policy.batch)
-            if ran and not chosen and last is not None:
-                chosen, last = last(ran[0].candidate), None
-            begin(chosen)
-    return timed
+            if rounds and fastest_first(trials):
+                rounds -= 1
+                with stages.part("rank"):
+                    waiting = [one for batch in begun for one in batch]
+                    begin(surrogate.most_promising(trials, waiting, policy.batch))
+    finally:
+        runner.drop()
+    if not is_ended():
+        trials = timed_again(trials, runner, policy.finals)
+    shown = tuple(first[: len(known.choice.shortlist)])
+    return replace(known, choice=replace(known.choice, shortlist=shown), trials=(*known.trials, *trials))
 
 
-def _timed_doubles(
-    problem: Problem,
-    choice: Choice,
-    fastest_micros: float,
-    clock: Clock,
-    stages: Stages,
-    locksteps: Sequence[int],
-    policy: Policy,
-) -> list[Trial[UnrolledPlan]]:
-    """Of two words to a thread, the first by the estimate, and more by rounds of their own where these are near."""
+def _first_unrolled(problem: Problem, choice: Choice, locksteps: Sequence[int], policy: Policy) -> list[Candidate]:
+    """Return the shortlist, and the best candidates that the ranker does not know.
 
-    def pool() -> Pool:
-        return Pool.of_these(problem, doubled(problem, choice.space), estimate_micros, locksteps)
-
-    rounds = Rounds(problem, pool, locksteps, stages)
-    own = replace(policy, rounds=policy.doubled_rounds)
-    near = DOUBLES_NEAR * fastest_micros
-    return _in_rounds(rounds.spread(choice.doubles[: policy.doubled]), rounds, clock, own, near_micros=near)
+    Those have two words per thread, or run their code twice.
+    """
+    first = spread_over(choice.shortlist, locksteps) + spread_over(choice.wide[: policy.wide], locksteps)
+    if policy.passes and max(choice.space.splits) > 1:  # machine code on a GPU with clusters
+        plans = two_pass_plans(problem, UnrolledPlans.of(choice.space.survivors), choice.shortlist[0].plan)
+        first += [unrolled(*found) for found in plans[: policy.passes]]
+    return first
 
 
-def _parts(items: Sequence[Scored[UnrolledPlan]], count: int) -> Iterator[Sequence[Scored[UnrolledPlan]]]:
-    """Up to ``count`` of about the same length, in order, none empty."""
+def _parts(items: Sequence[Candidate], count: int) -> list[Sequence[Candidate]]:
+    """Return ``items`` in up to ``count`` parts of about the same length, none empty."""
     ends = [len(items) * number // count for number in range(count + 1)]
-    return (items[start:end] for start, end in pairwise(ends) if start < end)
+    return [items[start:end] for start, end in pairwise(ends) if start < end]
 
 
-def _choose(job: Job, found: Prepared, others: FamilyTrials, bench: Bench, stock: PrefetchedBuilds) -> Choice:
-    """The fastest of what is timed; ``others`` may have been before."""
-    problem, options, stages = in_lanes(job.problem), job.options, job.stages
-    timings, choice, pool = _timings(job, options.emitter), found.choice, found.pool
-    assert choice is not None
-    way = TRIALS[options.trials]
-    clock = Clock(
-        trials=way.trials(job, bench, timings, stock),
-        finals=_whole(job, bench, timings, stock, effort=AGAIN),
-        is_over=lambda: job.budget.is_over,
-        rival_micros=others.fastest_micros,
-    )
-    ranker = RANKERS[options.ranker](problem.device)
-    locksteps = LOCKSTEPS[options.emitter]
-    return choose_by_time(problem, choice, ranker, clock, stages, locksteps=locksteps, policy=way.policy, pool=pool)
+def race_plans(known: Known, runner: Runner, *, limit_micros: float = float("inf")) -> Known:
+    """Time the best plans of each family that may beat ``limit_micros``, then neighbours of the fastest."""
+    trials = _timed(runner, _first_plans(known, limit_micros))
+    for _ in range(ROUNDS):
+        ran = fastest_first(trials)
+        if not ran or runner.is_over:
+            break
+        near = _neighbours(known, ran[0].candidate, {trial.candidate for trial in trials})
+        trials += _timed(runner, near[:NEIGHBOURS])
+        if not near or fastest_first(trials)[0] is ran[0]:
+            break
+    trials = timed_again(trials, runner, FINALS)
+    return replace(known, trials=(*known.trials, *trials))
 
 
-def _others_first(job: Job, found: Prepared, bench: Bench, stock: PrefetchedBuilds) -> tuple[Prepared, FamilyTrials]:
-    """The other families, timed; and then, unless it is far behind the fastest of them, the unrolled one to search."""
-    field = found.field
-    assert field.unrolled_micros is not None, "it was forecast"
-    others = _contest(job, field, bench, stock, limit_micros=field.unrolled_micros)
-    if (why := why_not_searched(others, is_over=job.budget.is_over)) is not None:
-        refused = replace(field, refusals={**field.refusals, UNROLLED: why})
-        return replace(found, choice=None), replace(others, field=refused)
-    choice = found.choice or ranked_of(job.problem, job.options, field, job.stages)
-    return replace(found, choice=choice), others
+def _timed(runner: Runner, candidates: Sequence[Candidate]) -> list[Trial]:
+    runner.begin(candidates)
+    try:
+        return list(runner.trials(len(candidates)))
+    finally:
+        runner.drop()
 
 
-def _others_last(
-    job: Job, field: FamilyPlans, choice: Choice | None, bench: Bench, stock: PrefetchedBuilds
-) -> FamilyTrials:
-    """The other families, timed after the unrolled one."""
-    if choice is not None and job.budget.is_over:
-        return FamilyTrials(field)
-    return _contest(job, field, bench, stock, limit_micros=float("inf") if choice is None else choice.micros)
+def _first_plans(known: Known, limit_micros: float) -> list[Candidate]:
+    """Return FIRST plans of each family that may win, alternating between families."""
+    if not known.plans:
+        return []
+    limit = min(PROMISING * limit_micros, PROMISING_UNTIMED * known.plans[0].score)
+    best_first = [known.plans_of(name) for name in dict.fromkeys(one.family for one in known.plans)]
+    queues = [_spread(plans) for plans in best_first if plans[0].score <= limit]
+    return [queue[at] for at in range(FIRST) for queue in queues if at < len(queue)]
 
 
-def _contest(
-    job: Job, field: FamilyPlans, bench: Bench, stock: PrefetchedBuilds, *, limit_micros: float
-) -> FamilyTrials:
-    if not field.entrants:
-        return FamilyTrials(field)
-    timings, crew = _timings(job, TEMPLATE), job.workshop.crew(job.options.emitter)
-    kept = None if crew is None else stock  # in files: in memory ten kernels of large layers would take a gigabyte
-    trials, finals = (
-        _trials(GpuRunner, job, bench, TEMPLATE, RunnerSetup(crew, timings, effort, job.budget, kept))
-        for effort in (BRIEF, AGAIN)
-    )
-    return race_families(field, Clock(trials, finals, lambda: job.budget.is_over), limit_micros=limit_micros)
+def _spread(plans: Sequence[Candidate]) -> list[Candidate]:
+    """Return FIRST plans: the best, then those that differ from all before in two fields, then others."""
+    taken: list[Candidate] = []
+    for one in plans:
+        if len(taken) < FIRST and all(_distance(one, other) > 1 for other in taken):
+            taken.append(one)
+    return [*taken, *(one for one in plans if one not in taken)][:FIRST]
+
+
+def _distance(one: Candidate, other: Candidate) -> int:
+    """Return the number of fields in which two plans of a family differ."""
+    left, right = asdict(one.plan), asdict(other.plan)
+    return sum(left[name] != right.get(name) for name in left)
+
+
+def _neighbours(known: Known, best: Candidate, timed: Collection[Candidate]) -> list[Candidate]:
+    return [one for one in known.plans_of(best.family) if one not in timed and _distance(one, best) == 1]

@@ -1,56 +1,53 @@
-"""Candidates built and timed: kernels are built at the same time, and each is timed as soon as its turn comes.
+"""The runner that builds candidates in parallel and times them on a GPU, in order, one at a time.
 
-One kernel at a time runs on the GPU; a lock keeps other tunings of this machine from timing theirs meanwhile.
+A lock keeps other tunings on this machine from timing kernels at the same time.
 """
 
 import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, Self
 
 from lospmm.errors import BadRequest, ToolchainFault
-from lospmm.families import Candidate, shared_of
-from lospmm.gpu.bench import Bench
+from lospmm.families.candidate import Candidate
+from lospmm.gpu.bench import AGAIN, Bench
 from lospmm.gpu.messages import Measurement
-from lospmm.gpu.timing import FULL, Effort
+from lospmm.gpu.timing import BRIEF, Effort
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import UnrolledPlan
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import Built, OnDisk
 from lospmm.tuning.budget import Budget
-from lospmm.tuning.build import build
+from lospmm.tuning.build import build, shares_packing
 from lospmm.tuning.builders import BuilderPool, BuildPlace, PrefetchedBuilds
 from lospmm.tuning.history import History
+from lospmm.tuning.trial import Trial
 
-#: How often a wait for a kernel looks whether it was cancelled, or whether time is up.
+#: Interval at which a wait for a build checks for cancellation and the end of time.
 POLL_SECONDS = 0.1
 
-#: The least time limit of a kernel on the GPU, however little is left of a budget.
+#: The least time limit of a kernel on the GPU, even if less is left of the budget.
 LEAST_KERNEL_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerSetup:
-    """What trials may have beside a bench: who builds for them, what is known already, how well to measure, and until
-    when."""
+class Begun(NamedTuple):
+    """A candidate whose kernel is being built, or whose measurement is known."""
 
-    crew: BuilderPool | None = None  # None: threads of this process
-    timings: History | None = None
-    effort: Effort = FULL
-    budget: Budget = field(default_factory=Budget)
-    stock: PrefetchedBuilds | None = None  # kernels that are built already
+    candidate: Candidate
+    known: Measurement | None
+    build: Future[Built] | None
 
 
 class GpuRunner:
-    """Trials of one problem (``trial.Trials``). Kernels that are built are not kept: a winner is built again.
+    """A ``trial.Runner`` that times the kernels of one problem's candidates.
 
-    What is timed are candidates, built by ``emitter``, or entrants of other families.
+    Most kernels are deleted once they were timed. ``builders`` build them; None: threads of this process do.
+    ``history_of`` returns the history of a candidate's language, ``prefetched`` holds kernels that are built already.
     """
 
     def __init__(
@@ -62,87 +59,127 @@ class GpuRunner:
         store: Store,
         workers: int,
         stages: Stages,
-        means: RunnerSetup | None = None,
+        builders: BuilderPool | None = None,
+        history_of: Callable[[Candidate], History | None] = lambda _candidate: None,
+        budget: Budget | None = None,
+        prefetched: PrefetchedBuilds | None = None,
     ) -> None:
         self.problem, self.emitter, self.bench = problem, emitter, bench
         self.store, self.workers, self.stages = store, workers, stages
-        self.means = means or RunnerSetup()
+        self.builders, self.history_of, self.prefetched = builders, history_of, prefetched
+        self.budget = budget or Budget()
         self.asked = 0
-        self.timed = 0  # of those that were asked for; or failed, or known
-        self.measured = 0  # of these, on the GPU
+        self.timed = 0  # candidates timed, failed, or known from the history
+        self.measured = 0  # those that ran on the GPU
         self._ran = False
+        self._begun: deque[Begun] = deque()
+        self._pool: ThreadPoolExecutor | None = None
+        self._place = BuildPlace(Path(), threading.Event())
 
-    def __call__(self, candidates: Sequence[UnrolledPlan | Candidate]) -> "RunningTrials":
-        """The kernels are built from now on, and timed one after the other as they are asked for.
+    def __enter__(self) -> Self:
+        """Return the runner; it is dropped when the block ends."""
+        return self
 
-        A kernel that cannot be built has failed, as one that cannot be run. Once one ran they end with the budget.
+    def __exit__(self, *_: object) -> None:
+        """Cancel the builds."""
+        self.drop()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search must end: the rest of the budget is reserved."""
+        return self.budget.is_over
+
+    def begin(self, candidates: Sequence[Candidate]) -> None:
+        """Start to build ``candidates``, which are timed after those begun before."""
+        self._begun += self._builds_of(candidates, BRIEF)
+
+    def trials(self, count: int) -> Iterator[Trial]:
+        """Time the next ``count`` candidates begun, briefly; once one ran, stop when the budget is over.
+
+        A candidate fails if its kernel cannot be built or run. Raises GpuFault without a GPU, and CancelledError.
         """
-        return RunningTrials(self, candidates)
+        for _ in range(min(count, len(self._begun))):
+            one = self._begun[0]
+            measurement = self._timed(self._begun, BRIEF)
+            if measurement is None:
+                return
+            yield Trial(one.candidate, measurement)
+            if self._ran and self.is_over:
+                return
 
-    def measurements(self, begun: "RunningTrials") -> Generator[Measurement]:
-        """Raises GpuFault without a GPU, and CancelledError."""
-        try:
-            for at, (candidate, found, future) in enumerate(
-                zip(begun.candidates, begun.known, begun.builds, strict=True), start=1
-            ):
-                self.stages.progress("measure_trials", self.timed, self.asked)
-                measurement = found if future is None else self._measure(candidate, future)
-                if measurement is None:
-                    return
-                self._ran = self._ran or measurement.timing is not None
-                self.timed += 1
-                begun.drop(at)
-                self.begin_timing(begun, at)
-                yield measurement
-        finally:
-            begun.end()
+    def again(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+        """Time each of ``candidates`` once more, with more replays."""
+        begun = deque(self._builds_of(candidates, AGAIN))
+        while begun and (measurement := self._timed(begun, AGAIN)) is not None:
+            yield measurement
 
-    def known(self, candidate: UnrolledPlan | Candidate) -> Measurement | None:
-        timings = self.means.timings
-        return None if timings is None else timings.take(candidate, self.means.effort)
+    def drop(self) -> None:
+        """Cancel the builds of candidates that were begun and not timed, and forget them."""
+        self._begun.clear()
+        if self._pool is not None:
+            self._place.stop.set()
+            self._pool.shutdown(cancel_futures=True)
+            self._remove()
+            self._pool = None
 
-    def begin(
-        self, candidates: Sequence[Any], pool: ThreadPoolExecutor, place: "BuildPlace"
-    ) -> Sequence[Future[Built]]:
-        """What is timed of each, being built by ``pool``: once, however often it is asked for."""
-        crew, stock = self.means.crew, self.means.stock
-        if crew is not None and (shared := self._sharing(candidates)):
-            for _ in range(self.workers):  # what fails does so in builds too
-                pool.submit(crew.prepare, self.problem, shared, self.store, place.stop)
-        builds: dict[Any, Future[Built]] = {}
-        for candidate in dict.fromkeys(candidates):
-            held = None if stock is None else stock.take(candidate)
-            builds[candidate] = pool.submit(self.build, candidate, place) if held is None else held
-        return [builds[candidate] for candidate in candidates]
+    def _builds_of(self, candidates: Sequence[Candidate], effort: Effort) -> list[Begun]:
+        known = [self._known(one, effort) for one in candidates]
+        unknown = [one for one, found in zip(candidates, known, strict=True) if found is None]
+        begun = iter(self._begin_builds(unknown, effort) if unknown else ())
+        self.asked += len(candidates)
+        pairs = zip(candidates, known, strict=True)
+        return [Begun(one, found, None if found is not None else next(begun)) for one, found in pairs]
 
-    def _sharing(self, candidates: Sequence[Any]) -> list[Candidate]:
-        plans = [one for one in dict.fromkeys(candidates) if isinstance(one, Candidate)]
-        return [one for one in plans if shared_of(self.problem, one) is not None]
+    def _known(self, candidate: Candidate, effort: Effort) -> Measurement | None:
+        history = self.history_of(candidate)
+        return None if history is None else history.take(candidate, effort)
 
-    def build(self, candidate: UnrolledPlan | Candidate, place: "BuildPlace") -> Built:
-        crew, stop = self.means.crew, place.stop
-        if crew is not None:
-            return crew.build(self.problem, candidate, self.emitter, self.store, stop, folder=place.folder)
-        return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=stop).compiled
+    def _threads(self) -> ThreadPoolExecutor:
+        """Return the threads that build; with their folder for kernels, they are created on first use."""
+        if self._pool is None:
+            folder = Path(tempfile.mkdtemp(prefix="lospmm-kernels-"))
+            self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # without ``drop`` too
+            self._place = BuildPlace(folder, threading.Event())
+            self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="build")
+        return self._pool
 
-    def begin_timing(self, begun: "RunningTrials", at: int) -> None:
-        """Have the GPU go on with the candidate at this place while whoever asked looks at the one before, if it is
-        built."""
-        future = begun.builds[at] if at < len(begun.builds) else None
-        if future is None or not future.done() or future.exception() is not None:
-            return
-        built = future.result()
-        if isinstance(built, OnDisk) and not self.means.budget.is_over:
-            self.bench.begin(built.cubin, built.entry, built.launch, effort=self.means.effort)
+    def _begin_builds(self, candidates: Sequence[Candidate], _effort: Effort) -> Sequence[Future[Built]]:
+        """Start to build ``candidates``, each distinct one once; return a future for each."""
+        threads = self._threads()
+        shared = [one for one in dict.fromkeys(candidates) if shares_packing(self.problem, one)]
+        if self.builders is not None and shared:
+            for _ in range(self.workers):  # a failure here recurs in the builds, which report it
+                threads.submit(self.builders.prepare, self.problem, shared, self.store, self._place.stop)
+        builds: dict[Candidate, Future[Built]] = {}
+        for one in dict.fromkeys(candidates):
+            kept = None if self.prefetched is None else self.prefetched.take(one)
+            builds[one] = threads.submit(self._build, one, self._place) if kept is None else kept
+        return [builds[one] for one in candidates]
 
-    def time(self, _candidate: Any, built: Built) -> Measurement:
-        return self.bench.measure(built.cubin, built.entry, built.launch, effort=self.means.effort)
+    def _build(self, candidate: Candidate, place: BuildPlace) -> Built:
+        if self.builders is not None:
+            given = self.problem, candidate, self.emitter, self.store, place.stop
+            return self.builders.build(*given, folder=place.folder)
+        return build(self.problem, candidate, self.emitter, store=self.store, workers=1, cancel=place.stop).compiled
 
-    def _measure(self, candidate: UnrolledPlan | Candidate, future: Future[Built]) -> Measurement | None:
-        """None where time is up before the kernel is built."""
-        means = self.means
+    def _timed(self, begun: deque[Begun], effort: Effort) -> Measurement | None:
+        """Time the first of ``begun`` and remove it; None if time is up before its kernel is built."""
+        self.stages.progress("measure_trials", self.timed, self.asked)
+        one = begun[0]
+        measurement = one.known if one.build is None else self._measured(one.candidate, one.build, effort)
+        if measurement is None:
+            return None
+        begun.popleft()
+        self._ran = self._ran or measurement.timing is not None
+        self.timed += 1
+        self._unlink(one, begun)
+        if begun:
+            self._begin_timing(begun[0], effort)
+        return measurement
+
+    def _measured(self, candidate: Candidate, future: Future[Built], effort: Effort) -> Measurement | None:
         with self.stages.part("compile_trials"):
-            if not is_built(future, self.stages, lambda: self._ran and means.budget.is_over):
+            if not is_built(future, self.stages, lambda: self._ran and self.budget.is_over):
                 return None
             try:
                 built = future.result()
@@ -150,68 +187,52 @@ class GpuRunner:
                 return Measurement(None, None, str(error))
         with self.stages.part("measure_trials"):
             if self._ran:
-                self.bench.kernel_seconds = max(means.budget.left, LEAST_KERNEL_SECONDS)
-            with means.budget.measuring():
-                measurement = self.time(candidate, built)
+                self.bench.kernel_seconds = max(self.budget.left, LEAST_KERNEL_SECONDS)
+            with self.budget.measuring():
+                measurement = self._time(candidate, built, effort)
             self.measured += 1
-            if means.timings is not None:
-                means.timings.add(candidate, means.effort, measurement)
-            if means.stock is not None and measurement.timing is not None:
-                means.stock.keep(candidate, built, measurement.timing.micros)
+            self._keep(candidate, built, effort, measurement)
         return measurement
+
+    def _time(self, _candidate: Candidate, built: Built, effort: Effort) -> Measurement:
+        return self.bench.measure(built.cubin, built.entry, built.launch, effort=effort)
+
+    def _keep(self, candidate: Candidate, built: Built, effort: Effort, measurement: Measurement) -> None:
+        """Add the measurement to the history, and keep a fast kernel for its finals.
+
+        Kernels of other families are kept only on disk: in memory, ten of a large layer take 1 GB.
+        """
+        if (history := self.history_of(candidate)) is not None:
+            history.add(candidate, effort, measurement)
+        if self.prefetched is None or measurement.timing is None:
+            return
+        if candidate.is_unrolled or isinstance(built, OnDisk):
+            self.prefetched.keep(candidate, built, measurement.timing.micros)
+
+    def _begin_timing(self, one: Begun, effort: Effort) -> None:
+        """Let the GPU start the next kernel, if it is built, while the caller handles the last result."""
+        future = one.build
+        if future is None or not future.done() or future.exception() is not None:
+            return
+        built = future.result()
+        if isinstance(built, OnDisk) and not self.budget.is_over:
+            self.bench.begin(built.cubin, built.entry, built.launch, effort=effort)
+
+    def _unlink(self, timed: Begun, left: Sequence[Begun]) -> None:
+        """Delete the file of a timed kernel, unless it is still to be timed: large ones fill a disk."""
+        future = timed.build
+        if future is None or not future.done() or future.exception() is not None:
+            return
+        built, is_asked = future.result(), any(one.build is future for one in left)
+        if isinstance(built, OnDisk) and built.cubin.parent == self._place.folder and not is_asked:
+            built.cubin.unlink(missing_ok=True)
 
 
 def is_built(future: Future[Built], stages: Stages, is_over: Callable[[], bool] = lambda: False) -> bool:
-    """Wait until there is a kernel, or why there is none; False where time is up before. Raises CancelledError."""
+    """Wait until a build ends; return False if time is up before. Raises CancelledError."""
     while not wait([future], POLL_SECONDS).done:
         if stages.cancel is not None and stages.cancel.is_set():
             raise CancelledError
         if is_over():
             return False
     return True
-
-
-class RunningTrials(Iterator[Measurement]):
-    """Measurements of some candidates, whose kernels are built until it is closed."""
-
-    def __init__(self, trials: GpuRunner, candidates: Sequence[UnrolledPlan | Candidate]) -> None:
-        self.candidates = candidates
-        self._trials, self._is_begun = trials, False
-        folder = Path(tempfile.mkdtemp(prefix="lospmm-kernels-"))
-        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # should nobody end it
-        self._place = BuildPlace(folder, threading.Event())
-        self._pool = ThreadPoolExecutor(trials.workers, thread_name_prefix="build")
-        self.known = [trials.known(candidate) for candidate in candidates]
-        unknown = [candidate for candidate, found in zip(candidates, self.known, strict=True) if found is None]
-        begun = iter(trials.begin(unknown, self._pool, self._place))
-        self.builds = [next(begun) if found is None else None for found in self.known]
-        trials.asked += len(candidates)
-        self._measurements = trials.measurements(self)
-
-    def __next__(self) -> Measurement:
-        self._is_begun = True
-        return next(self._measurements)
-
-    def start(self) -> None:
-        """Have the GPU begin with the first, which is asked for next."""
-        if not self._is_begun:
-            self._trials.begin_timing(self, 0)
-
-    def drop(self, count: int) -> None:
-        """Remove the file of the last of the first ``count``, which was timed: those of large layers fill a disk."""
-        future = self.builds[count - 1]
-        if future is None or future in self.builds[count:] or not future.done() or future.exception() is not None:
-            return
-        built = future.result()
-        if isinstance(built, OnDisk) and built.cubin.parent == self._place.folder:
-            built.cubin.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Time no more, and stop building."""
-        self._measurements.close()
-        self.end()
-
-    def end(self) -> None:
-        self._place.stop.set()
-        self._pool.shutdown(cancel_futures=True)
-        self._remove()

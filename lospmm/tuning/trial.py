@@ -1,48 +1,41 @@
-"""What a search has timed, and what it is having timed."""
+"""Trials of candidates, the interface of runners that make them, and the fastest of several."""
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+from lospmm.families.candidate import Candidate
 from lospmm.gpu.messages import Measurement
-from lospmm.space.candidates import UnrolledPlan
-
-#: What is timed: a candidate, or an entrant of another family.
-Item_co = TypeVar("Item_co", covariant=True)
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Scored(Generic[Item_co]):
-    candidate: Item_co
-    score: float  # the lowest is best: the ranker's, or after the shortlist the forecast in microseconds
+class Trial:
+    """A candidate that was timed or failed. ``finals`` are later measurements of the fastest candidates."""
 
-
-@dataclass(frozen=True, slots=True)
-class Trial(Generic[Item_co]):
-    """A candidate that was timed, or that failed."""
-
-    candidate: Item_co
-    score: float
+    candidate: Candidate
     measurement: Measurement
-    finals: tuple[Measurement, ...] = ()  # the times of it, if it was one of the fastest
+    finals: tuple[Measurement, ...] = ()
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the first measurement succeeded."""
+        return self.measurement.timing is not None
 
     @property
     def micros(self) -> float:
-        """Infinite for one that failed."""
+        """Microseconds of the first measurement; infinite if it failed."""
         return _micros(self.measurement)
 
     @property
     def final_micros(self) -> float | None:
-        """The median of the finals, infinite where one of them failed; None without any."""
+        """Median microseconds of the finals; infinite if one failed, None without finals."""
         micros = [_micros(one) for one in self.finals]
         return (statistics.median(micros) if max(micros) < float("inf") else float("inf")) if micros else None
 
     @property
     def settled_micros(self) -> float:
-        """The finals', where there are any."""
+        """Microseconds of the finals, or else of the first measurement."""
         return self.micros if self.final_micros is None else self.final_micros
 
 
@@ -50,65 +43,64 @@ def _micros(measurement: Measurement) -> float:
     return float("inf") if measurement.timing is None else measurement.timing.micros
 
 
-def fastest_first(timed: Sequence[Trial[Item]]) -> list[Trial[Item]]:
-    """Those that ran."""
-    return sorted((trial for trial in timed if trial.measurement.timing is not None), key=lambda trial: trial.micros)
+class Runner(Protocol):
+    """Times candidates, by their kernels or proxies on a GPU, or from a log."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether time is up for the search."""
+
+    def begin(self, candidates: Sequence[Candidate]) -> None:
+        """Start to build ``candidates``, which are timed after those begun before."""
+
+    def trials(self, count: int) -> Iterator[Trial]:
+        """Time the next ``count`` candidates begun, once and briefly; fewer once time is up."""
+
+    def again(self, candidates: Sequence[Candidate]) -> Iterator[Measurement]:
+        """Time each of ``candidates`` once more and longer; fewer once time is up."""
+
+    def drop(self) -> None:
+        """Cancel the builds of candidates that were begun and not timed, and forget them."""
 
 
-@dataclass(slots=True)
-class Batch:
-    """Candidates that are built and timed, one after the other as they are asked for."""
-
-    asked: Sequence[Scored[UnrolledPlan]]
-    measurements: Iterator[Measurement]
-
-    def timed(self, is_over: Callable[[], bool], *, first: bool) -> Iterator[Trial[UnrolledPlan]]:
-        for scored, measurement in zip(self.asked, self.measurements, strict=False):
-            yield Trial(scored.candidate, scored.score, measurement)
-            first = first and measurement.timing is None
-            if not first and is_over():
-                return
-
-    def start(self) -> None:
-        """Have the first timed while something else is done, where that can be."""
-        if isinstance(self.measurements, Startable):
-            self.measurements.start()
-
-    def close(self) -> None:
-        """Nothing more is built."""
-        if isinstance(self.measurements, Closeable):
-            self.measurements.close()
+def fastest_first(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that ran, fastest first."""
+    return sorted((trial for trial in trials if trial.has_run), key=lambda trial: trial.micros)
 
 
-@runtime_checkable
-class Startable(Protocol):
-    def start(self) -> None: ...
+def settled(trials: Sequence[Trial]) -> Trial | None:
+    """Return the fastest of the trials with the most finals; None if all failed."""
+    finalists = [trial for trial in trials if trial.finals] or fastest_first(trials)
+    ran = [trial for trial in finalists if trial.settled_micros < float("inf")]
+    return min(ran, key=lambda trial: (-len(trial.finals), trial.settled_micros), default=None)
 
 
-@runtime_checkable
-class Closeable(Protocol):
-    def close(self) -> None: ...
+def settled_micros(trials: Sequence[Trial]) -> float:
+    """Return the microseconds of ``settled``; infinite if all failed."""
+    fastest = settled(trials)
+    return float("inf") if fastest is None else fastest.settled_micros
 
 
-#: Where the fastest of so many takes so many times what a rival takes, a search ends. A rival is known of half a
-#: million nonzeros or more: of these no unrolled kernel was faster than the fastest of the first ten by more than 16 %
-#: (``benchmarks.skipping``).
-ENOUGH, LOST = 10, 1.2
+def timed_again(trials: Sequence[Trial], runner: Runner, turns: Sequence[int]) -> list[Trial]:
+    """Return ``trials`` with finals of the fastest: turn i times the ``turns[i]`` of least median so far.
 
-#: Builds and times candidates, in their order; fewer than it was given where time is up.
-Trials = Callable[[Sequence[Any]], Iterable[Measurement]]
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """``trials`` times each candidate once and briefly, ``finals`` the fastest, ``is_over`` says when to stop.
-    ``rival_micros`` is what a kernel of another family was found to take."""
-
-    trials: Trials
-    finals: Trials | None = None  # None: nothing is timed again
-    is_over: Callable[[], bool] = lambda: False
-    rival_micros: float = float("inf")
-
-    def is_lost(self, ran: int, fastest_micros: float) -> bool:
-        """Whether the rival is faster than all that a search will find, of which so many ``ran``."""
-        return ran >= ENOUGH and fastest_micros > LOST * self.rival_micros
+    Turns alternate between candidates, so that drift of the GPU affects all alike. A few measurements show which were
+    fast by chance; more of them separate the rest (successive halving: Karnin, Koren and Somekh, Almost Optimal
+    Exploration in Multi-Armed Bandits, 2013). A turn that is cut short by time does not count.
+    """
+    trials = list(trials)
+    places = [at for at, trial in enumerate(trials) if trial.has_run]
+    for count in turns:
+        if runner.is_over:
+            break
+        places = sorted(places, key=lambda at: trials[at].settled_micros)[:count]
+        found: list[Measurement] = []
+        for measurement in runner.again([trials[at].candidate for at in places]):
+            found.append(measurement)
+            if runner.is_over:
+                break
+        if len(found) < len(places):
+            break
+        for at, measurement in zip(places, found, strict=True):
+            trials[at] = replace(trials[at], finals=(*trials[at].finals, measurement))
+    return trials

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ir import Op, TileProgram
+from lospmm.codegen.ir import TileProgram
+from lospmm.codegen.ops import Op
 from lospmm.codegen.schedule import parts_of_tile
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.space.candidates import Schedule, Tiling

@@ -23,6 +23,7 @@ from scipy.stats import spearmanr
 from benchmarks.harness import open_lines
 from fitting import DATA
 from lospmm.errors import LospmmError
+from lospmm.families.candidate import unrolled
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.messages import Measurement
@@ -36,7 +37,7 @@ from lospmm.store import Store
 from lospmm.tuning.build import for_emitter
 from lospmm.tuning.options import LOCKSTEPS, splits_of
 from lospmm.tuning.runner import GpuRunner
-from lospmm.tuning.search import search
+from lospmm.tuning.unrolled import search
 from lospmm_datasets.synthetic import uniform
 
 NAME = "estimate_on_gpu.jsonl.gz"
@@ -63,7 +64,7 @@ def candidates_of(problem: Problem, sample: int, seed: int, emitter: str) -> lis
     pool = widen(problem, choice.space, lockstep)
     best = pool.take(np.argsort(estimate_micros(problem, pool))[: max(len(pool) // 3, 1)])
     drawn = [rng.choice(best if number % 2 else pool) for number in range(sample)]
-    return [("choice", choice.winner), *(("sample", candidate) for candidate in drawn)]
+    return [("choice", choice.winner.plan), *(("sample", candidate) for candidate in drawn)]
 
 
 def record(problem: Problem, emitter: str, what: str, candidate: UnrolledPlan, found: Measurement) -> dict[str, Any]:
@@ -97,11 +98,11 @@ def timed(key: tuple[int, int, int, float], sample: int, seed: int, emitter: str
     problem = for_emitter(Problem(uniform(m, k, sparsity, seed=0), n, detect_device()), emitter)
     named = candidates_of(problem, sample, seed, emitter)
     with tempfile.TemporaryDirectory() as directory, Bench(problem) as bench:
-        trials = GpuRunner(
-            problem, emitter, bench, store=Store(Path(directory)), workers=settings().workers, stages=Stages()
-        )
-        for (what, candidate), found in zip(named, trials([candidate for _, candidate in named]), strict=True):
-            yield record(problem, emitter, what, candidate, found)
+        store, workers = Store(Path(directory)), settings().workers
+        with GpuRunner(problem, emitter, bench, store=store, workers=workers, stages=Stages()) as runner:
+            found = runner.again([unrolled(candidate) for _, candidate in named])
+            for (what, candidate), measurement in zip(named, found, strict=True):
+                yield record(problem, emitter, what, candidate, measurement)
 
 
 def summary(records: list[dict[str, Any]]) -> str:

@@ -32,6 +32,7 @@ from benchmarks.kernels import ROOT, commit_of
 from fitting import DATA
 from lospmm.errors import BadRequest, GpuFault, LospmmError
 from lospmm.families import FAMILIES
+from lospmm.families.candidate import unrolled
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.process import WORKER
@@ -42,7 +43,8 @@ from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
-from lospmm.tuning.forecast import contenders, family_plans_for
+from lospmm.tuning.contenders import contenders
+from lospmm.tuning.plans import plans_for
 
 NAME = "large.jsonl"
 DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
@@ -96,7 +98,7 @@ def build_unrolled(case: Case, candidate: UnrolledPlan, estimate: float, folder:
     problem, plan = for_emitter(problem_of(case), EMITTER), f"{candidate.tile}, {candidate.schedule}"
     store = Store(settings().cache_dir / "families")
     try:
-        made = build(problem, candidate, EMITTER, store=store, workers=1).compiled
+        made = build(problem, unrolled(candidate), EMITTER, store=store, workers=1).compiled
     except LospmmError as error:
         return [Built(UNROLLED, plan, estimate, None, " ".join(f"{type(error).__name__}: {error}".split()))]
     return [Built(UNROLLED, plan, estimate, Kernel(kept(made.cubin, folder), made.entry, made.launch))]
@@ -105,10 +107,10 @@ def build_unrolled(case: Case, candidate: UnrolledPlan, estimate: float, folder:
 def build_others(case: Case, folder: Path) -> list[Built]:
     """Build PLANS of each of the OTHERS families that are predicted fastest; runs in a builder."""
     problem = problem_of(case)
-    entrants = family_plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True)).entrants
-    names = list(dict.fromkeys(one.family for one in entrants))[:OTHERS]
-    chosen = [one for name in names for one in [own for own in entrants if own.family == name][:PLANS]]
-    return [build_plan(problem, one.family, one.plan, one.forecast_micros, folder) for one in chosen]
+    plans = plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True)).plans
+    names = list(dict.fromkeys(one.family for one in plans))[:OTHERS]
+    chosen = [one for name in names for one in [own for own in plans if own.family == name][:PLANS]]
+    return [build_plan(problem, one.family, one.plan, one.score, folder) for one in chosen]
 
 
 def prepared(pool: ProcessPoolExecutor, cases: Sequence[Case], count: int, folder: Path) -> Iterator[Underway]:

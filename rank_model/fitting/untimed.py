@@ -40,6 +40,7 @@ from benchmarks.kernels import ROOT, SEED, commit_of
 from fitting import DATA
 from fitting.untimed_cases import BETWEEN, UNTIMED_SETS, WORK, cases_of
 from lospmm.errors import BadRequest, GpuFault, LospmmError
+from lospmm.families.candidate import unrolled
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device, own_gpu_id
 from lospmm.gpu.exclusive import exclusive
@@ -56,7 +57,7 @@ from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
 from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
 from lospmm.tuning.rankers import RANKERS, with_ranker
-from lospmm.tuning.search import search
+from lospmm.tuning.unrolled import search
 from lospmm.tuning.untimed import LISTED, considered
 from lospmm_rank.predict.untimed import SUFFIXES, WEIGHTS, UntimedModels, features, model_at
 
@@ -142,7 +143,7 @@ def prepare(case: Case, folder: Path) -> Prepared:
     made = []
     for candidate, estimate in zip(candidates, estimate_micros(in_lanes(problem), candidates).tolist(), strict=True):
         try:
-            built = build(problem, candidate, EMITTER, store=store, workers=1).compiled
+            built = build(problem, unrolled(candidate), EMITTER, store=store, workers=1).compiled
         except LospmmError as error:
             made.append(Made(axes_of(candidate), estimate, None, " ".join(f"{type(error).__name__}: {error}".split())))
             continue

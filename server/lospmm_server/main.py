@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 
 import uvicorn
 
+from lospmm.artifact import kept
 from lospmm.errors import BadRequest
 from lospmm.gpu.detect import own_gpu
 from lospmm.settings import be_a_service, settings, unknown_variables
 from lospmm.toolchain.discover import find_toolkit
-from lospmm.tuning import jobs
 from lospmm_server import keys, logs, memory
 from lospmm_server.app import create_app
 from lospmm_server.database import Database, open_database
@@ -79,7 +79,7 @@ def serve(host: str, port: int, workers: int) -> None:
     # At the end uvicorn raises the signal again. It must then end the process: Python would first wait for threads, and
     # one may be in the middle of a long file.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    service = Service(database, jobs.open_store(), keyring=keyring, workers=workers)
+    service = Service(database, kept.open_store(), keyring=keyring, workers=workers)
     _Server(service).run(sockets=listeners)
 
 
@@ -114,7 +114,7 @@ def work(name: str, parent: int | None, ray: str | None = None) -> None:
         signal.signal(number, leave)
     if parent is not None:
         threading.Thread(target=_watch_parent, args=(parent, stop), daemon=True).start()
-    database, store = _migrated(), jobs.open_store()
+    database, store = _migrated(), kept.open_store()
     if on_cluster is None:
         Worker(database, store, tune_here(store), name=name, gpu=own_gpu() or "").run(stop)
     else:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from lospmm.artifact.artifact import TUNING_FILE, Artifact
-from lospmm.tuning.options import UNROLLED
+from lospmm.families.candidate import UNROLLED
 from lospmm_server import problems
 from lospmm_server.schemas import Problem
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lospmm.artifact import kept
 from lospmm.gpu.detect import own_gpu
 from lospmm.tuning import jobs
 from lospmm.tuning.request import Request
@@ -60,4 +61,4 @@ def tune_there(request: Request, job: str, slot: str, workers: int, board: Any =
             told = now
             board.tell.remote(slot, job, report.progress)
 
-    return dict(jobs.tune(request, store=jobs.open_store(), progress=progress, workers=workers).files)
+    return dict(jobs.tune(request, store=kept.open_store(), progress=progress, workers=workers).files)

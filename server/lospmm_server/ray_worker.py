@@ -17,13 +17,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from lospmm.artifact import artifact
+from lospmm.artifact import artifact, kept
 from lospmm.artifact.artifact import Artifact
 from lospmm.stages import Progress
 from lospmm.store import Store
-from lospmm.tuning import jobs
+from lospmm.tuning.queued import from_json as request_from_json
 from lospmm.tuning.request import Request
-from lospmm.tuning.request import from_json as request_from_json
 from lospmm.version import __version__
 from lospmm_server.database import Database
 from lospmm_server.leases import GRACE_SECONDS, new_name
@@ -96,8 +95,8 @@ def tune_in(hand: Hand, store: Store, board: Any) -> Tune:
         finally:
             hand.busy.clear()
         finished = artifact.from_files(files, f"the kernel from the node {hand.slot.node.name}")
-        store.put(jobs.KERNELS, claim.digest, finished.files)
-        return jobs.find(claim.digest, store) or finished
+        store.put(kept.KERNELS, claim.digest, finished.files)
+        return kept.find(claim.digest, store) or finished
 
     return tune
 

@@ -17,7 +17,8 @@ from fastapi import Depends, HTTPException
 from starlette.requests import HTTPConnection
 
 from lospmm.store import Store
-from lospmm.tuning.request import Request, keep_matrix
+from lospmm.tuning.queued import keep_matrix, to_json
+from lospmm.tuning.request import Request
 from lospmm_server import queries, queue
 from lospmm_server.beside import LocalWorkers
 from lospmm_server.database import Database
@@ -105,7 +106,7 @@ class Service:
             queue.check_room(self.database, key, [digest])
             keep_matrix(request.problem.matrix, self.store, staged)
         gpu = request.problem.device.name if "gpu" in (options.measure, options.verify) else ""
-        return KernelOrder(digest, request.to_json(), gpu, is_kept)
+        return KernelOrder(digest, to_json(request), gpu, is_kept)
 
     def order_all(self, read: Callable[[Callable[[Request], KernelOrder]], ModelOrder], key: str) -> ModelOrder:
         """Return the model that ``read`` makes of its layers' orders; a refused model stores nothing."""

@@ -10,9 +10,9 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from lospmm.artifact import kept
 from lospmm.artifact.artifact import Artifact
 from lospmm.store import Store
-from lospmm.tuning import jobs
 from lospmm_server.responses import Files, files_of
 
 #: Seconds for which a kernel is sent without checking the disk.
@@ -64,7 +64,7 @@ class Shelf:
     def find(self, digest: str) -> ShelvedKernel | None:
         """Return the kernel from the store, every byte checked. Raises ToolchainFault if the disk fails."""
         checked = time.monotonic()
-        artifact = jobs.find(digest, self._store)
+        artifact = kept.find(digest, self._store)
         with self._lock:
             old = self._kept.pop(digest, None)
             self._size -= 0 if old is None else old.size

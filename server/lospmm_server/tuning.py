@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from lospmm.artifact import kept
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import BadRequest
 from lospmm.stages import Progress
 from lospmm.store import Store
 from lospmm.tuning import jobs
+from lospmm.tuning.queued import from_json as request_from_json
 from lospmm.tuning.request import Request
-from lospmm.tuning.request import from_json as request_from_json
 
 if TYPE_CHECKING:
     from lospmm_server.queue import Claim
@@ -54,7 +55,7 @@ def tune_here(store: Store) -> Tune:
         request = request_from_json(claim.request, store)
         check_digest(request, claim.digest)
         made = jobs.tune(request, store=store, progress=progress, cancel=cancel)
-        jobs.keep(made, claim.digest, store)  # or raise why not: the server reads it from the store
+        kept.keep(made, claim.digest, store)  # or raise why not: the server reads it from the store
         return made
 
     return tune

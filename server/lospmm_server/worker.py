@@ -11,10 +11,10 @@ import time
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
+from lospmm.artifact import kept
 from lospmm.errors import LospmmError
 from lospmm.settings import settings
 from lospmm.store import Store
-from lospmm.tuning import jobs
 from lospmm_server import observations, queue, retention
 from lospmm_server.database import Database
 from lospmm_server.faults import DatabaseFault, OutOfTime
@@ -108,7 +108,7 @@ class Worker:
 
     def _try(self, work: RunningJob) -> None:
         try:
-            is_kept = jobs.find(work.claim.digest, self._store) is not None
+            is_kept = kept.find(work.claim.digest, self._store) is not None
             artifact = self._tune(work.claim, work.report, work.cancel)
             found = observations.succeeded(artifact, cache="hit" if is_kept else "miss", model=work.claim.model)
             work.outcome.set_result(found)

@@ -10,34 +10,38 @@ from hypothesis import strategies as st
 
 from lospmm.artifact.tile_map import LEFT, parse
 from lospmm.errors import BadRequest
-from lospmm.gpu.messages import Measurement
-from lospmm.gpu.timing import Timing
+from lospmm.families.candidate import unrolled
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import TileSize
 from lospmm.space.constraints import CONSTRAINTS
 from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
-from lospmm.tuning.outcome import tile_map
-from lospmm.tuning.search import Choice, search
+from lospmm.tuning.known import Known
+from lospmm.tuning.log import tile_map
 from lospmm.tuning.trial import Trial
+from lospmm.tuning.unrolled import search
+from tests.fixtures.lookup_runner import measurement_of
 from tests.space.test_explore import random_matrix
 
 
-def searched(m: int = 60, n: int = 9000, seed: int = 4) -> Choice:
+def searched(m: int = 60, n: int = 9000, seed: int = 4) -> Known:
     problem = Problem(random_matrix(m, 40, 0.2, seed=seed), n, DEVICES["h200"])
-    return search(problem, estimate_micros, 5, Stages(), lockstep=128)
+    return Known((), {}, choice=search(problem, estimate_micros, 5, Stages(), lockstep=128))
 
 
-CHOICE = searched()
-WHOLE = json.loads(tile_map(CHOICE).to_json())
+KNOWN = searched()
+assert KNOWN.choice is not None
+CHOICE = KNOWN.choice
+WHOLE = json.loads(tile_map(KNOWN).to_json())
 
 
 @settings(deadline=None)
 @given(m=st.integers(1, 90), n=st.integers(1, 4000), seed=st.integers(0, 3))
 def test_every_tile_size_has_what_became_of_it(m: int, n: int, seed: int) -> None:
-    choice = searched(m, n, seed)
-    found = tile_map(choice)
+    known = searched(m, n, seed)
+    found, choice = tile_map(known), known.choice
+    assert choice is not None
     assert parse(found.to_json().encode(), "here") == found
     assert found.size == choice.space.size
     names = {constraint.symbol: constraint.name for constraint in found.constraints}
@@ -58,21 +62,21 @@ def test_every_tile_size_has_what_became_of_it(m: int, n: int, seed: int) -> Non
 
 
 def test_the_same_search_gives_the_same_bytes() -> None:
-    assert tile_map(searched()).to_json() == tile_map(CHOICE).to_json()
-    assert len(tile_map(CHOICE).to_json()) < 2 * CHOICE.space.size + 4000
+    assert tile_map(searched()).to_json() == tile_map(KNOWN).to_json()
+    assert len(tile_map(KNOWN).to_json()) < 2 * CHOICE.space.size + 4000
 
 
 def test_the_shortlist_has_its_scores_and_the_winner_is_its_first() -> None:
-    found = tile_map(CHOICE)
-    assert [entry.score for entry in found.shortlist] == [scored.score for scored in CHOICE.shortlist]
-    assert [(entry.rows, entry.cols) for entry in found.shortlist] == [s.candidate.tile for s in CHOICE.shortlist]
+    found = tile_map(KNOWN)
+    assert [entry.score for entry in found.shortlist] == [one.score for one in CHOICE.shortlist]
+    assert [(entry.rows, entry.cols) for entry in found.shortlist] == [one.plan.tile for one in CHOICE.shortlist]
     assert found.winner == found.shortlist[0]
 
 
 def test_a_winner_that_only_timing_found_has_its_score() -> None:
-    neighbour = replace(CHOICE.winner, schedule=replace(CHOICE.winner.schedule, lockstep=0))
-    trial = Trial(neighbour, 1.25, Measurement(Timing(9.0, 0.01, 15), 2e-7, None))
-    found = tile_map(replace(CHOICE, winner=neighbour, trials=(trial,)))
+    plan = CHOICE.winner.plan
+    neighbour = unrolled(replace(plan, schedule=replace(plan.schedule, lockstep=0)), 1.25)
+    found = tile_map(replace(KNOWN, trials=(Trial(neighbour, measurement_of(9.0)),)))
     assert (found.winner.score, found.winner.lockstep) == (1.25, 0)
     assert found.winner not in found.shortlist
 

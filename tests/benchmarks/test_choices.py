@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -19,10 +19,14 @@ from lospmm.gpu import bench as measure
 from lospmm.gpu.bench import Bench
 from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
+from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.build import for_emitter
-from lospmm.tuning.job import TRIALS
+from lospmm.tuning.known import Known
+from lospmm.tuning.options import Options
+from lospmm.tuning.race import POLICIES, Policy, race_unrolled
 from lospmm.tuning.session import Session
+from lospmm.tuning.trial import Runner
 from lospmm_datasets.synthetic import uniform
 from tests.fixtures import machine_gpu
 from tests.gpu.test_bench import gate_library
@@ -41,7 +45,7 @@ def store(tmp_path: Path) -> Store:
 
 
 class Shop:
-    """A workshop whose GPU is on the CPU, and that has no processes that build."""
+    """A session whose GPU is on the CPU, and that has no processes that build."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench, self.workers = bench, 1
@@ -49,7 +53,7 @@ class Shop:
     def bench(self, _problem: Problem, _cancel: object) -> Bench:
         return self._bench
 
-    def crew(self, _emitter: str) -> None:
+    def builders(self, _emitter: str) -> None:
         return None
 
 
@@ -76,7 +80,7 @@ def table_of(pool: EmissionPool) -> Table:
 def test_every_way_chooses_and_what_it_chose_is_timed_in_turns(
     shop: Session, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choices, "choose_by_time", _briefly)
+    monkeypatch.setattr(choices, "race_unrolled", _briefly)
     with EmissionPool(1) as pool:
         place = Place(explored(problem()), table_of(pool), shop.bench(problem(), None), shop, pool, store)
         line, other = line_of(place, UNTRAINED[:2]), line_of(place, UNTRAINED[2:])
@@ -93,7 +97,7 @@ def test_every_way_chooses_and_what_it_chose_is_timed_in_turns(
     assert set(proxies) == set(table.micros)
     fastest = sorted(proxies, key=lambda point: proxies[point])
     assert tuple(other["chosen"]["proxies"]) == fastest[0]
-    assert tuple(other["chosen"]["proxies and finals"]) in fastest[: TRIALS["proxy"].policy.finals[0]]
+    assert tuple(other["chosen"]["proxies and finals"]) in fastest[: POLICIES["proxy"].finals[0]]
     best = min(statistics.median(times) for times in timed.values())
     lost = statistics.median(timed[tuple(line["chosen"]["default"])]) / best - 1
     assert f"default {100 * lost:.1f}%" in summary(line)
@@ -113,8 +117,6 @@ def test_phases_name_ways_that_there_are() -> None:
     assert {way for phase in PHASES for way in phase.ways} <= set(WAYS)
 
 
-def _briefly(*arguments: Any, **named: Any) -> Any:
+def _briefly(problem: Problem, known: Known, options: Options, runner: Runner, stages: Stages, policy: Policy) -> Known:
     """The search by time, with a few kernels: those of the shortlist once, and the fastest again."""
-    from lospmm.tuning.race import choose_by_time
-
-    return choose_by_time(*arguments, **{**named, "policy": replace(named["policy"], rounds=0, finals=(4,))})
+    return race_unrolled(problem, known, options, runner, stages, replace(policy, rounds=0, finals=(4,)))

@@ -1,6 +1,7 @@
 """benchmarks/families_searched.py with invented times in a GPU's place: what it searches, joins and sums up."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from lospmm.gpu.bench import Bench
 from lospmm.problem.lanes import NARROW, PAIRS, SINGLE, lanes_of
 from lospmm.store import Store
 from lospmm.tuning.builders import BuilderPool
-from lospmm.tuning.search import POLICY
+from lospmm.tuning.race import POLICIES
 
 CASE = Case("shapes", "128 x 96, 98% zeros", (128, 96, 0.98), 1024, "float16", "h200")
 BOTH = ("float32", "16")
@@ -29,15 +30,17 @@ def test_a_row_for_each_kind_of_sum() -> None:
     assert {row: lanes_of(problem) for row, problem in problems_of(tf32, BOTH).items()} == {UNROLLED: SINGLE}
 
 
-def test_a_search_by_time_is_timed_beside_dense(tmp_path: Path) -> None:
+def test_a_search_by_time_is_timed_beside_dense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = replace(POLICIES["full"], rounds=2)
+    monkeypatch.setattr(families_searched, "POLICIES", {"full": policy})
     command = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
-    with BuilderPool(2) as crew, Bench(problem_of(CASE), command=command) as bench:
-        line = line_of(CASE, prepare(CASE, BOTH), bench, crew, Store(tmp_path))
+    with BuilderPool(2) as builders, Bench(problem_of(CASE), command=command) as bench:
+        line = line_of(CASE, prepare(CASE, BOTH), bench, builders, Store(tmp_path))
     assert set(line["families"]) == {UNROLLED, ROUNDED}
     assert line["baselines"] == {"cublas_fp16": {"micros": 100.0}}
     exact, rounded = line["families"][UNROLLED], line["families"][ROUNDED]
     assert exact["by"] == rounded["by"] == "search" and not exact["failures"]
-    assert POLICY.rounds * POLICY.batch < exact["plans"]
+    assert policy.rounds * policy.batch < exact["plans"]
     assert exact["doubles"][0] > 0 and exact["doubles"][1] is not None and rounded["doubles"][:2] == [0, None]
     for found in (exact, rounded):
         ((forecast, micros),) = found["brief"]

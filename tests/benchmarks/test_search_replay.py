@@ -10,7 +10,7 @@ from lospmm.problem.problem import Problem
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import widen
 from lospmm.stages import Stages
-from lospmm.tuning.search import explore_problem
+from lospmm.tuning.unrolled import explore_problem
 from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(64, 96, 0.2, seed=0), 20_000, DEVICES["h200"])

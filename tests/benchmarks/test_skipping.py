@@ -13,13 +13,13 @@ from benchmarks import families, skipping
 from benchmarks.families_build import UNROLLED, Prepared
 from benchmarks.families_cases import problem_of
 from benchmarks.families_table import family_micros
-from benchmarks.skipping import Judged, gain_of, judged, records_of, row_of
+from benchmarks.skipping import Judged, gain_of, judged_of, row_of
 from fitting import large
 from lospmm.errors import BadRequest
 from lospmm.gpu.bench import Bench
 from lospmm.problem.device import DEVICES
 from lospmm.tuning.forecast import FAR, LEAST_NONZEROS
-from lospmm.tuning.trial import LOST
+from lospmm.tuning.race import LOST
 
 H200 = DEVICES["h200"]
 
@@ -41,7 +41,7 @@ def test_what_is_left_out_is_counted() -> None:
 
 def test_what_is_shipped_leaves_no_winner_out() -> None:
     """By forecasts that saw no A of a problem's size; of the large ones with a wide margin."""
-    found = judged(records_of(H200), H200)
+    found = judged_of(H200)
     every, large_ones = (row_of(found, least, FAR) for least in (0, LEAST_NONZEROS))
     assert every.problems > 600 and every.fastest == every.near == 0 and every.least_ratio > 1.3
     assert large_ones.problems > 30 and large_ones.near == 0 and large_ones.least_ratio > 1.5

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lospmm.artifact import artifact
+from lospmm.artifact import artifact, kept
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.matrix.csr import from_dense
@@ -19,7 +19,7 @@ from lospmm.problem.problem import Problem
 from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain import discover
-from lospmm.tuning import build, jobs
+from lospmm.tuning import build
 from tests.cli.command import H200, WEIGHTS, Command
 from tests.fixtures.files import csr, npy, npz, safetensors, saved, tensor
 
@@ -362,7 +362,7 @@ def test_a_wrong_kernel_is_not_written(
     assert re.match(r"row \d+, column \d+: got ", answer.error)
     assert json.loads(answer.out)["error"]["type"] == "VerificationFailed"
     assert artifact.read(tmp_path / "out") == before
-    assert [entry.kind for entry in own_cache.entries()].count(jobs.KERNELS) == 1
+    assert [entry.kind for entry in own_cache.entries()].count(kept.KERNELS) == 1
 
 
 def test_replay_of_what_was_tuned_for_a_device_file(lospmm_command: Command, tmp_path: Path, matrix: Path) -> None:

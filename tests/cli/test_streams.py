@@ -13,10 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 import lospmm
-from lospmm.artifact import artifact
+from lospmm.artifact import artifact, kept
 from lospmm.cli import main as cli
 from lospmm.settings import settings
-from lospmm.tuning import jobs
 from tests.cli.command import H200, Answer, Command, process
 
 
@@ -61,8 +60,8 @@ def test_a_kernel_from_the_cache_is_noted(lospmm_command: Command, matrix: Path,
     request = ("tune", matrix, "--n", 50, *H200, "--verify", "none", "--out", tmp_path / "out")
     said = [lospmm_command(*request, *more).err for more in ((), (), ("--quiet",))]
     assert ["timings are from the earlier run" in one for one in said] == [0, 1, 0]
-    for kept in (settings().cache_dir / jobs.KERNELS).glob("*/*/kernel.cubin"):
-        kept.write_bytes(b"damaged")
+    for cubin in (settings().cache_dir / kept.KERNELS).glob("*/*/kernel.cubin"):
+        cubin.write_bytes(b"damaged")
     assert "note: cached" not in lospmm_command(*request).err
 
 
@@ -75,8 +74,8 @@ def test_weights_of_16_bits_are_noted(
     lospmm_command: Command, tmp_path: Path, weights: list[float], noted: str | None
 ) -> None:
     """Where B and C are float32, which is the default: whole numbers are weights of any type."""
-    kept = np.array(weights, np.float16 if noted == "float16" else np.float32)
-    np.save(tmp_path / "w.npy", np.array([kept.astype(np.float32), [0, 0]], np.float32))
+    stored = np.array(weights, np.float16 if noted == "float16" else np.float32)
+    np.save(tmp_path / "w.npy", np.array([stored.astype(np.float32), [0, 0]], np.float32))
     request = ("tune", tmp_path / "w.npy", "--n", 32, *H200, "--verify", "none", "--quiet")
     for dtype in ("float32", "tf32"):
         answer = lospmm_command(*request, "--dtype", dtype, "--out", tmp_path / dtype)

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import Fma, KernelProgram, LoadRow, Op, StoreRow, instructions
+from lospmm.codegen.ir import Fma, KernelProgram, LoadRow, StoreRow, instructions
 from lospmm.codegen.lower import lower
+from lospmm.codegen.ops import Op
 from lospmm.codegen.schedule import tile_programs
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.device import DEVICES

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import KernelProgram, Op
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.ops import Op
 
 
 def rounded_oracle(

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from lospmm.codegen import emit
 from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import Op
 from lospmm.codegen.lower import lower
+from lospmm.codegen.ops import Op
 from lospmm.codegen.sass.early import DISTANCE, stored_early
 from lospmm.codegen.sass.form import Opcode
 from lospmm.cpu import execute

@@ -9,10 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.emit import emit
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.half import PIPES, packed
+from lospmm.codegen.sass.machine import MachineCode
 from lospmm.cpu.geometry import geometry_of
 from lospmm.cpu.halves import bfloat_multiply_add, half_multiply_add
 from lospmm.cpu.sass_machine import execute
@@ -30,7 +32,9 @@ FUSED = {"float16": half_multiply_add, "bfloat16": bfloat_multiply_add}
 every_number = pytest.mark.parametrize("number", PIPES)
 
 
-def kernel_of(matrix: SparseMatrix, n: int, schedule: Schedule, number: str, pipes: tuple[int, ...] = (0, 1)):
+def kernel_of(
+    matrix: SparseMatrix, n: int, schedule: Schedule, number: str, pipes: tuple[int, ...] = (0, 1)
+) -> tuple[KernelProgram, MachineCode]:
     """The program over words and its machine code over pairs."""
     problem = for_emitter(Problem(matrix, n // 2, find_device("h200")), "sass")
     tile = TileSize(5, 32)
@@ -75,7 +79,7 @@ def halves_of(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def floats(bits: NDArray[np.uint32], number: str) -> NDArray[np.float64]:
-    return np.vectorize(lambda one: as_float(int(one), number))(bits)
+    return np.array([as_float(int(one), number) for one in bits.flat]).reshape(bits.shape)
 
 
 def rounded(value: Fraction, digits: int, least: int) -> Fraction:

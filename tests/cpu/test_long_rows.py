@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from lospmm.codegen import emit
 from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import Fma, Fold, KernelProgram, Op, StoreRow, instructions
+from lospmm.codegen.ir import Fma, Fold, KernelProgram, StoreRow, instructions
 from lospmm.codegen.lower import lower
+from lospmm.codegen.ops import Op
 from lospmm.cpu import execute
 from lospmm.cpu.geometry import geometry_of
 from lospmm.matrix.csr import SparseMatrix, from_dense

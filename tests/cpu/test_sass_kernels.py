@@ -15,8 +15,8 @@ from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.fields import decode, encode
 from lospmm.codegen.sass.form import NO_BARRIER, Opcode
 from lospmm.codegen.sass.generations import GENERATIONS
-from lospmm.codegen.sass.machine import ENTRY, MachineCode
-from lospmm.codegen.sass.scheduler import padding, schedule_tile
+from lospmm.codegen.sass.machine import ENTRY, MachineCode, padding
+from lospmm.codegen.sass.scheduler import schedule_tile
 from lospmm.cpu.geometry import geometry_of
 from lospmm.cpu.reference import compare
 from lospmm.cpu.sass_machine import execute

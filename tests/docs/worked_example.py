@@ -16,7 +16,7 @@ from lospmm.problem.problem import Problem
 from lospmm.space.candidates import TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 from lospmm.stages import Stages
-from lospmm.tuning.search import explore_problem
+from lospmm.tuning.unrolled import explore_problem
 from tests.golden.renew import EXAMPLE, SCHEDULE
 
 TILE = TileSize(4, 32)

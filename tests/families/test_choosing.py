@@ -15,7 +15,8 @@ from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
-from lospmm.tuning.forecast import contenders, family_plans_for
+from lospmm.tuning.contenders import contenders
+from lospmm.tuning.plans import plans_for
 from lospmm_datasets.synthetic import uniform
 
 H200 = DEVICES["h200"]
@@ -44,8 +45,8 @@ def test_nonzeros_are_looked_at_a_few_times(sparsity: float, monkeypatch: pytest
     monkeypatch.setattr(blocks, "SAMPLED_NONZEROS", nnz // 8)
     monkeypatch.setattr(strips, "SAMPLED_NONZEROS", nnz // 16)
     monkeypatch.setattr(SparseMatrix, "rows_of_nonzeros", of_a_strip)
-    field = family_plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=False))
-    assert len(field.entrants) > 500
+    known = plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=False))
+    assert len(known.plans) > 500
     assert sum(counted) < 4 * nnz
 
 

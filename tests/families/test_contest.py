@@ -1,26 +1,23 @@
 """Families in the same tuning: who takes part, what is timed, who wins; with times that are made up."""
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 
 import numpy as np
 import pytest
 
-from lospmm.families import FAMILIES, Candidate
-from lospmm.gpu.messages import Measurement
-from lospmm.gpu.timing import Timing
+from lospmm.families import FAMILIES
+from lospmm.families.candidate import Candidate
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.convolution import convolution_of
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
-from lospmm.tuning.families import FIRST, PROMISING, PROMISING_UNTIMED, FamilyPlans, FamilyTrials, family_plans
-from lospmm.tuning.race import FINALS, race_families
-from lospmm.tuning.trial import Clock
-
-#: What a made-up GPU takes for an entrant, in microseconds; None: it fails.
-Micros = Callable[[Candidate], float | None]
+from lospmm.tuning.forecast import PROMISING, winner_of
+from lospmm.tuning.known import Known
+from lospmm.tuning.plans import family_plans
+from lospmm.tuning.race import FINALS, FIRST, PROMISING_UNTIMED, race_plans
+from lospmm.tuning.trial import settled
+from tests.fixtures.lookup_runner import LookupRunner
 
 WARPS, VECTORS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 
@@ -31,72 +28,62 @@ class Plan:
     vector: int
 
 
-def field(**forecasts: float) -> FamilyPlans:
+def known_of(**forecasts: float) -> Known:
     """Families of these names, each with all plans; the forecast of a plan grows with its fields."""
-    entrants = [
+    plans = [
         Candidate(name, Plan(warps, vector), forecast + 0.01 * warps + 0.001 * vector)
         for name, forecast in forecasts.items()
         for warps in WARPS
         for vector in VECTORS
     ]
-    return FamilyPlans(tuple(sorted(entrants, key=lambda one: one.forecast_micros)), MappingProxyType({}))
+    return Known(tuple(sorted(plans, key=lambda one: one.score)), {})
 
 
-def clock(micros: Micros, asked: list[Candidate], *, until: float = float("inf")) -> Clock:
-    def trials(entrants: Sequence[Candidate]) -> Iterator[Measurement]:
-        for entrant in entrants:
-            asked.append(entrant)
-            took = micros(entrant)
-            yield Measurement(None if took is None else Timing(took, 0.01, 5), 1e-7, None if took else "failed")
-
-    return Clock(trials, trials, lambda: len(asked) >= until)
-
-
-def slope(entrant: Candidate) -> float:
+def slope(one: Candidate) -> float:
     """The best plan has 8 warps and a vector of 2."""
-    return 10 + abs(np.log2(entrant.plan.warps) - 3) + abs(np.log2(entrant.plan.vector) - 1)
+    return 10 + abs(np.log2(one.plan.warps) - 3) + abs(np.log2(one.plan.vector) - 1)
 
 
 def test_neighbours_lead_to_the_fastest() -> None:
-    asked: list[Candidate] = []
-    found = race_families(field(csr=10.0), clock(slope, asked))
-    assert found.best is not None and found.best.plan == Plan(8, 2)
-    finals = asked[-sum(FINALS) :]
-    assert len({id(one) for one in finals}) == FINALS[0] and found.best in finals
-    trials = asked[: -sum(FINALS)]
-    assert len(trials) == len(set(trials)) == len(found.timed)
+    runner = LookupRunner(slope)
+    found = race_plans(known_of(csr=10.0), runner)
+    fastest = settled(found.trials)
+    assert fastest is not None and fastest.candidate.plan == Plan(8, 2)
+    assert len(runner.asked_again) == sum(FINALS) and len(set(runner.asked_again)) == FINALS[0]
+    assert fastest.candidate in runner.asked_again
+    assert len(runner.asked) == len(set(runner.asked)) == len(found.trials)
 
 
 def test_families_are_equals_unless_one_is_far_behind() -> None:
-    asked: list[Candidate] = []
-    race_families(field(one=10.0, other=11.0, slow=10.0 * PROMISING_UNTIMED + 1), clock(lambda _: 5.0, asked))
-    assert [entrant.family for entrant in asked[: 2 * FIRST]] == ["one", "other"] * FIRST
-    assert "slow" not in {entrant.family for entrant in asked}
+    runner = LookupRunner(lambda _: 5.0)
+    race_plans(known_of(one=10.0, other=11.0, slow=10.0 * PROMISING_UNTIMED + 1), runner)
+    assert [one.family for one in runner.asked[: 2 * FIRST]] == ["one", "other"] * FIRST
+    assert "slow" not in {one.family for one in runner.asked}
 
 
 def test_a_fast_rival_leaves_the_slow_out() -> None:
-    asked: list[Candidate] = []
-    found = race_families(field(csr=100.0), clock(lambda _: 5.0, asked), limit_micros=100.0 / PROMISING - 1)
-    assert asked == [] and found.timed == ()
+    runner = LookupRunner(lambda _: 5.0)
+    found = race_plans(known_of(csr=100.0), runner, limit_micros=100.0 / PROMISING - 1)
+    assert runner.asked == [] and found.trials == ()
 
 
 def test_what_fails_does_not_win() -> None:
-    asked: list[Candidate] = []
-    found = race_families(field(bad=1.0, good=2.0), clock(lambda one: None if one.family == "bad" else 9.0, asked))
-    assert found.best is not None and found.best.family == "good"
-    nobody = race_families(field(bad=1.0), clock(lambda _: None, []))
-    assert nobody.best is None and nobody.fastest is None
+    runner = LookupRunner(lambda one: None if one.family == "bad" else 9.0)
+    fastest = settled(race_plans(known_of(bad=1.0, good=2.0), runner).trials)
+    assert fastest is not None and fastest.candidate.family == "good"
+    nobody = race_plans(known_of(bad=1.0), runner)
+    assert nobody.trials and settled(nobody.trials) is None
 
 
 def test_once_one_ran_the_budget_ends_it() -> None:
-    asked: list[Candidate] = []
-    found = race_families(field(csr=10.0), clock(slope, asked, until=2))
-    assert len(asked) == 2 and found.best is not None
+    runner = LookupRunner(slope, is_over=lambda: len(runner.asked) >= 2)
+    found = race_plans(known_of(csr=10.0), runner)
+    assert len(runner.asked) == 2 and runner.asked_again == [] and settled(found.trials) is not None
 
 
-def test_without_a_clock_the_forecast_decides() -> None:
-    entrants = field(csr=10.0).entrants
-    assert FamilyTrials(FamilyPlans(entrants, MappingProxyType({}))).best is entrants[0]
+def test_without_times_the_forecast_decides() -> None:
+    known, problem = known_of(csr=10.0), Problem(from_dense(np.eye(9, dtype=np.float32)), 8, DEVICES["h200"])
+    assert winner_of(problem, known, "sass") is known.plans[0]
 
 
 def test_a_family_says_why_it_has_no_kernel() -> None:
@@ -108,7 +95,7 @@ def test_a_family_says_why_it_has_no_kernel() -> None:
         }
     )  # fmt: skip
     found = family_plans(Problem(matrix, window.n, DEVICES["h200"], window), FAMILIES)
-    assert found.entrants == () and dict(found.refusals).keys() == FAMILIES.keys()
+    assert found.plans == () and dict(found.refusals).keys() == FAMILIES.keys()
     assert found.refusals["csr"] == "a convolution"
 
 

@@ -25,8 +25,7 @@ from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import Epilogue
 from lospmm.problem.problem import Problem
 from lospmm.store import Store
-from lospmm.tuning import jobs
-from lospmm.tuning import tuner as tuning
+from lospmm.tuning import jobs, tuner
 from lospmm.tuning.dense import accuracy_of_dense, dense_choice, left_to_cublas
 from lospmm.tuning.job import Job
 from lospmm.tuning.options import Options
@@ -118,7 +117,7 @@ def test_a_choice_by_time_is_made_again(dense_micros: float, monkeypatch: pytest
         limit = bound(job.problem)
         return Comparison("a GPU", "cold", 2, Timing(20.0, 0.01, 15), 1e-4, 0.0, limit, times, None)
 
-    monkeypatch.setattr(tuning, "_compare", compared)
+    monkeypatch.setattr(tuner, "compare_winner", compared)
     done = jobs.tune(request(), store=Store(tmp_path))
     manifest, chosen = done.manifest, dense_micros < 20.0
     assert manifest["family"] == ("dense" if chosen else "csr") and manifest["measured"]["micros"] == 20.0
@@ -133,7 +132,7 @@ def test_a_choice_by_time_is_made_again(dense_micros: float, monkeypatch: pytest
     # The times of the log decide, as if the plans had been timed too.
     csr = {**lines[0], "measured_micros": 20.0, "spread": 0.0, "max_relative_error": 0.0, "failure": None}
     log = "".join(f"{json.dumps(line)}\n" for line in ({**csr, "final_micros": []}, dense)).encode()
-    timed = {**manifest, "search": {**manifest["search"], "measured": 1}}
+    timed = {**manifest, "search": {**manifest["search"], "measured": 1, "trials": "full"}}
     found = replay(Artifact(timed, {**done.files, artifact.TUNING_FILE: log}), DEVICES["h200"])
     assert found.agrees and found.timed == 1 and ("dense" in found.winner) == chosen
 

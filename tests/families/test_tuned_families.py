@@ -1,7 +1,7 @@
 """A family's kernel from request to artifact: the manifest, its files, the CPU, the command line."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,9 +12,7 @@ from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
 from lospmm.cli.main import run
 from lospmm.errors import BadRequest, NothingFits
-from lospmm.families import Candidate
-from lospmm.gpu.messages import Measurement
-from lospmm.gpu.timing import Timing
+from lospmm.families.candidate import Candidate
 from lospmm.kernel import Kernel, load
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.accuracy import SUM_ROUNDING
@@ -24,15 +22,15 @@ from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
-from lospmm.tuning import forecast, jobs
-from lospmm.tuning.families import FamilyTrials
-from lospmm.tuning.forecast import family_plans_for
+from lospmm.tuning import contenders, forecast, jobs
+from lospmm.tuning.known import Known
+from lospmm.tuning.log import plans_log
 from lospmm.tuning.options import FAMILY_NAMES, Options
-from lospmm.tuning.outcome import contest_log
-from lospmm.tuning.race import FINALS, race_families
+from lospmm.tuning.plans import plans_for
+from lospmm.tuning.race import FINALS, race_plans
 from lospmm.tuning.replay import replay
 from lospmm.tuning.request import Request
-from lospmm.tuning.trial import Clock
+from tests.fixtures.lookup_runner import LookupRunner
 
 M, K, N = 40, 30, 50
 RNG = np.random.default_rng(5)
@@ -81,26 +79,23 @@ def test_its_choice_is_made_again(made: Kernel) -> None:
     assert found.agrees and found.timed == 0 and found.winner["family"] == "csr"
 
 
-def timed(made: Kernel, micros: Callable[[Candidate], float]) -> tuple[Artifact, FamilyTrials]:
+def timed(made: Kernel, micros: Callable[[Candidate], float]) -> tuple[Artifact, Known]:
     """The artifact of a tuning in which a made-up GPU took ``micros``."""
-
-    def trials(entrants: Sequence[Candidate]) -> Iterator[Measurement]:
-        return (Measurement(Timing(micros(one), 0.01, 5), 1e-7, None) for one in entrants)
-
-    others = race_families(family_plans_for(request().problem, ["csr"]), Clock(trials, trials))
-    best = others.best
-    assert best is not None
+    problem = request().problem
+    known = race_plans(plans_for(problem, ["csr"]), LookupRunner(micros))
+    winner = forecast.winner_of(problem, known, "sass")
     manifest = dict(made.manifest)
-    manifest["plan"] = {**manifest["plan"], "axes": asdict(best.plan)}
-    manifest["search"] = {**manifest["search"], "measured": len(others.timed), "chosen_by": "measurement"}
-    log = "".join(f"{json.dumps(line)}\n" for line in contest_log(others, first=1))
-    return Artifact(manifest, {**made.artifact.files, artifact.TUNING_FILE: log.encode()}), others
+    manifest["plan"] = {**manifest["plan"], "axes": asdict(winner.plan)}
+    measured, chosen = len(known.trials), {"trials": "full", "chosen_by": "measurement"}
+    manifest["search"] = {**manifest["search"], **chosen, "measured": measured}
+    log = "".join(f"{json.dumps(line)}\n" for line in plans_log(known, first=1))
+    return Artifact(manifest, {**made.artifact.files, artifact.TUNING_FILE: log.encode()}), known
 
 
 def test_a_choice_by_time_is_made_again(made: Kernel) -> None:
-    kept, others = timed(made, lambda entrant: 100.0 / entrant.plan.warps + entrant.plan.group)
+    kept, known = timed(made, lambda one: 100.0 / one.plan.warps + one.plan.group)
     found = replay(kept, DEVICES["h200"])
-    assert found.agrees and found.timed == len(others.timed) > 1
+    assert found.agrees and found.timed == len(known.trials) > 1
 
     lines = [json.loads(line) for line in kept.files[artifact.TUNING_FILE].splitlines()]
     for line in lines:  # the finals are what decides
@@ -127,7 +122,7 @@ def test_a_template_is_compiled_once_for_all_matrices(tmp_path: Path) -> None:
 
 def test_a_matrix_too_large_to_unroll_has_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr(forecast, "settings", lambda: few)
+    monkeypatch.setattr(contenders, "settings", lambda: few)
     made = jobs.tune(request(families="all", verify="none"), store=Store(tmp_path))
     assert made.manifest["family"] in FAMILY_NAMES[1:]
 
@@ -135,14 +130,14 @@ def test_a_matrix_too_large_to_unroll_has_a_family(tmp_path: Path, monkeypatch: 
 def test_a_matrix_that_is_read_may_be_too_large_to_unroll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is unrolled has a limit of its own, so that more may be read without a search of kernels for it."""
     few = settings().model_copy(update={"max_unrolled_nonzeros": 2})
-    monkeypatch.setattr(forecast, "settings", lambda: few)
+    monkeypatch.setattr(contenders, "settings", lambda: few)
     with pytest.raises(BadRequest, match="together more than the 2 of LOSPMM_MAX_UNROLLED_NONZEROS"):
         jobs.tune(request(families="unrolled"), store=Store(tmp_path))
 
 
 def test_nobody_has_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr(forecast, "settings", lambda: few)
+    monkeypatch.setattr(contenders, "settings", lambda: few)
     monkeypatch.setattr("lospmm.families.csr.WARPS", ())
     with pytest.raises(NothingFits, match=r"no family has a kernel for this: unrolled: .* LOSPMM_MAX_NONZEROS; csr: "):
         jobs.tune(request(families="unrolled,csr"), store=Store(tmp_path))

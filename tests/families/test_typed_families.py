@@ -25,8 +25,8 @@ from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
 from lospmm.tuning import jobs
 from lospmm.tuning.options import Options
-from lospmm.tuning.request import Request, keep_matrix
-from lospmm.tuning.request import from_json as request_from_json
+from lospmm.tuning.queued import from_json, keep_matrix, to_json
+from lospmm.tuning.request import Request
 
 M, K, N = 37, 60, 150
 RNG = np.random.default_rng(6)
@@ -68,7 +68,7 @@ def test_every_type_is_another_request() -> None:
 def test_a_request_is_sent_with_its_type(dtype: Dtype, tmp_path: Path) -> None:
     store, sent = Store(tmp_path), request(dtype).settled()
     keep_matrix(MATRIX, store)
-    read = request_from_json(sent.to_json(), store)
+    read = from_json(to_json(sent), store)
     assert (read.problem.dtype, read.digest) == (dtype, sent.digest)
 
 

@@ -31,9 +31,9 @@ from lospmm.store import Store
 from lospmm.tuning import jobs
 from lospmm.tuning.build import for_emitter
 from lospmm.tuning.options import Options
+from lospmm.tuning.queued import from_json, keep_matrix, to_json
 from lospmm.tuning.replay import replay
-from lospmm.tuning.request import Request, keep_matrix
-from lospmm.tuning.request import from_json as request_from_json
+from lospmm.tuning.request import Request
 from tests.cpu.drawn import matrices, schedules
 
 H200 = DEVICES["h200"]
@@ -172,7 +172,7 @@ def test_other_emitters_and_gpus_have_no_pairs() -> None:
 def test_sums_are_another_request_and_sent_with_it(dtype: Dtype, tmp_path: Path) -> None:
     store, sent = Store(tmp_path), request(dtype).settled()
     keep_matrix(MATRIX, store)
-    read = request_from_json(sent.to_json(), store)
+    read = from_json(to_json(sent), store)
     assert (read.problem.sums, read.digest) == (dtype, sent.digest)
     assert request(dtype, sums="float32").digest != request(dtype).digest
 

@@ -40,7 +40,7 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.discover import find_toolkit
 from lospmm.toolchain.template import emission_of
-from lospmm.tuning.forecast import contenders
+from lospmm.tuning.contenders import contenders
 from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lospmm.artifact import kept
 from lospmm.artifact.artifact import Artifact
 from lospmm.codegen import EMITTERS, emit
 from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.ir import KernelProgram, launch
 from lospmm.codegen.lower import lower
 from lospmm.codegen.sass.generations import GENERATIONS
 from lospmm.errors import Unsupported
@@ -25,7 +26,7 @@ from lospmm.settings import settings
 from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
+from lospmm.toolchain.compile import Compiled, compile_kernel
 from lospmm.tuning import jobs
 from lospmm.tuning.build import Build
 from lospmm.tuning.options import Options
@@ -64,7 +65,7 @@ def tuned(matrix: SparseMatrix, n: int, emitter: str) -> tuple[Problem, Artifact
     """Chosen by the estimate: what is tested is the kernel, not the search."""
     problem = Problem(matrix, n, detect_device())
     options = Options(emitter=emitter, measure="none", verify="none")
-    return problem, jobs.tune(Request(problem, options), store=jobs.open_store())
+    return problem, jobs.tune(Request(problem, options), store=kept.open_store())
 
 
 def skip_without(emitter: str) -> None:
@@ -93,7 +94,8 @@ def built(program: KernelProgram, problem: Problem, emitter: str) -> Build:
     store = Store(settings().cache_dir)
     arch, workers = problem.device.arch, settings().workers
     binary = compile_kernel(emission, arch=arch, registers=program.registers, store=store, workers=workers)
-    return Build(program, emission, binary)
+    compiled = Compiled(binary.cubin, program.name, launch(program))
+    return Build(emitter, compiled, binary, program.dtype, program.words, program=program, emission=emission)
 
 
 def run_on(driver: Driver, problem: Problem, kernel: Build) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -101,7 +103,7 @@ def run_on(driver: Driver, problem: Problem, kernel: Build) -> tuple[NDArray[np.
     task = measure._prepare(problem, seed=1)
     place = operands.allocate(driver, task)
     operands.fill(driver, place, task)
-    function = driver.load(kernel.binary.cubin, kernel.program.name)
+    function = driver.load(kernel.binary.cubin, kernel.compiled.entry)
     assert function.registers == kernel.binary.registers
 
     def enqueue(copy: int) -> None:

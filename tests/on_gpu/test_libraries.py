@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lospmm.artifact import artifact
+from lospmm.artifact import artifact, kept
 from lospmm.cli.main import run
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
@@ -107,7 +107,7 @@ def test_a_matrix_without_a_nonzero() -> None:
 @pytest.mark.parametrize("flags", [[], ["--warm"], ["--cache", "network"]], ids=["cold", "warm", "network"])
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     matrix, n = drawn(768, 768, 0.1), 4096
-    kernel = jobs.tune(Request(Problem(matrix, n, detect_device()), Options()), store=jobs.open_store())
+    kernel = jobs.tune(Request(Problem(matrix, n, detect_device()), Options()), store=kept.open_store())
     artifact.write(kernel, tmp_path / "kernel")
     assert run(["bench", str(tmp_path / "kernel"), "--quiet", *flags]) == 0
     text = capsys.readouterr().out

@@ -5,6 +5,7 @@ import pytest
 
 from lospmm.codegen.interpret import interpret
 from lospmm.codegen.sass.generations import GENERATIONS
+from lospmm.families.candidate import unrolled
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.protocol import Driver
@@ -15,7 +16,8 @@ from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
-from lospmm.tuning.proxy_runner import ProxyRunner, compile_proxy
+from lospmm.tuning.proxy_build import compile_proxy
+from lospmm.tuning.proxy_runner import ProxyRunner
 from lospmm_proxies import proxies
 from tests.on_gpu.problems import matrix
 
@@ -63,10 +65,12 @@ def test_a_proxy_writes_what_the_interpreter_says(driver: Driver, emitter: str) 
 @pytest.mark.parametrize("emitter", ["sass", "ptx"])
 def test_proxies_are_timed_and_the_next_kernel_is_still_right(emitter: str) -> None:
     problem = problem_of(emitter)
-    candidates, store = candidates_of(problem, emitter), Store(settings().cache_dir)
+    candidates, store = [unrolled(one) for one in candidates_of(problem, emitter)], Store(settings().cache_dir)
     with Bench(problem) as bench:
-        found = list(ProxyRunner(problem, emitter, bench, store=store, workers=2, stages=Stages())(candidates))
+        with ProxyRunner(problem, emitter, bench, store=store, workers=2, stages=Stages()) as runner:
+            runner.begin(candidates)
+            found = [trial.measurement for trial in runner.trials(len(candidates))]
         assert [one.failure for one in found] == [None] * len(candidates)
         assert all(one.timing is not None and one.timing.micros > 0 for one in found)
-        built = build(problem, candidates[0], emitter, store=store, workers=2)
-        assert bench.measure(built.binary.cubin, built.program.name, built.launch).failure is None
+        kernel = build(problem, candidates[0], emitter, store=store, workers=2).compiled
+        assert bench.measure(kernel.cubin, kernel.entry, kernel.launch).failure is None

@@ -11,7 +11,8 @@ from lospmm.artifact import artifact
 from lospmm.cli.main import run
 from lospmm.codegen.sass.words import writes
 from lospmm.cpu.reference import compare
-from lospmm.families import FAMILIES, Candidate
+from lospmm.families import FAMILIES
+from lospmm.families.candidate import Candidate
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.libraries import baselines_of
@@ -31,7 +32,7 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.build import build, for_emitter
 from lospmm.tuning.replay import replay
-from lospmm.tuning.search import search
+from lospmm.tuning.unrolled import search
 from tests.on_gpu.checked_run import run_cubin
 from tests.on_gpu.problems import matrix
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lospmm.cli.main import run
-from lospmm.families import Candidate, two_of_four, warpgroups
+from lospmm.families import two_of_four, warpgroups
+from lospmm.families.candidate import Candidate
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.detect import detect_device
 from lospmm.gpu.timing import BRIEF

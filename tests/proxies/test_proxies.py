@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lospmm.codegen.interpret import interpret
-from lospmm.codegen.ir import Op, TileProgram, grid, instructions
+from lospmm.codegen.ir import TileProgram, grid, instructions
 from lospmm.codegen.lower import lower
+from lospmm.codegen.ops import Op
 from lospmm.codegen.schedule import tile_programs
 from lospmm.errors import BadRequest
 from lospmm.matrix.csr import SparseMatrix, from_dense

@@ -14,7 +14,7 @@ from lospmm.space.candidates import UnrolledPlans
 from lospmm.space.estimate import RATES, costs_of, work_of
 from lospmm.space.features import FEATURES
 from lospmm.stages import Stages
-from lospmm.tuning.search import explore_problem
+from lospmm.tuning.unrolled import explore_problem
 from lospmm_rank.predict import lambdamart
 from lospmm_rank.train.card import as_text
 from lospmm_rank.train.dataset import POINT_AXES, WITHOUT_FEATURES, Dataset, features_of_line, load, stale

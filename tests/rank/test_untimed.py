@@ -29,13 +29,15 @@ from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
-from lospmm.tuning.families import FamilyTrials
-from lospmm.tuning.forecast import family_plans_for, winner_of
+from lospmm.tuning.forecast import winner_of
+from lospmm.tuning.known import Choice
+from lospmm.tuning.log import named
 from lospmm.tuning.options import LOCKSTEPS, Options
+from lospmm.tuning.plans import plans_for
 from lospmm.tuning.prepare import prepare
-from lospmm.tuning.rankers import RANKERS, with_ranker
-from lospmm.tuning.search import Choice, search
-from lospmm.tuning.untimed import LISTED, considered, model_for
+from lospmm.tuning.rankers import RANKERS, untimed_model, with_ranker
+from lospmm.tuning.unrolled import search
+from lospmm.tuning.untimed import LISTED, considered
 from lospmm_datasets.synthetic import uniform
 from lospmm_rank.predict.corrections import SURE, UNTIMED, factor
 from lospmm_rank.predict.library import lightgbm
@@ -72,7 +74,7 @@ def test_what_is_considered_begins_with_the_ranker_s_first(dtype: str) -> None:
     problem = problem_of(dtype)
     choice, words = listed(problem), in_lanes(problem)
     found = considered(words, choice, LOCKSTEPS["sass"])
-    assert found[0] is choice.winner
+    assert found[0] is choice.winner.plan
     assert len({(one.tile, one.schedule) for one in found}) == len(found)
     assert {one.schedule.lockstep for one in found} == set(LOCKSTEPS["sass"])
     assert any(one.schedule.thread_words == 2 for one in found) == (dtype != "tf32")
@@ -91,9 +93,9 @@ def test_a_choice_is_what_the_model_puts_first(dtype: str) -> None:
     problem, options = problem_of(dtype), options_of(dtype)
     first, again = (prepare(problem, options, Stages()).choice for _ in range(2))
     assert first is not None and again is not None
-    assert (first.winner.tile, first.winner.schedule) == (again.winner.tile, again.winner.schedule)
-    assert len(first.shortlist) == options.shortlist_size and first.doubles == ()
-    assert first.listed[0].candidate is first.winner
+    assert named(first.winner) == named(again.winner)
+    assert len(first.shortlist) == options.shortlist_size and first.wide == ()
+    assert first.listed[0] is first.winner
     scores = [one.score for one in first.shortlist]
     assert scores == sorted(scores)
     assert first.forecast_micros is not None
@@ -101,16 +103,14 @@ def test_a_choice_is_what_the_model_puts_first(dtype: str) -> None:
 
 def test_what_the_winner_takes_is_the_models_word_corrected() -> None:
     problem = problem_of("tf32")
-    found = prepare(problem, options_of("tf32", families="unrolled,csr"), Stages())
-    assert found.choice is not None and found.field.entrants
-    by_model, traits = found.choice.forecast_micros, traits_of(problem)
+    known = prepare(problem, options_of("tf32", families="unrolled,csr"), Stages())
+    assert known.choice is not None and known.plans
+    by_model, traits = known.choice.forecast_micros, traits_of(problem)
     assert by_model is not None
     own = by_model * factor(UNTIMED, by_model, traits=traits, device="h200")
     for share, family in ((0.99, "csr"), (1.01, "unrolled")):
-        other = replace(found.field.entrants[0], forecast_micros=share * SURE * own)
-        field = replace(found.field, entrants=(other,))
-        winner = winner_of(problem, found.choice, FamilyTrials(field), "sass")
-        assert getattr(winner, "family", "unrolled") == family
+        other = replace(known.plans[0], score=share * SURE * own)
+        assert winner_of(problem, replace(known, plans=(other,)), "sass").family == family
 
 
 def test_models_without_what_only_training_asks_for_say_the_same() -> None:
@@ -150,15 +150,15 @@ def test_who_chooses() -> None:
     """The ranker's first stays in float32, and wherever the model knows nothing."""
     half = problem_of("float16")
     options = options_of("float16")
-    assert model_for(half, options) == WEIGHTS / "h200.txt"
-    assert model_for(replace(half, dtype=DTYPES["float32"]), options) is None
-    assert model_for(replace(half, sums=half.dtype), options) is None
-    assert model_for(replace(half, device=DEVICES["a100"]), options) is None
+    assert untimed_model(half, options) == WEIGHTS / "h200.txt"
+    assert untimed_model(replace(half, dtype=DTYPES["float32"]), options) is None
+    assert untimed_model(replace(half, sums=half.dtype), options) is None
+    assert untimed_model(replace(half, device=DEVICES["a100"]), options) is None
     for other in (replace(options, measure="gpu"), replace(options, ranker="none"), replace(options, emitter="ptx")):
-        assert model_for(half, other) is None
+        assert untimed_model(half, other) is None
     sizes = {"batch": 1, "channels": 10, "height": 8, "width": 8, "kernel_height": 4, "kernel_width": 4}
     window = convolution_of(sizes | {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)})
-    assert model_for(Problem(MATRIX, window.n, H200, window, dtype=DTYPES["tf32"]), options) is None
+    assert untimed_model(Problem(MATRIX, window.n, H200, window, dtype=DTYPES["tf32"]), options) is None
 
 
 def test_another_ranker_is_not_overruled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_another_ranker_is_not_overruled(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("LOSPMM_RANKERS", str(tmp_path))
     settings.cache_clear()
     try:
-        assert model_for(problem_of("tf32"), options_of("tf32")) is None
+        assert untimed_model(problem_of("tf32"), options_of("tf32")) is None
     finally:
         settings.cache_clear()
 
@@ -176,14 +176,11 @@ def test_another_ranker_is_not_overruled(tmp_path: Path, monkeypatch: pytest.Mon
 def test_families_of_float32_are_compared_without_a_clock(side: int, sparsity: float, n: int, family: str) -> None:
     """Few columns of a large matrix are not left to a kernel that has nothing to do for its threads."""
     problem = for_emitter(Problem(uniform(side, side, sparsity, seed=4), n, H200), "sass")
-    found = prepare(problem, replace(options_of("float32"), families="unrolled,csr"), Stages())
-    winner = winner_of(problem, found.choice, FamilyTrials(found.field), "sass")
-    assert getattr(winner, "family", "unrolled") == family
-    elsewhere = replace(problem, device=DEVICES["a100"])
-    field = family_plans_for(elsewhere, ("csr",))
-    assert (
-        winner_of(elsewhere, found.choice, FamilyTrials(field), "sass") is found.choice.winner
-    )  # nothing was learned of it
+    known = prepare(problem, replace(options_of("float32"), families="unrolled,csr"), Stages())
+    assert known.choice is not None and winner_of(problem, known, "sass").family == family
+    elsewhere = replace(problem, device=DEVICES["a100"])  # of which nothing was learned
+    there = replace(plans_for(elsewhere, ("csr",)), choice=known.choice)
+    assert winner_of(elsewhere, there, "sass") is known.choice.winner
 
 
 def test_the_card_is_that_of_the_times() -> None:

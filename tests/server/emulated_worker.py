@@ -6,7 +6,7 @@ import sys
 
 from lospmm.gpu import bench as measure
 from lospmm.gpu.bench import Bench
-from lospmm.tuning import session as workshop
+from lospmm.tuning import session as session
 from lospmm_server import main
 from tests.fixtures import machine_gpu
 
@@ -15,7 +15,7 @@ def work(gate: str, libraries: str, *sizes: str) -> None:
     no_kernel_fails = "0"
     command = (sys.executable, "-P", machine_gpu.__file__, gate, libraries, *sizes, no_kernel_fails)
     measure.compile_gate = lambda _arch: b"gate"
-    workshop.Bench = lambda problem, cancel=None: Bench(problem, cancel=cancel, command=command)
+    session.Bench = lambda problem, cancel=None: Bench(problem, cancel=cancel, command=command)
     main.own_gpu = lambda: "h200"
     main.work("", None)
 

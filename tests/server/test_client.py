@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import lospmm
+from lospmm.artifact import kept
 from lospmm.artifact.artifact import MATRIX_FILE, SPACE_FILE
 from lospmm.artifact.manifest import MANIFEST_FILE
 from lospmm.client import answers as remote
@@ -23,7 +24,6 @@ from lospmm.client.client import Client, _query
 from lospmm.client.connection import Gone
 from lospmm.errors import BadMatrix, BadRequest, BadSettings, LospmmError, ServiceFault, Unsupported
 from lospmm.matrix.csr import from_dense
-from lospmm.tuning import jobs
 from lospmm.tuning.options import SERVED_OPTIONS
 from lospmm_server import keys, problems
 from lospmm_server.database import open_database
@@ -43,7 +43,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 def test_a_kernel_is_the_one_of_the_service_byte_for_byte(client: Client, tmp_path: Path) -> None:
     kernel = client.tune(weights(), 64, device="h200")
     (job,) = client.jobs()
-    there = jobs.find(job.id, jobs.open_store())
+    there = kept.find(job.id, kept.open_store())
     assert there is not None
     assert kernel.artifact.files == there.files
     assert {MATRIX_FILE, SPACE_FILE} <= set(there.files)

@@ -13,10 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import lospmm
-from lospmm.artifact import artifact
+from lospmm.artifact import artifact, kept
 from lospmm.client.client import Client
 from lospmm.store import Store
-from lospmm.tuning import jobs
 from lospmm_server import keys
 from lospmm_server.database import open_database
 from tests.cli.command import COMMAND, H200, Answer, process
@@ -58,7 +57,7 @@ def test_tune_by_a_service(port: int, matrix: Path, tmp_path: Path) -> None:
     assert json.loads(done.out) == kernel.manifest
     with Client(address) as client:
         (job,) = client.jobs()
-    assert jobs.find(job.id, jobs.open_store()) == kernel
+    assert kept.find(job.id, kept.open_store()) == kernel
     assert not cache.exists(), "nothing was done here"
     again = tuned("tune", matrix, "--n", 16, "--out", tmp_path / "k2", "--quiet", cache=cache, LOSPMM_SERVER=address)
     assert (again.status, again.err) == (0, "")
@@ -125,9 +124,9 @@ def test_a_model_by_a_service(port: int, model: Path, tmp_path: Path) -> None:
     assert "b/c: succeeded\n" in first.err
     layers = {layer["name"]: layer for layer in json.loads((out / "report.json").read_text())["layers"]}
     assert list(layers) == ["a", "b/c", "nan", "same"]
-    store = jobs.open_store()
+    store = kept.open_store()
     for name in ("a", "b/c", "same"):
-        assert artifact.read(out / layers[name]["folder"]) == jobs.find(layers[name]["digest"], store)
+        assert artifact.read(out / layers[name]["folder"]) == kept.find(layers[name]["digest"], store)
     assert layers["a"]["digest"] == layers["same"]["digest"]
     before = {path: path.stat().st_ino for path in out.iterdir() if path.is_dir()}
     (out / "a" / "kernel.cubin").write_bytes(b"damaged")

@@ -10,11 +10,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from lospmm.artifact import kept
 from lospmm.client import connection
 from lospmm.client.client import Client
 from lospmm.errors import ServiceFault, ToolchainFault
 from lospmm.matrix.csr import from_dense
-from lospmm.tuning import jobs
 from tests.server.client_tools import SLOW, altered, client_of, free_port, in_background, patiently, serve_at
 from tests.server.conftest import SlowToolkit, weights
 from tests.server.processes import serving
@@ -53,7 +53,7 @@ def test_a_server_that_is_killed_and_started_again_in_mid_wait(tmp_path: Path, s
             (job,) = client.jobs()
     assert said[0].startswith(f"waiting for http://127.0.0.1:{port}: ")
     assert len(told) == len(set(told)), "nothing is told twice"
-    assert job.state == "succeeded" and kernel.artifact == jobs.find(job.id, jobs.open_store())
+    assert job.state == "succeeded" and kernel.artifact == kept.find(job.id, kept.open_store())
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
@@ -132,7 +132,7 @@ def test_files_that_were_damaged_on_their_way_are_asked_for_again(client: Client
     altered(client, once)
     kernel = client.tune(weights(), 64, device="h200")
     assert len(damaged) == 6
-    assert kernel.artifact == jobs.find(next(client.jobs()).id, jobs.open_store())
+    assert kernel.artifact == kept.find(next(client.jobs()).id, kept.open_store())
 
 
 def test_a_service_that_sends_something_else_is_not_believed(client: Client) -> None:
@@ -178,8 +178,8 @@ def test_without_events_the_job_is_asked_for(tmp_path: Path, slow_toolkit: SlowT
 def test_a_kernel_that_was_lost_there_is_tuned_again(client: Client) -> None:
     kernel = client.tune(weights(), 64, device="h200")
     job = next(client.jobs())
-    store = jobs.open_store()
-    for path in sorted(store.directory(jobs.KERNELS, job.id).iterdir()):
+    store = kept.open_store()
+    for path in sorted(store.directory(kept.KERNELS, job.id).iterdir()):
         path.unlink()
     again = client.tune(weights(), 64, device="h200")
     assert again.cubin == kernel.cubin

@@ -11,8 +11,8 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from lospmm.artifact import kept
 from lospmm.errors import BadRequest, BadSettings
-from lospmm.tuning import jobs
 from lospmm_server import keys
 from lospmm_server.database import Database, open_database
 from lospmm_server.faults import DatabaseFault
@@ -47,7 +47,7 @@ def database() -> Iterator[Database]:
 def guarded(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """A service that wants a key, and looks for new ones at each request."""
     monkeypatch.setattr(keys, "REFRESH_SECONDS", -1.0)
-    service = Service(database, jobs.open_store(), keyring=Keyring(database))
+    service = Service(database, kept.open_store(), keyring=Keyring(database))
     with client_of(service) as client:
         yield client
 

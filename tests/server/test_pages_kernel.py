@@ -139,7 +139,9 @@ def test_what_a_manifest_says_is_text(client: TestClient, view: FakeView, kernel
 @hypothesis_settings(deadline=None, max_examples=40)
 @given(m=st.integers(1, 300), n=st.integers(1, 3000))
 def test_a_drawing_covers_exactly_what_was_removed(m: int, n: int) -> None:
-    found = tile_map.map_of((choice := searched(m, n)).space, [], choice.winner)
+    choice = searched(m, n).choice
+    assert choice is not None
+    found = tile_map.map_of(choice.space, [], choice.winner.plan)
     drawing = draw(found)
     x, y, width, height = drawing.frame
     cell = width * height / found.size

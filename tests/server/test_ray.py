@@ -17,9 +17,9 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
+from lospmm.artifact import kept
 from lospmm.settings import settings
 from lospmm.store import Store
-from lospmm.tuning import jobs
 from lospmm_server import queue
 from lospmm_server.queue import KernelOrder
 from lospmm_server.tables import kernels
@@ -106,10 +106,10 @@ def test_a_model_on_three_nodes_one_of_which_is_killed(
     for layer in found["layers"]:
         kernel = client.get(layer["kernel"]).json()
         assert kernel["verified"]["on"] == "cpu"
-        assert jobs.find(kernel["digest"], here) is not None
+        assert kept.find(kernel["digest"], here) is not None
     assert not here.verify()
     for name in ("first", "third"):
-        assert (nodes.folder / name / jobs.KERNELS).is_dir()  # made there, in no common folder
+        assert (nodes.folder / name / kept.KERNELS).is_dir()  # made there, in no common folder
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert sum("is lost" in line["event"] for line in lines) == 1
     assert {name for line in lines for name in line} <= {"time", "level", "event", "logger", "job_id"}

@@ -14,10 +14,10 @@ import pytest
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
+from lospmm.artifact import kept
 from lospmm.settings import settings
 from lospmm.store import Store
-from lospmm.tuning import jobs
-from lospmm.tuning.request import MATRICES
+from lospmm.tuning.queued import MATRICES
 from lospmm_server import database as database_module
 from lospmm_server import leases, queries, queue, shelf, worker
 from lospmm_server.database import Database
@@ -216,7 +216,7 @@ class TestClocks:
 def test_a_damaged_kernel_is_tuned_again_by_itself(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "CHECK_SECONDS", -1.0)  # every request looks at the disk
     kernel = client.post(f"{POST}&wait=60", content=npy_file()).json()
-    directory = Store(settings().cache_dir).directory(jobs.KERNELS, kernel["digest"])
+    directory = Store(settings().cache_dir).directory(kept.KERNELS, kernel["digest"])
     (directory / "kernel.cubin").write_bytes(b"damaged")
     gone = client.get(kernel["links"]["cubin"])
     assert (gone.status_code, "it is tuned again" in gone.json()["detail"]) == (404, True)

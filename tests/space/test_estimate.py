@@ -20,7 +20,7 @@ from lospmm.space.ranker import shortlist
 from lospmm.space.registers import forecast_registers
 from lospmm.space.reorder import regroup
 from lospmm.stages import Stages
-from lospmm.tuning.search import search
+from lospmm.tuning.unrolled import search
 
 H200 = DEVICES["h200"]
 
@@ -118,7 +118,7 @@ def test_the_estimate_of_many_is_that_of_each(found: list[UnrolledPlan], n: int,
 def test_blocks_share_a_tile_where_that_gives_the_gpu_work(shape: tuple[int, int], n: int, splits: set[int]) -> None:
     problem = Problem(layer(*shape, 0.9), n, H200)
     choice = search(problem, estimate_micros, 1, Stages(), lockstep=128, splits=SPLITS)
-    assert choice.winner.schedule.split_k in splits
+    assert choice.winner.plan.schedule.split_k in splits
 
 
 def test_features_are_table_1_and_the_axes_and_what_the_estimate_counts() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from lospmm.codegen import emit
-from lospmm.codegen.ir import KernelProgram, Op
+from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
+from lospmm.codegen.ops import Op
 from lospmm.errors import ToolchainFault
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES

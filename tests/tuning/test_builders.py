@@ -15,9 +15,9 @@ import numpy as np
 import psutil
 import pytest
 
-from lospmm.codegen import source_of
 from lospmm.errors import ToolchainFault
-from lospmm.families import FAMILIES, Candidate
+from lospmm.families import FAMILIES
+from lospmm.families.candidate import Candidate, unrolled
 from lospmm.families.two_of_four import TwoOfFour
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
@@ -26,21 +26,23 @@ from lospmm.space.candidates import Schedule, TileSize, UnrolledPlan
 from lospmm.space.reorder import natural_order
 from lospmm.store import Store
 from lospmm.toolchain.compile import OnDisk
-from lospmm.tuning import builders as crew
-from lospmm.tuning.build import PackedBuild, WrittenBuild, build, written
-from lospmm.tuning.builders import LEAST_BUILDERS, BuilderPool
+from lospmm.tuning import builders as pools
+from lospmm.tuning import session as sessions
+from lospmm.tuning.build import Build, build, build_with_source, with_source
+from lospmm.tuning.builders import BuilderPool
 from lospmm.tuning.history import named
+from lospmm.tuning.known import Known
 from lospmm.tuning.options import Options
-from lospmm.tuning.prepare import Prepared, prepare_with_pool
+from lospmm.tuning.prepare import prepare_with_pool
 from lospmm.tuning.session import Session
 from tests.space.test_explore import random_matrix
 
 PROBLEMS = [Problem(random_matrix(24, 30, 0.3, seed=seed), 500, DEVICES["h200"]) for seed in (1, 2)]
 
 
-def candidates(problem: Problem) -> list[UnrolledPlan]:
+def candidates(problem: Problem) -> list[Candidate]:
     return [
-        UnrolledPlan(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(problem.matrix, rows))
+        unrolled(UnrolledPlan(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(problem.matrix, rows)))
         for rows in (8, 3, 24, 1)
     ]
 
@@ -78,7 +80,7 @@ def test_they_build_what_this_process_builds(two: BuilderPool, store: Store, tmp
     assert len(builders()) == 2
     asked = [(problem, candidate) for problem in PROBLEMS for candidate in candidates(problem)]
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(lambda one: two.build(*one, "sass", store), asked))
+        found = list(threads.map(lambda one: two.build(one[0], one[1], "sass", store), asked))
     own = Store(tmp_path / "own")
     assert found == [build(*one, "sass", store=own, workers=1).compiled for one in asked]
     assert len(builders()) == 2
@@ -87,38 +89,42 @@ def test_they_build_what_this_process_builds(two: BuilderPool, store: Store, tmp
 @pytest.mark.parametrize("family", ["csr", "tensor_core"])
 def test_they_build_plans_of_families(two: BuilderPool, store: Store, tmp_path: Path, family: str) -> None:
     problem = Problem(random_matrix(70, 90, 0.3, seed=3), 24, DEVICES["h200"], dtype=DTYPES["float16"])
-    entrant = Candidate(family, FAMILIES[family].plans(problem)[0], 1.0)
-    found = two.build(problem, entrant, "sass", store)
-    assert found == build(problem, entrant, "", store=Store(tmp_path / "own"), workers=1).compiled
-    on_disk = two.build(problem, entrant, "sass", store, folder=tmp_path)
+    candidate = Candidate(family, FAMILIES[family].plans(problem)[0], 1.0)
+    found = two.build(problem, candidate, "sass", store)
+    assert found == build(problem, candidate, "", store=Store(tmp_path / "own"), workers=1).compiled
+    on_disk = two.build(problem, candidate, "sass", store, folder=tmp_path)
     assert isinstance(on_disk, OnDisk) and on_disk.cubin.read_bytes() == found.cubin
-    shipped = two.call(written, problem, entrant, "sass", store)
-    assert isinstance(shipped, PackedBuild) and shipped.compiled == found and shipped.language == "template"
+    shipped = two.call(build_with_source, problem, candidate, "sass", store)
+    assert isinstance(shipped, Build) and shipped.compiled == found and shipped.language == "template"
+    assert shipped.kernel is not None and shipped.source == shipped.kernel.source
     with pytest.raises(ToolchainFault, match="KeyError: 'none'"):
-        two.build(problem, replace(entrant, family="none"), "sass", store)
+        two.build(problem, replace(candidate, family="none"), "sass", store)
 
 
 def test_builders_prepare_together(two: BuilderPool, store: Store) -> None:
     """The columns in fours of 40 blocks of rows, each by one of them; a plan's builder then finds them."""
     problem = Problem(random_matrix(2500, 512, 0.1, seed=3), 64, DEVICES["h200"], dtype=DTYPES["float16"])
-    entrant = Candidate("tensor_core", TwoOfFour(1, 64, 1), 1.0)
+    candidate = Candidate("tensor_core", TwoOfFour(1, 64, 1), 1.0)
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda _: two.prepare(problem, [entrant], store), range(2)))
+        list(threads.map(lambda _: two.prepare(problem, [candidate], store), range(2)))
     kept = [entry for entry in store.entries() if entry.kind == "fours"]
     assert len(kept) == 3
-    two.build(problem, entrant, "sass", store)
+    two.build(problem, candidate, "sass", store)
     assert {entry.key for entry in store.entries() if entry.kind == "fours"} == {entry.key for entry in kept}
 
 
-def test_who_built_a_kernel_builds_it_again(two: BuilderPool, store: Store) -> None:
+def test_who_built_a_kernel_builds_it_again(two: BuilderPool, store: Store, tmp_path: Path) -> None:
     problem, (first, second, *_) = PROBLEMS[0], candidates(PROBLEMS[0])
     two.start()
+    os.mkfifo(pipe := tmp_path / "pipe")
     with ThreadPoolExecutor(1) as threads:
-        busy = threads.submit(two.call, time.sleep, 4.0)
+        busy = threads.submit(two.call, Path.read_bytes, pipe)  # until somebody writes
         while len(two._idle) == 2:
             time.sleep(0.01)
         two.build(problem, first, "sass", store)  # so by the other one
         assert not busy.done()
+        pipe.write_bytes(b"go on")
+        assert busy.result() == b"go on"
     last = two.call(os.getpid)  # which is who was busy
     who = two.call(os.getpid, who_built=first)
     assert {last, who} == set(builders()) and last != who
@@ -127,18 +133,17 @@ def test_who_built_a_kernel_builds_it_again(two: BuilderPool, store: Store) -> N
 
 def test_what_is_shipped_is_what_was_built(two: BuilderPool, store: Store, tmp_path: Path) -> None:
     problem, candidate = PROBLEMS[0], candidates(PROBLEMS[0])[0]
-    found, own = two.call(written, problem, candidate, "sass", store), Store(tmp_path / "own")
-    here = build(problem, candidate, "sass", store=own, workers=1)
-    text = source_of(here.program, here.emission, problem.device.arch)
-    assert isinstance(found, WrittenBuild)
-    assert (found.compiled, found.language) == (here.compiled, here.language)
+    found, own = two.call(build_with_source, problem, candidate, "sass", store), Store(tmp_path / "own")
+    here = with_source(build(problem, candidate, "sass", store=own, workers=1), problem.device.arch)
+    assert isinstance(found, Build) and found.program is None and found.emission is None
+    assert (found.compiled, found.language, found.words) == (here.compiled, here.language, here.words)
     assert found.binary.cubin == here.binary.cubin and found.binary.registers == here.binary.registers
-    assert found.source == text and found.launch == here.launch
+    assert found.source == here.source is not None and found.launch == here.launch
 
 
 def test_what_cannot_be_built_costs_no_builder(two: BuilderPool, store: Store) -> None:
     problem = PROBLEMS[0]
-    shared = UnrolledPlan(TileSize(8, 32), Schedule(4, split_k=2), natural_order(problem.matrix, 8))
+    shared = unrolled(UnrolledPlan(TileSize(8, 32), Schedule(4, split_k=2), natural_order(problem.matrix, 8)))
     with pytest.raises(ToolchainFault, match="2 blocks to a tile: ptx has no such kernels"):
         two.build(problem, shared, "ptx", store)
     before = builders()
@@ -152,39 +157,43 @@ OPTIONS = Options(emitter="sass", ranker="none", measure="gpu", verify="gpu")
 def test_what_is_searched_elsewhere_is_the_same(two: BuilderPool) -> None:
     for problem in PROBLEMS:
         here, there = prepare_with_pool(problem, OPTIONS), two.call(prepare_with_pool, problem, OPTIONS)
-        assert isinstance(there, Prepared)
+        assert isinstance(there, Known)
         assert here.choice is not None and there.choice is not None and here.pool is not None
         space, other = here.choice.space, there.choice.space
         assert other.verdicts == space.verdicts and other.least_blocks == space.least_blocks
-        assert [named(one) for one in other.survivors] == [named(one) for one in space.survivors]
+        assert [named(unrolled(one)) for one in other.survivors] == [named(unrolled(one)) for one in space.survivors]
         assert len({id(one.tiling) for one in other.survivors}) == len({id(one.tiling) for one in space.survivors})
-        found = [(named(one.candidate), one.score) for one in there.choice.shortlist]
-        assert found == [(named(one.candidate), one.score) for one in here.choice.shortlist]
+        found = [(named(one), one.score) for one in there.choice.shortlist]
+        assert found == [(named(one), one.score) for one in here.choice.shortlist]
         for name in ("places", "forecast", "kinds"):
             np.testing.assert_array_equal(getattr(there.pool, name), getattr(here.pool, name))
-        last = len(here.pool.forecast) - 1
-        assert [named(there.pool[at]) for at in (0, last)] == [named(here.pool[at]) for at in (0, last)]
+        assert there.pool is not None
+        for at in (0, len(here.pool.forecast) - 1):
+            assert named(unrolled(there.pool[at])) == named(unrolled(here.pool[at]))
 
 
-def test_a_workshop_gives_what_was_begun_ahead_once() -> None:
+def test_a_session_gives_what_was_begun_ahead_once(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = PROBLEMS[0]
-    with Session(workers=LEAST_BUILDERS) as shop:
-        assert shop.begun_ahead("one") is None
-        shop.begin_ahead("one", "sass", prepare_with_pool, problem, OPTIONS)
-        shop.begin_ahead("one", "sass", prepare_with_pool, problem, OPTIONS)
-        assert shop.begun_ahead("another") is None
-        found = shop.begun_ahead("one")
-        assert isinstance(found, Prepared) and found.choice is not None
-        assert shop.begun_ahead("one") is None
-        shop.begin_ahead("fails", "sass", prepare_with_pool, problem, None)
-        assert shop.begun_ahead("fails") is None
-        shop.begin_ahead("two", "sass", prepare_with_pool, PROBLEMS[1], OPTIONS)  # whose turn never comes
-        assert len(builders()) == LEAST_BUILDERS
+    monkeypatch.setattr(sessions, "LEAST_BUILDERS", 2)
+    with Session(workers=2) as session:
+        assert session.begun_ahead("one") is None
+        session.begin_ahead("one", "sass", prepare_with_pool, problem, OPTIONS)
+        session.begin_ahead("one", "sass", prepare_with_pool, problem, OPTIONS)
+        assert session.begun_ahead("another") is None
+        found = session.begun_ahead("one")
+        assert isinstance(found, Known) and found.choice is not None and found.pool is not None
+        assert session.begun_ahead("one") is None
+        session.begin_ahead("fails", "sass", prepare_with_pool, problem, None)
+        assert session.begun_ahead("fails") is None
+        session.begin_ahead("two", "sass", prepare_with_pool, PROBLEMS[1], OPTIONS)  # whose turn never comes
+        assert len(builders()) == 2
     assert builders() == []
-    with Session(workers=LEAST_BUILDERS) as shop:
-        assert shop.crew("ptx") is None
-        shop.begin_ahead("one", "ptx", prepare_with_pool, problem, OPTIONS)
-        assert shop.begun_ahead("one") is None
+    with Session(workers=2) as session:
+        assert session.builders("ptx") is None
+        session.begin_ahead("one", "ptx", prepare_with_pool, problem, OPTIONS)
+        assert session.begun_ahead("one") is None
+    with Session(workers=1) as session:
+        assert session.builders("sass") is None
     assert builders() == []
 
 
@@ -200,7 +209,7 @@ def test_a_builder_that_is_killed_is_replaced(two: BuilderPool, store: Store) ->
 
 def test_a_cancelled_build_ends_its_builder(two: BuilderPool, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = (sys.executable, "-c", "import sys, time; sys.stdin.buffer.read(1); time.sleep(600)")
-    monkeypatch.setattr(crew, "BUILDER", waiting)
+    monkeypatch.setattr(pools, "BUILDER", waiting)
     cancel = threading.Event()
     threading.Timer(0.2, cancel.set).start()
     with pytest.raises(CancelledError):
@@ -213,8 +222,8 @@ def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from lospmm.store import Store\n"
         "from tests.tuning import test_builders as t\n"
-        "crew = t.BuilderPool(2); crew.start(); p = t.PROBLEMS[0]\n"
-        "crew.build(p, t.candidates(p)[0], 'sass', Store(Path(sys.argv[1])))\n"
+        "pool = t.BuilderPool(2); pool.start(); p = t.PROBLEMS[0]\n"
+        "pool.build(p, t.candidates(p)[0], 'sass', Store(Path(sys.argv[1])))\n"
         "print('built', flush=True); time.sleep(600)"
     )
     temporary = tmp_path / "temporary"

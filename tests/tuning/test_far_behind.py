@@ -13,69 +13,65 @@ import pytest
 from lospmm.artifact.artifact import Artifact
 from lospmm.artifact.describe import other_families
 from lospmm.errors import NothingFits
-from lospmm.families import FAMILIES, Candidate
+from lospmm.families import FAMILIES
+from lospmm.families.candidate import Candidate
 from lospmm.gpu import bench as measure
 from lospmm.gpu.bench import Bench
-from lospmm.gpu.messages import Measurement
-from lospmm.gpu.timing import Timing
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
+from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
-from lospmm.tuning import forecast as behind
-from lospmm.tuning import jobs, race, request
-from lospmm.tuning import prepare as sought
-from lospmm.tuning import replay as replay_of_log
-from lospmm.tuning import runner as trials
-from lospmm.tuning import session as workshop
+from lospmm.tuning import forecast, jobs, prepare, race, request, runner, session
 from lospmm.tuning.build import build
-from lospmm.tuning.families import FamilyPlans, FamilyTrials
-from lospmm.tuning.forecast import LEAST_NONZEROS, contenders, family_plans_for, others_first
-from lospmm.tuning.job import TRIALS, TrialKind
+from lospmm.tuning.contenders import contenders
+from lospmm.tuning.forecast import LEAST_NONZEROS, others_first
+from lospmm.tuning.known import Known
 from lospmm.tuning.options import Options
-from lospmm.tuning.race import why_not_searched
+from lospmm.tuning.plans import plans_for
+from lospmm.tuning.race import ENOUGH, LOST, POLICIES, race_unrolled, why_not_searched
 from lospmm.tuning.replay import replay
 from lospmm.tuning.request import Request
-from lospmm.tuning.search import POLICY
-from lospmm.tuning.trial import ENOUGH, LOST, Clock, Trial
+from lospmm.tuning.trial import Trial
+from lospmm.tuning.unrolled import search
 from lospmm_datasets.synthetic import uniform
 from tests.fixtures import named_worker
+from tests.fixtures.lookup_runner import LookupRunner, measurement_of
 
 H200 = DEVICES["h200"]
 M, K, N = 48, 40, 64
-TIMED = {"measure": "gpu", "emitter": "sass"}
+TIMED: dict[str, Any] = {"measure": "gpu", "emitter": "sass"}
 
 
-def field_of(problem: Problem) -> FamilyPlans:
-    return family_plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True))
+def known_of(problem: Problem) -> Known:
+    return plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True))
 
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A GPU with these times, on which A of any size is large enough; a search is short, and templates are compiled
     only for the winner."""
-    short = TrialKind(TRIALS["full"].trials, replace(POLICY, rounds=1, finals=(2,), walked=0, doubled=0))
+    short = replace(POLICIES["full"], rounds=1, finals=(2,), passes=0)
 
     def install(*, unrolled_micros: float, other_micros: float, far: float) -> None:
         command = (sys.executable, "-P", named_worker.__file__, str(unrolled_micros), str(other_micros))
-        monkeypatch.setattr(workshop, "Bench", lambda problem, cancel: Bench(problem, cancel=cancel, command=command))
-        monkeypatch.setattr(behind, "FAR", far)
+        monkeypatch.setattr(session, "Bench", lambda problem, cancel: Bench(problem, cancel=cancel, command=command))
+        monkeypatch.setattr(forecast, "FAR", far)
 
-    def quickly(problem: Problem, candidate: Any, emitter: str, **making: Any) -> Any:
-        if not isinstance(candidate, Candidate):
+    def quickly(problem: Problem, candidate: Candidate, emitter: str, **making: Any) -> Any:
+        if candidate.is_unrolled:
             return build(problem, candidate, emitter, **making)
         kernel = FAMILIES[candidate.family].pack(problem, candidate.plan)
         return SimpleNamespace(compiled=Compiled(b"", kernel.entry, kernel.launch))
 
-    for module in (race, replay_of_log):
-        monkeypatch.setattr(module, "TRIALS", {"full": short})
+    monkeypatch.setattr(race, "POLICIES", {"full": short})
     monkeypatch.setattr(measure, "compile_gate", lambda _arch: b"gate")
     monkeypatch.setattr(request, "own_gpu", lambda: "h200")
-    monkeypatch.setattr(trials, "build", quickly)
-    monkeypatch.setattr(behind, "LEAST_NONZEROS", 1)
+    monkeypatch.setattr(runner, "build", quickly)
+    monkeypatch.setattr(forecast, "LEAST_NONZEROS", 1)
     return install
 
 
@@ -99,7 +95,7 @@ def test_what_is_far_behind_is_not_searched(
     store: Store, on_a_gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_gpu(unrolled_micros=1.0, other_micros=5.0, far=0.01)
-    monkeypatch.setattr(sought, "search", None)  # nobody asks it
+    monkeypatch.setattr(prepare, "search", None)  # nobody asks it
     made = tuned(store)
     manifest, (unrolled, *others) = made.manifest, made.manifest["search"]["families"]
     assert manifest["cubin_family"] in FAMILIES and "unrolled" not in families_of(made)
@@ -138,13 +134,6 @@ def test_a_search_that_is_lost_ends_with_its_shortlist(store: Store, on_a_gpu: C
     assert replay(made, H200).agrees
 
 
-def test_a_search_that_is_nearly_lost_goes_on(store: Store, on_a_gpu: Callable[..., None]) -> None:
-    on_a_gpu(unrolled_micros=5.0 * LOST - 0.1, other_micros=5.0, far=1000.0)
-    made = tuned(store, shortlist_size=ENOUGH)
-    assert made.manifest["search"]["families"][0]["timed"] > ENOUGH
-    assert replay(made, H200).agrees
-
-
 def test_families_that_are_named_are_searched(store: Store, on_a_gpu: Callable[..., None]) -> None:
     on_a_gpu(unrolled_micros=1.0, other_micros=5.0, far=0.01)
     made = tuned(store, families="unrolled,csr")
@@ -161,7 +150,7 @@ def test_without_a_tile_the_others_have_it(
     def nothing(*_: Any, **__: Any) -> None:
         raise NothingFits("no tile size fits")
 
-    monkeypatch.setattr(sought, "search", nothing)
+    monkeypatch.setattr(prepare, "search", nothing)
     made = tuned(store)
     assert made.manifest["cubin_family"] in FAMILIES
     assert made.manifest["search"]["families"][0]["refusal"] is None
@@ -182,19 +171,18 @@ NEAR = Problem(uniform(4096, 4096, 0.94, seed=0), 1024, H200)
 )
 def test_others_come_first_where_they_may_be_faster(problem: Problem, n: int, dtype: str, *, is_far: bool) -> None:
     problem, options = replace(problem, n=n, dtype=DTYPES[dtype]), Options(**TIMED, dtype=dtype)
-    field = field_of(problem)
-    micros = others_first(problem, options, field)
+    known = known_of(problem)
+    micros = others_first(problem, options, known)
     assert micros is not None
-    found = replace(field, unrolled_micros=micros)
-    assert behind.is_far_behind(found, field.entrants[0].forecast_micros) == is_far
+    assert forecast.is_far_behind(replace(known, unrolled_micros=micros), known.plans[0].score) == is_far
 
 
 def test_what_is_surely_behind_is_not_even_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is regrouped for it; what is near is ranked as ever, also by a process that searches ahead."""
-    monkeypatch.setattr(sought, "ranked", lambda *_: "ranked")
+    monkeypatch.setattr(prepare, "ranked", lambda *_: "ranked")
     options = Options(**TIMED).resolved(H200, "h200")
     for problem, choice in ((LARGE, None), (NEAR, "ranked")):
-        assert sought.prepare(problem, options, Stages()).choice == choice
+        assert prepare.prepare(problem, options, Stages()).choice == choice
 
 
 @pytest.mark.parametrize(
@@ -211,12 +199,12 @@ def test_it_is_searched_where_it_was_asked_for(options: dict[str, str]) -> None:
     """And where nothing was learned that would say no."""
     asked = Options(**{**TIMED, **options})
     problem = Problem(LARGE.matrix, 1024, H200, dtype=DTYPES[asked.dtype], sums=DTYPES[asked.sums])
-    assert others_first(problem, asked, field_of(problem)) is None
+    assert others_first(problem, asked, known_of(problem)) is None
 
 
 def test_another_gpu_has_learned_nothing() -> None:
     problem = Problem(LARGE.matrix, 1024, DEVICES["a100"])
-    assert others_first(problem, Options(**TIMED), field_of(problem)) is None
+    assert others_first(problem, Options(**TIMED), known_of(problem)) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "float16"])
@@ -226,46 +214,59 @@ def test_layers_of_bert_are_searched(n: int, dtype: str) -> None:
     for m, k in ((768, 768), (3072, 768), (768, 3072)):
         problem = Problem(uniform(m, k, 0.8, seed=1), n, H200, dtype=DTYPES[dtype])
         assert problem.matrix.nnz < LEAST_NONZEROS
-        assert others_first(problem, Options(**TIMED, dtype=dtype), field_of(problem)) is None
+        assert others_first(problem, Options(**TIMED, dtype=dtype), known_of(problem)) is None
 
 
-def test_few_kernels_say_nothing() -> None:
-    """A user's shortlist may be short: a search goes on until enough of it ran."""
-    clock = Clock(lambda _: [], rival_micros=100.0)
-    assert clock.is_lost(ENOUGH, 100.0 * LOST + 1)
-    assert not clock.is_lost(ENOUGH - 1, 1e9) and not clock.is_lost(ENOUGH, 100.0 * LOST - 1)
-    assert not Clock(lambda _: []).is_lost(1000, 1e9)
+SMALL = Problem(uniform(M, K, 0.7, seed=3), N, H200)
 
 
-def field_with(forecast_micros: float) -> FamilyPlans:
+@pytest.mark.parametrize(
+    ("shortlisted", "rival_micros", "micros", "is_lost"),
+    [
+        (ENOUGH, 100.0, 100.0 * LOST + 1, True),
+        (ENOUGH, 100.0, 100.0 * LOST - 1, False),
+        (ENOUGH - 1, 100.0, 1e9, False),
+        (ENOUGH, None, 1e9, False),
+    ],
+)
+def test_few_kernels_say_nothing(shortlisted: int, rival_micros: float | None, micros: float, *, is_lost: bool) -> None:
+    """A user's shortlist may be short: a search goes on until enough of it ran, and ends only beside a rival."""
+    choice = search(SMALL, estimate_micros, shortlisted, Stages())
+    known, runner = replace(timed_in(rival_micros), choice=choice), LookupRunner(lambda _: micros)
+    options, policy = Options(**TIMED, ranker="none"), replace(POLICIES["full"], rounds=2)
+    found = race_unrolled(SMALL, known, options, runner, Stages(), policy)
+    assert [one.candidate for one in found.unrolled_trials] == runner.asked
+    assert (len(runner.asked) == shortlisted) == is_lost
+    assert (runner.asked_again == []) == (is_lost or shortlisted < ENOUGH)
+
+
+def known_with(forecast_micros: float) -> Known:
     """The best of the others is forecast to take that long."""
-    return FamilyPlans((replace(field_of(NEAR).entrants[0], forecast_micros=forecast_micros),), {})
+    return Known((Candidate("csr", None, forecast_micros),), {})
 
 
 def test_what_is_well_ahead_comes_first() -> None:
-    micros = behind.fastest_micros(NEAR)
+    micros = forecast.fastest_micros(NEAR)
     assert micros is not None
-    assert others_first(NEAR, Options(**TIMED), field_with(1.51 * micros)) is None
-    assert others_first(NEAR, Options(**TIMED), field_with(1.49 * micros)) == micros
+    assert others_first(NEAR, Options(**TIMED), known_with(1.51 * micros)) is None
+    assert others_first(NEAR, Options(**TIMED), known_with(1.49 * micros)) == micros
 
 
 def test_with_a_budget_the_better_forecast_comes_first() -> None:
     """As time may be up before the second has its turn."""
-    micros, short = behind.fastest_micros(NEAR), Options(**TIMED, budget_seconds=20.0)
+    micros, short = forecast.fastest_micros(NEAR), Options(**TIMED, budget_seconds=20.0)
     assert micros is not None
-    assert others_first(NEAR, short, field_with(1.01 * micros)) is None
-    assert others_first(NEAR, short, field_with(0.99 * micros)) == micros
+    assert others_first(NEAR, short, known_with(1.01 * micros)) is None
+    assert others_first(NEAR, short, known_with(0.99 * micros)) == micros
 
 
-def timed_in(micros: float | None) -> FamilyTrials:
-    field = FamilyPlans((Candidate("csr", None, 5.0),), {}, unrolled_micros=100.0)
-    timing = None if micros is None else Timing(micros, 0.01, 5)
-    trial = Trial(field.entrants[0], 5.0, Measurement(timing, None, None if timing else "failed"))
-    return FamilyTrials(field, (trial,))
+def timed_in(micros: float | None) -> Known:
+    known = known_with(5.0)
+    return replace(known, unrolled_micros=100.0, trials=(Trial(known.plans[0], measurement_of(micros)),))
 
 
 def test_the_time_of_another_decides() -> None:
-    near, far = 100.0 / behind.FAR + 1, 100.0 / behind.FAR - 1
+    near, far = 100.0 / forecast.FAR + 1, 100.0 / forecast.FAR - 1
     assert why_not_searched(timed_in(far), is_over=False) == f"100.0 us by forecast, and csr takes {far:.1f}"
     assert why_not_searched(timed_in(near), is_over=False) is None
     assert why_not_searched(timed_in(None), is_over=True) is None

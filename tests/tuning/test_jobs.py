@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lospmm.artifact import artifact
+from lospmm.artifact import artifact, kept
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.lower import lower
 from lospmm.errors import BadRequest, LospmmError, NothingFits, ToolchainFault, Unsupported, VerificationFailed
@@ -23,8 +23,7 @@ from lospmm.settings import settings
 from lospmm.space.candidates import UnrolledPlan
 from lospmm.store import Store
 from lospmm.toolchain import compilers
-from lospmm.tuning import build, jobs
-from lospmm.tuning import tuner as tuning
+from lospmm.tuning import build, jobs, tuner
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
 from tests.fixtures.full_disk import take_no_kernels
@@ -52,7 +51,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def kernels(store: Store) -> list[str]:
-    return [entry.key for entry in store.entries() if entry.kind == jobs.KERNELS]
+    return [entry.key for entry in store.entries() if entry.kind == kept.KERNELS]
 
 
 def test_the_digest_says_all_that_decides_a_kernel() -> None:
@@ -94,15 +93,15 @@ def test_another_toolkit_makes_another_kernel(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_request_is_done_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     first = jobs.tune(request(), store=store)
-    monkeypatch.setattr(tuning, "prepared", None)  # would fail
+    monkeypatch.setattr(tuner, "prepared", None)  # would fail
     assert jobs.tune(request(), store=store) == first
-    assert jobs.find(request().digest, store) == first
+    assert kept.find(request().digest, store) == first
     assert kernels(store) == [request().digest]
 
 
 def test_a_damaged_entry_is_built_again(store: Store) -> None:
     first = jobs.tune(request(), store=store)
-    (store.directory(jobs.KERNELS, request().digest) / "kernel.cubin").write_bytes(b"damaged")
+    (store.directory(kept.KERNELS, request().digest) / "kernel.cubin").write_bytes(b"damaged")
     second = jobs.tune(request(), store=store)
     assert second.cubin == first.cubin
     assert store.verify() == []
@@ -114,7 +113,7 @@ def test_of_two_processes_both_give_what_the_first_kept(store: Store, monkeypatc
     first: dict[str, bytes] = {}
 
     def late(store: Store, kind: str, key: str, files: Mapping[str, bytes]) -> None:
-        if kind == jobs.KERNELS:
+        if kind == kept.KERNELS:
             manifest = json.loads(files["manifest.json"])
             manifest["seconds"]["total"] += 1
             first.update({**files, "manifest.json": json.dumps(manifest).encode()})
@@ -132,7 +131,7 @@ def test_a_kernel_that_the_disk_does_not_take_is_not_lost(
     made = jobs.tune_to_folder(request(), tmp_path / "kernel", store=store)
     assert artifact.read(tmp_path / "kernel").files == made.files and not kernels(store)
     with pytest.raises(ToolchainFault, match="No space"):  # as whoever has to have it there
-        jobs.keep(made, request().digest, store)
+        kept.keep(made, request().digest, store)
 
 
 def test_the_file_is_the_kept_one(store: Store, tmp_path: Path) -> None:
@@ -183,14 +182,14 @@ def test_nothing_fits(store: Store) -> None:
 
 
 def test_an_old_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "prepared", None)
+    monkeypatch.setattr(tuner, "prepared", None)
     with pytest.raises(Unsupported, match=r"V100 .*needs a CUDA 12 toolkit"):
         jobs.tune(request(device="v100"), store=store)
 
 
 def test_too_many_nonzeros_are_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr("lospmm.tuning.forecast.settings", lambda: few)
+    monkeypatch.setattr("lospmm.tuning.contenders.settings", lambda: few)
     with pytest.raises(BadRequest, match="3 nonzeros and 3 rows: together more than the 2 of LOSPMM_MAX_NONZEROS"):
         jobs.tune(request(families="unrolled"), store=store)
 

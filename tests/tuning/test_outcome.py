@@ -11,19 +11,22 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.problem import Problem
 from lospmm.space.estimate import estimate_micros
 from lospmm.stages import Stages
-from lospmm.tuning.families import FamilyTrials, family_plans
+from lospmm.tuning.known import Known
+from lospmm.tuning.log import unrolled_log
 from lospmm.tuning.options import Options
-from lospmm.tuning.outcome import _summary, tuning_log
-from lospmm.tuning.search import Choice, search
+from lospmm.tuning.plans import family_plans
+from lospmm.tuning.summary import search_summary
 from lospmm.tuning.trial import Trial
+from lospmm.tuning.unrolled import search
 from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(30, 40, 0.2, seed=4), 9000, DEVICES["h200"])
-UNTIMED = search(PROBLEM, estimate_micros, 5, Stages(), lockstep=128)
+CHOICE = search(PROBLEM, estimate_micros, 5, Stages(), lockstep=128)
+UNTIMED = replace(family_plans(PROBLEM, ("csr",)), choice=CHOICE)
 RESOLVED = Options(ranker="none").resolved(DEVICES["h200"], None)
 
 
-def timed() -> Choice:
+def timed() -> Known:
     """The second of the shortlist is the fastest, the third failed, the fourth was wrong."""
     results = [
         Measurement(Timing(20.0, 0.01, 15), 2e-7, None),
@@ -31,51 +34,44 @@ def timed() -> Choice:
         Measurement(None, None, "CUDA_ERROR_ILLEGAL_ADDRESS"),
         Measurement(None, 0.5, "row 1, column 2: got 3"),
     ]
-    trials = tuple(
-        Trial(scored.candidate, scored.score, result)
-        for scored, result in zip(UNTIMED.shortlist, results, strict=False)
-    )
-    return replace(UNTIMED, winner=trials[1].candidate, trials=trials)
+    return replace(UNTIMED, trials=tuple(map(Trial, CHOICE.shortlist, results)))
 
 
 def test_without_times_the_log_is_the_shortlist() -> None:
-    log = tuning_log(PROBLEM, UNTIMED)
+    log, scores = unrolled_log(PROBLEM, UNTIMED), [one.score for one in CHOICE.shortlist]
     assert [line["rank"] for line in log] == [1, 2, 3, 4, 5]
-    assert [line["score"] for line in log] == [scored.score for scored in UNTIMED.shortlist]
-    assert [line["estimated_micros"] for line in log] == pytest.approx([one.score for one in UNTIMED.shortlist])
+    assert [line["score"] for line in log] == scores
+    assert [line["estimated_micros"] for line in log] == pytest.approx(scores)
     assert all(line["measured_micros"] is None and "failure" not in line for line in log)
-    assert np.all(np.diff([scored.score for scored in UNTIMED.shortlist]) >= 0)
+    assert np.all(np.diff(scores) >= 0)
 
 
 def test_with_times_the_log_is_the_trials() -> None:
-    log = tuning_log(PROBLEM, timed())
+    log = unrolled_log(PROBLEM, timed())
     assert [line["measured_micros"] for line in log] == [20.0, 10.0, None, None]
     assert [line["spread"] for line in log] == [0.01, 0.02, None, None]
     assert [line["max_relative_error"] for line in log] == [2e-7, 3e-7, None, 0.5]
     assert [line["failure"] for line in log] == [None, None, "CUDA_ERROR_ILLEGAL_ADDRESS", "row 1, column 2: got 3"]
-    for line, scored in zip(log, UNTIMED.shortlist, strict=False):
-        candidate = scored.candidate
-        assert (line["rows"], line["cols"]) == candidate.tile
-        assert (line["prefetch"], line["column_group"]) == (
-            candidate.schedule.prefetch,
-            candidate.schedule.column_group,
-        )
+    for line, candidate in zip(log, CHOICE.shortlist, strict=False):
+        tile, schedule = candidate.plan.tile, candidate.plan.schedule
+        assert (line["family"], line["rows"], line["cols"]) == ("unrolled", *tile)
+        assert (line["prefetch"], line["column_group"]) == (schedule.prefetch, schedule.column_group)
         assert line["lockstep"] == 128
 
 
 @pytest.mark.parametrize(
-    ("choice", "chosen_by", "trials", "measured", "place"),
+    ("known", "chosen_by", "trials", "measured", "place"),
     [(UNTIMED, "estimate", "none", 0, 0), (timed(), "measurement", "full", 4, 1)],
     ids=["estimate", "measurement"],
 )
 def test_the_manifest_says_how_it_was_chosen(
-    choice: Choice, chosen_by: str, trials: str, measured: int, place: int
+    known: Known, chosen_by: str, trials: str, measured: int, place: int
 ) -> None:
-    estimated = tuning_log(PROBLEM, choice)[place]["estimated_micros"]
+    estimated = unrolled_log(PROBLEM, known)[place]["estimated_micros"]
     assert isinstance(estimated, float)
-    summary = _summary(choice, FamilyTrials(family_plans(PROBLEM, ("csr",))), RESOLVED, estimated_micros=estimated)
+    summary = search_summary(known, RESOLVED, estimated_micros=estimated)
     assert (summary.chosen_by, summary.trials, summary.measured) == (chosen_by, trials, measured)
-    assert summary.estimated_micros == pytest.approx(UNTIMED.shortlist[place].score)
+    assert summary.estimated_micros == pytest.approx(CHOICE.shortlist[place].score)
     assert summary.shortlisted == 5
     found = {one.name: (one.timed, one.micros, one.refusal) for one in summary.families}
     assert found["csr"] == (0, None, None)

@@ -1,17 +1,24 @@
 """Kernels that need not be built when they are asked for: the fastest are kept, and no file is left."""
 
+import time
 from concurrent.futures import CancelledError
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lospmm.families.candidate import Candidate, unrolled
 from lospmm.problem.problem import Launch
+from lospmm.space.candidates import Schedule, TileSize, Tiling, UnrolledPlan
 from lospmm.toolchain.compile import Built, Compiled, OnDisk
 from lospmm.tuning.builders import BuildPlace, PrefetchedBuilds
 
 LAUNCH = Launch((1, 1, 1), 32)
+TILING = Tiling(8, (), np.empty(0, np.int32))
+UNROLLED = [unrolled(UnrolledPlan(TileSize(8, 32), Schedule(number), TILING)) for number in range(13)]
+PLANS = [Candidate("csr", name, 1.0) for name in ("a", "b", "c")]
 
 
 def on_disk(folder: Path, name: str) -> OnDisk:
@@ -28,69 +35,73 @@ def content(built: Built | None) -> bytes | None:
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.floats(1, 1e6)), max_size=30, unique_by=lambda one: one[0]))
 def test_the_fastest_are_kept(timed: list[tuple[int, float]]) -> None:
-    with PrefetchedBuilds(kept=4) as stock:
-        for name, micros in timed:
-            stock.keep(name, Compiled(b"%d" % name, "k", LAUNCH), micros)
-            if stock.kept(name) is not None:
-                stock.keep(name, Compiled(b"another", "k", LAUNCH), micros / 2)  # the first one stays
+    with PrefetchedBuilds(kept=4) as builds:
+        for number, micros in timed:
+            candidate = UNROLLED[number]
+            builds.keep(candidate, Compiled(b"%d" % number, "k", LAUNCH), micros)
+            if builds.kept(candidate) is not None:
+                builds.keep(candidate, Compiled(b"another", "k", LAUNCH), micros / 2)  # the first one stays
         fastest = sorted(timed, key=lambda one: one[1])[:4]
         limit = fastest[-1][1] if fastest else 0
-        for name, micros in timed:
+        for number, micros in timed:
             if micros < limit or len(timed) <= 4:
-                assert content(stock.kept(name)) == b"%d" % name
+                assert content(builds.kept(UNROLLED[number])) == b"%d" % number
             elif micros > limit:
-                assert stock.kept(name) is stock.take(name) is None
+                assert builds.kept(UNROLLED[number]) is None and builds.take(UNROLLED[number]) is None
 
 
-def test_candidates_and_plans_have_places_of_their_own() -> None:
+def test_unrolled_candidates_and_others_have_places_of_their_own() -> None:
     """One kind's fastest do not push out the other's, each of which is timed again."""
-    with PrefetchedBuilds(kept=2) as stock:
-        for name in ("a", "b", "c"):
-            stock.keep(name, Compiled(name.encode(), "k", LAUNCH), 1.0)
-        stock.keep(7, Compiled(b"7", "k", LAUNCH), 9.0)
-        assert [content(stock.kept(name)) for name in ("a", "b", "c", 7)] == [b"a", b"b", None, b"7"]
+    with PrefetchedBuilds(kept=2) as builds:
+        for candidate in PLANS:
+            builds.keep(candidate, Compiled(candidate.plan.encode(), "k", LAUNCH), 1.0)
+        builds.keep(UNROLLED[7], Compiled(b"7", "k", LAUNCH), 9.0)
+        assert [content(builds.kept(one)) for one in (*PLANS, UNROLLED[7])] == [b"a", b"b", None, b"7"]
 
 
 def test_files_live_as_long_as_they_are_kept(tmp_path: Path) -> None:
-    with PrefetchedBuilds(kept=2) as stock:
+    with PrefetchedBuilds(kept=2) as builds:
         for number, micros in enumerate((30.0, 20.0, 10.0, 40.0)):
             built = on_disk(tmp_path, str(number))
-            stock.keep(number, built, micros)
+            builds.keep(UNROLLED[number], built, micros)
             built.cubin.unlink()
-        assert [content(stock.kept(number)) for number in range(4)] == [None, b"1", b"2", None]
-        kept = stock.kept(1)
+        assert [content(builds.kept(one)) for one in UNROLLED[:4]] == [None, b"1", b"2", None]
+        kept = builds.kept(UNROLLED[1])
         assert isinstance(kept, OnDisk) and len(list(kept.cubin.parent.iterdir())) == 2
-        taken = stock.take(2)
-        assert taken is not None and taken.result() == stock.kept(2)
-        stock.keep(9, OnDisk(tmp_path / "gone", "k", LAUNCH), 1.0)
-        assert stock.kept(9) is None, "one whose file is gone is built again"
+        taken = builds.take(UNROLLED[2])
+        assert taken is not None and taken.result() == builds.kept(UNROLLED[2])
+        builds.keep(UNROLLED[9], OnDisk(tmp_path / "gone", "k", LAUNCH), 1.0)
+        assert builds.kept(UNROLLED[9]) is None, "one whose file is gone is built again"
     assert not kept.cubin.parent.exists()
 
 
 def test_what_was_begun_is_built_once_and_not_after_the_end() -> None:
-    asked: list[str] = []
+    asked: list[Candidate] = []
+    first, second, third = PLANS
 
-    def build(name: str, at: BuildPlace) -> Built:
-        asked.append(name)
-        if name == "waits":
+    def build(candidate: Candidate, at: BuildPlace) -> Built:
+        asked.append(candidate)
+        if candidate is third:
             at.stop.wait(60)
             raise CancelledError
-        return on_disk(at.folder, name)
+        return on_disk(at.folder, candidate.plan)
 
-    with PrefetchedBuilds() as stock:
-        stock.begin(["a", "b", "a"], build, workers=2)
-        taken = [stock.take(name) for name in ("a", "b", "c")]
+    with PrefetchedBuilds() as builds:
+        builds.begin([first, second, first], build, workers=2)
+        taken = [builds.take(one) for one in PLANS]
         assert taken[0] is not None and taken[1] is not None and taken[2] is None
         assert [content(one.result(20)) for one in taken[:2] if one is not None] == [b"a", b"b"]
         folder = taken[0].result().cubin
-        assert stock.kept("a") is None, "it was not timed"
-    assert sorted(asked) == ["a", "b"] and isinstance(folder, Path) and not folder.parent.exists()
-    with PrefetchedBuilds() as stock:
-        stock.begin(["waits", "late"], build, workers=1)
-        waiting, late = stock.take("waits"), stock.take("late")
+        assert builds.kept(first) is None, "it was not timed"
+    assert len(asked) == 2 and set(asked) == {first, second}
+    assert isinstance(folder, Path) and not folder.parent.exists()
+    asked.clear()
+    with PrefetchedBuilds() as builds:
+        builds.begin([third, first], build, workers=1)
+        waiting, late = builds.take(third), builds.take(first)
         assert waiting is not None and late is not None
-        while "waits" not in asked:
-            pass
-    assert late.cancelled() and "late" not in asked
+        while third not in asked:
+            time.sleep(0.001)
+    assert late.cancelled() and first not in asked
     with pytest.raises(CancelledError):
         waiting.result()

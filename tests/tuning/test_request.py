@@ -19,8 +19,8 @@ from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.problem import Problem
 from lospmm.store import Store
 from lospmm.tuning.options import Options
-from lospmm.tuning.request import MATRICES, Request, keep_matrix
-from lospmm.tuning.request import from_json as request_from_json
+from lospmm.tuning.queued import MATRICES, from_json, keep_matrix, to_json
+from lospmm.tuning.request import Request
 
 
 @st.composite
@@ -48,7 +48,7 @@ def test_it_is_the_same_request(
     options = Options(emitter=emitter, verify="cpu", measure="none", shortlist_size=data.draw(st.integers(1, 99)))
     request = Request(Problem(matrix, n, DEVICES[device]), options, values, seed).settled()
     keep_matrix(matrix, store)
-    again = request_from_json(json.loads(json.dumps(request.to_json())), store)
+    again = from_json(json.loads(json.dumps(to_json(request))), store)
     assert again.problem == request.problem
     assert (again.options, again.values, again.seed) == (request.options, values, seed)
     assert again.digest == request.digest
@@ -66,18 +66,18 @@ def test_a_layer_is_part_of_the_request(tmp_path: Path) -> None:
     for shape, epilogue in asked:
         n = 36 if shape is None else shape.n
         request = Request(Problem(matrix, n, DEVICES["h200"], shape, epilogue), Options()).settled()
-        again = request_from_json(json.loads(json.dumps(request.to_json())), store)
+        again = from_json(json.loads(json.dumps(to_json(request))), store)
         assert again.problem == request.problem
         assert again.digest == request.digest
         digests.add(request.digest)
     assert len(digests) == len(asked)
-    assert {"convolution", "epilogue"}.isdisjoint(request_for("none").to_json())
+    assert {"convolution", "epilogue"}.isdisjoint(to_json(request_for("none")))
 
 
 @pytest.mark.parametrize("layer", [{"convolution": {"groups": 2}}, {"epilogue": {"gelu": True}}])
 def test_a_layer_of_another_version_is_refused(tmp_path: Path, layer: dict[str, object]) -> None:
     with pytest.raises(BadRequest, match=r"unexpected keyword argument|accepted by another version"):
-        request_from_json({**request_for("none").to_json(), **layer}, Store(tmp_path))
+        from_json({**to_json(request_for("none")), **layer}, Store(tmp_path))
 
 
 def request_for(gpu: str | None, **options: str) -> Request:
@@ -100,11 +100,11 @@ def test_the_state_of_the_cache_is_part_of_a_request_that_is_timed_otherwise(tmp
     digests = {usual.digest: "cold"}
     for cache in ("warm", "network"):
         request = request_for("h200", cache=cache)
-        again = request_from_json(json.loads(json.dumps(request.to_json())), store)
+        again = from_json(json.loads(json.dumps(to_json(request))), store)
         assert (again.options.cache, again.digest) == (cache, request.digest)
         digests[request.digest] = cache
     assert len(digests) == 3
-    assert "cache" not in usual.to_json()["options"]
+    assert "cache" not in to_json(usual)["options"]
     assert request_for("h200", cache="cold").digest == usual.digest
     assert request_for("none", cache="network").digest == request_for("none").digest  # nothing is timed
 
@@ -113,10 +113,10 @@ def test_a_damaged_matrix_is_written_anew(tmp_path: Path) -> None:
     store, request = Store(tmp_path), request_for("none")
     for _ in range(2):
         keep_matrix(request.problem.matrix, store)
-        assert request_from_json(request.to_json(), store) is not None
+        assert from_json(to_json(request), store) is not None
         (store.directory(MATRICES, request.problem.matrix.fingerprint) / "matrix.npz").write_bytes(b"damaged")
     with pytest.raises(BadRequest, match="the matrix of the request is no longer in the store, or damaged"):
-        request_from_json(request.to_json(), store)
+        from_json(to_json(request), store)
 
 
 def test_the_matrix_of_another_request_does_not_do(tmp_path: Path) -> None:
@@ -126,17 +126,17 @@ def test_the_matrix_of_another_request_does_not_do(tmp_path: Path) -> None:
     assert files is not None
     store.put(MATRICES, "0" * 64, files)
     with pytest.raises(BadRequest, match="no longer in the store"):
-        request_from_json({**request.to_json(), "fingerprint": "0" * 64}, store)
+        from_json({**to_json(request), "fingerprint": "0" * 64}, store)
 
 
 @pytest.mark.parametrize("field", ["device", "options", "fingerprint", "n", "values", "seed"])
 def test_another_version_is_named(tmp_path: Path, field: str) -> None:
-    content = request_for("none").to_json()
+    content = to_json(request_for("none"))
     changed = {**content, field: {"unknown": 1}} if isinstance(content[field], dict) else dict(content)
     if changed == content:
         del changed[field]
     with pytest.raises(BadRequest, match="accepted by another version of lospmm"):
-        request_from_json(changed, Store(tmp_path))
+        from_json(changed, Store(tmp_path))
 
 
 class TestModels:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from lospmm.errors import GpuFault, ToolchainFault
-from lospmm.families import FAMILIES, Candidate, all_fours
+from lospmm.families import FAMILIES, all_fours
+from lospmm.families.candidate import Candidate, unrolled
+from lospmm.gpu.bench import AGAIN
 from lospmm.gpu.messages import Measurement
-from lospmm.gpu.timing import BRIEF, FULL, Effort, Timing
+from lospmm.gpu.timing import BRIEF, Effort, Timing
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Launch, Problem
@@ -22,17 +24,18 @@ from lospmm.space.reorder import natural_order
 from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain import elf
-from lospmm.tuning import runner as trials
+from lospmm.toolchain.compile import Compiled
+from lospmm.tuning import runner as runners
 from lospmm.tuning.budget import Budget
-from lospmm.tuning.build import Build
-from lospmm.tuning.builders import BuilderPool
+from lospmm.tuning.build import Build, build
+from lospmm.tuning.builders import BuilderPool, PrefetchedBuilds
 from lospmm.tuning.history import History, conditions_of
-from lospmm.tuning.runner import GpuRunner, RunnerSetup
+from lospmm.tuning.runner import GpuRunner
 from tests.space.test_explore import random_matrix
 
 PROBLEM = Problem(random_matrix(24, 30, 0.3, seed=1), 500, DEVICES["h200"])
 CANDIDATES = [
-    UnrolledPlan(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(PROBLEM.matrix, rows))
+    unrolled(UnrolledPlan(TileSize(rows, 32), Schedule(4, lockstep=128), natural_order(PROBLEM.matrix, rows)))
     for rows in (8, 3, 24, 1, 12)
 ]
 
@@ -66,47 +69,62 @@ def bench() -> FakeBench:
 
 
 @pytest.fixture
-def build_and_time(bench: FakeBench, tmp_path: Path) -> Iterator[GpuRunner]:
-    yield made(bench, tmp_path, Stages())
+def runner(bench: FakeBench, tmp_path: Path) -> Iterator[GpuRunner]:
+    with made(bench, tmp_path) as runner:
+        yield runner
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("build")]
 
 
-def made(bench: FakeBench, tmp_path: Path, stages: Stages, means: RunnerSetup | None = None) -> GpuRunner:
+def made(
+    bench: FakeBench, tmp_path: Path, stages: Stages | None = None, problem: Problem = PROBLEM, **means: Any
+) -> GpuRunner:
     fake: Any = bench
-    store = Store(tmp_path / "store")
-    return GpuRunner(PROBLEM, "sass", fake, store=store, workers=2, stages=stages, means=means)
+    store, stages = Store(tmp_path / "store"), stages or Stages()
+    return GpuRunner(problem, "sass", fake, store=store, workers=2, stages=stages, **means)
 
 
-def test_in_their_order_and_each_once(bench: FakeBench, build_and_time: GpuRunner) -> None:
-    measurements = list(build_and_time(CANDIDATES))
-    grids = [candidate.tiling.block_rows for candidate in CANDIDATES]
-    assert [m.timing.micros for m in measurements if m.timing] == grids
+def timed(runner: GpuRunner, candidates: list[Candidate] = CANDIDATES) -> list[Measurement]:
+    runner.begin(candidates)
+    trials = list(runner.trials(len(candidates)))
+    assert [trial.candidate for trial in trials] == candidates[: len(trials)]
+    return [trial.measurement for trial in trials]
+
+
+def test_in_their_order_and_each_once(bench: FakeBench, runner: GpuRunner) -> None:
+    """However many are asked for at a time; more than were begun there are not."""
+    runner.begin(CANDIDATES[:2])
+    runner.begin(CANDIDATES[2:])
+    trials = [trial for count in (1, 3, 9) for trial in runner.trials(count)]
+    grids = [candidate.plan.tiling.block_rows for candidate in CANDIDATES]
+    assert [trial.candidate for trial in trials] == CANDIDATES
+    assert [trial.micros for trial in trials] == grids
     assert [launch.grid[1] for _, _, launch in bench.measured] == grids
+    assert bench.efforts == [BRIEF] * 5
     for cubin, entry, launch in bench.measured:
+        assert isinstance(cubin, bytes)
         assert elf.kernel_usage(cubin, entry).stack_bytes == 0
         assert launch.block == 32
 
 
 def test_the_order_stands_whatever_is_built_first(
-    bench: FakeBench, build_and_time: GpuRunner, monkeypatch: pytest.MonkeyPatch
+    bench: FakeBench, runner: GpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = trials.build
 
-    def slow_at_first(problem: Problem, candidate: UnrolledPlan, *args: Any, **options: Any) -> Build:
+    def slow_at_first(problem: Problem, candidate: Candidate, *args: Any, **options: Any) -> Build:
         time.sleep(0.2 if candidate is CANDIDATES[0] else 0)
-        return real(problem, candidate, *args, **options)
+        return build(problem, candidate, *args, **options)
 
-    monkeypatch.setattr(trials, "build", slow_at_first)
-    list(build_and_time(CANDIDATES))
-    assert [launch.grid[1] for _, _, launch in bench.measured] == [c.tiling.block_rows for c in CANDIDATES]
+    monkeypatch.setattr(runners, "build", slow_at_first)
+    timed(runner)
+    assert [launch.grid[1] for _, _, launch in bench.measured] == [c.plan.tiling.block_rows for c in CANDIDATES]
 
 
 def test_progress_counts_over_all_rounds(bench: FakeBench, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     stages = Stages(lambda *step: seen.append(step))
-    both = made(bench, tmp_path, stages)
-    list(both(CANDIDATES[:2]))
-    list(both(CANDIDATES[2:]))
+    with made(bench, tmp_path, stages) as both:
+        timed(both, CANDIDATES[:2])
+        timed(both, CANDIDATES[2:])
     assert [step for step in seen if step[0] == "measure_trials"] == [
         ("measure_trials", done, 2 if done < 2 else 5) for done in range(5)
     ]
@@ -114,13 +132,13 @@ def test_progress_counts_over_all_rounds(bench: FakeBench, tmp_path: Path) -> No
     assert seconds["compile_trials"] > 0 and seconds["measure_trials"] > 0
 
 
-def test_plans_of_families_are_built_by_the_crew(bench: FakeBench, tmp_path: Path) -> None:
-    entrant = Candidate("csr", FAMILIES["csr"].plans(PROBLEM)[0], 1.0)
-    with BuilderPool(1) as crew:
-        (measurement,) = made(bench, tmp_path, Stages(), RunnerSetup(crew))([entrant])
+def test_plans_of_families_are_built_by_builders(bench: FakeBench, tmp_path: Path) -> None:
+    candidate = Candidate("csr", FAMILIES["csr"].plans(PROBLEM)[0], 1.0)
+    with BuilderPool(1) as builders, made(bench, tmp_path, builders=builders) as runner:
+        (measurement,) = timed(runner, [candidate])
     ((cubin, entry, _),) = bench.measured
     assert measurement.timing is not None and entry == "lospmm_csr"
-    assert isinstance(cubin, Path) and not cubin.exists(), "of the crew, and gone with the trials"
+    assert isinstance(cubin, Path) and not cubin.exists(), "of a builder, and gone with the trials"
 
 
 def test_what_plans_have_in_common_is_done_together(
@@ -131,73 +149,92 @@ def test_what_plans_have_in_common_is_done_together(
     problem = replace(PROBLEM, n=64, dtype=DTYPES["float16"])
     shared = [Candidate("tensor_core", plan, 1.0) for plan in FAMILIES["tensor_core"].plans(problem)[:2]]
     asked: list[Any] = []
-    fake: Any = bench
-    with BuilderPool(2) as crew:
-        monkeypatch.setattr(crew, "prepare", lambda *given: asked.append(given[1]))
+    with BuilderPool(2) as builders, made(bench, tmp_path, problem=problem, builders=builders) as runner:
+        monkeypatch.setattr(builders, "prepare", lambda *given: asked.append(given[1]))
         monkeypatch.setattr(all_fours, "PART_COLUMNS", 0)
-        store, means = Store(tmp_path / "store"), RunnerSetup(crew)
-        many = GpuRunner(problem, "template", fake, store=store, workers=2, stages=Stages(), means=means)
-        running = many([*shared, shared[0]])
-        left = [sum(cubin.exists() for cubin, _, _ in bench.measured) for _ in running]
+        runner.begin([*shared, shared[0]])
+        left = [sum(Path(str(cubin)).exists() for cubin, _, _ in bench.measured) for _ in runner.trials(3)]
     assert asked == [shared] * 2 and left == [1, 1, 0]
 
 
-def test_a_build_that_fails_is_a_kernel_that_failed(
-    bench: FakeBench, build_and_time: GpuRunner, monkeypatch: pytest.MonkeyPatch
+def test_what_is_prefetched_is_not_built_and_the_fastest_are_kept(
+    bench: FakeBench, runner: GpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = trials.build
+    """To be timed again; there was room for one."""
+    built: list[Candidate] = []
 
-    def fails(problem: Problem, candidate: UnrolledPlan, *args: Any, **options: Any) -> Build:
+    def counted(problem: Problem, candidate: Candidate, *args: Any, **options: Any) -> Build:
+        built.append(candidate)
+        return build(problem, candidate, *args, **options)
+
+    monkeypatch.setattr(runners, "build", counted)
+    first, second, fastest = CANDIDATES[:3]
+    ready = Compiled(b"prefetched", "k", Launch((1, 9, 1), 32))
+    with PrefetchedBuilds(kept=1) as prefetched:
+        runner.prefetched = prefetched
+        prefetched.begin([first], lambda *_: ready, workers=1)
+        assert [one.timing is not None for one in timed(runner, [first, second, fastest])] == [True] * 3
+        assert bench.measured[0][:2] == (b"prefetched", "k")
+        assert set(built) == {second, fastest}
+        assert len(list(runner.again([fastest, second]))) == 2
+        assert built.count(fastest) == 1 and built.count(second) == 2
+    assert bench.efforts[3:] == [AGAIN] * 2
+
+
+def test_a_build_that_fails_is_a_kernel_that_failed(
+    bench: FakeBench, runner: GpuRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def fails(problem: Problem, candidate: Candidate, *args: Any, **options: Any) -> Build:
         if candidate is CANDIDATES[2]:
             raise ToolchainFault("ptxas: exit status 255")
-        return real(problem, candidate, *args, **options)
+        return build(problem, candidate, *args, **options)
 
-    monkeypatch.setattr(trials, "build", fails)
-    found = list(build_and_time(CANDIDATES))
-    assert [measurement.failure for measurement in found].count("ptxas: exit status 255") == 1
-    assert found[2].failure == "ptxas: exit status 255"
+    monkeypatch.setattr(runners, "build", fails)
+    found = timed(runner)
+    assert [measurement.failure for measurement in found] == [None, None, "ptxas: exit status 255", None, None]
     assert len(bench.measured) == len(CANDIDATES) - 1
 
 
-def test_without_a_gpu_no_more_is_built(
-    bench: FakeBench, build_and_time: GpuRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_no_more_is_built(bench: FakeBench, runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: object, **_options: object) -> Measurement:
         raise GpuFault("the process that runs kernels cannot be started")
 
     monkeypatch.setattr(bench, "measure", lost)
     with pytest.raises(GpuFault):
-        list(build_and_time(CANDIDATES))
+        timed(runner)
 
 
-def test_whoever_stops_listening_stops_the_builds(build_and_time: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a budget does: what has begun is told to stop, and what has not is not begun."""
+def test_what_is_dropped_is_not_built(runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has begun is told to stop, and what has not is not begun; others may begin behind."""
     stopped: list[bool] = []
-    begun: list[UnrolledPlan] = []
-    real = trials.build
+    begun: list[Candidate] = []
 
-    def waits(problem: Problem, candidate: UnrolledPlan, *args: Any, cancel: threading.Event, **options: Any) -> Build:
+    def waits(problem: Problem, candidate: Candidate, *args: Any, cancel: threading.Event, **options: Any) -> Build:
         begun.append(candidate)
         if candidate is CANDIDATES[0]:
-            return real(problem, candidate, *args, cancel=cancel, **options)
+            return build(problem, candidate, *args, cancel=cancel, **options)
         stopped.append(cancel.wait(20))
         raise CancelledError
 
-    monkeypatch.setattr(trials, "build", waits)
-    measurements = iter(build_and_time(CANDIDATES))
-    assert next(measurements).timing is not None
-    getattr(measurements, "close")()  # noqa: B009 - a generator, which its type does not say
+    monkeypatch.setattr(runners, "build", waits)
+    runner.begin(CANDIDATES)
+    assert next(runner.trials(1)).has_run
+    runner.drop()
     assert stopped and all(stopped)
     assert len(begun) < len(CANDIDATES)
+    assert list(runner.trials(1)) == []
+    assert timed(runner, CANDIDATES[:1])[0].timing is not None
 
 
 def test_a_cancelled_job_times_no_more(bench: FakeBench, tmp_path: Path) -> None:
     cancel = threading.Event()
-    running = iter(made(bench, tmp_path, Stages(cancel=cancel))(CANDIDATES))
-    next(running)
-    cancel.set()
-    with pytest.raises(CancelledError):
-        next(running)
+    with made(bench, tmp_path, Stages(cancel=cancel)) as runner:
+        runner.begin(CANDIDATES)
+        next(runner.trials(1))
+        cancel.set()
+        with pytest.raises(CancelledError):
+            next(runner.trials(1))
     assert len(bench.measured) == 1
 
 
@@ -208,11 +245,11 @@ def test_a_job_is_cancelled_while_a_kernel_is_built(
         assert cancel.wait(20), "the build is told to stop"
         raise CancelledError
 
-    monkeypatch.setattr(trials, "build", waits)
+    monkeypatch.setattr(runners, "build", waits)
     cancel = threading.Event()
     threading.Timer(0.2, cancel.set).start()
-    with pytest.raises(CancelledError):
-        list(made(bench, tmp_path, Stages(cancel=cancel))(CANDIDATES))
+    with made(bench, tmp_path, Stages(cancel=cancel)) as runner, pytest.raises(CancelledError):
+        timed(runner)
     assert not bench.measured
 
 
@@ -229,51 +266,53 @@ class Time:
 def test_a_budget_cuts_a_build_short_once_something_ran(
     bench: FakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    time, real = Time(), trials.build
+    time = Time()
     budget = Budget(60.0, clock=time)
 
-    def slow(problem: Problem, candidate: UnrolledPlan, *args: Any, cancel: threading.Event, **options: Any) -> Build:
+    def slow(problem: Problem, candidate: Candidate, *args: Any, cancel: threading.Event, **options: Any) -> Build:
         if candidate is CANDIDATES[0]:
             time.seconds += 70  # it is waited for all the same: nothing has run yet
-            return real(problem, candidate, *args, cancel=cancel, **options)
+            return build(problem, candidate, *args, cancel=cancel, **options)
         assert cancel.wait(20), "the build is told to stop"
         raise CancelledError
 
-    monkeypatch.setattr(trials, "build", slow)
-    found = list(made(bench, tmp_path, Stages(), RunnerSetup(budget=budget))(CANDIDATES))
-    assert len(found) == 1 and found[0].timing is not None
+    monkeypatch.setattr(runners, "build", slow)
+    with made(bench, tmp_path, budget=budget) as runner:
+        assert not runner.is_over
+        (found,) = timed(runner)
+        assert found.timing is not None and runner.is_over
+        assert list(runner.trials(1)) == [] == list(runner.again(CANDIDATES[1:])), "nor is another waited for"
 
 
 def test_a_kernel_has_no_more_time_than_the_budget(bench: FakeBench, tmp_path: Path) -> None:
     time = Time()
-    running = made(bench, tmp_path, Stages(), RunnerSetup(budget=Budget(12.0, clock=time)))(CANDIDATES)
-    next(running)
-    time.seconds += 5
-    next(running)
-    time.seconds += 6.9
-    next(running)
-    running.close()
+    with made(bench, tmp_path, budget=Budget(12.0, clock=time)) as runner:
+        runner.begin(CANDIDATES[:3])
+        for seconds in (5, 6.9, 0):
+            next(runner.trials(1))
+            time.seconds += seconds
     assert bench.limits == [None, 7.0, 1.0]
 
 
 def test_what_is_known_is_neither_built_nor_timed(bench: FakeBench, tmp_path: Path) -> None:
     conditions = conditions_of(PROBLEM, "sass", gpu="0" * 32, driver="580.1", compiler="ptxas 13.0.88")
 
-    def run(stop: int = len(CANDIDATES), effort: Effort = BRIEF) -> list[Measurement]:
-        timings = History(Store(tmp_path / "store"), conditions)
-        running = made(bench, tmp_path, Stages(), RunnerSetup(timings=timings, effort=effort))(CANDIDATES)
-        found = [next(running) for _ in range(stop)]
-        running.close()
-        return found
+    def run(count: int = len(CANDIDATES), *, is_again: bool = False) -> list[Measurement]:
+        history = History(Store(tmp_path / "store"), conditions)
+        with made(bench, tmp_path, history_of=lambda _: history) as runner:
+            if is_again:
+                return list(runner.again(CANDIDATES))
+            runner.begin(CANDIDATES)
+            return [trial.measurement for trial in runner.trials(count)]
 
-    first = run(stop=2)  # as if it were killed then
+    first = run(2)  # as if it were killed then
     assert len(bench.measured) == 2
     whole = run()
     assert whole[:2] == first
     assert len(bench.measured) == len(CANDIDATES)
     assert run() == whole
     assert len(bench.measured) == len(CANDIDATES)
-    run(effort=FULL)  # which says more
-    assert bench.efforts[len(CANDIDATES) :] == [FULL] * len(CANDIDATES)
-    again = len(bench.measured)
-    assert run() == whole and len(bench.measured) == again
+    longer = run(is_again=True)  # which says more
+    assert bench.efforts[len(CANDIDATES) :] == [AGAIN] * len(CANDIDATES)
+    measured = len(bench.measured)
+    assert run() == whole and run(is_again=True) == longer and len(bench.measured) == measured

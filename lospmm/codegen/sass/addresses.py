@@ -8,7 +8,7 @@ scoreboard signals.
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ir import WINDOW_BYTES, Op
+from lospmm.codegen.ops import WINDOW_BYTES, Op
 from lospmm.codegen.sass.form import Opcode, blank
 from lospmm.codegen.sass.machine import EntryRegisters
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lospmm.codegen.sass.form import RZ, Opcode
-from lospmm.codegen.sass.machine import MachineCode
-from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, padding
+from lospmm.codegen.sass.machine import HARDWARE_REGISTERS, MachineCode, padding
 from lospmm.errors import Unsupported
 from lospmm.problem.dtype import Dtype
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from lospmm.codegen.ir import WINDOW_BYTES, KernelProgram, Op, TileProgram
+from lospmm.codegen.ir import KernelProgram, TileProgram
+from lospmm.codegen.ops import WINDOW_BYTES, Op
 
 #: Windows of C that a thread can store to in any order.
 FREE_WINDOWS = 2

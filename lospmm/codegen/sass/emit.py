@@ -10,9 +10,9 @@ from lospmm.codegen.sass.fetch import fetching, sharers_of, span_bytes
 from lospmm.codegen.sass.form import Opcode
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
-from lospmm.codegen.sass.machine import MachineCode
+from lospmm.codegen.sass.machine import MachineCode, padding
 from lospmm.codegen.sass.prologue import prologue
-from lospmm.codegen.sass.scheduler import entry_of, padding, schedule_tile
+from lospmm.codegen.sass.scheduler import entry_of, schedule_tile
 from lospmm.codegen.sass.walks import walked_tile
 from lospmm.codegen.sass.words import of_words
 from lospmm.errors import Unsupported

@@ -21,8 +21,15 @@ from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, ALU_LATENCY, windo
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.generations import generation_of
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
-from lospmm.codegen.sass.machine import ENTRY, EntryRegisters, MachineCode
-from lospmm.codegen.sass.scheduler import HARDWARE_REGISTERS, LINE_INSTRUCTIONS, padding
+from lospmm.codegen.sass.machine import (
+    ENTRY,
+    HARDWARE_REGISTERS,
+    LINE_INSTRUCTIONS,
+    SECTOR_BYTES,
+    EntryRegisters,
+    MachineCode,
+    padding,
+)
 from lospmm.settings import settings
 
 #: With less code, the fetch costs as much as it gains: 0.05 us (docs/decisions/0028).
@@ -30,9 +37,6 @@ MIN_CODE_BYTES = 96 << 10
 
 #: The fetched code must not evict B or itself: a quarter of an H200's L2 cache.
 MAX_CODE_BYTES = 15 << 20
-
-#: Bytes of a sector of the L2 cache: a load of one word brings the rest.
-SECTOR_BYTES = 32
 
 #: Numbers of neighbouring blocks that share a fetch, if the number of blocks is a multiple.
 SHARERS = (4, 2)

@@ -11,7 +11,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ir import ZERO, Op
+from lospmm.codegen.ops import ZERO, Op
 from lospmm.codegen.sass.form import RZ, Opcode, blank, joined
 
 #: Cycles from the instruction that sets a predicate to the first that it guards; as ptxas sets them.
@@ -138,3 +138,48 @@ def overwritten_stores(code: NDArray[np.void]) -> tuple[NDArray[np.intp], NDArra
     read = stores[stores < begins[-1]] if len(begins) else stores[:0]
     behind: NDArray[np.intp] = np.unique(begins[np.searchsorted(begins, read)])
     return read, behind
+
+
+#: 1.0, by which a fold multiplies.
+ONE = int(np.float32(1).view(np.uint32))
+
+
+def set_folds(
+    form: NDArray[np.void], code: NDArray[np.void], accumulators: NDArray[np.uint8], guards: NDArray[np.int64]
+) -> list[Piece]:
+    """Set the folds of long rows, and return what clears accumulators, and before which rows.
+
+    A fold adds the second accumulator to the first by a multiply-add by one. The second's next multiply-add adds to RZ;
+    where it may be left out, in the padding of a convolution, the register is cleared behind the fold.
+    """
+    folds = np.flatnonzero(code["op"] == Op.FOLD)
+    if not len(folds):
+        return []
+    fold(form, code, folds, accumulators)
+    behind = next_of_each(code, folds)
+    is_used = behind < len(code)
+    is_guarded = np.zeros(len(folds), np.bool_)
+    is_guarded[is_used] = guards[behind[is_used]] != 0
+    form["rc"][behind[is_used & ~is_guarded]] = RZ
+    cleared = folds[is_guarded]
+    registers = accumulators[code["source"][cleared]]
+    return [(int(at) + 1, zeros(registers[[number]])) for number, at in enumerate(cleared)]
+
+
+def fold(
+    form: NDArray[np.void], code: NDArray[np.void], folds: NDArray[np.intp], accumulators: NDArray[np.uint8]
+) -> None:
+    """Set the folds themselves."""
+    form["op"][folds], form["immediate"][folds] = Opcode.FFMA_IMM, ONE
+    form["rd"][folds] = form["rc"][folds] = accumulators[code["target"][folds]]
+    form["ra"][folds] = accumulators[code["source"][folds]]
+
+
+def next_of_each(code: NDArray[np.void], folds: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return the first multiply-add of its second accumulator behind each fold; len(code) where there is none."""
+    far = len(code)
+    fmas = np.flatnonzero(code["op"] == Op.FMA)
+    keys = np.sort(code["target"][fmas].astype(np.int64) * far + fmas)
+    second = code["source"][folds].astype(np.int64)
+    found = np.append(keys, -1)[np.searchsorted(keys, second * far + folds)]
+    return np.where(found // far == second, found % far, far)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lospmm.codegen.sass.form import Opcode, blank
+
 
 @dataclass(frozen=True, slots=True)
 class EntryRegisters:
@@ -63,6 +65,15 @@ def entry_for(*, is_shared: bool, has_residual: bool, is_padded: bool) -> EntryR
     return replace(entry, padded=1 if is_shared else 0) if is_padded else entry
 
 
+#: Registers that the hardware keeps.
+HARDWARE_REGISTERS = 2
+
+#: A tile starts where a line of the instruction caches does: 128 bytes.
+LINE_INSTRUCTIONS = 8
+
+#: Bytes of a sector of the L2 cache: a load of one word brings the rest.
+SECTOR_BYTES = 32
+
 #: Distance of the shared memories of two blocks of a cluster, as generic addresses (ptxas's code for ``mapa``).
 PEER_BYTES = 1 << 24
 
@@ -82,3 +93,10 @@ class MachineCode:
     entry: EntryRegisters
     arch: str = "sm_90"
     split_k: int = 1  # parts of a tile, next to each other in ``dispatch``
+
+
+def padding(length: int) -> NDArray[np.void]:
+    """Return the NOPs that fill the last line of a tile of ``length`` instructions; they never run."""
+    form = blank(-length % LINE_INSTRUCTIONS)
+    form["op"], form["stall"], form["yields"] = Opcode.NOP, 0, 1
+    return form

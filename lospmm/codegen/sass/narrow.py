@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ir import ZERO, Op
+from lospmm.codegen.ops import ZERO, Op
 from lospmm.codegen.sass import layer
 from lospmm.codegen.sass.form import RZ, Opcode, blank
 from lospmm.codegen.sass.ring import filling, last_filled

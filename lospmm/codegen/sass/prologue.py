@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lospmm.codegen.ir import KernelProgram
 from lospmm.codegen.ptx import entry_head, version_of
-from lospmm.codegen.sass.fetch import SECTOR_BYTES
+from lospmm.codegen.sass.machine import SECTOR_BYTES
 from lospmm.space.walks import KEPT_BYTES
 
 #: Targets after the jump, in ptxas's order: each does one load and one store and exits.

@@ -1,7 +1,8 @@
 """Registers of a thread of machine code beside accumulators and buffers, computed from the problem."""
 
-from lospmm.codegen.ir import WINDOW_BYTES
-from lospmm.codegen.sass.scheduler import ADDRESS_REGISTERS, HARDWARE_REGISTERS, WINDOW_REGISTERS
+from lospmm.codegen.ops import WINDOW_BYTES
+from lospmm.codegen.sass.machine import HARDWARE_REGISTERS
+from lospmm.codegen.sass.scheduler import ADDRESS_REGISTERS, WINDOW_REGISTERS
 from lospmm.problem.lanes import in_lanes, lanes_of
 from lospmm.problem.problem import Problem
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ir import Op
+from lospmm.codegen.ops import Op
 
 
 def filling(code: NDArray[np.void]) -> NDArray[np.intp]:

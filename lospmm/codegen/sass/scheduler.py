@@ -23,8 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ir import WINDOW_BYTES, ZERO, KernelProgram, Op, TileProgram
-from lospmm.codegen.sass import folds, layer, narrow
+from lospmm.codegen.ir import KernelProgram, TileProgram
+from lospmm.codegen.ops import WINDOW_BYTES, ZERO, Op
+from lospmm.codegen.sass import layer, narrow
 from lospmm.codegen.sass.addresses import (
     ADDRESS_SCOREBOARD,
     ADDRESSES_OUTSTANDING,
@@ -36,7 +37,7 @@ from lospmm.codegen.sass.addresses import (
 )
 from lospmm.codegen.sass.early import stored_early
 from lospmm.codegen.sass.form import RZ, Opcode, blank
-from lospmm.codegen.sass.machine import PEER_BYTES, WALKS_ENTRY, EntryRegisters, entry_for
+from lospmm.codegen.sass.machine import HARDWARE_REGISTERS, PEER_BYTES, WALKS_ENTRY, EntryRegisters, entry_for
 from lospmm.codegen.sass.ring import filling, last_filled
 from lospmm.problem.dtype import FLOAT_BYTES
 from lospmm.problem.lanes import FLOAT_SUMS
@@ -48,13 +49,9 @@ EXIT_STALL = 5
 
 SCOREBOARDS = 6
 
-#: Registers beside accumulators and buffers: the two addresses, two that the hardware keeps, two pairs for windows.
+#: Registers beside accumulators and buffers, and HARDWARE_REGISTERS: the two addresses, two pairs for windows.
 ADDRESS_REGISTERS = 4
-HARDWARE_REGISTERS = 2
 WINDOW_REGISTERS = 4
-
-#: A tile starts where a line of the instruction caches does: 128 bytes.
-LINE_INSTRUCTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ def schedule_tile(tile: TileProgram, program: KernelProgram) -> tuple[NDArray[np
         narrow.set_numbers(form, code, fmas, registers.buffers, program.dtype)
     met = np.flatnonzero(code["op"] == Op.EXCHANGE)
     alone = len(form) if len(met) == 0 else int(met[0])
-    pieces = folds.set_folds(form, code, registers.accumulators, guards)
+    pieces = layer.set_folds(form, code, registers.accumulators, guards)
     if program.lockstep:
         last = int(fmas[fmas < alone].max(initial=0))
         pieces += [(at, _barrier()) for at in range(program.lockstep, last, program.lockstep)]
@@ -354,11 +351,4 @@ def _barrier() -> NDArray[np.void]:
 def _leave() -> NDArray[np.void]:
     form = blank(1)
     form["op"], form["stall"] = Opcode.EXIT, EXIT_STALL
-    return form
-
-
-def padding(length: int) -> NDArray[np.void]:
-    """Return the NOPs that fill the last line of a tile of ``length`` instructions; they never run."""
-    form = blank(-length % LINE_INSTRUCTIONS)
-    form["op"], form["stall"], form["yields"] = Opcode.NOP, 0, 1
     return form

@@ -1,6 +1,7 @@
 """kernel.sass: the listing of a kernel's tiles, shipped beside the cubin for readers of profiles."""
 
-from lospmm.codegen.ir import KernelProgram, Op
+from lospmm.codegen.ir import KernelProgram
+from lospmm.codegen.ops import Op
 from lospmm.codegen.sass.fields import Generation
 from lospmm.codegen.sass.listing import text_lines
 from lospmm.codegen.sass.machine import MachineCode

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.codegen.ir import KernelProgram, Op, TileProgram
+from lospmm.codegen.ir import KernelProgram, TileProgram
+from lospmm.codegen.ops import Op
 from lospmm.codegen.sass import layer
 from lospmm.codegen.sass.addresses import ADDRESS_SCOREBOARD, ADDRESSES_OUTSTANDING, move, raise_before
-from lospmm.codegen.sass.folds import fold, next_of_each
 from lospmm.codegen.sass.form import RZ, Opcode, blank, joined
 from lospmm.codegen.sass.listing import BYTES_PER_INSTRUCTION
 from lospmm.codegen.sass.machine import EntryRegisters
@@ -98,7 +98,7 @@ class _Walker:
         biased = self.code["target"][self.code["op"] == Op.BEGIN]
         found = np.zeros(len(self.fmas), np.bool_)
         found[first[~np.isin(used, biased)]] = True
-        again = next_of_each(self.code, self.folds)
+        again = layer.next_of_each(self.code, self.folds)
         found[np.searchsorted(self.fmas, again[again < len(self.code)])] = True
         return found
 
@@ -165,7 +165,7 @@ class _Walker:
         form = blank(len(both))
         set_arithmetic(form, both, used, self.registers, np.zeros(len(both), np.int64))
         form["rc"][used] = np.where(self.begins[piece.fmas], np.uint8(RZ), form["rd"][used])
-        fold(form, both, folds, self.registers.accumulators)
+        layer.fold(form, both, folds, self.registers.accumulators)
         form[loads] = self._loads(slot[loads])
         set_stalls(form, both)
         form["wait"][loads[::_OUTSTANDING]] |= 1 << ADDRESS_SCOREBOARD

@@ -64,7 +64,8 @@ SUFFIXES = (".txt", ".slower.txt", ".off.txt")
 
 
 @cache
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Return the sha256 over the models whose first file is at ``path``, in hexadecimal."""
     return hashlib.sha256(b"".join(path.with_suffix(suffix).read_bytes() for suffix in SUFFIXES)).hexdigest()
 
 

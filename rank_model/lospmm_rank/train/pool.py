@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 
 from lospmm.errors import LospmmError
+from lospmm.families.candidate import unrolled
 from lospmm.matrix.readers import read
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.problem import Problem
@@ -120,7 +121,7 @@ def _plan(source: Source, emitter: str, device: DeviceSpec, count: int, folder: 
 def _build(path: str, emitter: str, at: int) -> Compiled | str:
     problem, candidates = _read(path)
     try:
-        built = build(problem, candidates[at], emitter, store=Store(settings().cache_dir), workers=1)
+        built = build(problem, unrolled(candidates[at]), emitter, store=Store(settings().cache_dir), workers=1)
     except LospmmError as error:
         return str(error)
     return built.compiled

@@ -14,7 +14,7 @@ from lospmm.space.estimate import estimate_micros
 from lospmm.space.explore import widen
 from lospmm.stages import Stages
 from lospmm.tuning.options import LOCKSTEPS, splits_of
-from lospmm.tuning.search import explore_problem
+from lospmm.tuning.unrolled import explore_problem
 
 #: The share that is drawn by rank among all, and among the best of each kind; the rest is drawn from everywhere.
 BY_RANK, BY_KIND = 0.4, 0.45

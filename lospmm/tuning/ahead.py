@@ -1,0 +1,44 @@
+"""Work for the next tuning while another uses the GPU: its search, and its first builds."""
+
+from collections.abc import Hashable
+from functools import partial
+
+from lospmm.problem.problem import Problem
+from lospmm.tuning.contenders import takes_unrolled
+from lospmm.tuning.job import Job
+from lospmm.tuning.known import Known, spread_over
+from lospmm.tuning.options import LOCKSTEPS, Options
+from lospmm.tuning.prepare import prepare, prepare_with_pool
+from lospmm.tuning.session import Session
+
+
+def tuning_of(problem: Problem, options: Options) -> Hashable:
+    """Return a key that identifies a tuning in this process."""
+    layer = problem.convolution, problem.epilogue, problem.dtype, problem.sums
+    return problem.matrix.fingerprint, problem.n, problem.device, layer, options
+
+
+def search_ahead(problem: Problem, options: Options, session: Session) -> None:
+    """Start to search for a later tuning while another uses the GPU, if it will time unrolled kernels."""
+    if options.measure == "gpu" and takes_unrolled(problem, options):
+        session.begin_ahead(tuning_of(problem, options), options.emitter, prepare_with_pool, problem, options)
+
+
+def prepared(job: Job) -> Known:
+    """Return what is known before anything is timed: the search made ahead, or one made now."""
+    with job.stages.part("constraints"):
+        ahead = job.session.begun_ahead(tuning_of(job.problem, job.options))
+    return ahead if isinstance(ahead, Known) else prepare(job.problem, job.options, job.stages)
+
+
+def prefetch_next(job: Job) -> None:
+    """Start to build the first kernels of the next tuning: the builders have no more work for this one."""
+    builders, ahead = job.session.builders(job.options.emitter), job.session.next_ahead()
+    if builders is None or ahead is None:
+        return
+    name, (problem, options), known = ahead
+    assert isinstance(problem, Problem) and isinstance(options, Options)
+    if isinstance(known, Known) and known.choice is not None and options.trials == "full":
+        first = spread_over(known.choice.shortlist, LOCKSTEPS[options.emitter])
+        built = partial(builders.build_at, problem, options.emitter, job.store)
+        job.session.prefetch(name).begin(first, built, builders.size)

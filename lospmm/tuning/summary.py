@@ -1,0 +1,215 @@
+"""The manifest of a finished tuning: the request, the search, and the kernel."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from types import MappingProxyType
+
+from lospmm.artifact.manifest import (
+    Added,
+    Argument,
+    FamilySummary,
+    LaunchConfig,
+    Manifest,
+    PlanSummary,
+    SearchSummary,
+    Seconds,
+    Tile,
+)
+from lospmm.families.candidate import UNROLLED, Candidate
+from lospmm.problem.accuracy import Accuracy, accuracy_of
+from lospmm.problem.lanes import PAIRS
+from lospmm.problem.problem import Problem
+from lospmm.space.candidates import UnrolledPlan
+from lospmm.space.estimate import estimate_micros
+from lospmm.tuning.build import Build
+from lospmm.tuning.dense import DenseChoice, accuracy_of_dense
+from lospmm.tuning.known import Known
+from lospmm.tuning.options import DENSE, Options
+from lospmm.tuning.outcome import Outcome
+from lospmm.tuning.trial import settled, settled_micros
+
+#: The manifest's ``chosen_by`` if nothing is timed, by ranker; "model" for others.
+CHOSEN_BY: Mapping[str, str] = MappingProxyType({"none": "estimate"})
+
+
+def manifest(outcome: Outcome, seconds: dict[str, float]) -> Manifest:
+    """Return the manifest of a tuning; ``seconds`` are those of its stages, by name."""
+    problem, matrix = outcome.problem, outcome.problem.matrix
+    build, winner = outcome.build, outcome.winner
+    binary, shape = build.binary, build.launch
+    dense = None if outcome.dense is None else outcome.dense.in_manifest()
+    return Manifest(
+        name=build.compiled.entry,
+        m=matrix.m,
+        k=matrix.k,
+        n=problem.n,
+        nnz=matrix.nnz,
+        dtype=problem.dtype.name,
+        fingerprint=matrix.fingerprint,
+        values=outcome.values,
+        seed=outcome.seed,
+        device=problem.device.name,
+        arch=problem.device.arch,
+        emitter=build.language,
+        toolchain=binary.toolchain,
+        tile=_tile(winner.plan, build) if winner.is_unrolled else None,
+        launch=LaunchConfig(shape.grid, shape.block, shape.shared_bytes),
+        arguments=_arguments(problem, build),
+        registers=binary.registers,
+        spill_bytes=binary.spill_bytes,
+        code_bytes=binary.code_bytes,
+        cubin_sha256=hashlib.sha256(binary.cubin).hexdigest(),
+        source_sha256=hashlib.sha256(shipped_text(build)).hexdigest(),
+        bias_sha256=None if outcome.bias is None else hashlib.sha256(outcome.bias).hexdigest(),
+        search=search_summary(
+            outcome.known, outcome.options, estimated_micros=_estimated_micros(outcome), dense=outcome.dense
+        ),
+        seconds=Seconds(**seconds),
+        verified=outcome.verified,
+        measured=outcome.measured,
+        convolution=problem.convolution,
+        epilogue=Added(
+            bias=problem.epilogue.bias is not None, relu=problem.epilogue.relu, residual=problem.epilogue.residual
+        ),
+        family=winner.family if dense is None else DENSE,
+        plan=_plan(winner, build),
+        accuracy=_accuracy(problem, build) if dense is None else accuracy_of_dense(problem.dtype),
+        sums=problem.sums.name,
+        cubin_family=winner.family,
+        dense=dense,
+    )
+
+
+def shipped_text(build: Build) -> bytes:
+    """Return the source text that is shipped with the cubin."""
+    assert build.source is not None, "it is written"
+    return build.source.encode()
+
+
+def _accuracy(problem: Problem, build: Build) -> Accuracy:
+    """Return the accuracy of the built kernel, which may be better than required."""
+    if build.kernel is not None:
+        a_floor, b_floor = build.kernel.floors
+        return replace(accuracy_of(problem.dtype), a_floor=a_floor, b_floor=b_floor)
+    return accuracy_of(build.dtype, problem.rounded_sums if build.words == PAIRS else 0)
+
+
+def _plan(winner: Candidate, build: Build) -> PlanSummary | None:
+    if build.kernel is None:
+        return None
+    return PlanSummary(asdict(winner.plan), build.kernel.cols, len(build.kernel.data))
+
+
+def _arguments(problem: Problem, build: Build) -> tuple[Argument, ...]:
+    """Return the kernel's arguments in the order of a launch.
+
+    Templates load and store up to 16 bytes at a time, hence the alignment.
+    """
+    matrix, convolution = problem.matrix, problem.convolution
+    if convolution is None:
+        b, c = f"row-major, {matrix.k} x {problem.n}", f"row-major, {matrix.m} x {problem.n}"
+    else:
+        b, c = (f"NCHW, {_shape(shape)}" for shape in (convolution.input_shape, convolution.output_shape(matrix.m)))
+    step = 16 if build.words is None else build.words.stored_bytes
+    kind, aligned = problem.dtype.c_type, f"{step}-byte aligned"
+    residual = Argument("residual", f"const {kind} *", f"{c}, {aligned}")
+    return (
+        Argument("b", f"const {kind} *", f"{b}, {aligned}"),
+        Argument("c", f"{kind} *", f"{c}, {f'{aligned}, ' if step > problem.dtype.element_bytes else ''}written whole"),
+        *((residual,) if problem.epilogue.residual else ()),
+    )
+
+
+def _shape(sizes: tuple[int, ...]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def _tile(winner: UnrolledPlan, build: Build) -> Tile:
+    assert build.words is not None, "it is unrolled"
+    tiling, schedule = winner.tiling, winner.schedule
+    return Tile(
+        rows=winner.tile.rows,
+        cols=winner.tile.cols,
+        prefetch=schedule.prefetch,
+        fmas_per_load=schedule.fmas_per_load,
+        column_group=schedule.column_group,
+        lockstep=schedule.lockstep,
+        count=len(tiling.tiles),
+        zero_blocks=tiling.block_rows - len(tiling.tiles),
+        nnc_sum=int(tiling.nnc.sum()),
+        nnc_max=int(tiling.nnc.max(initial=0)),
+        split_k=schedule.split_k,
+        thread_columns=build.words.columns,
+        thread_words=schedule.thread_words,
+        walks=schedule.walks,
+    )
+
+
+def search_summary(
+    known: Known, options: Options, *, estimated_micros: float, dense: DenseChoice | None = None
+) -> SearchSummary:
+    """Return the summary of the search. ``estimated_micros`` is the estimate of the built kernel."""
+    choice = known.choice
+    space = None if choice is None else choice.space
+    by_ranker = "estimate" if choice is None else CHOSEN_BY.get(options.ranker, "model")
+    return SearchSummary(
+        space=0 if space is None else space.size,
+        after_registers=0 if space is None else space.after("registers"),
+        after_utilization=0 if space is None else space.after("utilization"),
+        after_balance=0 if space is None else space.after("balance"),
+        shortlisted=0 if choice is None else len(choice.shortlist),
+        measured=len(known.trials),
+        ranker=options.ranker,
+        trials=options.trials if known.trials else "none",
+        relaxed=() if space is None else space.relaxed,
+        chosen_by="measurement" if known.trials else by_ranker,
+        estimated_micros=estimated_micros,
+        families=(*_of_unrolled(known), *_families(known, options), *_of_dense(dense)),
+        dense_forecast_micros=known.dense_micros,
+    )
+
+
+def _estimated_micros(outcome: Outcome) -> float:
+    """Return the estimate of the built kernel, in microseconds."""
+    if not outcome.winner.is_unrolled:
+        return outcome.winner.score
+    if outcome.forecast_micros is not None:
+        return outcome.forecast_micros
+    return float(estimate_micros(outcome.searched_problem, [outcome.winner.plan])[0])
+
+
+def _families(known: Known, options: Options) -> tuple[FamilySummary, ...]:
+    """Return summaries of the families asked for, without the unrolled one, which the other fields cover."""
+    found = []
+    for name in options.kernel_names:
+        if name == UNROLLED:
+            continue
+        plans, own = known.plans_of(name), [trial for trial in known.trials if trial.candidate.family == name]
+        found.append(
+            FamilySummary(
+                name=name,
+                plans=len(plans),
+                timed=len(own),
+                micros=min((trial.settled_micros for trial in own if trial.has_run), default=None),
+                forecast_micros=plans[0].score if plans else None,
+                refusal=known.refusals.get(name),
+            )
+        )
+    return tuple(found)
+
+
+def _of_unrolled(known: Known) -> tuple[FamilySummary, ...]:
+    """Return the summary of the unrolled family if other families were timed first, else none."""
+    if known.unrolled_micros is None:
+        return ()
+    trials, plans = known.unrolled_trials, 0 if known.choice is None else known.choice.space.size
+    micros = settled_micros(trials) if settled(trials) else None
+    return (FamilySummary(UNROLLED, plans, len(trials), micros, known.unrolled_micros, known.refusals.get(UNROLLED)),)
+
+
+def _of_dense(dense: DenseChoice | None) -> tuple[FamilySummary, ...]:
+    if dense is None:
+        return ()
+    plans, timed = int(dense.why_not is None), int(dense.micros is not None)
+    return (FamilySummary(DENSE, plans, timed, dense.micros, dense.forecast_micros, dense.why_not),)

@@ -1,0 +1,95 @@
+"""The search for unrolled candidates without a GPU: explore, constrain, regroup, rank (section 3)."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lospmm.errors import NothingFits
+from lospmm.families.candidate import Candidate, unrolled
+from lospmm.problem.problem import Problem
+from lospmm.space.axes import wide_plans
+from lospmm.space.candidates import Tiling, UnrolledPlans
+from lospmm.space.estimate import estimate_micros
+from lospmm.space.explore import Space, explore, widen
+from lospmm.space.ranker import Ranker, shortlist
+from lospmm.space.reorder import regroup, threads_for
+from lospmm.stages import Stages
+from lospmm.tuning.known import Choice
+
+#: Candidates with two words per thread are listed if their best estimate is at most this times that of the others.
+WIDE_WORTH = 1.5
+
+#: If nothing is timed they win if their best estimate is at most this times that of the others. It is below 1 since the
+#: others won most near ties, over 77 problems timed on an H200.
+WIDE_SURE = 0.93
+
+
+def search(
+    problem: Problem,
+    ranker: Ranker,
+    shortlist_size: int,
+    stages: Stages,
+    *,
+    lockstep: int = 0,
+    splits: tuple[int, ...] = (1,),
+) -> Choice:
+    """Return the candidates that ``ranker`` predicts fastest, with a winner for use without timing.
+
+    The winner may have two words per thread, which the estimate ranks. ``problem`` is in words (``lanes.in_lanes``).
+    Raises NothingFits.
+    """
+    return search_space(
+        problem, explore_problem(problem, stages, splits=splits), ranker, shortlist_size, stages, lockstep=lockstep
+    )
+
+
+def explore_problem(problem: Problem, stages: Stages, *, splits: tuple[int, ...] = (1,)) -> Space:
+    """Return the space after all constraints, with rows regrouped by Algorithm 1."""
+
+    def timed_regroup(size_limits: Sequence[int]) -> dict[int, Tiling]:
+        with stages.stage("reorder"):
+            return regroup(problem.matrix, size_limits, workers=threads_for(problem.matrix))
+
+    with stages.stage("constraints"):
+        return explore(problem, timed_regroup, splits=splits)
+
+
+def search_space(
+    problem: Problem, space: Space, ranker: Ranker, shortlist_size: int, stages: Stages, *, lockstep: int = 0
+) -> Choice:
+    """Choose as ``search``, in an explored space. Raises NothingFits."""
+    if not space.survivors:
+        raise NothingFits(_refusals(problem, space))
+    with stages.stage("constraints"):
+        candidates = widen(problem, space, lockstep)
+    with stages.stage("rank"):
+        best = _listed(candidates, ranker(problem, candidates), shortlist_size)
+        winner, found = best[0], list[Candidate]()
+        wide = wide_plans(problem, space).with_axis("lockstep", lockstep)
+        if len(wide):
+            least = estimate_micros(problem, candidates).min()
+            found = _listed(wide, estimate_micros(problem, wide), shortlist_size)
+            if found[0].score > WIDE_WORTH * least:
+                found = []
+            elif found[0].score <= WIDE_SURE * least:
+                winner = found[0]
+    return Choice(winner, space, tuple(best), tuple(found))
+
+
+def _listed(candidates: UnrolledPlans, scores: NDArray[np.float64], size: int) -> list[Candidate]:
+    """Return the candidates of the lowest scores, one of each kind.
+
+    Candidates with as many tiles, columns and blocks per tile are of a kind: their times differ little.
+    """
+    tiles = candidates.by_tiling(lambda tiling: len(tiling.tiles))
+    kinds = np.stack((tiles, candidates.cols, candidates.split_k), axis=1)
+    chosen = shortlist(scores, size, kinds, candidates.split_k)
+    return [unrolled(candidates[at], float(scores[at])) for at in chosen]
+
+
+def _refusals(problem: Problem, space: Space) -> str:
+    counts = Counter(verdict.constraint for verdict in space.verdicts)
+    refused = ", ".join(f"{count} by {name}" for name, count in counts.items())
+    return f"no tile size fits {problem.device.name}: of {space.size}, {refused}"

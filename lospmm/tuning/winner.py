@@ -1,0 +1,117 @@
+"""The winner of a tuning: built with its source text, verified, and compared with the libraries."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from lospmm.artifact.manifest import Verified
+from lospmm.cpu.verify import verify_on_cpu, verify_packed_on_cpu
+from lospmm.errors import ToolchainFault, VerificationFailed
+from lospmm.families.candidate import Candidate
+from lospmm.gpu.bench import BESIDE, CHECKED, Bench
+from lospmm.gpu.compare import Comparison, compare
+from lospmm.settings import settings
+from lospmm.toolchain.compile import Built
+from lospmm.tuning.build import Build, build, build_with_source, with_source
+from lospmm.tuning.builders import PrefetchedBuilds
+from lospmm.tuning.job import Job
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltWinner:
+    """The built winner. ``runs`` is verified and timed; ``shipped`` waits for the build with source text."""
+
+    runs: Built
+    shipped: Callable[[], Build]
+    build: Build | None = None  # None: another process builds it
+
+
+def build_winner(job: Job, winner: Candidate, prefetched: PrefetchedBuilds) -> BuiltWinner:
+    """Build the winner with its source text; in a builder if its kernel was kept since it was timed.
+
+    Raises Unsupported, ToolchainFault and CancelledError.
+    """
+    runs = prefetched.kept(winner)
+    builders = None if runs is None else job.session.builders(job.options.emitter)
+    with ExitStack() as stack:
+        threads = ThreadPoolExecutor(1, thread_name_prefix="text")
+        stack.callback(threads.shutdown, wait=False)
+        if runs is None or builders is None or job.options.verify == "cpu":
+            built = _build(job, winner)
+            return BuiltWinner(
+                built.compiled, threads.submit(with_source, built, job.problem.device.arch).result, built
+            )
+        arguments = job.problem, winner, job.options.emitter, job.store
+        code = runs.cubin if isinstance(runs.cubin, bytes) else runs.cubin.read_bytes()
+        coming = threads.submit(
+            builders.call, build_with_source, *arguments, cancel=job.stages.cancel, who_built=winner
+        )
+    for name in ("emit", "compile"):  # done as far as this tuning waits for them
+        job.stages.progress(name, 1, 1)
+
+    def shipped() -> Build:
+        made = coming.result()
+        assert isinstance(made, Build)
+        if made.binary.cubin != code:
+            raise ToolchainFault(f"{made.compiled.entry}: built twice, and its code differs; run it again")
+        return made
+
+    return BuiltWinner(runs, shipped)
+
+
+def _build(job: Job, winner: Candidate) -> Build:
+    stages = job.stages
+    return build(
+        job.problem,
+        winner,
+        job.options.emitter,
+        store=job.store,
+        workers=job.session.workers,
+        stage=stages.stage,
+        progress=lambda done, total: stages.progress("compile", done, total),
+        cancel=stages.cancel,
+    )
+
+
+def verify_winner(job: Job, made: BuiltWinner, bench: Bench | None) -> Verified | None:
+    """Verify the winner's results on the GPU or the CPU, as the options say. Raises VerificationFailed."""
+    if job.options.verify == "none":
+        return None
+    with job.stages.stage("verify"):
+        if job.options.verify == "cpu":
+            built, progress = made.build, partial(job.stages.progress, "verify")
+            assert built is not None, "this process has built it"
+            if built.kernel is not None:
+                return verify_packed_on_cpu(job.problem, built.kernel, progress=progress)
+            assert built.program is not None and built.emission is not None
+            return verify_on_cpu(job.problem, built.program, built.emission, progress=progress)
+        assert bench is not None
+        bench.kernel_seconds = None
+        kernel = made.runs
+        measurement = bench.measure(kernel.cubin, kernel.entry, kernel.launch, effort=CHECKED)
+        if measurement.max_relative_error is None or measurement.failure is not None:
+            raise VerificationFailed(f"on the GPU: {measurement.failure}")
+        return Verified("gpu", measurement.max_relative_error, job.problem.n)
+
+
+def compare_winner(job: Job, made: BuiltWinner, bench: Bench | None) -> Comparison | None:
+    """Time the winner and the libraries in one run; the winner alone if the budget has no time for more."""
+    if job.options.measure != "gpu":
+        return None
+    assert bench is not None
+    session, cache = job.session, job.options.cache
+    bench.kernel_seconds = None
+    with job.stages.stage("compare"):
+        found = compare(
+            bench,
+            made.runs,
+            effort=BESIDE,
+            names=job.compared,
+            known=session.known(job.problem, cache),
+            sputnik=settings().sputnik,
+            progress=job.stages.progress,
+        )
+    session.learn(job.problem, cache, found.baselines)
+    return found
