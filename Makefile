@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check gpu-test bench serve golden lock clean
+.PHONY: demo test test-slow check gpu-test bench serve golden lock clean
 
 demo: .venv/ready  ## train, prune, tune and run a small network on kernels
 	$(BIN)/python examples/digits.py
 
-test: .venv/ready  ## everything that needs no GPU
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+test: .venv/ready  ## what needs no GPU and is quick: each behaviour, at the lowest level that shows it
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not slow"
+
+test-slow: .venv/ready  ## what needs no GPU, and seconds each: chaos, kills, Ray, browsers, large files, fuzzing, fits
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu"
 
 check: .venv/ready  ## formatting, lint, types, and the one way of imports
 	$(BIN)/ruff format --check .

@@ -10,6 +10,9 @@ import pytest
 from lospmm.settings import settings
 from lospmm.toolchain import discover
 
+# Read when NumPy and SciPy are imported: threads of BLAS wait busily for the cores that other tests run on.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Machines are shared: how long an example takes is no test.
 hypothesis.settings.register_profile("here", deadline=None)
 # A change that fails in CI fails for whoever looks at it; new examples are for those who can follow them up.

@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 from lospmm import errors
 from lospmm.artifact.manifest import SCHEMA, Manifest
 from lospmm.cli.main import BROKEN_PIPE
-from lospmm.codegen import EMITTERS, ir
-from lospmm.codegen.sass import addresses, scheduler
+from lospmm.codegen import EMITTERS, ops
+from lospmm.codegen.sass import addresses, machine, scheduler
 from lospmm.cpu import hazards
 from lospmm.gpu.detect import detect_device, own_gpu
 from lospmm.settings import Settings
@@ -212,7 +212,7 @@ def test_constants_of_the_machine_code() -> None:
     """Every constant that the page gives, by its module; those of the scheduler and of addresses are all there."""
     table = [cells for cells in rows(section(text_of("docs/machine_code.md"), "## Facts")) if len(cells) == 3][1:]
     described = {names(cells[0])[0]: cells[1].split()[0].replace(",", "") for cells in table if names(cells[0])}
-    modules = {"scheduler": scheduler, "addresses": addresses, "ir": ir, "hazards": hazards}
+    modules = {"scheduler": scheduler, "machine": machine, "addresses": addresses, "ops": ops, "hazards": hazards}
     for name, value in described.items():
         module, constant = name.split(".")
         assert int(value) == getattr(modules[module], constant), name

@@ -20,9 +20,9 @@ from benchmarks.harness import Row, record
 from fitting import DATA
 from lospmm.codegen.emission import Emission
 from lospmm.codegen.ir import KernelProgram, TileProgram
-from lospmm.codegen.sass import machine, scheduler
+from lospmm.codegen.sass import scheduler
 from lospmm.codegen.sass.form import Opcode, blank
-from lospmm.codegen.sass.machine import CLUSTER_ENTRY, MachineCode
+from lospmm.codegen.sass.machine import CLUSTER_ENTRY, MachineCode, padding
 from lospmm.codegen.sass.prologue import prologue
 from lospmm.codegen.schedule import zero_program
 from lospmm.gpu.detect import detect_device
@@ -126,7 +126,7 @@ def waiting_kernel(cycles: int, store: Store) -> bytes:
     """Return the cubin of a kernel with an ``early`` and a ``late`` block."""
     nothing: tuple[TileProgram, ...] = (zero_program(np.zeros(0, np.int32)),) * 2
     program = KernelProgram("wait", 2, 1, COLUMNS, COLUMNS, nothing, (0, 1), 32, split_k=2)
-    forms = [np.concatenate((form, machine.padding(len(form)))) for form in (early(cycles), late())]
+    forms = [np.concatenate((form, padding(len(form)))) for form in (early(cycles), late())]
     starts = np.array([0, len(forms[0])])
     machine = MachineCode(np.concatenate(forms), starts, (0, 1), 24, CLUSTER_ENTRY, split_k=2)
     emission = Emission("sass", "wait", "", (prologue(program, "sm_90"),), machine)

@@ -14,11 +14,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
 
 from benchmarks.families_build import UNROLLED
 from benchmarks.families_table import ROUNDED, Record, dense_micros, family_micros, key, read_results
@@ -164,10 +167,12 @@ def traits_in(record: Record) -> Traits:
     return Traits(**({"is_streamed": record.get("cache") == "streamed"} | record["traits"]))
 
 
-def axes_in(plan: str) -> dict[str, float]:
+@cache
+def axes_in(plan: str) -> Mapping[str, float]:
     """Return ``axes_of`` of a plan in text form."""
     kind = plan.partition("(")[0]
-    return {f"{kind}.{name}": float(value) for name, value in re.findall(r"(\w+)=(-?[\d.]+)\b", plan)}
+    axes = {f"{kind}.{name}": float(value) for name, value in re.findall(r"(\w+)=(-?[\d.]+)\b", plan)}
+    return MappingProxyType(axes)
 
 
 def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64], axes: Sequence[str] = ()) -> Correction:
@@ -176,7 +181,7 @@ def fitted(numbers: NDArray[np.float64], logs: NDArray[np.float64], axes: Sequen
     scale[scale < 1e-9] = 1.0
     points = (numbers - mean) / scale
     covariance = likeness(points, points) + LINEAR * (1.0 + points @ points.T) + NOISE * np.eye(len(points))
-    weights = np.linalg.solve(covariance, logs - logs.mean())
+    weights = cho_solve(cho_factor(covariance, overwrite_a=True, check_finite=False), logs - logs.mean())
     offset = np.array(logs.mean() + LINEAR * weights.sum())
     slope = LINEAR * points.T @ weights
     return Correction(
@@ -261,7 +266,7 @@ def _loss(record: Record, table: Mapping[str, Correction], device: DeviceSpec) -
 
 
 def _choice(tried: Mapping[str, Sequence[Tried]], forecasts: Mapping[str, NDArray[np.float64]]) -> str:
-    """Return the family that tuning would choose (``tuning.winner_of``), or DENSE."""
+    """Return the family that tuning would choose (``tuning.forecast.winner_of``), or DENSE."""
     least = {name: float(micros.min()) for name, micros in forecasts.items()}
     others = [name for name in least if name not in (UNROLLED, DENSE)]
     name = min(others, key=least.__getitem__, default=UNROLLED)

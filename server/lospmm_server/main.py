@@ -44,7 +44,9 @@ _log = logging.getLogger(__name__)
 Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
+    """The HTTP server of a service; waiting requests get their answer when it stops."""
+
     def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
             create_app(service), timeout_graceful_shutdown=LEAVE_SECONDS, log_config=None, access_log=False
@@ -80,7 +82,7 @@ def serve(host: str, port: int, workers: int) -> None:
     # one may be in the middle of a long file.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     service = Service(database, kept.open_store(), keyring=keyring, workers=workers)
-    _Server(service).run(sockets=listeners)
+    Server(service).run(sockets=listeners)
 
 
 def _allow_open_files() -> None:

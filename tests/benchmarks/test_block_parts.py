@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.block_parts import CASES, KINDS, head, line_of, matrix_of, prepared, row
 from lospmm.gpu.bench import Bench
@@ -22,6 +23,7 @@ def test_a_matrix_has_blocks_and_single_entries() -> None:
     assert 0 < beside.sum() <= round(case.beside * 256**2)
 
 
+@pytest.mark.slow
 def test_a_problem_is_built_and_timed(tmp_path: Path) -> None:
     """Every kind of hyb and every family beside it; no kernel is left in the folder."""
     case, problem, kinds = prepared(CASE, DEVICES["h200"], 1, tmp_path)

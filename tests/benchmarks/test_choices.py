@@ -77,6 +77,7 @@ def table_of(pool: EmissionPool) -> Table:
     return Table({**head, "device": "h200", "emitter": "sass", **found})
 
 
+@pytest.mark.slow
 def test_every_way_chooses_and_what_it_chose_is_timed_in_turns(
     shop: Session, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_real_layers_are_found(tmp_path: Path) -> None:
     assert problem_of(cases[0]).matrix.nnz == 2
 
 
+@pytest.mark.slow
 def test_a_problem_is_built_and_timed(tmp_path: Path) -> None:
     """All families, in the process of ``benchmarks.dry_gpu``; no kernel is left in the folder."""
     case = replace(CASE, set="shapes")

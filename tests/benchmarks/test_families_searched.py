@@ -30,6 +30,7 @@ def test_a_row_for_each_kind_of_sum() -> None:
     assert {row: lanes_of(problem) for row, problem in problems_of(tf32, BOTH).items()} == {UNROLLED: SINGLE}
 
 
+@pytest.mark.slow
 def test_a_search_by_time_is_timed_beside_dense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = replace(POLICIES["full"], rounds=2)
     monkeypatch.setattr(families_searched, "POLICIES", {"full": policy})

@@ -21,10 +21,7 @@ from lospmm_datasets.networks import (
     shuffled,
 )
 from tests.fixtures.files import smtx
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the pruned layers in {DATA}")
+from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
 
 def unevenness(counts: np.ndarray) -> float:
@@ -68,7 +65,7 @@ def test_drawn_patterns_have_their_sparsity(m: int, channels: int, taps: int, sp
     assert str(seed) in pattern.origin
 
 
-@needs_data
+@needs_real_layers
 @pytest.mark.parametrize(
     ("spread", "named", "apart"),
     [
@@ -77,7 +74,7 @@ def test_drawn_patterns_have_their_sparsity(m: int, channels: int, taps: int, sp
     ],
 )
 def test_drawn_patterns_are_as_uneven_as_real_ones(spread: str, named: str, apart: float) -> None:
-    (one,) = (one for one in real_patterns(DATA) if named in one.name)
+    (one,) = (one for one in real_patterns(REAL_LAYERS) if named in one.name)
     like = real([one], WantedPattern(one.m, one.k, one.sparsity))
     assert like is not None
     pattern = drawn(WantedPattern(one.m, one.k, one.sparsity), SPREADS[spread], 0)
@@ -95,10 +92,10 @@ def test_orders(m: int, channels: int, taps: int, seed: int) -> None:
     assert kinds(shuffled(mask, taps, seed), taps) == kinds(mask, taps)
 
 
-@needs_data
+@needs_real_layers
 def test_taps_come_last_in_every_real_convolution() -> None:
     """Pruning spares some input channels: in the right order, all taps of a channel are pruned alike."""
-    found = [one for one in real_patterns(DATA) if "bottleneck_2" in one.name or "3x3" in one.name]
+    found = [one for one in real_patterns(REAL_LAYERS) if "bottleneck_2" in one.name or "3x3" in one.name]
     assert {one.path.suffix for one in found} == {".smtx", ".npz"}
     for one in found:
         pattern = real([one], WantedPattern(one.m, one.k, one.sparsity, 9))
@@ -108,9 +105,9 @@ def test_taps_come_last_in_every_real_convolution() -> None:
         assert by_channel > 1.5 / 9, one.name  # 1/9 where channels make no difference
 
 
-@needs_data
+@needs_real_layers
 def test_the_nearest_real_pattern_and_then_its_like() -> None:
-    found = real_patterns(DATA)
+    found = real_patterns(REAL_LAYERS)
     wanted = WantedPattern(256, 1024, 0.95)
     first, second = real(found, wanted, 0), real(found, wanted, 1)
     assert first is not None and second is not None

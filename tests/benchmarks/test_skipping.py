@@ -39,6 +39,7 @@ def test_what_is_left_out_is_counted() -> None:
     assert row_of(found, 0, 9.0).least_ratio == float("inf")
 
 
+@pytest.mark.slow
 def test_what_is_shipped_leaves_no_winner_out() -> None:
     """By forecasts that saw no A of a problem's size; of the large ones with a wide margin."""
     found = judged_of(H200)
@@ -54,6 +55,7 @@ def test_a_lost_search_would_find_nothing() -> None:
     assert gain_of(H200, 200_000).greatest < LOST
 
 
+@pytest.mark.slow
 def test_a_large_problem_is_built_in_parts_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large, "WORK", (((96, 80, 0.7), (64,), "float32"),))
     (case,) = large.cases_of("h200", "")

@@ -19,7 +19,7 @@ def draw(m: int, k: int, *, density: float = 0.2, seed: int = 0) -> NDArray[np.f
     return np.where(rng.random((m, k)) < density, rng.standard_normal((m, k)), 0).astype(np.float32)
 
 
-WEIGHTS = draw(16, 24)
+WEIGHTS = draw(4, 24)
 
 
 @dataclass(frozen=True)

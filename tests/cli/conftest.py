@@ -14,8 +14,10 @@ from tests.cli.command import WEIGHTS, Answer, Command
 
 
 @pytest.fixture
-def lospmm_command(capsys: pytest.CaptureFixture[str]) -> Command:
+def lospmm_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """A command in this process: what differs from a process of its own has tests of its own."""
+    monkeypatch.setenv("LOSPMM_MAX_NONZEROS", "")  # which ``serve`` sets: taken away in the end
+    monkeypatch.delenv("LOSPMM_MAX_NONZEROS")
 
     def run(*arguments: object) -> Answer:
         status = cli.run([str(argument) for argument in arguments])

@@ -11,10 +11,10 @@ import lospmm
 from lospmm.problem.convolution import Convolution, unfold
 from tests.cli.command import H200, WEIGHTS, Command
 
-#: 16 x 24: two channels of 3 x 4.
+#: 4 x 24: two channels of 3 x 4.
 CONV = "2x2x7x6,3x4,stride=2x1,padding=1x2"
 WINDOW = Convolution(2, 2, 7, 6, 3, 4, stride=(2, 1), padding=(1, 2))
-BIAS = np.linspace(-1, 1, 16, dtype=np.float32)
+BIAS = np.linspace(-1, 1, 4, dtype=np.float32)
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_a_layer_is_the_one_of_the_library(lospmm_command: Command, tmp_path: Pa
     assert manifest["epilogue"] == {"bias": True, "relu": True, "residual": True}
     random = np.random.default_rng(0)
     x = random.standard_normal(WINDOW.input_shape).astype(np.float32)
-    added = random.standard_normal(WINDOW.output_shape(16)).astype(np.float32)
-    product = (WEIGHTS @ unfold(WINDOW, x, np.arange(WINDOW.n))).reshape(16, 2, WINDOW.out_height, WINDOW.out_width)
+    added = random.standard_normal(WINDOW.output_shape(4)).astype(np.float32)
+    product = (WEIGHTS @ unfold(WINDOW, x, np.arange(WINDOW.n))).reshape(4, 2, WINDOW.out_height, WINDOW.out_width)
     wanted = np.maximum(product.transpose(1, 0, 2, 3) + added + BIAS[:, np.newaxis, np.newaxis], 0)
     assert np.allclose(lospmm.load(out).run_on_cpu(x, added), wanted, atol=1e-4)
     other = lospmm.tune(WEIGHTS, convolution=WINDOW, bias=BIAS, relu=True, residual=True, device="h200")
@@ -72,9 +72,9 @@ def test_biases_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
         "short.weight": WEIGHTS,
         "short.bias": BIAS[:3],
         "whole.weight": WEIGHTS,
-        "whole.bias": np.ones(16, np.int64),
+        "whole.bias": np.ones(4, np.int64),
         "square.weight": WEIGHTS,
-        "square.bias": BIAS.reshape(4, 4),
+        "square.bias": BIAS.reshape(2, 2),
     }
     save_file(tensors, tmp_path / "net.safetensors")
     out = tmp_path / "out"
@@ -82,11 +82,11 @@ def test_biases_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
     answer = lospmm_command(*words)
     assert answer.status == 2
     layers = {layer["name"]: layer for layer in json.loads(answer.out)["layers"]}
-    assert layers["short.weight"]["error"]["message"] == "the bias has 3 numbers, and the weights 16 rows"
+    assert layers["short.weight"]["error"]["message"] == "the bias has 3 numbers, and the weights 4 rows"
     b = np.random.default_rng(0).standard_normal((24, 8)).astype(np.float32)
     found = {name: layers[f"{name}.weight"]["error"]["message"] for name in ("whole", "square")}
-    assert found["whole"].startswith("net.safetensors: tensor 'whole.bias' is I64 of shape [16]; a bias is F16")
-    assert found["square"].startswith("net.safetensors: tensor 'square.bias' is F32 of shape [4, 4]; a bias is F16")
+    assert found["whole"].startswith("net.safetensors: tensor 'whole.bias' is I64 of shape [4]; a bias is F16")
+    assert found["square"].startswith("net.safetensors: tensor 'square.bias' is F32 of shape [2, 2]; a bias is F16")
     for name, bias in (
         ("fc.weight", BIAS),
         ("attention.in_proj_weight", BIAS.astype(np.float16).astype(np.float32)),
@@ -100,7 +100,7 @@ def test_biases_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
 
 
 def test_a_bias_that_is_none_is_not_asked_about(lospmm_command: Command, tmp_path: Path) -> None:
-    save_file({"fc.weight": WEIGHTS, "fc.bias": np.ones(16, np.int64)}, tmp_path / "net.safetensors")
+    save_file({"fc.weight": WEIGHTS, "fc.bias": np.ones(4, np.int64)}, tmp_path / "net.safetensors")
     words = ("tune-model", tmp_path / "net.safetensors", "--n", 8, *H200, "--out", tmp_path / "out", "--quiet")
     assert lospmm_command(*words).status == 0
 
@@ -138,8 +138,8 @@ def test_biases_that_no_layer_has(
         (["--conv", CONV, "--n", "9"], "n is 9, and the convolution has"),
         (["--n", "9", "--bias", "{none}"], "cannot be read: No such file"),
         (["--n", "9", "--bias", "{text}"], "give a .npy with a number for each row"),
-        (["--n", "9", "--bias", "{matrix}"], "of shape (16, 24) and type float32"),
-        (["--n", "9", "--bias", "{short}"], "the bias has 3 numbers, and the weights 16 rows"),
+        (["--n", "9", "--bias", "{matrix}"], "of shape (4, 24) and type float32"),
+        (["--n", "9", "--bias", "{short}"], "the bias has 3 numbers, and the weights 4 rows"),
         (["--n", "9", "--bias", "{infinite}"], "bias: number 1 is inf, not a finite float32"),
     ],
 )

@@ -273,7 +273,7 @@ def test_nothing_fits(lospmm_command: Command, tmp_path: Path, matrix: Path) -> 
         "unrolled",
     )
     assert (answer.status, answer.out) == (3, "")
-    assert answer.error == "no tile size fits small: of 16, 16 by thread_registers"
+    assert answer.error == "no tile size fits small: of 4, 4 by thread_registers"
     counted = lospmm_command("space", matrix, "--n", 4, "--device", device, "--emitter", "ptx", "--json")
     assert counted.status == 0
     assert json.loads(counted.out)["survivors"] == []

@@ -30,7 +30,7 @@ def test_results_go_to_stdout_and_progress_to_stderr(tmp_path: Path, matrix: Pat
     assert len(made.err.splitlines()) == len(stages)
     quiet = process("tune", matrix, "--n", 49, *H200, "--out", tmp_path / "b", "--quiet")
     assert (quiet.status, quiet.err) == (0, "")
-    assert "\nkernel     lospmm_16x24_n49_" in quiet.out
+    assert "\nkernel     lospmm_4x24_n49_" in quiet.out
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -145,8 +145,8 @@ def test_the_version_and_the_help(lospmm_command: Command) -> None:
     assert "--emitter" in helped.out
 
 
-def test_serve_refuses_in_one_line() -> None:
-    answer = process("serve", "--port", "99999")
+def test_serve_refuses_in_one_line(lospmm_command: Command) -> None:
+    answer = lospmm_command("serve", "--port", "99999")
     assert (answer.status, answer.error) == (2, "port 99999: expected 0 to 65535")
 
 

@@ -33,10 +33,10 @@ class Killed(BaseException):
 
 LAYERS = {
     "fc.0": WEIGHTS,
-    "fc.1": draw(16, 24, seed=1),
+    "fc.1": draw(4, 24, seed=1),
     "fc.2": WEIGHTS,
     "conv": draw(8, 24, seed=2).reshape(8, 6, 2, 2),
-    "bias": np.ones(16, np.float32),
+    "bias": np.ones(4, np.float32),
 }
 
 
@@ -194,7 +194,7 @@ def test_a_run_that_was_stopped_goes_on(
         tune_model(model, "--quiet")
     assert [layer["name"] for layer in report_in(tmp_path / "out")["layers"]] == ["conv"]
     assert tune_model(model, "--quiet").status == 0
-    assert asked == [8, 16, 16, 16, 16]
+    assert asked == [8, 4, 4, 4, 4]
     shutil.rmtree(tmp_path / "out" / "conv")
 
     def killed(_artifact: Artifact, _directory: Path) -> None:

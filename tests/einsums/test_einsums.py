@@ -121,6 +121,7 @@ def expressions(draw_one: st.DrawFn) -> str:
     return f"Z[{draw_one(indices)}] += {' * '.join(factors)}"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(expressions(), st.integers(0, 2**32 - 1))
 def test_any_expression_is_right_or_refused(text: str, seed: int) -> None:
@@ -166,6 +167,7 @@ def test_products_are_kernels_of_the_families() -> None:
     assert [families[text] for text in EXPRESSIONS[3:6]] == ["block_group_coo", "block_group_coo", "loops"]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(list(DTYPES)), swapped=st.booleans(), known=st.booleans())
 def test_gathered_products(data: st.DataObject, dtype: str, swapped: bool, known: bool) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -14,9 +13,9 @@ from lospmm.problem.device import find_device
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import Epilogue
 from lospmm.problem.problem import Problem
+from tests.fixtures.real_layers import REAL_LAYERS
 
 DEVICE = find_device("h200")
-DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 
 #: A file of each kind: empty rows, few columns, trained weights.
 REAL = (
@@ -82,8 +81,6 @@ def check(problem: Problem, kernel: PackedKernel, seed: int = 0, columns: NDArra
 
 
 def real_files() -> list[Path]:
-    """Skips the test where there are none."""
-    files = [path for pattern in REAL for path in sorted(DATA.glob(pattern))[:2]]
-    if not files:
-        pytest.skip("no real layers at ../shared/data")
+    files = [path for pattern in REAL for path in sorted(REAL_LAYERS.glob(pattern))[:2]]
+    assert files, REAL_LAYERS
     return files

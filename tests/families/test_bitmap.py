@@ -1,7 +1,6 @@
 """The bitmap family on the CPU, against float64: every axis of its plans, both types, every epilogue."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,8 +34,8 @@ from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of, plain
+from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
-REAL = Path(__file__).parents[3] / "shared" / "data"
 H200 = DEVICES["h200"]
 A100 = DEVICES["a100"]
 HALF = DTYPES["float16"]
@@ -203,8 +202,8 @@ def test_a_block_that_has_ended_is_not_read() -> None:
         execute_packed(never, np.arange(8), np.ones((300, 8), np.float32), m=16)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="no pruned layers beside the repository, in ../shared/data")
+@needs_real_layers
 def test_real_layers() -> None:
-    for path in sorted(REAL.rglob("*.npz"))[::4]:
+    for path in sorted(REAL_LAYERS.rglob("*.npz"))[::4]:
         problem = plain(readers.read(path).matrix, 16, HALF)
         assert error_of(problem, pack_plan(problem, replace(BASE, parts=4))) < 1, path

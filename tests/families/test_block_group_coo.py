@@ -32,6 +32,7 @@ from lospmm.toolchain.template import emission_of
 from tests.families.grouped import DEVICE, check, matrices, problems
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(problems(blocks=8), st.data())
 def test_every_plan_multiplies(problem: Problem, data: st.DataObject) -> None:
@@ -41,6 +42,7 @@ def test_every_plan_multiplies(problem: Problem, data: st.DataObject) -> None:
     check(problem, pack_plan(problem, data.draw(st.sampled_from(every))))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     problems(blocks=8),

@@ -34,6 +34,7 @@ def test_what_is_put_first_is_compared_with_the_fastest() -> None:
     assert slower(given, np.array([1.0, 2.0, 1.0, 2.0])) == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_the_source_has_what_fits_nearly_best() -> None:
     for fit in fits():
         assert fit.missed[0] < 0.16 and fit.missed[0] < fit.missed[1] + 0.04, fit

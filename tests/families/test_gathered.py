@@ -1,7 +1,6 @@
 """csr and hyb: every plan computes A x B, the data hold A, and the templates compile without spills."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,8 +25,8 @@ from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
 from lospmm_datasets.synthetic import uneven, uniform
 from tests.families.products import H200, error_of, plain, problems
+from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 MINE = ("csr", "hyb")
 
 
@@ -36,6 +35,7 @@ def array_of(kernel: PackedKernel, place: int, dtype: str, shape: tuple[int, ...
     return np.frombuffer(kernel.data, dtype, int(np.prod(shape)), offset).reshape(shape)
 
 
+@pytest.mark.slow
 @given(problems(), st.sampled_from(MINE), st.data())
 @settings(max_examples=30, deadline=None)
 def test_every_plan_multiplies(problem: Problem, name: str, data: st.DataObject) -> None:
@@ -45,6 +45,7 @@ def test_every_plan_multiplies(problem: Problem, name: str, data: st.DataObject)
     assert error_of(problem, family.pack(problem, plan)) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MINE)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])  # tf32 differs in the data alone
 def test_every_axis_multiplies(name: str, dtype: str) -> None:
@@ -193,6 +194,7 @@ def test_wide_columns_take_two_words() -> None:
         assert error_of(problem, family.pack(problem, plans[0])) <= 1
 
 
+@pytest.mark.slow
 def test_an_infinity_stays_where_it_belongs() -> None:
     """Rows of B that a row of A does not name have no part in it, whatever they hold."""
     matrix = from_dense(np.array([[1, 0, 0], [0, 1, 0]], dtype=np.float32))
@@ -226,11 +228,10 @@ def test_templates_compile_without_spills(arch: str, dtype: str) -> None:
         assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan
 
 
+@needs_real_layers
 def test_real_layers() -> None:
     """One plan of each kind, the one that the forecast takes, for a few layers of every collection."""
-    if not DATA.is_dir():
-        pytest.skip(f"no {DATA}")
-    paths = sorted(path for path in DATA.rglob("*") if path.suffix in (".smtx", ".npz"))[::9]
+    paths = sorted(path for path in REAL_LAYERS.rglob("*") if path.suffix in (".smtx", ".npz"))[::9]
     assert paths
     for path in paths:
         for name in MINE:

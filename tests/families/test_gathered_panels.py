@@ -1,7 +1,6 @@
 """Panels of tensor_core on the CPU, against float64: every axis of their plans, every type, every epilogue."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +22,8 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
 from tests.families.matrices import pruned
+from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
-REAL = Path(__file__).parents[3] / "shared" / "data"
 H200 = DEVICES["h200"]
 
 
@@ -183,9 +182,9 @@ def test_the_tightest_plans_do_not_spill(arch: str, dtype: str) -> None:
         assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="no pruned layers beside the repository, in ../shared/data")
+@needs_real_layers
 def test_real_layers() -> None:
-    for path in sorted(REAL.rglob("*.npz"))[::4]:
+    for path in sorted(REAL_LAYERS.rglob("*.npz"))[::4]:
         matrix = readers.read(path).matrix
         problem = problem_of(matrix, 16, "float16")
         assert worst_error(problem, GatheredPanelsPlan(4, 8, 2, 16, 3, 2)) < 1, path

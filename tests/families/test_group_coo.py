@@ -20,8 +20,10 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
 from tests.families.grouped import DEVICE, check, matrices, problems, real_files
+from tests.fixtures.real_layers import needs_real_layers
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.data())
 def test_every_plan_multiplies(problem: Problem, data: st.DataObject) -> None:
@@ -96,6 +98,7 @@ def test_plans_are_few_and_have_forecasts(problem: Problem) -> None:
         assert plan.vector * problem.dtype.element_bytes <= 16
 
 
+@needs_real_layers
 def test_real_layers() -> None:
     for path in real_files():
         matrix = readers.read(path).matrix

@@ -1,7 +1,5 @@
 """How A is laid out for tensor cores: nothing is lost, and what is read together lies in different banks."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +9,7 @@ from lospmm.families.panels import Panels, PanelShape, depth_of, numbered_rows, 
 from lospmm.matrix import readers
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from tests.families.matrices import matrices
-
-REAL = Path(__file__).parents[3] / "shared" / "data"
+from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
 PLACES = st.tuples(
     st.sampled_from([1, 2, 4, 8]),
@@ -89,9 +86,9 @@ def test_like_rows_share_a_panel() -> None:
     assert all(len({int(row) % 2 for row in panel}) == 1 for panel in rows)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="no pruned layers beside the repository, in ../shared/data")
+@needs_real_layers
 def test_real_layers_are_packed_whole() -> None:
-    for path in sorted(REAL.rglob("*.npz"))[:6]:
+    for path in sorted(REAL_LAYERS.rglob("*.npz"))[:6]:
         matrix = readers.read(path).matrix
         shape = shape_for(matrix, 4, 4, 2, 2, 4)
         panels = pack_panels(matrix, shape)

@@ -32,8 +32,8 @@ from lospmm.toolchain.template import emission_of
 from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of
+from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
-REAL = Path(__file__).parents[3] / "shared" / "data"
 TIMED = DATA / "two_of_four.jsonl"
 H200 = DEVICES["h200"]
 BASE = TwoOfFour(groups=1, cols=64, blocks=1)
@@ -118,6 +118,7 @@ def test_plans_fit(m: int, k: int, n: int) -> None:
     assert kernel.launch.shared_bytes <= H200.shared_bytes_per_block
 
 
+@pytest.mark.slow
 def test_every_plan_keeps_products_on_their_way(tmp_path: Path) -> None:
     """Nothing is spilled, no product waits for the one before, and warps hand registers over, which ptxas leaves out
     where a kernel is linked."""
@@ -187,6 +188,7 @@ def test_blocks_of_a_cluster_with_all_some_or_none_of_their_columns(n: int, clus
     assert np.abs(found - exact).max() < 0.05
 
 
+@pytest.mark.slow
 def test_the_forecast_is_near_what_was_timed() -> None:
     """By today's rates, which were fitted to these times."""
     weights = lru_cache(pruned)
@@ -220,8 +222,8 @@ def test_they_are_the_family_s_plans_beyond_a_few_columns() -> None:
     assert tensor_core.forecast(problem, [BASE])[0] == micros(problem, BASE)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="no pruned layers beside the repository, in ../shared/data")
+@needs_real_layers
 def test_real_layers() -> None:
-    for path in sorted(REAL.rglob("*.npz"))[::9]:
+    for path in sorted(REAL_LAYERS.rglob("*.npz"))[::9]:
         problem = problem_of(readers.read(path).matrix, 64)
         assert error_of(problem, pack_plan(problem, replace(BASE, groups=2))) < 1, path

@@ -44,8 +44,8 @@ from lospmm.tuning.contenders import contenders
 from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of
+from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
-REAL = Path(__file__).parents[3] / "shared" / "data"
 TIMED = DATA / "tensor_core.jsonl"
 H200 = DEVICES["h200"]
 BOTH = pytest.mark.parametrize("dtype", ["tf32", "float32"])
@@ -182,6 +182,7 @@ def test_plans_fit(dtype: str, m: int, k: int, n: int) -> None:
     assert kernel.launch.shared_bytes <= H200.shared_bytes_per_block
 
 
+@pytest.mark.slow
 @BOTH
 def test_every_plan_keeps_products_on_their_way(tmp_path: Path, dtype: str) -> None:
     """Nothing is spilled, and no product waits for the one before: ptxas has them do so where registers are short. Of
@@ -256,8 +257,8 @@ def test_warpgroups_take_part_beside_the_unrolled_kernel() -> None:
     assert "tensor_core" in contenders(names, problem_of(matrix, 6, "tf32"), is_unrolled=False)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="no pruned layers beside the repository, in ../shared/data")
+@needs_real_layers
 def test_real_layers() -> None:
-    for path in sorted(REAL.rglob("*.npz"))[::9]:
+    for path in sorted(REAL_LAYERS.rglob("*.npz"))[::9]:
         problem = problem_of(readers.read(path).matrix, 64, "float32")
         assert error_of(problem, pack_plan(problem, replace(BASE, groups=1, rows=128))) < 1, path

@@ -1,7 +1,6 @@
 """Every format read back as the matrix that was written, however it was written."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +14,7 @@ from lospmm.errors import BadMatrix
 from lospmm.matrix.csr import from_dense
 from lospmm.matrix.readers import read, read_bytes
 from tests.fixtures.files import WEIGHTS, saved, smtx
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
+from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
 
 @given(WEIGHTS, st.sampled_from(["csr", "csc", "coo", "bsr", "dia"]), st.booleans(), st.booleans())
@@ -153,13 +151,13 @@ def test_read_takes_a_path(tmp_path):
     assert read(path, seed=3) == read_bytes(path.read_bytes(), "layer.smtx", seed=3)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real matrices at {DATA}")
+@needs_real_layers
 def test_real_matrices():
-    with (DATA / "INDEX.csv").open() as stream:
+    with (REAL_LAYERS / "INDEX.csv").open() as stream:
         listed = list(csv.DictReader(stream))
     assert listed
     for row in listed:
-        file = read(DATA / row["path"])
+        file = read(REAL_LAYERS / row["path"])
         matrix = file.matrix
         assert (matrix.m, matrix.k, matrix.nnz) == (int(row["rows"]), int(row["cols"]), int(row["nnz"])), row["path"]
         assert int(row["empty_rows"]) == np.count_nonzero(matrix.row_nnz == 0)

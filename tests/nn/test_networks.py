@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lospmm.tuning.request import Request
+from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
 
@@ -23,7 +24,6 @@ from lospmm.tuning import jobs  # noqa: E402
 from lospmm_datasets.networks import SPREADS, WantedPattern, drawn, real_patterns  # noqa: E402
 from lospmm_datasets.shapes import read_shapes  # noqa: E402
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 ROOT = Path(__file__).parents[2]
 
 #: Of float32 against float64, over a whole network.
@@ -74,10 +74,10 @@ def test_lower_layers_of_bert_keep_more() -> None:
     assert (1 - first) / (1 - last) == pytest.approx(2, rel=1e-2)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the pruned layers in {DATA}")
+@needs_real_layers
 @pytest.mark.parametrize(("case", "real"), [(RESNET, 40), (SPARSER_RESNET, 29)])
 def test_resnet_has_real_patterns_where_there_are_some(case: Any, real: int) -> None:
-    patterns = case.patterns(on_meta(case.full.model), case.sparsity, real_patterns(DATA))
+    patterns = case.patterns(on_meta(case.full.model), case.sparsity, real_patterns(REAL_LAYERS))
     assert len(patterns) == 52 and "conv1" not in patterns and "fc" not in patterns
     origins = [pattern.origin for pattern in patterns.values()]
     assert sum(not origin.startswith("drawn") for origin in origins) == real
@@ -133,6 +133,7 @@ def run(out: Path, *words: str) -> tuple[int, list[Mapping[str, Any]]]:
     return code, [json.loads(line) for line in (out / "networks.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [BERT, RESNET, MOBILENET], ids=lambda case: case.network)
 def test_a_network_on_its_kernels(case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ways = ("dense, eager", "cusparse, eager", "lospmm, eager")

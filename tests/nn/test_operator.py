@@ -92,6 +92,7 @@ def test_gradients_are_refused(layer: nn.Linear, run: Callable[[nn.Module], nn.M
         assert run(layer)(drawn(N, K)).shape == (N, M)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_without_breaks(backend: str) -> None:

@@ -44,6 +44,7 @@ def example_of_the_readme() -> str:
     return text
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

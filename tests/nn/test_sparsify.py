@@ -176,6 +176,7 @@ def test_masked_weights(form: str) -> None:
     assert torch.equal(model(x), model[0].bias.expand(10, 16))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_by_a_service(tmp_path: Path) -> None:
     model, x = perceptron(), drawn(10, 24)

@@ -37,6 +37,7 @@ class Residual(nn.Module):
         return self.line(torch.relu(self.conv(x) + x).flatten(2)[:, :1].expand(-1, 5, -1))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("called", ["eager", "compiled_graph"])
 def test_layers_are_timed_on_their_kernels(called: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,7 @@ def test_the_time_of_cublas_is_longer_where_a_comes_from_memory() -> None:
     assert 1.15 < behind_memory / alone < 1.8
 
 
+@pytest.mark.slow
 def test_the_weights_are_those_of_the_results() -> None:
     """And they are worth what the card says: 89 of 100 choices, or more, are within a tenth of the fastest."""
     records = list(read_results(ROOT / "benchmarks" / "results" / "families.jsonl.gz").values())

@@ -77,6 +77,7 @@ def packed(lines_file: Path) -> Dataset:
     return renewed(pack([lines_file]), workers=2)
 
 
+@pytest.mark.slow
 def test_training_twice_gives_the_same_model_which_finds_what_the_estimate_does_not(packed: Dataset) -> None:
     told: list[tuple[int, int]] = []
     trained = train(packed, progress=lambda done, total: told.append((done, total)))

@@ -183,6 +183,7 @@ def test_families_of_float32_are_compared_without_a_clock(side: int, sparsity: f
     assert winner_of(elsewhere, there, "sass") is known.choice.winner
 
 
+@pytest.mark.slow
 def test_the_card_is_that_of_the_times() -> None:
     """And a model of a fold chooses what the card says that it has chosen."""
     card = json.loads((WEIGHTS / "h200.json").read_text())

@@ -1,9 +1,11 @@
 """Clients of services that run as processes, and what gets between them."""
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import HTTPServer
 from typing import Any
 
 import httpx2
@@ -26,15 +28,23 @@ def in_background() -> Iterator[Callable[..., "Future[Any]"]]:
         yield pool.submit
 
 
+@contextmanager
+def threaded(server: HTTPServer) -> Iterator[int]:
+    """The port of a server that runs in a thread during the block."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def serve_at(port: int) -> tuple[str, ...]:

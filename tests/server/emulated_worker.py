@@ -6,9 +6,10 @@ import sys
 
 from lospmm.gpu import bench as measure
 from lospmm.gpu.bench import Bench
-from lospmm.tuning import session as session
+from lospmm.tuning import session
 from lospmm_server import main
 from tests.fixtures import machine_gpu
+from tests.fixtures.short_search import shorten
 
 
 def work(gate: str, libraries: str, *sizes: str) -> None:
@@ -17,6 +18,7 @@ def work(gate: str, libraries: str, *sizes: str) -> None:
     measure.compile_gate = lambda _arch: b"gate"
     session.Bench = lambda problem, cancel=None: Bench(problem, cancel=cancel, command=command)
     main.own_gpu = lambda: "h200"
+    shorten()
     main.work("", None)
 
 

@@ -31,8 +31,11 @@ def programs() -> Path | None:
 
 @dataclass(frozen=True)
 class Cluster:
+    """``outlasts_its_machine``: whether what was committed would outlast a power failure too, which takes time."""
+
     programs: Path
     folder: Path
+    outlasts_its_machine: bool = True
 
     def url(self, database: str) -> str:
         return f"postgresql://lospmm@/{database}?host={self.folder}"
@@ -43,8 +46,16 @@ class Cluster:
             connection.execute(f'CREATE DATABASE "{database}"'.encode())
         return self.url(database)
 
+    def create_schema(self, name: str) -> str:
+        """As good as a new database, and a thousand files less; its URL."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE SCHEMA "{name}"'.encode())
+        return f"{self.url('postgres')}&options=-csearch_path%3D{name}"
+
     def start(self) -> None:
         options = f"-k {self.folder} -c listen_addresses='' -c max_connections=200"
+        if not self.outlasts_its_machine:
+            options += "".join(f" -c {name}=off" for name in ("fsync", "full_page_writes"))
         self._run("pg_ctl", "--wait", "--log", str(self.folder / "log"), "--options", options, "start")
 
     def stop(self) -> None:
@@ -63,7 +74,7 @@ class Cluster:
 
 
 @contextmanager
-def running() -> Iterator[Cluster]:
+def running(*, outlasts_its_machine: bool = True) -> Iterator[Cluster]:
     """A cluster that runs during the block. Skips the test where PostgreSQL is not installed."""
     found = programs()
     if found is None:
@@ -73,7 +84,7 @@ def running() -> Iterator[Cluster]:
         if os.getuid() == 0:  # PostgreSQL refuses to run as root
             somebody = pwd.getpwnam("nobody")
             os.chown(folder, somebody.pw_uid, somebody.pw_gid)
-        cluster = Cluster(found, folder)
+        cluster = Cluster(found, folder, outlasts_its_machine)
         cluster.initialize()
         cluster.start()
         try:

@@ -1,10 +1,12 @@
-"""The client against a real ``lospmm serve``: the same kernels, files and errors as without one."""
+"""The client against a service: the same kernels, files and errors as without one."""
 
 import hashlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,15 @@ from lospmm_server import keys, problems
 from lospmm_server.database import open_database
 from tests.docs.pages import DOCS, blocks
 from tests.fixtures.files import smtx
-from tests.server.client_tools import client_of, free_port, is_listening, patiently
+from tests.server.client_tools import client_of, free_port, threaded
 from tests.server.conftest import weights
-from tests.server.processes import SERVE, client_at, serving
+from tests.server.processes import client_at, serving
+from tests.server.served import served
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    with serving(tmp_path) as (_, port), client_of(port) as client:
+def client() -> Iterator[Client]:
+    with served() as port, client_of(port) as client:
         yield client
 
 
@@ -50,7 +53,7 @@ def test_a_kernel_is_the_one_of_the_service_byte_for_byte(client: Client, tmp_pa
     assert kernel.manifest == json.loads(there.files[MANIFEST_FILE])
     kernel.save(tmp_path / "kernel")
     assert {path.name: path.read_bytes() for path in (tmp_path / "kernel").iterdir()} == dict(there.files)
-    b = np.random.default_rng(0).standard_normal((24, 64)).astype(np.float32)
+    b = np.random.default_rng(0).standard_normal((12, 64)).astype(np.float32)
     assert np.allclose(lospmm.load(tmp_path / "kernel").run_on_cpu(b), weights() @ b, atol=1e-4)
     assert client.tune(from_dense(weights()), np.int64(64), device="h200").artifact.files == there.files
     assert len(list(client.jobs())) == 1
@@ -142,9 +145,9 @@ def test_a_model_whose_bad_layers_fail_alone(client: Client) -> None:
 
 
 def test_biases_of_a_model(client: Client, tmp_path: Path) -> None:
-    bias = np.linspace(-1, 1, 16, dtype=np.float32)
+    bias = np.linspace(-1, 1, 4, dtype=np.float32)
     layers = {"blocks/0/w": weights(1), "plain": weights(1), "short": weights(1), "bad": weights(1)}
-    given = {"blocks/0/w": bias, "short": bias[:3], "bad": np.full(16, np.nan)}
+    given = {"blocks/0/w": bias, "short": bias[:3], "bad": np.full(4, np.nan)}
     found = client.tune_model(layers, 64, device="h200", biases=given)
     own = lospmm.tune(weights(1), n=64, bias=bias, device="h200")
     assert found[0].kernel is not None and found[1].kernel is not None
@@ -164,6 +167,7 @@ def test_biases_of_a_model(client: Client, tmp_path: Path) -> None:
         client.tune_model(tmp_path, 64, device="h200", biases=True)
 
 
+@pytest.mark.slow  # the two have settings of their own
 def test_a_layer_that_the_service_refuses_is_named(
     tmp_path: Path, set_environment: Callable[[str, object], None]
 ) -> None:
@@ -177,6 +181,7 @@ def test_a_layer_that_the_service_refuses_is_named(
     assert isinstance(refused.error, BadMatrix) and "1600 nonzeros, more than the 100" in str(refused.error)
 
 
+@pytest.mark.slow
 def test_a_service_reads_less_than_a_command_unless_it_is_told(tmp_path: Path) -> None:
     refused = pytest.raises(BadMatrix, match="4002000 nonzeros, more than the 4000000 that LOSPMM_MAX_NONZEROS allows")
     with serving(tmp_path) as (_, port), client_of(port) as client, refused:
@@ -207,31 +212,22 @@ def test_nobody_at_the_address_and_somebody_else(monkeypatch: pytest.MonkeyPatch
     says = r"refused; tried for 0\.3 s; does `lospmm serve` run there"
     with client_of(free_port()) as client, pytest.raises(ServiceFault, match=says):
         client.tune(weights(), 64, device="h200")
-    port = free_port()
-    pages = subprocess.Popen(
-        [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"],
-        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        (tmp_path / "v1").mkdir()
-        (tmp_path / "v1" / "jobs").write_text("<html>")
-        patiently(lambda: is_listening(port))
-        with client_of(port) as client:
-            with pytest.raises(ServiceFault, match=r"answered 501.*"):
-                client.tune(weights(), 64, device="h200")
-            with pytest.raises(ServiceFault, match=r"not as a service of lospmm does.*is the address right\?"):
-                next(client.jobs())
-    finally:
-        pages.kill()
-        pages.wait()
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "jobs").write_text("<html>")
+    pages = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with threaded(ThreadingHTTPServer(("127.0.0.1", 0), pages)) as port, client_of(port) as client:
+        with pytest.raises(ServiceFault, match=r"answered 501.*"):
+            client.tune(weights(), 64, device="h200")
+        with pytest.raises(ServiceFault, match=r"not as a service of lospmm does.*is the address right\?"):
+            next(client.jobs())
 
 
-def test_a_key(tmp_path: Path) -> None:
+def test_a_key() -> None:
     database = open_database()
     database.migrate()
     key = keys.add(database, "team")
     database.close()
-    with serving(tmp_path, (*SERVE, "--host", "0.0.0.0")) as (_, port):
+    with served(asks_for_keys=True) as port:
         for wrong, says in ((None, "asks for an API key"), ("x" * 20, "does not take this API key")):
             with client_of(port, key=wrong) as client, pytest.raises(BadRequest, match=f"{says}; give one of its own"):
                 client.tune(weights(), 64, device="h200")
@@ -262,18 +258,18 @@ def test_the_client_needs_no_web_framework() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_the_example_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     (text,) = (block.text for block in blocks((DOCS / "library.md").read_text()) if "lospmm.client" in block.text)
-    with serving(tmp_path) as (_, port):
+    with served() as port:
         variables: dict[str, Any] = {}
         exec(text.replace("localhost:8000", f"127.0.0.1:{port}"), variables)
         kernel = variables["tune_there"](weights(), {"fc": weights(), "bad": np.ones(3)})
     assert kernel.manifest["n"] == 200
-    assert capsys.readouterr().out.startswith("fc <Kernel lospmm_16x24_n200_")
+    assert capsys.readouterr().out.startswith("fc <Kernel lospmm_4x12_n200_")
 
 
-def test_the_files_have_routes(tmp_path: Path) -> None:
-    with serving(tmp_path) as (_, port), client_of(port) as client, client_at(port) as plain:
+def test_the_files_have_routes() -> None:
+    with served() as port, client_of(port) as client, client_at(port) as plain:
         kernel = client.tune(weights(), 64, device="h200")
         links = plain.get(f"/v1/kernels/{next(client.jobs()).id}").json()["links"]
         matrix, space = plain.get(links["matrix"]), plain.get(links["space"])

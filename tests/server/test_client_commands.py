@@ -1,7 +1,6 @@
 """``lospmm tune --server`` and ``tune-model --server`` against a real service."""
 
 import json
-import os
 import signal
 import subprocess
 import threading
@@ -14,20 +13,40 @@ from safetensors.numpy import save_file
 
 import lospmm
 from lospmm.artifact import artifact, kept
+from lospmm.cli import main as cli
+from lospmm.client import connection
 from lospmm.client.client import Client
+from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm_server import keys
 from lospmm_server.database import open_database
-from tests.cli.command import COMMAND, H200, Answer, process
+from tests.cli.command import COMMAND, H200, Answer, Command, process
 from tests.server.client_tools import free_port, patiently, serve_at
 from tests.server.conftest import SlowToolkit, weights
-from tests.server.processes import SERVE, serving
+from tests.server.processes import serving
+from tests.server.served import served
 
 
 @pytest.fixture
-def port(tmp_path: Path) -> Iterator[int]:
-    with serving(tmp_path) as (_, port):
+def port() -> Iterator[int]:
+    with served() as port:
         yield port
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Command:
+    """A command in this process, whose own cache may be another than the service's."""
+
+    def run(*arguments: object, cache: Path | None = None, **variables: str) -> Answer:
+        with pytest.MonkeyPatch.context() as patched:
+            for name, value in (variables if cache is None else variables | {"LOSPMM_CACHE_DIR": f"{cache}"}).items():
+                patched.setenv(name, value)
+            settings.cache_clear()
+            status = cli.run([str(argument) for argument in arguments])
+        settings.cache_clear()
+        return Answer(status, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture
@@ -43,15 +62,9 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "net.safetensors"
 
 
-def tuned(*arguments: object, cache: Path, **variables: str) -> Answer:
-    """A command whose own cache is another than the service's."""
-    environment = {**os.environ, "LOSPMM_CACHE_DIR": str(cache), **variables}
-    return process(*arguments, *H200, env=environment)
-
-
-def test_tune_by_a_service(port: int, matrix: Path, tmp_path: Path) -> None:
+def test_tune_by_a_service(run: Command, port: int, matrix: Path, tmp_path: Path) -> None:
     address, cache = f"http://127.0.0.1:{port}", tmp_path / "own"
-    done = tuned("tune", matrix, "--n", 16, "--server", address, "--out", tmp_path / "k", "--json", cache=cache)
+    done = run("tune", matrix, *H200, "--n", 16, "--server", address, "--out", tmp_path / "k", "--json", cache=cache)
     assert done.status == 0, done.err
     kernel = artifact.read(tmp_path / "k")
     assert json.loads(done.out) == kernel.manifest
@@ -59,14 +72,18 @@ def test_tune_by_a_service(port: int, matrix: Path, tmp_path: Path) -> None:
         (job,) = client.jobs()
     assert kept.find(job.id, kept.open_store()) == kernel
     assert not cache.exists(), "nothing was done here"
-    again = tuned("tune", matrix, "--n", 16, "--out", tmp_path / "k2", "--quiet", cache=cache, LOSPMM_SERVER=address)
+    again = run(
+        "tune", matrix, *H200, "--n", 16, "--out", tmp_path / "k2", "--quiet", cache=cache, LOSPMM_SERVER=address
+    )
     assert (again.status, again.err) == (0, "")
     assert artifact.read(tmp_path / "k2") == kernel
-    local = tuned("tune", matrix, "--n", 16, "--server", "", "--out", tmp_path / "k3", cache=cache, LOSPMM_SERVER="x")
+    local = run(
+        "tune", matrix, *H200, "--n", 16, "--server", "", "--out", tmp_path / "k3", cache=cache, LOSPMM_SERVER="x"
+    )
     assert local.status == 0 and list(Store(cache).entries())
 
 
-def test_what_a_service_refuses(port: int, matrix: Path, tmp_path: Path) -> None:
+def test_what_a_service_refuses(run: Command, port: int, matrix: Path, tmp_path: Path) -> None:
     address = ("--server", f"http://127.0.0.1:{port}")
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "thesis.tex").write_text("years")
@@ -83,42 +100,41 @@ def test_what_a_service_refuses(port: int, matrix: Path, tmp_path: Path) -> None
         (("--out", tmp_path / "held"), "holds something else than a kernel"),
     ):
         command = ("tune", matrix, "--n", 16, *H200, "--out", tmp_path / "k", *address, *more)
-        answer = process(*command)
+        answer = run(*command)
         assert (answer.status, says in answer.error) == (2, True), answer.err
     for n in (0, -3, 2**30):
-        there, here = (
-            process("tune", matrix, "--n", n, *H200, "--out", tmp_path / "k", *more) for more in (address, ())
-        )
+        there, here = (run("tune", matrix, "--n", n, *H200, "--out", tmp_path / "k", *more) for more in (address, ()))
         assert there == here and here.error.startswith(f"n is {n}: B must have from 1 to ")
     assert not (tmp_path / "k").exists()
 
 
-def test_a_service_takes_the_defaults_of_what_it_decides(port: int, matrix: Path, tmp_path: Path) -> None:
+def test_a_service_takes_the_defaults_of_what_it_decides(run: Command, port: int, matrix: Path, tmp_path: Path) -> None:
     usual = ("--ranker", "auto", "--shortlist", 10, "--measure", "auto", "--trials", "full")
     address = f"http://127.0.0.1:{port}"
-    done = process("tune", matrix, "--n", 16, *H200, "--server", address, "--out", tmp_path / "k", *usual)
+    done = run("tune", matrix, "--n", 16, *H200, "--server", address, "--out", tmp_path / "k", *usual)
     assert done.status == 0, done.err
 
 
-def test_nobody_there_and_no_key(matrix: Path, tmp_path: Path) -> None:
+def test_nobody_there_and_no_key(run: Command, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.3)
     here = ("tune", matrix, "--n", 16, *H200, "--out", tmp_path / "k", "--json", "--quiet", "--server")
-    nobody = process(*here, f"http://127.0.0.1:{free_port()}")
+    nobody = run(*here, f"http://127.0.0.1:{free_port()}")
     assert (nobody.status, json.loads(nobody.out)["error"]["type"]) == (4, "ServiceFault")
     database = open_database()
     database.migrate()
     key = keys.add(database, "team")
     database.close()
-    with serving(tmp_path, (*SERVE, "--host", "0.0.0.0")) as (_, port):
-        refused = process(*here, f"http://127.0.0.1:{port}")
+    with served(asks_for_keys=True) as port:
+        refused = run(*here, f"http://127.0.0.1:{port}")
         assert (refused.status, "API key" in refused.error) == (2, True)
-        assert process(*here, f"http://127.0.0.1:{port}", env={**os.environ, "LOSPMM_KEY": key}).status == 0
-        assert process(*here, f"http://127.0.0.1:{port}", "--key", key).status == 0
+        assert run(*here, f"http://127.0.0.1:{port}", LOSPMM_KEY=key).status == 0
+        assert run(*here, f"http://127.0.0.1:{port}", "--key", key).status == 0
 
 
-def test_a_model_by_a_service(port: int, model: Path, tmp_path: Path) -> None:
+def test_a_model_by_a_service(run: Command, port: int, model: Path, tmp_path: Path) -> None:
     out, address = tmp_path / "kernels", ("--server", f"http://127.0.0.1:{port}")
     command = ("tune-model", model, "--n", 16, *address, "--out", out)
-    first = tuned(*command, cache=tmp_path / "own")
+    first = run(*command, *H200, cache=tmp_path / "own")
     assert first.status == 2
     assert "error: layer nan: net.safetensors: row 0, column 0: nan is not a finite float32\n" in first.err
     assert "b/c: succeeded\n" in first.err
@@ -130,15 +146,15 @@ def test_a_model_by_a_service(port: int, model: Path, tmp_path: Path) -> None:
     assert layers["a"]["digest"] == layers["same"]["digest"]
     before = {path: path.stat().st_ino for path in out.iterdir() if path.is_dir()}
     (out / "a" / "kernel.cubin").write_bytes(b"damaged")
-    second = tuned(*command, "--json", "--quiet", cache=tmp_path / "own")
+    second = run(*command, *H200, "--json", "--quiet", cache=tmp_path / "own")
     assert second.status == 2
     assert {layer["name"]: layer for layer in json.loads(second.out)["layers"]} == layers
     assert {path.name for path in before if path.stat().st_ino != before[path]} == {"a"}
     assert artifact.read(out / "a")
 
 
-def test_a_model_with_its_biases_by_a_service(port: int, tmp_path: Path) -> None:
-    bias = np.linspace(-1, 1, 16, dtype=np.float32)
+def test_a_model_with_its_biases_by_a_service(run: Command, port: int, tmp_path: Path) -> None:
+    bias = np.linspace(-1, 1, 4, dtype=np.float32)
     tensors = {
         "fc.weight": weights(1),
         "fc.bias": bias,
@@ -148,41 +164,42 @@ def test_a_model_with_its_biases_by_a_service(port: int, tmp_path: Path) -> None
         "short.weight": weights(3),
         "short.bias": bias[:3],
         "bad.weight": weights(4),
-        "bad.bias": np.full(16, np.nan, np.float32),
+        "bad.bias": np.full(4, np.nan, np.float32),
     }
     save_file(tensors, tmp_path / "net.safetensors")
     address, out, cache = f"http://127.0.0.1:{port}", tmp_path / "out", tmp_path / "own"
     command = ("tune-model", tmp_path / "net.safetensors", "--n", 16, "--biases", "--server", address, "--json")
-    done = tuned(*command, "--quiet", "--out", out, cache=cache)
+    done = run(*command, *H200, "--quiet", "--out", out, cache=cache)
     assert done.status == 2
     layers = {layer["name"]: layer for layer in json.loads(done.out)["layers"]}
     refused = {name: layer["error"]["message"] for name, layer in layers.items() if layer["error"] is not None}
     assert refused == {
-        "short.weight": f"{address}: the bias has 3 numbers, and the weights 16 rows",
+        "short.weight": f"{address}: the bias has 3 numbers, and the weights 4 rows",
         "bad.weight": "bias: number 0 is nan, not a finite float32",
     }
     assert done.err == "".join(f"error: layer {name}: {text}\n" for name, text in sorted(refused.items()))
     assert not cache.exists(), "nothing was done here"
-    b = np.random.default_rng(0).standard_normal((24, 16)).astype(np.float32)
+    b = np.random.default_rng(0).standard_normal((12, 16)).astype(np.float32)
     for name, added in (("fc.weight", bias), ("in_proj_weight", tensors["in_proj_bias"]), ("plain.weight", None)):
         kernel = lospmm.load(out / layers[name]["folder"])
         assert kernel.manifest["epilogue"] == {"bias": added is not None, "relu": False, "residual": False}
         wanted = tensors[name] @ b + (0 if added is None else added.astype(np.float32)[:, np.newaxis])
         assert np.allclose(kernel.run_on_cpu(b), wanted, atol=1e-4)
     assert layers["fc.weight"]["digest"] != layers["plain.weight"]["digest"]
-    here = tuned(*command[:-2], "", "--json", "--quiet", "--out", tmp_path / "here", cache=cache)
+    here = run(*command[:-2], "", "--json", "--quiet", "--out", tmp_path / "here", *H200, cache=cache)
     told = {one["name"]: one["error"]["message"] for one in json.loads(here.out)["layers"] if one["error"] is not None}
     assert told == {name: text.removeprefix(f"{address}: ") for name, text in refused.items()}
     for name in ("fc.weight", "in_proj_weight", "plain.weight"):
         assert (tmp_path / "here" / name / "kernel.cubin").read_bytes() == (out / name / "kernel.cubin").read_bytes()
     # Without biases the same folder's kernels are made anew where they had one.
-    plain = tuned(*(word for word in command if word != "--biases"), "--quiet", "--out", out, cache=cache)
+    plain = run(*(word for word in command if word != "--biases"), *H200, "--quiet", "--out", out, cache=cache)
     again = {layer["name"]: layer for layer in json.loads(plain.out)["layers"]}
     assert plain.status == 0
     assert [again[name]["digest"] == layers[name]["digest"] for name in ("fc.weight", "plain.weight")] == [False, True]
     assert not lospmm.load(out / again["fc.weight"]["folder"]).manifest["epilogue"]["bias"]
 
 
+@pytest.mark.slow
 def test_a_model_whose_service_is_killed_meanwhile(
     model: Path, tmp_path: Path, slow_toolkit: SlowToolkit, set_environment: Callable[[str, object], None]
 ) -> None:
@@ -216,7 +233,7 @@ def test_a_model_whose_service_is_killed_meanwhile(
         server.wait()
         patiently(lambda: any(line.startswith(f"waiting for {address}: ") for line in lines))
         slow_toolkit.gate.touch()
-        with serving(tmp_path, serve_at(port)):
+        with served(port):
             assert client.wait(60) == 2
         reader.join()
         assert [line.split()[0] for line in client.stdout.read().splitlines()] == [
@@ -229,11 +246,12 @@ def test_a_model_whose_service_is_killed_meanwhile(
     assert "a: running\n" in lines and "b/c: succeeded\n" in lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_a_command_that_is_stopped_leaves_its_job(
     matrix: Path, tmp_path: Path, slow_toolkit: SlowToolkit, ending: signal.Signals
 ) -> None:
-    with serving(tmp_path) as (_, port):
+    with served() as port:
         address = f"http://127.0.0.1:{port}"
         command = ("tune", matrix, "--n", "16", *H200, "--emitter", "ptx", "--server", address, "--out", tmp_path / "k")
         with subprocess.Popen([*COMMAND, *map(str, command)], stderr=subprocess.DEVNULL) as stopped:

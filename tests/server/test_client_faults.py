@@ -16,20 +16,21 @@ from lospmm.client.client import Client
 from lospmm.errors import ServiceFault, ToolchainFault
 from lospmm.matrix.csr import from_dense
 from tests.server.client_tools import SLOW, altered, client_of, free_port, in_background, patiently, serve_at
-from tests.server.conftest import SlowToolkit, weights
+from tests.server.conftest import SlowToolkit, weights, working
 from tests.server.processes import serving
+from tests.server.served import served
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    with serving(tmp_path) as (_, port), client_of(port) as client:
+def client() -> Iterator[Client]:
+    with served() as port, client_of(port) as client:
         yield client
 
 
-def test_a_job_that_fails_there_fails_here_alike(tmp_path: Path, slow_toolkit: SlowToolkit) -> None:
+def test_a_job_that_fails_there_fails_here_alike(slow_toolkit: SlowToolkit) -> None:
     ptxas = slow_toolkit.root / "bin" / "ptxas"
     ptxas.write_text(ptxas.read_text().replace(f'echo "$*" >> {slow_toolkit.log}', "exit 3; echo"))
-    with serving(tmp_path) as (_, port), client_of(port) as client:
+    with served() as port, client_of(port) as client:
         with pytest.raises(ToolchainFault, match=rf"127\.0\.0\.1:{port}: ptxas .*log: "):
             client.tune(weights(), 64, **SLOW)
         (layer,) = client.tune_model({"fc": weights()}, 64, **SLOW)
@@ -37,10 +38,11 @@ def test_a_job_that_fails_there_fails_here_alike(tmp_path: Path, slow_toolkit: S
         assert sorted(job.kind for job in client.jobs("failed")) == ["kernel", "model"]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_started_again_in_mid_wait(tmp_path: Path, slow_toolkit: SlowToolkit) -> None:
     port, said, told = free_port(), [], []
     with in_background() as submit, client_of(port, waits=said.append) as client:
-        with serving(tmp_path, serve_at(port)) as (server, _):
+        with serving(tmp_path, (*serve_at(port), "--workers", "0")) as (server, _), working():
             done = submit(client.tune, weights(), 64, **SLOW, progress=lambda *step: told.append(step))
             patiently(lambda: slow_toolkit.compilations and any(stage == "compile" for stage, *_ in told))
             server.kill()
@@ -48,7 +50,7 @@ def test_a_server_that_is_killed_and_started_again_in_mid_wait(tmp_path: Path, s
         patiently(lambda: said)
         assert not done.done()
         slow_toolkit.gate.touch()
-        with serving(tmp_path, serve_at(port)):
+        with served(port):
             kernel = done.result(timeout=60)
             (job,) = client.jobs()
     assert said[0].startswith(f"waiting for http://127.0.0.1:{port}: ")
@@ -56,6 +58,7 @@ def test_a_server_that_is_killed_and_started_again_in_mid_wait(tmp_path: Path, s
     assert job.state == "succeeded" and kernel.artifact == kept.find(job.id, kept.open_store())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_what_a_new_server_does_not_know_is_posted_again(
     tmp_path: Path,
@@ -65,7 +68,7 @@ def test_what_a_new_server_does_not_know_is_posted_again(
 ) -> None:
     port = free_port()
     with in_background() as submit, client_of(port) as client:
-        with serving(tmp_path, serve_at(port)) as (server, _):
+        with serving(tmp_path, (*serve_at(port), "--workers", "0")) as (server, _), working():
             one = submit(client.tune, weights(), 64, **SLOW)
             several = submit(client.tune_model, {"a": weights(1), "b": weights(2)}, 64, **SLOW)
             patiently(lambda: slow_toolkit.compilations and len(list(client.jobs())) == 2)
@@ -73,17 +76,17 @@ def test_what_a_new_server_does_not_know_is_posted_again(
             server.wait(20)
         slow_toolkit.gate.touch()
         set_environment("LOSPMM_CACHE_DIR", tmp_path / "another")
-        with serving(tmp_path, serve_at(port)):
+        with served(port):
             assert one.result(timeout=60).manifest["fingerprint"] == from_dense(weights()).fingerprint
             assert [layer.kernel.manifest["n"] for layer in several.result(timeout=60)] == [64, 64]
 
 
 def test_a_busy_service_is_asked_again(
-    tmp_path: Path, slow_toolkit: SlowToolkit, set_environment: Callable[[str, object], None]
+    slow_toolkit: SlowToolkit, set_environment: Callable[[str, object], None]
 ) -> None:
     set_environment("LOSPMM_MAX_JOBS", 1)
     said: list[str] = []
-    with serving(tmp_path) as (_, port), in_background() as submit, client_of(port, waits=said.append) as client:
+    with served() as port, in_background() as submit, client_of(port, waits=said.append) as client:
         first = submit(client.tune, weights(1), 64, **SLOW)
         patiently(lambda: slow_toolkit.compilations)
         second = submit(client.tune, weights(2), 64, **SLOW)
@@ -97,8 +100,8 @@ def test_a_busy_service_is_asked_again(
 
 
 @pytest.mark.usefixtures("slow_toolkit")
-def test_the_time_may_be_up_and_a_job_cancelled(tmp_path: Path) -> None:
-    with serving(tmp_path) as (_, port), in_background() as submit, client_of(port) as client:
+def test_the_time_may_be_up_and_a_job_cancelled() -> None:
+    with served() as port, in_background() as submit, client_of(port) as client:
         with pytest.raises(ServiceFault, match=r"(queued|running) when the time was up; the job goes on"):
             client.tune(weights(), 64, timeout_seconds=0.5, **SLOW)
         (job,) = client.jobs()
@@ -157,11 +160,11 @@ def test_a_service_that_sends_something_else_is_not_believed(client: Client) -> 
     assert hashlib.sha256(other.cubin).hexdigest() == other.manifest["cubin_sha256"]
 
 
-def test_without_events_the_job_is_asked_for(tmp_path: Path, slow_toolkit: SlowToolkit) -> None:
+def test_without_events_the_job_is_asked_for(slow_toolkit: SlowToolkit) -> None:
     """A proxy that knows no streams."""
     asked = threading.Event()
 
-    with serving(tmp_path) as (_, port), in_background() as submit, client_of(port) as client:
+    with served() as port, in_background() as submit, client_of(port) as client:
         listen = client._connection.listen
 
         def refused(path: str, after: str, deadline: float) -> Iterator[connection.Event]:

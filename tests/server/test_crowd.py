@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.serving import crowd, rate
 from tests.server.processes import serving
+
+pytestmark = pytest.mark.slow
 
 
 def test_matrices_that_many_post_at_once_are_tuned_once(tmp_path: Path) -> None:

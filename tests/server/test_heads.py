@@ -1,13 +1,12 @@
 """HEAD answers as GET does, without the body."""
 
 import socket
-from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 from tests.server.conftest import npy_file
-from tests.server.processes import serving
+from tests.server.served import served
 
 FORM = {"matrix": ("W.npy", npy_file())}
 
@@ -26,9 +25,9 @@ def heads_of(client: TestClient, method: str, path: str) -> tuple[int, dict[str,
     ["/healthz", "/readyz", "/v1/jobs", "/openapi.json", "/docs", "/", "/v1/jobs?limit=0", "/nowhere", "/v1/kernels",
      f"/v1/jobs/{'0' * 64}", f"/v1/jobs/{'0' * 64}/events", "/jobs/xyz"],
 )  # fmt: skip
-def test_head_is_get_without_a_body(idle_client: TestClient, path: str) -> None:
-    status, heads = heads_of(idle_client, "HEAD", path)
-    assert (status, heads) == heads_of(idle_client, "GET", path)
+def test_head_is_get_without_a_body(shared: TestClient, path: str) -> None:
+    status, heads = heads_of(shared, "HEAD", path)
+    assert (status, heads) == heads_of(shared, "GET", path)
     assert int(heads["content-length"]) > 0
 
 
@@ -48,9 +47,9 @@ def test_events_that_would_go_on_for_as_long_as_a_job_waits(idle_client: TestCli
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
-def test_a_path_says_that_it_has_head(idle_client: TestClient) -> None:
-    assert idle_client.delete("/healthz").headers["allow"] == "GET, HEAD"
-    assert idle_client.head("/v1/kernels").headers["allow"] == "POST"
+def test_a_path_says_that_it_has_head(shared: TestClient) -> None:
+    assert shared.delete("/healthz").headers["allow"] == "GET, HEAD"
+    assert shared.head("/v1/kernels").headers["allow"] == "POST"
 
 
 def test_it_is_counted_as_head_of_its_route(idle_client: TestClient) -> None:
@@ -58,16 +57,16 @@ def test_it_is_counted_as_head_of_its_route(idle_client: TestClient) -> None:
     assert 'lospmm_requests_total{method="HEAD",route="/v1/jobs",status="200"} 1.0' in idle_client.get("/metrics").text
 
 
-def test_openapi_says_nothing_of_it(idle_client: TestClient) -> None:
-    paths = idle_client.get("/openapi.json").json()["paths"]
+def test_openapi_says_nothing_of_it(shared: TestClient) -> None:
+    paths = shared.get("/openapi.json").json()["paths"]
     operations = [(method, operation["operationId"]) for path in paths.values() for method, operation in path.items()]
     assert not [method for method, _ in operations if method == "head"]
     assert len({identity for _, identity in operations}) == len(operations)
 
 
-def test_as_a_load_balancer_asks(tmp_path: Path) -> None:
+def test_as_a_load_balancer_asks() -> None:
     """Bytes on a connection that is kept: nothing follows the head but the next answer."""
-    with serving(tmp_path) as (_, port), socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with served(workers=0) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         ask = f"{{}} /healthz HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: {{}}\r\n\r\n"
         connection.sendall(ask.format("HEAD", "keep-alive").encode())
         answer = b""

@@ -1,9 +1,6 @@
 """API keys: where other machines can reach the service, nobody gets in without one."""
 
 import base64
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,14 +9,17 @@ import pytest
 from starlette.testclient import TestClient
 
 from lospmm.artifact import kept
+from lospmm.cli import main as cli
 from lospmm.errors import BadRequest, BadSettings
 from lospmm_server import keys
 from lospmm_server.database import Database, open_database
 from lospmm_server.faults import DatabaseFault
 from lospmm_server.keys import Keyring
 from lospmm_server.service import Service
+from tests.cli.command import Answer, Command
 from tests.server.conftest import client_of, npy_file
 from tests.server.processes import SERVE, serving
+from tests.server.served import served
 
 ROUTES = (
     ("POST", "/v1/kernels?n=64&device=h200"),
@@ -169,28 +169,45 @@ def test_known_keys_outlast_the_database(database: Database, monkeypatch: pytest
     assert keyring.name_of(key) == "team"
 
 
-def lospmm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "lospmm.cli", *arguments], capture_output=True, text=True)
+@pytest.fixture
+def lospmm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """A command in this process."""
+    monkeypatch.setenv("LOSPMM_MAX_NONZEROS", "1000")  # else ``serve`` would set it, for all tests after this one
+
+    def run(*arguments: object) -> Answer:
+        return Answer(cli.run([f"{argument}" for argument in arguments]), *capsys.readouterr())
+
+    return run
 
 
-def test_the_commands(tmp_path: Path) -> None:
-    key = lospmm("keys", "add", "team").stdout.strip()
-    assert key.startswith(keys.PREFIX)
-    assert "team" in lospmm("keys", "ls").stdout
-    assert key not in lospmm("keys", "ls", "--json").stdout
+@pytest.mark.slow
+def test_an_address_that_others_can_reach_asks_for_keys(tmp_path: Path, database: Database) -> None:
+    key = keys.add(database, "team")
     with serving(tmp_path, (*SERVE, "--host", "0.0.0.0", "--workers", "0")) as (_, port):
         url = f"http://127.0.0.1:{port}/v1/jobs"
         assert httpx2.get(url).status_code == 401
         assert httpx2.get(url, headers=bearer(key)).status_code == 200
-    assert lospmm("keys", "revoke", "team").returncode == 0
+
+
+def test_the_commands(lospmm: Command) -> None:
+    key = lospmm("keys", "add", "team").out.strip()
+    assert key.startswith(keys.PREFIX)
+    assert "team" in lospmm("keys", "ls").out
+    assert key not in lospmm("keys", "ls", "--json").out
+    with served(workers=0, asks_for_keys=True) as port:
+        url = f"http://127.0.0.1:{port}/v1/jobs"
+        assert httpx2.get(url).status_code == 401
+        assert httpx2.get(url, headers=bearer(key)).status_code == 200
+    assert lospmm("keys", "revoke", "team").status == 0
     refused = lospmm("serve", "--host", "0.0.0.0", "--port", "0")
-    assert (refused.returncode, "there is no API key" in refused.stderr) == (2, True)
+    assert (refused.status, "there is no API key" in refused.err) == (2, True)
 
 
-def test_a_wrong_file_is_refused_where_nobody_is_asked_for_a_key(tmp_path: Path) -> None:
+def test_a_wrong_file_is_refused_where_nobody_is_asked_for_a_key(
+    lospmm: Command, tmp_path: Path, set_environment: Callable[[str, object], None]
+) -> None:
     (tmp_path / "keys").write_text("garbage\n")
-    command = (sys.executable, "-m", "lospmm.cli", "serve", "--port", "0", "--workers", "0")
-    environment = os.environ | {"LOSPMM_API_KEYS": f"{tmp_path / 'keys'}"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 2
-    assert "LOSPMM_API_KEYS: " in ended.stderr and "line 1: a name and the sha256 of its key" in ended.stderr
+    set_environment("LOSPMM_API_KEYS", tmp_path / "keys")
+    ended = lospmm("serve", "--port", "0", "--workers", "0")
+    assert ended.status == 2
+    assert "LOSPMM_API_KEYS: " in ended.err and "line 1: a name and the sha256 of its key" in ended.err

@@ -25,6 +25,7 @@ def counted(data: dict[str, Any]) -> dict[tuple[str, tuple[tuple[str, str], ...]
 
 @pytest.mark.usefixtures("on_the_machine")
 def test_a_tuning_with_a_gpu(tmp_path: Path) -> None:
+    """And one of which a dense product has no time: that is left out."""
     made = tuned(Store(tmp_path / "store"))
     data = observations.succeeded(made, cache="miss", model="bert")
     measured, seconds = made.manifest["measured"], made.manifest["seconds"]
@@ -40,6 +41,9 @@ def test_a_tuning_with_a_gpu(tmp_path: Path) -> None:
     assert page["lospmm_gpu_busy_seconds_total", ()] == data["gpu_busy_seconds"]
     assert page["lospmm_tuning_seconds_count", (("layer_size", "to 1k"), ("model", "bert"))] == 1
     assert page["lospmm_stage_seconds_sum", (("stage", "compare"),)] == seconds["compare"]
+    without = {**made.manifest, "measured": {**measured, "cublas_tf32_micros": None}}
+    data = observations.succeeded(type(made)(without, made.files), cache="miss")
+    assert set(data["speedup_over_dense"]) == {"fp32"}
 
 
 def test_a_tuning_without_a_gpu(tmp_path: Path) -> None:
@@ -60,11 +64,3 @@ def test_the_place_of_the_winner(micros: tuple[float | None, ...], place: str, t
     manifest = {**made.manifest, "search": {**made.manifest["search"], "chosen_by": "measurement", "shortlisted": 2}}
     timed = type(made)(manifest, {**made.files, "tuning.jsonl": "\n".join(lines).encode()})
     assert observations.succeeded(timed, cache="miss")["winner_place"] == place
-
-
-@pytest.mark.usefixtures("on_the_machine")
-def test_a_dense_product_without_a_time_is_left_out(tmp_path: Path) -> None:
-    made = tuned(Store(tmp_path / "store"))
-    measured = {**made.manifest["measured"], "cublas_tf32_micros": None}
-    data = observations.succeeded(type(made)({**made.manifest, "measured": measured}, made.files), cache="miss")
-    assert set(data["speedup_over_dense"]) == {"fp32"}

@@ -3,10 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from benchmarks.service import FUZZED
 from benchmarks.serving.fuzz import fuzz
 from lospmm_server.app import ROUTERS
 from tests.server.processes import serving
+
+pytestmark = pytest.mark.slow
 
 #: Enough for every operation; and where others use this machine too.
 SECONDS = (15, 75)

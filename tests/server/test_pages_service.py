@@ -22,7 +22,7 @@ def test_a_posted_matrix_waits_and_is_listed(idle_client: TestClient) -> None:
     idle_client.headers.update(BROWSER)
     path = post(idle_client, npy_file())
     waiting = page(idle_client, path)
-    assert "Queued." in waiting.text and "Matrix A 16 x 24" in waiting.text and "Columns of B 64" in waiting.text
+    assert "Queued." in waiting.text and "Matrix A 4 x 12" in waiting.text and "Columns of B 64" in waiting.text
     assert f"Kernel {path[6:18]} queued" in page(idle_client, "/").text
     assert f"Kernel {path[6:18]} queued" in page(idle_client, "/?state=queued").text
     assert path[6:18] not in page(idle_client, "/?state=failed").text
@@ -47,7 +47,7 @@ def test_a_model_shows_its_layers(client: TestClient) -> None:
     response = client.post("/v1/models", params={"n": 64, "device": "h200", "name": "two", "wait": 60}, files=files)
     assert response.status_code in (200, 201, 202), response.text
     text = page(client, f"/jobs/{response.json()['id']}").text
-    assert "Model two" in text and "good" in text and "succeeded 16 x 24" in text and "not timed" in text
+    assert "Model two" in text and "good" in text and "succeeded 4 x 12" in text and "not timed" in text
     assert "bad" in text and "failed" in text
     assert "Model two failed 2 of 2 layers" in page(client, "/").text
 

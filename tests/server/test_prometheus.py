@@ -45,7 +45,7 @@ ENDED = sum(kind in ("succeeded", "failed", "cancelled") for kind, _ in EVENTS)
 ALL_ENDED = "sum(lospmm_jobs_ended_total)"
 
 #: Of the real batch: layers of a model, and the sizes of each.
-LAYERS, M, K, N = 3, 12, 20, 40
+LAYERS, M, K, N = 2, 12, 20, 40
 
 _PANELS = [panel for section in SECTIONS for panel in section.panels]
 
@@ -115,6 +115,7 @@ def service(gate_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     program()  # where there is no Prometheus, nothing needs to be started
     monkeypatch.setenv("LOSPMM_WORKER_GPU", "h200")
     models = {name: _model(seed) for seed, name in enumerate(("bert", "vit"))}
+    url = f"/v1/models?n={N}&device=h200&families=unrolled"
     serve = (*SERVE, "--workers", "0")
     with ExitStack() as stack:
         process, port = stack.enter_context(serving(tmp_path, serve))
@@ -122,14 +123,11 @@ def service(gate_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         client = stack.enter_context(httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=330))
 
         def work() -> None:
-            jobs = [
-                client.post(f"/v1/models?n={N}&device=h200&name={name}", content=content)
-                for name, content in models.items()
-            ]
+            jobs = [client.post(f"{url}&name={name}", content=content) for name, content in models.items()]
             for job in jobs:
                 assert job.status_code == 202, job.text
                 assert client.get(job.headers["location"], params={"wait": 300}).json()["state"] == "succeeded"
-            again = client.post(f"/v1/models?n={N}&device=h200&name=again&wait=10", content=models["bert"])
+            again = client.post(f"{url}&name=again&wait=10", content=models["bert"])
             assert again.json()["state"] == "succeeded"
 
         yield Batch(f"127.0.0.1:{port}", work, ended=len(models) * LAYERS)
@@ -170,6 +168,7 @@ def fake_libraries(directory: Path) -> Path:
     return library
 
 
+@pytest.mark.slow
 def test_every_panel_has_data_of_a_batch_job(service: Batch, tmp_path: Path) -> None:
     """A real service, a real batch job, a real Prometheus; the GPU is emulated."""
     with scraping(service.target, tmp_path) as prometheus:
@@ -198,6 +197,7 @@ def logged(file: Path, *, skip: int = 0) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()[skip:]]
 
 
+@pytest.mark.slow
 def test_figures_of_the_panels(events: Batch, tmp_path: Path) -> None:
     """What the panels say of the batch is what was in it."""
     queries = {panel.title: filled(panel.queries[0].text, window=WINDOW) for panel in _PANELS}

@@ -134,6 +134,12 @@ class Jobs(RuleBasedStateMachine):
                 assert last.kind in (job.state, "progress")
 
 
-TestJobs = Jobs.TestCase
-TestJobs.settings = hypothesis_settings(max_examples=40, stateful_step_count=40, deadline=None)
-TestJobs.pytestmark = [pytest.mark.usefixtures("own_settings")]
+@pytest.mark.usefixtures("own_settings")
+class TestJobs(Jobs.TestCase):
+    settings = hypothesis_settings(max_examples=6, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_settings")
+class TestJobsForLong(Jobs.TestCase):
+    settings = hypothesis_settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -18,14 +18,16 @@ import pytest
 import sqlalchemy as sa
 
 from lospmm.artifact import kept
+from lospmm.errors import BadRequest
 from lospmm.settings import settings
 from lospmm.store import Store
 from lospmm_server import queue
 from lospmm_server.queue import KernelOrder
 from lospmm_server.tables import kernels
 from tests.server.conftest import SlowToolkit, make_slow_toolkit, new_service, npy_file
-from tests.server.processes import SERVE, WORKER, client_at, compilers, serving, wait_until
+from tests.server.processes import WORKER, client_at, compilers, wait_until
 from tests.server.ray_cluster import IS_INSTALLED, MISSING, Nodes, ray_nodes
+from tests.server.served import served
 
 pytestmark = pytest.mark.skipif(not IS_INSTALLED, reason=MISSING)
 
@@ -70,9 +72,9 @@ def working_on(address: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[httpx2.Client]:
+def client() -> Iterator[httpx2.Client]:
     """Of a service without workers of its own."""
-    with serving(tmp_path, (*SERVE, "--workers", "0")) as (_, port), client_at(port) as client:
+    with served(workers=0) as port, client_at(port) as client:
         yield client
 
 
@@ -84,6 +86,7 @@ def stages_of(client: httpx2.Client, model: str) -> list[str | None]:
     return [layer["stage"] for layer in client.get(model).json()["layers"]]
 
 
+@pytest.mark.slow
 def test_a_model_on_three_nodes_one_of_which_is_killed(
     cluster: tuple[Nodes, str], client: httpx2.Client, closed: SlowToolkit, tmp_path: Path
 ) -> None:
@@ -128,6 +131,7 @@ def tasks() -> list[psutil.Process]:
     return [process for process in named if process.info["ppid"] not in own]
 
 
+@pytest.mark.slow
 def test_a_job_that_kills_its_processes_is_given_up(
     cluster: tuple[Nodes, str],
     client: httpx2.Client,
@@ -147,6 +151,7 @@ def test_a_job_that_kills_its_processes_is_given_up(
     wait_until(lambda: not compilers(closed.log))
 
 
+@pytest.mark.slow
 def test_cancel_kills_the_task_and_its_compilers_and_faults_are_told(
     cluster: tuple[Nodes, str], client: httpx2.Client, closed: SlowToolkit, tmp_path: Path
 ) -> None:
@@ -175,6 +180,7 @@ def order_of_another_version() -> None:
     database.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "attempts"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
 def test_a_worker_that_ends_leaves_nothing_running(
     number: signal.Signals,
@@ -210,12 +216,11 @@ def web_server() -> Iterator[int]:
 
 
 def refusal(address: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *WORKER, "--ray", address], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    (line,) = done.stderr.splitlines()
-    return line
+    from lospmm_server.ray_cluster import connect
+
+    with pytest.raises(BadRequest) as refused:
+        connect(address)
+    return str(refused.value)
 
 
 def test_an_address_without_a_cluster() -> None:
@@ -235,8 +240,9 @@ def test_a_machine_without_ray() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, "worker", "--ray", "auto"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2
-    assert "--ray needs Ray: pip install 'lospmm[ray]'" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line == "error: --ray needs Ray: pip install 'lospmm[ray]'"
 
 
 def test_slots_of_a_node() -> None:

@@ -11,8 +11,8 @@ from lospmm_server import problems
 PAGE = (Path(__file__).parents[2] / "docs" / "rest.md").read_text()
 
 
-def test_every_route_has_a_section_and_every_section_a_route(client: TestClient) -> None:
-    paths = client.get("/openapi.json").json()["paths"]
+def test_every_route_has_a_section_and_every_section_a_route(shared: TestClient) -> None:
+    paths = shared.get("/openapi.json").json()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     assert set(re.findall(r"^### `(\w+ /\S*)`$", PAGE, re.MULTILINE)) == routes
 
@@ -24,8 +24,8 @@ def test_every_section_shows_curl() -> None:
         assert re.search(rf"^curl .*localhost:8000{re.escape(path)}", section, re.MULTILINE), title
 
 
-def test_every_parameter_is_described(client: TestClient) -> None:
-    paths = client.get("/openapi.json").json()["paths"]
+def test_every_parameter_is_described(shared: TestClient) -> None:
+    paths = shared.get("/openapi.json").json()["paths"]
     for parameter in paths["/v1/kernels"]["post"]["parameters"]:
         assert f"| `{parameter['name']}` |" in PAGE
 
@@ -36,24 +36,24 @@ def test_the_table_of_problems_is_whole() -> None:
     assert sorted(rows) == sorted({(kind.name, str(kind.status)) for kind in kinds})
 
 
-def test_openapi_knows_only_problem_json(client: TestClient) -> None:
-    paths = client.get("/openapi.json").json()["paths"]
+def test_openapi_knows_only_problem_json(shared: TestClient) -> None:
+    paths = shared.get("/openapi.json").json()["paths"]
     for path, methods in paths.items():
         for method, operation in methods.items():
             for status, response in operation["responses"].items():
                 if int(status) >= 400:
                     assert list(response["content"]) == ["application/problem+json"], (method, path, status)
-    assert "HTTPValidationError" not in client.get("/openapi.json").text
+    assert "HTTPValidationError" not in shared.get("/openapi.json").text
 
 
-def test_openapi_knows_that_a_client_may_have_a_file_already(client: TestClient) -> None:
-    paths = client.get("/openapi.json").json()["paths"]
+def test_openapi_knows_that_a_client_may_have_a_file_already(shared: TestClient) -> None:
+    paths = shared.get("/openapi.json").json()["paths"]
     files = {path: methods["get"]["responses"] for path, methods in paths.items() if "{digest}" in path}
     assert len(files) == 7
     assert all("304" in responses for responses in files.values())
 
 
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
-def test_the_description_is_served(client: TestClient, path: str) -> None:
-    assert "/v1/kernels" in client.get("/openapi.json").text
-    assert client.get(path).status_code == 200
+def test_the_description_is_served(shared: TestClient, path: str) -> None:
+    assert "/v1/kernels" in shared.get("/openapi.json").text
+    assert shared.get(path).status_code == 200

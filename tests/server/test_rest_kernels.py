@@ -25,8 +25,8 @@ FORM = {"matrix": ("W.npy", npy_file())}
 BINARY = {"Accept": "application/octet-stream"}
 
 
-def test_a_form_gives_the_manifest_with_digest_and_links(client: TestClient) -> None:
-    answer = client.post(POST, files=FORM)
+def test_a_form_gives_the_manifest_with_digest_and_links(shared: TestClient) -> None:
+    answer = shared.post(POST, files=FORM)
     assert answer.status_code == 201
     assert answer.headers["content-type"] == "application/json"
     kernel = answer.json()
@@ -39,68 +39,68 @@ def test_a_form_gives_the_manifest_with_digest_and_links(client: TestClient) -> 
 
 
 @pytest.mark.parametrize("content_type", ["application/octet-stream", "application/x-www-form-urlencoded", None])
-def test_a_raw_body_is_the_same_whatever_it_is_called(client: TestClient, content_type: str | None) -> None:
-    expected = client.post(POST, files=FORM).json()
+def test_a_raw_body_is_the_same_whatever_it_is_called(shared: TestClient, content_type: str | None) -> None:
+    expected = shared.post(POST, files=FORM).json()
     headers = {} if content_type is None else {"Content-Type": content_type}
-    answer = client.post(POST, content=npy_file(), headers=headers)
+    answer = shared.post(POST, content=npy_file(), headers=headers)
     assert answer.status_code == 201
     assert answer.json() == expected
 
 
-def test_the_cubin_itself(client: TestClient) -> None:
-    answer = client.post(POST, files=FORM, headers=BINARY)
+def test_the_cubin_itself(shared: TestClient) -> None:
+    answer = shared.post(POST, files=FORM, headers=BINARY)
     assert answer.status_code == 201
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.content.startswith(b"\x7fELF")
-    kernel = client.get(answer.headers["location"]).json()
+    kernel = shared.get(answer.headers["location"]).json()
     assert hashlib.sha256(answer.content).hexdigest() == kernel["cubin_sha256"]
     assert answer.headers["etag"] == f'"{kernel["cubin_sha256"]}"'
     assert answer.headers["content-disposition"] == f'attachment; filename="{kernel["name"]}.cubin"'
 
 
-def test_a_product_that_is_left_to_cublas_has_a_cubin_too(client: TestClient) -> None:
+def test_a_product_that_is_left_to_cublas_has_a_cubin_too(shared: TestClient) -> None:
     """By forecast here: few zeros, and 16 bits."""
     few_zeros = saved(np.save, (np.random.default_rng(0).random((256, 192)) < 0.8).astype(np.float32))
     url = "/v1/kernels?n=512&device=h200&wait=60&dtype=float16&families=csr,dense&verify=none"
-    kernel = client.post(url, content=few_zeros).json()
+    kernel = shared.post(url, content=few_zeros).json()
     TypeAdapter(Kernel).validate_python(kernel)
     assert (kernel["family"], kernel["cubin_family"]) == ("dense", "csr")
     assert kernel["dense"]["forecast_micros"] < kernel["search"]["estimated_micros"]
-    assert client.get(kernel["links"]["cubin"]).content.startswith(b"\x7fELF")
-    assert client.get(kernel["links"]["matrix"]).status_code == 200  # which cuBLAS is given
-    assert "in the cubin csr" in client.get(f"/kernels/{kernel['digest']}").text
+    assert shared.get(kernel["links"]["cubin"]).content.startswith(b"\x7fELF")
+    assert shared.get(kernel["links"]["matrix"]).status_code == 200  # which cuBLAS is given
+    assert "in the cubin csr" in shared.get(f"/kernels/{kernel['digest']}").text
 
 
-def test_the_files_of_a_kernel(client: TestClient) -> None:
-    kernel = client.post(POST, files=FORM).json()
+def test_the_files_of_a_kernel(shared: TestClient) -> None:
+    kernel = shared.post(POST, files=FORM).json()
     links = kernel["links"]
-    assert client.get(links["self"]).json() == kernel
-    assert hashlib.sha256(client.get(links["cubin"]).content).hexdigest() == kernel["cubin_sha256"]
-    source = client.get(links["source"])
+    assert shared.get(links["self"]).json() == kernel
+    assert hashlib.sha256(shared.get(links["cubin"]).content).hexdigest() == kernel["cubin_sha256"]
+    source = shared.get(links["source"])
     assert source.headers["content-type"] == "text/plain; charset=utf-8"
     assert source.text.startswith(f"// {kernel['name']} for sm_90: the tiles")
-    lines = [json.loads(line) for line in client.get(links["tuning"]).text.splitlines()]
+    lines = [json.loads(line) for line in shared.get(links["tuning"]).text.splitlines()]
     assert len(lines) == kernel["search"]["shortlisted"]
     assert (lines[0]["rows"], lines[0]["cols"]) == (kernel["tile"]["rows"], kernel["tile"]["cols"])
 
 
 @pytest.mark.parametrize("link", ["self", "cubin", "source", "tuning"])
-def test_what_a_client_has_is_not_sent_again(client: TestClient, link: str) -> None:
-    url = client.post(POST, files=FORM).json()["links"][link]
-    first = client.get(url)
+def test_what_a_client_has_is_not_sent_again(shared: TestClient, link: str) -> None:
+    url = shared.post(POST, files=FORM).json()["links"][link]
+    first = shared.get(url)
     etag = first.headers["etag"]
     assert "immutable" in first.headers["cache-control"]
     for condition in (etag, f"W/{etag}", f'"other", {etag}', "*"):
-        again = client.get(url, headers={"If-None-Match": condition})
+        again = shared.get(url, headers={"If-None-Match": condition})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
-    assert client.get(url, headers={"If-None-Match": '"other"'}).content == first.content
+    assert shared.get(url, headers={"If-None-Match": '"other"'}).content == first.content
 
 
-def test_every_parameter_makes_another_kernel(client: TestClient) -> None:
+def test_every_parameter_makes_another_kernel(shared: TestClient) -> None:
     pattern = smtx(weights())
     queries = ("n=128", "n=64", "n=128&seed=1", "n=128&emitter=cuda", "n=128&verify=none", "n=128&dtype=float16")
     kernels = [
-        client.post(f"/v1/kernels?device=a100&wait=60&{query}", content=pattern).raise_for_status().json()
+        shared.post(f"/v1/kernels?device=a100&wait=60&{query}", content=pattern).raise_for_status().json()
         for query in queries
     ]
     assert len({kernel["digest"] for kernel in kernels}) == len(queries)
@@ -111,10 +111,10 @@ def test_every_parameter_makes_another_kernel(client: TestClient) -> None:
     assert {kernel["arch"] for kernel in kernels} == {"sm_80"}
 
 
-def test_sums_of_16_bits(client: TestClient) -> None:
+def test_sums_of_16_bits(shared: TestClient) -> None:
     asked = "/v1/kernels?device=h200&wait=60&n=128&dtype=bfloat16&families=unrolled"
     exact, rounded = (
-        client.post(f"{asked}{more}", content=smtx(weights())).raise_for_status().json()
+        shared.post(f"{asked}{more}", content=smtx(weights())).raise_for_status().json()
         for more in ("", "&sums=bfloat16")
     )
     assert (exact["sums"], exact["tile"]["thread_columns"]) == ("float32", 1)
@@ -123,26 +123,26 @@ def test_sums_of_16_bits(client: TestClient) -> None:
 
 
 def test_without_options_they_are_what_this_machine_decides(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    shared: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lospmm.tuning.request.own_gpu", lambda: None)
-    kernel = client.post(POST, files=FORM).json()
+    kernel = shared.post(POST, files=FORM).json()
     assert (kernel["emitter"], kernel["verified"]["on"], kernel["measured"]) == ("sass", "cpu", None)
     assert kernel["search"]["chosen_by"] == "model"
-    older = client.post("/v1/kernels?n=128&device=a100&wait=60", files=FORM).json()
+    older = shared.post("/v1/kernels?n=128&device=a100&wait=60", files=FORM).json()
     assert (older["emitter"], older["verified"]["on"]) == ("ptx", "cpu")
-    said = client.post(f"{POST}&emitter=sass&verify=cpu", files=FORM).json()
+    said = shared.post(f"{POST}&emitter=sass&verify=cpu", files=FORM).json()
     assert said["digest"] == kernel["digest"]  # "auto" and what it stands for are the same request
-    refused = client.post(f"{POST}&verify=gpu", files=FORM)
+    refused = shared.post(f"{POST}&verify=gpu", files=FORM)
     assert (refused.status_code, refused.json()["type"]) == (400, "/problems/bad-request")
     assert refused.json()["detail"].startswith("verify gpu: h200 is needed, and this machine has no GPU")
 
 
-def test_tensor_names_the_weight(client: TestClient) -> None:
+def test_tensor_names_the_weight(shared: TestClient) -> None:
     content = save_tensors({"one": weights(1), "two": weights(2)})
-    kernel = client.post(f"{POST}&tensor=two", content=content).json()
+    kernel = shared.post(f"{POST}&tensor=two", content=content).json()
     assert kernel["fingerprint"] == from_dense(weights(2)).fingerprint
-    refused = client.post(POST, content=content)
+    refused = shared.post(POST, content=content)
     assert refused.json()["type"] == "/problems/bad-matrix"
     assert "one, two" in refused.json()["detail"]
 
@@ -185,8 +185,8 @@ def test_a_damaged_kernel_is_gone(client: TestClient, service: Service, monkeypa
         ("n=1&device=v100", "unsupported", 400, "V100 (sm_70) needs a CUDA 12 toolkit"),
     ],
 )
-def test_wrong_parameters(client: TestClient, query: str, kind: str, status: int, says: str) -> None:
-    answer = client.post(f"/v1/kernels?{query}", files=FORM)
+def test_wrong_parameters(shared: TestClient, query: str, kind: str, status: int, says: str) -> None:
+    answer = shared.post(f"/v1/kernels?{query}", files=FORM)
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
     assert (problem["type"], problem["status"], answer.status_code) == (f"/problems/{kind}", status, status)
@@ -194,14 +194,14 @@ def test_wrong_parameters(client: TestClient, query: str, kind: str, status: int
     assert "\n" not in problem["detail"]
 
 
-def test_auto_is_the_gpu_of_the_service(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_gpu_of_the_service(shared: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lospmm_server.uploads.detect_device", lambda: DEVICES["h100"])
-    assert client.post("/v1/kernels?n=16&device=auto", files=FORM).json()["device"] == "h100"
+    assert shared.post("/v1/kernels?n=16&device=auto", files=FORM).json()["device"] == "h100"
 
 
 @pytest.mark.parametrize("accept", ["text/html", "image/*", "application/json;q=0", "*/*;q=0"])
-def test_a_media_type_that_there_is_not(client: TestClient, accept: str) -> None:
-    answer = client.post(POST, files=FORM, headers={"Accept": accept})
+def test_a_media_type_that_there_is_not(shared: TestClient, accept: str) -> None:
+    answer = shared.post(POST, files=FORM, headers={"Accept": accept})
     assert (answer.status_code, answer.json()["type"]) == (406, "/problems/not-acceptable")
 
 
@@ -220,8 +220,8 @@ def test_a_media_type_that_there_is_not(client: TestClient, accept: str) -> None
         ("DELETE", "/healthz", 405, "method-not-allowed"),
     ],
 )
-def test_what_there_is_not(client: TestClient, method: str, path: str, status: int, kind: str) -> None:
-    answer = client.request(method, path)
+def test_what_there_is_not(shared: TestClient, method: str, path: str, status: int, kind: str) -> None:
+    answer = shared.request(method, path)
     assert answer.headers["content-type"] == "application/problem+json"
     assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{kind}")
     assert answer.json()["detail"] not in ("Not Found", "Method Not Allowed")
@@ -237,16 +237,16 @@ def test_what_there_is_not(client: TestClient, method: str, path: str, status: i
         (f"/v1/jobs/{'0' * 64}/events?%00=", "query \0: there is no such parameter"),
     ],
 )
-def test_misspelt_parameters_of_what_is_read(client: TestClient, path: str, says: str) -> None:
+def test_misspelt_parameters_of_what_is_read(shared: TestClient, path: str, says: str) -> None:
     for method in ("GET", "HEAD"):
-        answer = client.request(method, path)
+        answer = shared.request(method, path)
         assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
-    assert client.get(path).json()["detail"] == says
+    assert shared.get(path).json()["detail"] == says
 
 
-def test_probes_may_ask_with_any_query(client: TestClient) -> None:
+def test_probes_may_ask_with_any_query(shared: TestClient) -> None:
     for path in ("/healthz", "/readyz", "/metrics"):
-        assert client.get(f"{path}?time=1&time=2").status_code == 200
+        assert shared.get(f"{path}?time=1&time=2").status_code == 200
 
 
 def test_a_fault_of_the_service_tells_nothing(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,8 +281,8 @@ def test_a_fault_of_the_service_tells_nothing(client: TestClient, monkeypatch: p
         ),
     ],
 )
-def test_pages_of_other_sites_are_refused(client: TestClient, headers: dict[str, str]) -> None:
-    answer = client.post(POST, files=FORM, headers=headers)
+def test_pages_of_other_sites_are_refused(shared: TestClient, headers: dict[str, str]) -> None:
+    answer = shared.post(POST, files=FORM, headers=headers)
     assert (answer.status_code, answer.json()["type"]) == (403, "/problems/forbidden")
     own = {"Sec-Fetch-Site": "same-origin", "Host": "[::1]:8000"}
     for headers in (
@@ -291,14 +291,14 @@ def test_pages_of_other_sites_are_refused(client: TestClient, headers: dict[str,
         own | {"Origin": "https://tuner"},
         {"Host": "LOCALHOST:8171"},
     ):
-        assert client.get("/v1/jobs", headers=headers).status_code == 200
+        assert shared.get("/v1/jobs", headers=headers).status_code == 200
 
 
 def test_a_wrong_setting_is_not_blamed_on_the_client(
-    client: TestClient, set_environment: Callable[[str, object], None]
+    shared: TestClient, set_environment: Callable[[str, object], None]
 ) -> None:
     set_environment("LOSPMM_TOOLKIT", "/nowhere")
-    answer = client.post(POST, files=FORM)
+    answer = shared.post(POST, files=FORM)
     assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
 
 

@@ -1,6 +1,5 @@
 """Convolutions, biases, ReLU and residuals through the service: the same kernels as here, problems that say why."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from lospmm.problem.convolution import Convolution, written
 from tests.fixtures.files import saved
 from tests.server.client_tools import client_of
 from tests.server.conftest import npy_file, weights
-from tests.server.processes import serving
+from tests.server.served import served
 
 WEIGHTS = weights()
 BIAS = np.linspace(-1, 1, len(WEIGHTS), dtype=np.float32)
@@ -27,20 +26,20 @@ def post(client: TestClient, query: str, files: Any = None) -> Any:
     return client.post(f"/v1/kernels?device=h200&wait=60&{query}", files=given)
 
 
-def test_a_layer(client: TestClient) -> None:
+def test_a_layer(shared: TestClient) -> None:
     bias = {"bias": ("b.npy", saved(np.save, BIAS))}
-    answer = post(client, f"conv={written(WINDOW)}&relu=true&residual=true", bias)
+    answer = post(shared, f"conv={written(WINDOW)}&relu=true&residual=true", bias)
     assert answer.status_code == 201, answer.text
     kernel = answer.json()
     assert (kernel["n"], kernel["convolution"]["padding"]) == (WINDOW.n, [1, 0])
     assert kernel["epilogue"] == {"bias": True, "relu": True, "residual": True}
     local = lospmm.tune(WEIGHTS, convolution=WINDOW, bias=BIAS, relu=True, residual=True, device="h200")
     assert local.manifest["cubin_sha256"] == kernel["cubin_sha256"]
-    assert client.get(kernel["links"]["bias"]).content == local.artifact.files["bias.npy"]
-    plain = post(client, f"conv={written(WINDOW)}&n={WINDOW.n}").json()
+    assert shared.get(kernel["links"]["bias"]).content == local.artifact.files["bias.npy"]
+    plain = post(shared, f"conv={written(WINDOW)}&n={WINDOW.n}").json()
     assert plain["digest"] != kernel["digest"]
     assert plain["links"]["bias"] is None
-    missing = client.get(f"/v1/kernels/{plain['digest']}/bias")
+    missing = shared.get(f"/v1/kernels/{plain['digest']}/bias")
     assert (missing.status_code, missing.json()["detail"]) == (404, f"{plain['digest']}: this kernel adds none")
     assert plain["epilogue"] == {"bias": False, "relu": False, "residual": False}
 
@@ -50,25 +49,25 @@ def test_a_layer(client: TestClient) -> None:
     [
         ("", None, 422, "query n: Field required"),
         ("conv=2x3", None, 400, "conv '2x3': write batch x channels x height x width"),
-        ("conv=1x1x4x4,2x2", None, 400, "the weights have 24 columns, and the convolution"),
+        ("conv=1x1x4x4,2x2", None, 400, "the weights have 12 columns, and the convolution"),
         ("conv=1x1x2x2,3x3", None, 400, "does not fit into 2 x 2"),
         ("n=8&relu=perhaps", None, 422, "query relu"),
         ("n=8&relus=true", None, 422, "query relus"),
         ("n=8", b"no array", 400, "give a .npy with a number for each row"),
-        ("n=8", saved(np.save, BIAS[:2]), 400, "the bias has 2 numbers, and the weights 16 rows"),
-        ("n=8", saved(np.save, WEIGHTS), 400, "of shape (16, 24)"),
+        ("n=8", saved(np.save, BIAS[:2]), 400, "the bias has 2 numbers, and the weights 4 rows"),
+        ("n=8", saved(np.save, WEIGHTS), 400, "of shape (4, 12)"),
     ],
 )
-def test_problems(client: TestClient, query: str, bias: bytes | None, status: int, words: str) -> None:
-    answer = post(client, query, None if bias is None else {"bias": ("b.npy", bias)})
+def test_problems(shared: TestClient, query: str, bias: bytes | None, status: int, words: str) -> None:
+    answer = post(shared, query, None if bias is None else {"bias": ("b.npy", bias)})
     assert answer.headers["content-type"] == PROBLEM
     assert (answer.status_code, answer.json()["status"]) == (status, status), answer.text
     assert words in answer.json()["detail"]
 
 
-def test_a_bias_stands_beside_one_matrix(client: TestClient) -> None:
+def test_a_bias_stands_beside_one_matrix(shared: TestClient) -> None:
     files = [("matrix", ("W.npy", npy_file())), *[("bias", ("b.npy", saved(np.save, BIAS)))] * 2]
-    answer = client.post("/v1/kernels?device=h200&n=8", files=files)
+    answer = shared.post("/v1/kernels?device=h200&n=8", files=files)
     assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
     assert answer.json()["detail"] == "Too many files. Maximum number of files is 2."
 
@@ -81,29 +80,29 @@ def bias_file(name: str, bias: np.ndarray) -> tuple[str, tuple[str, bytes]]:
     return "bias", (name, saved(np.save, bias))
 
 
-def test_biases_of_a_model_of_files(client: TestClient) -> None:
+def test_biases_of_a_model_of_files(shared: TestClient) -> None:
     matrices = [("matrix", (f"{name}.npy", npy_file())) for name in ("fc1", "fc2", "fc3", "fc4")]
     biases = [bias_file("fc2.npy", BIAS), bias_file("fc3.npy", BIAS[:2]), bias_file("fc4.npy", np.array(["x"]))]
-    job = post_model(client, matrices + biases).json()
+    job = post_model(shared, matrices + biases).json()
     layers = {layer["name"]: layer for layer in job["layers"]}
-    kernels = {name: client.get(layers[name]["kernel"]).json() for name in ("fc1", "fc2")}
+    kernels = {name: shared.get(layers[name]["kernel"]).json() for name in ("fc1", "fc2")}
     assert [kernels[name]["epilogue"]["bias"] for name in ("fc1", "fc2")] == [False, True]
     local = lospmm.tune(WEIGHTS, n=8, bias=BIAS, device="h200")
     assert local.manifest["cubin_sha256"] == kernels["fc2"]["cubin_sha256"]
-    assert layers["fc3"]["error"]["detail"] == "the bias has 2 numbers, and the weights 16 rows"
+    assert layers["fc3"]["error"]["detail"] == "the bias has 2 numbers, and the weights 4 rows"
     assert "bias fc4.npy: of shape (1,) and type <U1" in layers["fc4"]["error"]["detail"]
 
 
-def test_biases_of_a_safetensors(client: TestClient) -> None:
+def test_biases_of_a_safetensors(shared: TestClient) -> None:
     tensors = {"a.weight": WEIGHTS, "a.bias": BIAS, "b.weight": WEIGHTS, "c.weight": WEIGHTS, "c.bias": BIAS[:3]}
     tensors |= {"d.weight": WEIGHTS, "d.bias": BIAS.astype(np.int8)}
     files = [("matrix", ("net.safetensors", save_tensors(tensors)))]
-    layers = {layer["name"]: layer for layer in post_model(client, files, "&biases=true").json()["layers"]}
-    assert client.get(layers["a.weight"]["kernel"]).json()["epilogue"]["bias"]
-    assert not client.get(layers["b.weight"]["kernel"]).json()["epilogue"]["bias"]
-    assert layers["c.weight"]["error"]["detail"] == "the bias has 3 numbers, and the weights 16 rows"
-    assert "tensor 'd.bias' is I8 of shape [16]" in layers["d.weight"]["error"]["detail"]
-    plain = {layer["name"]: layer["kernel"] for layer in post_model(client, files).json()["layers"]}
+    layers = {layer["name"]: layer for layer in post_model(shared, files, "&biases=true").json()["layers"]}
+    assert shared.get(layers["a.weight"]["kernel"]).json()["epilogue"]["bias"]
+    assert not shared.get(layers["b.weight"]["kernel"]).json()["epilogue"]["bias"]
+    assert layers["c.weight"]["error"]["detail"] == "the bias has 3 numbers, and the weights 4 rows"
+    assert "tensor 'd.bias' is I8 of shape [4]" in layers["d.weight"]["error"]["detail"]
+    plain = {layer["name"]: layer["kernel"] for layer in post_model(shared, files).json()["layers"]}
     assert plain == dict.fromkeys(plain, layers["b.weight"]["kernel"])
 
 
@@ -114,8 +113,8 @@ def test_biases_of_a_safetensors(client: TestClient) -> None:
         ([bias_file("fc1.npy", BIAS)] * 2, "and perhaps one for each in 'bias'"),
     ],
 )
-def test_biases_of_no_layer(client: TestClient, files: list[Any], words: str) -> None:
-    answer = post_model(client, [("matrix", ("fc1.npy", npy_file())), *files])
+def test_biases_of_no_layer(shared: TestClient, files: list[Any], words: str) -> None:
+    answer = post_model(shared, [("matrix", ("fc1.npy", npy_file())), *files])
     assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
     assert words in answer.json()["detail"]
 
@@ -128,38 +127,38 @@ def test_biases_of_no_layer(client: TestClient, files: list[Any], words: str) ->
         [("matrix", ("net.safetensors", save_tensors({"fc.weight": WEIGHTS, "bias": BIAS})))],
     ],
 )
-def test_biases_that_no_layer_has(client: TestClient, files: list[Any]) -> None:
-    answer = post_model(client, files, "&biases=true")
+def test_biases_that_no_layer_has(idle_client: TestClient, files: list[Any]) -> None:
+    answer = post_model(idle_client, files, "&biases=true")
     assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
     assert answer.json()["detail"].startswith("biases: no layer has one beside its weight")
-    assert client.get("/v1/jobs").json()["jobs"] == []
+    assert idle_client.get("/v1/jobs").json()["jobs"] == []
 
 
-def test_biases_beside_a_safetensors_are_refused(client: TestClient) -> None:
+def test_biases_beside_a_safetensors_are_refused(shared: TestClient) -> None:
     files = [("matrix", ("net.safetensors", save_tensors({"net": WEIGHTS}))), bias_file("net.npy", BIAS)]
-    answer = post_model(client, files)
+    answer = post_model(shared, files)
     assert answer.status_code == 400 and "are taken with biases=true" in answer.json()["detail"]
     files = [("matrix", (f"{name}.npy", npy_file())) for name in ("fc1", "fc2")] + [bias_file("fc1.npy", BIAS)] * 2
-    answer = post_model(client, files)
+    answer = post_model(shared, files)
     assert answer.status_code == 400 and "two biases are of one layer" in answer.json()["detail"]
 
 
-def test_the_layers_of_a_model(client: TestClient) -> None:
-    files = [("matrix", ("one.npy", npy_file())), ("matrix", ("two.npy", saved(np.save, WEIGHTS[:, :20])))]
-    answer = client.post(f"/v1/models?device=h200&conv={written(WINDOW)}&relu=true&wait=60", files=files)
+def test_the_layers_of_a_model(shared: TestClient) -> None:
+    files = [("matrix", ("one.npy", npy_file())), ("matrix", ("two.npy", saved(np.save, WEIGHTS[:, :10])))]
+    answer = shared.post(f"/v1/models?device=h200&conv={written(WINDOW)}&relu=true&wait=60", files=files)
     assert answer.status_code == 201, answer.text
     one, two = answer.json()["layers"]
-    assert "the weights have 20 columns" in two["error"]["detail"]
-    kernel = client.get(one["kernel"]).json()
+    assert "the weights have 10 columns" in two["error"]["detail"]
+    kernel = shared.get(one["kernel"]).json()
     assert kernel["n"] == WINDOW.n and kernel["epilogue"]["relu"]
-    answer = client.post("/v1/models?device=h200", files=files)
+    answer = shared.post("/v1/models?device=h200", files=files)
     assert answer.status_code == 422 and "query n: Field required" in answer.json()["detail"]
 
 
-def test_the_client(tmp_path: Path) -> None:
+def test_the_client() -> None:
     layer: dict[str, Any] = {"convolution": WINDOW, "bias": BIAS, "relu": True, "device": "h200"}
     wide = WEIGHTS.reshape(len(WEIGHTS), WINDOW.channels, WINDOW.kernel_height, WINDOW.kernel_width)
-    with serving(tmp_path) as (_, port), client_of(port) as client:
+    with served() as port, client_of(port) as client:
         kernel = client.tune(wide, **layer)
         assert kernel.artifact.files == lospmm.tune(wide, **layer).artifact.files
         with pytest.raises(BadRequest, match="n is missing"):

@@ -1,14 +1,13 @@
 """``lospmm serve`` as users start it, and its end."""
 
 import ipaddress
-import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,13 +16,22 @@ import psutil
 import pytest
 import scipy.sparse
 
+from lospmm.cli import main as cli
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.settings import settings
 from lospmm_server.main import listen, serve, work
 from tests.server.conftest import SlowToolkit, npy_file, weights
-from tests.server.processes import SERVE, is_alive, serving, started, wait_until
+from tests.server.processes import is_alive, serving, started, wait_until
+from tests.server.served import served
 
 curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+@pytest.fixture(autouse=True)
+def limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``serve`` sets one for its process, which is that of the tests here."""
+    monkeypatch.setenv("LOSPMM_MAX_NONZEROS", "")
+    monkeypatch.delenv("LOSPMM_MAX_NONZEROS")
 
 
 #: A worker whose jobs cannot be interrupted.
@@ -54,10 +62,10 @@ def test_curl_gets_a_cubin(tmp_path: Path) -> None:
 
 
 @curl
-def test_curl_is_told_that_a_file_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOSPMM_MAX_UPLOAD_BYTES", "1000")
+def test_curl_is_told_that_a_file_is_too_large(tmp_path: Path, set_environment: Callable[[str, object], None]) -> None:
+    set_environment("LOSPMM_MAX_UPLOAD_BYTES", 1000)
     (tmp_path / "W.npy").write_bytes(bytes(20_000_000))
-    with serving(tmp_path) as (_, port):
+    with served(workers=0) as port:
         for send in ("-F matrix=@W.npy", "--data-binary @W.npy", "-T W.npy -X POST -H 'Transfer-Encoding: chunked'"):
             written = shell(f"curl -s {send} 'localhost:{port}/v1/kernels?n=16' -w '%{{http_code}}'", tmp_path)
             assert '"/problems/too-large"' in written
@@ -67,14 +75,14 @@ def test_curl_is_told_that_a_file_is_too_large(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("path", ["/v1/kernels?n=16", "/v1/kernels?n=0", "/v1/nothing"])
 @pytest.mark.parametrize("length", ["Content-Length: 8000000", "Transfer-Encoding: chunked"])
 def test_who_sends_a_body_that_nobody_wants_is_told_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, length: str
+    set_environment: Callable[[str, object], None], path: str, length: str
 ) -> None:
     """One that sends all before it reads, on a connection that ends with the answer."""
-    monkeypatch.setenv("LOSPMM_MAX_UPLOAD_BYTES", "1000")
+    set_environment("LOSPMM_MAX_UPLOAD_BYTES", 1000)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{length}\r\n\r\n".encode()
     piece = bytes(1 << 16) if length.startswith("Content") else b"10000\r\n" + bytes(1 << 16) + b"\r\n"
     with (
-        serving(tmp_path, (*SERVE, "--workers", "0")) as (_, port),
+        served(workers=0) as port,
         socket.create_connection(("127.0.0.1", port), timeout=10) as client,
     ):
         client.sendall(head)
@@ -84,6 +92,7 @@ def test_who_sends_a_body_that_nobody_wants_is_told_why(
     assert int(answer.split()[1]) in (404, 413, 422)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_its_end_is_quick_and_leaves_no_compiler(
     tmp_path: Path, slow_toolkit: SlowToolkit, how: signal.Signals
@@ -105,14 +114,15 @@ def test_its_end_is_quick_and_leaves_no_compiler(
             assert b'"state":"running"' in waiting.recv(10_000)
     wait_until(lambda: not any(is_alive(child) for child in children))
     slow_toolkit.gate.touch()
-    with serving(tmp_path) as (_, port), httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+    with served() as port, httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         job = client.get(f"{accepted.headers['location']}?wait=60").json()  # which nobody posted again
         assert (job["state"], job["attempts"]) == ("succeeded", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_job_that_does_not_stop_is_not_waited_for(tmp_path: Path, how: signal.Signals) -> None:
-    with serving(tmp_path, (*SERVE, "--workers", "0")) as (_, port):
+def test_a_job_that_does_not_stop_is_not_waited_for(how: signal.Signals) -> None:
+    with served(workers=0) as port:
         url = f"http://127.0.0.1:{port}/v1/kernels?n=16&device=h200&wait=0"
         job = f"http://127.0.0.1:{port}" + httpx2.post(url, content=npy_file()).headers["location"]
         with started("-c", STUBBORN) as worker:
@@ -122,8 +132,8 @@ def test_a_job_that_does_not_stop_is_not_waited_for(tmp_path: Path, how: signal.
         assert (httpx2.get(job).json()["state"], httpx2.get(job).json()["attempts"]) == ("queued", 0)
 
 
-def test_a_client_that_leaves_does_not_end_its_job(tmp_path: Path, slow_toolkit: SlowToolkit) -> None:
-    with serving(tmp_path) as (_, port), httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+def test_a_client_that_leaves_does_not_end_its_job(slow_toolkit: SlowToolkit) -> None:
+    with served() as port, httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
         post = "/v1/kernels?n=16&device=h200"
         with pytest.raises(httpx2.ReadTimeout):
             client.post(f"{post}&wait=60", content=npy_file(), timeout=0.5)
@@ -164,28 +174,29 @@ def test_workers_with_a_gpu_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("arguments", [("serve", "--port", "0"), ("worker",)])
-def test_a_toolkit_that_is_none(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "lospmm.cli", *arguments]
-    environment = {**os.environ, "LOSPMM_TOOLKIT": str(tmp_path)}
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == f"error: LOSPMM_TOOLKIT: no nvcc in {tmp_path}/bin\n"
+def test_a_toolkit_that_is_none(
+    tmp_path: Path,
+    set_environment: Callable[[str, object], None],
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+) -> None:
+    set_environment("LOSPMM_TOOLKIT", tmp_path)
+    assert cli.run([*arguments]) == 2
+    assert capsys.readouterr() == ("", f"error: LOSPMM_TOOLKIT: no nvcc in {tmp_path}/bin\n")
 
 
-def test_more_workers_than_a_machine_can_have() -> None:
-    command = [sys.executable, "-m", "lospmm.cli", "serve", "--port", "0", "--workers", "99999"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == "error: Invalid value for '--workers': Input should be less than or equal to 256\n"
+def test_more_workers_than_a_machine_can_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["serve", "--port", "0", "--workers", "99999"]) == 2
+    says = "error: Invalid value for '--workers': Input should be less than or equal to 256\n"
+    assert capsys.readouterr() == ("", says)
 
 
-def test_the_command_line_says_so_in_one_line() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "lospmm.cli", "serve", "--host", "0.0.0.0"], capture_output=True, text=True
-    )
-    assert (finished.returncode, finished.stdout) == (2, "")
-    assert finished.stderr.startswith("error: 0.0.0.0 is an address that other machines can reach")
-    assert finished.stderr.count("\n") == 1
+def test_the_command_line_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["serve", "--host", "0.0.0.0"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: 0.0.0.0 is an address that other machines can reach")
+    assert said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["w" * 61, "two\nlines"])

@@ -21,6 +21,7 @@ from lospmm_server.uploads import FORM_BYTES
 from tests.fixtures.files import csr, npy, npz, safetensors, tensor
 from tests.server.conftest import npy_file
 from tests.server.processes import SERVE, client_at, serving, wait_until
+from tests.server.served import served
 
 POST = "/v1/kernels?n=16&device=h200&wait=60"
 
@@ -49,9 +50,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("is_form", [False, True], ids=["raw", "form"])
-def test_hostile_files(client: TestClient, content: bytes, *, is_form: bool) -> None:
+def test_hostile_files(shared: TestClient, content: bytes, *, is_form: bool) -> None:
     body = {"files": {"matrix": ("W", content)}} if is_form else {"content": content}
-    answer = client.post(POST, **body)
+    answer = shared.post(POST, **body)
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
     assert (answer.status_code, problem["status"], problem["type"]) == (422, 422, "/problems/bad-matrix")
@@ -60,8 +61,8 @@ def test_hostile_files(client: TestClient, content: bytes, *, is_form: bool) -> 
 
 
 @pytest.mark.parametrize("name", ["../../etc/W.npy", 'a"b.npy', "a\\b.npy", "W.npy\x00", "é" * 1000 + ".npy"])
-def test_hostile_names(client: TestClient, name: str) -> None:
-    assert client.post(POST, files={"matrix": (name, npy_file())}).status_code == 201
+def test_hostile_names(shared: TestClient, name: str) -> None:
+    assert shared.post(POST, files={"matrix": (name, npy_file())}).status_code == 201
 
 
 def boundary(*parts: bytes) -> dict[str, object]:
@@ -102,8 +103,8 @@ FORMS = {
 # Starlette leaves the file of a part that is not whole to the garbage collector, which complains.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_hostile_forms(client: TestClient, form: dict[str, object]) -> None:
-    answer = client.post(POST, **form)
+def test_hostile_forms(shared: TestClient, form: dict[str, object]) -> None:
+    answer = shared.post(POST, **form)
     gc.collect()
     assert answer.headers["content-type"] == "application/problem+json"
     assert (answer.status_code, answer.json()["type"]) == (400, "/problems/bad-body")
@@ -129,27 +130,27 @@ class TestLimit:
     def tiny(self, set_environment: Callable[[str, object], None]) -> None:
         set_environment("LOSPMM_MAX_UPLOAD_BYTES", len(npy_file()))
 
-    def test_as_much_as_is_allowed(self, client: TestClient) -> None:
-        assert client.post(POST, content=npy_file()).status_code == 201
-        assert client.post(POST, content=pieces(npy_file())).status_code == 201
-        assert client.post(POST, files={"matrix": ("W.npy", npy_file())}).status_code == 201
+    def test_as_much_as_is_allowed(self, shared: TestClient) -> None:
+        assert shared.post(POST, content=npy_file()).status_code == 201
+        assert shared.post(POST, content=pieces(npy_file())).status_code == 201
+        assert shared.post(POST, files={"matrix": ("W.npy", npy_file())}).status_code == 201
 
     @pytest.mark.parametrize("more", [1, FORM_BYTES, 10 * FORM_BYTES])
-    def test_more_is_refused(self, client: TestClient, more: int) -> None:
+    def test_more_is_refused(self, shared: TestClient, more: int) -> None:
         content = npy_file() + bytes(more)
-        form = client.build_request("POST", POST, files={"matrix": ("W.npy", content)})
+        form = shared.build_request("POST", POST, files={"matrix": ("W.npy", content)})
         chunked_form = {"Content-Type": form.headers["content-type"]}
         for answer in (
-            client.post(POST, content=content),
-            client.post(POST, content=pieces(content)),
-            client.send(form),
-            client.post(POST, content=pieces(form.read()), headers=chunked_form),
+            shared.post(POST, content=content),
+            shared.post(POST, content=pieces(content)),
+            shared.send(form),
+            shared.post(POST, content=pieces(form.read()), headers=chunked_form),
         ):
             assert answer.headers["content-type"] == "application/problem+json"
             assert (answer.status_code, answer.json()["type"]) == (413, "/problems/too-large")
             assert str(settings().max_upload_bytes) in answer.json()["detail"]
 
-    def test_an_endless_body_is_left_at_the_limit(self, client: TestClient) -> None:
+    def test_an_endless_body_is_left_at_the_limit(self, shared: TestClient) -> None:
         sent = []
 
         def endless() -> Iterator[bytes]:
@@ -157,46 +158,47 @@ class TestLimit:
                 sent.append(1)
                 yield bytes(1000)
 
-        assert client.post(POST, content=endless()).status_code == 413
+        assert shared.post(POST, content=endless()).status_code == 413
 
 
-def test_nothing_of_an_upload_stays(client: TestClient, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_an_upload_stays(shared: TestClient, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     large = npy((2**10, 2**9), values=bytes(2**21))
     for body in ({"content": large}, {"files": {"matrix": ("W.npy", large + b"x")}}, {"content": large[:-1]}):
-        client.post(POST, **body)
+        shared.post(POST, **body)
     assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize("is_form", [False, True], ids=["raw", "form"])
-def test_a_disk_that_takes_no_upload(client: TestClient, monkeypatch: pytest.MonkeyPatch, *, is_form: bool) -> None:
+def test_a_disk_that_takes_no_upload(shared: TestClient, monkeypatch: pytest.MonkeyPatch, *, is_form: bool) -> None:
     """As one that is full: it is said, and may go by."""
     monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
     large = npy((2**10, 2**9), values=bytes(2**21))
-    answer = client.post(POST, **({"files": {"matrix": ("W.npy", large)}} if is_form else {"content": large}))
+    answer = shared.post(POST, **({"files": {"matrix": ("W.npy", large)}} if is_form else {"content": large}))
     assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable")
     assert answer.headers["retry-after"]
     assert "takes no upload now: No such file or directory" in answer.json()["detail"]
-    ready = client.get("/readyz")
+    ready = shared.get("/readyz")
     assert (ready.status_code, ready.json()["type"]) == (503, "/problems/unavailable")
     assert "/proc/nowhere" in ready.json()["detail"]
 
 
-def test_a_disk_that_is_full_is_not_ready(client: TestClient) -> None:
+def test_a_disk_that_is_full_is_not_ready(shared: TestClient) -> None:
     """It takes files all the same, as long as nothing is in them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (readiness.PROBE_BYTES // 2, hard))
     try:
-        answer = client.get("/readyz")
+        answer = shared.get("/readyz")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert answer.status_code == 503
     assert "no place for temporary files: " in answer.json()["detail"]
-    assert client.get("/readyz").status_code == 200
+    assert shared.get("/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_more_files_than_may_be_open(tmp_path: Path) -> None:
     """Small ones are none: a model of hundreds of layers may come as a form."""
     layers = [("matrix", (f"layer{number}.npy", npy_file(number % 3))) for number in range(400)]
@@ -205,6 +207,7 @@ def test_more_files_than_may_be_open(tmp_path: Path) -> None:
         assert answer.status_code == 202, answer.text
 
 
+@pytest.mark.slow
 def test_files_of_a_form_take_little_memory(tmp_path: Path) -> None:
     """Each is below what Starlette keeps of one; the last boundary is held back, so that all are held."""
     content, boundary = bytes(900_000), b"--x\r\nContent-Disposition: form-data; name=matrix; filename=W.npy\r\n\r\n"
@@ -247,13 +250,10 @@ def test_who_is_in_the_middle_of_a_request_at_the_end_is_told_so() -> None:
     assert b"the service is stopping; post again later" in body["body"]
 
 
-def test_a_body_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOSPMM_UPLOAD_SECONDS", "0.5")
+def test_a_body_that_does_not_come(set_environment: Callable[[str, object], None]) -> None:
+    set_environment("LOSPMM_UPLOAD_SECONDS", 0.5)
     head = f"POST {POST} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
-    with (
-        serving(tmp_path, (*SERVE, "--workers", "0")) as (_, port),
-        socket.create_connection(("127.0.0.1", port)) as slow,
-    ):
+    with served(workers=0) as port, socket.create_connection(("127.0.0.1", port)) as slow:
         slow.settimeout(10)
         slow.sendall(head.encode())
         answer = b"".join(iter(lambda: slow.recv(10_000), b""))  # the connection is closed, too

@@ -23,11 +23,11 @@ from lospmm_server import leases, queries, queue, shelf, worker
 from lospmm_server.database import Database
 from lospmm_server.leases import LATE_SECONDS, LEASE_SECONDS, LOOK_SECONDS, Lookout
 from lospmm_server.queue import KernelOrder
+from lospmm_server.service import Service
 from lospmm_server.tables import kernels
 from tests.server.conftest import SlowToolkit, client_of, new_service, npy_file, working
 from tests.server.postgresql import Cluster
 from tests.server.processes import (
-    SERVE,
     WORKER,
     client_at,
     compilers,
@@ -37,10 +37,12 @@ from tests.server.processes import (
     wait_until,
     workers_of,
 )
+from tests.server.served import served
 
 POST = "/v1/kernels?n=16&device=h200"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("either_database")
 def test_a_killed_worker_is_replaced_and_its_job_done(tmp_path: Path, slow_toolkit: SlowToolkit) -> None:
     with serving(tmp_path) as (server, port), client_at(port) as client:
@@ -56,6 +58,7 @@ def test_a_killed_worker_is_replaced_and_its_job_done(tmp_path: Path, slow_toolk
         assert client.get(ended["links"]["kernel"]).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     """As where a machine is short of memory or a server of files, which may be what ended the last one."""
     with serving(tmp_path) as (server, port), client_at(port) as client:
@@ -72,6 +75,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
         assert answer.status_code == 201, answer.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("either_database")
 def test_a_killed_server_loses_no_job_and_leaves_no_worker(tmp_path: Path, slow_toolkit: SlowToolkit) -> None:
     with serving(tmp_path) as (server, port), client_at(port) as client:
@@ -84,29 +88,29 @@ def test_a_killed_server_loses_no_job_and_leaves_no_worker(tmp_path: Path, slow_
         wait_until(lambda: not any(is_alive(child) for child in children))
         wait_until(lambda: not compilers(slow_toolkit.log))
     slow_toolkit.gate.touch()
-    with serving(tmp_path) as (_, port), client_at(port) as client:
+    with served() as port, client_at(port) as client:
         for job in accepted:
             ended = client.get(f"{job}?wait=60").json()
             assert (ended["state"], ended["attempts"]) == ("succeeded", 1)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_elsewhere_is_found_out_by_another(
-    tmp_path: Path, slow_toolkit: SlowToolkit, monkeypatch: pytest.MonkeyPatch
+    idle_client: TestClient, slow_toolkit: SlowToolkit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody saw it die: its beat stands still for a lease."""
-    monkeypatch.setattr(leases, "LEASE_SECONDS", 1.5)
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 0.5)
     monkeypatch.setattr(leases, "LOOK_SECONDS", 0.1)
-    with serving(tmp_path, (*SERVE, "--workers", "0")) as (_, port), client_at(port) as client:
-        job = client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
-        with started(*WORKER) as process:
-            wait_until(lambda: slow_toolkit.compilations)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        assert client.get(job).json()["state"] == "running"
-        slow_toolkit.gate.touch()
-        with working():
-            ended = client.get(f"{job}?wait=60").json()
-        assert (ended["state"], ended["attempts"]) == ("succeeded", 2)
+    job = idle_client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
+    with started(*WORKER) as process:
+        wait_until(lambda: slow_toolkit.compilations)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert idle_client.get(job).json()["state"] == "running"
+    slow_toolkit.gate.touch()
+    with working():
+        ended = idle_client.get(f"{job}?wait=60").json()
+    assert (ended["state"], ended["attempts"]) == ("succeeded", 2)
 
 
 #: A server whose worker ends as soon as it has a job, as one that runs out of memory does.
@@ -124,35 +128,32 @@ main()
 """
 
 
-def test_a_job_that_kills_its_workers_gives_up_after_three(tmp_path: Path) -> None:
-    with serving(tmp_path, (*SERVE, "--workers", "0")) as (_, port), client_at(port) as client:
-        job = client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
-        service = new_service()
-        for attempt in (1, 2, 3):
-            with started("-c", POISONOUS) as poisoned:
-                assert poisoned.wait(30) == -signal.SIGKILL
-            assert client.get(job).json()["attempts"] == attempt
-            for _, owner in queue.running(service.database):  # what the server does that started it
-                queue.release_all_of(service.database, owner)
-        ended = client.get(f"{job}?wait=10").json()
-        assert (ended["state"], ended["error"]["type"]) == ("failed", "/problems/gave-up")
-        refused = client.post(f"{POST}&wait=0", content=npy_file())
-        assert refused.status_code == 202  # posting it again starts anew
-        service.database.close()
+@pytest.mark.slow
+def test_a_job_that_kills_its_workers_gives_up_after_three(idle_client: TestClient, service: Service) -> None:
+    job = idle_client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
+    for attempt in (1, 2, 3):
+        with started("-c", POISONOUS) as poisoned:
+            assert poisoned.wait(30) == -signal.SIGKILL
+        assert idle_client.get(job).json()["attempts"] == attempt
+        for _, owner in queue.running(service.database):  # what the server does that started it
+            queue.release_all_of(service.database, owner)
+    ended = idle_client.get(f"{job}?wait=10").json()
+    assert (ended["state"], ended["error"]["type"]) == ("failed", "/problems/gave-up")
+    refused = idle_client.post(f"{POST}&wait=0", content=npy_file())
+    assert refused.status_code == 202  # posting it again starts anew
 
 
-def test_cancel_ends_the_compilers(tmp_path: Path, slow_toolkit: SlowToolkit) -> None:
-    with serving(tmp_path) as (_, port), client_at(port) as client:
-        job = client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
-        wait_until(lambda: compilers(slow_toolkit.log))
-        told = client.delete(job)
-        assert (told.status_code, told.json()["state"], told.json()["cancelling"]) == (202, "running", True)
-        wait_until(lambda: not compilers(slow_toolkit.log))
-        ended = client.get(f"{job}?wait=20").json()
-        assert (ended["state"], ended["error"]["type"]) == ("cancelled", "/problems/cancelled")
-        assert client.delete(job).json()["state"] == "cancelled"
-        slow_toolkit.gate.touch()
-        assert client.post(f"{POST}&wait=60", content=npy_file()).status_code == 201
+def test_cancel_ends_the_compilers(client: TestClient, slow_toolkit: SlowToolkit) -> None:
+    job = client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
+    wait_until(lambda: compilers(slow_toolkit.log))
+    told = client.delete(job)
+    assert (told.status_code, told.json()["state"], told.json()["cancelling"]) == (202, "running", True)
+    wait_until(lambda: not compilers(slow_toolkit.log))
+    ended = client.get(f"{job}?wait=20").json()
+    assert (ended["state"], ended["error"]["type"]) == ("cancelled", "/problems/cancelled")
+    assert client.delete(job).json()["state"] == "cancelled"
+    slow_toolkit.gate.touch()
+    assert client.post(f"{POST}&wait=60", content=npy_file()).status_code == 201
 
 
 def test_a_job_that_takes_too_long(
@@ -197,9 +198,9 @@ class TestClocks:
         self, client: TestClient, slow_toolkit: SlowToolkit, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It jumps a day back and forth while a job runs, with a lease that is short."""
-        monkeypatch.setattr(leases, "LEASE_SECONDS", 1.0)
-        monkeypatch.setattr(leases, "LOOK_SECONDS", 0.1)
-        monkeypatch.setattr(worker, "BEAT_SECONDS", 0.2)
+        monkeypatch.setattr(leases, "LEASE_SECONDS", 0.6)
+        monkeypatch.setattr(leases, "LOOK_SECONDS", 0.05)
+        monkeypatch.setattr(worker, "BEAT_SECONDS", 0.1)
         job = client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
         wait_until(lambda: slow_toolkit.compilations)
         real = queue._now
@@ -207,7 +208,7 @@ class TestClocks:
             for days in (1, -1, 365):
                 monkeypatch.setattr(queue, "_now", lambda days=days: real() + np.timedelta64(days, "D").item())
                 monkeypatch.setattr(time, "time", lambda days=days: time.time_ns() / 1e9 + 86_400 * days)
-                time.sleep(0.6)
+                time.sleep(0.35)
             slow_toolkit.gate.touch()
             ended = client.get(f"{job}?wait=60").json()
         assert (ended["state"], ended["attempts"]) == ("succeeded", 1)
@@ -257,7 +258,7 @@ def test_a_database_that_goes_and_comes_back(
     cluster: Cluster, slow_toolkit: SlowToolkit, set_environment: Callable[[str, object], None]
 ) -> None:
     """While nobody works, while a job runs, and at its end."""
-    set_environment("LOSPMM_DATABASE_URL", cluster.create(f"gone{os.getpid()}"))
+    set_environment("LOSPMM_DATABASE_URL", cluster.create_schema(f"gone{os.getpid()}"))
     with working(), client_of(new_service()) as client:
         kept = client.app.state.service
         job = client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
@@ -330,7 +331,7 @@ def test_who_is_idle_writes_nothing(either_database: Database) -> None:
     before = queries.last_event(either_database)
     stop = threading.Event()
     with working():
-        stop.wait(0.5)
+        stop.wait(0.2)
         with either_database.write():  # as long as this is open, nobody else could write
-            stop.wait(0.5)
+            stop.wait(0.2)
     assert queries.last_event(either_database) == before

@@ -18,9 +18,10 @@ from lospmm.space import reorder
 from lospmm.space.candidates import Tiling
 from lospmm.space.reorder import natural_order, regroup, threads_for
 from lospmm_datasets.synthetic import paired_blocks, uniform
+from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
 ROOT = Path(__file__).parents[2]
-REAL_PATTERNS = ROOT.parent / "shared" / "data" / "dlmc"
+REAL_PATTERNS = REAL_LAYERS / "dlmc"
 
 
 @dataclass
@@ -237,7 +238,7 @@ def test_the_steps_in_the_page_are_what_the_algorithm_does() -> None:
     assert page == steps
 
 
-@pytest.mark.skipif(not REAL_PATTERNS.is_dir(), reason="no pruned layers beside the repository, in ../shared/data/dlmc")
+@needs_real_layers
 def test_real_layers_keep_their_rows_and_no_tile_reads_much_more() -> None:
     """Total nnc may grow, where neighbours in the natural order were alike already; the largest tile's hardly does."""
     for path in sorted(REAL_PATTERNS.rglob("*.smtx")):
