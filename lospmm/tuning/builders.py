@@ -224,12 +224,20 @@ def memory_bytes() -> int:
 KEPT = 10
 
 
-@dataclass(frozen=True, slots=True)
 class BuildPlace:
-    """The folder for kernels that other processes build, and the event that cancels the builds."""
+    """A temporary folder for kernels that other processes build, and the event that cancels the builds."""
 
-    folder: Path
-    stop: threading.Event
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="lospmm-kernels-"))
+        self.stop = threading.Event()
+        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)  # without ``close`` too
+
+    def close(self, pool: ThreadPoolExecutor | None) -> None:
+        """Cancel the builds, wait for the threads of ``pool``, and delete the folder."""
+        self.stop.set()
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+        self._remove()
 
 
 class PrefetchedBuilds:
@@ -255,11 +263,7 @@ class PrefetchedBuilds:
     def _place(self) -> BuildPlace:
         """The folder of the kernels, made on its first use: a tuning without a GPU leaves none behind."""
         if self._made is None:
-            folder = Path(tempfile.mkdtemp(prefix="lospmm-kept-"))
-            self._remove = weakref.finalize(
-                self, shutil.rmtree, folder, ignore_errors=True
-            )  # if ``close`` is never called
-            self._made = BuildPlace(folder, threading.Event())
+            self._made = BuildPlace()
         return self._made
 
     def begin(self, candidates: Sequence[Candidate], build: Callable[..., Built], workers: int) -> None:
@@ -305,9 +309,5 @@ class PrefetchedBuilds:
 
     def close(self) -> None:
         """Cancel the builds and delete all kernels."""
-        if self._made is None:
-            return
-        self._made.stop.set()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        self._remove()
+        if self._made is not None:
+            self._made.close(self._pool)

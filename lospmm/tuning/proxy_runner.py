@@ -41,12 +41,12 @@ class ProxyRunner(GpuRunner):
     def _begin_builds(self, candidates: Sequence[Candidate], effort: Effort) -> Sequence[Future[Built]]:
         if not all(_is_by_proxy(one, effort) for one in candidates):
             return super()._begin_builds(candidates, effort)
-        threads = self._threads()
+        threads, place = self._open()
         proxies = proxies_of(self.problem, [one.plan for one in candidates], self.emitter)
         self._proxies |= dict(zip(candidates, proxies, strict=True))
         distinct = {id(one.program): one for one in proxies}
         builds: dict[int, Future[Built]] = {
-            key: threads.submit(self._build_proxy, one, self._place.stop) for key, one in distinct.items()
+            key: threads.submit(self._build_proxy, one, place.stop) for key, one in distinct.items()
         }
         self.built += len(builds)
         return [builds[id(one.program)] for one in proxies]

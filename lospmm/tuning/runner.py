@@ -3,14 +3,9 @@
 A lock keeps other tunings on this machine from timing kernels at the same time.
 """
 
-import shutil
-import tempfile
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import NamedTuple, Self
 
 from lospmm.errors import BadRequest, ToolchainFault
@@ -73,8 +68,8 @@ class GpuRunner:
         self.measured = 0  # those that ran on the GPU
         self._ran = False
         self._begun: deque[Begun] = deque()
-        self._pool: ThreadPoolExecutor | None = None
-        self._place = BuildPlace(Path(), threading.Event())
+        self._threads: ThreadPoolExecutor | None = None
+        self._place: BuildPlace | None = None
 
     def __enter__(self) -> Self:
         """Return the runner; it is dropped when the block ends."""
@@ -116,11 +111,9 @@ class GpuRunner:
     def drop(self) -> None:
         """Cancel the builds of candidates that were begun and not timed, and forget them."""
         self._begun.clear()
-        if self._pool is not None:
-            self._place.stop.set()
-            self._pool.shutdown(cancel_futures=True)
-            self._remove()
-            self._pool = None
+        if self._place is not None:
+            self._place.close(self._threads)
+            self._place = self._threads = None
 
     def _builds_of(self, candidates: Sequence[Candidate], effort: Effort) -> list[Begun]:
         known = [self._known(one, effort) for one in candidates]
@@ -134,26 +127,24 @@ class GpuRunner:
         history = self.history_of(candidate)
         return None if history is None else history.take(candidate, effort)
 
-    def _threads(self) -> ThreadPoolExecutor:
-        """Return the threads that build; with their folder for kernels, they are created on first use."""
-        if self._pool is None:
-            folder = Path(tempfile.mkdtemp(prefix="lospmm-kernels-"))
-            self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # without ``drop`` too
-            self._place = BuildPlace(folder, threading.Event())
-            self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="build")
-        return self._pool
+    def _open(self) -> tuple[ThreadPoolExecutor, BuildPlace]:
+        """Return the threads that build, and the place of their kernels; they are created on first use."""
+        if self._threads is None or self._place is None:
+            self._place = BuildPlace()
+            self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="build")
+        return self._threads, self._place
 
     def _begin_builds(self, candidates: Sequence[Candidate], _effort: Effort) -> Sequence[Future[Built]]:
         """Start to build ``candidates``, each distinct one once; return a future for each."""
-        threads = self._threads()
+        threads, place = self._open()
         shared = [one for one in dict.fromkeys(candidates) if shares_packing(self.problem, one)]
         if self.builders is not None and shared:
             for _ in range(self.workers):  # a failure here recurs in the builds, which report it
-                threads.submit(self.builders.prepare, self.problem, shared, self.store, self._place.stop)
+                threads.submit(self.builders.prepare, self.problem, shared, self.store, place.stop)
         builds: dict[Candidate, Future[Built]] = {}
         for one in dict.fromkeys(candidates):
             kept = None if self.prefetched is None else self.prefetched.take(one)
-            builds[one] = threads.submit(self._build, one, self._place) if kept is None else kept
+            builds[one] = threads.submit(self._build, one, place) if kept is None else kept
         return [builds[one] for one in candidates]
 
     def _build(self, candidate: Candidate, place: BuildPlace) -> Built:
@@ -223,8 +214,8 @@ class GpuRunner:
         future = timed.build
         if future is None or not future.done() or future.exception() is not None:
             return
-        built, is_asked = future.result(), any(one.build is future for one in left)
-        if isinstance(built, OnDisk) and built.cubin.parent == self._place.folder and not is_asked:
+        built, is_asked, place = future.result(), any(one.build is future for one in left), self._place
+        if isinstance(built, OnDisk) and place and built.cubin.parent == place.folder and not is_asked:
             built.cubin.unlink(missing_ok=True)
 
 
