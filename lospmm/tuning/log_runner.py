@@ -3,7 +3,6 @@
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from lospmm.artifact.artifact import TUNING_FILE
@@ -28,13 +27,12 @@ class LogRunner:
         self._lines = {_key(_about(line)): line for line in lines}
         self._begun: deque[Candidate] = deque()
         self._timed: set[str] = set()
-        self._finals = {key: iter(line.get("final_micros") or ()) for key, line in self._lines.items()}
-        self._finals_left = sum(len(line.get("final_micros") or ()) for line in lines)
+        self._finals = {key: deque(line.get("final_micros") or ()) for key, line in self._lines.items()}
 
     @property
     def is_over(self) -> bool:
         """Whether all times of the log were used."""
-        return self._is_used_up and not self._finals_left
+        return self._is_used_up and not any(self._finals.values())
 
     @property
     def _is_used_up(self) -> bool:
@@ -58,12 +56,9 @@ class LogRunner:
         """Yield the next final of each of ``candidates``. Raises BadRequest if one is not in the log."""
         for candidate in candidates:
             key, line = self._line(candidate)
-            for micros in islice(self._finals[key], 1):
-                self._finals_left -= 1
-                yield _measurement(micros, line)
-                break
-            else:
+            if not self._finals[key]:
                 return
+            yield _measurement(self._finals[key].popleft(), line)
 
     def drop(self) -> None:
         """Empty the queue."""

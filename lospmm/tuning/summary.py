@@ -27,7 +27,7 @@ from lospmm.tuning.dense import DenseChoice, accuracy_of_dense
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import DENSE, Options
 from lospmm.tuning.outcome import Outcome
-from lospmm.tuning.trial import settled, settled_micros
+from lospmm.tuning.trial import settled
 
 #: The manifest's ``chosen_by`` if nothing is timed, by ranker; "model" for others.
 CHOSEN_BY: Mapping[str, str] = MappingProxyType({"none": "estimate"})
@@ -204,7 +204,8 @@ def _of_unrolled(known: Known) -> tuple[FamilySummary, ...]:
     if known.unrolled_micros is None:
         return ()
     trials, plans = known.unrolled_trials, 0 if known.choice is None else known.choice.space.size
-    micros = settled_micros(trials) if settled(trials) else None
+    fastest = settled(trials)
+    micros = None if fastest is None else fastest.settled_micros
     return (FamilySummary(UNROLLED, plans, len(trials), micros, known.unrolled_micros, known.refusals.get(UNROLLED)),)
 
 

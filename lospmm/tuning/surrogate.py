@@ -18,12 +18,10 @@ from threadpoolctl import ThreadpoolController
 
 from lospmm.families.candidate import Candidate, unrolled
 from lospmm.problem.problem import Problem
-from lospmm.space.candidates import Ints, Pool, Schedule, TileSize, UnrolledPlan, UnrolledPlans
+from lospmm.space.candidates import Floats, Ints, Pool, Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.estimate import estimate_micros
 from lospmm.space.pool import places_of
 from lospmm.tuning.trial import Trial
-
-Floats = NDArray[np.float64]
 
 #: Candidates whose expected improvement is computed: those with the least mean of the pool.
 JUDGED = 1000
