@@ -35,10 +35,6 @@ class Verdict:
     tests: int = 0
     seconds: float = 0.0
 
-    @property
-    def is_killed(self) -> bool:
-        return self.outcome in ("killed", "timeout")
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
