@@ -415,19 +415,6 @@ static void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], C
 
 static lospmm_u16 part_of(std::uint64_t word, int part) { return static_cast<lospmm_u16>(word >> 16 * part); }
 
-static void matrices(unsigned (&r)[4], const void *row, bool transposed) {
-  const auto lanes = exchange(reinterpret_cast<std::uint64_t>(row));
-  const unsigned lane = threadIdx.x % WARP;
-  for (unsigned matrix = 0; matrix < 4; ++matrix) {
-    lospmm_u16 pair[2];
-    for (unsigned part = 0; part < 2; ++part) {
-      const unsigned at_row = transposed ? lane % 4 * 2 + part : lane / 4, at = transposed ? lane / 4 : lane % 4 * 2 + part;
-      std::memcpy(&pair[part], reinterpret_cast<const lospmm_u16 *>(lanes[matrix * 8 + at_row][0]) + at, 2);
-    }
-    r[matrix] = pair[0] | static_cast<unsigned>(pair[1]) << 16;
-  }
-}
-
 }  // namespace lospmm
 
 static inline void lospmm_mma_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -440,8 +427,18 @@ static inline void lospmm_mma_bfloat16(float (&d)[4], const unsigned (&a)[4], co
   lospmm::mma<2>(d, a, b,
                  [](std::uint64_t word, int part) { return lospmm_float_of_bfloat16(lospmm::part_of(word, part)); });
 }
-static inline void lospmm_ldmatrix(unsigned (&r)[4], const void *row) { lospmm::matrices(r, row, false); }
-static inline void lospmm_ldmatrix_transposed(unsigned (&r)[4], const void *row) { lospmm::matrices(r, row, true); }
+static inline void lospmm_ldmatrix_transposed(unsigned (&r)[4], const void *row) {
+  const auto lanes = lospmm::exchange(reinterpret_cast<std::uint64_t>(row));
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned matrix = 0; matrix < 4; ++matrix) {
+    lospmm_u16 pair[2];
+    for (unsigned part = 0; part < 2; ++part) {
+      const auto at_row = lanes[matrix * 8 + lane % 4 * 2 + part][0];
+      std::memcpy(&pair[part], reinterpret_cast<const lospmm_u16 *>(at_row) + lane / 4, 2);
+    }
+    r[matrix] = pair[0] | static_cast<unsigned>(pair[1]) << 16;
+  }
+}
 
 // Shared memory by its bytes.
 static inline unsigned lospmm_address(const void *shared) {

@@ -45,7 +45,7 @@ def micros_of(problem: Problem, traffic: Traffic) -> float:
 
 
 #: Cycles of a warp that walks a list: before its first group of entries; for a group and for each entry of it, while
-#: others wait too, and where few do; and to add up what several teams have. Fitted to buckets and csr on an H200.
+#: others wait too, and where few do; and to add up what several teams have. Fitted to hyb and csr on an H200.
 WALK_CYCLES = 2200.0
 GROUP_CYCLES, ENTRY_CYCLES = 900.0, 100.0
 LONE_GROUP_CYCLES, LONE_ENTRY_CYCLES = 500.0, 50.0

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from benchmarks import block_parts, skipping
+from benchmarks import skipping
 from benchmarks.families_table import read_results, summary, torch_times
 from fitting import DATA
 from lospmm.problem.device import DEVICES
@@ -53,19 +53,6 @@ def _judged(card: Path, way: str, other: str) -> str:
         for kind, count in report["problems"].items()
     ]
     return table(("problems", "how many", "within 10 %", other, "slower in the mean", other), lines, right=5)
-
-
-def parts() -> str:
-    """Kinds of hyb and families beside them on matrices of blocks; the fastest of a row is in bold."""
-    titles = ("nonzeros in blocks", *block_parts.KINDS, "cuSPARSE", "cuBLAS")
-    return table(titles, [_part(record) for record in records("block_parts")], right=len(titles) - 1)
-
-
-def _part(record: dict[str, Any]) -> tuple[str, ...]:
-    times = block_parts.times_of(record)
-    best = min(micros for micros in times if micros is not None)
-    shown = ("-" if micros is None else f"{micros:.1f}" for micros in times)
-    return record["problem"], *(f"**{one}**" if one == f"{best:.1f}" else one for one in shown)
 
 
 def warpgroups() -> str:
@@ -192,7 +179,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "gains": gains,
     "choices": choices,
     "untimed": untimed,
-    "block parts": parts,
 }
 WARPGROUPS = {"warpgroups": warpgroups}
 HALVES = {"halves": halves}

@@ -8,11 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lospmm.cpu.block import execute_packed
-from lospmm.families import FAMILIES, buckets, csr, hyb, partitions
-from lospmm.families.buckets import Buckets
+from lospmm.families import FAMILIES, csr, hyb
 from lospmm.families.lists import MAX_GRID_SIDE, Lane, entry_words, grid_of, lanes, pack_lists
-from lospmm.families.packed import PLACES, PackedKernel
-from lospmm.families.partitions import Partitions
 from lospmm.matrix import readers
 from lospmm.matrix.csr import from_coo, from_dense
 from lospmm.problem.convolution import Convolution
@@ -28,11 +25,6 @@ from tests.families.products import H200, error_of, plain, problems
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
 MINE = ("csr", "hyb")
-
-
-def array_of(kernel: PackedKernel, place: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    offset = int(np.frombuffer(kernel.data, "<i8", PLACES, 8 * PLACES)[place])
-    return np.frombuffer(kernel.data, dtype, int(np.prod(shape)), offset).reshape(shape)
 
 
 @pytest.mark.slow
@@ -53,7 +45,7 @@ def test_every_axis_multiplies(name: str, dtype: str) -> None:
     problem = plain(uneven(70, 100, 0.8, seed=1, rows=1.5), 48, DTYPES[dtype])
     family, seen = FAMILIES[name], set()
     for plan in family.plans(problem):
-        values = {(type(plan), axis, getattr(plan, axis)) for axis in plan.__slots__ if axis != "depth"}
+        values = {(type(plan), axis, getattr(plan, axis)) for axis in plan.__slots__}
         if values - seen:
             seen |= values
             assert error_of(problem, family.pack(problem, plan)) <= 1, plan
@@ -101,53 +93,14 @@ def test_lists_hold_a(problem: Problem) -> None:
 @given(problems())
 @settings(max_examples=60, deadline=None)
 def test_buckets_hold_every_row_once(problem: Problem) -> None:
-    for plan in buckets.plans(problem):
-        found = buckets.buckets_of(problem, plan)
-        rows = np.concatenate([one.rows for one in found])
-        assert np.array_equal(np.sort(rows), np.arange(problem.matrix.m))
-        widths = [one.groups * plan.group for one in found]
-        assert all((problem.matrix.row_nnz[one.rows] <= width).all() for one, width in zip(found, widths, strict=True))
-        assert all(plan.teams % one.slices == 0 for one in found)
-
-
-@given(problems(), st.data())
-@settings(max_examples=60, deadline=None)
-def test_partitions_hold_a(problem: Problem, data: st.DataObject) -> None:
-    """The lists of all blocks and partitions, read as the template reads them, give A back."""
-    plans = partitions.plans(problem)
-    if not plans:
-        assert problem.matrix.nnz <= problem.matrix.k
-        return
-    plan = data.draw(st.sampled_from(plans))
-    matrix, count, words = problem.matrix, plan.count(problem.matrix.k), 1 if problem.dtype.element_bytes == 2 else 2
-    kernel = partitions.pack_plan(problem, plan)
-    blocks, slots = kernel.launch.grid[1], plan.block_rows
-    rows = array_of(kernel, 0, "<i4", (blocks, slots))
-    assert sorted(rows[rows >= 0].tolist()) == list(range(matrix.m))
-    starts = array_of(kernel, 1, "<i8", (blocks * count + 1,)) * 16
-    lists = array_of(kernel, 2, "<u1", (int(starts[-1]),))
-    found = np.zeros((matrix.m, matrix.k), dtype=np.float32)
-    header = -(-2 * slots // 16) * 16
-    for at in range(blocks * count):
-        content = lists[starts[at] : starts[at + 1]].tobytes()
-        ends = np.frombuffer(content, "<u2", slots).astype(int) * plan.unit
-        entries = np.frombuffer(content, "<u4", offset=header)
-        begin = 0
-        for slot, end in enumerate(ends):
-            own = entries[begin:end].reshape(-1, words)
-            begin = end
-            place = (own[:, 0] & 0xFFFF) * 16 if words == 1 else own[:, 0]
-            weights = own[:, -1] >> 16 if words == 1 else own[:, -1]
-            column = at % count * plan.depth + place // (32 * plan.lane_bytes)
-            if words == 1:
-                storage = problem.dtype.to_storage(np.zeros(1, np.float32)).dtype
-                values = problem.dtype.from_storage(weights.astype(np.uint16).view(storage))
-            else:
-                values = np.ascontiguousarray(weights).view(np.float32)
-            np.add.at(found, (rows[at // count, slot], column), values)  # padding adds 0
-    expected = matrix.to_scipy()
-    expected.data = problem.dtype.rounded(matrix.data)
-    assert np.array_equal(found, expected.toarray())
+    matrix = problem.matrix
+    buckets = hyb.rows_of_buckets(matrix)
+    assert np.array_equal(np.sort(np.concatenate(buckets)), np.arange(matrix.m))
+    for plan in hyb.plans(problem):
+        groups, slices = hyb.schedules(matrix, plan)
+        for own, count in zip(buckets, groups, strict=True):
+            assert 0 <= count * plan.group - matrix.row_nnz[own].max() < plan.group
+        assert all(plan.teams % share == 0 for share in slices)
 
 
 @given(problems(columns=5000))
@@ -161,8 +114,6 @@ def test_plans_fit_the_gpu(problem: Problem) -> None:
         assert micros.shape == (len(plans),) and (micros > 0).all() and np.isfinite(micros).all()
         for plan in plans:
             assert plan.warps * 32 <= H200.threads_per_block
-            if isinstance(plan, Partitions) and problem.n <= 70:
-                assert partitions.pack_plan(problem, plan).launch.shared_bytes <= H200.shared_bytes_per_block
 
 
 def test_lanes_divide_n() -> None:
@@ -190,8 +141,7 @@ def test_wide_columns_take_two_words() -> None:
     assert entry_words(problem) == 2
     for name in MINE:
         family = FAMILIES[name]
-        plans = [plan for plan in family.plans(problem) if not isinstance(plan, Partitions)]
-        assert error_of(problem, family.pack(problem, plans[0])) <= 1
+        assert error_of(problem, family.pack(problem, family.plans(problem)[0])) <= 1
 
 
 @pytest.mark.slow
@@ -214,15 +164,8 @@ def test_templates_compile_without_spills(arch: str, dtype: str) -> None:
     device = DEVICES[{"sm_80": "a100", "sm_90": "h200"}[arch]]
     problem = Problem(uniform(768, 768, 0.95, seed=0), 4096, device, dtype=DTYPES[dtype])
     store = Store(lospmm_settings().cache_dir)
-    chosen: list[tuple[str, object]] = []
     for name in MINE:
-        plans = list(FAMILIES[name].plans(problem))
-        for kind in (csr.CsrPlan, Buckets, Partitions):
-            own = [plan for plan in plans if isinstance(plan, kind)]
-            most = sorted(own, key=lambda plan: (getattr(plan, "rows", 0) * plan.warps, getattr(plan, "group", 0)))
-            chosen += [(name, plan) for plan in most[-1:]]
-    assert len(chosen) == 3
-    for name, plan in chosen:
+        plan = max(FAMILIES[name].plans(problem), key=lambda plan: (plan.group, plan.warps))
         kernel = FAMILIES[name].pack(problem, plan)
         binary = compile_kernel(emission_of(kernel), arch=arch, registers=kernel.registers, store=store, workers=1)
         assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan
@@ -230,18 +173,15 @@ def test_templates_compile_without_spills(arch: str, dtype: str) -> None:
 
 @needs_real_layers
 def test_real_layers() -> None:
-    """One plan of each kind, the one that the forecast takes, for a few layers of every collection."""
+    """The plan that the forecast takes, for a few layers of every collection."""
     paths = sorted(path for path in REAL_LAYERS.rglob("*") if path.suffix in (".smtx", ".npz"))[::9]
     assert paths
     for path in paths:
         for name in MINE:
             problem = plain(readers.read(path).matrix, 64, DTYPES["float16"])
             plans = list(FAMILIES[name].plans(problem))
-            kinds = {type(plan) for plan in plans}
-            for kind in kinds:
-                own = [plan for plan in plans if isinstance(plan, kind)]
-                best = own[int(np.argmin(FAMILIES[name].forecast(problem, own)))]
-                assert error_of(problem, FAMILIES[name].pack(problem, best)) <= 1, (path, best)
+            best = plans[int(np.argmin(FAMILIES[name].forecast(problem, plans)))]
+            assert error_of(problem, FAMILIES[name].pack(problem, best)) <= 1, (path, best)
 
 
 def test_a_convolution_is_refused() -> None:

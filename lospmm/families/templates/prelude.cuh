@@ -1,6 +1,6 @@
 // What templates are written in: the few operations of a GPU that C++ has no word for, each a function of its own.
 //
-// No header is included, so that NVRTC takes the text too. On a CPU (lospmm/runtime/block.h) each of these functions is
+// No header is included, so that NVRTC takes the text too. On a CPU (lospmm/cpu/block.h) each of these functions is
 // written in C++ instead, and the rest of the text is the same.
 
 #ifndef LOSPMM_ON_CPU
@@ -67,13 +67,7 @@ LOSPMM_INLINE void lospmm_mma_bfloat16(float (&d)[4], const unsigned (&a)[4], co
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four 8 x 8 matrices of 16-bit elements from shared memory: lane i gives the address of row i % 8 of matrix i / 8.
-LOSPMM_INLINE void lospmm_ldmatrix(unsigned (&r)[4], const void *row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(lospmm_address(row))
-               : "memory");
-}
+// Four 8 x 8 matrices of 16-bit elements from shared memory, transposed: lane i gives the address of row i % 8 of matrix i / 8.
 LOSPMM_INLINE void lospmm_ldmatrix_transposed(unsigned (&r)[4], const void *row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -2,18 +2,20 @@
 // Rows of A in buckets of about the same length, their lists padded to one width per bucket (ELL). A team of TEAM
 // threads has VECTOR columns for each thread; the teams that share a row, its slices, may be of several warps.
 //
-// A part, here a bucket, is 8 numbers: the first of its places, the end of them, where its lists begin (in groups), the
-// groups of a list, its slices, and 1 for a part of strips (hyb_strips.cu).
+// A bucket is 5 numbers: the first of its places, the end of them, where its lists begin (in groups), the groups of a
+// list, and its slices.
+//
+// Numbers: n. Arrays: the rows by bucket; of each block its bucket and first place; the buckets; the lists.
 
-struct Part {
+struct Bucket {
   long long first, end, lists;
-  int groups, slices, is_strips;
+  int groups, slices;
 };
 
-LOSPMM_INLINE Part lospmm_part(int number) {
-  const long long *part = lospmm_array<long long>(2) + number * 8;
-  return {__ldg(part), __ldg(part + 1), __ldg(part + 2), static_cast<int>(__ldg(part + 3)),
-          static_cast<int>(__ldg(part + 4)), static_cast<int>(__ldg(part + 5))};
+LOSPMM_INLINE Bucket lospmm_bucket(int number) {
+  const long long *bucket = lospmm_array<long long>(2) + number * 5;
+  return {__ldg(bucket), __ldg(bucket + 1), __ldg(bucket + 2), static_cast<int>(__ldg(bucket + 3)),
+          static_cast<int>(__ldg(bucket + 4))};
 }
 
 // What the slices of a row have, added up in a fixed order; the first slice has the sum. For all threads of a block.
@@ -38,11 +40,17 @@ LOSPMM_INLINE void lospmm_add_slices(float (&sums)[VECTOR], int slices) {
   }
 }
 
-// A block of threads, from ``place`` on in a bucket.
-LOSPMM_INLINE void lospmm_ell(const Part &bucket, int place_of_block, unsigned n, const Element *b, Element *c,
-                              const Element *residual) {
+LOSPMM_KERNEL(lospmm_hyb) {
+#if !RESIDUAL
+  const Element *residual = nullptr;
+#endif
+  const long long block = blockIdx.z * static_cast<long long>(gridDim.y) + blockIdx.y;
+  const int2 here = __ldg(lospmm_array<int2>(1) + block);
+  if (here.x < 0) return;  // the grid is larger than the number of blocks
+  const Bucket bucket = lospmm_bucket(here.x);
+  const unsigned n = static_cast<unsigned>(lospmm_number(0));
   const unsigned team = threadIdx.x / TEAM, slice = team % bucket.slices;
-  const long long place = place_of_block + static_cast<long long>(team / bucket.slices);
+  const long long place = here.y + static_cast<long long>(team / bucket.slices);
   const long long column = (static_cast<long long>(blockIdx.x) * TEAM + threadIdx.x % TEAM) * VECTOR;
   const bool mine = place < bucket.end && column < n;
   float sums[VECTOR] = {};
