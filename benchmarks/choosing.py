@@ -23,7 +23,6 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
-from lospmm.tuning.contenders import contenders
 from lospmm.tuning.plans import plans_for
 from lospmm_datasets.synthetic import uniform
 
@@ -42,7 +41,7 @@ def main() -> None:
     out = parser.parse_args().out
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     first = Problem(uniform(64, 64, 0.9, seed=0), 64, DEVICES[DEVICE], dtype=DTYPES[DTYPE])
-    names = contenders(tuple(FAMILIES), first, is_unrolled=False)
+    names = tuple(FAMILIES)
     plans_for(first, names)  # which reads the corrections
     lines = []
     for side, sparsity in product(SIDES, SPARSITIES):

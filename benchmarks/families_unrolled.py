@@ -20,10 +20,10 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning.build import build, for_emitter
-from lospmm.tuning.contenders import unrolled_refusal
 from lospmm.tuning.log import axes_of
 from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
 from lospmm.tuning.rankers import RANKERS, with_ranker
+from lospmm.tuning.refusal import unrolled_refusal
 from lospmm.tuning.unrolled import search
 
 EMITTER = "sass"

@@ -36,8 +36,8 @@ CLUSTERS = (1, 2, 4, 8)
 #: Cells of A that are ordered, in 9/8 bytes each.
 MAX_CELLS = 2**26
 
-#: The most columns of C that are left to panels: here each block has 64 or more.
-MOST_OF_PANELS = 16
+#: The fewest columns of C, of which each block has 64 or more.
+LEAST_COLUMNS = 24
 
 #: Places of columns that one chunk has.
 DEPTH = 64
@@ -120,8 +120,8 @@ def refusal(problem: Problem) -> str | None:
         return f"{problem.device.arch} has no sparse products of warpgroups"
     if problem.n % 8:
         return f"n {problem.n} is no multiple of 8: rows of B cannot be copied 16 bytes at a time"
-    if problem.n <= MOST_OF_PANELS:
-        return f"{problem.n} columns are left to panels"
+    if problem.n < LEAST_COLUMNS:
+        return f"n {problem.n} is less than {LEAST_COLUMNS}: a block has 64 columns"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
         return f"more than {MAX_CELLS} cells"
     if problem.matrix.k * (problem.n // 8) >= 2**32:

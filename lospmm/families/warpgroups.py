@@ -17,13 +17,18 @@ from numpy.typing import NDArray
 
 from lospmm.families.lists import MAX_GRID_SIDE
 from lospmm.families.packed import PackedKernel, pack, source_of_template
-from lospmm.families.panels import numbered_rows
 from lospmm.families.traffic import LAUNCH_MICROS
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Launch, Problem, ceil_div
 
 ROWS = (64, 96, 128, 192, 256)
 GROUPS = (1, 2, 3)
+
+#: From this share of non-empty columns on, all rows of B are read in order, which is faster than by a list.
+WORTH_LISTING = 0.75
+
+#: Nonzeros per column that are examined before all of them.
+COLUMNS_SEEN = 8
 
 #: Blocks that an SM holds, by their shared memory and their registers.
 BLOCKS = (1, 2)
@@ -233,13 +238,23 @@ def columns_of_a_block(matrix: SparseMatrix, rows: int) -> float:
     return float(matrix.k * (1 - (1 - matrix.nnz / max(1, matrix.m * matrix.k)) ** rows))
 
 
+def leaves_columns_out(matrix: SparseMatrix) -> bool:
+    """Return whether blocks number only the columns of A that they need: where at most three quarters are not empty."""
+    first = _filled_columns(matrix.indices[: COLUMNS_SEEN * matrix.k])  # those of the others cannot make it fewer
+    return first < WORTH_LISTING * matrix.k and _filled_columns(matrix.indices) < WORTH_LISTING * matrix.k
+
+
+def _filled_columns(indices: NDArray[np.int32]) -> int:
+    return int(np.count_nonzero(np.bincount(indices, minlength=1)))
+
+
 def pack_plan(problem: Problem, plan: Warpgroups) -> PackedKernel:
     """Return the kernel of a plan."""
     matrix, epilogue, kind = problem.matrix, problem.epilogue, kind_of(problem)
     blocks = ceil_div(matrix.m, plan.rows)
     rows = np.full(blocks * plan.rows, -1, dtype=np.int32)
     rows[: matrix.m] = np.arange(matrix.m)
-    is_listed = numbered_rows(matrix)[1]
+    is_listed = leaves_columns_out(matrix)
     stages = stages_of(plan, problem)
     settings = {
         "ROWS": plan.rows,

@@ -4,11 +4,11 @@ from collections.abc import Hashable
 from functools import partial
 
 from lospmm.problem.problem import Problem
-from lospmm.tuning.contenders import takes_unrolled
 from lospmm.tuning.job import Job
 from lospmm.tuning.known import Known, spread_over
 from lospmm.tuning.options import LOCKSTEPS, Options
 from lospmm.tuning.prepare import prepare, prepare_with_pool
+from lospmm.tuning.refusal import takes_unrolled
 from lospmm.tuning.session import Session
 
 

@@ -17,10 +17,10 @@ from lospmm.problem.dtype import FLOAT32
 from lospmm.problem.lanes import in_lanes
 from lospmm.problem.problem import Problem
 from lospmm.space.estimate import estimate_micros
-from lospmm.tuning.contenders import unrolled_refusal
 from lospmm.tuning.dense import DenseChoice, dense_choice
 from lospmm.tuning.known import Choice, Known
 from lospmm.tuning.options import FAMILY_NAMES, Options
+from lospmm.tuning.refusal import unrolled_refusal
 from lospmm.tuning.trial import settled
 from lospmm_rank.predict.corrections import (
     FASTEST,

@@ -13,8 +13,8 @@ from lospmm.stages import Stages
 from lospmm.store import Store
 from lospmm.toolchain.discover import check_arch, find_toolkit
 from lospmm.tuning.budget import Budget
-from lospmm.tuning.contenders import unrolled_refusal
 from lospmm.tuning.options import DENSE, Options
+from lospmm.tuning.refusal import unrolled_refusal
 from lospmm.tuning.session import Session
 
 #: Time after the search, in microseconds of one core per nonzero: to build the winner and write its text, by emitter;

@@ -22,7 +22,7 @@ Correct = Callable[[str, Sequence[Any], NDArray[np.float64]], NDArray[np.float64
 def plans_for(problem: Problem, names: Sequence[str], cache: str = "cold") -> Known:
     """Return the plans of these families, with forecasts corrected by measurements on such a device.
 
-    ``cache`` as in ``Options``.
+    ``cache`` as in ``Options``. Names of families that have no plans in the table are left out: unrolled and dense.
     """
     traits, device = traits_of(problem, is_streamed=cache == "network"), problem.device
     micros = dense_micros(traits, device)
@@ -40,7 +40,7 @@ def family_plans(
     """Return all plans of the families ``names``, the best forecast first."""
     candidates: list[Candidate] = []
     refusals: dict[str, str] = {}
-    for name in names:
+    for name in (one for one in names if one in FAMILIES):
         family = FAMILIES[name]
         plans = () if (why := family.refusal(problem)) is not None else family.plans(problem)
         if not plans:

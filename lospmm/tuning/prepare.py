@@ -11,12 +11,12 @@ from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Pool
 from lospmm.space.pool import pool_of_space
 from lospmm.stages import Stages
-from lospmm.tuning.contenders import contenders, takes_unrolled
 from lospmm.tuning.forecast import is_far_behind, others_first
 from lospmm.tuning.known import Choice, Known
 from lospmm.tuning.options import LOCKSTEPS, Options, splits_of
 from lospmm.tuning.plans import plans_for
 from lospmm.tuning.rankers import RANKERS, untimed_model
+from lospmm.tuning.refusal import takes_unrolled
 from lospmm.tuning.unrolled import search
 from lospmm.tuning.untimed import LISTED, chosen
 
@@ -28,7 +28,7 @@ def prepare(problem: Problem, options: Options, stages: Stages) -> Known:
     """
     is_unrolled = takes_unrolled(problem, options)
     with stages.part("constraints"):
-        known = plans_of_families(problem, options, is_unrolled=is_unrolled)
+        known = plans_of_families(problem, options)
         if is_unrolled:
             known = replace(known, unrolled_micros=others_first(problem, options, known))
     if not is_unrolled or (known.plans and is_far_behind(known, known.plans[0].score)):
@@ -36,10 +36,9 @@ def prepare(problem: Problem, options: Options, stages: Stages) -> Known:
     return replace(known, choice=ranked_of(problem, options, known, stages))
 
 
-def plans_of_families(problem: Problem, options: Options, *, is_unrolled: bool) -> Known:
-    """Return the plans of all families but the unrolled one; ``is_unrolled``: that takes part too."""
-    names = contenders(options.family_names, problem, is_unrolled=is_unrolled)
-    return plans_for(problem, names, options.cache)
+def plans_of_families(problem: Problem, options: Options) -> Known:
+    """Return the plans of the families that read A as data."""
+    return plans_for(problem, options.family_names, options.cache)
 
 
 def prepare_with_pool(problem: Problem, options: Options) -> Known:

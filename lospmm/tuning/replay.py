@@ -89,7 +89,7 @@ def _prepared(problem: Problem, options: Options, manifest: Mapping[str, Any], *
     """Return what was known before anything was timed. With a large A, other families may come first."""
     families = manifest["search"]["families"]
     first = next((family["forecast_micros"] for family in families if family["name"] == UNROLLED), None)
-    known = plans_of_families(problem, options, is_unrolled=is_unrolled or first is not None)
+    known = plans_of_families(problem, options)
     known = replace(known, unrolled_micros=first)
     return replace(known, choice=ranked(problem, options, Stages())) if is_unrolled else known
 

@@ -15,9 +15,9 @@ from lospmm.problem.problem import Problem, layer_fields
 from lospmm.settings import settings
 from lospmm.toolchain.compilers import compiler_name
 from lospmm.tuning.build import for_emitter
-from lospmm.tuning.contenders import unrolled_refusal
 from lospmm.tuning.options import ARGUMENTS, Options, decisive_fields, options_of
 from lospmm.tuning.rankers import digests, with_ranker
+from lospmm.tuning.refusal import unrolled_refusal
 from lospmm.version import __version__
 
 #: Part of every request's digest: increase it when the same request gives another artifact than before.

@@ -43,7 +43,6 @@ from lospmm.space.candidates import UnrolledPlan
 from lospmm.space.estimate import estimate_micros
 from lospmm.store import Store
 from lospmm.tuning.build import build, for_emitter
-from lospmm.tuning.contenders import contenders
 from lospmm.tuning.plans import plans_for
 
 NAME = "large.jsonl"
@@ -107,7 +106,7 @@ def build_unrolled(case: Case, candidate: UnrolledPlan, estimate: float, folder:
 def build_others(case: Case, folder: Path) -> list[Built]:
     """Build PLANS of each of the OTHERS families that are predicted fastest; runs in a builder."""
     problem = problem_of(case)
-    plans = plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True)).plans
+    plans = plans_for(problem, tuple(FAMILIES)).plans
     names = list(dict.fromkeys(one.family for one in plans))[:OTHERS]
     chosen = [one for name in names for one in [own for own in plans if own.family == name][:PLANS]]
     return [build_plan(problem, one.family, one.plan, one.score, folder) for one in chosen]

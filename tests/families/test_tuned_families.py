@@ -22,7 +22,7 @@ from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.store import Store
-from lospmm.tuning import contenders, forecast, jobs
+from lospmm.tuning import forecast, jobs, refusal
 from lospmm.tuning.known import Known
 from lospmm.tuning.log import plans_log
 from lospmm.tuning.options import FAMILY_NAMES, Options
@@ -122,7 +122,7 @@ def test_a_template_is_compiled_once_for_all_matrices(tmp_path: Path) -> None:
 
 def test_a_matrix_too_large_to_unroll_has_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr(contenders, "settings", lambda: few)
+    monkeypatch.setattr(refusal, "settings", lambda: few)
     made = jobs.tune(request(families="all", verify="none"), store=Store(tmp_path))
     assert made.manifest["family"] in FAMILY_NAMES[1:]
 
@@ -130,14 +130,14 @@ def test_a_matrix_too_large_to_unroll_has_a_family(tmp_path: Path, monkeypatch: 
 def test_a_matrix_that_is_read_may_be_too_large_to_unroll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is unrolled has a limit of its own, so that more may be read without a search of kernels for it."""
     few = settings().model_copy(update={"max_unrolled_nonzeros": 2})
-    monkeypatch.setattr(contenders, "settings", lambda: few)
+    monkeypatch.setattr(refusal, "settings", lambda: few)
     with pytest.raises(BadRequest, match="together more than the 2 of LOSPMM_MAX_UNROLLED_NONZEROS"):
         jobs.tune(request(families="unrolled"), store=Store(tmp_path))
 
 
 def test_nobody_has_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr(contenders, "settings", lambda: few)
+    monkeypatch.setattr(refusal, "settings", lambda: few)
     monkeypatch.setattr("lospmm.families.csr.WARPS", ())
     with pytest.raises(NothingFits, match=r"no family has a kernel for this: unrolled: .* LOSPMM_MAX_NONZEROS; csr: "):
         jobs.tune(request(families="unrolled,csr"), store=Store(tmp_path))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fitting import DATA
 from lospmm.cpu.block import execute_packed
-from lospmm.families import all_fours, gathered_panels, tensor_core, two_of_four
+from lospmm.families import all_fours, tensor_core, two_of_four
 from lospmm.families.fours import FourColumns, choose_fours
 from lospmm.families.two_of_four import TwoOfFour, micros, pack_plan, plans, refusal, registers_of, stages_of
 from lospmm.matrix import readers
@@ -206,17 +206,15 @@ def test_what_there_is_no_kernel_for() -> None:
     matrix = pruned(8, 9, 0.5, seed=9)
     assert "float32" in str(refusal(problem_of(matrix, 8, "float32")))
     assert "multiple of 8" in str(refusal(problem_of(matrix, 100)))
-    assert "panels" in str(refusal(problem_of(matrix, 16)))
+    assert "n 16 is less than 24" in str(refusal(problem_of(matrix, 16)))
     assert "sm_80" in str(refusal(replace(problem_of(matrix, 72), device=DEVICES["a100"])))
     assert "sm_100" in str(refusal(replace(problem_of(matrix, 72), device=DEVICES["b200"])))
     assert refusal(problem_of(matrix, 72)) is None
 
 
-def test_they_are_the_family_s_plans_beyond_a_few_columns() -> None:
-    for n, kind in ((16, gathered_panels), (24, two_of_four), (72, two_of_four), (76, gathered_panels)):
-        problem = problem_of(pruned(64, 90, 0.1, seed=10), n)
-        assert tensor_core.plans(problem) == kind.plans(problem)
+def test_they_are_the_family_s_plans_of_16_bits() -> None:
     problem = problem_of(pruned(64, 90, 0.1, seed=10), 72)
+    assert tensor_core.plans(problem) == two_of_four.plans(problem)
     kernel = tensor_core.pack_plan(problem, BASE)
     assert kernel.entry == "lospmm_two_of_four" and error_of(problem, kernel) < 1
     assert tensor_core.forecast(problem, [BASE])[0] == micros(problem, BASE)

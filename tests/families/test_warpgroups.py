@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fitting import DATA
 from lospmm.cpu.block import execute_packed
-from lospmm.families import gathered_panels, tensor_core, warpgroups
+from lospmm.families import tensor_core, warpgroups
 from lospmm.families.warpgroups import (
     KINDS,
     Warpgroups,
@@ -40,7 +40,6 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.discover import find_toolkit
 from lospmm.toolchain.template import emission_of
-from lospmm.tuning.contenders import contenders
 from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of
@@ -236,25 +235,6 @@ def test_what_there_is_no_kernel_for() -> None:
     assert refusal(problem_of(matrix, 8, "tf32")) is None
     convolution = Convolution(batch=1, channels=1, height=4, width=4, kernel_height=3, kernel_width=3)
     assert tensor_core.refusal(Problem(matrix, convolution.n, H200, convolution)) == "a convolution"
-
-
-@pytest.mark.parametrize(("n", "dtype"), [(8, "float16"), (6, "tf32")])
-def test_elsewhere_tensor_cores_take_panels(n: int, dtype: str) -> None:
-    problem = problem_of(pruned(64, 90, 0.1, seed=10), n, dtype)
-    found = tensor_core.plans(problem)
-    assert found == gathered_panels.plans(problem) and found
-    kernel = tensor_core.pack_plan(problem, found[0])
-    assert kernel.entry == "lospmm_gathered_panels" and error_of(problem, kernel) < 1
-    assert tensor_core.forecast(problem, found[:1])[0] == gathered_panels.micros(problem, found[0])
-
-
-def test_warpgroups_take_part_beside_the_unrolled_kernel() -> None:
-    matrix = pruned(64, 90, 0.1, seed=11)
-    names = ("unrolled", "csr", "tensor_core", "dense")
-    for n, dtype, there in ((8, "float32", True), (8, "tf32", True), (6, "tf32", False), (6, "float16", True)):
-        found = contenders(names, problem_of(matrix, n, dtype), is_unrolled=True)
-        assert ("tensor_core" in found) == there, (n, dtype)
-    assert "tensor_core" in contenders(names, problem_of(matrix, 6, "tf32"), is_unrolled=False)
 
 
 @needs_real_layers

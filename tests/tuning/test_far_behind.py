@@ -27,7 +27,6 @@ from lospmm.store import Store
 from lospmm.toolchain.compile import Compiled
 from lospmm.tuning import forecast, jobs, prepare, race, request, runner, session
 from lospmm.tuning.build import build
-from lospmm.tuning.contenders import contenders
 from lospmm.tuning.forecast import LEAST_NONZEROS, others_first
 from lospmm.tuning.known import Known
 from lospmm.tuning.options import Options
@@ -47,7 +46,7 @@ TIMED: dict[str, Any] = {"measure": "gpu", "emitter": "sass"}
 
 
 def known_of(problem: Problem) -> Known:
-    return plans_for(problem, contenders(tuple(FAMILIES), problem, is_unrolled=True))
+    return plans_for(problem, tuple(FAMILIES))
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ def test_an_old_gpu_is_refused_before_any_work(store: Store, monkeypatch: pytest
 
 def test_too_many_nonzeros_are_refused_before_any_work(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     few = settings().model_copy(update={"max_nonzeros": 2})
-    monkeypatch.setattr("lospmm.tuning.contenders.settings", lambda: few)
+    monkeypatch.setattr("lospmm.tuning.refusal.settings", lambda: few)
     with pytest.raises(BadRequest, match="3 nonzeros and 3 rows: together more than the 2 of LOSPMM_MAX_NONZEROS"):
         jobs.tune(request(families="unrolled"), store=store)
 

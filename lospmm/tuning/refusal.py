@@ -1,31 +1,12 @@
-"""The families that take part in a tuning."""
-
-from collections.abc import Sequence
+"""Why the unrolled family has no kernel of a problem."""
 
 from lospmm.codegen import EMITTERS
-from lospmm.families import warpgroups
 from lospmm.families.candidate import UNROLLED
 from lospmm.problem.dtype import FLOAT32
 from lospmm.problem.lanes import PAIRS, SINGLE, lanes_of
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
-from lospmm.tuning.options import DENSE, Options
-
-
-def contenders(names: Sequence[str], problem: Problem, *, is_unrolled: bool) -> list[str]:
-    """Return the families of ``names`` that compete with the unrolled one, or that replace it."""
-    slower = ("tensor_core",) if is_unrolled and is_slower_on_tensor_cores(problem) else ()
-    return [name for name in names if name not in (UNROLLED, DENSE, *slower)]
-
-
-def is_slower_on_tensor_cores(problem: Problem) -> bool:
-    """Return whether the tensor-core family need not be tried beside the unrolled one.
-
-    Without warpgroup instructions its warps gather columns. In float32 and TF32 the unrolled kernel was then faster on
-    267 of 269 problems that both took on an H200, and cuBLAS on the other two (benchmarks/results/families.jsonl at
-    a0c7e41). Its forecasts also take long to compute.
-    """
-    return not problem.dtype.is_16_bit and warpgroups.refusal(problem) is not None
+from lospmm.tuning.options import Options
 
 
 def takes_unrolled(problem: Problem, options: Options) -> bool:
