@@ -34,6 +34,7 @@ from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of, plain
+from tests.fixtures.covering import covering
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
 H200 = DEVICES["h200"]
@@ -43,16 +44,18 @@ HALF = DTYPES["float16"]
 BASE = BitmapPlan(tiles=2, depth=64, rows=2, parts=2, cluster=1, stages=3, cols=16)
 
 #: Each axis away from the others' usual value.
-AXES = [
-    *(replace(BASE, tiles=tiles, depth=128) for tiles in bitmap.TILES),
-    replace(BASE, tiles=4),
-    *(replace(BASE, rows=rows) for rows in bitmap.ROWS),
-    *(replace(BASE, parts=parts) for parts in bitmap.PARTS),
-    *(replace(BASE, cluster=cluster) for cluster in bitmap.CLUSTERS),
-    *(replace(BASE, stages=stages) for stages in bitmap.STAGES),
-    *(replace(BASE, cols=cols) for cols in bitmap.COLS),
-    replace(BASE, cluster=2, parts=4, stages=2),
-]
+AXES = dict.fromkeys(
+    [
+        *(replace(BASE, tiles=tiles, depth=128) for tiles in bitmap.TILES),
+        replace(BASE, tiles=4),
+        *(replace(BASE, rows=rows) for rows in bitmap.ROWS),
+        *(replace(BASE, parts=parts) for parts in bitmap.PARTS),
+        *(replace(BASE, cluster=cluster) for cluster in bitmap.CLUSTERS),
+        *(replace(BASE, stages=stages) for stages in bitmap.STAGES),
+        *(replace(BASE, cols=cols) for cols in bitmap.COLS),
+        replace(BASE, cluster=2, parts=4, stages=2),
+    ]
+)
 
 
 @pytest.mark.parametrize("plan", AXES, ids=str)
@@ -63,7 +66,7 @@ def test_every_axis(plan: BitmapPlan) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "n"),
-    [*(("float16", n) for n in (1, 2, 5, 8, 12, 30, 33, 64, 72)), *(("bfloat16", n) for n in (1, 16, 32))],
+    [*(("float16", n) for n in (2, 5, 12, 33, 72)), *(("bfloat16", n) for n in (1, 8))],
 )
 def test_every_type_and_any_n(dtype: str, n: int) -> None:
     problem = plain(pruned(40, 200, 0.5, seed=2, dense_row=True), n, DTYPES[dtype])
@@ -79,17 +82,14 @@ def test_generations_without_bulk_copies(n: int) -> None:
     assert error_of(problem, pack_plan(problem, replace(BASE, cols=16 if n > 8 else 8))) < 1
 
 
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize(("relu", "residual", "bias", "cluster"), covering(*3 * [[False, True]], [1, 2]))
 def test_every_epilogue(relu: bool, residual: bool, bias: bool, cluster: int) -> None:
     epilogue = epilogue_of(np.linspace(-1, 1, 37) if bias else None, relu=relu, residual=residual)
     problem = Problem(pruned(37, 130, 0.3, seed=4, empty_rows=0.3), 16, H200, epilogue=epilogue, dtype=HALF)
     assert error_of(problem, pack_plan(problem, replace(BASE, cluster=cluster))) < 1
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     matrices(max_m=70, max_k=200),
     st.sampled_from([1, 8, 12]),
@@ -133,7 +133,7 @@ def test_weights_that_round_to_zero_take_no_value() -> None:
     assert np.count_nonzero(data[:32]) == 1 and data[32:].tolist() == [0x4000 << 16, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("m", "k", "density"), [(1, 1, 1.0), (1, 600, 0.1), (600, 1, 0.5), (9, 5, 0.0), (64, 64, 1.0)])
+@pytest.mark.parametrize(("m", "k", "density"), [(1, 1, 1.0), (1, 600, 0.1), (600, 1, 0.5), (9, 5, 0.0)])
 def test_small_and_odd_matrices(m: int, k: int, density: float) -> None:
     problem = plain(pruned(m, k, density, seed=5), 16, HALF)
     for plan in plans(problem)[:: max(1, len(plans(problem)) // 2)]:
@@ -177,8 +177,16 @@ def test_what_it_has_no_kernel_for() -> None:
     assert refusal(Problem(matrix, 64, A100, dtype=HALF)) is None
 
 
-@pytest.mark.parametrize("device", ["a100", "h200"])
-@pytest.mark.parametrize("n", [1, 12, 16, 32, 33, 64])
+@pytest.mark.parametrize(
+    ("device", "n"),
+    [
+        ("h200", 33),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("a100", 1), ("h200", 12), ("a100", 32), ("a100", 64))
+        ),
+    ],
+)
 def test_the_tightest_plans_do_not_spill(device: str, n: int) -> None:
     problem = Problem(pruned(1024, 1024, 0.5, seed=10), n, DEVICES[device], dtype=HALF)
     kernel = pack_plan(problem, max(plans(problem), key=lambda plan: bitmap.registers_needed(plan, problem)))

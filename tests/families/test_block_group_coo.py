@@ -146,8 +146,17 @@ def test_plans_have_forecasts(problem: Problem) -> None:
         assert problem.n % plan.vector == 0 and plan.columns % plan.vector == 0 and plan.warps % plan.splits == 0
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=list(DTYPES))
+@pytest.mark.parametrize(
+    ("arch", "dtype"),
+    [
+        ("sm_90", DTYPES["float16"]),
+        *(
+            pytest.param(arch, DTYPES[name], marks=pytest.mark.slow)
+            for arch, name in (("sm_90", "float32"), ("sm_80", "tf32"), ("sm_80", "bfloat16"))
+        ),
+    ],
+    ids=str,
+)
 def test_templates_compile_without_spills(arch: str, dtype: Dtype) -> None:
     matrix = from_dense(np.ones((64, 64), np.float32))
     vector = 16 // dtype.element_bytes

@@ -1,6 +1,7 @@
 """GroupCOO: every plan computes A x B, and its groups hold A."""
 
 import itertools
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -32,8 +33,7 @@ def test_every_plan_multiplies(problem: Problem, data: st.DataObject) -> None:
     check(problem, pack_plan(problem, data.draw(st.sampled_from(every))))
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=list(DTYPES))
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(("group", "dtype"), list(zip(GROUPS, cycle(DTYPES.values()), strict=False)), ids=str)
 def test_a_row_is_shared_by_teams(group: int, dtype: object) -> None:
     """One row of 1,000 entries beside short and empty ones: it is a block's own, and crosses its teams."""
     random = np.random.default_rng(group)
@@ -86,7 +86,7 @@ def test_a_team_has_a_row(matrix: SparseMatrix, length: int, teams: int) -> None
     assert counts == sorted(counts, reverse=True)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(problems())
 def test_plans_are_few_and_have_forecasts(problem: Problem) -> None:
     every = plans(problem)
@@ -107,8 +107,17 @@ def test_real_layers() -> None:
         check(problem, pack_plan(problem, best), columns=np.arange(2))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=list(DTYPES))
+@pytest.mark.parametrize(
+    ("arch", "dtype"),
+    [
+        ("sm_90", DTYPES["float16"]),
+        *(
+            pytest.param(arch, DTYPES[name], marks=pytest.mark.slow)
+            for arch, name in (("sm_90", "float32"), ("sm_80", "tf32"), ("sm_80", "bfloat16"))
+        ),
+    ],
+    ids=str,
+)
 def test_templates_compile_without_spills(arch: str, dtype: object) -> None:
     matrix = from_dense(np.eye(8, dtype=np.float32))
     problem = Problem(matrix, 256, DEVICE, None, Epilogue((0.5,) * 8, True, True), dtype)  # type: ignore[arg-type]

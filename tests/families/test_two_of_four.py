@@ -6,6 +6,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from lospmm.toolchain.template import emission_of
 from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of
+from tests.fixtures.covering import covering
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
 TIMED = DATA / "two_of_four.jsonl"
@@ -58,17 +60,14 @@ def problem_of(matrix: SparseMatrix, n: int, dtype: str = "float16", epilogue: E
     return Problem(matrix, n, H200, epilogue=epilogue, dtype=DTYPES[dtype])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("plan", AXES, ids=str)
+@pytest.mark.parametrize(("plan", "dtype"), list(zip(AXES, cycle(["float16", "bfloat16"]), strict=False)), ids=str)
 def test_every_axis(plan: TwoOfFour, dtype: str) -> None:
     """Two blocks of the largest, ragged ones, more chunks than the ring has stages, columns that come twice."""
-    problem = problem_of(pruned(270, 900, 0.3, seed=1, empty_rows=0.1, dense_row=True), 200, dtype)
+    problem = problem_of(pruned(200, 800, 0.2, seed=1, empty_rows=0.1, dense_row=True), 136, dtype)
     assert error_of(problem, pack_plan(problem, plan)) < 1
 
 
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("relu", "residual", "bias"), covering(*3 * [[False, True]]))
 def test_every_epilogue(relu: bool, residual: bool, bias: bool) -> None:
     matrix = pruned(70, 30, 0.2, seed=3, empty_rows=0.3, dense_row=True)
     epilogue = epilogue_of(np.linspace(-1, 1, 70) if bias else None, relu=relu, residual=residual)
@@ -76,7 +75,7 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool) -> None:
     assert error_of(problem, pack_plan(problem, BASE)) < 1
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(matrices(max_m=140, max_k=300), st.integers(1, 20), st.sampled_from(["float16", "bfloat16"]))
 def test_any_matrix(matrix: SparseMatrix, eights: int, dtype: str) -> None:
     problem = problem_of(matrix, 8 * eights, dtype)
@@ -92,7 +91,7 @@ def test_rows_of_b_that_nothing_takes_are_not_copied() -> None:
     assert np.isfinite(execute_packed(kernel, np.arange(16), b, m=64)).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_what_is_not_finite_stays_in_its_column(bad: float) -> None:
     matrix = pruned(64, 40, 0.5, seed=5, dense_row=True)
     b = np.ones((40, 24), dtype=np.float32)
@@ -102,9 +101,7 @@ def test_what_is_not_finite_stays_in_its_column(bad: float) -> None:
     assert not np.isfinite(c[takes, 5]).any() and np.isfinite(np.delete(c, 5, axis=1)).all()
 
 
-@pytest.mark.parametrize(
-    ("m", "k", "n"), [(768, 768, 4096), (64, 576, 50176), (1, 1, 24), (4096, 4096, 512), (4096, 4096, 64)]
-)
+@pytest.mark.parametrize(("m", "k", "n"), [(768, 768, 4096), (64, 576, 50176), (1, 1, 24), (1024, 1024, 64)])
 def test_plans_fit(m: int, k: int, n: int) -> None:
     problem = problem_of(pruned(m, k, 0.05, seed=7), n)
     found = plans(problem)
@@ -177,8 +174,7 @@ def test_parts_are_added_up_in_the_same_order() -> None:
     assert (shared == again).all() and np.abs(shared - alone).max() < 0.05
 
 
-@pytest.mark.parametrize("n", [24, 40, 88])
-@pytest.mark.parametrize("cluster", [2, 8])
+@pytest.mark.parametrize(("n", "cluster"), [(24, 8), (40, 2), (88, 8)])
 def test_blocks_of_a_cluster_with_all_some_or_none_of_their_columns(n: int, cluster: int) -> None:
     """And rows, of the second and third block of 64."""
     problem = problem_of(pruned(130, 700, 0.3, seed=12), n)
