@@ -25,7 +25,7 @@ def test_an_input_may_have_any_name_but_those_of_arguments() -> None:
         lospmm.einsum("C[i] += expression[i,j]", expression=ones, device="cpu")
 
 
-@pytest.mark.parametrize(("dtype", "large"), [("float16", 60000.0), ("bfloat16", 3e38), ("tf32", 1.7014117e38)])
+@pytest.mark.parametrize(("dtype", "large"), [("float16", 60000.0), ("tf32", 1.7014117e38)])
 def test_an_entry_given_twice_may_be_beyond_the_type(dtype: str, large: float) -> None:
     places = {"r": np.array([0, 0]), "k": np.array([0, 0]), "C": (1, 2)}
     b = np.full((1, 2), 2.0**-10, np.float32)

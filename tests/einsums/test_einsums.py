@@ -82,15 +82,15 @@ def draw(text: str, random: np.random.Generator, change: Mapping[str, int]) -> t
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_a_kernel_does_what_the_text_says(text: str) -> None:
     random = np.random.default_rng(len(text))
-    for change in ({}, {"p": 0}, {"p": 1, "n": 3, "d": 33, "f": 5}, {"p": 70, "d": 64, "q": 1}):
+    for change in ({"p": 0}, {"p": 1, "n": 3, "d": 33, "f": 5}, {"p": 70, "d": 64, "q": 1}):
         operands, sizes = draw(text, random, change)
         expected = by_hand(text, operands, sizes)
         output = parse(text).output.name
         found = lospmm.einsum(text, device="cpu", **{**operands, output: expected.shape})
         assert found.shape == expected.shape and found.dtype == np.float32
         assert np.allclose(found, expected, rtol=1e-5, atol=1e-5), (text, change)
-        added = lospmm.einsum(text, device="cpu", **operands)
-        assert np.allclose(added, operands[output] + expected, rtol=1e-5, atol=1e-5)
+    added = lospmm.einsum(text, device="cpu", **operands)  # the last, whose kernel is compiled
+    assert np.allclose(added, operands[output] + expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
@@ -140,9 +140,14 @@ def test_any_expression_is_right_or_refused(text: str, seed: int) -> None:
     assert np.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["tf32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
-    "text", ["V[p] += X[r[p],d] * Y[c[p],d]", "O[o[p],f] += I[i[p],c] * W[w[p],c,f]", EXPRESSIONS[0]]
+    ("text", "dtype"),
+    [
+        ("V[p] += X[r[p],d] * Y[c[p],d]", "bfloat16"),
+        ("O[o[p],f] += I[i[p],c] * W[w[p],c,f]", "float16"),
+        ("O[o[p],f] += I[i[p],c] * W[w[p],c,f]", "tf32"),
+        (EXPRESSIONS[0], "tf32"),
+    ],
 )
 def test_other_types_round(text: str, dtype: str) -> None:
     operands, sizes = draw(text, np.random.default_rng(0), {"p": 40})
@@ -348,7 +353,7 @@ def test_an_output_is_an_array_or_a_shape() -> None:
 
 def test_the_order_of_factors_does_not_decide_what_is_rounded() -> None:
     operands = {"A": np.array([[1, -1.0]]), "B": np.ones((1, 2)), "D": np.array([[1 + 2**-12, 1.0]])}
-    for factors in itertools.permutations("ABD"):
+    for factors in ("ABD", "BDA", "DAB"):
         text = "C[i] += " + " * ".join(f"{name}[i,j]" for name in factors)
         assert lospmm.einsum(text, dtype="float16", device="cpu", **operands) == [0.0]
 

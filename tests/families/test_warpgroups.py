@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fitting import DATA
 from lospmm.cpu.block import execute_packed
-from lospmm.families import tensor_core, warpgroups
+from lospmm.families import tensor_core
 from lospmm.families.warpgroups import (
     KINDS,
     Warpgroups,
@@ -43,7 +43,7 @@ from lospmm.toolchain.template import emission_of
 from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
 from tests.families.products import error_of
-from tests.fixtures.covering import covering
+from tests.fixtures.covering import covering, each_value
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
 TIMED = DATA / "tensor_core.jsonl"
@@ -51,30 +51,21 @@ H200 = DEVICES["h200"]
 BOTH = pytest.mark.parametrize("dtype", ["tf32", "float32"])
 BASE = Warpgroups(rows=64, groups=1, depth=32, blocks=1)
 
-#: Each axis away from the others' usual value.
-AXES = [
-    (dtype, plan)
-    for dtype, kind in KINDS.items()
-    for plan in dict.fromkeys(
-        [
-            *(replace(BASE, rows=rows) for rows in warpgroups.ROWS),
-            *(replace(BASE, groups=groups) for groups in warpgroups.GROUPS),
-            *(replace(BASE, depth=depth) for depth in kind.depths),
-            *(replace(BASE, blocks=blocks) for blocks in warpgroups.BLOCKS),
-        ]
-    )
-]
-
 
 def problem_of(matrix: SparseMatrix, n: int, dtype: str, epilogue: Epilogue = PLAIN) -> Problem:
     return Problem(matrix, n, H200, epilogue=epilogue, dtype=DTYPES[dtype])
 
 
-@pytest.mark.parametrize(("dtype", "plan"), AXES, ids=str)
+#: More chunks than the ring has stages, an odd number of them, several sums.
+MATRIX = pruned(270, 300, 0.2, seed=1, empty_rows=0.1, dense_row=True)
+PLANS = [(dtype, plan) for dtype in KINDS for plan in each_value(plans(problem_of(MATRIX, 200, dtype)))]
+
+
+@pytest.mark.parametrize(("dtype", "plan"), PLANS, ids=str)
 def test_every_axis(dtype: str, plan: Warpgroups) -> None:
-    """Two blocks of the largest, more chunks than the ring has stages, an odd number of them, several sums."""
-    matrix = pruned(270, 300, 0.2, seed=1, empty_rows=0.1, dense_row=True)
-    assert error_of(problem_of(matrix, 200, dtype), pack_plan(problem_of(matrix, 200, dtype), plan)) < 1
+    """Two blocks of the largest."""
+    problem = problem_of(MATRIX, 200, dtype)
+    assert error_of(problem, pack_plan(problem, plan)) < 1
 
 
 @pytest.mark.parametrize(("relu", "residual", "bias", "dtype"), covering(*3 * [[False, True]], ["tf32", "float32"]))
