@@ -1,18 +1,16 @@
-"""The parts of docs/families.md and of decisions 24, 27, 32 and 33 that follow from results of the families."""
+"""The parts of docs/families.md that follow from results of the families."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks import skipping
 from benchmarks.families_table import read_results, summary, torch_times
-from fitting import DATA
 from lospmm.problem.device import DEVICES
 from lospmm.tuning.forecast import FAR
 from lospmm_rank.predict.corrections import SUFFIX, WEIGHTS
 from tests.docs.pages import DOCS, ROOT
-from tests.docs.results import Record, records, table
+from tests.docs.results import table
 
 PAGE = DOCS / "families.md"
 RESULTS = ROOT / "benchmarks" / "results" / "families.jsonl.gz"
@@ -53,82 +51,6 @@ def _judged(card: Path, way: str, other: str) -> str:
         for kind, count in report["problems"].items()
     ]
     return table(("problems", "how many", "within 10 %", other, "slower in the mean", other), lines, right=5)
-
-
-def warpgroups() -> str:
-    """Of each problem in TF32 the fastest plan, and what the forecast puts first."""
-    heads = (*PLAN_HEADS, "us", "cuBLAS", "times", "slower by forecast")
-    lines = []
-    for shape, plans in by_shape("tf32").items():
-        one = _fastest(plans)
-        lines.append((_named(shape), one.plans, one.axes, *one.times, one.slower))
-    return table(heads, lines, right=6)
-
-
-def halves() -> str:
-    """float32 as three products of float16 beside cuBLAS in float32 and TF32."""
-    tf32 = by_shape("tf32")
-    heads = (*PLAN_HEADS, "us", "cuBLAS float32", "by ours", "cuBLAS TF32", "slower by forecast", "greatest error")
-    lines = []
-    for shape, plans in by_shape("float32").items():
-        one = _fastest(plans)
-        tf32_micros = f"{tf32[shape][0]['dense_micros']:.1f}"
-        lines.append((_named(shape), one.plans, one.axes, *one.times, tf32_micros, one.slower, one.worst))
-    return table(heads, lines, right=8)
-
-
-PLAN_HEADS = ("A, columns of B", "plans", "fastest: rows, groups, depth, blocks")
-
-
-class Fastest(NamedTuple):
-    """Of a problem's plans, as a table has it. ``times``: microseconds, those of cuBLAS, and these by those."""
-
-    micros: float
-    plans: str
-    axes: str
-    times: tuple[str, str, str]
-    slower: str  # is what the forecast puts first
-    worst: str  # of all errors
-
-
-def _fastest(plans: list[Record]) -> Fastest:
-    best, first = (min(plans, key=lambda one: one[key]) for key in ("micros", "forecast"))
-    micros, dense = best["micros"], best["dense_micros"]
-    return Fastest(
-        micros,
-        str(len(plans)),
-        ", ".join(str(axis) for axis in best["plan"].values()),
-        (f"{micros:.1f}", f"{dense:.1f}", f"{dense / micros:.2f}"),
-        f"{first['micros'] / micros - 1:.0%}",
-        f"{max(one['error'] for one in plans):.1e}",
-    )
-
-
-def fours() -> str:
-    """Of plans that skip two of four columns, by shape and zeros."""
-    found: dict[tuple[str, float], list[Record]] = {}
-    for record in records("two_of_four", DATA):
-        found.setdefault((record["shape"], record["sparsity"]), []).append(record)
-    lines = []
-    for (shape, zeros), plans in found.items():
-        best = _fastest(plans)
-        lines.append((_named(shape), f"{zeros:.0%}", best.plans, best.axes, *best.times, best.slower, best.worst))
-    heads = ("A, columns of B", "zeros", "plans", "fastest: groups, cols, blocks, cluster", "us", "cuBLAS float16")
-    return table((*heads, "times as fast", "slower by forecast", "greatest error"), lines, right=7)
-
-
-def by_shape(dtype: str) -> dict[str, list[Record]]:
-    """Lines of ``fitting.tensor_core`` of that type."""
-    found: dict[str, list[Record]] = {}
-    for record in records("tensor_core", DATA):
-        if record["dtype"] == dtype:
-            found.setdefault(record["shape"], []).append(record)
-    return found
-
-
-def _named(shape: str) -> str:
-    m, k, n = shape.split("x")
-    return f"{m} x {k}, n {n}"
 
 
 def skipped() -> str:
@@ -180,6 +102,3 @@ REGIONS: dict[str, Callable[[], str]] = {
     "choices": choices,
     "untimed": untimed,
 }
-WARPGROUPS = {"warpgroups": warpgroups}
-HALVES = {"halves": halves}
-FOURS = {"fours": fours}

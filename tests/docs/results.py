@@ -1,6 +1,5 @@
 """The tables of measured figures, made from benchmarks/results/*.jsonl: a file that is not there has no rows."""
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -11,7 +10,7 @@ from benchmarks.harness import read_lines
 from benchmarks.registers import IN_USE
 from fitting import DATA
 from fitting.estimate_on_gpu import NAME
-from fitting.fit_estimate import Timed, estimates, quality, timed_kernels
+from fitting.fit_estimate import Timed, estimates, timed_kernels
 from lospmm.space.estimate import RATES
 from tests.docs.pages import ROOT
 
@@ -211,48 +210,3 @@ def on_a_gpu() -> str:
         for name, kernels in _timed().items()
     ]
     return table(("A, B and zeros", "kernels timed", "predicted fastest, us", "fastest, us"), lines, right=3)
-
-
-def against_the_clock() -> str:
-    """How the estimate orders the kernels that were timed, and how rates do that were fitted without the problem."""
-    left_out = json.loads((DATA / "fit_estimate.json").read_text())["problems"]
-    lines = []
-    for name, kernels in _timed().items():
-        found, unseen = quality(kernels, RATES), left_out[name]["left_out"]
-        lines.append(
-            (
-                name,
-                str(len(kernels)),
-                f"{_first(kernels):.1f}",
-                f"{min(kernel.micros for kernel in kernels):.1f}",
-                *(f"{result[key]:{digits}}" for key, digits in QUALITIES for result in (found, unseen)),
-            )
-        )
-    headings = ("problem", "timed", "first, us", "fastest, us", "rank", "unseen", "error", "unseen")
-    return table(headings, lines, right=len(headings) - 1)
-
-
-#: What a table shows of ``quality``, and how.
-QUALITIES = (("rank_correlation", ".2f"), ("mean_error", ".0%"))
-
-
-def optimization_levels() -> str:
-    """The time of the same kernels by the level of ptxas that compiled them."""
-    levels = ("-O1", "-O3")
-    kernels: dict[str, dict[str, Record]] = {}
-    for record in records("ptxas_levels"):
-        if record["what"].startswith("choice"):
-            sparsity = 1 - record["nnz"] / (record["m"] * record["k"])
-            name = f"{record['m']} x {record['k']}, n {record['n']}, {sparsity:.0%}"
-            tile = f"{record['rows']} x {record['cols']}, {record['prefetch']}"
-            kernels.setdefault(f"{name} | {tile}", {})[record["ptxas"]] = record
-    lines = [
-        (
-            name,
-            *(f"{by_level[level]['micros']:.1f}" for level in levels),
-            *(f"{by_level[level]['compile_seconds']:.2f}" for level in levels),
-        )
-        for name, by_level in kernels.items()
-    ]
-    headings = ("problem", "M1 x N1, loads in flight", *(f"{level}, us" for level in levels))
-    return table((*headings, *(f"{level}, s to compile" for level in levels)), lines, right=4)
