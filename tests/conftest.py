@@ -1,5 +1,6 @@
 """A cache of the tests' own: no test reads or leaves anything in the user's. In CI, the same examples every time."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ hypothesis.settings.register_profile("here", deadline=None)
 # A change that fails in CI fails for whoever looks at it; new examples are for those who can follow them up.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected, and PyTorch, out of what the garbage collector looks through each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

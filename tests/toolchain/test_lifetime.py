@@ -21,11 +21,12 @@ Tool = Callable[[str, str], Path]
 
 #: A process that runs a compiler in a temporary directory and says where, with or without a child that outlives it.
 VICTIM = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from lospmm.toolchain import lifetime
 from lospmm.toolchain.process import Limits, run
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 with lifetime.temporary_directory() as directory:
     child = os.fork() if sys.argv[2] == "fork" else None
     if child == 0:
@@ -77,7 +78,7 @@ def test_nothing_survives_a_signal(write_tool: Tool, ending: signal.Signals) -> 
         wait_until(lambda: len(carrying(token)) == 4)
         assert Path(directory).is_dir()
         process.send_signal(ending)
-        process.wait()
+        process.wait(timeout=20)
         wait_until(lambda: not carrying(token))
         wait_until(lambda: not Path(directory).parent.exists())
 
