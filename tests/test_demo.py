@@ -31,6 +31,7 @@ def percentages(output: str) -> list[float]:
     return [float(number) for number in re.findall(r"^ *([\d.]+)%", output, re.MULTILINE)]
 
 
+@pytest.mark.slow
 def test_the_pruned_network_works_and_the_kernels_agree(
     demo: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

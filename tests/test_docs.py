@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from lospmm import errors
 from lospmm.artifact.manifest import SCHEMA, Manifest
-from lospmm.cli.main import BROKEN_PIPE
+from lospmm.cli.main import BROKEN_PIPE, run
 from lospmm.codegen import EMITTERS, ops
 from lospmm.codegen.sass import addresses, machine, scheduler
 from lospmm.cpu import hazards
@@ -25,7 +25,7 @@ from lospmm.gpu.detect import detect_device, own_gpu
 from lospmm.settings import Settings
 from lospmm.space import estimate
 from lospmm.tuning import options
-from tests.cli.command import H200, WEIGHTS, process
+from tests.cli.command import H200, WEIGHTS
 from tests.docs.commands import check, commands, leaves, targets
 from tests.docs.pages import DOCS, ROOT, Block, anchors, blocks, links, names, pages, printed_fields, rows, section
 from tests.docs.renew import REGIONS, renewed
@@ -160,9 +160,9 @@ def test_fields_of_the_manifest() -> None:
 
 
 @pytest.mark.usefixtures("own_settings", "workplace")
-def test_fields_of_what_commands_print() -> None:
+def test_fields_of_what_commands_print(capsys: pytest.CaptureFixture[str]) -> None:
     save_file({"a": WEIGHTS, "nan": np.full((2, 2), np.nan, np.float32)}, "net.safetensors")
-    assert process("keys", "add", "team").status == 0
+    assert run(["keys", "add", "team"]) == 0
     weights, untimed = ("net.safetensors", "--n", 4, *H200), ("--measure", "none", "--verify", "none")
     for heading, status, orders in (
         ("report.json", 2, [("tune-model", *weights, *untimed, "--out", "net")]),
@@ -171,10 +171,11 @@ def test_fields_of_what_commands_print() -> None:
         ("cache ls, prune and verify", 0, [("cache", "verify"), ("cache", "ls"), ("cache", "prune", "--max-mb", 0)]),
         ("keys ls", 0, [("keys", "ls")]),
     ):
-        answers = [process(*order, "--json") for order in orders]
-        assert {answer.status for answer in answers} == {status}, answers
+        capsys.readouterr()
+        answers = [(run([*map(str, order), "--json"]), capsys.readouterr().out) for order in orders]
+        assert {got for got, _ in answers} == {status}, answers
         described = [name for cells in table_below("docs/cli.md", f"### {heading}") for name in names(cells[0])]
-        printed = {field for answer in answers for field in printed_fields(json.loads(answer.out), ANY_NAMES)}
+        printed = {field for _, out in answers for field in printed_fields(json.loads(out), ANY_NAMES)}
         assert sorted(described) == sorted(printed), heading
 
 

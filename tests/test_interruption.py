@@ -124,13 +124,18 @@ def end(process: subprocess.Popen[str], how: signal.Signals) -> None:
 @pytest.mark.parametrize(
     ("how", "seconds"),
     [
-        (signal.SIGKILL, 0.1),
-        (signal.SIGTERM, 0.3),
-        (signal.SIGINT, 0.6),
-        (signal.SIGKILL, 0.8),
         (signal.SIGTERM, 1.1),
-        (signal.SIGINT, 1.4),
-        (signal.SIGKILL, 1.8),
+        *(
+            pytest.param(how, seconds, marks=pytest.mark.slow)
+            for how, seconds in (
+                (signal.SIGKILL, 0.1),
+                (signal.SIGTERM, 0.3),
+                (signal.SIGINT, 0.6),
+                (signal.SIGKILL, 0.8),
+                (signal.SIGINT, 1.4),
+                (signal.SIGKILL, 1.8),
+            )
+        ),
     ],
 )
 def test_at_any_moment(place: Place, how: signal.Signals, seconds: float) -> None:
@@ -142,6 +147,7 @@ def test_at_any_moment(place: Place, how: signal.Signals, seconds: float) -> Non
     assert Store(place.root / "cache").verify() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_old_kernel_stays_and_the_work_can_be_taken_up(place: Place, how: signal.Signals) -> None:
     old = tune(place, place.matrix(20))
@@ -160,7 +166,7 @@ def test_the_old_kernel_stays_and_the_work_can_be_taken_up(place: Place, how: si
 
 
 @pytest.mark.skipif(find_host_compiler() is None, reason="nvcc needs g++")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT])
 def test_compilers_that_nvcc_started_end_too(place: Place, how: signal.Signals) -> None:
     def names() -> set[str]:
         found = set()
@@ -176,7 +182,9 @@ def test_compilers_that_nvcc_started_end_too(place: Place, how: signal.Signals) 
         assert_nothing_is_left(place)
 
 
-@pytest.mark.parametrize("together", [True, False], ids=["one folder", "two folders"])
+@pytest.mark.parametrize(
+    "together", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["one folder", "two folders"]
+)
 def test_two_at_once(place: Place, together: bool) -> None:
     """They share a cache; the artifacts are equal to the byte, the times in the manifest included."""
     matrix = place.matrix(150)
