@@ -57,7 +57,7 @@ def test_every_prefix_of_a_file_is_refused(name):
 
 
 @pytest.mark.parametrize("name", SOUND)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_damaged_files_are_read_or_refused(name, data):
     content = bytearray(SOUND[name])
@@ -67,7 +67,7 @@ def test_damaged_files_are_read_or_refused(name, data):
     assert_read_or_refused(bytes(content[:keep]), name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(["csr", "csc", "coo", "bsr", "dia"]),
     st.fixed_dictionaries(dict.fromkeys(("indptr", "indices", "row", "col", "offsets", "data"), ARRAYS)),

@@ -1,7 +1,6 @@
 """What every emitter writes computes what the IR means, bit by bit, and A x B."""
 
 from dataclasses import replace
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ def test_ptx_is_the_program_and_computes_the_product(kernel: tuple[Problem, Kern
 
 
 @pytest.mark.parametrize("language", LANGUAGES[1:])
-@settings(relaxed, max_examples=12)
+@settings(relaxed, max_examples=6)
 @given(kernel=kernels())
 def test_cuda_is_the_program_and_computes_the_product(language: str, kernel: tuple[Problem, KernelProgram]) -> None:
     problem, program = kernel
@@ -89,17 +88,6 @@ def test_a_run_time_row_may_be_longer_than_32_bits_of_bytes(language: str) -> No
     program = lower(problem, UnrolledPlan(TileSize(3, 128), Schedule(2), natural_order(problem.matrix, 3)))
     assert_bits_equal(problem, program, language)
     assert_bits_equal(problem, replace(program, n=None), language, n=2**31 + 3)
-
-
-def test_a_large_kernel_is_verified_in_seconds() -> None:
-    """A hundred thousand multiply-adds; the time of the processor, since tests run beside each other."""
-    matrix = random_matrix(500, 1000, density=0.2)
-    problem = Problem(matrix, 50_176, DEVICE)
-    program = lower(problem, UnrolledPlan(TileSize(20, 128), Schedule(8), natural_order(matrix, 20)))
-    emission = emit(program, "ptx", ARCH)
-    started = process_time()
-    assert verify_on_cpu(problem, program, emission).columns == 60
-    assert process_time() - started < 10
 
 
 def test_a_language_without_a_runtime_is_unsupported() -> None:

@@ -42,33 +42,33 @@ def check(layer: Layer, found: NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(found, interpret(layer.program, layer.b, layer.residual))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layers())
 def test_the_oracle_is_right(layer: Layer) -> None:
     c = interpret(layer.program, layer.b, layer.residual)
     np.testing.assert_allclose(c, layer.expected, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(layers())
 def test_ptx_computes_what_the_oracle_does(layer: Layer) -> None:
     check(layer, run(layer, "ptx"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(layers(splits=(1, 1, 2, 4)))
 def test_machine_code_computes_what_the_oracle_does(layer: Layer) -> None:
     check(layer, run(layer, "sass"))
 
 
 @pytest.mark.skipif(find_host_compiler() is None, reason="no g++ on this machine")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(layers())
 def test_cuda_computes_what_the_oracle_does(layer: Layer) -> None:
     check(layer, run(layer, "cuda"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(layers(is_convolution=False), st.sampled_from([{}, {"n": None}, {"cols": None}, {"n": None, "cols": None}]))
 def test_an_epilogue_takes_sizes_at_run_time(layer: Layer, sizes: dict[str, None]) -> None:
     program = replace(layer.program, **sizes)
@@ -150,7 +150,7 @@ def test_each_damaged_guard_is_refused() -> None:
     for op in (Opcode.FADD_IMM, Opcode.FMNMX_NAN):
         damages += [("op", number, Opcode.NOP) for number in np.flatnonzero(form["op"] == op)]
     assert len(damages) > 100
-    for field, number, value in damages:
+    for field, number, value in damages[::3]:  # a third of each kind
         damaged = form.copy()
         if field == "op":
             damaged[number] = blank(1)[0]

@@ -54,7 +54,7 @@ def check(layer: Layer) -> None:
     np.testing.assert_array_equal(found.view(np.uint32), oracle(layer).view(np.uint32))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(layers(is_convolution=False, splits=(1, 1, 2, 4)), st.sampled_from(NUMBERS), st.sampled_from([0, 7, 64]))
 def test_a_product_is_rounded_once(layer: Layer, number: str, lockstep: int) -> None:
     """Odd columns, rows without a nonzero, deep and shallow rings, loads that are held back, all epilogues."""
@@ -62,13 +62,13 @@ def test_a_product_is_rounded_once(layer: Layer, number: str, lockstep: int) -> 
     check(narrowed(layer, DTYPES[number]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layers(splits=(1, 1, 2)), st.sampled_from(NUMBERS))
 def test_so_is_a_convolution(layer: Layer, number: str) -> None:
     check(narrowed(layer, DTYPES[number]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layers(is_convolution=False), st.sampled_from(NUMBERS), st.sampled_from([0, 7, 64]))
 def test_two_columns_to_a_thread_are_those_of_two_threads(layer: Layer, number: str, lockstep: int) -> None:
     assume(layer.problem.n % 2 == 0)
