@@ -59,7 +59,7 @@ class Settings(BaseSettings):
         default=None, description="A shared library of Sputnik for `lospmm bench` to time too."
     )
     rankers: Path | None = Field(
-        default=None, description="A folder of rank models that were trained here, before those that lospmm has."
+        default=None, description="Folder of rank models trained here; they come before the shipped ones."
     )
     database_url: str | None = Field(
         default=None,
@@ -69,18 +69,18 @@ class Settings(BaseSettings):
         default=None, description="A file of API keys of the service: a name and the sha256 of its key on each line."
     )
     server: str | None = Field(
-        default=None, description="The address of a service that `lospmm tune` and `tune-model` have the work done by."
+        default=None, description="Address of a service on which `lospmm tune` and `tune-model` run."
     )
     key: str | None = Field(default=None, description="The API key that goes with requests to it.")
     worker_gpu: str | None = Field(
         default=None,
-        description="The GPU of the service's workers in the device table, where it is not this machine's.",
+        description="Device name of the GPU of the service's workers, if it is not this machine's.",
     )
-    max_jobs: int = Field(default=4000, gt=0, description="Jobs that may wait or run at a time in the service.")
-    max_jobs_per_key: int = Field(default=1000, gt=0, description="The same for those who post with one API key.")
-    max_attempts: int = Field(
-        default=3, gt=0, description="How often a job is begun before it is given up for ending its worker."
+    max_jobs: int = Field(default=4000, gt=0, description="Most jobs of the service that wait or run at a time.")
+    max_jobs_per_key: int = Field(
+        default=1000, gt=0, description="Most jobs of one API key that wait or run at a time."
     )
+    max_attempts: int = Field(default=3, gt=0, description="Attempts at a job that ends its worker, before it fails.")
     max_n: int = Field(default=1 << 24, gt=0, description="The most columns of B that the service tunes for.")
     job_seconds: float = Field(default=7200.0, gt=0, description="Time limit of one job of the service.")
     upload_seconds: float = Field(default=300.0, gt=0, description="Time limit for the body of a request to arrive.")
@@ -92,9 +92,7 @@ class Settings(BaseSettings):
     max_unrolled_nonzeros: int = Field(
         default=4_000_000, gt=0, description="The most nonzeros that a kernel has in its instructions."
     )
-    fetch_code: bool = Field(
-        default=True, description="Whether kernels with much code load it before they run it, where an emitter can."
-    )
+    fetch_code: bool = Field(default=True, description="Prefetch the code of large kernels, where the emitter can.")
     max_upload_bytes: int = Field(default=256 << 20, gt=0, description="The largest matrix file read, in bytes.")
     driver: Literal["auto", "cuda-core", "pycuda"] = Field(
         default="auto", description="The library that a GPU is driven through; auto is cuda-core."
@@ -113,7 +111,7 @@ class Settings(BaseSettings):
         try:
             return None if path is None else path.expanduser()
         except RuntimeError:
-            raise ValueError("there is no such user") from None
+            raise ValueError("no such user") from None
 
 
 @cache
@@ -147,6 +145,6 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
         if not value or is_other or not name.startswith(PREFIX) or name.removeprefix(PREFIX) in known:
             continue
         close = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0.7)
-        hint = f"did you mean {PREFIX}{close[0]}?" if close else "docs/settings.md has those that there are"
+        hint = f"did you mean {PREFIX}{close[0]}?" if close else "docs/settings.md lists the settings"
         lines.append(f"{printable(variable[:80])}: no such setting; {hint}")
     return lines

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,23 @@ hypothesis.settings.register_profile("here", deadline=None)
 # A change that fails in CI fails for whoever looks at it; new examples are for those who can follow them up.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shuffle the files, and the tests of each, by LOSPMM_TEST_SEED: no test may depend on another."""
+    if seed := os.environ.get("LOSPMM_TEST_SEED"):
+        draw = random.Random(seed)
+        places: dict[Path, float] = {}
+        for item in items:
+            places.setdefault(item.path, draw.random())
+        draw.shuffle(items)
+        items.sort(key=lambda item: places[item.path])
+
+
+def pytest_report_header() -> str | None:
+    """Name the order of the tests, so that it can be repeated."""
+    seed = os.environ.get("LOSPMM_TEST_SEED")
+    return f"LOSPMM_TEST_SEED={seed}" if seed else None
 
 
 def pytest_collection_finish() -> None:

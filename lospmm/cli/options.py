@@ -83,7 +83,7 @@ def out_option(meaning: str) -> Any:
 
     def folder(text: str) -> Path:
         if not text:
-            raise BadRequest("--out is empty: name a folder, a new one or one of its own")
+            raise BadRequest("--out is empty: name a folder")
         return Path(text)
 
     return typer.Option("--out", parser=folder, metavar="<path>", help=meaning)

@@ -69,7 +69,7 @@ def train_ranker(
 def _check(out: Path, collect: float, matrices: Path | None) -> None:
     """Check what would fail only after minutes. Raises BadRequest, ToolchainFault."""
     if not 0 <= collect < float("inf"):
-        raise BadRequest(f"--collect {collect}: a number of seconds, from 0 on")
+        raise BadRequest(f"--collect {collect}: give seconds, 0 or more")
     check_folder(out)
     if matrices is not None and not matrices.is_dir():
         raise BadRequest(f"--matrices {matrices}: there is no such folder")
@@ -79,12 +79,12 @@ def _lines_in(folder: Path) -> list[Path]:
     """Return the files that ``--collect`` has measured. Raises BadRequest."""
     if files := sorted(folder.glob("*.jsonl")):
         return files
-    raise BadRequest(f"{folder}: no .jsonl of measured kernels lies in this folder; --collect measures some")
+    raise BadRequest(f"{folder}: no .jsonl files of measured kernels; --collect SECONDS measures some")
 
 
 def _check_target(folder: Path) -> None:
     if folder.suffix == ".npz":
-        raise BadRequest(f"--collect: {folder} must be a folder, where what is measured is added to")
+        raise BadRequest(f"--collect: {folder} must be a folder, to which measurements are added")
 
 
 def _write(path: Path, text: str) -> None:

@@ -28,7 +28,7 @@ def lower(problem: Problem, candidate: UnrolledPlan) -> KernelProgram:
     schedule = replace(candidate.schedule, prefetch=prefetch_of(problem, candidate))
     words = lanes_of(problem, schedule.thread_words)
     if schedule.thread_words > 1 and schedule.split_k > 1:
-        raise Unsupported("several words to a thread, and several blocks to a tile: take one of them")
+        raise Unsupported("two words a thread cannot be combined with split-K")
     epilogue = problem.epilogue
     order = None if problem.convolution is None else order_of_rows(problem.convolution)
     limits = chain_limits(matrix, problem.dtype, schedule.split_k)
@@ -78,13 +78,13 @@ def _kept_bytes(problem: Problem, candidate: UnrolledPlan, sums: int) -> int:
     words, n = lanes_of(problem), in_lanes(problem).n
     if not takes_two_passes(problem, schedule) or WALKS * cols > n:
         raise Unsupported(
-            f"{schedule.walks} walks: of a product of {WALKS} x {cols} columns or more, without a residual or parts"
+            f"{schedule.walks} walks need {WALKS * cols} columns or more, and no residual, convolution or split-K"
         )
     if schedule.prefetch > problem.matrix.k or schedule.prefetch * n * words.stored_bytes > REACH:
-        raise Unsupported(f"{schedule.walks} walks: {schedule.prefetch} rows of B to begin with, of those within 8 MiB")
+        raise Unsupported(f"{schedule.walks} walks: the first {schedule.prefetch} rows of B must lie within 8 MiB")
     kept = kept_bytes(candidate, sums, problem.device.shared_bytes_per_block)
     if kept == 0 and any(pieces_of(tile.nnz + tile.nnc) > 1 for tile in candidate.tiling.tiles):
-        raise Unsupported(f"{schedule.walks} walks: {cols} threads have no shared memory for {sums} sums each")
+        raise Unsupported(f"{schedule.walks} walks: no shared memory for {sums} sums of each of {cols} threads")
     return kept
 
 

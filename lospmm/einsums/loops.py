@@ -46,18 +46,20 @@ def kernel_of_loops(operands: Operands, dtype: Dtype) -> PackedKernel:
     inputs = operands.inputs
     if len(inputs) > MAX_INPUTS:
         raise Unsupported(
-            f"einsum: {', '.join(inputs)} are {len(inputs)} factors that come later; at most {MAX_INPUTS} may: "
-            "give the others"
+            f"einsum: {len(inputs)} inputs, {', '.join(inputs)}; at most {MAX_INPUTS} are allowed: "
+            "give the others as arrays"
         )
     plan = plan_loops(operands)
     team = _team(operands, plan, dtype)
     arrays = _arrays(operands, plan, dtype)
     if len(arrays) >= PLACES:
-        raise Unsupported(f"einsum: {len(arrays)} arrays of indices and known factors; at most {PLACES - 1}")
+        raise Unsupported(
+            f"einsum: {len(arrays)} arrays of indices and known factors; at most {PLACES - 1} are allowed"
+        )
     elements = int(np.prod(operands.output_shape, dtype=object))
     blocks = ceil_div(elements * team.lanes, THREADS)
     if blocks > 2**31 - 1:
-        raise Unsupported(f"einsum: an output of {elements} elements is more than a kernel takes")
+        raise Unsupported(f"einsum: the output has {elements} elements, more than one kernel can compute")
     body = "\n".join(_text(operands, plan, team, list(arrays)))
     prelude = source_of_prelude({}, dtype=dtype, epilogue=PLAIN, takes_residual=len(inputs) == MAX_INPUTS)
     return PackedKernel(

@@ -80,15 +80,15 @@ class BitmapPlan:
 def refusal(problem: Problem) -> str | None:
     """Return why this family has no kernel for the problem, or None."""
     if problem.convolution is not None:
-        return "a convolution"
+        return "no convolutions"
     if not problem.dtype.is_16_bit:
-        return f"{problem.dtype.name}: its values have 16 bits"
+        return f"needs a 16-bit dtype, not {problem.dtype.name}"
     if _generation(problem) < 80:
-        return f"{problem.device.arch} has no such tensor cores"
+        return f"needs tensor cores of sm_80 or later, not {problem.device.arch}"
     if problem.n > MAX_COLUMNS:
         return f"more than {MAX_COLUMNS} columns of B"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
-        return f"more than {MAX_CELLS} cells"
+        return f"m x k is over {MAX_CELLS:,}"
     return None
 
 

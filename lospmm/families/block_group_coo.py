@@ -89,12 +89,12 @@ def _counted(matrix: SparseMatrix) -> Counted:
 def refusal(problem: Problem) -> str | None:
     """Return why this family has no kernel for the problem, or None."""
     if problem.convolution is not None:
-        return "a convolution"
+        return "no convolutions"
     if not has_tensor_cores(problem.device):
         return f"{problem.device.arch} has no tensor cores for {problem.dtype.name}"
     fill = max(_counted(problem.matrix).fills.values())
     if fill < MIN_FILL:
-        return f"no blocks: where 8 x 8 to 64 x 64 hold a nonzero, at most {fill:.1%} is nonzero, not {MIN_FILL:.0%}"
+        return f"not block-sparse: blocks of 8 x 8 to 64 x 64 are at most {fill:.1%} full, below {MIN_FILL:.0%}"
     return problem.dtype.not_in_parts(problem.matrix.data)
 
 

@@ -54,7 +54,7 @@ class Buckets:
 
 def refusal(problem: Problem) -> str | None:
     """Return why this family has no kernel for the problem, or None."""
-    return "a convolution" if problem.convolution is not None else None
+    return "no convolutions" if problem.convolution is not None else None
 
 
 def plans(problem: Problem) -> list[Buckets]:

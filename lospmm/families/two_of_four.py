@@ -114,18 +114,16 @@ class TwoOfFour:
 
 def refusal(problem: Problem) -> str | None:
     """Return why this part has no kernel for the problem, or None."""
-    if not problem.dtype.is_16_bit:
-        return f"{problem.dtype.name} is no type of 16 bits"
     if problem.device.arch_number != ARCH:
-        return f"{problem.device.arch} has no sparse products of warpgroups"
+        return f"{problem.device.arch} has no sparse warpgroup instructions (wgmma.mma_async.sp)"
     if problem.n % 8:
-        return f"n {problem.n} is no multiple of 8: rows of B cannot be copied 16 bytes at a time"
+        return f"n {problem.n} is not a multiple of 8: rows of B are copied 16 bytes at a time"
     if problem.n < LEAST_COLUMNS:
         return f"n {problem.n} is less than {LEAST_COLUMNS}: a block has 64 columns"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
-        return f"more than {MAX_CELLS} cells"
+        return f"m x k is over {MAX_CELLS:,}"
     if problem.matrix.k * (problem.n // 8) >= 2**32:
-        return "B is too large"
+        return f"k x n is over {2**35:,}"
     return None
 
 

@@ -138,14 +138,12 @@ class Warpgroups:
 
 def refusal(problem: Problem) -> str | None:
     """Return why this part has no kernel for the problem, or None."""
-    if problem.dtype.is_16_bit:
-        return f"{problem.dtype.name}: its elements are no TF32 numbers"
     if problem.device.arch_number != ARCH:
-        return f"{problem.device.arch} has no warpgroups' products"
+        return f"{problem.device.arch} has no warpgroup instructions (wgmma)"
     if problem.n % 4:
-        return f"n {problem.n} is no multiple of 4: rows of B cannot be copied in bulk"
+        return f"n {problem.n} is not a multiple of 4: rows of B are copied 16 bytes at a time"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
-        return f"more than {MAX_CELLS} cells"
+        return f"m x k is over {MAX_CELLS:,}"
     return None
 
 

@@ -180,18 +180,16 @@ def _numbers(content: Content, at: int, count: int) -> Iterator[NDArray[np.float
         end = _chunk_end(content, at)
         words = content[at:end].split()
         if b"_" in content[at:end]:
-            raise BadMatrix(f"among the numbers from {filled + 1}: an underscore, which no number of this format has")
+            raise BadMatrix(f"numbers {filled + 1} and on: an underscore in a number")
         if b"%" in content[at:end]:
-            raise BadMatrix(f"among the numbers from {filled + 1}: a comment, which stands before the line of sizes")
+            raise BadMatrix(f"numbers {filled + 1} and on: a comment after the line of sizes; move it before that line")
         at = end
         if filled + len(words) > count:
             raise BadMatrix(f"the header promises {count} numbers, more follow it")
         try:
             piece = np.fromiter(map(float, words), np.float64, len(words))
         except ValueError as error:
-            raise BadMatrix(
-                f"among the numbers from {filled + 1} to {filled + len(words)}: {str(error)[:80]}"
-            ) from None
+            raise BadMatrix(f"numbers {filled + 1} to {filled + len(words)}: {str(error)[:80]}") from None
         yield piece
         filled += len(words)
         if at - read_to > PIECE_BYTES:

@@ -65,7 +65,7 @@ class Dtype:
         least, largest = magnitudes.min(initial=np.inf, where=magnitudes > 0), magnitudes.max(initial=0)
         if least >= LEAST_IN_PARTS and largest < BEYOND_PARTS:
             return None
-        return f"{least if least < LEAST_IN_PARTS else largest:.3g} is not the sum of two TF32 numbers"
+        return f"{least if least < LEAST_IN_PARTS else largest:.3g} cannot be split into two TF32 numbers"
 
 
 #: Of TF32 numbers: the least whose rest, down to 2^-12 of it, has all its bits above the least normal float32; and the

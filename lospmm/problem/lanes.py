@@ -50,7 +50,7 @@ def lanes_of(problem: Problem, thread_words: int = 1) -> Lanes:
         return words
     if words != NARROW or thread_words != DOUBLE.columns or not takes_double(problem):
         raise Unsupported(
-            f"{thread_words} words to a thread: of 16 bits with float32 sums, two of an even n, no windows"
+            f"{thread_words} words a thread: only 2, of a 16-bit dtype with float32 sums, an even n and no convolution"
         )
     return DOUBLE
 
@@ -71,7 +71,7 @@ def lanes_stored(dtype: Dtype, columns: int, thread_words: int) -> Lanes:
     kinds = [one for one in LANES.values() if one != DOUBLE and thread_words == 1]
     found = [one for one in kinds if (one.columns, one.stored_bytes) == (columns, stored_bytes)]
     if not found:
-        raise BadRequest(f"threads of {columns} columns of {dtype.name}: not in this version")
+        raise BadRequest(f"this version has no kernels of {columns} columns a thread in {dtype.name}")
     return found[0]
 
 

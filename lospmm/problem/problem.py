@@ -104,17 +104,19 @@ def _check_range(dtype: Dtype, matrix: SparseMatrix) -> None:
     if dtype != FLOAT32 and matrix.nnz:
         largest = np.abs(matrix.data).max(keepdims=True)
         if dtype.beyond(largest) is not None:
-            raise BadMatrix(f"dtype {dtype.name}: A holds {largest[0]:g}, beyond its range; take another or scale A")
+            raise BadMatrix(
+                f"dtype {dtype.name}: A holds {largest[0]:g}, out of its range: choose another dtype, or scale A"
+            )
         if dtype.rounded(largest)[0] == 0 < largest[0]:
             raise BadMatrix(
-                f"dtype {dtype.name}: A holds {largest[0]:g} at most, which is 0 in it; take another or scale A"
+                f"dtype {dtype.name}: the largest weight, {largest[0]:g}, rounds to 0: choose another dtype, or scale A"
             )
 
 
 def _check_bias(dtype: Dtype, epilogue: Epilogue) -> None:
     bias = () if epilogue.bias is None or not dtype.is_16_bit else epilogue.bias
     if (beyond := dtype.beyond(np.array(bias, dtype=np.float32))) is not None:
-        raise BadRequest(f"dtype {dtype.name}: the bias holds {beyond:g}, beyond its range; take another")
+        raise BadRequest(f"dtype {dtype.name}: the bias holds {beyond:g}, out of its range: choose another dtype")
 
 
 def _check_convolution(convolution: Convolution, matrix: SparseMatrix, n: int) -> None:

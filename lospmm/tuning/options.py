@@ -169,7 +169,7 @@ def _families(value: object) -> str:
 def _budget_seconds(value: object) -> float:
     seconds = float(value) if isinstance(value, Real) and not isinstance(value, bool) else float("nan")
     if not 0 <= seconds < float("inf"):
-        raise BadRequest(f"budget {value!r:.80}: a number of seconds, from 0 on")
+        raise BadRequest(f"budget {value!r:.80}: give seconds, 0 or more")
     return seconds
 
 

@@ -91,6 +91,7 @@ def test_a_problem_is_built_and_timed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_cell_of_the_map_takes_less(tmp_path: Path) -> None:
     """No kernel whose sums have 16 bits, no cuSPARSE, and fewer copies of B and C."""
     prepared = families_build.prepare(CASE, Shortlist(1, far=float("inf")), tmp_path)

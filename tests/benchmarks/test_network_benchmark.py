@@ -11,6 +11,7 @@ from lospmm.problem.device import DEVICES
 DRY = (sys.executable, "-P", "-m", "benchmarks.dry_gpu")
 
 
+@pytest.mark.slow
 def test_every_state_and_effort_has_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (network_state, harness):
         monkeypatch.setattr(module, "detect_device", lambda: DEVICES["h200"])

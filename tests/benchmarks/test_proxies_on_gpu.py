@@ -77,6 +77,7 @@ def test_a_pair_is_the_kernel_and_its_proxy_with_and_without_equation_6() -> Non
     assert min(pair.kernel.seconds, pair.proxy.seconds) > 0
 
 
+@pytest.mark.slow
 def test_every_language_is_built_and_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

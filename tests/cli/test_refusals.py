@@ -83,8 +83,8 @@ def test_usage(
         (["--shortlist", "0"], "shortlist 0: at least 1"),
         (["--trials", "some"], "trials 'some': choose one of full"),
         (["--trials", "all"], "trials 'all': choose one of full, proxy"),
-        (["--budget", "-1"], "budget -1.0: a number of seconds, from 0 on"),
-        (["--budget", "nan"], "budget nan: a number of seconds, from 0 on"),
+        (["--budget", "-1"], "budget -1.0: give seconds, 0 or more"),
+        (["--budget", "nan"], "budget nan: give seconds, 0 or more"),
         (["--tensor", "fc"], "w.npy: tensor chooses from a .safetensors file"),
         (["--seed", "-1"], "w.npy: seed -1 is negative"),
     ],
@@ -130,7 +130,7 @@ def test_settings(
     set_environment("LOSPMM_CACHE_DIR", "~nobody-here/kept")
     answer = lospmm_command(*ask)
     assert answer.status == 2
-    assert answer.error == "LOSPMM_CACHE_DIR: '~nobody-here/kept': there is no such user"
+    assert answer.error == "LOSPMM_CACHE_DIR: '~nobody-here/kept': no such user"
     set_environment("LOSPMM_WORKERS", "some")
     set_environment("LOSPMM_CACHE_DIR", tmp_path)
     answer = lospmm_command(*ask)
@@ -337,7 +337,7 @@ def test_out_is_looked_at_before_the_work(lospmm_command: Command, tmp_path: Pat
     given = tmp_path / ("w.safetensors" if command == "tune-model" else "gone")
     ask = (command, given, *(() if command == "train-ranker" else ("--n", 4, *H200)))
     for out, status, words in (
-        ("", 2, "--out is empty: name a folder, a new one or one of its own"),
+        ("", 2, "--out is empty: name a folder"),
         ("/dev/null", 2, "/dev/null: is a file; name a folder"),
         ("/proc/x", 4, "/proc/x: cannot be written: /proc takes no new folder (No such file or directory); name a"),
     ):

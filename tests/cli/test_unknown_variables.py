@@ -18,11 +18,11 @@ from tests.cli.command import Command, process
         ("LOSPMM_MAX_NONZERO", "did you mean LOSPMM_MAX_NONZEROS?"),
         ("LOSPMM_API_KEY", "did you mean LOSPMM_API_KEYS?"),
         ("lospmm_wokers", "did you mean LOSPMM_WORKERS?"),
-        ("LOSPMM_COLOUR", "docs/settings.md has those that there are"),
-        ("LOSPMM_", "docs/settings.md has those that there are"),
-        ("LOSPMM_PORT", "docs/settings.md has those that there are"),
-        ("LOSPMM_GUARDS", "docs/settings.md has those that there are"),
-        ("LOSPMM_\x1b[2J", "docs/settings.md has those that there are"),
+        ("LOSPMM_COLOUR", "docs/settings.md lists the settings"),
+        ("LOSPMM_", "docs/settings.md lists the settings"),
+        ("LOSPMM_PORT", "docs/settings.md lists the settings"),
+        ("LOSPMM_GUARDS", "docs/settings.md lists the settings"),
+        ("LOSPMM_\x1b[2J", "docs/settings.md lists the settings"),
     ],
 )
 def test_what_is_no_setting(name: str, hint: str) -> None:
@@ -64,7 +64,7 @@ def test_a_command_says_so_once_and_goes_on(
     assert (answer.status, json.loads(answer.out)) == (0, {"entries": []})
     assert answer.err.splitlines() == [
         "note: LOSPMM_CACHEDIR: no such setting; did you mean LOSPMM_CACHE_DIR?",
-        "note: LOSPMM_XYZ: no such setting; docs/settings.md has those that there are",
+        "note: LOSPMM_XYZ: no such setting; docs/settings.md lists the settings",
     ]
 
 

@@ -28,7 +28,7 @@ def candidate_of(problem: Problem, rows: int, cols: int, **axes: int) -> Unrolle
     return UnrolledPlan(TileSize(rows, cols), Schedule(**{"prefetch": 8, **axes}), natural_order(problem.matrix, rows))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 @given(
     rows=st.integers(1, 83),
     prefetch=st.integers(1, 80),

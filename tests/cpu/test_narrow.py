@@ -31,6 +31,7 @@ from tests.cpu.drawn_layers import DEVICE, Layer, drawn_matrix, layer_of, layers
 from tests.cpu.drawn_machine_code import step_of
 from tests.cpu.rounded_oracle import rounded_oracle
 from tests.cpu.timed_warp import assert_in_time
+from tests.fixtures.covering import covering
 
 NUMBERS = ("float16", "bfloat16")
 every_number = pytest.mark.parametrize("number", NUMBERS)
@@ -113,9 +114,15 @@ def problem_of(number: str, n: int, schedule: Schedule, *, is_layer: bool = Fals
     return problem, lower(problem, UnrolledPlan(TileSize(8, 32), schedule, natural_order(matrix, 8)))
 
 
-@every_number
-@pytest.mark.parametrize("n", [1, 77, 4096, 50_177, 1 << 20, 10_000_001])
-@pytest.mark.parametrize("schedule", [Schedule(1), Schedule(7, 16), Schedule(72), Schedule(24, split_k=2)])
+@pytest.mark.parametrize(
+    ("number", "n", "schedule"),
+    covering(
+        NUMBERS,
+        [1, 77, 4096, 50_177, 1 << 20, 10_000_001],
+        [Schedule(1), Schedule(7, 16), Schedule(72), Schedule(24, split_k=2)],
+    ),
+    ids=str,
+)
 def test_longer_kernels(number: str, n: int, schedule: Schedule) -> None:
     """Hundreds of rows of B: with one window of addresses, with some, and with one for each row."""
     problem, program = problem_of(number, n, schedule, is_layer=schedule.prefetch != 7)

@@ -82,7 +82,7 @@ def draw(text: str, random: np.random.Generator, change: Mapping[str, int]) -> t
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_a_kernel_does_what_the_text_says(text: str) -> None:
     random = np.random.default_rng(len(text))
-    for change in ({"p": 0}, {"p": 1, "n": 3, "d": 33, "f": 5}, {"p": 70, "d": 64, "q": 1}):
+    for change in ({"p": 1, "n": 3, "d": 33, "f": 5}, {"p": 70, "d": 64, "q": 1}):
         operands, sizes = draw(text, random, change)
         expected = by_hand(text, operands, sizes)
         output = parse(text).output.name
@@ -219,8 +219,7 @@ def test_slots_hold_every_entry(data: st.DataObject) -> None:
     assert sorted(slots.outputs[slots.outputs >= 0].tolist()) == list(range(rows))
 
 
-@pytest.mark.parametrize("arch", ["a100", "h200"])
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize(("arch", "dtype"), [("a100", "float32"), ("h200", "tf32"), ("h200", "bfloat16")])
 def test_generated_texts_compile_without_spills(arch: str, dtype: str) -> None:
     random = np.random.default_rng(0)
     for text, change in (
@@ -326,7 +325,7 @@ def test_other_refusals() -> None:
     with pytest.raises(BadRequest, match=r"B has the shape \(2147483648, 2\); at most .* 2147483647 along an axis"):
         lospmm.einsum_kernel(text, r=r, A=a, B=(2**31, 2), C=(2, 2))
     three = "Z[i] += F[i] * G[i] * H[i]"
-    with pytest.raises(Unsupported, match="F, G, H are 3 factors that come later; at most 2 may"):
+    with pytest.raises(Unsupported, match="3 inputs, F, G, H; at most 2 are allowed"):
         lospmm.einsum_kernel(three, F=(4,), G=(4,), H=(4,))
     with pytest.raises(BadRequest, match="not a text"):
         lospmm.einsum(3)  # type: ignore[arg-type]

@@ -123,13 +123,13 @@ def test_refusals_say_why() -> None:
     random = np.random.default_rng(0)
     scattered = from_dense((random.random((256, 256)) < 0.05).astype(np.float32))
     problem = Problem(scattered, 64, DEVICE)
-    assert "no blocks: where 8 x 8 to 64 x 64 hold a nonzero, at most 5." in (refusal(problem) or "")
+    assert "not block-sparse: blocks of 8 x 8 to 64 x 64 are at most 5." in (refusal(problem) or "")
     assert plans(problem) == []
     full = Problem(from_dense(np.ones((64, 64), np.float32)), 64, DEVICE)
     assert refusal(full) is None
     for weight in (1e-37, 3.4028e38):
         extreme = replace(full, matrix=from_dense(np.full((64, 64), weight, np.float32)))
-        assert (refusal(extreme) or "").endswith("is not the sum of two TF32 numbers")
+        assert (refusal(extreme) or "").endswith("cannot be split into two TF32 numbers")
     small = replace(full, matrix=from_dense(np.full((64, 64), 1e-37, np.float32)), dtype=DTYPES["tf32"])
     assert refusal(small) is None
     old = replace(full, device=find_device("rtx2080ti"))

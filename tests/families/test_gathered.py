@@ -38,8 +38,7 @@ def test_every_plan_multiplies(problem: Problem, name: str, data: st.DataObject)
     assert error_of(problem, family.pack(problem, plan)) <= 1
 
 
-@pytest.mark.parametrize("name", MINE)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])  # the others differ in the data alone
+@pytest.mark.parametrize(("name", "dtype"), [("csr", "float16"), ("hyb", "float32")])  # types differ in the data
 def test_every_axis_multiplies(name: str, dtype: str) -> None:
     """Each value of each axis of the plans of one problem, in some plan."""
     problem = plain(uneven(70, 100, 0.8, seed=1, rows=1.5), 48, DTYPES[dtype])
@@ -48,7 +47,7 @@ def test_every_axis_multiplies(name: str, dtype: str) -> None:
         assert error_of(problem, family.pack(problem, plan)) <= 1, plan
 
 
-@pytest.mark.parametrize("n", [1, 3, 16])
+@pytest.mark.parametrize("n", [1, 16])
 def test_few_columns(n: int) -> None:
     """Rows of thousands of entries, shared by all the warps of a block, and N of a vector by a matrix."""
     rng = np.random.default_rng(n)
@@ -154,7 +153,7 @@ def test_an_infinity_stays_where_it_belongs() -> None:
             assert (c[1] == 1).all(), plan
 
 
-@pytest.mark.parametrize(("arch", "dtype"), [("sm_80", "float32"), ("sm_90", "float16"), ("sm_90", "bfloat16")])
+@pytest.mark.parametrize(("arch", "dtype"), [("sm_80", "float32"), ("sm_90", "bfloat16")])
 def test_templates_compile_without_spills(arch: str, dtype: str) -> None:
     device = DEVICES[{"sm_80": "a100", "sm_90": "h200"}[arch]]
     problem = Problem(uniform(768, 768, 0.95, seed=0), 4096, device, dtype=DTYPES[dtype])
@@ -182,4 +181,4 @@ def test_real_layers() -> None:
 def test_a_convolution_is_refused() -> None:
     convolution = Convolution(1, 2, 4, 4, 1, 1)
     problem = replace(plain(uniform(4, 2, 0.5, seed=0), convolution.n), convolution=convolution)
-    assert {hyb.refusal(problem), csr.refusal(problem)} == {"a convolution"}
+    assert {hyb.refusal(problem), csr.refusal(problem)} == {"no convolutions"}

@@ -49,8 +49,7 @@ MATRIX = pruned(200, 800, 0.2, seed=1, empty_rows=0.1, dense_row=True)
 PLANS = each_value(plans(problem_of(MATRIX, 136)))
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("plan", "dtype"), [(plan, "float16") for plan in PLANS] + [(PLANS[-1], "bfloat16")], ids=str)
 def test_every_axis(plan: TwoOfFour, dtype: str) -> None:
     """Two blocks of the largest, ragged ones."""
     problem = problem_of(MATRIX, 136, dtype)
@@ -65,6 +64,7 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool) -> None:
     assert error_of(problem, pack_plan(problem, BASE)) < 1
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(matrices(max_m=140, max_k=300), st.integers(1, 20), st.sampled_from(["float16", "bfloat16"]))
 def test_any_matrix(matrix: SparseMatrix, eights: int, dtype: str) -> None:
@@ -190,7 +190,6 @@ def test_the_forecast_is_near_what_was_timed() -> None:
 
 def test_what_there_is_no_kernel_for() -> None:
     matrix = pruned(8, 9, 0.5, seed=9)
-    assert "float32" in str(refusal(problem_of(matrix, 8, "float32")))
     assert "multiple of 8" in str(refusal(problem_of(matrix, 100)))
     assert "n 16 is less than 24" in str(refusal(problem_of(matrix, 16)))
     assert "sm_80" in str(refusal(replace(problem_of(matrix, 72), device=DEVICES["a100"])))

@@ -76,6 +76,7 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool, dtype: str) -> N
     assert error_of(problem, pack_plan(problem, BASE)) < 1
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(matrices(max_m=140, max_k=90), st.integers(1, 40), st.sampled_from(["tf32", "float32"]))
 def test_any_matrix(matrix: SparseMatrix, fours: int, dtype: str) -> None:
@@ -216,13 +217,12 @@ def test_the_forecast_is_near_what_was_timed() -> None:
 
 def test_what_there_is_no_kernel_for() -> None:
     matrix = pruned(8, 9, 0.5, seed=9)
-    assert "float16" in str(refusal(problem_of(matrix, 8, "float16")))
     assert "multiple of 4" in str(refusal(problem_of(matrix, 6, "tf32")))
     assert "sm_80" in str(refusal(replace(problem_of(matrix, 8, "tf32"), device=DEVICES["a100"])))
     assert "sm_100" in str(refusal(replace(problem_of(matrix, 8, "tf32"), device=DEVICES["b200"])))
     assert refusal(problem_of(matrix, 8, "tf32")) is None
     convolution = Convolution(batch=1, channels=1, height=4, width=4, kernel_height=3, kernel_width=3)
-    assert tensor_core.refusal(Problem(matrix, convolution.n, H200, convolution)) == "a convolution"
+    assert tensor_core.refusal(Problem(matrix, convolution.n, H200, convolution)) == "no convolutions"
 
 
 @needs_real_layers

@@ -198,7 +198,9 @@ def test_the_accuracy_of_a_type_is_that_of_its_unit_roundoff() -> None:
 def test_a_weight_beyond_the_range_of_a_type_is_refused() -> None:
     matrix = from_dense(np.array([[1.0, -7e4]]))
     Problem(matrix, 4, DEVICES["h200"], dtype=DTYPES["bfloat16"])
-    with pytest.raises(BadRequest, match="dtype float16: A holds 70000, beyond its range; take another or scale A"):
+    with pytest.raises(
+        BadRequest, match="dtype float16: A holds 70000, out of its range: choose another dtype, or scale A"
+    ):
         Problem(matrix, 4, DEVICES["h200"], dtype=DTYPES["float16"])
 
 
@@ -206,14 +208,14 @@ def test_a_weight_that_rounds_to_infinity_in_tf32_is_refused() -> None:
     largest = float(np.finfo(np.float32).max)
     Problem(from_dense(np.array([[0.999 * largest]])), 4, DEVICES["h200"], dtype=DTYPES["tf32"])
     Problem(from_dense(np.array([[largest]])), 4, DEVICES["h200"])
-    with pytest.raises(BadRequest, match=r"dtype tf32: A holds 3\.40282e\+38, beyond its range"):
+    with pytest.raises(BadRequest, match=r"dtype tf32: A holds 3\.40282e\+38, out of its range"):
         Problem(from_dense(np.array([[largest]])), 4, DEVICES["h200"], dtype=DTYPES["tf32"])
 
 
 def test_a_bias_beyond_the_range_of_a_type_is_refused() -> None:
     matrix, epilogue = from_dense(np.eye(2)), epilogue_of(np.array([1.0, -7e4]), relu=False, residual=False)
     Problem(matrix, 4, DEVICES["h200"], epilogue=epilogue, dtype=DTYPES["bfloat16"])
-    with pytest.raises(BadRequest, match="dtype float16: the bias holds 70000, beyond its range"):
+    with pytest.raises(BadRequest, match="dtype float16: the bias holds 70000, out of its range"):
         Problem(matrix, 4, DEVICES["h200"], epilogue=epilogue, dtype=DTYPES["float16"])
 
 
@@ -222,7 +224,7 @@ def test_weights_that_all_vanish_in_a_type_are_refused() -> None:
     Problem(matrix, 4, DEVICES["h200"], dtype=DTYPES["bfloat16"])
     Problem(from_dense(np.array([[1e-9, 1.0]])), 4, DEVICES["h200"], dtype=DTYPES["float16"])
     with pytest.raises(
-        BadRequest, match="dtype float16: A holds 2e-08 at most, which is 0 in it; take another or scale"
+        BadRequest, match="dtype float16: the largest weight, 2e-08, rounds to 0: choose another dtype, or scale"
     ):
         Problem(matrix, 4, DEVICES["h200"], dtype=DTYPES["float16"])
 

@@ -142,6 +142,7 @@ def test_the_parts_of_a_run_share_the_numbers() -> None:
     assert sorted(number for part in shared for number in part) == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process(layers: Path, tmp_path: Path) -> None:
     arguments = [
         "--out",

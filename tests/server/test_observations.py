@@ -11,9 +11,9 @@ from lospmm_server import observations
 from lospmm_server.metrics import Metrics, QueueFigures
 from tests.gpu.test_bench import gate_library
 from tests.server.test_metrics import read
-from tests.tuning.test_tune_measured import on_the_machine, tuned
+from tests.tuning.test_tune_measured import install, on_the_machine, tuned
 
-__all__ = ["gate_library", "on_the_machine"]  # fixtures
+__all__ = ["gate_library", "install", "on_the_machine"]  # fixtures
 
 
 def counted(data: dict[str, Any]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -127,12 +127,12 @@ def test_who_has_none(changes: dict[str, Any], words: Lanes | None) -> None:
     assert words is None or lanes_of(problem) == words
     assert not takes_double(in_lanes(problem))
     assert len(wide_plans(in_lanes(problem), chosen().space)) == 0
-    with pytest.raises(Unsupported, match="2 words to a thread: of 16 bits with float32 sums, two of an even n"):
+    with pytest.raises(Unsupported, match="2 words a thread: only 2, of a 16-bit dtype with float32 sums, an even n"):
         lower(problem, candidate_of(PROBLEM, 24, 32))
 
 
 def test_not_of_parts_of_a_tile() -> None:
-    with pytest.raises(Unsupported, match="several words to a thread, and several blocks to a tile"):
+    with pytest.raises(Unsupported, match="two words a thread cannot be combined with split-K"):
         lower(PROBLEM, candidate_of(PROBLEM, 24, 32, split_k=2))
 
 
@@ -141,7 +141,7 @@ def test_words_of_a_finished_kernel() -> None:
     assert lanes_stored(FLOAT16, 2, 2) == DOUBLE
     assert lanes_stored(FLOAT16, 1, 1) == NARROW
     for columns, words in ((2, 3), (4, 2), (1, 2)):
-        with pytest.raises(BadRequest, match=f"threads of {columns} columns of float16: not in this version"):
+        with pytest.raises(BadRequest, match=f"this version has no kernels of {columns} columns a thread in float16"):
             lanes_stored(FLOAT16, columns, words)
 
 

@@ -39,6 +39,7 @@ from lospmm.tuning.history import conditions_of, key_of
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
 from lospmm_datasets.synthetic import uniform
+from tests.fixtures.covering import covering
 
 
 def program_of(nonzeros: int, n: int = 1024, rows: int = 32, cols: int = 128, **schedule: int) -> KernelProgram:
@@ -134,20 +135,21 @@ LAYER = Epilogue(bias=tuple(np.linspace(-1, 1, 64).tolist()), relu=True, residua
 
 
 @pytest.mark.usefixtures("small_fetch")
-@pytest.mark.parametrize("window", [None, Convolution(2, 64, 28, 28, 3, 3, padding=(1, 1))], ids=["product", "padded"])
-@pytest.mark.parametrize("epilogue", [Epilogue(), LAYER], ids=["plain", "layer"])
-@pytest.mark.parametrize("column_group", [1, 4])
-@pytest.mark.parametrize(("dtype", "words", "split_k"), [("float32", 1, 1), ("float32", 1, 4), ("float16", 2, 1)])
+@pytest.mark.parametrize(
+    ("window", "epilogue", "column_group", "kind"),
+    covering(
+        [None, Convolution(2, 64, 28, 28, 3, 3, padding=(1, 1))],
+        [Epilogue(), LAYER],
+        [1, 4],
+        [("float32", 1, 1), ("float32", 1, 4), ("float16", 2, 1)],
+    ),
+    ids=str,
+)
 def test_every_prologue_says_where_to_begin(
-    window: Convolution | None,
-    epilogue: Epilogue,
-    column_group: int,
-    dtype: str,
-    words: int,
-    split_k: int,
-    tmp_path: Path,
+    window: Convolution | None, epilogue: Epilogue, column_group: int, kind: tuple[str, int, int], tmp_path: Path
 ) -> None:
     """The kernel of each is read back from its cubin, and runs as it was written."""
+    dtype, words, split_k = kind
     matrix = uniform(64, 576, 0.96, seed=1)
     n = 4098 if window is None else window.n
     problem = Problem(matrix, n, DEVICES["h200"], convolution=window, epilogue=epilogue, dtype=DTYPES[dtype])

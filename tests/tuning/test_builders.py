@@ -218,6 +218,7 @@ def test_a_cancelled_build_ends_its_builder(two: BuilderPool, store: Store, monk
         two.build(PROBLEMS[0], candidates(PROBLEMS[0])[0], "sass", store, cancel)
 
 
+@pytest.mark.slow
 def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from lospmm.store import Store\n"
