@@ -6,14 +6,12 @@
 // NaN before a block, and what is copied there asynchronously arrives no earlier than its thread waits for it, so that
 // a barrier or a wait that is missing shows in the result. It says nothing of races that this order hides.
 
+// No <cmath>, <map> or <deque>: they take as long to compile as a kernel.
 #include <csetjmp>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <map>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
@@ -73,7 +71,7 @@ struct Fiber {
   ucontext_t first;
   unsigned char *stack = nullptr;
   std::vector<Copy> open;               // the group that is not committed yet
-  std::deque<std::vector<Copy>> groups;  // oldest first
+  std::vector<std::vector<Copy>> groups;  // oldest first
 };
 
 // What the lanes of a warp hand each other: two steps' worth, since nobody is ahead by more than one.
@@ -98,6 +96,23 @@ struct Gate {
   unsigned count = 0, arrived = 0;
 };
 
+// What is known by the address of a barrier in shared memory; there are a few.
+template <typename T>
+struct Found {
+  std::vector<std::pair<const void *, T>> all;
+  T *find(const void *at) {
+    for (auto &one : all)
+      if (one.first == at) return &one.second;
+    return nullptr;
+  }
+  void make(const void *at, T value) {
+    if (T *const found = find(at))
+      *found = std::move(value);
+    else
+      all.emplace_back(at, std::move(value));
+  }
+};
+
 // Threads that wait for each other.
 struct Barrier {
   std::uint64_t step = 0;
@@ -114,8 +129,8 @@ struct Block {
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
 static std::vector<Block> blocks;
-static std::map<const void *, Bulk> bulks;
-static std::map<const void *, Gate> gates;
+static Found<Bulk> bulks;
+static Found<Gate> gates;
 static Barrier everybody;  // of the blocks that run together
 static unsigned cluster_blocks = 1, warps_of_block, running;
 static std::uint64_t progress, last_progress;
@@ -232,8 +247,8 @@ static void resume(unsigned at) {
 
 // ``blocks`` of ``threads`` threads each, with their shared memory, from their first instruction to the end of all.
 static void run_blocks(unsigned threads, std::size_t shared_bytes) {
-  bulks.clear();
-  gates.clear();
+  bulks.all.clear();
+  gates.all.clear();
   warps_of_block = (threads + WARP - 1) / WARP;
   fibers.resize(threads * blocks.size());
   warps.assign(warps_of_block * blocks.size(), Warp{});
@@ -309,7 +324,10 @@ static inline T atomicAdd(T *pointer, T value) {
   *pointer = before + value;
   return before;
 }
-static inline float __fmaf_rn(float x, float y, float z) { return std::fmaf(x, y, z); }
+static inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+static inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+static inline float fabsf(float x) { return __builtin_fabsf(x); }
+static inline float fmaxf(float x, float y) { return __builtin_fmaxf(x, y); }
 static inline float __fadd_rn(float x, float y) { return x + y; }
 static inline float __uint_as_float(unsigned bits) { return lospmm::as_float(bits); }
 static inline unsigned __float_as_uint(float value) { return lospmm::as_bits(value); }
@@ -472,7 +490,7 @@ static inline void lospmm_commit() {
 template <int pending>
 static inline void lospmm_wait() {
   lospmm::Fiber &mine = lospmm::fibers[lospmm::running];
-  for (; mine.groups.size() > pending; mine.groups.pop_front()) lospmm::perform(mine.groups.front());
+  for (; mine.groups.size() > pending; mine.groups.erase(mine.groups.begin())) lospmm::perform(mine.groups.front());
 }
 
 static inline void lospmm_cluster_wait() { lospmm::wait_at(lospmm::everybody); }
@@ -485,13 +503,14 @@ static inline float4 lospmm_cluster_floats(const float4 *shared, unsigned rank) 
 }
 
 static inline void lospmm_bulk_make(unsigned long long *barrier, unsigned copiers = 0) {
-  lospmm::bulks[barrier] = {};
-  lospmm::bulks[barrier].copiers = copiers;
+  lospmm::Bulk made;
+  made.copiers = copiers;
+  lospmm::bulks.make(barrier, std::move(made));
 }
 static inline lospmm::Bulk &lospmm_bulk(unsigned long long *barrier) {
-  const auto found = lospmm::bulks.find(barrier);
-  if (found == lospmm::bulks.end()) lospmm::fault("a barrier of bulk copies that nobody made");
-  return found->second;
+  lospmm::Bulk *const found = lospmm::bulks.find(barrier);
+  if (!found) lospmm::fault("a barrier of bulk copies that nobody made");
+  return *found;
 }
 static inline void lospmm_bulk_expect(unsigned long long *barrier, unsigned bytes) {
   lospmm_bulk(barrier).expected += bytes;
@@ -511,8 +530,9 @@ static inline void lospmm_arrive_with_copies(unsigned long long *barrier) {
   if (++bulk.arrived > bulk.copiers) lospmm::fault("more threads arrive with copies than their barrier waits for");
 }
 static inline void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity) {
-  lospmm::Bulk &bulk = lospmm_bulk(barrier);
-  while ((bulk.phase & 1) == parity) {
+  for (;;) {
+    lospmm::Bulk &bulk = lospmm_bulk(barrier);  // found anew each time: another thread may have made more of them
+    if ((bulk.phase & 1) != parity) return;
     if (bulk.expected && bulk.started > bulk.expected)
       lospmm::fault("more bytes of bulk copies than their barrier expects");
     if (bulk.expected && bulk.started == bulk.expected && bulk.arrived == bulk.copiers) {
@@ -531,9 +551,9 @@ static inline void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity
 namespace lospmm {
 
 static Gate &gate_of(const unsigned long long *gate) {
-  const auto found = gates.find(gate);
-  if (found == gates.end()) fault("a gate that nobody made");
-  return found->second;
+  Gate *const found = gates.find(gate);
+  if (!found) fault("a gate that nobody made");
+  return *found;
 }
 
 // d += a x weights of a warp of a warpgroup, which lie in shared memory as wgmma.cuh says.
@@ -658,7 +678,7 @@ static inline void lospmm_wgmma_half(float (&d)[sums], const unsigned (&a)[4], L
 static inline unsigned lospmm_pair(float first, float second) {
   return lospmm_half_of_float(first) | static_cast<unsigned>(lospmm_half_of_float(second)) << 16;
 }
-static inline void lospmm_gate_make(unsigned long long *gate, unsigned count) { lospmm::gates[gate] = {0, count, 0}; }
+static inline void lospmm_gate_make(unsigned long long *gate, unsigned count) { lospmm::gates.make(gate, {0, count, 0}); }
 static inline void lospmm_gate_arrive(unsigned long long *gate) {
   lospmm::Gate &one = lospmm::gate_of(gate);
   if (++one.arrived == one.count) one.arrived = 0, ++one.phase, ++lospmm::progress;

@@ -3,7 +3,6 @@
 // B, C and the residual lie at addresses where no memory is (geometry.py). Every access is turned into an element of the
 // running thread's own column; any other address ends the process, and stderr says: stray LINE OPERAND OFFSET COLUMN.
 
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -83,7 +82,7 @@ static lospmm::Index blockIdx, threadIdx, blockDim, gridDim;
 #define __launch_bounds__(threads)
 #define __ldcs(pointer) lospmm::element(lospmm::read_from(pointer), pointer, __LINE__)
 #define __stcs(pointer, value) static_cast<void>(lospmm::element(lospmm::c, pointer, __LINE__) = (value))
-#define __fmaf_rn(x, y, z) std::fmaf(x, y, z)
+#define __fmaf_rn(x, y, z) __builtin_fmaf(x, y, z)
 #define __fadd_rn(x, y) ((x) + (y))
 
 // A tile is the last thing that its thread does, so returning from it ends the thread.

@@ -102,6 +102,7 @@ def test_a_cell_of_the_map_takes_less(tmp_path: Path) -> None:
     assert line["most_copies"] == families.QUICK_COPIES < MAX_COPIES
 
 
+@pytest.mark.slow
 def test_what_is_far_behind_is_left_out(tmp_path: Path) -> None:
     """But for real layers."""
     drawn, real = (

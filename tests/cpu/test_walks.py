@@ -162,7 +162,7 @@ def test_what_cannot_be_walked_twice_is_refused() -> None:
         kernel_of(problem_of(40, 60, 1000, 0.3), 8, 512, 5, walks=2)
     with pytest.raises(Unsupported, match="the first 61 rows of B"):
         kernel_of(plain, 8, 64, 61, walks=2)
-    with pytest.raises(Unsupported, match="no shared memory for 100 sums each"):
+    with pytest.raises(Unsupported, match="no shared memory for 100 sums of each"):
         kernel_of(problem_of(100, 400, 4096, 0.3), 100, 576, 5, walks=2)
     residual = problem_of(40, 60, 4096, 0.3, epilogue_of(None, relu=False, residual=True))
     with pytest.raises(Unsupported, match="without a residual"):

@@ -19,7 +19,9 @@ def test_every_language_has_golden_texts() -> None:
     assert {Path(name).suffix for name in FILES} == {*LANGUAGES}  # what is compiled as text; test_cubin.py has the rest
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if at % 3 else ()) for at, name in enumerate(FILES)]
+)
 def test_it_compiles_and_needs_no_stack(name: str, store: Store) -> None:
     text = (GOLDEN / name).read_text()
     emission = Emission(LANGUAGES[Path(name).suffix], "example", text, (text,))
