@@ -24,6 +24,7 @@ def fmaf() -> Callable[..., float]:
 @settings(max_examples=2_000, deadline=None)
 @given(floats, floats, floats)
 @example(2.0**-52, -0.9858163, -2.9574490)  # twice rounded, this is off by one
+@example(1 + 2.0**-23, 2.0**-24 * (1 - 2.0**-23), 1 + 2.0**-23)  # and so is this, just below halfway
 @example(2.0**-30, 1.0, 1.0 + 2.0**-23)
 @example(-(2.0**-60), 1.0, 1.0 + 2.0**-23)
 @example(1e-23, 1e-22, 2.0**-149)

@@ -32,6 +32,11 @@ def test_columns_touch_both_ends_of_the_first_a_middle_and_the_last_block(n: int
         assert {block * cols, min((block + 1) * cols, n) - 1} <= set(columns.tolist())
 
 
+@pytest.mark.parametrize("limit", [6, 12, 30])
+def test_no_more_columns_are_chosen_than_the_limit(limit: int) -> None:
+    assert len(choose_columns(10**6, 128, limit)) <= limit
+
+
 def test_few_columns_are_all_computed() -> None:
     assert choose_columns(64, 32).tolist() == list(range(64))
 

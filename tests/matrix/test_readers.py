@@ -149,6 +149,7 @@ def test_read_takes_a_path(tmp_path):
     path = tmp_path / "layer.smtx"
     path.write_bytes(smtx(np.eye(3)))
     assert read(path, seed=3) == read_bytes(path.read_bytes(), "layer.smtx", seed=3)
+    assert read(path) == read(path, seed=0) != read(path, seed=1)
 
 
 @needs_real_layers

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import struct
 import subprocess
 import sys
 import threading
@@ -306,3 +307,9 @@ def test_a_damaged_image_is_read_or_refused(cubin: bytes, data: st.DataObject) -
         elf.code_bytes(bytes(damaged))
     except ToolchainFault:
         pass
+
+
+def test_attributes_of_another_size_are_passed_over() -> None:
+    other = struct.pack("<BBHIII", elf.EIFMT_SVAL, 0x17, 12, 1, 2, 3)
+    own = struct.pack("<BBHII", elf.EIFMT_SVAL, elf.EIATTR_REGCOUNT, 8, 5, 40)
+    assert list(elf._symbol_attributes(other + own)) == [(elf.EIATTR_REGCOUNT, 5, 40)]
