@@ -61,6 +61,8 @@ def _lines(started: float) -> Report:
             said = f"{done} of {total}"
         else:
             return
-        print(f"{stage}: {said} at {now - started:.1f} s", file=sys.stderr, flush=True)
+        # In one piece: a signal between a text and the end of its line would put another message behind it.
+        sys.stderr.write(f"{stage}: {said} at {now - started:.1f} s\n")
+        sys.stderr.flush()
 
     return report

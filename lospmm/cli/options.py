@@ -115,7 +115,8 @@ def say(*, quiet: bool) -> Callable[[str], None]:
 
     def write(line: str) -> None:
         if not quiet:
-            print(printable(line), file=sys.stderr, flush=True)
+            sys.stderr.write(f"{printable(line)}\n")  # in one piece, as progress is
+            sys.stderr.flush()
 
     return write
 
