@@ -29,7 +29,7 @@ from lospmm_rank.train.sample import sampled
 from tests.rank.measured import line, small, write
 
 H200 = DEVICES["h200"]
-PROBLEMS = 24
+PROBLEMS = 40
 TIMES = st.lists(st.floats(1, 1e4), min_size=2, max_size=40).map(np.array)
 
 
@@ -68,7 +68,7 @@ def test_grades_fall_with_time_to_none() -> None:
 @pytest.fixture(scope="module")
 def lines_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(
-        tmp_path_factory.mktemp("lines") / "part-0-of-1.jsonl", [line(number, 16) for number in small(PROBLEMS)]
+        tmp_path_factory.mktemp("lines") / "part-0-of-1.jsonl", [line(number, 24) for number in small(PROBLEMS)]
     )
 
 
