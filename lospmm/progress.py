@@ -15,6 +15,12 @@ from lospmm.stages import silent
 LINE_SECONDS = 10.0
 
 
+def tell(line: str) -> None:
+    """Write a line to stderr in one piece: a signal between a text and its end would put another message behind it."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 @contextmanager
 def reported(*, quiet: bool) -> Iterator[Report]:
     """Yield a progress callback whose output is shown until the block ends."""
@@ -61,8 +67,6 @@ def _lines(started: float) -> Report:
             said = f"{done} of {total}"
         else:
             return
-        # In one piece: a signal between a text and the end of its line would put another message behind it.
-        sys.stderr.write(f"{stage}: {said} at {now - started:.1f} s\n")
-        sys.stderr.flush()
+        tell(f"{stage}: {said} at {now - started:.1f} s")
 
     return report

@@ -1,6 +1,5 @@
 """The commands of ``lospmm``, one module each; ``main.py`` makes their errors a line and an exit code."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from lospmm.cli.train_ranker import train_ranker
 from lospmm.cli.tune import tune
 from lospmm.cli.tune_model import tune_model
 from lospmm.errors import BadRequest
+from lospmm.progress import tell
 from lospmm.settings import unknown_variables
 from lospmm.version import __version__
 
@@ -37,7 +37,7 @@ def start(
     """Print the version, or the notes of unknown settings before a command."""
     if context.invoked_subcommand != "worker":  # which notes them in its log
         for line in unknown_variables():
-            print(f"note: {line}", file=sys.stderr)
+            tell(f"note: {line}")
     if version:
         print(f"lospmm {__version__}")
         raise typer.Exit

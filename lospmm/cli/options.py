@@ -1,6 +1,5 @@
 """Arguments and options that several commands have."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from lospmm.errors import BadRequest, printable
 from lospmm.gpu.detect import device_of
 from lospmm.matrix import readers
 from lospmm.problem.problem import Problem
+from lospmm.progress import tell
 from lospmm.settings import settings
 from lospmm.tuning.options import Options, check_served
 
@@ -115,8 +115,7 @@ def say(*, quiet: bool) -> Callable[[str], None]:
 
     def write(line: str) -> None:
         if not quiet:
-            sys.stderr.write(f"{printable(line)}\n")  # in one piece, as progress is
-            sys.stderr.flush()
+            tell(printable(line))
 
     return write
 

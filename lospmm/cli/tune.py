@@ -1,6 +1,5 @@
 """``lospmm tune``: the kernel of one matrix into a folder, on this machine or by a service."""
 
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -45,7 +44,7 @@ from lospmm.problem.convolution import parse_convolution
 from lospmm.problem.dtype import DTYPES, FLOAT32
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import columns_of
-from lospmm.progress import reported
+from lospmm.progress import reported, tell
 from lospmm.tuning import jobs
 from lospmm.tuning.options import is_experimental
 from lospmm.tuning.request import Request
@@ -124,7 +123,7 @@ def _tuned_here(request: Request, out: Path, *, quiet: bool) -> artifact.Artifac
 
         done = jobs.tune_to_folder(request, out, store=store, progress=watched)
     if not stages and not quiet:  # nothing had to be done
-        print(f"note: cached in {store.root}; timings are from the earlier run", file=sys.stderr)
+        tell(f"note: cached in {store.root}; timings are from the earlier run")
     return done
 
 
@@ -132,9 +131,9 @@ def _note_of_zeros(file: readers.MatrixFile) -> None:
     """Note weights without zeros, likely from before the pruning, and weights that are all zero."""
     matrix = file.matrix
     if matrix.nnz == matrix.m * matrix.k > 1:
-        print("note: no weight is 0; if the layer was pruned, its mask is not in these weights", file=sys.stderr)
+        tell("note: no weight is 0; if the layer was pruned, its mask is not in these weights")
     elif matrix.nnz == 0:
-        print("note: all weights are 0", file=sys.stderr)
+        tell("note: all weights are 0")
 
 
 def _note_of_elements(file: readers.MatrixFile, dtype: str) -> None:
@@ -147,11 +146,11 @@ def _note_of_elements(file: readers.MatrixFile, dtype: str) -> None:
             is_exact = np.array_equal(one.rounded(weights), weights)
         if is_exact:
             note = f"note: all weights are {one.name}; B and C are float32 unless --dtype {one.name} says otherwise"
-            print(note, file=sys.stderr)
+            tell(note)
             return
 
 
 def _warn_of_experiments(made: artifact.Artifact) -> None:
     if is_experimental(made.manifest["emitter"], arch := made.manifest["arch"]):
         note = f"note: machine code for {arch} is experimental, never run on a GPU: check its results"
-        print(note, file=sys.stderr)
+        tell(note)
