@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lospmm.problem.dtype import Dtype
 from lospmm.problem.problem import Problem, ceil_div
 
 #: Columns that 16 bits can number.
@@ -56,13 +55,6 @@ def entry_words(problem: Problem) -> int:
     return 1 if problem.dtype.element_bytes == 2 and problem.matrix.k <= MAX_NARROW_COLUMNS else 2
 
 
-def weight_words(dtype: Dtype, weights: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Return the bits of weights as the kernel reads them: 16 of a 16-bit type, else of float32."""
-    if dtype.element_bytes == 2:
-        return dtype.to_storage(weights).view(np.uint16).astype(np.uint32)
-    return dtype.rounded(weights).view(np.uint32)
-
-
 def pack_lists(problem: Problem, rows: NDArray[np.int64], starts: NDArray[np.int64], total: int) -> NDArray[np.uint32]:
     """Return the nonzeros of ``rows``, (total, ``entry_words``), from entries ``starts`` on, zero-padded."""
     matrix, words = problem.matrix, entry_words(problem)
@@ -73,7 +65,8 @@ def pack_lists(problem: Problem, rows: NDArray[np.int64], starts: NDArray[np.int
     target = np.repeat(starts, lengths) + within
     columns, weights = matrix.indices[source].astype(np.uint32), matrix.data[source]
     if words == 1:
-        found[target, 0] = columns | weight_words(problem.dtype, weights) << np.uint32(16)
+        halves = problem.dtype.to_storage(weights).view(np.uint16).astype(np.uint32)
+        found[target, 0] = columns | halves << np.uint32(16)
     else:
         found[target, 0] = columns
         found[target, 1] = problem.dtype.rounded(weights).view(np.uint32)

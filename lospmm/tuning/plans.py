@@ -22,7 +22,7 @@ Correct = Callable[[str, Sequence[Any], NDArray[np.float64]], NDArray[np.float64
 def plans_for(problem: Problem, names: Sequence[str], cache: str = "cold") -> Known:
     """Return the plans of these families, with forecasts corrected by measurements on such a device.
 
-    ``cache`` as in ``Options``. Names of families that have no plans in the table are left out: unrolled and dense.
+    ``cache`` as in ``Options``; ``names`` as in ``family_plans``.
     """
     traits, device = traits_of(problem, is_streamed=cache == "network"), problem.device
     micros = dense_micros(traits, device)
@@ -37,11 +37,12 @@ def family_plans(
     *,
     dense_micros: float | None = None,
 ) -> Known:
-    """Return all plans of the families ``names``, the best forecast first."""
+    """Return all plans of the families ``names``, the best forecast first; unrolled and dense, no rows, have none."""
     candidates: list[Candidate] = []
     refusals: dict[str, str] = {}
-    for name in (one for one in names if one in FAMILIES):
-        family = FAMILIES[name]
+    for name in names:
+        if (family := FAMILIES.get(name)) is None:
+            continue
         plans = () if (why := family.refusal(problem)) is not None else family.plans(problem)
         if not plans:
             refusals[name] = why or "no plan fits"
