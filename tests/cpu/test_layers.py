@@ -42,7 +42,7 @@ def check(layer: Layer, found: NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(found, interpret(layer.program, layer.b, layer.residual))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(layers())
 def test_the_oracle_is_right(layer: Layer) -> None:
     c = interpret(layer.program, layer.b, layer.residual)
@@ -150,7 +150,7 @@ def test_each_damaged_guard_is_refused() -> None:
     for op in (Opcode.FADD_IMM, Opcode.FMNMX_NAN):
         damages += [("op", number, Opcode.NOP) for number in np.flatnonzero(form["op"] == op)]
     assert len(damages) > 100
-    for field, number, value in damages[::3]:  # a third of each kind
+    for field, number, value in damages:
         damaged = form.copy()
         if field == "op":
             damaged[number] = blank(1)[0]

@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections.abc import Mapping
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,7 @@ def draw(text: str, random: np.random.Generator, change: Mapping[str, int]) -> t
     return operands, sizes
 
 
-@pytest.mark.parametrize(("text", "change"), list(zip(EXPRESSIONS, cycle(CHANGES), strict=False)))
+@pytest.mark.parametrize(("text", "change"), list(zip(EXPRESSIONS, itertools.cycle(CHANGES), strict=False)))
 def test_a_kernel_does_what_the_text_says(text: str, change: dict[str, int]) -> None:
     operands, sizes = draw(text, np.random.default_rng(len(text)), change)
     expected = by_hand(text, operands, sizes)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -16,6 +17,19 @@ from lospmm.problem.problem import Problem
 from tests.fixtures.real_layers import REAL_LAYERS
 
 DEVICE = find_device("h200")
+
+#: Architectures and types that a template is compiled for: one of them in every run.
+compiled = pytest.mark.parametrize(
+    ("arch", "dtype"),
+    [
+        ("sm_90", DTYPES["float16"]),
+        *(
+            pytest.param(arch, DTYPES[name], marks=pytest.mark.slow)
+            for arch, name in (("sm_90", "float32"), ("sm_80", "tf32"), ("sm_80", "bfloat16"))
+        ),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+)
 
 #: A file of each kind: empty rows, few columns, trained weights.
 REAL = (

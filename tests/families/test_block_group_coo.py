@@ -29,7 +29,7 @@ from lospmm.settings import settings as settings_of
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
-from tests.families.grouped import DEVICE, check, matrices, problems
+from tests.families.grouped import DEVICE, check, compiled, matrices, problems
 
 
 @pytest.mark.slow
@@ -146,17 +146,7 @@ def test_plans_have_forecasts(problem: Problem) -> None:
         assert problem.n % plan.vector == 0 and plan.columns % plan.vector == 0 and plan.warps % plan.splits == 0
 
 
-@pytest.mark.parametrize(
-    ("arch", "dtype"),
-    [
-        ("sm_90", DTYPES["float16"]),
-        *(
-            pytest.param(arch, DTYPES[name], marks=pytest.mark.slow)
-            for arch, name in (("sm_90", "float32"), ("sm_80", "tf32"), ("sm_80", "bfloat16"))
-        ),
-    ],
-    ids=str,
-)
+@compiled
 def test_templates_compile_without_spills(arch: str, dtype: Dtype) -> None:
     matrix = from_dense(np.ones((64, 64), np.float32))
     vector = 16 // dtype.element_bytes

@@ -1,7 +1,6 @@
 """GroupCOO: every plan computes A x B, and its groups hold A."""
 
 import itertools
-from itertools import cycle
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from lospmm.settings import settings as settings_of
 from lospmm.store import Store
 from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.template import emission_of
-from tests.families.grouped import DEVICE, check, matrices, problems, real_files
+from tests.families.grouped import DEVICE, check, compiled, matrices, problems, real_files
 from tests.fixtures.real_layers import needs_real_layers
 
 
@@ -33,7 +32,7 @@ def test_every_plan_multiplies(problem: Problem, data: st.DataObject) -> None:
     check(problem, pack_plan(problem, data.draw(st.sampled_from(every))))
 
 
-@pytest.mark.parametrize(("group", "dtype"), list(zip(GROUPS, cycle(DTYPES.values()), strict=False)), ids=str)
+@pytest.mark.parametrize(("group", "dtype"), list(zip(GROUPS, itertools.cycle(DTYPES.values()), strict=False)), ids=str)
 def test_a_row_is_shared_by_teams(group: int, dtype: object) -> None:
     """One row of 1,000 entries beside short and empty ones: it is a block's own, and crosses its teams."""
     random = np.random.default_rng(group)
@@ -107,17 +106,7 @@ def test_real_layers() -> None:
         check(problem, pack_plan(problem, best), columns=np.arange(2))
 
 
-@pytest.mark.parametrize(
-    ("arch", "dtype"),
-    [
-        ("sm_90", DTYPES["float16"]),
-        *(
-            pytest.param(arch, DTYPES[name], marks=pytest.mark.slow)
-            for arch, name in (("sm_90", "float32"), ("sm_80", "tf32"), ("sm_80", "bfloat16"))
-        ),
-    ],
-    ids=str,
-)
+@compiled
 def test_templates_compile_without_spills(arch: str, dtype: object) -> None:
     matrix = from_dense(np.eye(8, dtype=np.float32))
     problem = Problem(matrix, 256, DEVICE, None, Epilogue((0.5,) * 8, True, True), dtype)  # type: ignore[arg-type]

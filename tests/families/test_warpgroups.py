@@ -100,7 +100,7 @@ def test_columns_without_a_nonzero_are_not_copied(dtype: str) -> None:
     assert np.isfinite(execute_packed(kernel, np.arange(36), b, m=200)).all()
 
 
-@pytest.mark.parametrize(("dtype", "bad"), covering(["tf32", "float32"], [np.nan, -np.inf])[1:3])
+@pytest.mark.parametrize(("dtype", "bad"), [("tf32", -np.inf), ("float32", np.nan)])
 def test_what_is_not_finite_stays_in_its_column(dtype: str, bad: float) -> None:
     matrix = pruned(64, 40, 0.5, seed=5, dense_row=True)
     b = np.ones((40, 24), dtype=np.float32)
