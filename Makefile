@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Of the hundreds of processes that tests start, each compiles a second of Python where no bytecode is kept.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-slow check gpu-test bench serve golden lock clean
 
 demo: .venv/ready  ## train, prune, tune and run a small network on kernels

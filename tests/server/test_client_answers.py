@@ -126,6 +126,12 @@ def test_a_job_without_a_name_is_the_fault_of_the_service(named: str) -> None:
         client.tune(weights(), 64)
 
 
+def test_the_first_field_that_is_no_job_is_named() -> None:
+    refused = pytest.raises(ServiceFault, match="attempts")
+    with answering(lambda _: a_job(stage=3, attempts="many")) as port, client_of(port) as client, refused:
+        client.tune(weights(), 64)
+
+
 def test_a_server_that_is_stopped_in_the_middle_of_a_request_is_asked_again() -> None:
     plain = {"content-type": "text/plain"}
     answers = [(500, plain, [b"Internal Server Error"]), (200, JSON, [b'{"jobs": [], "next": null}'])]

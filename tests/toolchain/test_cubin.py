@@ -315,9 +315,11 @@ def test_segments_hold_the_sections_that_grew(arch: str, directory: Path) -> Non
     parts = {section.name: section.content for section in elf.sections(cubin)}
     code = encode(meant.form, generation_of(arch)).tobytes()
     assert code in parts[".text.example"]
-    _, _, contents = described(cubin)
+    _, segments, contents = described(cubin)
     for name in (".text.example", ".nv.constant2.example"):
         assert any(parts[name] in content for content in contents)
+    for _type, _flags, _address, _physical, in_file, in_memory, alignment in segments:
+        assert in_memory >= in_file and alignment in (0, 4, 8, 16, 32, 64, 128, 256)
 
 
 @pytest.fixture(scope="module")

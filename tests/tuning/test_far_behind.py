@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,21 +156,22 @@ def test_without_a_tile_the_others_have_it(
     assert made.manifest["search"]["families"][0]["refusal"] is None
 
 
-LARGE = Problem(uniform(4096, 4096, 0.8, seed=0), 1024, H200)
-NEAR = Problem(uniform(4096, 4096, 0.94, seed=0), 1024, H200)
+@cache
+def large(sparsity: float = 0.8) -> Problem:
+    return Problem(uniform(4096, 4096, sparsity, seed=0), 1024, H200)
 
 
 @pytest.mark.parametrize(
-    ("problem", "n", "dtype", "is_far"),
+    ("sparsity", "n", "dtype", "is_far"),
     [
-        (NEAR, 1024, "float32", False),
-        (LARGE, 1024, "float32", True),
-        (LARGE, 16, "float16", True),
-        (LARGE, 64, "tf32", True),
+        (0.94, 1024, "float32", False),
+        (0.8, 1024, "float32", True),
+        (0.8, 16, "float16", True),
+        (0.8, 64, "tf32", True),
     ],
 )
-def test_others_come_first_where_they_may_be_faster(problem: Problem, n: int, dtype: str, *, is_far: bool) -> None:
-    problem, options = replace(problem, n=n, dtype=DTYPES[dtype]), Options(**TIMED, dtype=dtype)
+def test_others_come_first_where_they_may_be_faster(sparsity: float, n: int, dtype: str, *, is_far: bool) -> None:
+    problem, options = replace(large(sparsity), n=n, dtype=DTYPES[dtype]), Options(**TIMED, dtype=dtype)
     known = known_of(problem)
     micros = others_first(problem, options, known)
     assert micros is not None
@@ -180,7 +182,7 @@ def test_what_is_surely_behind_is_not_even_ranked(monkeypatch: pytest.MonkeyPatc
     """Nothing is regrouped for it; what is near is ranked as ever, also by a process that searches ahead."""
     monkeypatch.setattr(prepare, "ranked", lambda *_: "ranked")
     options = Options(**TIMED).resolved(H200, "h200")
-    for problem, choice in ((LARGE, None), (NEAR, "ranked")):
+    for problem, choice in ((large(), None), (large(0.94), "ranked")):
         assert prepare.prepare(problem, options, Stages()).choice == choice
 
 
@@ -197,12 +199,12 @@ def test_what_is_surely_behind_is_not_even_ranked(monkeypatch: pytest.MonkeyPatc
 def test_it_is_searched_where_it_was_asked_for(options: dict[str, str]) -> None:
     """And where nothing was learned that would say no."""
     asked = Options(**{**TIMED, **options})
-    problem = Problem(LARGE.matrix, 1024, H200, dtype=DTYPES[asked.dtype], sums=DTYPES[asked.sums])
+    problem = Problem(large().matrix, 1024, H200, dtype=DTYPES[asked.dtype], sums=DTYPES[asked.sums])
     assert others_first(problem, asked, known_of(problem)) is None
 
 
 def test_another_gpu_has_learned_nothing() -> None:
-    problem = Problem(LARGE.matrix, 1024, DEVICES["a100"])
+    problem = Problem(large().matrix, 1024, DEVICES["a100"])
     assert others_first(problem, Options(**TIMED), known_of(problem)) is None
 
 
@@ -245,18 +247,20 @@ def known_with(forecast_micros: float) -> Known:
 
 
 def test_what_is_well_ahead_comes_first() -> None:
-    micros = forecast.fastest_micros(NEAR)
+    near = large(0.94)
+    micros = forecast.fastest_micros(near)
     assert micros is not None
-    assert others_first(NEAR, Options(**TIMED), known_with(1.51 * micros)) is None
-    assert others_first(NEAR, Options(**TIMED), known_with(1.49 * micros)) == micros
+    assert others_first(near, Options(**TIMED), known_with(1.51 * micros)) is None
+    assert others_first(near, Options(**TIMED), known_with(1.49 * micros)) == micros
 
 
 def test_with_a_budget_the_better_forecast_comes_first() -> None:
     """As time may be up before the second has its turn."""
-    micros, short = forecast.fastest_micros(NEAR), Options(**TIMED, budget_seconds=20.0)
+    near = large(0.94)
+    micros, short = forecast.fastest_micros(near), Options(**TIMED, budget_seconds=20.0)
     assert micros is not None
-    assert others_first(NEAR, short, known_with(1.01 * micros)) is None
-    assert others_first(NEAR, short, known_with(0.99 * micros)) == micros
+    assert others_first(near, short, known_with(1.01 * micros)) is None
+    assert others_first(near, short, known_with(0.99 * micros)) == micros
 
 
 def timed_in(micros: float | None) -> Known:
