@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from lospmm.artifact import artifact, kept
 from lospmm.artifact.artifact import Artifact
-from lospmm.codegen.ir import narrowed
-from lospmm.cpu import shipped
 from lospmm.errors import BadRequest, Unsupported
 from lospmm.gpu.detect import device_of
 from lospmm.gpu.launcher import ArtifactLauncher, open_launcher
@@ -83,7 +81,7 @@ class Kernel:
             raise Unsupported(f"family {manifest['family']}: some columns alone; launch it for all {manifest['n']}")
         if not 1 <= (count := whole_number("columns", columns)) <= manifest["n"]:
             raise BadRequest(f"columns is {count}: this kernel has 1 to {manifest['n']}")
-        return narrowed(whole, ceil_div(count, tile["thread_columns"] * tile["walks"]))
+        return whole.narrowed(ceil_div(count, tile["thread_columns"] * tile["walks"]))
 
     def run_on_cpu(self, b: NDArray[np.floating], residual: NDArray[np.floating] | None = None) -> NDArray[np.float32]:
         """Run the shipped text on the CPU: return C (m, n) of ``b`` (k, n), rounded to float32.
@@ -96,6 +94,8 @@ class Kernel:
         It shows what the kernel computes, not how fast. Raises BadRequest for arrays of other shapes or not of real
         numbers, VerificationFailed where the text cannot be run, ToolchainFault where CUDA C++ finds no g++.
         """
+        from lospmm.cpu import shipped  # a program that runs kernels on a GPU needs no emulator
+
         return shipped.run(self.artifact, b, residual)
 
     def __repr__(self) -> str:

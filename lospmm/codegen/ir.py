@@ -37,7 +37,7 @@ padding a Load is zero: it and the multiply-adds that use it are left out, by a 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -260,13 +260,6 @@ def grid(block_rows: int, n: int, cols: int, column_group: int) -> tuple[int, in
     block_cols = ceil_div(n, cols)
     group = min(column_group or block_cols, block_cols)
     return group, block_rows, ceil_div(block_cols, group)
-
-
-def narrowed(whole: Launch, words: int) -> Launch:
-    """Return the launch ``whole`` with only the column blocks of the first ``words``, one word a thread."""
-    x, block_rows, _ = whole.grid
-    blocks = ceil_div(words, whole.block)
-    return replace(whole, grid=(min(x, blocks), block_rows, ceil_div(blocks, x)))
 
 
 def launch(program: KernelProgram) -> Launch:

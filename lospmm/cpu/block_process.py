@@ -12,6 +12,9 @@ from pathlib import Path
 
 PAGE = mmap.PAGESIZE
 
+#: Address space behind each operand that cannot be accessed; nothing is allocated for it.
+GUARD_BYTES = 64 << 20
+
 
 def run(library_path: str, entry: str, shape: list[int]) -> None:
     """Run the kernel on the files in this directory and overwrite ``c``."""
@@ -32,19 +35,19 @@ def run(library_path: str, entry: str, shape: list[int]) -> None:
 
 
 class Guarded:
-    """Bytes that end, within 256 bytes, at the end of a page, before a page that cannot be accessed."""
+    """Bytes that end, within 256 bytes, at the end of a page, before pages that cannot be accessed."""
 
     def __init__(self, content: bytes) -> None:
         self.size = len(content)
         room = -(-max(self.size, 1) // 256) * 256
         pages = -(-room // PAGE) * PAGE
-        self._mapped = mmap.mmap(-1, pages + PAGE)
+        self._mapped = mmap.mmap(-1, pages + GUARD_BYTES)
         self._start = pages - room
         self._mapped[self._start : self._start + self.size] = content
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._mapped))
         self.address = start + self._start
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mprotect(ctypes.c_void_p(start + pages), ctypes.c_size_t(PAGE), 0) != 0:
+        if libc.mprotect(ctypes.c_void_p(start + pages), ctypes.c_size_t(GUARD_BYTES), 0) != 0:
             raise OSError(ctypes.get_errno(), "mprotect")
 
     def content(self) -> bytes:

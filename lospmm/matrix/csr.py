@@ -3,13 +3,16 @@
 import hashlib
 import operator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.sparse
 from numpy.typing import NDArray
 
 from lospmm.errors import BadMatrix
 from lospmm.settings import settings
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 #: The most rows or columns. A file of a few bytes can claim any shape, and the row offsets of this many rows take
 #: 32 MiB; the largest layers (vocabularies, flattened convolutions) stay below a tenth of it.
@@ -66,8 +69,17 @@ class SparseMatrix:
         """Return the row of each nonzero, (nnz,)."""
         return np.repeat(np.arange(self.m, dtype=np.int32), self.row_nnz)
 
-    def to_scipy(self) -> scipy.sparse.csr_array:
+    def dense_rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return rows ``start`` up to ``stop`` with their zeros, (stop - start, k)."""
+        own = slice(int(self.indptr[start]), int(self.indptr[stop]))
+        dense = np.zeros((stop - start, self.k), dtype=np.float32)
+        dense[np.repeat(np.arange(stop - start), self.row_nnz[start:stop]), self.indices[own]] = self.data[own]
+        return dense
+
+    def to_scipy(self) -> "scipy.sparse.csr_array":
         """Return the matrix as a SciPy ``csr_array`` that shares its memory."""
+        import scipy.sparse
+
         return scipy.sparse.csr_array((self.data, self.indices, self.indptr), shape=(self.m, self.k))
 
     def __eq__(self, other: object) -> bool:

@@ -9,6 +9,9 @@ Of ``sparsify_``: ``site`` finds pruned weights, ``layout`` the transposes that 
 modules, ``sparse`` binds their kernels to the weights, ``operator`` finds these in ``bound`` and runs them.
 """
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 try:
     import torch as _torch
 except ModuleNotFoundError as error:
@@ -22,8 +25,17 @@ from lospmm.nn.folder import load_, save
 from lospmm.nn.fusion import fused
 from lospmm.nn.report import ModelTimes, Report, Row
 from lospmm.nn.sparse import restore_, status
-from lospmm.nn.sparsify import sparsify_
+
+if _TYPE_CHECKING:
+    from lospmm.nn.sparsify import sparsify_
 
 __all__ = ["ModelTimes", "Report", "Row", "fused", "load_", "restore_", "save", "sparsify_", "status"]
 
 del _torch
+
+
+def __getattr__(name: str) -> object:
+    """Import ``sparsify_``, and tuning with it, on first use: a program that runs a saved model needs none."""
+    if name != "sparsify_":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _import_module("lospmm.nn.sparsify").sparsify_

@@ -6,12 +6,12 @@ from dataclasses import asdict, replace
 import torch
 
 from lospmm.artifact import kept
+from lospmm.client.client import Client
 from lospmm.client.events import LayerProgress
 from lospmm.errors import BadRequest
-from lospmm.gpu.detect import detect_device
+from lospmm.gpu.detect import device_of
 from lospmm.kernel import Kernel
 from lospmm.nn.tuning import Tuner
-from lospmm.problem.device import find_device
 from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 from lospmm.stages import Progress
@@ -37,7 +37,7 @@ def tuner_here(stack: ExitStack, device: str, options: Options, progress: LayerP
 
     Raises BadRequest for an unknown device.
     """
-    gpu = detect_device() if device == "auto" else find_device(device)
+    gpu = device_of(device)
     store, session = kept.open_store(), stack.enter_context(Session(settings().workers))
 
     def request_of(problem: Problem) -> Request:
@@ -66,10 +66,8 @@ def tuner_there(
 
     The service needs the name of a device; auto takes the GPU of this machine. Raises BadRequest and Unsupported.
     """
-    from lospmm.client.client import Client  # HTTP takes a while to import
-
     client = stack.enter_context(Client(*service))
-    gpu = detect_device() if device == "auto" else find_device(device)
+    gpu = device_of(device)
     check_served(asdict(options))
 
     def tune(problem: Problem, progress: Progress) -> Kernel:

@@ -1,11 +1,11 @@
 """Weights as a caller gives them: an array, a SciPy matrix, a ``SparseMatrix`` or a file's path."""
 
 import os
+import sys
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import scipy.sparse
 from numpy.typing import NDArray
 
 from lospmm.errors import BadMatrix, BadRequest
@@ -14,11 +14,14 @@ from lospmm.matrix.csr import SparseMatrix, check_shape, from_coo, from_dense
 from lospmm.matrix.readers import Values
 from lospmm.problem.convolution import Convolution
 
+if TYPE_CHECKING:
+    import scipy.sparse
+
 #: A, (m, k). A dense array is pruned already: its zeros are what is left out.
-Matrix: TypeAlias = NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix
+Matrix: TypeAlias = "NDArray[np.floating] | scipy.sparse.sparray | scipy.sparse.spmatrix | SparseMatrix"
 
 #: The same, or the path of a matrix file.
-Weights: TypeAlias = Matrix | str | os.PathLike[str]
+Weights: TypeAlias = "Matrix | str | os.PathLike[str]"
 
 
 def flattened(weights: Weights, convolution: Convolution | None) -> Weights:
@@ -56,7 +59,7 @@ def _matrix(weights: Matrix) -> SparseMatrix:
         raise BadMatrix("weights are a masked array: fill what is masked with zeros first, as in weights.filled(0)")
     if isinstance(weights, np.ndarray):
         return from_dense(np.asarray(weights))  # np.matrix would index differently
-    if scipy.sparse.issparse(weights):
+    if (scipy_sparse := sys.modules.get("scipy.sparse")) and scipy_sparse.issparse(weights):
         shape = check_shape(weights.shape)
         try:
             if weights.format in ("csr", "csc", "bsr"):

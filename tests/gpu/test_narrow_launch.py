@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import lospmm
 from lospmm.codegen import emit
-from lospmm.codegen.ir import grid, launch, narrowed
+from lospmm.codegen.ir import grid, launch
 from lospmm.codegen.lower import lower
 from lospmm.cpu import execute
 from lospmm.cpu.geometry import geometry_of
@@ -33,13 +33,13 @@ def test_the_first_blocks_alone(n: int, cols: int, group: int, rows: int, share:
     """Every block of the columns, at their own places, and no group of blocks without one of them."""
     whole = Launch(grid(rows, n, cols, group), cols, 99)
     columns = max(1, round(share * n))
-    few = narrowed(whole, columns)
+    few = whole.narrowed(columns)
     x, y, z = few.grid
     assert (y, few.block, few.shared_bytes) == (rows, cols, 99)
     assert few.grid[0] == whole.grid[0] or z == 1  # or blocks would have other numbers
     needed = ceil_div(columns, cols)
     assert needed <= x * z < needed + whole.grid[0] and x * z <= whole.grid[0] * whole.grid[2]
-    assert narrowed(whole, n) == whole
+    assert whole.narrowed(n) == whole
 
 
 @settings(max_examples=30, deadline=None)
@@ -52,7 +52,7 @@ def test_the_text_finds_its_columns(n: int, group: int, share: float) -> None:
     program = lower(problem, UnrolledPlan(TileSize(8, 32), schedule, natural_order(matrix, 8)))
     columns = np.arange(max(1, round(share * n)))
     b = np.random.default_rng(0).uniform(-1, 1, (30, n)).astype(np.float32)
-    geometry = replace(geometry_of(program, n=n, cols=32), grid=narrowed(launch(program), len(columns)).grid)
+    geometry = replace(geometry_of(program, n=n, cols=32), grid=launch(program).narrowed(len(columns)).grid)
     c = execute(emit(program, "ptx", "sm_90"), geometry, columns, b[:, columns])
     np.testing.assert_allclose(c, matrix.to_scipy() @ b[:, columns], atol=1e-5)
 

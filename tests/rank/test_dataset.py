@@ -10,6 +10,8 @@ from lospmm.errors import BadRequest
 from lospmm.space.features import FEATURES
 from lospmm_rank.train import dataset
 from lospmm_rank.train.dataset import Dataset, features_of_line, load, pack, renewed, save, split_of, stale
+from lospmm_rank.train.evaluate import evaluate
+from lospmm_rank.train.fit import train
 from tests.rank.measured import line, small, write
 
 NUMBERS = small(4)
@@ -60,6 +62,15 @@ def test_problems_are_split_by_their_number_and_files_are_for_the_test_alone() -
         "real": 0,
     }
     assert split_of("dlmc/rn50/layer.smtx") == "real"
+
+
+def test_too_little_or_stale_data_is_refused_by_training(packed: Dataset) -> None:
+    with pytest.raises(BadRequest, match="0 problems to learn from"):
+        train(replace(packed, micros=np.full_like(packed.micros, np.nan)))
+    with pytest.raises(BadRequest, match="train-ranker renews them"):
+        train(replace(packed, about=packed.about[:-1]))
+    with pytest.raises(BadRequest, match="no measured problem for real"):
+        evaluate(packed, None, "real")
 
 
 def test_features_of_another_version_are_stale(packed: Dataset, tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-import numpy as np
-
 from lospmm.gpu.libraries.library import (
     REAL,
     Library,
@@ -128,9 +126,8 @@ def _place_dense(stack: ExitStack, place: LibraryTask) -> list[int]:
     row_bytes = dtype.element_bytes * k
     addresses = [reserve(stack, place.driver, row_bytes * matrix.m) for _ in range(place.copies_of_a)]
     step = max(1, PIECE_BYTES // row_bytes)
-    sparse = matrix.to_scipy()
     for start in range(0, matrix.m, step):
-        piece = dtype.to_storage(sparse[start : start + step].toarray().astype(np.float32))
+        piece = dtype.to_storage(matrix.dense_rows(start, min(start + step, matrix.m)))
         for address in addresses:
             place.driver.upload(address + row_bytes * start, piece)
     return addresses

@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import numpy as np
-
 from lospmm.errors import GpuFault
 from lospmm.gpu.libraries.cublas import (
     COMPUTE_32F,
@@ -100,8 +98,8 @@ def _place(stack: ExitStack, driver: Driver, matrix: SparseMatrix, dtype: Dtype)
     """Write A (m, k), row-major with its zeros, to the GPU piece by piece; return its address."""
     row_bytes = dtype.element_bytes * matrix.k
     address = reserve(stack, driver, row_bytes * matrix.m)
-    step, sparse = max(1, PIECE_BYTES // row_bytes), matrix.to_scipy()
+    step = max(1, PIECE_BYTES // row_bytes)
     for start in range(0, matrix.m, step):
-        piece = dtype.to_storage(sparse[start : start + step].toarray().astype(np.float32))
+        piece = dtype.to_storage(matrix.dense_rows(start, min(start + step, matrix.m)))
         driver.upload(address + row_bytes * start, piece)
     return address
