@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from lospmm import gpu
-from lospmm.codegen.emission import Emission
-from lospmm.errors import LospmmError
+from lospmm.errors import GpuFault
 from lospmm.gpu.launcher import Launcher
 from lospmm.problem.problem import Launch
-from lospmm.settings import settings
-from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
 
 #: Entry of the kernel for each element size in bytes.
 ENTRIES: Mapping[int, str] = MappingProxyType({4: "lospmm_transpose", 2: "lospmm_transpose_16"})
 
-#: Threads of a block (as in transpose.cu), blocks for each SM, registers of a thread.
-_THREADS, _BLOCKS, _REGISTERS = 256, 6, 40
+#: Machine code for the GPUs of the device table, and PTX for later ones; from transpose.cu, by ``make golden``.
+CODE = Path(gpu.__path__[0], "transpose.fatbin")
+
+#: Threads of a block (as in transpose.cu), blocks for each SM.
+_THREADS, _BLOCKS = 256, 6
 
 #: Alignment of both matrices in bytes: the kernel loads four floats at a time.
 _ALIGNMENT = 16
@@ -32,7 +31,7 @@ _ALIGNMENT = 16
 #: Element types that the kernels take.
 _TYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
-#: Loaded kernels by GPU and element size; empty for a GPU without a compiler, where PyTorch's copy runs.
+#: Loaded kernels by GPU and element size; empty for a GPU that CODE is not for, where PyTorch's copy runs.
 _LAUNCHERS: dict[int, Mapping[int, Launcher]] = {}
 
 _LIBRARY = torch.library.Library("lospmm", "FRAGMENT")
@@ -40,26 +39,17 @@ _LIBRARY.define("transposed(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_
 
 
 def prepare(device: torch.device) -> None:
-    """Load the kernels on a GPU; the store keeps them compiled."""
+    """Load the kernels on a GPU."""
     if device.index in _LAUNCHERS:
         return
     try:
-        arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
         blocks = _BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # gives the process and this thread a context
-            cubin, launch = compiled(arch), Launch((blocks, 1, 1), _THREADS)
-            _LAUNCHERS[device.index] = {size: Launcher(cubin, entry, launch) for size, entry in ENTRIES.items()}
-    except LospmmError:
+            code, launch = CODE.read_bytes(), Launch((blocks, 1, 1), _THREADS)
+            _LAUNCHERS[device.index] = {size: Launcher(code, entry, launch) for size, entry in ENTRIES.items()}
+    except GpuFault:
         _LAUNCHERS[device.index] = {}
-
-
-def compiled(arch: str) -> bytes:
-    """Compile the kernels, or take the cubin from the store; raises Unsupported and ToolchainFault."""
-    source = Path(gpu.__path__[0], "transpose.cu").read_text()
-    emission = Emission(language="cuda", entry=ENTRIES[4], source=source, units=(source,))
-    store = Store(settings().cache_dir)
-    return compile_kernel(emission, arch=arch, registers=_REGISTERS, store=store, workers=1).cubin
 
 
 def turned(x: Tensor) -> Tensor:

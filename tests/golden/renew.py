@@ -24,6 +24,7 @@ from lospmm.problem.problem import Problem
 from lospmm.space.candidates import Schedule, TileSize, Tiling, UnrolledPlan
 from lospmm.space.reorder import natural_order, regroup
 from tests.einsums import golden_texts
+from tests.golden import transposes
 
 GOLDEN = Path(__file__).parent
 ARCH = "sm_90"
@@ -144,6 +145,7 @@ def renew() -> None:
     for name, text in wanted.items():
         (GOLDEN / name).write_text(text)
     golden_texts.renew()
+    transposes.renew()
 
 
 if __name__ == "__main__":
