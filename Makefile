@@ -37,8 +37,8 @@ golden: .venv/ready  ## write the golden texts anew; review them as a diff
 	$(BIN)/python -m tests.golden.renew
 
 lock:  ## pin every dependency anew (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --group dev --generate-hashes --no-header \
-		--output-file requirements.lock pyproject.toml
+	uv pip compile --quiet --universal --python-version 3.11 --group dev --extra plot --extra postgresql --extra ray \
+		--no-emit-package lospmm --generate-hashes --no-header --output-file requirements.lock pyproject.toml
 
 .venv/ready: pyproject.toml requirements.lock
 	@echo "Installing into .venv: 1.2 GB, about a minute" >&2

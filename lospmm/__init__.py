@@ -9,6 +9,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from lospmm.errors import extra_needed
 from lospmm.version import __version__
 
 if TYPE_CHECKING:
@@ -44,4 +45,5 @@ def __getattr__(name: str) -> object:
     """Import a public name on first use, since every module below them imports this package too."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    with extra_needed("tune", f"lospmm.{name}"):
+        return getattr(import_module(_HOMES[name]), name)

@@ -5,6 +5,7 @@ LospmmError
 |   +-- BadMatrix           a matrix file or matrix that cannot be used
 |   +-- BadSettings         a LOSPMM_* variable that is wrong: not the fault of a service's client
 |   +-- Unsupported         a combination that no table has a row for
+|   +-- MissingExtra        what is asked for needs libraries that are not installed: which extra has them
 +-- NothingFits         3   no tile size satisfies every constraint on this device
 +-- ToolchainFault      4   a compiler failed, was missing, or ran out of time or memory; carries the log
 +-- GpuFault            4   the GPU, its driver or the process that runs kernels failed; carries the driver's error name
@@ -12,6 +13,8 @@ LospmmError
 +-- VerificationFailed  5   a kernel's result differs from the float64 reference; nothing is written
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,6 +44,10 @@ class BadSettings(BadRequest):
 
 class Unsupported(BadRequest):
     """A combination of options that no table has a row for."""
+
+
+class MissingExtra(BadRequest, ModuleNotFoundError):
+    """Libraries that are not installed, and the extra of the package that has them."""
 
 
 class NothingFits(LospmmError):
@@ -79,6 +86,17 @@ class VerificationFailed(LospmmError):
     """A kernel whose result differs from the float64 reference."""
 
     exit_code = 5
+
+
+@contextmanager
+def extra_needed(extra: str, what: str) -> Iterator[None]:
+    """Raise MissingExtra where a library that is imported for ``what`` is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if isinstance(error, MissingExtra) or (error.name or "").startswith("lospmm"):
+            raise
+        raise MissingExtra(f"{what} needs {error.name}: pip install 'lospmm[{extra}]'", name=error.name) from None
 
 
 def printable(text: str) -> str:

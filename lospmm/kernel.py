@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lospmm.artifact import artifact, kept
 from lospmm.artifact.artifact import Artifact
-from lospmm.errors import BadRequest, Unsupported
+from lospmm.errors import BadRequest, Unsupported, extra_needed
 from lospmm.gpu.detect import device_of
 from lospmm.gpu.launcher import ArtifactLauncher, open_launcher
 from lospmm.gpu.protocol import Driver
@@ -132,7 +132,8 @@ def tune(
     Raises BadMatrix for weights that cannot be used, BadRequest and Unsupported for the rest of the request,
     NothingFits, ToolchainFault and VerificationFailed.
     """
-    from lospmm.tuning import jobs, request  # a program that only runs kernels needs neither
+    with extra_needed("tune", "lospmm.tune"):
+        from lospmm.tuning import jobs, request
 
     seed = whole_number("seed", seed)
     if not isinstance(convolution, Convolution | None):

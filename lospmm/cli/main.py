@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from lospmm.cli.output import print_json
-from lospmm.errors import BadRequest, LospmmError, ToolchainFault, printable
+from lospmm.errors import BadRequest, LospmmError, MissingExtra, ToolchainFault, extra_needed, printable
 
 #: The status of a command whose output nobody reads to its end, as in ``lospmm cache ls | head``. Typer's own.
 BROKEN_PIPE = 1
@@ -38,10 +38,13 @@ def run(arguments: Sequence[str]) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us; what is written to it is lost, as asked for
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    import typer  # it and the commands take a good part of a second
+    try:
+        with extra_needed("tune", "the command lospmm"):
+            import typer  # it and the commands take a good part of a second
 
-    from lospmm.cli.commands import app
-
+            from lospmm.cli.commands import app
+    except MissingExtra as error:
+        return _failed(error, arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file name may not fit the terminal's encoding

@@ -8,6 +8,7 @@ import typer
 
 from lospmm.cli.options import JsonOption
 from lospmm.cli.output import print_json
+from lospmm.errors import extra_needed
 
 keys_app = typer.Typer(help="The API keys of the service, for addresses that other machines can reach.")
 
@@ -59,6 +60,7 @@ def keys_revoke(name: Annotated[str, typer.Argument(metavar="NAME", help="The ho
 
 def _service() -> ModuleType:
     """Import the service: only its commands need a web framework."""
-    from lospmm_server import main
+    with extra_needed("server", "the service"):
+        from lospmm_server import main
 
     return main

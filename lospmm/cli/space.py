@@ -18,6 +18,7 @@ from lospmm.cli.options import (
 )
 from lospmm.cli.show import show_space
 from lospmm.codegen import check_target
+from lospmm.errors import extra_needed
 from lospmm.progress import reported
 from lospmm.stages import Stages
 from lospmm.tuning.build import for_emitter
@@ -44,10 +45,8 @@ def space(
     language = Options(emitter=emitter).resolved(problem.device, None).emitter
     check_target(language, arch)
     if plot is not None:
-        from lospmm.cli.plot import (  # matplotlib takes longer to import than a space to explore
-            check_format,
-            plot_space,
-        )
+        with extra_needed("plot", "--plot"):  # and matplotlib takes longer to import than a space to explore
+            from lospmm.cli.plot import check_format, plot_space
 
         check_format(plot)
     with reported(quiet=quiet) as progress:

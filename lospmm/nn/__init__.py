@@ -12,14 +12,10 @@ modules, ``sparse`` binds their kernels to the weights, ``operator`` finds these
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-try:
+from lospmm.errors import extra_needed as _extra_needed
+
+with _extra_needed("torch", "lospmm.nn"):
     import torch as _torch
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError(
-        "lospmm.nn needs PyTorch 2.6 or newer: pip install 'lospmm[torch]'", name="torch"
-    ) from None
 
 from lospmm.nn.folder import load_, save
 from lospmm.nn.fusion import fused
@@ -38,4 +34,5 @@ def __getattr__(name: str) -> object:
     """Import ``sparsify_``, and tuning with it, on first use: a program that runs a saved model needs none."""
     if name != "sparsify_":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _import_module("lospmm.nn.sparsify").sparsify_
+    with _extra_needed("tune", "lospmm.nn.sparsify_"):
+        return _import_module("lospmm.nn.sparsify").sparsify_

@@ -66,8 +66,9 @@ def check(words: list[str]) -> None:
             assert set(arguments) <= targets(), arguments
         case "pip":
             install, package = arguments
-            extra = re.fullmatch(r"\.\[(\w+)\]", package)
-            assert install == "install" and extra and extra[1] in _extras(), arguments
+            named = re.fullmatch(r"\.(?:\[([\w,]+)\])?", package)
+            assert install == "install" and named, arguments
+            assert set(filter(None, (named[1] or "").split(","))) <= _extras(), arguments
         case "curl":
             _check_url(arguments)
         case "python":
