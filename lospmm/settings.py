@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import platformdirs
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lospmm.errors import BadSettings, printable
 
@@ -33,10 +32,10 @@ _OF_A_SERVICE = re.compile(
 SERVICE_NONZEROS = 4_000_000
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """The settings of one process, read from ``LOSPMM_*`` environment variables."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     cache_dir: Path = Field(
         default_factory=lambda: platformdirs.user_cache_path("lospmm"),
@@ -118,7 +117,9 @@ class Settings(BaseSettings):
 def settings() -> Settings:
     """Return the settings of this process, read once. Raises BadSettings naming the wrong variable."""
     try:
-        return Settings()
+        by_name = {name.upper(): value for name, value in os.environ.items() if value}
+        fields = {field: PREFIX + field.upper() for field in Settings.model_fields}
+        return Settings.model_validate({field: by_name[name] for field, name in fields.items() if name in by_name})
     except ValidationError as error:
         first = error.errors()[0]
         why = first["msg"].removeprefix("Value error, ")

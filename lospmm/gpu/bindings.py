@@ -51,12 +51,6 @@ def _names_by_text() -> dict[str, str]:
     return {_text_of(status): status.name for status in cu.CUresult if status != cu.CUresult.CUDA_SUCCESS}
 
 
-def status_text(number: int) -> str:
-    """Return the driver's name of an error, and what it says of it."""
-    status = cu.CUresult(number)
-    return f"{status.name}: {_text_of(status)}"
-
-
 def _text_of(status: cu.CUresult) -> str:
     found, text = cu.cuGetErrorString(status)
     return str(text.decode() if found == cu.CUresult.CUDA_SUCCESS and text is not None else status.name)

@@ -5,8 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cuda.bindings import driver
-
 from lospmm.errors import BadRequest
 from lospmm.problem.device import DEVICES, DeviceSpec, find_device
 
@@ -60,7 +58,7 @@ def own_gpu_id() -> str:
 
     A process that is shown another GPU as its first one (``CUDA_VISIBLE_DEVICES``) has another.
     """
-    gpu = _first()
+    driver, gpu = _first()
     if gpu is None:
         return ""
     status, unique = driver.cuDeviceGetUuid(gpu)
@@ -72,26 +70,29 @@ def driver_version() -> str:
     with suppress(OSError):
         if found := _VERSION.search(DRIVER_VERSION_FILE.read_text()):
             return found[0]
-    status, number = driver.cuDriverGetVersion() if _first() is not None else (None, 0)
+    driver, gpu = _first()
+    status, number = driver.cuDriverGetVersion() if gpu is not None else (None, 0)
     return f"CUDA {number // 1000}.{number % 1000 // 10}" if status == driver.CUresult.CUDA_SUCCESS else ""
 
 
 def _first_gpu() -> str | None:
     """Return the driver's name of GPU 0, as in "NVIDIA H200"; None without a driver or a GPU."""
-    gpu = _first()
+    driver, gpu = _first()
     if gpu is None:
         return None
     status, name = driver.cuDeviceGetName(256, gpu)
     return name.split(b"\0")[0].decode() if status == driver.CUresult.CUDA_SUCCESS else None
 
 
-def _first() -> Any:
-    """Return the driver's GPU 0, or None."""
+def _first() -> tuple[Any, Any]:
+    """Return the driver's bindings, and its GPU 0 or None."""
+    from cuda.bindings import driver  # loading a kernel needs none of them, and they take a while to import
+
     try:
         (status,) = driver.cuInit(0)
         if status != driver.CUresult.CUDA_SUCCESS:
-            return None
+            return driver, None
         status, gpu = driver.cuDeviceGet(0)
     except RuntimeError:  # the bindings find no libcuda
-        return None
-    return gpu if status == driver.CUresult.CUDA_SUCCESS else None
+        return driver, None
+    return driver, gpu if status == driver.CUresult.CUDA_SUCCESS else None

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import GpuFault
-from lospmm.gpu.bindings import status_text
 from lospmm.gpu.libraries.dense import CublasKernel
 from lospmm.gpu.protocol import SHARED_BYTES_UNASKED, Driver, LaunchShape
 from lospmm.problem.dtype import dtype_named
@@ -131,6 +130,9 @@ def _library() -> Any:
 
 
 def _check(status: int) -> None:
-    """Raise GpuFault with the driver's name of an error."""
+    """Raise GpuFault with the driver's name of an error, and what it says of it."""
     if status:
-        raise GpuFault(status_text(status))
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        _library().cuGetErrorName(status, ctypes.byref(name))
+        _library().cuGetErrorString(status, ctypes.byref(text))
+        raise GpuFault(f"{(name.value or b'CUDA error %d' % status).decode()}: {(text.value or b'').decode()}")

@@ -29,7 +29,6 @@ from lospmm.gpu.libraries import (
     sputnik,
     time_baseline,
 )
-from lospmm.gpu.libraries import library as libraries
 from lospmm.gpu.libraries.library import Buffers, LibraryFault, LibraryTask, Variants, load, named_by
 from lospmm.gpu.timing import Timing
 from lospmm.matrix.csr import SparseMatrix, from_dense
@@ -279,7 +278,7 @@ def test_a_missing_library_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(name: str) -> Any:
         raise RuntimeError(f"looked for {name}\nin many folders")
 
-    monkeypatch.setattr(libraries.pathfinder, "load_nvidia_dynamic_lib", nowhere)
+    monkeypatch.setattr("cuda.pathfinder.load_nvidia_dynamic_lib", nowhere)
     problem = Problem(drawn(3, 3, 0.5), 2)
     assert problem.run("cusparse").failure == (
         "libcusparse is not installed; pip install nvidia-cusparse, or a CUDA toolkit"

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from cuda import pathfinder
 from numpy.typing import NDArray
 
 from lospmm.gpu.protocol import Driver
@@ -85,6 +84,8 @@ def find(name: str) -> str:
 
     Raises LibraryFault with what to install.
     """
+    from cuda import pathfinder  # it takes a while to import
+
     try:
         path = pathfinder.load_nvidia_dynamic_lib(name).abs_path
     except RuntimeError:  # pathfinder's message lists every folder that it looked into
