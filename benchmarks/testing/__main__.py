@@ -1,13 +1,12 @@
 """How strong a tree's tests are: branches by package, and how many of a sample of mutants they kill.
 
-    python -m benchmarks.testing sample --tree DIR --like DIR [--count 100] [--seed 0]
     python -m benchmarks.testing coverage --tree DIR --work DIR [--like DIR] [--recorded] [-- OPTIONS OF PYTEST]
     python -m benchmarks.testing mutants --tree DIR --work DIR [--jobs 1] [--seconds N]
     python -m benchmarks.testing table
 
 ``--tree`` is a checkout, whose commit names its lines in ``--out``; ``--like`` one in whose layout packages are
-counted. ``--work`` keeps what was measured, for ``mutants``. ``sample`` draws mutants whose statement stands once in
-each of the two trees. ``mutants`` goes on where it was ended. ``table`` compares the first commit with each other.
+counted. ``--work`` keeps what was measured, for ``mutants``, which goes on where it was ended: those that ``--out`` names
+(``git show e94cf6a:benchmarks/testing/sample.py`` drew them). ``table`` compares the first commit with each other.
 """
 
 import argparse
@@ -24,7 +23,6 @@ from benchmarks.harness import Row, read_results, write_results
 from benchmarks.testing import table
 from benchmarks.testing.mutants import Copy, Verdict, try_mutant
 from benchmarks.testing.mutations import Edit, Name, find, named_mutants
-from benchmarks.testing.sample import draw
 from benchmarks.testing.suite import Covering, combine, coverage_by_package, packages_in, recorded_tests, run_suite
 
 Results = dict[tuple[str, ...], Row]
@@ -47,13 +45,6 @@ def add(out: Path, rows: list[Row]) -> None:
 def commit_of(tree: Path) -> str:
     command = ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty"]
     return subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def sample(arguments: argparse.Namespace) -> None:
-    drawn = draw(arguments.tree, arguments.like, arguments.count, arguments.seed)
-    rows = [{"what": "sample", "mutant": i, "package": package, **asdict(name)}
-            for i, (package, name) in enumerate(drawn)]  # fmt: skip
-    add(arguments.out, rows)
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -122,20 +113,16 @@ def show(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for name, function in (("sample", sample), ("coverage", measure), ("mutants", mutants), ("table", show)):
+    for name, function in (("coverage", measure), ("mutants", mutants), ("table", show)):
         command = commands.add_parser(name)
         command.set_defaults(run=function)
         command.add_argument("--out", type=Path, default=Path("benchmarks/results/testing.jsonl"))
         if name != "table":
             command.add_argument("--tree", type=lambda text: Path(text).resolve(), required=True)
-        if name in ("sample", "coverage"):
-            command.add_argument("--like", type=lambda text: Path(text).resolve(), required=name == "sample")
         if name in ("coverage", "mutants"):
             command.add_argument("--work", type=lambda text: Path(text).resolve(), required=True)
-        if name == "sample":
-            command.add_argument("--count", type=int, default=100)
-            command.add_argument("--seed", type=int, default=0)
         if name == "coverage":
+            command.add_argument("--like", type=lambda text: Path(text).resolve())
             command.add_argument("--recorded", action="store_true", help="the suite was run; report what --work has")
             command.add_argument("options", nargs="*", help="for pytest, after --")
         if name == "mutants":

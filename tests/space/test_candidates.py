@@ -12,7 +12,7 @@ from lospmm.codegen.lower import lower
 from lospmm.matrix.csr import from_dense
 from lospmm.problem.device import DEVICES, DeviceSpec
 from lospmm.problem.problem import SPLITS, Problem
-from lospmm.space.candidates import COLUMN_GROUPS, Schedule, TileSize, UnrolledPlan, UnrolledPlans
+from lospmm.space.candidates import COLUMN_GROUPS, Pool, Schedule, TileSize, UnrolledPlan, UnrolledPlans
 from lospmm.space.constraints import Subject, block_count, block_counts, grid_height, mailbox_bytes
 from lospmm.space.occupancy import resident_blocks, resident_blocks_of_each
 from lospmm.space.registers import forecast_of_each, forecast_registers
@@ -51,6 +51,17 @@ def test_columns_read_as_the_candidates_they_were_made_of(found: list[UnrolledPl
     assert all(type(c.tile.rows) is int and type(c.tile.cols) is int for c in columns)  # written down as JSON
     with pytest.raises(IndexError):
         columns[len(found)]
+
+
+def test_a_pool_finds_the_candidates_of_its_parts() -> None:
+    tile, schedules = TileSize(7, 96), (Schedule(4), Schedule(8))
+    parts = [UnrolledPlans.of([UnrolledPlan(tile, one, TILINGS[7])]) for one in schedules]
+    pool = Pool(tuple(parts), np.zeros((2, 1)), np.zeros(2), np.zeros(2, np.int64))
+    assert [pool.find(tile, one) for one in schedules] == [0, 1]
+    assert [pool[at].schedule for at in (0, 1)] == list(schedules)
+    assert pool.find(TileSize(8, 96), schedules[0]) is None and pool.find(tile, Schedule(5)) is None
+    with pytest.raises(IndexError):
+        pool[2]
 
 
 @given(lists, st.lists(schedules, max_size=4))
