@@ -5,7 +5,7 @@
     python -m benchmarks.testing table
 
 ``--tree`` is a checkout, whose commit names its lines in ``--out``; ``--like`` one in whose layout packages are
-counted. ``--work`` keeps what was measured, for ``mutants``, which goes on where it was ended: those that ``--out`` names
+counted. ``--work`` keeps what was measured, for ``mutants``, which goes on where it was ended; ``--out`` names them
 (``git show e94cf6a:benchmarks/testing/sample.py`` drew them). ``table`` compares the first commit with each other.
 """
 

@@ -1,7 +1,6 @@
 """benchmarks/testing: mutations stand where their names say, and a small tree's tests kill what they should."""
 
 import ast
-import random
 import subprocess
 import time
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from benchmarks.testing import mutants, suite, table
 from benchmarks.testing.mutants import Copy, Run, Verdict, chosen_tests, hanging_test, run_of, try_mutant, unfinished
 from benchmarks.testing.mutations import Edit, Name, find, named_mutants
-from benchmarks.testing.sample import draw, shares, spread
 from benchmarks.testing.suite import Covering, Recorded, package_of, packages_in
 
 MODULE = '''
@@ -113,15 +111,6 @@ def test_a_name_survives_a_move_a_new_message_and_a_new_function_name(tree: Path
 def test_the_same_statement_twice_has_no_name(tree: Path) -> None:
     (tree / "lospmm/again.py").write_text("def unused(a: int) -> int:\n    return a * 2\n")
     assert not [name for name in named_mutants(tree) if name.function == "unused"]
-
-
-def test_a_sample_is_the_same_again_and_spread(tree: Path) -> None:
-    drawn = draw(tree, tree, 2, seed=0)
-    assert drawn == draw(tree, tree, 2, seed=0)
-    assert {name.function for _, name in drawn} == {"clamp", "unused"}
-    assert {package for package, _ in drawn} == {"lospmm"}
-    assert shares({"a": 100, "b": 25, "c": 1}, 17) == {"a": 11, "b": 5, "c": 1}
-    assert len(spread(named_mutants(tree), 9, random.Random(0))) == 2  # one of each function
 
 
 def covering_of(tree: Path, lines: dict[str, list[int]], seconds: dict[str, float]) -> Covering:
