@@ -69,7 +69,7 @@ def _shared() -> Sequence[structlog.typing.Processor]:
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.processors.StackInfoRenderer(),
-        _without_colors,
+        _without_foreign,
     ]
 
 
@@ -80,9 +80,10 @@ def _written(target: TextIO) -> Sequence[structlog.typing.Processor]:
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(sort_keys=True)]
 
 
-def _without_colors(_logger: object, _method: str, event: Event) -> Event:
-    """Drop uvicorn's second copy of a line, which has terminal colours."""
-    event.pop("color_message", None)
+def _without_foreign(_logger: object, _method: str, event: Event) -> Event:
+    """Drop uvicorn's second copy of a line, which has terminal colours, and Ray's second time."""
+    for name in ("color_message", "_ray_timestamp_ns"):
+        event.pop(name, None)
     return event
 
 

@@ -103,7 +103,7 @@ def test_a_busy_service_is_asked_again(
 def test_the_time_may_be_up_and_a_job_cancelled() -> None:
     with served() as port, in_background() as submit, client_of(port) as client:
         with pytest.raises(ServiceFault, match=r"(queued|running) when the time was up; the job goes on"):
-            client.tune(weights(), 64, timeout_seconds=0.5, **SLOW)
+            client.tune(weights(), 64, timeout_seconds=2.0, **SLOW)
         (job,) = client.jobs()
         assert not client.job(job.id).is_ended
         waiting = submit(client.tune, weights(), 64, **SLOW)

@@ -54,7 +54,8 @@ def lines() -> Lines:
 
 
 def test_a_line_of_the_standard_library(lines: Lines) -> None:
-    logging.getLogger("lospmm.somewhere").warning("%d of %s", 3, "them")
+    foreign = {"color_message": "red", "_ray_timestamp_ns": 1}  # as uvicorn and Ray add them to every record
+    logging.getLogger("lospmm.somewhere").warning("%d of %s", 3, "them", extra=foreign)
     (line,) = lines()
     spoken = datetime.fromisoformat(line.pop("time"))
     assert abs((datetime.now(UTC) - spoken).total_seconds()) < 60
