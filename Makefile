@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Of the hundreds of processes that tests start, each compiles a second of Python where no bytecode is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow check gpu-test bench serve golden lock clean
+.PHONY: demo test test-slow check gpu-test bench serve golden wheels lock clean
 
 demo: .venv/ready  ## train, prune, tune and run a small network on kernels
 	$(BIN)/python examples/digits.py
@@ -36,6 +36,13 @@ serve: .venv/ready  ## the REST service on http://127.0.0.1:8000
 golden: .venv/ready  ## write the golden texts anew; review them as a diff
 	$(BIN)/python -m tests.golden.renew
 
+wheels: .venv/ready  ## dist/: the package, and lospmm-torch where PyTorch and g++ are in .venv
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	if $(BIN)/python -c "import torch" 2>/dev/null; then \
+		$(BIN)/python -m build --wheel --no-isolation --outdir dist native; fi
+	$(BIN)/python -m twine check --strict dist/*
+
 lock:  ## pin every dependency anew (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --group dev --extra plot --extra postgresql --extra ray \
 		--no-emit-package lospmm --generate-hashes --no-header --output-file requirements.lock pyproject.toml
@@ -48,4 +55,4 @@ lock:  ## pin every dependency anew (needs uv)
 	touch $@
 
 clean:
-	rm -rf .venv build
+	rm -rf .venv build dist

@@ -24,6 +24,7 @@ from torch import Tensor
 from lospmm.errors import BadMatrix, GpuFault
 from lospmm.gpu.launcher import Launcher
 from lospmm.matrix.csr import from_dense
+from lospmm.nn.package import Package
 from lospmm.problem.dtype import DTYPES, FLOAT32, Dtype
 from lospmm.problem.problem import Launch
 
@@ -94,6 +95,12 @@ class Tensors:
         """Key of these tensors in the registry."""
         return address_of(self.weight, self.mask, self.bias, self.groups)
 
+    @property
+    def pointers(self) -> tuple[int, ...]:
+        """Addresses of the tensors, 0 where there is none."""
+        every = (self.weight, self.mask, self.bias)
+        return tuple(0 if one is None else one.data_ptr() for one in every)
+
     def matrix(self) -> np.ndarray:
         """Return the current A (m, k) as float32 on the CPU."""
         weight = self.weight.detach()
@@ -131,6 +138,7 @@ class ReadyKernel:
     launcher: Launcher | None  # None on a CPU
     shape_for: Callable[[int], Launch] | None  # the launch for the first columns; None if blocks span all columns
     emulated: Callable[..., np.ndarray]  # runs the kernel's text
+    package: Package | None = None  # for the operators of C++, which take a kernel with the whole epilogue
     narrower: dict[int, Launcher] = field(default_factory=dict)  # by their blocks along x and z
 
     def for_columns(self, columns: int) -> "ReadyKernel":
@@ -176,6 +184,10 @@ class BoundKernels:
     refusal: str | None = None
     owners: int = 1
     warned: set[str] = field(default_factory=set)
+    pointers: tuple[int, ...] = field(init=False)  # of ``tensors``
+
+    def __post_init__(self) -> None:
+        self.pointers = self.tensors.pointers
 
     def is_current(self) -> bool:
         """Return whether the weights are those of the kernels; compare them again after a write."""

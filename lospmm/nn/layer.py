@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lospmm.nn import operator
+from lospmm.nn import operator, package
 from lospmm.nn.attention import attended, close_fast_paths, is_batch, why_dense
 from lospmm.nn.bound import Tensors, serves_images
 from lospmm.nn.fusion import FusedConv2d, FusedLinear
@@ -42,9 +42,53 @@ def product(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) ->
         return _as_given(y, x)
     is_alone = torch.compiler.is_compiling() or tuned.shares == "no"
     b = _transposed(x) if is_alone else _transposed_once(x, tuned.shares)
-    c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias, None, relu)
+    if (ready := _packed(b, tuple(b.shape), tuned, tensors, relu=relu)) is not None:
+        c = package.apply(b, ready.package.data, ready.package.high, ready.package.low, ready.out_shape)
+    else:
+        c = operator.spmm(b, tensors.weight, tensors.mask, tensors.bias, None, relu)
     c = c.t() if tuned.features_first else turned(c)
     return _as_given(c, x)
+
+
+def multiplied(x: Tensor, tuned: Tuned, tensors: Tensors, *, relu: bool = False) -> Tensor | None:
+    """Return ``product`` where kernels serve ``x``, or None.
+
+    An eager call is one operator of C++, transposes and all, where that is there.
+    """
+    if tuned.native is not None and tuned.shares == "no" and x.dim() > 0 and not torch.compiler.is_compiling():
+        k = x.shape[-1]
+        ready = _packed(x, (k, x.numel() // k if k else 0), tuned, tensors, relu=relu)
+        if ready is not None and is_dense(x):
+            own = ready.package
+            return package.linear(x, own.data, own.high, own.low, ready.out_shape[0], tuned.features_first)
+    return product(x, tuned, tensors, relu=relu) if serves(tuned, x) else None
+
+
+def _packed(
+    x: Tensor,
+    shape: tuple[int, ...],
+    tuned: Tuned,
+    tensors: Tensors,
+    way: tuple[int, ...] = (),
+    *,
+    relu: bool,
+    residual: bool = False,
+) -> Any:
+    """Return the kernel for an operand of just ``shape`` that the operators of C++ run in this call, or None.
+
+    That is so in calls from Python and in what torch.export traces. torch.compile fuses transposes with what is next to
+    them, and its graphs are shared by layers.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return None
+    bound = tuned.native
+    if bound is None or torch.is_grad_enabled():
+        return None
+    ready = bound.ready.get((shape, relu, residual, way))
+    if ready is None or ready.package is None or x.dtype is not ready.dtype or x.device != ready.device:
+        return None
+    is_other = not torch.compiler.is_compiling() and bound.pointers != tensors.pointers  # a traced tensor has none
+    return None if is_other or not bound.is_current() else ready
 
 
 def _as_given(c: Tensor, x: Tensor) -> Tensor:
@@ -147,8 +191,8 @@ class SparseLinear(Sparse, nn.Linear):
     def _multiplied(self, x: Tensor, *, relu: bool) -> Tensor:
         tuned = self.lospmm_tuned
         tensors = tensors_of(self, tuned.place)
-        if serves(tuned, x):
-            return product(x, tuned, tensors, relu=relu)
+        if (y := multiplied(x, tuned, tensors, relu=relu)) is not None:
+            return y
         with _unlowered(x, tuned):
             return _dense(x, tensors, relu=relu)
 
@@ -194,8 +238,14 @@ class _SparseConvolution(Sparse):
         way = way_of(self)
         inner = as_images(x, weight.dim())
         if way is not None and inner is not None and _is_taken(x, tuned) and _has_kernel(tuned, inner.shape):
-            images = [one if one is None else as_images(one, one.dim()) for one in (weight, mask)]
-            c = operator.conv2d(inner, images[0], images[1], bias, residual, relu, *way)
+            flat = tuple(number for pair in way for number in pair)
+            ready = _packed(inner, tuple(inner.shape), tuned, tensors, flat, relu=relu, residual=residual is not None)
+            if ready is not None and (residual is None or _is_like(residual, inner, ready.out_shape)):
+                own = ready.package
+                c = package.apply(inner, own.data, own.high, own.low, ready.out_shape, residual)
+            else:
+                images = [one if one is None else as_images(one, one.dim()) for one in (weight, mask)]
+                c = operator.conv2d(inner, images[0], images[1], bias, residual, relu, *way)
             return c if weight.dim() == 4 else c.squeeze(2)
         with _unlowered(x, tuned):
             c = self._conv_forward(x, _effective(tensors), bias)
@@ -263,13 +313,17 @@ class SparseMultiheadAttention(Sparse, nn.MultiheadAttention):
         else:
             tensors = tensors_of(self, tuned.place)
             weight, bias = _effective(tensors), tensors.bias
-            if query is key and key is value and serves(tuned, query):
-                return product(query, tuned, tensors).chunk(3, dim=-1)
+            if query is key and key is value and (y := multiplied(query, tuned, tensors)) is not None:
+                return y.chunk(3, dim=-1)
         if query is key and key is value:
             return functional.linear(query, weight, bias).chunk(3, dim=-1)
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         parts = zip((query, key, value), weight.chunk(3), biases, strict=True)
         return tuple(functional.linear(*part) for part in parts)
+
+
+def _is_like(residual: Tensor, x: Tensor, shape: tuple[int, ...]) -> bool:
+    return residual.dtype is x.dtype and residual.device == x.device and residual.shape == shape
 
 
 def _has_kernel(tuned: Tuned, shape: Sequence[int]) -> bool:

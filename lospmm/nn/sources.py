@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 
 import torch
 
+from lospmm import client
 from lospmm.artifact import kept
-from lospmm.client.client import Client
 from lospmm.client.events import LayerProgress
 from lospmm.errors import BadRequest
 from lospmm.gpu.detect import device_of
@@ -66,7 +66,7 @@ def tuner_there(
 
     The service needs the name of a device; auto takes the GPU of this machine. Raises BadRequest and Unsupported.
     """
-    client = stack.enter_context(Client(*service))
+    served_by = stack.enter_context(client.Client(*service))  # HTTP is imported here, which takes a while
     gpu = device_of(device)
     check_served(asdict(options))
 
@@ -74,7 +74,7 @@ def tuner_there(
         own = options_for(problem, options)
         served = {name: getattr(own, name) for name in SERVED_OPTIONS}
         epilogue = problem.epilogue
-        return client.tune(
+        return served_by.tune(
             problem.matrix,
             problem.n,
             device=gpu.name,

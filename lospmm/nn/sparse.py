@@ -5,6 +5,7 @@ A swapped module is the same object with another class, so that its parameters, 
 """
 
 import copy
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from lospmm.errors import BadRequest, Unsupported
 from lospmm.gpu.launcher import Launcher
 from lospmm.kernel import Kernel
+from lospmm.nn import package
 from lospmm.nn.attention import close_fast_paths, open_fast_paths
 from lospmm.nn.bound import (
     BoundKernels,
@@ -91,6 +93,7 @@ class Tuned:
     sizes: tuple[tuple[int, int], ...] = ()
     inputs: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = ()  # of a convolution, as in ``serves_images``
     dtype: torch.dtype = torch.float32  # of the input
+    native: BoundKernels | None = None  # for the operators of C++, where these are
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +130,7 @@ class Sparse(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without what is bound to the weights' addresses."""
-        state = dict(self.__dict__)
+        state = {name: value for name, value in self.__dict__.items() if name != "lospmm_tuned"}
         state["lospmm_state"] = replace(state["lospmm_state"], bound={}, end=None)
         return state
 
@@ -202,7 +205,7 @@ def _bound(module: nn.Module, state: State, name: str, warned: set[str]) -> Tune
         if bound.refusal is not None:
             bound.warn_once(bound.refusal)
         if bound.ready:
-            return tuned
+            return replace(tuned, native=bound if package.IS_NATIVE and tensors.weight.is_cuda else None)
     return replace(tuned, sizes=(), inputs=())
 
 
@@ -260,7 +263,7 @@ def unlike(tensors: Tensors, buckets: Sequence[ColumnBucket], *, emulate: bool) 
 def _ready(bucket: ColumnBucket, device: torch.device) -> ReadyKernel:
     kernel = bucket.kernel
     manifest = kernel.artifact.manifest
-    launcher, alignment_bytes = None, 1
+    launcher, alignment_bytes, packed = None, 1, None
     if device.type != "cpu":
         alignment_bytes = _alignment_bytes(manifest)
         key = manifest["cubin_sha256"], device.index
@@ -268,6 +271,12 @@ def _ready(bucket: ColumnBucket, device: torch.device) -> ReadyKernel:
             with torch.cuda.device(device):
                 _LAUNCHERS[key] = Launcher(kernel.cubin, manifest["name"], kernel.launch())
         launcher = _LAUNCHERS[key]
+        if package.IS_NATIVE and bucket.fuses:
+            elements = {"b_elements": math.prod(bucket.call[0]), "c_elements": math.prod(bucket.out_shape)}
+            element_bytes = torch_dtype_of(manifest).itemsize
+            packed = package.package_of(
+                kernel, **elements, element_bytes=element_bytes, alignment_bytes=alignment_bytes, device=device
+            )
     return ReadyKernel(
         call=bucket.call,
         out_shape=bucket.out_shape,
@@ -279,6 +288,7 @@ def _ready(bucket: ColumnBucket, device: torch.device) -> ReadyKernel:
         launcher=launcher,
         shape_for=None if manifest["tile"] is None else kernel.launch,
         emulated=lambda *given: kernel.run_on_cpu(*given),
+        package=packed,
     )
 
 

@@ -1,0 +1,12 @@
+"""Operators ``lospmm::apply`` and ``lospmm::linear`` for PyTorch, in C++ (docs/native.md).
+
+Importing this loads them; ``LIBRARY`` is for a program of C++, which loads it with dlopen.
+"""
+
+from pathlib import Path
+
+import torch
+
+LIBRARY = Path(__file__).with_name("liblospmm_torch.so")
+
+torch.ops.load_library(str(LIBRARY))
