@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 import lospmm
 from lospmm.errors import BadMatrix
@@ -27,3 +30,11 @@ def test_a_matrix_has_the_type_that_messages_name() -> None:
 def test_the_package_has_no_other_names() -> None:
     assert all(hasattr(lospmm, name) for name in lospmm.__all__)
     assert not hasattr(lospmm, "melody")
+
+
+def test_everything_names_one_version() -> None:
+    folder = Path(__file__).parents[1]
+    cited = yaml.safe_load((folder / "CITATION.cff").read_text())
+    assert cited["cff-version"] == "1.2.0" and {"title", "message", "authors"} <= cited.keys()
+    native = tomllib.loads((folder / "native/pyproject.toml").read_text())["project"]
+    assert cited["version"] == native["version"] == lospmm.__version__

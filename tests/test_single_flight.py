@@ -26,6 +26,14 @@ def make(log: Path, at: int) -> Mapping[str, bytes]:
     return {"part": f"part {at}".encode()}
 
 
+def take_among_four(root: Path, log: Path) -> list[bytes]:
+    """Begin once four processes have started."""
+    (log.parent / f"started-{os.getpid()}").touch()
+    while len(list(log.parent.glob("started-*"))) < 4:
+        time.sleep(0.001)
+    return take(root, log)
+
+
 def take(root: Path, log: Path) -> list[bytes]:
     return [files["part"] for files in made_together(Store(root), "part", KEYS, partial(make, log))]
 
@@ -33,7 +41,7 @@ def take(root: Path, log: Path) -> list[bytes]:
 def test_each_part_is_made_by_one_process(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with multiprocessing.get_context("spawn").Pool(4) as pool:
-        found = pool.starmap(take, [(tmp_path / "store", log)] * 4, chunksize=1)
+        found = pool.starmap(take_among_four, [(tmp_path / "store", log)] * 4, chunksize=1)
     assert found == [[f"part {at}".encode() for at in range(len(KEYS))]] * 4
     lines = [line.split() for line in log.read_text().splitlines()]
     assert sorted(int(at) for at, _ in lines) == list(range(len(KEYS)))

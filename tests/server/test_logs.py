@@ -53,9 +53,24 @@ def lines() -> Lines:
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
+@pytest.fixture
+def as_ray_logs() -> Iterator[None]:
+    """Ray adds a time to every record of a process that imports it."""
+    before = logging.getLogRecordFactory()
+
+    def made(*arguments: object, **named: object) -> logging.LogRecord:
+        record = before(*arguments, **named)
+        record.__dict__["_ray_timestamp_ns"] = 1
+        return record
+
+    logging.setLogRecordFactory(made)
+    yield
+    logging.setLogRecordFactory(before)
+
+
+@pytest.mark.usefixtures("as_ray_logs")
 def test_a_line_of_the_standard_library(lines: Lines) -> None:
-    foreign = {"color_message": "red", "_ray_timestamp_ns": 1}  # as uvicorn and Ray add them to every record
-    logging.getLogger("lospmm.somewhere").warning("%d of %s", 3, "them", extra=foreign)
+    logging.getLogger("lospmm.somewhere").warning("%d of %s", 3, "them", extra={"color_message": "as uvicorn adds it"})
     (line,) = lines()
     spoken = datetime.fromisoformat(line.pop("time"))
     assert abs((datetime.now(UTC) - spoken).total_seconds()) < 60

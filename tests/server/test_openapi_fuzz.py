@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 #: Enough for every operation; and where others use this machine too.
 SECONDS = (15, 75)
+LEAST_REQUESTS = 200
 
 
 def test_no_unexpected_answer(tmp_path: Path, set_environment: Callable[[str, object], None]) -> None:
@@ -22,10 +23,10 @@ def test_no_unexpected_answer(tmp_path: Path, set_environment: Callable[[str, ob
     with serving(tmp_path) as (server, port):
         for seconds in SECONDS:
             report = fuzz(port, tmp_path, examples=10, seed=0, seconds=seconds)
-            if report.failures or report.tested == report.operations:
+            if report.failures or (report.tested == report.operations and report.requests > LEAST_REQUESTS):
                 break
         assert server.poll() is None
     assert report.failures == []
     assert report.tested == report.operations == sum(len(router.routes) for router in ROUTERS)
-    assert report.requests > 200
+    assert report.requests > LEAST_REQUESTS
     assert report.accepted > 0

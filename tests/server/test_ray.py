@@ -94,7 +94,7 @@ def test_a_model_on_three_nodes_one_of_which_is_killed(
     files = [("matrix", (f"layer{seed}.npy", npy_file(seed))) for seed in range(6)]
     model = client.post("/v1/models?n=16&device=h200&name=net&wait=0", files=files).headers["location"]
     with working_on(address, tmp_path / "log"):
-        wait_until(lambda: len(compilers(closed.log)) >= 3 and closed.compilations == 3, 90)
+        wait_until(lambda: len(compilers(closed.log)) >= 3 and closed.compilations == 3, 300)
         running = [layer for layer in client.get(model).json()["layers"] if layer["state"] == "running"]
         assert len(running) == 3
         wait_until(lambda: stages_of(client, model).count("compile") == 3)
@@ -143,7 +143,7 @@ def test_a_job_that_kills_its_processes_is_given_up(
     job = client.post(POST, content=npy_file(40)).headers["location"]
     with working_on(cluster[1], tmp_path / "log"):
         for attempt in (1, 2):
-            wait_until(lambda attempt=attempt: closed.compilations == attempt and len(tasks()) == 1, 30)
+            wait_until(lambda attempt=attempt: closed.compilations == attempt and len(tasks()) == 1, 180)
             (task,) = tasks()
             task.kill()
         found = ended(client, job)
@@ -157,7 +157,7 @@ def test_cancel_kills_the_task_and_its_compilers_and_faults_are_told(
 ) -> None:
     job = client.post(POST, content=npy_file(10)).headers["location"]
     with working_on(cluster[1], tmp_path / "log"):
-        wait_until(lambda: compilers(closed.log), 30)
+        wait_until(lambda: compilers(closed.log), 180)
         assert client.delete(job).json()["cancelling"]
         wait_until(lambda: not compilers(closed.log) and not tasks())
         assert ended(client, job)["state"] == "cancelled"
@@ -192,7 +192,7 @@ def test_a_worker_that_ends_leaves_nothing_running(
 ) -> None:
     job = client.post(POST, content=npy_file(20 + number)).headers["location"]
     with working_on(cluster[1], tmp_path / "log") as worker:
-        wait_until(lambda: compilers(closed.log), 30)
+        wait_until(lambda: compilers(closed.log), 180)
         worker.send_signal(number)
         worker.wait(10)
         wait_until(lambda: not compilers(closed.log))
