@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +80,12 @@ def client() -> Iterator[httpx2.Client]:
 
 
 def ended(client: httpx2.Client, location: str) -> dict[str, Any]:
-    return client.get(f"{location}?wait=60").json()
+    """The job or model; one request waits for at most 60 s."""
+    until = time.monotonic() + 300
+    while True:
+        found = client.get(f"{location}?wait=60").json()
+        if found["state"] not in ("queued", "running") or time.monotonic() > until:
+            return found
 
 
 def stages_of(client: httpx2.Client, model: str) -> list[str | None]:
