@@ -10,7 +10,7 @@ from lospmm.space.candidates import UnrolledPlan
 UNROLLED = "unrolled"
 
 #: Families that read A as data, in the order in which reports list them; ``families.FAMILIES`` has a row for each.
-TEMPLATE_FAMILIES = ("csr", "group_coo", "block_group_coo", "hyb", "bitmap", "tensor_core")
+TEMPLATE_FAMILIES = ("csr", "group_coo", "block_group_coo", "hyb", "spmv", "bitmap", "tensor_core")
 
 
 @dataclass(frozen=True, slots=True)
