@@ -76,4 +76,4 @@ def altered(client: Client, change: Callable[[httpx2.Request, httpx2.Response], 
 
 def patiently(condition: Callable[[], object]) -> None:
     """Until it holds: a service is being started, or started again, on a machine that has much to do."""
-    wait_until(condition, 60)
+    wait_until(condition)

@@ -48,7 +48,7 @@ def client_at(port: int, **headers: str) -> httpx2.Client:
     return httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=90, headers=headers)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"nothing happened in {seconds} s"

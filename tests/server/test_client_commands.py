@@ -234,7 +234,7 @@ def test_a_model_whose_service_is_killed_meanwhile(
         patiently(lambda: any(line.startswith(f"waiting for {address}: ") for line in lines))
         slow_toolkit.gate.touch()
         with served(port):
-            assert client.wait(60) == 2
+            assert client.wait(120) == 2
         reader.join()
         assert [line.split()[0] for line in client.stdout.read().splitlines()] == [
             "layer",
@@ -257,7 +257,7 @@ def test_a_command_that_is_stopped_leaves_its_job(
         with subprocess.Popen([*COMMAND, *map(str, command)], stderr=subprocess.DEVNULL) as stopped:
             patiently(lambda: slow_toolkit.compilations)
             stopped.send_signal(ending)
-            assert stopped.wait(10) == 128 + ending
+            assert stopped.wait(120) == 128 + ending
         assert not (tmp_path / "k").exists()
         slow_toolkit.gate.touch()
         assert process(*command).status == 0

@@ -152,7 +152,7 @@ def _emulated_worker(gate: Path, directory: Path) -> Iterator[None]:
         wait_until(lambda: catches(worker.pid, signal.SIGTERM))
         yield
         worker.terminate()
-        assert worker.wait(10) == 128 + signal.SIGTERM
+        assert worker.wait(120) == 128 + signal.SIGTERM
     finally:
         worker.kill()
         worker.wait()

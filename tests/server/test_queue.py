@@ -95,11 +95,11 @@ def test_many_who_post_and_many_who_claim_at_once(database: Database) -> None:
     begin = threading.Barrier(8)
 
     def post(_: int) -> None:
-        begin.wait(20)
+        begin.wait(120)
         submitted(database, *range(1, 41))
 
     def take(worker: int) -> list[str]:
-        begin.wait(20)
+        begin.wait(120)
         found: list[str] = []
         while len(done) < 40:
             one = queue.claim(database, f"worker{worker}", "")

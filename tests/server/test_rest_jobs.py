@@ -129,7 +129,7 @@ def test_a_job_that_fails(
     go_on = threading.Event()
 
     def fail(*_: object, **__: object) -> None:
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         raise error
 
     with monkeypatch.context() as patched:
@@ -165,14 +165,14 @@ def test_reading_does_not_hold_up_others(client: TestClient, monkeypatch: pytest
 
     def slowly(self: Service, request: Request, key: str) -> queue.KernelOrder:
         reading.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         return order(self, request, key)
 
     order = Service.order
     monkeypatch.setattr(Service, "order", slowly)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, client, 0, 60.0)
-        assert reading.wait(20)
+        assert reading.wait(120)
         assert client.get("/healthz").status_code == 200
         go_on.set()
         assert answer.result().status_code == 201

@@ -133,7 +133,7 @@ def test_a_job_that_kills_its_workers_gives_up_after_three(idle_client: TestClie
     job = idle_client.post(f"{POST}&wait=0", content=npy_file()).headers["location"]
     for attempt in (1, 2, 3):
         with started("-c", POISONOUS) as poisoned:
-            assert poisoned.wait(30) == -signal.SIGKILL
+            assert poisoned.wait(120) == -signal.SIGKILL
         assert idle_client.get(job).json()["attempts"] == attempt
         for _, owner in queue.running(service.database):  # what the server does that started it
             queue.release_all_of(service.database, owner)
