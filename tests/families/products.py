@@ -11,6 +11,10 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.problem import Problem
+from lospmm.settings import settings
+from lospmm.store import Store
+from lospmm.toolchain.compile import Binary, compile_kernel
+from lospmm.toolchain.template import emission_of
 
 H200 = DEVICES["h200"]
 
@@ -64,6 +68,12 @@ def error_of(problem: Problem, kernel: PackedKernel, *, seed: int = 0) -> float:
     exact = np.maximum(exact, 0) if epilogue.relu else exact
     allowed = LIMITS[dtype.name] * scale + (2.0**-24 if dtype.name == "float16" else 0.0)  # of the smallest halves
     return float(np.max(np.divide(abs(c - exact), allowed, out=np.zeros_like(exact), where=allowed > 0)))
+
+
+def binary_of(kernel: PackedKernel, arch: str = "sm_90") -> Binary:
+    """By the compilers that are here, with the registers that the kernel's plan allows."""
+    store = Store(settings().cache_dir)
+    return compile_kernel(emission_of(kernel), arch=arch, registers=kernel.registers, store=store, workers=1)
 
 
 def _product(

@@ -28,12 +28,8 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Problem
-from lospmm.settings import settings as lospmm_settings
-from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
-from lospmm.toolchain.template import emission_of
 from tests.families.matrices import matrices, pruned
-from tests.families.products import error_of, plain
+from tests.families.products import binary_of, error_of, plain
 from tests.fixtures.covering import covering, each_value
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
@@ -180,13 +176,7 @@ def test_what_it_has_no_kernel_for() -> None:
 def test_the_tightest_plans_do_not_spill(device: str, n: int) -> None:
     problem = Problem(pruned(1024, 1024, 0.5, seed=10), n, DEVICES[device], dtype=HALF)
     kernel = pack_plan(problem, max(plans(problem), key=lambda plan: bitmap.registers_needed(plan, problem)))
-    binary = compile_kernel(
-        emission_of(kernel),
-        arch=problem.device.arch,
-        registers=kernel.registers,
-        store=Store(lospmm_settings().cache_dir),
-        workers=1,
-    )
+    binary = binary_of(kernel, problem.device.arch)
     assert (binary.spill_bytes, binary.stack_bytes) == (0, 0)
 
 

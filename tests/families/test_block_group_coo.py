@@ -25,11 +25,8 @@ from lospmm.problem.device import find_device
 from lospmm.problem.dtype import DTYPES, Dtype
 from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.problem import Problem
-from lospmm.settings import settings as settings_of
-from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
-from lospmm.toolchain.template import emission_of
 from tests.families.grouped import DEVICE, check, compiled, matrices, problems
+from tests.families.products import binary_of
 
 
 @pytest.mark.slow
@@ -157,9 +154,7 @@ def test_templates_compile_without_spills(arch: str, dtype: Dtype) -> None:
         (PLAIN, BlockGroupCooPlan(16, 16, 4, 4, 8, 1, min(4, vector))),
     ):
         kernel = pack_plan(Problem(matrix, 256, DEVICE, None, epilogue, dtype), plan)
-        binary = compile_kernel(
-            emission_of(kernel), arch=arch, registers=kernel.registers, store=Store(settings_of().cache_dir), workers=1
-        )
+        binary = binary_of(kernel, arch)
         assert binary.spill_bytes == 0 and binary.stack_bytes == 0, plan
 
 

@@ -16,12 +16,8 @@ from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.problem import Problem
-from lospmm.settings import settings as lospmm_settings
-from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
-from lospmm.toolchain.template import emission_of
 from lospmm_datasets.synthetic import uneven, uniform
-from tests.families.products import H200, error_of, plain, problems
+from tests.families.products import H200, binary_of, error_of, plain, problems
 from tests.fixtures.covering import each_value
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
@@ -157,11 +153,10 @@ def test_an_infinity_stays_where_it_belongs() -> None:
 def test_templates_compile_without_spills(arch: str, dtype: str) -> None:
     device = DEVICES[{"sm_80": "a100", "sm_90": "h200"}[arch]]
     problem = Problem(uniform(768, 768, 0.95, seed=0), 4096, device, dtype=DTYPES[dtype])
-    store = Store(lospmm_settings().cache_dir)
     for name in MINE:
         plan = max(FAMILIES[name].plans(problem), key=lambda plan: (plan.group, plan.warps))
         kernel = FAMILIES[name].pack(problem, plan)
-        binary = compile_kernel(emission_of(kernel), arch=arch, registers=kernel.registers, store=store, workers=1)
+        binary = binary_of(kernel, arch)
         assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan
 
 

@@ -15,11 +15,8 @@ from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import PLAIN, Epilogue
 from lospmm.problem.problem import Problem
-from lospmm.settings import settings as settings_of
-from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
-from lospmm.toolchain.template import emission_of
 from tests.families.grouped import DEVICE, check, compiled, matrices, problems, real_files
+from tests.families.products import binary_of
 from tests.fixtures.real_layers import needs_real_layers
 
 
@@ -113,9 +110,7 @@ def test_templates_compile_without_spills(arch: str, dtype: object) -> None:
     vector = 16 // dtype.element_bytes  # type: ignore[attr-defined]
     for plan in (GroupCooPlan(4, 8, vector, 4, 4), GroupCooPlan(32, 32, vector, 16, 16), GroupCooPlan(16, 1, 1, 8, 4)):
         kernel = pack_plan(problem, plan)
-        binary = compile_kernel(
-            emission_of(kernel), arch=arch, registers=kernel.registers, store=Store(settings_of().cache_dir), workers=1
-        )
+        binary = binary_of(kernel, arch)
         assert binary.spill_bytes == 0 and binary.stack_bytes == 0
 
 

@@ -17,12 +17,8 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Problem
-from lospmm.settings import settings as lospmm_settings
-from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
-from lospmm.toolchain.template import emission_of
 from tests.families.matrices import matrices, pruned
-from tests.families.products import error_of, plain
+from tests.families.products import binary_of, error_of, plain
 from tests.fixtures.covering import covering
 
 H200 = DEVICES["h200"]
@@ -65,7 +61,7 @@ def test_every_epilogue(relu: bool, residual: bool, bias: bool) -> None:
 @given(matrices(max_m=60, max_k=900))
 def test_a_step_has_neighbours_of_one_row(matrix: SparseMatrix) -> None:
     """All nonzeros, in order, as many to a step as a warp has lanes or a byte reaches; at least one step for a row."""
-    steps = steps_of(plain(matrix, 1, HALF))
+    steps = steps_of(matrix)
     assert steps.first[0] == 0 and steps.first[-1] == matrix.nnz and set(steps.row) == set(range(matrix.m))
     for first, after, row in zip(steps.first[:-1], steps.first[1:], steps.row, strict=True):
         assert matrix.indptr[row] <= first and after <= matrix.indptr[row + 1]
@@ -83,7 +79,7 @@ def test_blocks_and_warps_have_all_rows_once(matrix: SparseMatrix, plan: SpmvPla
     assert bounds[0] == 0 and bounds[-1] == matrix.m and (np.diff(bounds) >= 0).all()
     places, units = arrays_of(problem, plan)
     assert places.shape == (len(bounds) - 1, plan.warps) and places["units"].max() <= units.shape[1]
-    steps = np.bincount(steps_of(problem).row, minlength=matrix.m)
+    steps = np.bincount(steps_of(matrix).row, minlength=matrix.m)
     of_blocks = [steps[low:high].sum() for low, high in pairwise(bounds)]
     assert places["units"].sum(axis=1).tolist() == [-(-count // 8) for count in of_blocks]
 
@@ -132,11 +128,5 @@ def test_what_it_has_no_kernel_for() -> None:
 def test_the_tightest_plan_does_not_spill(device: str) -> None:
     problem = Problem(from_dense(np.ones((64, 64))), 1, DEVICES[device], dtype=HALF)
     kernel = pack_plan(problem, max(plans(problem), key=lambda plan: plan.warps * plan.blocks))
-    binary = compile_kernel(
-        emission_of(kernel),
-        arch=problem.device.arch,
-        registers=kernel.registers,
-        store=Store(lospmm_settings().cache_dir),
-        workers=1,
-    )
+    binary = binary_of(kernel, problem.device.arch)
     assert (binary.spill_bytes, binary.stack_bytes) == (0, 0)

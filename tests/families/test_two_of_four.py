@@ -24,14 +24,10 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.problem.problem import Problem
-from lospmm.settings import settings as lospmm_settings
-from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.discover import find_toolkit
-from lospmm.toolchain.template import emission_of
 from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
-from tests.families.products import error_of
+from tests.families.products import binary_of, error_of
 from tests.fixtures.covering import covering, each_value
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
@@ -110,13 +106,13 @@ def test_every_plan_keeps_products_on_their_way(tmp_path: Path) -> None:
     """Nothing is spilled, no product waits for the one before, and warps hand registers over, which ptxas leaves out
     where a kernel is linked."""
     problem = problem_of(pruned(256, 512, 0.2, seed=8), 256)
-    store, cubin = Store(lospmm_settings().cache_dir), tmp_path / "kernel.cubin"
+    cubin = tmp_path / "kernel.cubin"
     largest = max(plan.cluster for plan in plans(problem))
     chosen = [plan for plan in plans(problem) if plan.cluster == 1 or (plan.cluster, plan.blocks) == (largest, 1)]
     assert len(chosen) > 20
     for plan in chosen:
         kernel = pack_plan(problem, plan)
-        binary = compile_kernel(emission_of(kernel), arch="sm_90", registers=kernel.registers, store=store, workers=1)
+        binary = binary_of(kernel)
         assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan
         assert binary.registers == kernel.registers
         cubin.write_bytes(binary.cubin)

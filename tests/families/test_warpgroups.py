@@ -35,14 +35,10 @@ from lospmm.problem.device import DEVICES
 from lospmm.problem.dtype import DTYPES
 from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.problem.problem import Problem
-from lospmm.settings import settings as lospmm_settings
-from lospmm.store import Store
-from lospmm.toolchain.compile import compile_kernel
 from lospmm.toolchain.discover import find_toolkit
-from lospmm.toolchain.template import emission_of
 from tests.families.forecasts import against_times
 from tests.families.matrices import matrices, pruned
-from tests.families.products import error_of
+from tests.families.products import binary_of, error_of
 from tests.fixtures.covering import covering, each_value
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
@@ -176,12 +172,12 @@ def test_every_plan_keeps_products_on_their_way(tmp_path: Path, dtype: str) -> N
     """Nothing is spilled, and no product waits for the one before: ptxas has them do so where registers are short. Of
     plans that leave it few."""
     problem = problem_of(pruned(2048, 64, 0.5, seed=8), 4096, dtype)
-    store, cubin = Store(lospmm_settings().cache_dir), tmp_path / "kernel.cubin"
+    cubin = tmp_path / "kernel.cubin"
     tight = [plan for plan in plans(problem) if _slack(plan, problem) < (32 if dtype == "tf32" else 16)]
     assert len(tight) >= 4
     for plan in tight:
         kernel = pack_plan(problem, plan)
-        binary = compile_kernel(emission_of(kernel), arch="sm_90", registers=kernel.registers, store=store, workers=1)
+        binary = binary_of(kernel)
         assert (binary.spill_bytes, binary.stack_bytes) == (0, 0), plan
         cubin.write_bytes(binary.cubin)
         text = subprocess.run([find_toolkit().nvdisasm, cubin], capture_output=True, check=True).stdout.decode()

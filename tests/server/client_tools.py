@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 
 from lospmm.client.client import Client
-from tests.server.processes import SERVE, wait_until
+from tests.server.processes import SERVE
 
 SLOW = {"device": "h200", "emitter": "ptx"}  # it needs the compiler that a slow toolkit holds
 
@@ -72,8 +72,3 @@ def altered(client: Client, change: Callable[[httpx2.Request, httpx2.Response], 
     inside = client._connection
     inside.close()
     inside._http = httpx2.Client(base_url=inside.url, transport=Between())
-
-
-def patiently(condition: Callable[[], object]) -> None:
-    """Until it holds: a service is being started, or started again, on a machine that has much to do."""
-    wait_until(condition)

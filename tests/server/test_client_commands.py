@@ -21,9 +21,9 @@ from lospmm.store import Store
 from lospmm_server import keys
 from lospmm_server.database import open_database
 from tests.cli.command import COMMAND, H200, Answer, Command, process
-from tests.server.client_tools import free_port, patiently, serve_at
+from tests.server.client_tools import free_port, serve_at
 from tests.server.conftest import SlowToolkit, weights
-from tests.server.processes import serving
+from tests.server.processes import serving, wait_until
 from tests.server.served import served
 
 
@@ -228,10 +228,10 @@ def test_a_model_whose_service_is_killed_meanwhile(
         assert client.stderr is not None and client.stdout is not None
         reader = threading.Thread(target=lambda: lines.extend(client.stderr))
         reader.start()
-        patiently(lambda: slow_toolkit.compilations)
+        wait_until(lambda: slow_toolkit.compilations)
         server.send_signal(signal.SIGKILL)
         server.wait()
-        patiently(lambda: any(line.startswith(f"waiting for {address}: ") for line in lines))
+        wait_until(lambda: any(line.startswith(f"waiting for {address}: ") for line in lines))
         slow_toolkit.gate.touch()
         with served(port):
             assert client.wait(120) == 2
@@ -255,7 +255,7 @@ def test_a_command_that_is_stopped_leaves_its_job(
         address = f"http://127.0.0.1:{port}"
         command = ("tune", matrix, "--n", "16", *H200, "--emitter", "ptx", "--server", address, "--out", tmp_path / "k")
         with subprocess.Popen([*COMMAND, *map(str, command)], stderr=subprocess.DEVNULL) as stopped:
-            patiently(lambda: slow_toolkit.compilations)
+            wait_until(lambda: slow_toolkit.compilations)
             stopped.send_signal(ending)
             assert stopped.wait(120) == 128 + ending
         assert not (tmp_path / "k").exists()

@@ -15,9 +15,9 @@ from lospmm.client import connection
 from lospmm.client.client import Client
 from lospmm.errors import ServiceFault, ToolchainFault
 from lospmm.matrix.csr import from_dense
-from tests.server.client_tools import SLOW, altered, client_of, free_port, in_background, patiently, serve_at
+from tests.server.client_tools import SLOW, altered, client_of, free_port, in_background, serve_at
 from tests.server.conftest import SlowToolkit, weights, working
-from tests.server.processes import serving
+from tests.server.processes import serving, wait_until
 from tests.server.served import served
 
 
@@ -44,10 +44,10 @@ def test_a_server_that_is_killed_and_started_again_in_mid_wait(tmp_path: Path, s
     with in_background() as submit, client_of(port, waits=said.append) as client:
         with serving(tmp_path, (*serve_at(port), "--workers", "0")) as (server, _), working():
             done = submit(client.tune, weights(), 64, **SLOW, progress=lambda *step: told.append(step))
-            patiently(lambda: slow_toolkit.compilations and any(stage == "compile" for stage, *_ in told))
+            wait_until(lambda: slow_toolkit.compilations and any(stage == "compile" for stage, *_ in told))
             server.kill()
             server.wait()
-        patiently(lambda: said)
+        wait_until(lambda: said)
         assert not done.done()
         slow_toolkit.gate.touch()
         with served(port):
@@ -71,7 +71,7 @@ def test_what_a_new_server_does_not_know_is_posted_again(
         with serving(tmp_path, (*serve_at(port), "--workers", "0")) as (server, _), working():
             one = submit(client.tune, weights(), 64, **SLOW)
             several = submit(client.tune_model, {"a": weights(1), "b": weights(2)}, 64, **SLOW)
-            patiently(lambda: slow_toolkit.compilations and len(list(client.jobs())) == 2)
+            wait_until(lambda: slow_toolkit.compilations and len(list(client.jobs())) == 2)
             server.send_signal(ending)
             server.wait(120)
         slow_toolkit.gate.touch()
@@ -88,9 +88,9 @@ def test_a_busy_service_is_asked_again(
     said: list[str] = []
     with served() as port, in_background() as submit, client_of(port, waits=said.append) as client:
         first = submit(client.tune, weights(1), 64, **SLOW)
-        patiently(lambda: slow_toolkit.compilations)
+        wait_until(lambda: slow_toolkit.compilations)
         second = submit(client.tune, weights(2), 64, **SLOW)
-        patiently(lambda: said)
+        wait_until(lambda: said)
         assert "1 jobs are under way" in said[0]
         with client_of(port, patience_seconds=0.2) as hasty, pytest.raises(ServiceFault, match=r"tried for 0\.2 s"):
             hasty.tune(weights(3), 64, **SLOW)
@@ -108,7 +108,7 @@ def test_the_time_may_be_up_and_a_job_cancelled() -> None:
         assert not client.job(job.id).is_ended
         waiting = submit(client.tune, weights(), 64, **SLOW)
         model = submit(client.tune_model, {"a": weights(7), "b": weights(8)}, 64, name="net", **SLOW)
-        patiently(lambda: len(list(client.jobs())) == 2)
+        wait_until(lambda: len(list(client.jobs())) == 2)
         newest = next(client.jobs())
         assert (newest.kind, newest.name) == ("model", "net")
         for job_id in (newest.id, job.id):

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,12 +79,9 @@ def client() -> Iterator[httpx2.Client]:
 
 
 def ended(client: httpx2.Client, location: str) -> dict[str, Any]:
-    """The job or model; one request waits for at most 60 s."""
-    until = time.monotonic() + 300
-    while True:
-        found = client.get(f"{location}?wait=60").json()
-        if found["state"] not in ("queued", "running") or time.monotonic() > until:
-            return found
+    """The job or model, which one request waits for at most 60 s."""
+    wait_until(lambda: client.get(f"{location}?wait=60").json()["state"] not in ("queued", "running"))
+    return client.get(location).json()
 
 
 def stages_of(client: httpx2.Client, model: str) -> list[str | None]:
