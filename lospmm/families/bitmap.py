@@ -83,17 +83,13 @@ def refusal(problem: Problem) -> str | None:
         return "no convolutions"
     if not problem.dtype.is_16_bit:
         return f"needs a 16-bit dtype, not {problem.dtype.name}"
-    if _generation(problem) < 80:
+    if problem.device.arch_number < 80:
         return f"needs tensor cores of sm_80 or later, not {problem.device.arch}"
     if problem.n > MAX_COLUMNS:
         return f"more than {MAX_COLUMNS} columns of B"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
         return f"m x k is over {MAX_CELLS:,}"
     return None
-
-
-def _generation(problem: Problem) -> int:
-    return int(problem.device.arch.removeprefix("sm_").rstrip("af"))
 
 
 def plans(problem: Problem) -> list[BitmapPlan]:
@@ -135,7 +131,7 @@ def vector(problem: Problem) -> int:
 
 def has_bulk_copies(problem: Problem) -> bool:
     """Return whether the GPU has bulk copies (sm_90 and later)."""
-    return _generation(problem) >= 90
+    return problem.device.arch_number >= 90
 
 
 def is_whole(plan: BitmapPlan, problem: Problem) -> bool:

@@ -18,6 +18,7 @@ from lospmm.errors import Unsupported
 from lospmm.families.lists import WARP
 from lospmm.families.packed import DATA_ALIGNMENT_BYTES, PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS
+from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Launch, Problem, ceil_div
 
 #: Steps of a unit; columns that a byte reaches from a multiple of FIRST; and bits of a multiple of it.
@@ -33,6 +34,11 @@ MOST_PADDING = 4
 
 #: The most columns of A: multiples of FIRST in 15 bits, and one beyond the last for rows without nonzeros.
 MAX_COLUMNS = FIRST * ROW_ENDS - CHUNK
+
+#: A unit: of each lane and step a value and a distance, and of each step its first column.
+UNIT = np.dtype(
+    [("values", "<u2", (WARP, UNIT_STEPS)), ("distances", "u1", (WARP, UNIT_STEPS)), ("firsts", "<u2", UNIT_STEPS)]
+)
 
 #: Where a warp begins: ``Place`` of the template.
 PLACE = np.dtype(
@@ -60,6 +66,7 @@ class Steps(NamedTuple):
 
     first: NDArray[np.int64]  # nonzero of each, and after the last; (steps + 1,)
     row: NDArray[np.int32]  # of each
+    of_row: NDArray[np.int64]  # the first of each row, and after the last; (m + 1,)
 
 
 def refusal(problem: Problem) -> str | None:
@@ -113,9 +120,8 @@ def shared_bytes(plan: SpmvPlan, problem: Problem) -> int:
 
 
 @lru_cache(maxsize=4)
-def steps_of(problem: Problem) -> Steps:
+def steps_of(matrix: SparseMatrix) -> Steps:
     """Cut each row into steps: up to 32 nonzeros within reach of the first one; a row without nonzeros has one too."""
-    matrix = problem.matrix
     indptr, column = matrix.indptr.astype(np.int64), matrix.indices
     at, row = indptr[:-1].copy(), np.arange(matrix.m)
     firsts, rows = [at.copy()], [row]
@@ -129,7 +135,9 @@ def steps_of(problem: Problem) -> Steps:
         rows.append(row)
     first, of = np.concatenate(firsts), np.concatenate(rows)
     order = np.lexsort((first, of))
-    return Steps(np.append(first[order], matrix.nnz), of[order].astype(np.int32))
+    in_order = of[order].astype(np.int32)
+    of_row = np.searchsorted(in_order, np.arange(matrix.m + 1))
+    return Steps(np.append(first[order], matrix.nnz), in_order, of_row)
 
 
 def _after(column: NDArray[np.int32], at: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -149,8 +157,6 @@ def _after(column: NDArray[np.int32], at: NDArray[np.int64], end: NDArray[np.int
 #: that an SM must have asked for. Fitted to 4096 x 4096 to 28672 x 8192 at 50 to 90 % zeros on an H200.
 SHARE_OF_BANDWIDTH, START_MICROS, FLYING_BYTES = 0.85, 0.9, 24_576.0
 
-UNIT_BYTES = 784
-
 
 def forecast(problem: Problem, plans: Sequence[SpmvPlan]) -> NDArray[np.float64]:
     """Predict microseconds of each plan: reading A, as fast as what its warps have asked for allows."""
@@ -158,8 +164,8 @@ def forecast(problem: Problem, plans: Sequence[SpmvPlan]) -> NDArray[np.float64]
     density = matrix.nnz / max(1, matrix.m * matrix.k)
     of_step = min(WARP, max(1.0, density * (REACH - FIRST)))  # nonzeros
     steps = float(np.maximum(1, np.ceil(matrix.row_nnz / of_step)).sum())
-    seconds = steps / UNIT_STEPS * UNIT_BYTES / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
-    flying = np.array([_grid(plan, problem) / device.sms * plan.warps * UNIT_BYTES for plan in plans])
+    seconds = steps / UNIT_STEPS * UNIT.itemsize / (SHARE_OF_BANDWIDTH * device.memory_bandwidth)
+    flying = np.array([_grid(plan, problem) / device.sms * plan.warps * UNIT.itemsize for plan in plans])
     return LAUNCH_MICROS + START_MICROS + 1e6 * seconds * np.maximum(1.0, FLYING_BYTES / flying)
 
 
@@ -187,12 +193,11 @@ def pack_plan(problem: Problem, plan: SpmvPlan) -> PackedKernel:
     )
 
 
-def arrays_of(problem: Problem, plan: SpmvPlan) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
-    """Return where each warp begins, (blocks, warps), and its units, (blocks x warps, units, bytes)."""
-    steps, bounds = steps_of(problem), bounds_of(problem, plan)
+def arrays_of(problem: Problem, plan: SpmvPlan) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """Return where each warp begins, (blocks, warps), and its units, (blocks x warps, units)."""
+    steps, bounds = steps_of(problem.matrix), bounds_of(problem, plan)
     count = len(steps.row)
-    step_of_row = np.searchsorted(steps.row, np.arange(problem.matrix.m + 1))
-    low, high = step_of_row[bounds[:-1], np.newaxis], step_of_row[bounds[1:], np.newaxis]
+    low, high = steps.of_row[bounds[:-1], np.newaxis], steps.of_row[bounds[1:], np.newaxis]
     units = -(-(high - low) // UNIT_STEPS)
     most = max(1, ceil_div(int(units.max()), plan.warps))
     if len(units) * plan.warps * most > MOST_PADDING * max(plan.warps, int(units.sum())):
@@ -206,15 +211,14 @@ def arrays_of(problem: Problem, plan: SpmvPlan) -> tuple[NDArray[np.void], NDArr
     places["is_continued"] = is_within & (places["units"] > 0)
     block = np.repeat(np.arange(len(bounds) - 1), (high - low)[:, 0])
     at = block * (plan.warps * most * UNIT_STEPS) + np.arange(count) - low[block, 0]
-    return places, _units(problem, steps, at, places.size * most).reshape(places.size, most, UNIT_BYTES)
+    return places, _units(problem, steps, at, places.size * most).reshape(places.size, most)
 
 
 def bounds_of(problem: Problem, plan: SpmvPlan) -> NDArray[np.int64]:
     """Return the first row of each block, and m: blocks have alike numbers of steps, and sums for all of their rows."""
     m, blocks, most = problem.matrix.m, _grid(plan, problem), _rows_of_block(plan, problem)
-    row = steps_of(problem).row
-    bounds = np.searchsorted(np.searchsorted(row, np.arange(m + 1)), np.arange(blocks + 1) * len(row) / blocks)
-    bounds[-1] = m
+    steps = steps_of(problem.matrix)
+    bounds = np.searchsorted(steps.of_row, np.arange(blocks + 1) * len(steps.row) / blocks)
     for block in range(blocks):
         bounds[block + 1] = min(bounds[block + 1], bounds[block] + most)
     bounds[-1] = m
@@ -223,25 +227,20 @@ def bounds_of(problem: Problem, plan: SpmvPlan) -> NDArray[np.int64]:
     return bounds
 
 
-def _units(problem: Problem, steps: Steps, at: NDArray[np.int64], units: int) -> NDArray[np.uint8]:
-    """Return ``units`` units, (units, bytes), with the steps of A at the places ``at``."""
+def _units(problem: Problem, steps: Steps, at: NDArray[np.int64], units: int) -> NDArray[np.void]:
+    """Return ``units`` units, (units,), with the steps of A at the places ``at``."""
     matrix, dtype = problem.matrix, problem.dtype
-    values = np.zeros((units, WARP, UNIT_STEPS), dtype=np.uint16)
-    distances = np.zeros((units, WARP, UNIT_STEPS), dtype=np.uint8)
-    firsts = np.zeros((units, UNIT_STEPS), dtype=np.uint16)
+    found = np.zeros(units, dtype=UNIT)
     lengths = np.diff(steps.first)
     (filled,) = np.nonzero(lengths)
     column = np.full(len(lengths), ceil_div(matrix.k, CHUNK) * CHUNK)
     column[filled] = matrix.indices[steps.first[filled]]
     ends = np.append(steps.row[1:] != steps.row[:-1], True)
-    firsts.reshape(-1)[at] = column // FIRST + ROW_ENDS * ends
-    distances[at // UNIT_STEPS, :, at % UNIT_STEPS] = (column % FIRST)[:, np.newaxis]
+    unit, step = np.divmod(at, UNIT_STEPS)
+    found["firsts"][unit, step] = column // FIRST + ROW_ENDS * ends
+    found["distances"][unit, :, step] = (column % FIRST)[:, np.newaxis]
     lane = np.arange(matrix.nnz) - np.repeat(steps.first[:-1], lengths)
-    unit, step = np.divmod(np.repeat(at, lengths), UNIT_STEPS)
-    values[unit, lane, step] = dtype.to_storage(dtype.rounded(matrix.data)).view(np.uint16)
-    distances[unit, lane, step] = matrix.indices - np.repeat(column // FIRST * FIRST, lengths)
-    found = np.empty((units, UNIT_BYTES), dtype=np.uint8)
-    found[:, :512] = values.reshape(units, -1).view(np.uint8)
-    found[:, 512:768] = distances.reshape(units, -1)
-    found[:, 768:] = firsts.view(np.uint8)
+    unit, step = np.repeat(unit, lengths), np.repeat(step, lengths)
+    found["values"][unit, lane, step] = dtype.to_storage(dtype.rounded(matrix.data)).view(np.uint16)
+    found["distances"][unit, lane, step] = matrix.indices - np.repeat(column // FIRST * FIRST, lengths)
     return found
