@@ -41,7 +41,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_fit_to_be_published(wheel: Path) -> None:
     run(sys.executable, "-m", "twine", "check", "--strict", wheel)
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"lospmm/gpu/transpose.fatbin", "lospmm/cpu/block.h", "lospmm_server/__init__.py"} <= set(names)
+    assert {
+        "lospmm/gpu/transpose.fatbin",
+        "lospmm/cpu/block.h",
+        "lospmm/cpu/scheduler.cpp",
+        "lospmm_server/__init__.py",
+    } <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "native/"))]
 
 

@@ -1,21 +1,9 @@
 // Makes the text of a packed kernel, as it is, a library that a CPU runs one thread block, or one cluster of them, at a
-// time (block_process.py).
-//
-// The threads of a block are fibers: each runs until it waits for others, at a barrier or for its warp, and then the next
-// one goes on. B, C and the residual are real memory that ends at a page which nobody may touch. Shared memory is full of
-// NaN before a block, and what is copied there asynchronously arrives no earlier than its thread waits for it, so that
-// a barrier or a wait that is missing shows in the result. It says nothing of races that this order hides.
+// time (block_process.py). What runs the threads is compiled once for all kernels: scheduler.cpp.
 
-// No <cmath>, <map> or <deque>: they take as long to compile as a kernel.
-#include <csetjmp>
+// No <cmath> or <vector>: they take as long to compile as a kernel.
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <sys/mman.h>
-#include <ucontext.h>
-#include <utility>
-#include <vector>
 
 #define LOSPMM_ON_CPU
 #define LOSPMM_INLINE static inline
@@ -50,238 +38,36 @@ static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; 
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-static unsigned char *lospmm_data, *lospmm_shared;
-static uint3 blockIdx, threadIdx, blockDim, gridDim;
+extern unsigned char *lospmm_data, *lospmm_shared;
+extern uint3 blockIdx, threadIdx, blockDim, gridDim;
 
+// What a kernel asks of scheduler.cpp.
 namespace lospmm {
 
 constexpr unsigned WARP = 32, SLOTS = 8;
-constexpr std::size_t STACK_BYTES = 1 << 17;
 
-struct Copy {
-  void *to;
-  const void *from;  // null: zeros
-  std::size_t bytes;
-};
+extern float halves[1 << 16];  // float16 as float32, by its bits
+using Lanes = const std::uint64_t (*)[SLOTS];
 
-struct Fiber {
-  unsigned thread = 0, block = 0;  // of its block, and which of those that run together
-  bool ended = false, started = false;
-  jmp_buf at;
-  ucontext_t first;
-  unsigned char *stack = nullptr;
-  std::vector<Copy> open;               // the group that is not committed yet
-  std::vector<std::vector<Copy>> groups;  // oldest first
-};
-
-// What the lanes of a warp hand each other: two steps' worth, since nobody is ahead by more than one.
-struct Warp {
-  std::uint64_t step = 0;
-  unsigned arrived = 0, alive = 0;
-  std::uint64_t slots[2][WARP][SLOTS];
-};
-
-// A barrier of bulk copies: they are done when a phase is waited for, and all that it expects is on its way, the copies of
-// ``copiers`` threads included.
-struct Bulk {
-  std::uint64_t phase = 0;
-  unsigned copiers = 0, arrived = 0;
-  std::size_t expected = 0, started = 0;
-  std::vector<Copy> copies;
-};
-
-// A barrier that arrivals open, again and again.
-struct Gate {
-  std::uint64_t phase = 0;
-  unsigned count = 0, arrived = 0;
-};
-
-// What is known by the address of a barrier in shared memory; there are a few.
-template <typename T>
-struct Found {
-  std::vector<std::pair<const void *, T>> all;
-  T *find(const void *at) {
-    for (auto &one : all)
-      if (one.first == at) return &one.second;
-    return nullptr;
-  }
-  void make(const void *at, T value) {
-    if (T *const found = find(at))
-      *found = std::move(value);
-    else
-      all.emplace_back(at, std::move(value));
-  }
-};
-
-// Threads that wait for each other.
-struct Barrier {
-  std::uint64_t step = 0;
-  unsigned arrived = 0, alive = 0;
-};
-
-// One of those that run together: a cluster, along y, or just one.
-struct Block {
-  uint3 index;
-  unsigned char *shared;
-  Barrier barrier;
-};
-
-static std::vector<Fiber> fibers;
-static std::vector<Warp> warps;
-static std::vector<Block> blocks;
-static Found<Bulk> bulks;
-static Found<Gate> gates;
-static Barrier everybody;  // of the blocks that run together
-static unsigned cluster_blocks = 1, warps_of_block, running;
-static std::uint64_t progress, last_progress;
-static unsigned idle_turns;
-static jmp_buf scheduler;
-static void (*kernel)();
-
-[[noreturn]] static void fault(const char *what) {
-  std::fprintf(stderr, "block (%u, %u, %u), thread %u: %s\n", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, what);
-  std::_Exit(1);
-}
-
-static void yield() {
-  Fiber &mine = fibers[running];
-  if (_setjmp(mine.at) == 0) _longjmp(scheduler, 1);
-}
-
-static void perform(const std::vector<Copy> &copies) {
-  for (const Copy &copy : copies) {
-    if (copy.from)
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    else
-      std::memset(copy.to, 0, copy.bytes);
-  }
-}
-
-static bool run_together(unsigned count) {
-  cluster_blocks = count;
-  return true;
-}
-
-static void open_if_all_came(Barrier &barrier) {
-  if (barrier.alive && barrier.arrived == barrier.alive) {
-    barrier.arrived = 0;
-    ++barrier.step;
-    ++progress;
-  }
-}
-
-static void wait_at(Barrier &barrier) {
-  const std::uint64_t mine = barrier.step;
-  ++barrier.arrived;
-  open_if_all_came(barrier);
-  while (barrier.step == mine) yield();
-}
-
-static Block &own_block() { return blocks[fibers[running].block]; }
-static Warp &own_warp() { return warps[fibers[running].block * warps_of_block + threadIdx.x / WARP]; }
-
+[[noreturn]] void fault(const char *what);
+// Hands ``count`` values to the warp and waits for the others'; lane l's are then [l][0], [l][1], ...
+Lanes exchange_values(const std::uint64_t *values, unsigned count);
+void wait_for_block();
+void wait_for_cluster();
+bool run_together(unsigned blocks);
 // What block ``rank`` of the cluster has where ``mine`` is in this thread's.
-static const void *of_block(const void *mine, unsigned rank) {
-  if (rank >= blocks.size()) fault("shared memory of a block that the cluster does not have");
-  if (!blocks[rank].barrier.alive) fault("shared memory of a block that has ended");
-  return blocks[rank].shared + (static_cast<const unsigned char *>(mine) - own_block().shared);
-}
+const void *of_block(const void *mine, unsigned rank);
 
-static void step_if_all_came(Warp &warp) {
-  if (warp.alive && warp.arrived == warp.alive) {
-    warp.arrived = 0;
-    ++warp.step;
-    ++progress;
-  }
-}
+// From null: zeros.
+void copy(void *shared, const void *global, std::size_t bytes);
+void commit();
+void wait_for_copies(unsigned pending);
 
-// Hands ``values`` to the warp and waits for the others'; lane l's are then [l][0], [l][1], ...
 template <typename... Values>
-static const std::uint64_t (*exchange(Values... values))[SLOTS] {
+static Lanes exchange(Values... values) {
   static_assert(sizeof...(values) <= SLOTS);
-  Warp &warp = own_warp();
-  const std::uint64_t mine = warp.step;
-  unsigned at = 0;
-  ((warp.slots[mine % 2][threadIdx.x % WARP][at++] = static_cast<std::uint64_t>(values)), ...);
-  ++warp.arrived;
-  step_if_all_came(warp);
-  while (warp.step == mine) yield();
-  return warp.slots[mine % 2];
-}
-
-static void end_of_thread() {
-  Fiber &mine = fibers[running];
-  mine.ended = true;
-  ++progress;
-  Warp &warp = own_warp();
-  --warp.alive;
-  step_if_all_came(warp);
-  for (Barrier *barrier : {&own_block().barrier, &everybody}) {
-    --barrier->alive;
-    open_if_all_came(*barrier);
-  }
-}
-
-static void body() {
-  kernel();
-  end_of_thread();
-  _longjmp(scheduler, 1);
-}
-
-static void resume(unsigned at) {
-  running = at;
-  Fiber &fiber = fibers[at];
-  threadIdx = {fiber.thread, 0, 0};
-  blockIdx = own_block().index;
-  lospmm_shared = own_block().shared;
-  if (_setjmp(scheduler) != 0) return;
-  if (fiber.started) _longjmp(fiber.at, 1);
-  fiber.started = true;
-  getcontext(&fiber.first);
-  fiber.first.uc_stack.ss_sp = fiber.stack;
-  fiber.first.uc_stack.ss_size = STACK_BYTES;
-  fiber.first.uc_link = nullptr;
-  makecontext(&fiber.first, body, 0);
-  setcontext(&fiber.first);
-}
-
-// ``blocks`` of ``threads`` threads each, with their shared memory, from their first instruction to the end of all.
-static void run_blocks(unsigned threads, std::size_t shared_bytes) {
-  bulks.all.clear();
-  gates.all.clear();
-  warps_of_block = (threads + WARP - 1) / WARP;
-  fibers.resize(threads * blocks.size());
-  warps.assign(warps_of_block * blocks.size(), Warp{});
-  everybody = {};
-  everybody.alive = static_cast<unsigned>(fibers.size());
-  for (Block &block : blocks) {
-    std::memset(block.shared, 0xFF, shared_bytes);
-    block.barrier = {};
-    block.barrier.alive = threads;
-  }
-  for (unsigned at = 0; at < fibers.size(); ++at) {
-    Fiber &fiber = fibers[at];
-    fiber.thread = at % threads;
-    fiber.block = at / threads;
-    fiber.ended = fiber.started = false;
-    fiber.open.clear();
-    fiber.groups.clear();
-    if (!fiber.stack) {
-      void *stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (stack == MAP_FAILED) fault("no memory for its stack");
-      fiber.stack = static_cast<unsigned char *>(stack);
-    }
-    ++warps[fiber.block * warps_of_block + fiber.thread / WARP].alive;
-  }
-  last_progress = progress;
-  idle_turns = 0;
-  while (everybody.alive) {
-    for (unsigned at = 0; at < fibers.size(); ++at)
-      if (!fibers[at].ended) resume(at);
-    idle_turns = progress == last_progress ? idle_turns + 1 : 0;
-    last_progress = progress;
-    if (idle_turns > 2) fault("waits for others that never come (a barrier or a warp's operation in some threads only)");
-  }
+  const std::uint64_t all[] = {static_cast<std::uint64_t>(values)...};
+  return exchange_values(all, sizeof...(values));
 }
 
 static float as_float(std::uint64_t bits) {
@@ -298,6 +84,15 @@ static std::uint32_t as_bits(float value) {
 
 }  // namespace lospmm
 
+void lospmm_bulk_make(unsigned long long *barrier, unsigned copiers = 0);
+void lospmm_bulk_expect(unsigned long long *barrier, unsigned bytes);
+void lospmm_bulk_copy(void *shared, const void *global, unsigned bytes, unsigned long long *barrier);
+void lospmm_arrive_with_copies(unsigned long long *barrier);
+void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity);
+void lospmm_gate_make(unsigned long long *gate, unsigned count);
+void lospmm_gate_arrive(unsigned long long *gate);
+void lospmm_gate_wait(unsigned long long *gate, unsigned parity);
+
 #define __global__
 #define __device__
 #define __host__
@@ -307,7 +102,7 @@ static std::uint32_t as_bits(float value) {
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 
-static inline void __syncthreads() { lospmm::wait_at(lospmm::own_block().barrier); }
+static inline void __syncthreads() { lospmm::wait_for_block(); }
 static inline void __syncwarp(unsigned = ~0u) { lospmm::exchange(0); }
 
 template <typename T>
@@ -383,18 +178,7 @@ static inline unsigned __ballot_sync(unsigned, int predicate) {
 
 // The functions of prelude.cuh, in C++.
 
-// By a table of all: without an instruction for it, which not every CPU has, one takes as long as a dozen products.
-static const std::vector<float> lospmm_halves = [] {
-  std::vector<float> floats(1 << 16);
-  for (unsigned bits = 0; bits < floats.size(); ++bits) {
-    const lospmm_u16 half = static_cast<lospmm_u16>(bits);
-    _Float16 value;
-    std::memcpy(&value, &half, 2);
-    floats[bits] = static_cast<float>(value);
-  }
-  return floats;
-}();
-static inline float lospmm_float_of_half(lospmm_u16 bits) { return lospmm_halves[bits]; }
+static inline float lospmm_float_of_half(lospmm_u16 bits) { return lospmm::halves[bits]; }
 static inline lospmm_u16 lospmm_half_of_float(float value) {
   const _Float16 half = static_cast<_Float16>(value);
   lospmm_u16 bits;
@@ -480,21 +264,14 @@ static inline void lospmm_copy(void *shared, const void *global, bool is_there) 
   static_assert(bytes == 4 || bytes == 8 || bytes == 16);
   if (reinterpret_cast<std::uintptr_t>(shared) % bytes || (is_there && reinterpret_cast<std::uintptr_t>(global) % bytes))
     lospmm::fault("an asynchronous copy from or to an address that is not aligned");
-  lospmm::fibers[lospmm::running].open.push_back({shared, is_there ? global : nullptr, bytes});
+  lospmm::copy(shared, is_there ? global : nullptr, bytes);
 }
-static inline void lospmm_commit() {
-  lospmm::Fiber &mine = lospmm::fibers[lospmm::running];
-  mine.groups.push_back(std::move(mine.open));
-  mine.open.clear();
-}
+static inline void lospmm_commit() { lospmm::commit(); }
 template <int pending>
-static inline void lospmm_wait() {
-  lospmm::Fiber &mine = lospmm::fibers[lospmm::running];
-  for (; mine.groups.size() > pending; mine.groups.erase(mine.groups.begin())) lospmm::perform(mine.groups.front());
-}
+static inline void lospmm_wait() { lospmm::wait_for_copies(pending); }
 
-static inline void lospmm_cluster_wait() { lospmm::wait_at(lospmm::everybody); }
-static inline void lospmm_cluster_leave() { lospmm::wait_at(lospmm::everybody); }
+static inline void lospmm_cluster_wait() { lospmm::wait_for_cluster(); }
+static inline void lospmm_cluster_leave() { lospmm::wait_for_cluster(); }
 static inline float lospmm_cluster_float(const float *shared, unsigned rank) {
   return *static_cast<const float *>(lospmm::of_block(shared, rank));
 }
@@ -502,59 +279,7 @@ static inline float4 lospmm_cluster_floats(const float4 *shared, unsigned rank) 
   return *static_cast<const float4 *>(lospmm::of_block(shared, rank));
 }
 
-static inline void lospmm_bulk_make(unsigned long long *barrier, unsigned copiers = 0) {
-  lospmm::Bulk made;
-  made.copiers = copiers;
-  lospmm::bulks.make(barrier, std::move(made));
-}
-static inline lospmm::Bulk &lospmm_bulk(unsigned long long *barrier) {
-  lospmm::Bulk *const found = lospmm::bulks.find(barrier);
-  if (!found) lospmm::fault("a barrier of bulk copies that nobody made");
-  return *found;
-}
-static inline void lospmm_bulk_expect(unsigned long long *barrier, unsigned bytes) {
-  lospmm_bulk(barrier).expected += bytes;
-}
-static inline void lospmm_bulk_copy(void *shared, const void *global, unsigned bytes, unsigned long long *barrier) {
-  if (bytes % 16 || reinterpret_cast<std::uintptr_t>(shared) % 16 || reinterpret_cast<std::uintptr_t>(global) % 16)
-    lospmm::fault("a bulk copy from or to an address, or of a size, that is no multiple of 16 bytes");
-  lospmm::Bulk &bulk = lospmm_bulk(barrier);
-  bulk.copies.push_back({shared, global, bytes});
-  bulk.started += bytes;
-}
-static inline void lospmm_arrive_with_copies(unsigned long long *barrier) {
-  lospmm::Bulk &bulk = lospmm_bulk(barrier);
-  std::vector<lospmm::Copy> &own = lospmm::fibers[lospmm::running].open;
-  bulk.copies.insert(bulk.copies.end(), own.begin(), own.end());
-  own.clear();
-  if (++bulk.arrived > bulk.copiers) lospmm::fault("more threads arrive with copies than their barrier waits for");
-}
-static inline void lospmm_bulk_wait(unsigned long long *barrier, unsigned parity) {
-  for (;;) {
-    lospmm::Bulk &bulk = lospmm_bulk(barrier);  // found anew each time: another thread may have made more of them
-    if ((bulk.phase & 1) != parity) return;
-    if (bulk.expected && bulk.started > bulk.expected)
-      lospmm::fault("more bytes of bulk copies than their barrier expects");
-    if (bulk.expected && bulk.started == bulk.expected && bulk.arrived == bulk.copiers) {
-      lospmm::perform(bulk.copies);
-      bulk.copies.clear();
-      bulk.arrived = 0;
-      bulk.expected = bulk.started = 0;
-      ++bulk.phase;
-      ++lospmm::progress;
-    } else {
-      lospmm::yield();
-    }
-  }
-}
-
 namespace lospmm {
-
-static Gate &gate_of(const unsigned long long *gate) {
-  Gate *const found = gates.find(gate);
-  if (!found) fault("a gate that nobody made");
-  return *found;
-}
 
 // d += a x weights of a warp of a warpgroup, which lie in shared memory as wgmma.cuh says.
 template <int sums>
@@ -677,60 +402,4 @@ static inline void lospmm_wgmma_half(float (&d)[sums], const unsigned (&a)[4], L
 }
 static inline unsigned lospmm_pair(float first, float second) {
   return lospmm_half_of_float(first) | static_cast<unsigned>(lospmm_half_of_float(second)) << 16;
-}
-static inline void lospmm_gate_make(unsigned long long *gate, unsigned count) { lospmm::gates.make(gate, {0, count, 0}); }
-static inline void lospmm_gate_arrive(unsigned long long *gate) {
-  lospmm::Gate &one = lospmm::gate_of(gate);
-  if (++one.arrived == one.count) one.arrived = 0, ++one.phase, ++lospmm::progress;
-}
-static inline void lospmm_gate_wait(unsigned long long *gate, unsigned parity) {
-  while ((lospmm::gate_of(gate).phase & 1) == parity) lospmm::yield();
-}
-
-namespace lospmm {
-
-using Kernel = void (*)(const void *, void *);
-using KernelOfResidual = void (*)(const void *, void *, const void *);
-
-static void *entry;
-static const void *arguments[3];
-
-static void call() {
-  if (arguments[2])
-    reinterpret_cast<KernelOfResidual>(entry)(arguments[0], const_cast<void *>(arguments[1]), arguments[2]);
-  else
-    reinterpret_cast<Kernel>(entry)(arguments[0], const_cast<void *>(arguments[1]));
-}
-
-}  // namespace lospmm
-
-// ``shape`` is the grid, the threads of a block, and the bytes of shared memory; ``columns`` the values of blockIdx.x
-// that are run. Each hundredth of them is a dot on stdout.
-extern "C" void lospmm_run_blocks(void *entry, const std::uint64_t *shape, const std::int64_t *columns,
-                                  std::uint64_t count, unsigned char *data, const void *b, void *c,
-                                  const void *residual) {
-  lospmm::entry = entry;
-  lospmm::kernel = lospmm::call;
-  lospmm::arguments[0] = b;
-  lospmm::arguments[1] = c;
-  lospmm::arguments[2] = residual;
-  lospmm_data = data;
-  const std::size_t shared_bytes = static_cast<std::size_t>(shape[4]);
-  const unsigned together = lospmm::cluster_blocks;
-  lospmm::blocks.resize(together);
-  for (lospmm::Block &block : lospmm::blocks)
-    block.shared = static_cast<unsigned char *>(std::aligned_alloc(1024, (shared_bytes + 2047) / 1024 * 1024));
-  gridDim = {static_cast<unsigned>(shape[0]), static_cast<unsigned>(shape[1]), static_cast<unsigned>(shape[2])};
-  blockDim = {static_cast<unsigned>(shape[3]), 1, 1};
-  std::uint64_t done = 0, dots = 0;
-  const std::uint64_t total = count * gridDim.z * ((gridDim.y + together - 1) / together);
-  for (unsigned z = 0; z < gridDim.z; ++z)
-    for (unsigned y = 0; y < gridDim.y; y += together)
-      for (std::uint64_t at = 0; at < count; ++at) {
-        for (unsigned rank = 0; rank < together; ++rank)
-          lospmm::blocks[rank].index = {static_cast<unsigned>(columns[at]), y + rank, z};
-        lospmm::run_blocks(static_cast<unsigned>(shape[3]), shared_bytes);
-        for (++done; dots < 100 * done / total; ++dots) std::putchar('.');
-        std::fflush(stdout);
-      }
 }

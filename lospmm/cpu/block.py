@@ -61,10 +61,7 @@ def run_blocks(
 
     Raises as ``execute_packed``.
     """
-    header = (_HERE / "block.h").read_text()
-    library = compile_shared_library(
-        kernel.source, header=header, store=Store(settings().cache_dir), options=BLOCK_OPTIONS
-    )
+    scheduler, library = (_compiled(text) for text in ((_HERE / "scheduler.cpp").read_text(), kernel.source))
     dtype = kernel.dtype
     stored = dtype.to_storage(c)
     arrays: dict[str, NDArray[Any]] = {"columns": blocks.astype(np.int64), "b": dtype.to_storage(b), "c": stored}
@@ -75,12 +72,14 @@ def run_blocks(
         for name, array in arrays.items():
             (directory / name).write_bytes(array.tobytes())
         (directory / "data").write_bytes(kernel.data)
+        (directory / "scheduler.so").write_bytes(scheduler)
         (directory / "kernel.so").write_bytes(library)
         shape = (*launch.grid, launch.block, launch.shared_bytes)
         command: tuple[str | Path, ...] = (
             sys.executable,
             "-I",
             _HERE / "block_process.py",
+            "./scheduler.so",
             "./kernel.so",
             kernel.entry,
             *map(str, shape),
@@ -90,3 +89,9 @@ def run_blocks(
             last_line = finished.stderr.strip().rpartition("\n")[2]
             raise VerificationFailed(f"{kernel.entry} on the CPU: {finished.failure} {last_line}".strip())
         return dtype.from_storage(np.fromfile(directory / "c", dtype=stored.dtype).reshape(c.shape))
+
+
+def _compiled(text: str) -> bytes:
+    """Return the shared library of ``text`` behind block.h."""
+    header = (_HERE / "block.h").read_text()
+    return compile_shared_library(text, header=header, store=Store(settings().cache_dir), options=BLOCK_OPTIONS)
