@@ -106,6 +106,7 @@ def _places() -> Iterator[tuple[str, Path]]:
         yield "PyPI" if "site-packages" in nvcc else "pathfinder", Path(nvcc).parent
 
 
+@cache
 def _toolkit(directory: Path, origin: str) -> Toolkit:
     tools = [directory / name for name in ("nvcc", "ptxas", "nvlink")]
     for tool in tools:
