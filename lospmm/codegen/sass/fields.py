@@ -174,6 +174,8 @@ def decode(words: NDArray[np.uint64], generation: Generation) -> NDArray[np.void
         where = np.flatnonzero(opcodes == row.opcode)
         rest = words[where] ^ np.array(row.fixed, np.uint64)
         same = ((rest & ~np.array(row.variable, np.uint64)) == 0).all(axis=1)
+        if not same.any():
+            continue
         decoded, valid = _decode_row(rest[same], row)
         where = where[same][valid]
         form[where] = decoded[valid]
