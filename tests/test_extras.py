@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,18 @@ def named(requirement: str) -> str:
     return name.replace("-", "_").lower()
 
 
-def modules_of_extras() -> set[str]:
+@cache
+def modules_of_extras() -> frozenset[str]:
     """What is imported of the distributions that an extra adds, but PyTorch."""
     core = {named(one) for one in PROJECT["dependencies"]}
     extras = {named(one) for some in PROJECT["optional-dependencies"].values() for one in some}
     added = extras - core - {"lospmm", "torch"}
-    return {
+    modules = {
         module
         for module, distributions in packages_distributions().items()
         if {one.replace("-", "_").lower() for one in distributions} <= added
-    } - {"nvidia"}
+    }
+    return frozenset(modules - {"nvidia"})
 
 
 #: Imports of what an extra adds fail, as where it is not installed; there is no compiler on PATH.

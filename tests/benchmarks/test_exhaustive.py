@@ -45,12 +45,13 @@ def prepared() -> Prepared:
     return prepare(for_emitter(problem, "sass"), PLAN)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def line(prepared: Prepared, pool: EmissionPool) -> dict[str, Any]:
     (found,) = search_all(prepared, PLAN, InventedClock(), pool)
     return {"problem": "invented", "m": M, "k": K, "n": N, "nnz": 72, "device": "h200", "emitter": "sass", **found}
 
 
+@pytest.mark.slow
 def test_kernels_are_timed_by_the_worker_of_a_bench(
     prepared: Prepared, pool: EmissionPool, gate_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +65,7 @@ def test_kernels_are_timed_by_the_worker_of_a_bench(
     assert all(point[-2] > 0 for point in found["points"])
 
 
+@pytest.mark.slow
 def test_every_pass_adds_what_the_one_before_did_not_time(line: dict[str, Any]) -> None:
     keys = [tuple(point[: len(AXES)]) for point in line["points"]]
     assert len(set(keys)) == len(keys)
@@ -77,6 +79,7 @@ def test_every_pass_adds_what_the_one_before_did_not_time(line: dict[str, Any]) 
     assert table.best[1] == min(table.finalists.values())
 
 
+@pytest.mark.slow
 def test_a_line_is_read_back(line: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "exhaustive-0.jsonl"
     path.write_text(json.dumps(line) + "\n")
@@ -114,6 +117,7 @@ def test_spreading_loses_nothing(count: int) -> None:
     assert sorted(spread(range(count))) == list(range(count))
 
 
+@pytest.mark.slow
 def test_a_candidate_that_cannot_be_built_says_why(prepared: Prepared, pool: EmissionPool) -> None:
     tiling = prepared.spread[0].tiling
     odd = UnrolledPlan(TileSize(tiling.size_limit, 32), Schedule(4, split_k=2), tiling)

@@ -131,6 +131,7 @@ def test_dense_counts_as_it_was_beside_the_fastest_kernel(micros: float, beside:
     assert families_table.dense_micros(after) == beside
 
 
+@pytest.mark.slow
 def test_one_family_is_timed_beside_dense_alone(tmp_path: Path) -> None:
     prepared = families_build.prepare(CASE, Shortlist(1, far=float("inf"), families=("csr",)), tmp_path)
     case = replace(CASE, set="shapes")
@@ -162,6 +163,7 @@ def test_layers_of_language_models_are_timed_with_a_from_memory() -> None:
     assert [replace(CASE, set=name).cache for name in ("llm", "map")] == ["streamed", "cold"]
 
 
+@pytest.mark.slow
 def test_unrolled_takes_part_in_float32(tmp_path: Path) -> None:
     case = Case("map", "64 x 64, 90% zeros", (64, 64, 0.9), 32, "float32", "h200")
     last = families_build.prepare(case, Shortlist(1), tmp_path).built[-1]

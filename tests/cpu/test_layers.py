@@ -136,6 +136,7 @@ def test_faults_of_a_text_are_found(name: str) -> None:
         verify_on_cpu(problem, program, replace(emission, source=source))
 
 
+@pytest.mark.slow
 def test_each_damaged_guard_is_refused() -> None:
     """A predicate left out or turned round, a test of other bits, and one whose result is not waited for."""
     problem, program = fixed()

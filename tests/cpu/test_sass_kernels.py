@@ -108,6 +108,7 @@ def mutations(form: NDArray[np.void]) -> Iterator[tuple[str, int, int]]:
             )
 
 
+@pytest.mark.slow
 def test_each_damaged_control_field_is_refused_or_makes_no_difference() -> None:
     """What is let through makes none, as the model of time shows for each: a load on another scoreboard that is waited
 

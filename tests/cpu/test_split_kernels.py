@@ -122,6 +122,7 @@ def mutations(form: NDArray[np.void]) -> Iterator[tuple[str, int, int]]:
             yield "read_barrier", number, NO_BARRIER
 
 
+@pytest.mark.slow
 def test_each_damaged_control_field_is_refused_or_makes_no_difference() -> None:
     problem, program, code = small_kernel()
     run(problem, program, code)

@@ -80,6 +80,7 @@ def test_an_exported_layer_calls_the_operator(model: torch.nn.Module) -> None:
         assert "lospmm.apply" not in torch.export.export(perceptron(), (drawn(10, 24),), strict=False).graph_module.code
 
 
+@pytest.mark.slow
 @NATIVE
 def test_the_page_exports_a_model_and_loads_it(
     model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

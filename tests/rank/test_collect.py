@@ -97,6 +97,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_kernels_are_timed_once_and_a_stopped_run_goes_on(layers: Path, tmp_path: Path, bench: Bench) -> None:
     path = tmp_path / "out" / "real-0-of-1.jsonl"
     first, second = (Source(number, f"{name}.npz", layers, N) for number, name in enumerate("ab"))

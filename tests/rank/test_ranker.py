@@ -100,6 +100,7 @@ def folder(lines_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     settings.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_model_that_a_search_may_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["h200.json", "h200.md", "h200.npz", "h200.txt"]
     card = json.loads((folder / "h200.json").read_text())
@@ -121,6 +122,7 @@ def test_the_command_writes_a_model_that_a_search_may_use(folder: Path, capsys: 
     assert ranker(problem, chosen[:0]).shape == (0,)
 
 
+@pytest.mark.slow
 def test_what_the_estimate_puts_last_comes_behind_what_the_model_saw(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

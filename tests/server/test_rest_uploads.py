@@ -32,6 +32,13 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 runpy.run_module("lospmm.cli", run_name="__main__")
 """
 
+
+@pytest.fixture(scope="module")
+def frozen() -> None:
+    """Leave what there is by now out of what the garbage collector looks through."""
+    gc.freeze()
+
+
 HOSTILE = {
     "empty": b"",
     "text": b"GIF89a, not a matrix",
@@ -102,6 +109,7 @@ FORMS = {
 
 # Starlette leaves the file of a part that is not whole to the garbage collector, which complains.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_hostile_forms(shared: TestClient, form: dict[str, object]) -> None:
     answer = shared.post(POST, **form)

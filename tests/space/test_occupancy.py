@@ -5,13 +5,20 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cuda.pathfinder import find_nvidia_header_directory
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lospmm.problem.device import DEVICES, DeviceSpec
-from lospmm.space.occupancy import active_blocks, allocated_registers, resident_blocks, shared_bytes_for
+from lospmm.space.occupancy import (
+    active_blocks,
+    allocated_registers,
+    resident_blocks,
+    resident_blocks_of_each,
+    shared_bytes_for,
+)
 
 H200, A100, V100, TURING, ADA = (DEVICES[name] for name in ("h200", "a100", "v100", "rtx2080ti", "rtx4090"))
 
@@ -191,11 +198,9 @@ def test_nvidias_calculator_agrees(calculator: Calculator, device: DeviceSpec):
     requests = [0, 1, 4096, 6272, 6273, 48 * 1024, 49 * 1024, device.shared_bytes_per_block]
     cases = list(product(threads, range(1, 256, 3), requests))
     cases += [(32, 8, shared_bytes_for(blocks, device)) for blocks in range(1, device.blocks_per_sm + 1)]
-    ours = [
-        resident_blocks(device, threads=threads, registers_per_thread=registers, shared_bytes=shared_bytes)
-        for threads, registers, shared_bytes in cases
-    ]
-    assert ours == calculator(device, cases)
+    block, registers, shared = np.array(cases).T
+    ours = resident_blocks_of_each(device, threads=block, registers_per_thread=registers, shared_bytes=shared)
+    assert ours.tolist() == calculator(device, cases)
 
 
 @given(
