@@ -123,12 +123,14 @@ def compare(
     names: Sequence[str] = tuple(BASELINES),
     known: Mapping[str, BaselineTime] = MappingProxyType({}),
     sputnik: Path | None = None,
+    is_searched: bool = False,
     progress: Progress = silent,
 ) -> Comparison:
     """Time the kernel before, among and after the baselines of these names, in the worker of ``bench``.
 
     ``effort`` is that of each of its times and of the libraries'. What is ``known``, by name, is not timed again. Of
-    the names, those count that take the type of the problem.
+    the names, those count that take the type of the problem. ``is_searched``: a library's algorithms are timed, too,
+    that it does not take by itself.
 
     Each of its three times is that of a module loaded anew, with others before it: what ran before is part of the
     noise. The median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A
@@ -147,7 +149,7 @@ def compare(
         progress("compare", done, total)
         if done == len(names) // 2 + 1:
             timed.append(_time(bench, kernel, effort))
-        task = BaselineTask(name, bench.cache, sputnik, effort)
+        task = BaselineTask(name, bench.cache, sputnik, effort, is_searched)
         found = known.get(name)
         baselines[name] = _time_baseline(bench, task) if found is None else found
     if len(timed) == 1:

@@ -36,4 +36,4 @@ def bench_artifact(
     kernel = Compiled(kept.cubin, manifest["name"], kept.launch)
     problem = kept.problem(device)
     with exclusive(settings().cache_dir, gpu=own_gpu_id()), Bench(problem, cache=cache) as bench:
-        return compare(bench, kernel, sputnik=sputnik, progress=progress)
+        return compare(bench, kernel, sputnik=sputnik, is_searched=True, progress=progress)

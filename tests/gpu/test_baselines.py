@@ -25,6 +25,7 @@ from lospmm.gpu.libraries import (
     VariantTime,
     baselines_of,
     cublas,
+    cublaslt,
     cusparse,
     sputnik,
     time_baseline,
@@ -91,7 +92,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def installed(fake: str, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     """Every library is the fake one."""
-    for module in (cusparse, cublas):
+    for module in (cusparse, cublas, cublaslt):
         monkeypatch.setattr(module, "find", lambda _name: fake)
     functions = ctypes.CDLL(fake)
     functions.fake_refuse(0)
@@ -114,13 +115,14 @@ class Problem:
         sputnik: Path | None = None,
         dtype: Dtype = FLOAT32,
         copies_of_a: int = 1,
+        is_searched: bool = False,
     ) -> None:
         self.driver = HostDriver()
         rng = np.random.default_rng(1)
         self.b = dtype.to_storage(rng.uniform(-1, 1, size=(copies, matrix.k, n)).astype(np.float32))
         self.c = dtype.to_storage(np.full((copies, matrix.m, n), np.nan, dtype=np.float32))
         places = [Buffers(b.ctypes.data, c.ctypes.data) for b, c in zip(self.b, self.c, strict=True)]
-        self.place = LibraryTask(self.driver, matrix, n, places, sputnik, dtype, copies_of_a)
+        self.place = LibraryTask(self.driver, matrix, n, places, sputnik, dtype, copies_of_a, is_searched=is_searched)
         self.timed = 0
 
     def check(self, enqueue: Callable[[int], None], limit: float | None) -> GateVerdict:
@@ -232,6 +234,21 @@ def test_tf32_needs_its_own_tolerance() -> None:
     assert exact.max_relative_error is not None
     assert exact.max_relative_error < 1e-6
     assert found.library == "cuBLAS 13.0.2 (libfake.so)"
+
+
+@pytest.mark.parametrize("name", ["cublas_fp32", "cublas_tf32", "cublas_fp16", "cublas_bf16"])
+def test_a_search_times_every_algorithm_that_cublaslt_can_start(installed: ctypes.CDLL, name: str) -> None:
+    dtype = DTYPES[BASELINES[name].dtypes[0]]
+    problem = Problem(drawn(12, 20, 0.4), 7, dtype=dtype, copies=3, copies_of_a=2, is_searched=True)
+    found = problem.run(name)
+    title = name.removeprefix("cublas_").replace("tf", "TF")
+    assert [way.name for way in found.variants] == [title, f"{title}, cuBLASLt 1", f"{title}, cuBLASLt 2"]
+    assert all(way.timing is not None for way in found.variants) and found.micros == 7.0  # each is faster than before
+    assert installed.fake_alive() == 0 and not problem.driver.blocks
+
+    installed.fake_refuse(3)
+    refused = problem.run(name).variants[2]
+    assert (refused.timing, refused.failure) == (None, "cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED")
 
 
 @pytest.mark.usefixtures("installed")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
+from lospmm.gpu.libraries import cublaslt
 from lospmm.gpu.libraries.library import (
     REAL,
     Library,
@@ -83,7 +84,10 @@ def open_library() -> Library:
 def prepare(
     place: LibraryTask, *, name: str, compute: int = COMPUTE_32F, open_library: Callable[[], Library] = open_library
 ) -> Iterator[Variants]:
-    """Yield one variant, ``name``, of the compute type ``compute``. Raises LibraryFault, or GpuFault."""
+    """Yield the variant ``name`` of the compute type ``compute``, and of a search cuBLASLt's proposals.
+
+    Raises LibraryFault, or GpuFault.
+    """
     driver = place.driver
     dense_bytes = place.dtype.element_bytes * place.matrix.m * place.matrix.k
     if dense_bytes > MAX_DENSE_BYTES:
@@ -98,9 +102,13 @@ def prepare(
         a = _place_dense(stack, place)
         one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         enqueue = partial(_multiply, library, place, handle, a, compute, one, zero)
+        ways: dict[str, Callable[[int], None]] = {name: enqueue}
+        if place.is_searched:
+            found = cublaslt.proposals(stack, place, a, compute)
+            ways |= {f"{name}, cuBLASLt {number}": one for number, one in enumerate(found, start=1)}
         driver.synchronize()
         stack.callback(driver.synchronize)
-        yield Variants(f"cuBLAS {_version(library, handle)} ({file_name(library.path)})", {name: enqueue})
+        yield Variants(f"cuBLAS {_version(library, handle)} ({file_name(library.path)})", ways)
 
 
 def _multiply(

@@ -54,6 +54,7 @@ class LibraryTask:
     sputnik: Path | None = None  # the shared library that a user has named
     dtype: Dtype = FLOAT32  # of A, B and C
     copies_of_a: int = 1  # copy i of B is multiplied by number i modulo this
+    is_searched: bool = False  # whether more of a library's algorithms are timed than the one that it takes by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class Library:
 def find(name: str) -> str:
     """Find the file of one of NVIDIA's libraries, as "cusparse": of PyPI, the system or CUDA_HOME.
 
+    cublasLt comes with cublas.
+
     Raises LibraryFault with what to install.
     """
     from cuda import pathfinder  # it takes a while to import
@@ -91,7 +94,8 @@ def find(name: str) -> str:
     except RuntimeError:  # pathfinder's message lists every folder that it looked into
         path = None
     if path is None:
-        raise LibraryFault(f"lib{name} is not installed; pip install nvidia-{name}, or a CUDA toolkit")
+        package = f"nvidia-{name.removesuffix('Lt')}"
+        raise LibraryFault(f"lib{name} is not installed; pip install {package}, or a CUDA toolkit")
     return str(path)
 
 

@@ -31,6 +31,7 @@ class BaselineTask:
     cache: CacheState
     sputnik: Path | None = None
     effort: Effort = FULL
+    is_searched: bool = False  # see LibraryTask
 
 
 def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
@@ -59,5 +60,7 @@ def run(bench: "Workbench", task: BaselineTask) -> BaselineTime:
         return time_in(task.cache, driver, bench.gate, operands, enqueue, copies=rotated, effort=task.effort)
 
     copies_of_a = rotated if task.cache == "streamed" else 1
-    place = LibraryTask(driver, matrix, problem.n, copies, task.sputnik, problem.dtype, copies_of_a)
+    place = LibraryTask(
+        driver, matrix, problem.n, copies, task.sputnik, problem.dtype, copies_of_a, is_searched=task.is_searched
+    )
     return time_baseline(task.name, place, check=check, time=time)
