@@ -25,7 +25,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -131,7 +131,7 @@ def baselines_for(problem: Problem) -> tuple[str, ...]:
 
 def timed_baseline(bench: Bench, name: str) -> Record:
     try:
-        answer = bench.request(COMMAND, BaselineTask(name, bench.cache))
+        answer = bench.request(COMMAND, BaselineTask(name, bench.cache, is_searched=True))
     except GpuFault as fault:
         return {"failure": str(fault)}
     assert isinstance(answer, BaselineTime)
@@ -227,6 +227,7 @@ def measure(
     workers: int,
     results: dict[str, Record],
     stop_after: float,
+    line: Callable[..., Record] = line_of,
 ) -> int:
     """Time the cases, each line in the file at once. Returns how many were done in ``stop_after`` seconds."""
     started, done = time.monotonic(), 0
@@ -242,7 +243,7 @@ def measure(
                 bench = stack.enter_context(Bench(prepared.problem))
             before = results.get(key_of(case, context)) if shortlist.families else None
             try:
-                record = line_of(case, context, prepared, bench, beside=before is None)
+                record = line(case, context, prepared, bench, beside=before is None)
             except LospmmError as error:
                 print(f"{case.problem}: FAILED: {type(error).__name__}: {error}", flush=True)
             else:

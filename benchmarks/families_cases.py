@@ -40,7 +40,7 @@ LLM_WORK = (
 LLM_SPARSITIES = (0.5, 0.7, 0.8, 0.9)
 
 #: Where A comes from memory at every launch; elsewhere only B does, as in a search.
-STREAMED = ("llm",)
+STREAMED = ("llm", "decode")
 
 #: Elements of a drawn matrix that is kept.
 WORTH_KEEPING = 1 << 22
