@@ -80,7 +80,7 @@ def groups(records: Sequence[Record], n: int) -> dict[float, list[Record]]:
     """The lines of an N by sparsity."""
     found: dict[float, list[Record]] = {}
     for record in records:
-        if record["n"] == n and "micros" in record:
+        if record["n"] == n and best_sparse(record) is not None:
             found.setdefault(round(record["sparsity"], 2), []).append(record)
     return dict(sorted(found.items()))
 

@@ -43,7 +43,6 @@ from benchmarks.families_table import (
     key,
     read_results,
     summary,
-    torch_times,
     write_results,
 )
 from benchmarks.kernels import ROOT, commit_of, versions
@@ -63,7 +62,6 @@ from lospmm.problem.problem import Problem
 from lospmm.settings import settings
 
 RESULTS_NAME = "families.jsonl.gz"
-TORCH_RESULTS_NAME = "families_torch.jsonl"
 
 #: The dense multiplication of each type, by its name among the baselines.
 DENSE_OF = {"float32": "cublas_fp32", "tf32": "cublas_tf32", "float16": "cublas_fp16", "bfloat16": "cublas_bf16"}
@@ -305,7 +303,7 @@ def main() -> None:
         )
     except (BadRequest, GpuFault, OSError) as error:
         sys.exit(f"benchmarks.families: {error}")
-    print(summary(list(results.values()), torch_times(arguments.out / TORCH_RESULTS_NAME)))
+    print(summary(list(results.values())))
     if done < len(cases):
         print(f"{len(cases) - done} problems were not begun: the same command with --resume goes on", file=sys.stderr)
 

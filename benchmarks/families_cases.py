@@ -31,12 +31,8 @@ MAP_COLUMNS = (4096, 16, 128, 1, 1024)
 MAP_DTYPES = ("float32", "tf32", "float16")
 
 SHAPE_SPARSITIES = (0.95, 0.98)
-#: Shapes and columns of the layers of language models: first what all is asked of, then a tall one and more sequences.
-LLM_WORK = (
-    (((4096, 4096), (4096, 11008)), (1, 8, 16, 512, 4096)),
-    (((11008, 4096),), (1, 8, 16)),
-    (((4096, 4096), (4096, 11008), (11008, 4096)), (32, 64)),
-)
+#: Layers of language models at many columns; ``benchmarks.decode`` has few.
+LLM_SHAPES, LLM_COLUMNS = ((4096, 4096), (4096, 11008)), (512, 4096)
 LLM_SPARSITIES = (0.5, 0.7, 0.8, 0.9)
 
 #: Where A comes from memory at every launch; elsewhere only B does, as in a search.
@@ -148,9 +144,8 @@ def llm(device: str, _layers: Path | None) -> list[Case]:
     """Layers of language models, fp16."""
     return [
         _drawn("llm", (m, k, n), sparsity, "float16", device)
-        for shapes_of, columns in LLM_WORK
-        for m, k in shapes_of
-        for n in columns
+        for m, k in LLM_SHAPES
+        for n in LLM_COLUMNS
         for sparsity in LLM_SPARSITIES
     ]
 

@@ -6,13 +6,10 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import write_results
-from lospmm.problem.device import find_device
-from lospmm.problem.dtype import DTYPES
 
 __all__ = [
     "BESIDE",
@@ -24,7 +21,6 @@ __all__ = [
     "library_micros",
     "read_results",
     "summary",
-    "torch_times",
     "winner",
     "write_results",
 ]
@@ -100,32 +96,8 @@ def mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
-def torch_times(path: Path) -> dict[str, Record]:
-    """What ``benchmarks.families_torch`` left: microseconds by way, by problem; none where there is no file."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {line["problem"]: line["micros"] for line in map(json.loads, lines)}
-
-
-def least_micros(record: Record) -> float:
-    """The bound; where A comes from memory too, with its weights read once in the type's bytes, and nothing more."""
-    if record.get("cache") != "streamed":
-        return float(record["bound_micros"])
-    elements = record["nnz"] + record["n"] * (record["m"] + record["k"])
-    device = find_device(record["machine"]["device"])
-    memory = DTYPES[record["dtype"]].element_bytes * elements / device.memory_bandwidth * 1e6
-    return float(max(record["bound_micros"], memory))
-
-
-def summary(records: Sequence[Record], beside: Mapping[str, Record] = MappingProxyType({})) -> str:
-    """``beside`` has times of other programs, by problem: ``torch_times``."""
-    parts = [
-        _wins(records),
-        _shapes(records),
-        _llm(records),
-        _table(records, "llm", beside),
-        _table(records, "graphs"),
-        _real(records),
-    ]
+def summary(records: Sequence[Record]) -> str:
+    parts = [_wins(records), _shapes(records), _graphs(records), _real(records)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -178,47 +150,19 @@ def _shapes(records: Sequence[Record]) -> str:
     )
 
 
-def _llm(records: Sequence[Record]) -> str:
-    """By columns and zeros: the fastest family against dense, over the shapes, and which ones these are."""
-    groups: dict[tuple[int, float], list[tuple[str, float]]] = {}
-    for record in records:
-        dense, best = dense_micros(record), best_sparse(record)
-        if record["set"] == "llm" and dense is not None and best is not None:
-            groups.setdefault((record["n"], round(record["sparsity"], 2)), []).append((best[0], dense / best[1]))
-    if not groups:
-        return ""
-    sparsities = sorted({sparsity for _, sparsity in groups})
-    lines = ["layers of language models, A from memory: the fastest family against dense of the same type, means:"]
-    lines.append((f"{'':12}" + "".join(f"{f'{sparsity:.0%}':24}" for sparsity in sparsities)).rstrip())
-    for n in sorted({n for n, _ in groups}):
-        found = [groups.get((n, sparsity), []) for sparsity in sparsities]
-        lines.append((f"  n {n:<8}" + "".join(f"{_gain_of(one):24}" for one in found)).rstrip())
-    return "\n".join(lines)
-
-
-def _gain_of(found: Sequence[tuple[str, float]]) -> str:
-    """The mean gain, and the families that have it, the most frequent first."""
-    if not found:
-        return "-"
-    names = [TITLES.get(name, name) for name, _ in Counter(name for name, _ in found).most_common(2)]
-    return f"{mean([gain for _, gain in found]):.2f} {', '.join(names)}"
-
-
-def _table(records: Sequence[Record], name: str, beside: Mapping[str, Record] = MappingProxyType({})) -> str:
-    own = [record for record in records if record["set"] == name]
+def _graphs(records: Sequence[Record]) -> str:
+    own = [record for record in records if record["set"] == "graphs"]
     if not own:
         return ""
-    if name == "llm":
-        own.sort(key=lambda record: (record["n"], record["k"], record["sparsity"]))
     families = list(dict.fromkeys(family for record in own for family in record["families"]))
-    others = list(dict.fromkeys(way for record in own for way in beside.get(record["problem"], {})))
-    titles = [*(TITLES.get(family, family) for family in families), "cuSPARSE", "dense", *others, "bound"]
-    lines = [f"{name + ', us':44}" + "".join(f"{title:>13}" for title in titles)]
+    titles = [*(TITLES.get(family, family) for family in families), "cuSPARSE", "dense", "bound"]
+    lines = [f"{'graphs, us':44}" + "".join(f"{title:>13}" for title in titles)]
     for record in own:
-        times, ways = family_micros(record), beside.get(record["problem"], {})
+        times = family_micros(record)
         values = [*(times.get(family) for family in families), library_micros(record), dense_micros(record)]
-        values += [*(ways.get(way) for way in others), least_micros(record)]
-        shown = "".join(f"{'-':>13}" if value is None else f"{value:13.1f}" for value in values)
+        shown = "".join(
+            f"{'-':>13}" if value is None else f"{value:13.1f}" for value in [*values, record["bound_micros"]]
+        )
         lines.append(f"{record['problem'][:44]:44}{shown}")
     ratios = [
         library / best[1] for record in own if (library := library_micros(record)) and (best := best_sparse(record))

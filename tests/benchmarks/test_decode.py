@@ -38,7 +38,7 @@ def test_a_line_tells_of_the_fastest_kernel(tmp_path: Path) -> None:
 def test_the_summary_has_geometric_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"set": "decode", "n": 8, "sparsity": 0.7, "family": "csr", "of_roof": 0.5}
     lines = [record(**own, name=name, micros=micros) for name, micros in (("a", 15.0), ("b", 3.75))]
-    assert decode.summary([*lines, record(set="decode", n=8)]) == (
+    assert decode.summary([*lines, record(set="decode", n=8, families={})]) == (
         "float16, N    8, 70% zeros: 0.50 of the roof, 2.00x cuBLAS (2 shapes: csr)"
     )
     monkeypatch.setitem(mpl.rcParams, "backend", "agg")

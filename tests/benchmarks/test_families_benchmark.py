@@ -17,7 +17,6 @@ from lospmm.errors import BadRequest
 from lospmm.families import FAMILIES
 from lospmm.gpu.bench import Bench
 from lospmm.gpu.timing import MAX_COPIES
-from lospmm.problem.device import DEVICES
 
 CASE = Case("map", "64 x 64, 90% zeros", (64, 64, 0.9), 32, "float16", "h200")
 CONTEXT: Record = {"machine": {"device": "h200", "title": "H200"}, "versions": {}, "commit": "0123abc"}
@@ -60,7 +59,7 @@ def test_every_case_is_a_problem_of_its_own() -> None:
         assert len({key(asdict(case) | CONTEXT) for case in cases}) == len(cases)
         assert {case.set for case in cases} == {name}
     assert len(SETS["shapes"]("h200", None)) == 41 * 2 * 4
-    assert len(SETS["llm"]("h200", None)) == (2 * 5 + 3 + 3 * 2) * 4
+    assert len(SETS["llm"]("h200", None)) == 2 * 2 * 4
 
 
 def test_real_layers_are_found(tmp_path: Path) -> None:
@@ -180,21 +179,6 @@ def test_a_plan_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch, tmp
     assert {one.failure for one in built if one.family in FAMILIES} == {"RuntimeError: no such plan"}
     found = families.timed_family(None, built[:1])  # type: ignore[arg-type]
     assert found["failures"] and "micros" not in found
-
-
-def test_layers_of_language_models_beside_other_programs(tmp_path: Path) -> None:
-    """The bound counts A's weights where A is streamed; other programs have a column each, by problem."""
-    path = tmp_path / "families_torch.jsonl"
-    assert families_table.torch_times(path) == {}
-    path.write_text('{"problem": "layer", "micros": {"torch.sparse": 77.5, "triton": null}}\n')
-    one = record(set="llm", problem="layer", n=1, nnz=1 << 20, bound_micros=0.1, cache="streamed")
-    bandwidth = DEVICES["h200"].memory_bandwidth
-    assert families_table.least_micros(one) == pytest.approx(2e6 * ((1 << 20) + 1024) / bandwidth)
-    assert families_table.least_micros(one | {"cache": "cold"}) == 0.1
-    text = summary([one], families_table.torch_times(path))
-    (row,) = [line for line in text.splitlines() if line.startswith("layer ")]
-    assert row.split()[1:] == ["20.0", "10.0", "40.0", "15.0", "77.5", "-", "0.4"]
-    assert [line.split() for line in text.splitlines() if line.startswith("  n 1 ")] == [["n", "1", "1.50", "hyb"]]
 
 
 def test_results_are_kept_by_problem(tmp_path: Path) -> None:

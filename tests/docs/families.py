@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import skipping
-from benchmarks.families_table import read_results, summary, torch_times
+from benchmarks.families_table import read_results, summary
 from lospmm.problem.device import DEVICES
 from lospmm.tuning.forecast import FAR
 from lospmm_rank.predict.corrections import SUFFIX, WEIGHTS
@@ -14,7 +14,6 @@ from tests.docs.results import table
 
 PAGE = DOCS / "families.md"
 RESULTS = ROOT / "benchmarks" / "results" / "families.jsonl.gz"
-TORCH = ROOT / "benchmarks" / "results" / "families_torch.jsonl"
 MAP = ROOT / "benchmarks" / "results" / "families_map.png"
 
 
@@ -25,7 +24,7 @@ def measured() -> str:
         return "Not measured yet.\n"
     devices = " and ".join(sorted({record["machine"]["title"] for record in found}))
     picture = f"\n![Which family wins](../{MAP.relative_to(ROOT).as_posix()})\n" if MAP.exists() else ""
-    return f"On {devices}:\n\n```\n{summary(found, torch_times(TORCH))}\n```\n{picture}"
+    return f"On {devices}:\n\n```\n{summary(found)}\n```\n{picture}"
 
 
 def choices() -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from benchmarks.decode import gains, groups
 from benchmarks.families_table import best_sparse, dense_micros, mean
 from benchmarks.kernels_table import BASELINES, mean_ratio, measured_of
 from benchmarks.networks_report import speedup
@@ -13,6 +14,9 @@ TYPES = {"float32": "float32", "tf32": "TF32", "float16": "float16", "bfloat16":
 
 #: Values of N (tokens x batch) in README's table.
 DECODE, PREFILL = (1, 16, 64), 4096
+
+#: Zeros of the layers of language models there.
+SPARSITIES = (0.5, 0.7, 0.8)
 
 #: Titles of the baselines of ``benchmarks.kernels`` in README.
 TITLES = {"cusparse": "cuSPARSE", "cublas_fp32": "cuBLAS", "cublas_tf32": "cuBLAS TF32"}
@@ -67,9 +71,22 @@ def by_type() -> str:
     return table(heads, lines, right=len(heads) - 1)
 
 
-def by_columns() -> str:
-    """Layers of language models by N and sparsity."""
-    found = families("llm")
+def decode() -> str:
+    """Layers of language models by N up to 64 and sparsity: speedup over cuBLAS, and the share of the roof."""
+    found = records("decode")
+    lines = []
+    for n in sorted({one["n"] for one in found}):
+        own = groups(found, n)
+        cells = (f"{times(gains(some))}, {mean([one['of_roof'] for one in some]):.2f}" for some in own.values())
+        names = dict.fromkeys(one["family"] for some in own.values() for one in some)
+        lines.append((f"{n:,}", *cells, ", ".join(f"`{name}`" for name in names)))
+    heads = ("N", *(f"{zeros:.0%} zeros" for zeros in sparsities(found)), "fastest families")
+    return table(heads, lines)
+
+
+def prefill() -> str:
+    """Layers of language models by N above 64 and sparsity."""
+    found = _prefill()
     lines = []
     for n in sorted({one["n"] for one in found}):
         own = [one for one in found if one["n"] == n]
@@ -79,12 +96,17 @@ def by_columns() -> str:
     return table(heads, lines, right=len(heads))
 
 
+def _prefill() -> list[Record]:
+    return [one for one in families("llm") if one["n"] > max(DECODE)]
+
+
 def conditions() -> str:
     """The GPU, driver and commits of every set of figures in README."""
     sets = {
         "seven layers": kernels.lines_of("seven"),
         "41 layers": families("shapes"),
-        "LLM layers": families("llm"),
+        "LLM decode": records("decode"),
+        "LLM prefill": _prefill(),
         "whole networks": measured_of(records("networks")),
     }
     lines = []
@@ -129,13 +151,13 @@ def _shapes() -> list[Line]:
 
 
 def _language_models() -> list[Line]:
-    found = families("llm")
-    zeros = [share for share in sparsities(found) if share != 0.8]
     lines = []
-    for n in (*DECODE, PREFILL):
-        own = [[gain(one) for one in found if (one["n"], zeros_of(one)) == (n, share)] for share in zeros]
-        what = f"LLM {'prefill' if n == PREFILL else 'decode'}, float16, N={n:,}"
-        lines.append((what, "cuBLAS", _several(f"{share:.0%}" for share in zeros), _several(map(times, own))))
+    for what, found, columns in (("decode", records("decode"), DECODE), ("prefill", families("llm"), (PREFILL,))):
+        for n in columns:
+            own = groups(found, n)
+            figures = _several(times([gain(one) for one in own[zeros]]) for zeros in SPARSITIES)
+            title = f"LLM {what}, float16, N={n:,}"
+            lines.append((title, "cuBLAS", _several(f"{zeros:.0%}" for zeros in SPARSITIES), figures))
     return lines
 
 
@@ -158,7 +180,8 @@ README = {"speedups": short}
 REGIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels.short,
     "speedups by type": by_type,
-    "speedups by columns": by_columns,
+    "decode": decode,
+    "prefill": prefill,
     "conditions": conditions,
     "tuning cost": partial(results.results, results.TUNING_COST),
     "generated code": partial(results.results, results.GENERATED_CODE),
