@@ -113,6 +113,7 @@ def test_the_command_names_its_extra() -> None:
     assert '"MissingExtra"' in found and "lospmm[tune]" in found and found.endswith("2\n")
 
 
+@pytest.mark.slow
 def test_a_saved_model_runs(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
     from lospmm.nn import save, sparsify_

@@ -182,9 +182,8 @@ def test_compilers_that_nvcc_started_end_too(place: Place, how: signal.Signals) 
         assert_nothing_is_left(place)
 
 
-@pytest.mark.parametrize(
-    "together", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["one folder", "two folders"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [True, False], ids=["one folder", "two folders"])
 def test_two_at_once(place: Place, together: bool) -> None:
     """They share a cache; the artifacts are equal to the byte, the times in the manifest included."""
     matrix = place.matrix(150)
@@ -205,6 +204,7 @@ def test_two_at_once(place: Place, together: bool) -> None:
     assert place.temporary() == []
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_its_cursor_back(place: Place) -> None:
     """A progress bar hides it."""
     ours, theirs = os.openpty()

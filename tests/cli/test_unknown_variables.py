@@ -78,6 +78,7 @@ def test_a_refused_command_has_said_so_before(lospmm_command: Command, monkeypat
     assert error.startswith("error: port 70000")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", [(), ("--parent", str(os.getpid()))])
 def test_a_worker_says_so_in_its_log_unless_its_server_has(parent: tuple[str, ...]) -> None:
     environment = {**os.environ, "LOSPMM_CACHEDIR": "/cache", "LOSPMM_DATABASE_URL": "postgresql://localhost:1/none"}

@@ -221,6 +221,7 @@ def test_slots_hold_every_entry(data: st.DataObject) -> None:
     assert sorted(slots.outputs[slots.outputs >= 0].tolist()) == list(range(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "dtype"), [("a100", "float32"), ("h200", "tf32"), ("h200", "bfloat16")])
 def test_generated_texts_compile_without_spills(arch: str, dtype: str) -> None:
     random = np.random.default_rng(0)

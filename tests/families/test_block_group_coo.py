@@ -143,6 +143,7 @@ def test_plans_have_forecasts(problem: Problem) -> None:
         assert problem.n % plan.vector == 0 and plan.columns % plan.vector == 0 and plan.warps % plan.splits == 0
 
 
+@pytest.mark.slow
 @compiled
 def test_templates_compile_without_spills(arch: str, dtype: Dtype) -> None:
     matrix = from_dense(np.ones((64, 64), np.float32))

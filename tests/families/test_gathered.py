@@ -149,6 +149,7 @@ def test_an_infinity_stays_where_it_belongs() -> None:
             assert (c[1] == 1).all(), plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_80", "float32"), ("sm_90", "bfloat16")])
 def test_templates_compile_without_spills(arch: str, dtype: str) -> None:
     device = DEVICES[{"sm_80": "a100", "sm_90": "h200"}[arch]]

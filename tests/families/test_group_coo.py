@@ -103,6 +103,7 @@ def test_real_layers() -> None:
         check(problem, pack_plan(problem, best), columns=np.arange(2))
 
 
+@pytest.mark.slow
 @compiled
 def test_templates_compile_without_spills(arch: str, dtype: object) -> None:
     matrix = from_dense(np.eye(8, dtype=np.float32))

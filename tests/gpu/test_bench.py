@@ -334,6 +334,7 @@ def end(process: subprocess.Popen[bytes], ending: signal.Signals) -> None:
         process.wait(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_worker_outlives_its_parent(gate_library: Path, ending: signal.Signals) -> None:
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))

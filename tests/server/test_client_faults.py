@@ -81,6 +81,7 @@ def test_what_a_new_server_does_not_know_is_posted_again(
             assert [layer.kernel.manifest["n"] for layer in several.result(timeout=300)] == [64, 64]
 
 
+@pytest.mark.slow
 def test_a_busy_service_is_asked_again(
     slow_toolkit: SlowToolkit, set_environment: Callable[[str, object], None]
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_busy_service_is_asked_again(
         assert second.result(timeout=300).manifest["nnz"] == from_dense(weights(2)).nnz
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slow_toolkit")
 def test_the_time_may_be_up_and_a_job_cancelled() -> None:
     with served() as port, in_background() as submit, client_of(port) as client:

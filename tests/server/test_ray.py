@@ -237,6 +237,7 @@ def test_an_address_of_something_else(web_server: int) -> None:
     assert "something else than a Ray cluster answers there" in refusal(f"127.0.0.1:{web_server}")
 
 
+@pytest.mark.slow
 def test_a_machine_without_ray() -> None:
     program = "import sys; sys.modules['ray'] = None; from lospmm.cli.main import main; main()"
     done = subprocess.run(

@@ -49,6 +49,7 @@ def shell(command: str, directory: Path) -> str:
     return subprocess.run(command, shell=True, cwd=directory, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 @curl
 def test_curl_gets_a_cubin(tmp_path: Path) -> None:
     scipy.sparse.save_npz(tmp_path / "W.npz", scipy.sparse.csr_array(weights()))

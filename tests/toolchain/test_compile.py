@@ -104,6 +104,7 @@ def test_a_change_of_one_unit_compiles_one_unit(store: Store) -> None:
     assert build(changed, store).cached_units == len(emission.units) - 1
 
 
+@pytest.mark.slow
 def test_without_a_host_compiler_nvrtc_makes_the_same_code(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

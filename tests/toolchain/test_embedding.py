@@ -63,6 +63,7 @@ def test_the_program_compiles_as_c_and_as_cpp(program: str, standard: str, tmp_p
     subprocess.run((compiler(program), *options, "-c", str(PROGRAM), "-o", str(tmp_path / "object")), check=True)
 
 
+@pytest.mark.slow
 def test_the_page_does_what_it_says(workplace: Path) -> None:
     answer = launched(workplace)
     assert (answer.returncode, answer.stderr) == (0, "")

@@ -103,6 +103,7 @@ def test_nothing_outlives_a_compiler_that_ended(tmp_path: Path, write_tool: Tool
     assert_all_gone(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_memory_limit_ends_a_compiler(tmp_path: Path, write_tool: Tool) -> None:
     """The program waits for its parent to set the limit, then asks for 512 MiB."""
     tool = write_tool("tool", "sleep 0.3; head -c 512M /dev/zero | tail -n 1 > /dev/null; exit $?")

@@ -74,7 +74,11 @@ def opcodes_by_function(sass: str) -> dict[str, Counter[str]]:
 
 
 @pytest.mark.parametrize("language", ["ptx", "cuda"])
-@pytest.mark.parametrize("schedule", [Schedule(8), Schedule(16, column_group=0)], ids=["one", "all"])
+@pytest.mark.parametrize(
+    "schedule",
+    [pytest.param(Schedule(8), marks=pytest.mark.slow), Schedule(16, column_group=0)],
+    ids=["one", "all"],
+)
 def test_machine_code_is_what_the_program_says(
     language: str, schedule: Schedule, problem: Problem, toolkit: Toolkit, store: Store, tmp_path: Path
 ):

@@ -90,6 +90,7 @@ def raced(job: Job, known: Known, bench: Bench, prefetched: PrefetchedBuilds) ->
     return found, winner_of(PROBLEM, found, "sass")
 
 
+@pytest.mark.slow
 def test_all_is_built_by_builders(job: Job) -> None:
     bench = Bench()
     with PrefetchedBuilds() as prefetched:
