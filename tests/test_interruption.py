@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,7 @@ from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
 from lospmm.store import Store
 from lospmm.toolchain.discover import find_host_compiler
-
-#: The guard is given so long to end the compilers, on a machine that is busy with other tests.
-PATIENCE_SECONDS = 10.0
+from tests.fixtures.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -92,13 +90,6 @@ def tune(place: Place, matrix: Path, *options: str) -> Artifact:
         command(matrix, place.out, *options), env=place.environment, check=True, capture_output=True, timeout=120
     )
     return artifact.read(place.out)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"nothing happened in {PATIENCE_SECONDS} s"
-        time.sleep(0.02)
 
 
 def assert_nothing_is_left(place: Place) -> None:

@@ -30,7 +30,8 @@ from lospmm_server import queries, queue
 from lospmm_server.database import Database, open_database
 from lospmm_server.queries import JobRow
 from lospmm_server.tables import events, kernels
-from tests.server.processes import command_of, is_alive, wait_until, workers_of
+from tests.fixtures.waiting import wait_until
+from tests.server.processes import command_of, is_alive, workers_of
 
 Record = dict[str, Any]
 

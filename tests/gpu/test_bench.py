@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from lospmm.store import Store
 from lospmm.toolchain.gxx import compile_shared_library
 from tests.fixtures import fake_gpu
 from tests.fixtures.fake_gpu import FakeDriver
+from tests.fixtures.waiting import wait_until
 
 N = 33
 LAUNCH = Launch((2, 1, 1), 32)
@@ -72,13 +73,6 @@ def workers() -> list[psutil.Process]:
 
 def run(bench: Bench, kind: str) -> Measurement:
     return bench.measure(fake_gpu.kernel(kind, weights(), N), "kernel", LAUNCH)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in 20 s"
-        time.sleep(0.02)
 
 
 def test_a_good_kernel_is_timed_and_its_worker_kept(bench: Bench) -> None:

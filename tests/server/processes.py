@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
 import psutil
+
+from tests.fixtures.waiting import wait_until
 
 SERVE = ("-m", "lospmm.cli", "serve", "--port", "0")
 WORKER = ("-m", "lospmm.cli", "worker")
@@ -46,13 +48,6 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def client_at(port: int, **headers: str) -> httpx2.Client:
     return httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=90, headers=headers)
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"nothing happened in {seconds} s"
-        time.sleep(0.02)
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -11,8 +11,8 @@ from contextlib import contextmanager, nullcontext
 from lospmm_server.keys import Keyring
 from lospmm_server.main import Server, listen
 from lospmm_server.service import Service
+from tests.fixtures.waiting import wait_until
 from tests.server.conftest import new_service, working
-from tests.server.processes import wait_until
 
 
 @contextmanager

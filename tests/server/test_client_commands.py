@@ -21,9 +21,10 @@ from lospmm.store import Store
 from lospmm_server import keys
 from lospmm_server.database import open_database
 from tests.cli.command import COMMAND, H200, Answer, Command, process
+from tests.fixtures.waiting import wait_until
 from tests.server.client_tools import free_port, serve_at
 from tests.server.conftest import SlowToolkit, weights
-from tests.server.processes import serving, wait_until
+from tests.server.processes import serving
 from tests.server.served import served
 
 

@@ -15,9 +15,10 @@ from lospmm.client import connection
 from lospmm.client.client import Client
 from lospmm.errors import ServiceFault, ToolchainFault
 from lospmm.matrix.csr import from_dense
+from tests.fixtures.waiting import wait_until
 from tests.server.client_tools import SLOW, altered, client_of, free_port, in_background, serve_at
 from tests.server.conftest import SlowToolkit, weights, working
-from tests.server.processes import serving, wait_until
+from tests.server.processes import serving
 from tests.server.served import served
 
 

@@ -28,9 +28,10 @@ from lospmm_server.metrics import MEDIA_TYPE, METRICS, Metrics, QueueFigures
 from lospmm_server.panels import SECTIONS
 from tests.docs.pages import ROOT
 from tests.fixtures import machine_gpu
+from tests.fixtures.waiting import wait_until
 from tests.gpu.test_bench import gate_library
 from tests.server.manifests import batch
-from tests.server.processes import SERVE, catches, serving, wait_until
+from tests.server.processes import SERVE, catches, serving
 from tests.server.prometheus import program, scraping
 from tests.server.promql import filled
 

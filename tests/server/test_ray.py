@@ -24,8 +24,9 @@ from lospmm.store import Store
 from lospmm_server import queue
 from lospmm_server.queue import KernelOrder
 from lospmm_server.tables import kernels
+from tests.fixtures.waiting import wait_until
 from tests.server.conftest import SlowToolkit, make_slow_toolkit, new_service, npy_file
-from tests.server.processes import WORKER, client_at, compilers, wait_until
+from tests.server.processes import WORKER, client_at, compilers
 from tests.server.ray_cluster import IS_INSTALLED, MISSING, Nodes, ray_nodes
 from tests.server.served import served
 

@@ -15,6 +15,7 @@ from lospmm.tuning.request import Request
 from lospmm_server import queue, retention
 from lospmm_server.service import Service
 from tests.fixtures.full_disk import take_no_kernels
+from tests.fixtures.waiting import wait_until
 from tests.server.conftest import SlowToolkit, client_of, new_service, npy_file, working
 
 POST = "/v1/kernels?n=128&device=h200"
@@ -22,13 +23,6 @@ POST = "/v1/kernels?n=128&device=h200"
 
 def post(client: TestClient, seed: int = 0, wait: float = 0) -> httpx2.Response:
     return client.post(f"{POST}&wait={wait}", files={"matrix": ("W.npy", npy_file(seed))})
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in 20 s"
-        time.sleep(0.01)
 
 
 def test_a_job_is_accepted_polled_and_found_done(client: TestClient, slow_toolkit: SlowToolkit) -> None:

@@ -13,8 +13,8 @@ from lospmm.matrix.csr import from_dense
 from lospmm_server.schemas import JobList, JobView
 from lospmm_server.service import Service
 from tests.fixtures.files import npy, safetensors, tensor
+from tests.fixtures.waiting import wait_until
 from tests.server.conftest import SlowToolkit, npy_file, weights
-from tests.server.processes import wait_until
 
 POST = "/v1/models?n=64&device=h200"
 

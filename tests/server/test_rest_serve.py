@@ -20,8 +20,9 @@ from lospmm.cli import main as cli
 from lospmm.errors import BadRequest, BadSettings
 from lospmm.settings import settings
 from lospmm_server.main import listen, serve, work
+from tests.fixtures.waiting import wait_until
 from tests.server.conftest import SlowToolkit, npy_file, weights
-from tests.server.processes import is_alive, serving, started, wait_until
+from tests.server.processes import is_alive, serving, started
 from tests.server.served import served
 
 curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -19,8 +19,9 @@ from lospmm_server import readiness
 from lospmm_server.access import AccessLog
 from lospmm_server.uploads import FORM_BYTES
 from tests.fixtures.files import csr, npy, npz, safetensors, tensor
+from tests.fixtures.waiting import wait_until
 from tests.server.conftest import npy_file
-from tests.server.processes import SERVE, client_at, serving, wait_until
+from tests.server.processes import SERVE, client_at, serving
 from tests.server.served import served
 
 POST = "/v1/kernels?n=16&device=h200&wait=60"

@@ -25,18 +25,10 @@ from lospmm_server.leases import LATE_SECONDS, LEASE_SECONDS, LOOK_SECONDS, Look
 from lospmm_server.queue import KernelOrder
 from lospmm_server.service import Service
 from lospmm_server.tables import kernels
+from tests.fixtures.waiting import wait_until
 from tests.server.conftest import SlowToolkit, client_of, new_service, npy_file, working
 from tests.server.postgresql import Cluster
-from tests.server.processes import (
-    WORKER,
-    client_at,
-    compilers,
-    is_alive,
-    serving,
-    started,
-    wait_until,
-    workers_of,
-)
+from tests.server.processes import WORKER, client_at, compilers, is_alive, serving, started, workers_of
 from tests.server.served import served
 
 POST = "/v1/kernels?n=16&device=h200"

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ import pytest
 
 from lospmm.toolchain import guard, lifetime
 from lospmm.toolchain.process import Limits, run
+from tests.fixtures.waiting import wait_until
 
 Tool = Callable[[str, str], Path]
 
@@ -34,13 +34,6 @@ with lifetime.temporary_directory() as directory:
     print(lifetime.compiler_environment()["LOSPMM_GUARD"], directory, child, flush=True)
     run([sys.argv[1]], cwd=directory, limits=Limits(60.0, 1 << 30))
 """
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened in 20 s"
-        time.sleep(0.02)
 
 
 def carrying(token: str) -> list[psutil.Process]:
