@@ -40,9 +40,11 @@ def run(arguments: Sequence[str]) -> int:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
         with extra_needed("tune", "the command lospmm"):
-            import typer  # it and the commands take a good part of a second
+            import typer
 
-            from lospmm.cli.commands import app
+            from lospmm.cli.commands import app_with
+
+            app = app_with(arguments)  # whose command takes up to two seconds to import
     except MissingExtra as error:
         return _failed(error, arguments)
     for stream in (sys.stdout, sys.stderr):

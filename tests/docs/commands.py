@@ -11,12 +11,12 @@ from urllib.parse import parse_qs
 import typer
 from fastapi.routing import APIRoute
 
-from lospmm.cli.commands import app
+from lospmm.cli.commands import COMMANDS, app_with
 from lospmm.settings import Settings
 from lospmm_server.app import ROUTERS
 from tests.docs.pages import ROOT
 
-CLI = typer.main.get_command(app)
+CLI = typer.main.get_command(app_with(COMMANDS))
 VARIABLES = {f"LOSPMM_{name.upper()}" for name in Settings.model_fields}
 
 #: Commands of other people's programs, which only have to look right.
