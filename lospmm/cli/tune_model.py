@@ -43,7 +43,7 @@ from lospmm.cli.output import print_json, print_table
 from lospmm.gpu.detect import device_of, own_gpu
 from lospmm.matrix.layers import open_model
 from lospmm.model.batch import tune_here
-from lospmm.model.folder import Batch, ModelFolder
+from lospmm.model.folder import Batch, ModelFolder, alone_in
 from lospmm.model.report import LayerReport, table
 from lospmm.problem.convolution import parse_convolution
 from lospmm.problem.epilogue import Epilogue
@@ -101,12 +101,13 @@ def tune_model(
     batch = Batch(open_model(model, seed=seed), columns, device, convolution, epilogue, options, biases, seed)
     if biases:
         batch.model.check_biases()
-    if address is None:
-        folder = _tuned_here(batch, out, quiet=quiet)
-    else:
-        with open_client(address, key, quiet=quiet) as client:
-            folder = ModelFolder(out, batch, _say_failure)
-            fetch_layers(client, folder, batch, None if quiet else _say_layer)
+    with alone_in(out):
+        if address is None:
+            folder = _tuned_here(batch, out, quiet=quiet)
+        else:
+            with open_client(address, key, quiet=quiet) as client:
+                folder = ModelFolder(out, batch, _say_failure)
+                fetch_layers(client, folder, batch, None if quiet else _say_layer)
     _show(folder, as_json=as_json)
     if folder.report.exit_code:
         raise typer.Exit(folder.report.exit_code)

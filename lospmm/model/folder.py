@@ -3,10 +3,12 @@
 Folders that hold the right kernel already are kept, so that a stopped run continues where it was.
 """
 
+import fcntl
+import os
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +49,36 @@ class Batch:
             epilogue = epilogue_of(bias, relu=epilogue.relu, residual=epilogue.residual)
         problem = Problem(file.matrix, self.n, gpu, self.convolution, epilogue)
         return Request(problem, self.options, file.values, self.seed)
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Hold a model's folder for the block, against a run that would leave its report beside this one's kernels.
+
+    The lock is the folder's own and falls with the process. Where there are no locks, or the folder cannot be made,
+    nothing is held. Raises BadRequest where another run holds it.
+    """
+    is_new = not directory.exists()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # opening it as a model's folder says why
+        yield
+        return
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadRequest(
+                    f"{directory}: another run writes to it now; wait for its end, or name another folder"
+                ) from None
+        yield
+    finally:
+        if is_new:
+            with suppress(OSError):
+                directory.rmdir()  # where nothing was put in it
+        os.close(descriptor)
 
 
 class ModelFolder:

@@ -17,7 +17,7 @@ from lospmm.artifact import artifact
 from lospmm.artifact.artifact import Artifact
 from lospmm.errors import NothingFits, VerificationFailed, printable
 from lospmm.matrix.layers import open_model
-from lospmm.model.folder import Batch, ModelFolder
+from lospmm.model.folder import Batch, ModelFolder, alone_in
 from lospmm.model.report import COLUMNS
 from lospmm.tuning import jobs
 from lospmm.tuning.request import Request
@@ -366,6 +366,20 @@ def test_a_full_disk(
     assert all(artifact.read(tmp_path / "out" / name).manifest["n"] == 32 for name in inodes(tmp_path / "out"))
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
     assert len(json.loads(before)["layers"]) == len(report_in(tmp_path / "out")["layers"])
+
+
+def test_two_runs_do_not_share_a_folder(model: Path, tune_model: Callable[..., Answer], tmp_path: Path) -> None:
+    """The first one's report would stand beside the other's kernels."""
+    out = tmp_path / "out"
+    with alone_in(out):
+        answer = tune_model(model, "--quiet")
+        assert answer.status == 2
+        assert answer.error == f"{out}: another run writes to it now; wait for its end, or name another folder"
+        assert not list(out.iterdir())
+    assert not out.exists()  # nothing was put in it
+    assert tune_model(model, "--quiet").status == 0
+    assert tune_model(model, "--quiet").status == 0
+    assert (out / "report.json").exists()
 
 
 def test_what_a_killed_writer_left_is_removed(model: Path, tmp_path: Path) -> None:
