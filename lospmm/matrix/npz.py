@@ -89,8 +89,18 @@ def parse(content: Buffer) -> Array:
 
 
 def read_npz(content: Content) -> SparseMatrix:
+    """Return the sparse matrix of an ``.npz``. Raises BadMatrix."""
+    return sparse_of(archive(content), content)
+
+
+def dense_of(arrays: Arrays) -> Array | None:
+    """Return the only array of an archive where it is a dense one, as ``numpy.savez(file, weights)`` writes it."""
+    only = next(iter(arrays.values())) if len(arrays) == 1 else None
+    return only if only is not None and only.ndim > 1 else None
+
+
+def sparse_of(arrays: Arrays, content: Content) -> SparseMatrix:
     """Return the matrix of a ``scipy.sparse.save_npz`` file, or of its CSR arrays alone."""
-    arrays = archive(content)
     layout = _text(arrays["format"]) if "format" in arrays else "csr"
     if layout not in LAYOUTS:
         raise BadMatrix(f"sparse format {layout[:20]!r} is none of {', '.join(LAYOUTS)}; convert it with .tocsr()")
@@ -103,7 +113,7 @@ def read_npz(content: Content) -> SparseMatrix:
 
 
 def archive(content: Content) -> dict[str, Array]:
-    """Return those arrays of an ``.npz`` that a sparse matrix may need, by name. Raises BadMatrix."""
+    """Return those arrays of an ``.npz`` that a sparse matrix may need, by name, or its only one. Raises BadMatrix."""
     # Each member costs zipfile a directory entry with this signature, so this bounds its memory before it parses.
     if sum(piece.count(_DIRECTORY_ENTRY) for piece in pieces(content, 0, len(content))) > MAX_MEMBERS:
         raise BadMatrix(f"the archive has more than {MAX_MEMBERS} members; a sparse matrix needs six")
@@ -114,7 +124,7 @@ def archive(content: Content) -> dict[str, Array]:
             return {
                 name: _member(opened, member, content)
                 for member in members
-                if (name := _stem(member.filename)) in _ARRAY_NAMES
+                if (name := _stem(member.filename)) in _ARRAY_NAMES or len(members) == 1
             }
     except _DAMAGE as error:
         raise BadMatrix(f"truncated or damaged archive ({_one_line(error)}); save or copy it again") from None

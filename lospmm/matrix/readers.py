@@ -180,7 +180,10 @@ def _read_npy(content: Content) -> tuple[SparseMatrix, Values]:
 
 
 def _read_npz(content: Content) -> tuple[SparseMatrix, Values]:
-    return npy.read_npz(content), "stored"
+    """Read a sparse matrix, or the only array, dense; its zeros are pruned."""
+    arrays = npy.archive(content)
+    dense = npy.dense_of(arrays)
+    return npy.sparse_of(arrays, content) if dense is None else _pruned(dense, content), "stored"
 
 
 def _read_mtx(content: Content) -> tuple[SparseMatrix, Values]:

@@ -44,6 +44,8 @@ FORMATS = {
     "npy, by columns, in the other byte order": lambda weights: saved(np.save, np.asarray(weights, ">f8", order="F")),
     **{f"npz, {layout}": _archive(layout, compressed=False) for layout in ("csr", "csc", "coo", "bsr", "dia")},
     "npz, compressed": _archive("csr", compressed=True),
+    "npz, dense": lambda weights: saved(np.savez, layer=weights),
+    "npz, dense and compressed": lambda weights: saved(np.savez_compressed, weights),
     "mtx": lambda weights: saved(scipy.io.mmwrite, scipy.sparse.coo_array(weights), precision=9),
     "mtx, dense": lambda weights: saved(scipy.io.mmwrite, weights, precision=9),
     "safetensors": lambda weights: save_tensors({"w": np.ascontiguousarray(weights)}),
