@@ -220,7 +220,13 @@ def _of_weight(weight: dict[str, Any], content: Content) -> SparseMatrix:
     rows, *rest = weight["shape"]
     shape = check_shape((rows, math.prod(rest)))
     flat = np.frombuffer(weight["data"], _FLOATS[weight["dtype"]])
-    return _pruned(flat.reshape(shape), content, _from_bf16 if weight["dtype"] == "BF16" else as_it_is)
+    matrix = _pruned(flat.reshape(shape), content, _from_bf16 if weight["dtype"] == "BF16" else as_it_is)
+    if "mask" not in weight:
+        return matrix
+    row = np.repeat(np.arange(matrix.m), matrix.row_nnz)
+    values = matrix.data * _numbers(weight["mask"]).reshape(shape)[row, matrix.indices].astype(np.float32)
+    (left,) = np.nonzero(values)
+    return from_coo(shape, row[left], matrix.indices[left], values[left])
 
 
 def _bias_name(weight: str) -> str | None:
@@ -239,8 +245,12 @@ def _beside(weight: str, tensors: dict[str, dict[str, Any]], file: str) -> NDArr
             f"{file}: tensor {bias[:80]!r} is {found['dtype']} of shape {str(found['shape'])[:80]}; "
             f"a bias is {', '.join(_FLOATS)}, with a number for each row"
         )
-    numbers = np.frombuffer(found["data"], _FLOATS[found["dtype"]])
-    return _from_bf16(numbers) if found["dtype"] == "BF16" else numbers
+    return _numbers(found) * _numbers(found["mask"]) if "mask" in found else _numbers(found)
+
+
+def _numbers(tensor: dict[str, Any]) -> NDArray[Any]:
+    numbers = np.frombuffer(tensor["data"], _MASKS[tensor["dtype"]])
+    return _from_bf16(numbers) if tensor["dtype"] == "BF16" else numbers
 
 
 def _from_bf16(halves: NDArray[Any]) -> NDArray[Any]:
@@ -275,6 +285,7 @@ _BEGINNINGS = {
 
 #: Types of weight tensors, and the NumPy type that their bytes are read as.
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
+_MASKS = {**_FLOATS, "BOOL": "?", "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8"}
 _NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D"
 
 
@@ -321,7 +332,24 @@ def _tensors(content: Content) -> dict[str, dict[str, Any]]:
             raise BadMatrix(f"tensor name {name[:80]!r} holds a character that cannot be printed; rename the tensor")
         if path.is_absolute() or ".." in path.parts:
             raise BadMatrix(f"tensor name {name[:80]!r} could point outside a directory; rename the tensor")
-    return tensors
+    return _masked(tensors)
+
+
+def _masked(tensors: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the tensors, of which ``fc.weight_orig`` and ``fc.weight_mask`` are ``fc.weight`` with a ``mask``.
+
+    So ``torch.nn.utils.prune`` keeps a pruned parameter: their product is what the model multiplies by.
+    """
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        stem = name.removesuffix("_orig")
+        mask = tensors.get(f"{stem}_mask")
+        if stem == name or stem in tensors or mask is None:
+            continue
+        if mask["shape"] == tensor["shape"] and mask["dtype"] in _MASKS and tensor["dtype"] in _FLOATS:
+            del found[name], found[f"{stem}_mask"]
+            found[stem] = tensor | {"mask": mask}
+    return found
 
 
 def _check_header(content: Content, header_end: int) -> None:

@@ -12,7 +12,7 @@ from safetensors.numpy import save as save_tensors
 
 from lospmm.errors import BadMatrix
 from lospmm.matrix.csr import from_dense
-from lospmm.matrix.readers import read, read_bytes
+from lospmm.matrix.readers import names_of_model, read, read_bytes, read_model
 from tests.fixtures.files import WEIGHTS, saved, smtx
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
@@ -136,6 +136,37 @@ def test_safetensors_bfloat16():
     upper_halves = np.array([[1.5, 0], [0, -2]], dtype=np.float32).view(np.uint32) >> 16
     content = len(header).to_bytes(8, "little") + header + upper_halves.astype("<u2").tobytes()
     assert read_bytes(content, "m.safetensors").matrix == from_dense(np.array([[1.5, 0], [0, -2]]))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.bool_, np.uint8, np.int64])
+def test_a_weight_and_its_mask_are_one_layer(kind):
+    """As torch.nn.utils.prune keeps both in a state dict; a bias likewise."""
+    rng = np.random.default_rng(0)
+    weights, kept = rng.normal(size=(6, 4, 3, 3)).astype(np.float32), rng.random((6, 4, 3, 3)) < 0.3
+    bias, kept_bias = rng.normal(size=6).astype(np.float32), np.arange(6) % 2 == 0
+    tensors = {"conv.weight_orig": weights, "conv.weight_mask": kept.astype(kind)}
+    tensors |= {"conv.bias_orig": bias, "conv.bias_mask": kept_bias.astype(np.float32)}
+    content = save_tensors(tensors | {"fc.weight": np.eye(2, dtype=np.float32)})
+    assert names_of_model(content, "m.safetensors") == {"conv.weight": True, "fc.weight": False}
+    masked = from_dense((weights * kept).reshape(6, 36))
+    assert read_bytes(content, "m.safetensors", tensor="conv.weight").matrix == masked
+    layers = dict(read_model(content, "m.safetensors"))
+    assert layers["conv.weight"].matrix == masked
+    assert np.array_equal(layers["conv.weight"].bias, bias * kept_bias)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"w_mask": np.ones((2, 3), np.float32)},  # of another shape
+        {"w_mask": np.ones((2, 2), np.float32), "w": np.eye(2, dtype=np.float32)},  # the product is there
+        {"mask": np.ones((2, 2), np.float32)},
+    ],
+    ids=["shape", "product", "name"],
+)
+def test_what_is_no_mask_of_a_weight_is_a_weight(others):
+    content = save_tensors({"w_orig": np.eye(2, dtype=np.float32), **others})
+    assert set(names_of_model(content, "m.safetensors")) == {"w_orig", *others}
 
 
 @pytest.mark.parametrize("name", ["layer.npy", "upload", "", "layer.bin", "a/b/LAYER.NPY", "C:\\x\\layer.npy"])
