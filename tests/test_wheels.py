@@ -44,7 +44,7 @@ def test_it_is_fit_to_be_published(wheel: Path) -> None:
     assert {
         "lospmm/gpu/transpose.fatbin",
         "lospmm/cpu/block.h",
-        "lospmm/cpu/scheduler.cpp",
+        "lospmm/cpu/block.cpp",
         "lospmm_server/__init__.py",
     } <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "native/"))]

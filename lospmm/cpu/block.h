@@ -1,5 +1,5 @@
 // Makes the text of a packed kernel, as it is, a library that a CPU runs one thread block, or one cluster of them, at a
-// time (block_process.py). What runs the threads is compiled once for all kernels: scheduler.cpp.
+// time (block_process.py). What runs the threads is compiled once for all kernels: block.cpp.
 
 // No <cmath> or <vector>: they take as long to compile as a kernel.
 #include <cstdint>
@@ -41,7 +41,7 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 extern unsigned char *lospmm_data, *lospmm_shared;
 extern uint3 blockIdx, threadIdx, blockDim, gridDim;
 
-// What a kernel asks of scheduler.cpp.
+// What a kernel asks of block.cpp.
 namespace lospmm {
 
 constexpr unsigned WARP = 32, SLOTS = 8;

@@ -61,7 +61,7 @@ def run_blocks(
 
     Raises as ``execute_packed``.
     """
-    scheduler, library = (_compiled(text) for text in ((_HERE / "scheduler.cpp").read_text(), kernel.source))
+    blocks_library, library = (_compiled(text) for text in ((_HERE / "block.cpp").read_text(), kernel.source))
     dtype = kernel.dtype
     stored = dtype.to_storage(c)
     arrays: dict[str, NDArray[Any]] = {"columns": blocks.astype(np.int64), "b": dtype.to_storage(b), "c": stored}
@@ -72,14 +72,14 @@ def run_blocks(
         for name, array in arrays.items():
             (directory / name).write_bytes(array.tobytes())
         (directory / "data").write_bytes(kernel.data)
-        (directory / "scheduler.so").write_bytes(scheduler)
+        (directory / "blocks.so").write_bytes(blocks_library)
         (directory / "kernel.so").write_bytes(library)
         shape = (*launch.grid, launch.block, launch.shared_bytes)
         command: tuple[str | Path, ...] = (
             sys.executable,
             "-I",
             _HERE / "block_process.py",
-            "./scheduler.so",
+            "./blocks.so",
             "./kernel.so",
             kernel.entry,
             *map(str, shape),

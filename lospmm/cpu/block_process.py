@@ -1,7 +1,7 @@
 """The process that runs a packed kernel compiled by g++, so that a faulty kernel cannot harm lospmm.
 
-Run by path, as ``python -I block_process.py SCHEDULER LIBRARY ENTRY SHAPE...`` (libraries of scheduler.cpp and of the
-kernel; shape is scheduler.cpp's), in a directory with the files ``columns`` (int64), ``data``, ``b``, ``c`` and perhaps
+Run by path, as ``python -I block_process.py BLOCKS LIBRARY ENTRY SHAPE...`` (libraries of block.cpp and of the
+kernel; shape is block.cpp's), in a directory with the files ``columns`` (int64), ``data``, ``b``, ``c`` and perhaps
 ``residual``, of which c is written; a dot on stdout is a hundredth of it. It imports nothing of lospmm, so that it
 starts quickly.
 """
@@ -17,15 +17,15 @@ PAGE = mmap.PAGESIZE
 GUARD_BYTES = 64 << 20
 
 
-def run(scheduler_path: str, library_path: str, entry: str, shape: list[int]) -> None:
+def run(blocks_path: str, library_path: str, entry: str, shape: list[int]) -> None:
     """Run the kernel on the files in this directory and overwrite ``c``."""
-    scheduler = ctypes.CDLL(scheduler_path, mode=ctypes.RTLD_GLOBAL)  # whose functions the kernel's library calls
+    blocks = ctypes.CDLL(blocks_path, mode=ctypes.RTLD_GLOBAL)  # whose functions the kernel's library calls
     library = ctypes.CDLL(library_path)
     columns = Path("columns").read_bytes()
     held = {name: Guarded(Path(name).read_bytes()) for name in ("data", "b", "c", "residual") if Path(name).exists()}
     residual = held.get("residual")
-    scheduler.lospmm_run_blocks.restype = None
-    scheduler.lospmm_run_blocks(
+    blocks.lospmm_run_blocks.restype = None
+    blocks.lospmm_run_blocks(
         library[entry],
         (ctypes.c_uint64 * len(shape))(*shape),
         columns,
@@ -57,9 +57,9 @@ class Guarded:
         return self._mapped[self._start : self._start + self.size]
 
 
-def main(scheduler_path: str, library_path: str, entry: str, *shape: str) -> None:
+def main(blocks_path: str, library_path: str, entry: str, *shape: str) -> None:
     """Run with the arguments of the command line."""
-    run(scheduler_path, library_path, entry, [int(number) for number in shape])
+    run(blocks_path, library_path, entry, [int(number) for number in shape])
 
 
 if __name__ == "__main__":
