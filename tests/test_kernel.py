@@ -272,6 +272,7 @@ def test_a_kernel_of_several_tiles_to_a_block_still_runs(
     np.testing.assert_array_equal(found.run_on_cpu(b), kernel.run_on_cpu(b))
 
 
+@pytest.mark.slow
 def test_columns_may_be_computed_in_several_runs(
     kernel: lospmm.Kernel, b: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:

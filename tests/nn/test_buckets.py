@@ -82,6 +82,7 @@ def test_pieces_are_next_to_each_other_and_each_has_a_kernel(sizes: list[tuple[i
     assert rest < (buckets[-1][1] if buckets else n + 1)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_more_columns_than_any_kernel_has_stay_in_the_layout_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = perceptron(), drawn(23, 24)

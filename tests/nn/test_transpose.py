@@ -81,6 +81,7 @@ def test_the_text_of_the_kernel(emulated: ctypes.CDLL, shape: tuple[int, int], b
     assert np.isnan(found[-1])
 
 
+@pytest.mark.slow
 def test_what_is_shipped_is_compiled_from_the_text() -> None:
     code = transpose.CODE.read_bytes()
     assert code == transposes.compiled(), "make golden compiles them anew"

@@ -81,6 +81,7 @@ def test_rates_without_features_change_no_estimate_of_float32(dataset: Dataset) 
             np.testing.assert_array_equal(mine, other)
 
 
+@pytest.mark.slow
 def test_the_model_does_what_its_card_says(device: str, dataset: Dataset, card: dict[str, Any]) -> None:
     booster = lambdamart.load_booster(lambdamart.WEIGHTS / f"{device}.txt")
     assert booster.trees == card["training"]["trees"]

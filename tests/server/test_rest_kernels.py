@@ -96,6 +96,7 @@ def test_what_a_client_has_is_not_sent_again(shared: TestClient, link: str) -> N
     assert shared.get(url, headers={"If-None-Match": '"other"'}).content == first.content
 
 
+@pytest.mark.slow
 def test_every_parameter_makes_another_kernel(shared: TestClient) -> None:
     pattern = smtx(weights())
     queries = ("n=128", "n=64", "n=128&seed=1", "n=128&emitter=cuda", "n=128&verify=none", "n=128&dtype=float16")

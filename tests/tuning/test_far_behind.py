@@ -123,6 +123,7 @@ def test_what_is_behind_by_forecast_alone_is_searched(store: Store, on_a_gpu: Ca
     assert replay(made, H200).agrees
 
 
+@pytest.mark.slow
 def test_a_search_that_is_lost_ends_with_its_shortlist(store: Store, on_a_gpu: Callable[..., None]) -> None:
     on_a_gpu(unrolled_micros=5.0 * LOST + 0.1, other_micros=5.0, far=1000.0)
     made = tuned(store, shortlist_size=ENOUGH)
