@@ -129,8 +129,8 @@ def compare(
     """Time the kernel before, among and after the baselines of these names, in the worker of ``bench``.
 
     ``effort`` is that of each of its times and of the libraries'. What is ``known``, by name, is not timed again. Of
-    the names, those count that take the type of the problem. ``is_searched``: a library's algorithms are timed, too,
-    that it does not take by itself.
+    the names, those count that take the type of the problem. ``is_searched`` says whether to time a
+    library's other algorithms too.
 
     Each of its three times is that of a module loaded anew, with others before it: what ran before is part of the
     noise. The median is the kernel's time, and how far they are apart shows what else changed, the clocks above all. A

@@ -10,7 +10,7 @@ import pytest
 from lospmm.errors import GpuFault
 from lospmm.gpu.libraries import cublas, dense
 from lospmm.gpu.libraries.dense import CublasKernel
-from lospmm.gpu.libraries.library import Library, LibraryFault, load, named_by
+from lospmm.gpu.libraries.library import WORKSPACE_BYTES, Library, LibraryFault, load, named_by
 from lospmm.matrix.csr import SparseMatrix, from_dense
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DEVICES
@@ -66,7 +66,7 @@ def test_zeros_are_written_out_piece_by_piece(opened: Callable[[], Library], mon
 def test_handles_and_memory_come_back(opened: Callable[[], Library], fake: str) -> None:  # noqa: F811
     alive = ctypes.CDLL(fake).fake_alive
     before = alive()
-    driver = HostDriver(free_bytes=cublas.WORKSPACE_BYTES)  # none for A
+    driver = HostDriver(free_bytes=WORKSPACE_BYTES)  # none for A
     with pytest.raises(GpuFault, match="OUT_OF_MEMORY"):
         opened_dense(problem_of(drawn(4096, 4096, 0.001), 4), driver, opened)
     assert not driver.blocks and alive() == before

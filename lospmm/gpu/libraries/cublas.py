@@ -12,6 +12,7 @@ from functools import partial
 from lospmm.gpu.libraries import cublaslt
 from lospmm.gpu.libraries.library import (
     REAL,
+    WORKSPACE_BYTES,
     Library,
     LibraryFault,
     LibraryTask,
@@ -34,9 +35,6 @@ DEFAULT_MATH = 0  # CUBLAS_DEFAULT_MATH: nothing is rounded that the compute typ
 #: 16-bit elements it multiplies exactly and sums in fp32, but for sums of parts, which it may keep in 16 bits.
 COMPUTE_32F = 68
 COMPUTE_32F_FAST_TF32 = 77
-
-#: What NVIDIA recommends on Hopper (cuBLAS, cublasSetWorkspace). With a workspace of ours a graph can capture the call.
-WORKSPACE_BYTES = 32 << 20
 
 #: A larger dense A is not compared with: nobody would have multiplied it so.
 MAX_DENSE_BYTES = 16 << 30
@@ -97,14 +95,15 @@ def prepare(
         handle = create(stack, library, "cublasCreate_v2", "cublasDestroy_v2")
         # In this order: a new stream takes the workspace away again.
         library.call("cublasSetStream_v2", handle, driver.stream)
-        library.call("cublasSetWorkspace_v2", handle, reserve(stack, driver, WORKSPACE_BYTES), WORKSPACE_BYTES)
+        workspace = reserve(stack, driver, WORKSPACE_BYTES)
+        library.call("cublasSetWorkspace_v2", handle, workspace, WORKSPACE_BYTES)
         library.call("cublasSetMathMode", handle, DEFAULT_MATH)
         a = _place_dense(stack, place)
         one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         enqueue = partial(_multiply, library, place, handle, a, compute, one, zero)
         ways: dict[str, Callable[[int], None]] = {name: enqueue}
         if place.is_searched:
-            found = cublaslt.proposals(stack, place, a, compute)
+            found = cublaslt.proposals(stack, place, a, compute, workspace)
             ways |= {f"{name}, cuBLASLt {number}": one for number, one in enumerate(found, start=1)}
         driver.synchronize()
         stack.callback(driver.synchronize)

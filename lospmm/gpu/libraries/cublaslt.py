@@ -11,6 +11,7 @@ from functools import partial
 
 from lospmm.gpu.libraries.library import (
     REAL,
+    WORKSPACE_BYTES,
     Library,
     LibraryTask,
     Out,
@@ -19,14 +20,10 @@ from lospmm.gpu.libraries.library import (
     find,
     load,
     named_by,
-    reserve,
 )
 
 #: How many algorithms are asked for; more of them are rarely faster.
 PROPOSALS = 8
-
-#: What NVIDIA recommends on Hopper (cuBLAS, cublasLtMatmulPreferenceSetAttribute).
-WORKSPACE_BYTES = 32 << 20
 
 CUDA_R_32F = 0
 MAX_WORKSPACE_BYTES = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
@@ -70,13 +67,14 @@ def proposals(
     place: LibraryTask,
     a: Sequence[int],
     compute: int,
+    workspace: int,
     *,
     open_library: Callable[[], Library] = open_library,
 ) -> list[Callable[[int], None]]:
     """Return the product by each algorithm that is proposed, likely the fastest first.
 
-    ``a`` is the address of each copy of A (m, k); what is made lives as long as ``stack``. Raises LibraryFault, or
-    GpuFault.
+    ``a`` is the address of each copy of A (m, k), ``workspace`` that of WORKSPACE_BYTES; what is made lives as long as
+    ``stack``. Raises LibraryFault.
     """
     library, (m, k, n) = open_library(), (place.matrix.m, place.matrix.k, place.n)
     handle = create(stack, library, "cublasLtCreate", "cublasLtDestroy")
@@ -103,7 +101,6 @@ def proposals(
         *(handle, product, *layouts, layouts[-1], preference),
         *(PROPOSALS, found, ctypes.byref(count)),
     )
-    workspace = reserve(stack, place.driver, WORKSPACE_BYTES)
     return [
         partial(_multiply, library, place, handle, product, layouts, a, proposal, workspace)
         for proposal in found[: count.value]

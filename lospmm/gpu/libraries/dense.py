@@ -19,10 +19,9 @@ from lospmm.gpu.libraries.cublas import (
     MAX_DENSE_BYTES,
     OP_N,
     PIECE_BYTES,
-    WORKSPACE_BYTES,
 )
 from lospmm.gpu.libraries.cublas import open_library as open_cublas
-from lospmm.gpu.libraries.library import REAL, Library, LibraryFault, create, reserve
+from lospmm.gpu.libraries.library import REAL, WORKSPACE_BYTES, Library, LibraryFault, create, reserve
 from lospmm.gpu.protocol import Driver
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.dtype import Dtype

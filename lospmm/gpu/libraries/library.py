@@ -28,6 +28,9 @@ LEAST_BYTES = 4
 #: cudaDataType (library_types.h of CUDA 13.0) of the types in memory: CUDA_R_32F, CUDA_R_16F and CUDA_R_16BF.
 REAL: Mapping[str, int] = MappingProxyType({"float32": 0, "float16": 2, "bfloat16": 14})
 
+#: What NVIDIA recommends on Hopper (cuBLAS, cublasSetWorkspace). With a workspace of ours a graph can capture the call.
+WORKSPACE_BYTES = 32 << 20
+
 Pointer = ctypes.c_void_p  # of the host or of the device, a handle or a stream
 Out = ctypes.c_void_p  # where a function puts what it returns beside its status
 
@@ -83,8 +86,6 @@ class Library:
 def find(name: str) -> str:
     """Find the file of one of NVIDIA's libraries, as "cusparse": of PyPI, the system or CUDA_HOME.
 
-    cublasLt comes with cublas.
-
     Raises LibraryFault with what to install.
     """
     from cuda import pathfinder  # it takes a while to import
@@ -94,6 +95,7 @@ def find(name: str) -> str:
     except RuntimeError:  # pathfinder's message lists every folder that it looked into
         path = None
     if path is None:
+        # cublasLt comes with cublas.
         package = f"nvidia-{name.removesuffix('Lt')}"
         raise LibraryFault(f"lib{name} is not installed; pip install {package}, or a CUDA toolkit")
     return str(path)
