@@ -42,6 +42,17 @@ _KIND = re.compile(r"[a-z][a-z0-9_-]*")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
+def is_locked_alone(descriptor: int) -> bool:
+    """Lock an open file or folder; return False if another process has it. Without locks on the disk all have it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry as a listing shows it.
@@ -137,13 +148,9 @@ class Store:
             yield True
             return
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not is_locked_alone(file.fileno()):
                 yield False
                 return
-            except OSError:
-                pass
             try:
                 yield True
             finally:

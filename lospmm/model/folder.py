@@ -3,7 +3,6 @@
 Folders that hold the right kernel already are kept, so that a stopped run continues where it was.
 """
 
-import fcntl
 import os
 import secrets
 import time
@@ -22,6 +21,7 @@ from lospmm.problem.convolution import Convolution
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
 from lospmm.problem.problem import Problem
+from lospmm.store import is_locked_alone
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
 
@@ -66,13 +66,8 @@ def alone_in(directory: Path) -> Iterator[None]:
         yield
         return
     try:
-        with suppress(OSError):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BadRequest(
-                    f"{directory}: another run writes to it now; wait for its end, or name another folder"
-                ) from None
+        if not is_locked_alone(descriptor):
+            raise BadRequest(f"{directory}: another run writes to it now; wait for its end, or name another folder")
         yield
     finally:
         if is_new:
