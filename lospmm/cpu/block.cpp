@@ -184,11 +184,6 @@ void wait_for_cluster() { wait_at(everybody); }
 void copy(void *shared, const void *global, std::size_t bytes) {
   fibers[running].open.push_back({shared, global, bytes});
 }
-void commit() {
-  Fiber &mine = fibers[running];
-  mine.groups.push_back(std::move(mine.open));
-  mine.open.clear();
-}
 void wait_for_copies(unsigned pending) {
   Fiber &mine = fibers[running];
   for (; mine.groups.size() > pending; mine.groups.erase(mine.groups.begin())) perform(mine.groups.front());
@@ -296,6 +291,11 @@ static void call() {
 
 }  // namespace lospmm
 
+void lospmm_commit() {
+  lospmm::Fiber &mine = lospmm::fibers[lospmm::running];
+  mine.groups.push_back(std::move(mine.open));
+  mine.open.clear();
+}
 void lospmm_bulk_make(unsigned long long *barrier, unsigned copiers) {
   lospmm::Bulk made;
   made.copiers = copiers;

@@ -60,7 +60,6 @@ const void *of_block(const void *mine, unsigned rank);
 
 // From null: zeros.
 void copy(void *shared, const void *global, std::size_t bytes);
-void commit();
 void wait_for_copies(unsigned pending);
 
 template <typename... Values>
@@ -84,6 +83,7 @@ static std::uint32_t as_bits(float value) {
 
 }  // namespace lospmm
 
+void lospmm_commit();
 void lospmm_bulk_make(unsigned long long *barrier, unsigned copiers = 0);
 void lospmm_bulk_expect(unsigned long long *barrier, unsigned bytes);
 void lospmm_bulk_copy(void *shared, const void *global, unsigned bytes, unsigned long long *barrier);
@@ -266,7 +266,6 @@ static inline void lospmm_copy(void *shared, const void *global, bool is_there) 
     lospmm::fault("an asynchronous copy from or to an address that is not aligned");
   lospmm::copy(shared, is_there ? global : nullptr, bytes);
 }
-static inline void lospmm_commit() { lospmm::commit(); }
 template <int pending>
 static inline void lospmm_wait() { lospmm::wait_for_copies(pending); }
 
