@@ -95,8 +95,9 @@ def read_npz(content: Content) -> SparseMatrix:
 
 def dense_of(arrays: Arrays) -> Array | None:
     """Return the only array of an archive where it is a dense one, as ``numpy.savez(file, weights)`` writes it."""
-    only = next(iter(arrays.values())) if len(arrays) == 1 else None
-    return only if only is not None and only.ndim > 1 else None
+    if len(arrays) == 1 and (only := next(iter(arrays.values()))).ndim > 1:
+        return only
+    return None
 
 
 def sparse_of(arrays: Arrays, content: Content) -> SparseMatrix:

@@ -283,7 +283,7 @@ _BEGINNINGS = {
     "smtx": re.compile(rb"-?\d+[ \t]*[, \t][ \t]*-?\d+[ \t]*[, \t][ \t]*-?\d+\s"),
 }
 
-#: Types of weight tensors, and the NumPy type that their bytes are read as.
+#: Types of weight tensors, and of their masks, and the NumPy type that their bytes are read as.
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
 _MASKS = {**_FLOATS, "BOOL": "?", "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8"}
 _NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D"
