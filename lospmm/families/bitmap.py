@@ -1,12 +1,12 @@
 """Family of large 16-bit layers with few columns of B: A as bits and values, on tensor cores.
 
-Such a product is bound by reading A. An element takes a bit, and a nonzero its 16 bits as well: 1.125 bytes at 50 %
-zeros, where csr takes 2, as the dense A does (Flash-LLM's "load as sparse, compute as dense"; bits and counts as in
-SpInfer, EuroSys 2025). A block has rows of A and all of K, or shares K with the other blocks of its cluster;
-docs/decisions/0024 explains the layout of A.
+Such a product is bound by reading A (Flash-LLM's "load as sparse, compute as dense"; bits and counts as in SpInfer,
+EuroSys 2025). Two elements beside each other take a bit, and 32 more where one is not 0; columns are paired so that
+few are: 1.4 bytes an element at 50 % zeros, where csr takes 2, as the dense A does. A block has rows of A and all of K,
+or shares K with the other blocks of its cluster; docs/decisions/0024 explains the layout of A.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
 from lospmm.families.lists import MAX_GRID_SIDE, WARP
 from lospmm.families.packed import PackedKernel, pack, source_of_template
@@ -23,6 +24,9 @@ from lospmm.problem.problem import Launch, Problem, ceil_div
 
 #: Rows of the long side of a product; columns of A that a warp multiplies before it looks on; and of a product.
 TILE_ROWS, UNIT, STEP = 16, 64, 16
+
+#: Rows of B of 16 bytes that lie in different banks.
+BANKS = 8
 
 TILES = (1, 2, 4)
 DEPTHS = (64, 128)
@@ -46,6 +50,9 @@ MAX_CELLS = 2**30
 
 #: Cells that are packed at a time, which bounds the memory.
 CELLS_AT_ONCE = 2**24
+
+#: Groups of rows, and pieces of each, whose pairs tell those of A.
+SAMPLED_GROUPS, SAMPLED_PIECES = 4, 64
 
 #: A piece's place in shared memory is a multiple of so many bytes, so that few templates are compiled.
 PIECE_UNIT_BYTES = 256
@@ -85,6 +92,8 @@ def refusal(problem: Problem) -> str | None:
         return f"needs a 16-bit dtype, not {problem.dtype.name}"
     if problem.device.arch_number < 80:
         return f"needs tensor cores of sm_80 or later, not {problem.device.arch}"
+    if problem.n == 1:
+        return "one column of B"
     if problem.n > MAX_COLUMNS:
         return f"more than {MAX_COLUMNS} columns of B"
     if problem.matrix.m * problem.matrix.k > MAX_CELLS:
@@ -173,11 +182,14 @@ def counts(matrix: SparseMatrix) -> NDArray[np.int32]:
     return found
 
 
-def piece_bytes(counts: NDArray[np.int32], tiles: int, depth: int) -> int:
-    """Return the bytes of the largest piece of ``tiles`` x 16 rows and ``depth`` columns."""
+def piece_bytes(counts: NDArray[np.int32], tiles: int, depth: int, share: float = 1.0) -> int:
+    """Return the bytes of the largest piece of ``tiles`` x 16 rows and ``depth`` columns.
+
+    ``share`` is that of the pairs of A that are left in the order of ``odd_columns``, which adds none.
+    """
     held = _padded(_padded(counts, tiles).T, depth // UNIT)  # (units, tiles)
     of_pieces = held.reshape(len(held) * UNIT // depth, depth // UNIT, -1, tiles).sum(axis=(1, 3))
-    largest = tiles * TILE_ROWS * depth // 16 + 4 * int(of_pieces.max())
+    largest = tiles * TILE_ROWS * depth // 16 + depth // 2 + 4 * int(share * of_pieces.max())
     return ceil_div(largest, PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
 
 
@@ -215,18 +227,20 @@ def forecast(problem: Problem, plans: Sequence[BitmapPlan]) -> NDArray[np.float6
     """Predict microseconds of each plan on the busiest SM: reading A, rereading B, making fragments."""
     shapes = {(plan.tiles, plan.depth) for plan in plans}
     held = counts(problem.matrix)
-    largest = {shape: piece_bytes(held, *shape) for shape in shapes}
-    pairs = int(held.sum())
-    return np.array([_micros(problem, plan, largest[plan.tiles, plan.depth], pairs) for plan in plans])
+    shares = {shape: share_of_pairs(problem.matrix, *shape) for shape in shapes}
+    largest = {shape: piece_bytes(held, *shape, share) for shape, share in shares.items()}
+    pairs = {shape: share * int(held.sum()) for shape, share in shares.items()}
+    of_plans = [(plan, (plan.tiles, plan.depth)) for plan in plans]
+    return np.array([_micros(problem, plan, largest[shape], pairs[shape]) for plan, shape in of_plans])
 
 
-def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, pairs: int) -> float:
+def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, pairs: float) -> float:
     device, matrix, n = problem.device, problem.matrix, problem.n
     across, _, tall = _grid(plan, problem)
     blocks = across * plan.cluster * tall
     pieces = ceil_div(matrix.k, plan.depth)
     cells = tall * plan.block_rows * pieces * plan.depth
-    a_bytes = pairs * 4 + cells / 16
+    a_bytes = pairs * 4 + cells / 16 + cells / (2 * plan.tiles * TILE_ROWS)
     b_bytes = tall * plan.rows * pieces * plan.depth * min(n, plan.cols) * 2
     shared = shared_bytes(plan, problem, largest_piece) + device.reserved_shared_bytes
     registers = registers_allowed(plan, problem) * WARP * plan.warps
@@ -256,8 +270,8 @@ def _micros(problem: Problem, plan: BitmapPlan, largest_piece: int, pairs: int) 
 def pack_plan(problem: Problem, plan: BitmapPlan) -> PackedKernel:
     """Return the kernel of a plan."""
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
-    largest = piece_bytes(counts(matrix), plan.tiles, plan.depth)
     starts, pieces = pack_pieces(problem, plan)
+    largest = ceil_div(16 * int(np.diff(starts.astype(np.int64)).max()), PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
     settings = {
         "TILES": plan.tiles,
         "DEPTH": plan.depth,
@@ -268,7 +282,6 @@ def pack_plan(problem: Problem, plan: BitmapPlan) -> PackedKernel:
         "PIECE_BYTES": largest,
         "VECTOR": vector(problem),
         "WHOLE": int(is_whole(plan, problem)),
-        "LONE": int(problem.n == 1),
         "LOSPMM_BULK": int(has_bulk_copies(problem)),
         "LOSPMM_CLUSTER": plan.cluster,
     }
@@ -285,43 +298,110 @@ def pack_plan(problem: Problem, plan: BitmapPlan) -> PackedKernel:
 
 
 def pack_pieces(problem: Problem, plan: BitmapPlan) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return the start of each piece in units of 16 bytes, and the pieces: bits of the rows, then values.
+    """Return the start of each piece in units of 16 bytes, and the pieces: bits of the rows, places of columns, values.
 
     Pieces are in the order of rows and then columns. A bit is that of two columns; a word has four bits of eight
     lanes each, a lane's part of a product: rows r and r + 8 of lane 4 r + t, columns 2 t and 2 t + 8, two of each.
+    A byte for each odd column says which column of the piece is there.
     """
-    matrix, pieces = problem.matrix, ceil_div(problem.matrix.k, plan.depth)
+    matrix, dtype, pieces = problem.matrix, problem.dtype, ceil_div(problem.matrix.k, plan.depth)
     tall = ceil_div(matrix.m, plan.block_rows) * plan.block_rows
-    height = plan.tiles * TILE_ROWS
-    at_once = max(1, CELLS_AT_ONCE // (height * pieces * plan.depth)) * height
+    order = odd_columns(matrix, plan.tiles, plan.depth)
     parts, sizes = [], []
-    for row in range(0, tall, at_once):
-        pairs = _in_order(problem, row, min(at_once, tall - row), plan)
+    for row, rows in _batches(tall, pieces, plan.tiles, plan.depth):
+        values = dtype.to_storage(dtype.rounded(matrix.data[_nonzeros(matrix, row, rows)])).view(np.uint16)
+        cells = _cells(matrix, row, rows, values * (values != 0x8000), plan.tiles, plan.depth)
+        first = row // (plan.tiles * TILE_ROWS)
+        own = np.resize(np.arange(1, plan.depth, 2, dtype=np.uint8), (len(cells), pieces, plan.depth // 2))
+        own[: len(order) - first] = order[first : first + len(cells)]  # blocks may end behind A
+        pairs = _in_order(cells, own, plan)
         held = pairs != 0
         bits = np.packbits(held, axis=1, bitorder="little").view("<u4")
+        heads = np.concatenate([bits, own.reshape(len(pairs), -1).view("<u4")], axis=1)
         lengths = held.sum(axis=1)
-        words = -(-(bits.shape[1] + lengths) // 4) * 4
+        words = -(-(heads.shape[1] + lengths) // 4) * 4
         begins = np.cumsum(words) - words
         found = np.zeros(int(words.sum()), dtype=np.uint32)
-        found[begins[:, np.newaxis] + np.arange(bits.shape[1])] = bits
+        found[begins[:, np.newaxis] + np.arange(heads.shape[1])] = heads
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        found[np.repeat(begins + bits.shape[1], lengths) + within] = pairs[held]
+        found[np.repeat(begins + heads.shape[1], lengths) + within] = pairs[held]
         parts.append(found)
         sizes.append(words // 4)
-    starts = np.zeros(tall // height * pieces + 1, dtype=np.uint32)
+    starts = np.zeros(tall // (plan.tiles * TILE_ROWS) * pieces + 1, dtype=np.uint32)
     np.cumsum(np.concatenate(sizes), out=starts[1:])
     return starts, np.concatenate(parts)
 
 
-def _in_order(problem: Problem, row: int, rows: int, plan: BitmapPlan) -> NDArray[np.uint32]:
-    """Return ``rows`` rows from ``row`` on, two values a number, by their bits; each line is a piece."""
-    matrix, dtype, pieces = problem.matrix, problem.dtype, ceil_div(problem.matrix.k, plan.depth)
-    start, end = matrix.indptr[min(row, matrix.m)], matrix.indptr[min(row + rows, matrix.m)]
-    lengths = np.diff(matrix.indptr[row : row + rows + 1])
-    dense = np.zeros((rows, pieces * plan.depth), dtype="<u2")
-    values = dtype.to_storage(dtype.rounded(matrix.data[start:end])).view(np.uint16)
-    dense[np.repeat(np.arange(len(lengths)), lengths), matrix.indices[start:end]] = values * (values != 0x8000)
+def _in_order(cells: NDArray[np.uint16], order: NDArray[np.uint8], plan: BitmapPlan) -> NDArray[np.uint32]:
+    """Return two values a number, their columns at their places; each line is a piece. Changes ``cells``."""
+    cells[..., 1::2] = np.take_along_axis(cells, order[:, np.newaxis], axis=3)
     # (group, tile, half of the rows, row, piece, unit, step, half of the columns, lane of four)
-    sides = (-1, plan.tiles, 2, 8, pieces, plan.depth // UNIT, UNIT // STEP, 2, 4)
-    in_order = dense.view("<u4").reshape(sides).transpose(0, 4, 5, 1, 6, 3, 8, 7, 2)
+    sides = (-1, plan.tiles, 2, 8, cells.shape[2], plan.depth // UNIT, UNIT // STEP, 2, 4)
+    in_order = cells.view("<u4").reshape(sides).transpose(0, 4, 5, 1, 6, 3, 8, 7, 2)
     return in_order.reshape(-1, plan.tiles * TILE_ROWS * plan.depth // 2)
+
+
+@lru_cache(maxsize=8)
+def odd_columns(matrix: SparseMatrix, tiles: int, depth: int) -> NDArray[np.uint8]:
+    """Return the column of a piece at each of its odd places: (groups of 16 x ``tiles`` rows, pieces, depth / 2).
+
+    Most pairs are 0 where nonzeros stand beside nonzeros: the paper's regrouping, of columns and within a piece. A
+    column stays among those with the same remainder of 8, so that rows of B that are read at once lie in different
+    banks of shared memory.
+    """
+    height, pieces = tiles * TILE_ROWS, ceil_div(matrix.k, depth)
+    found = [
+        _matched(_cells(matrix, row, rows, np.True_, tiles, depth))
+        for row, rows in _batches(ceil_div(matrix.m, height) * height, pieces, tiles, depth)
+    ]
+    return np.concatenate(found)
+
+
+@lru_cache(maxsize=8)
+def share_of_pairs(matrix: SparseMatrix, tiles: int, depth: int) -> float:
+    """Estimate the share of the pairs with a nonzero that is left in the order of ``odd_columns``, from a sample."""
+    height = tiles * TILE_ROWS
+    groups = ceil_div(matrix.m, height)
+    before = after = 0
+    for group in range(0, groups, ceil_div(groups, SAMPLED_GROUPS)):
+        cells = _cells(matrix, group * height, height, np.True_, tiles, depth)[:, :, :SAMPLED_PIECES]
+        before += int(np.count_nonzero(cells[..., ::2] | cells[..., 1::2]))
+        odd = np.take_along_axis(cells, _matched(cells)[:, np.newaxis], axis=3)
+        after += int(np.count_nonzero(cells[..., ::2] | odd))
+    return float(after / before) if before else 1.0
+
+
+def _matched(cells: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Return ``odd_columns`` of some groups: an assignment of odd columns to even ones for each remainder of 8."""
+    groups, height, pieces, depth = cells.shape
+    pairs = cells.astype(np.float32).reshape(groups, height, pieces, depth // BANKS, BANKS // 2, 2)
+    even, odd = pairs[..., 0].transpose(0, 2, 4, 3, 1), pairs[..., 1].transpose(0, 2, 4, 1, 3)
+    both = (even @ odd).reshape(-1, depth // BANKS, depth // BANKS)  # rows with both, of each two columns
+    chosen = np.array([linear_sum_assignment(one, maximize=True)[1] for one in both])
+    eights = chosen.reshape(groups, pieces, BANKS // 2, depth // BANKS).swapaxes(2, 3)
+    found = eights * BANKS + np.arange(1, BANKS, 2)
+    return found.astype(np.uint8).reshape(groups, pieces, depth // 2)
+
+
+def _batches(tall: int, pieces: int, tiles: int, depth: int) -> Iterator[tuple[int, int]]:
+    """Yield the first of some rows, and how many: whole groups, as many cells as are packed at a time."""
+    height = tiles * TILE_ROWS
+    at_once = max(1, CELLS_AT_ONCE // (height * pieces * depth)) * height
+    for row in range(0, tall, at_once):
+        yield row, min(at_once, tall - row)
+
+
+def _nonzeros(matrix: SparseMatrix, row: int, rows: int) -> slice:
+    """Return which nonzeros are those of ``rows`` rows from ``row`` on, which may lie behind the last one."""
+    return slice(*matrix.indptr[[min(row, matrix.m), min(row + rows, matrix.m)]])
+
+
+def _cells(
+    matrix: SparseMatrix, row: int, rows: int, values: NDArray[Any] | np.bool_, tiles: int, depth: int
+) -> NDArray[Any]:
+    """Spread values of ``_nonzeros`` in the shape of pieces: (groups, 16 x tiles, pieces, depth)."""
+    pieces = ceil_div(matrix.k, depth)
+    cells = np.zeros((rows, pieces * depth), dtype=values.dtype)
+    lengths = np.diff(matrix.indptr[row : row + rows + 1])
+    cells[np.repeat(np.arange(len(lengths)), lengths), matrix.indices[_nonzeros(matrix, row, rows)]] = values
+    return cells.reshape(-1, tiles * TILE_ROWS, pieces, depth)

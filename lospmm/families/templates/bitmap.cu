@@ -5,14 +5,16 @@
 // A warp has TILES x 16 rows of A and COLS columns of C, and walks every so-many-th piece of its rows, DEPTH columns of A
 // wide: their bits, and their values in the order of the bits. It copies pieces, and the rows of B that belong to them,
 // to a ring of its own, STAGES of them, so that it waits for nobody. The fragment of a lane is a run of 4 bits; where
-// the values of a run begin is a count of the bits before it. PARTS warps of each of the LOSPMM_CLUSTER blocks that
-// share rows add up what they have, in a fixed order.
+// the values of a run begin is a count of the bits before it. Odd columns of a piece have changed places, so that fewer
+// pairs have a nonzero; a byte for each says which column is there, and the rows of B are read in that order. PARTS warps
+// of each of the LOSPMM_CLUSTER blocks that share rows add up what they have, in a fixed order.
 //
 // Numbers: m, n, k, pieces of a row of tiles. Arrays: where each piece begins, in 16 bytes; the pieces.
 
 constexpr int THREADS = 32 * ROWS * PARTS;
 constexpr int UNITS = TILES * DEPTH / 64;  // of 16 rows x 64 columns, of a piece
 constexpr int WORDS = UNITS * 16;          // of bits, of a piece: those of eight lanes each
+constexpr int ORDER_BYTES = DEPTH / 2;     // of a piece, behind its bits: the columns at odd places
 constexpr int CHUNKS = COLS / 8;  // 16 bytes of a row of B
 constexpr bool STAGED = VECTOR > 1;
 constexpr int B_BYTES = STAGED ? DEPTH * COLS * 2 : 0;
@@ -102,48 +104,48 @@ struct Short {
   unsigned of[CHUNKS][2];
 };
 
-// Straight from where it lies, where two elements below each other are no register's worth of any row; ``b`` is this
-// lane's first, of which ``rows`` are left.
-LOSPMM_INLINE void gather(Short (&found)[4], const Element *b, int rows, long long n, int columns) {
+// Which row of B belongs to column ``at`` of a piece: another one with the same remainder of 8, thus in the same banks.
+LOSPMM_INLINE int row_of(const unsigned char *order, int at) { return at % 2 ? order[at / 2] : at; }
+
+// Straight from where it lies, where two elements beside each other are in no order that copies could keep; ``b`` is the
+// piece's first row in this lane's first column, of which ``rows`` are left.
+LOSPMM_INLINE void gather(Short (&found)[4], const Element *b, const unsigned char *order, int first, int rows,
+                          long long n, int columns) {
 #pragma unroll
   for (int step = 0; step < 4; ++step)
 #pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; ++chunk)
+    for (int half = 0; half < 2; ++half) {
+      const int at = first + step * 16 + half * 8 + threadIdx.x % 4 * 2, other = row_of(order, at + 1);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int at = step * 16 + half * 8;
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         unsigned pair = 0;
-        if (LONE && at + 1 < rows) {
-          if (columns > 0) pair = __ldg(reinterpret_cast<const unsigned *>(b + at));
-        } else {
-          if (chunk * 8 < columns && at < rows) pair = __ldg(b + at * n + chunk * 8);
-          if (chunk * 8 < columns && at + 1 < rows) pair |= __ldg(b + (at + 1) * n + chunk * 8) << 16;
-        }
+        if (chunk * 8 < columns && at < rows) pair = __ldg(b + at * n + chunk * 8);
+        if (chunk * 8 < columns && other < rows) pair |= __ldg(b + other * n + chunk * 8) << 16;
         found[step].of[chunk][half] = pair;
       }
+    }
 }
 
 // From the ring.
-LOSPMM_INLINE void gather(Short (&found)[4], const unsigned char *rows) {
-  const int lane = threadIdx.x % 32;
+LOSPMM_INLINE void gather(Short (&found)[4], const unsigned char *rows, const unsigned char *order, int first) {
   if constexpr (CHUNKS == 1) {
 #pragma unroll
     for (int two = 0; two < 2; ++two) {
       unsigned r[4];
-      lospmm_ldmatrix_transposed(r, rows + (two * 32 + lane) * 16);
+      lospmm_ldmatrix_transposed(r, rows + row_of(order, first + two * 32 + threadIdx.x % 32) * 16);
       found[2 * two].of[0][0] = r[0], found[2 * two].of[0][1] = r[1];
       found[2 * two + 1].of[0][0] = r[2], found[2 * two + 1].of[0][1] = r[3];
     }
   }
 }
-LOSPMM_INLINE void gather(Short &found, const unsigned char *rows, int step) {
-  const int lane = threadIdx.x % 32;
+LOSPMM_INLINE void gather(Short &found, const unsigned char *rows, const unsigned char *order, int first) {
   if constexpr (CHUNKS > 1) {
+    const int lane = threadIdx.x % 32, at = first + lane % 16;
+    const unsigned char *row = rows + row_of(order, at) * (COLS * 2);
 #pragma unroll
     for (int two = 0; two < CHUNKS / 2; ++two) {
       unsigned r[4];
-      const int row = step * 16 + lane % 16;
-      lospmm_ldmatrix_transposed(r, rows + row * COLS * 2 + swizzled(row, two * 2 + lane / 16) * 16);
+      lospmm_ldmatrix_transposed(r, row + swizzled(at, two * 2 + lane / 16) * 16);
       found.of[2 * two][0] = r[0], found.of[2 * two][1] = r[1];
       found.of[2 * two + 1][0] = r[2], found.of[2 * two + 1][1] = r[3];
     }
@@ -155,7 +157,7 @@ LOSPMM_INLINE void count(uint2 *places, const unsigned char *slot) {
   static_assert(WORDS % 32 == 0);
   const int lane = threadIdx.x % 32;
   const unsigned *bits = reinterpret_cast<const unsigned *>(slot) + lane;
-  unsigned begin = lospmm_address(slot) + WORDS * 4;
+  unsigned begin = lospmm_address(slot) + WORDS * 4 + ORDER_BYTES;
 #pragma unroll
   for (int at = 0; at < WORDS; at += 64) {
     const unsigned word = bits[at], next = at + 32 < WORDS ? bits[at + 32] : 0;
@@ -185,7 +187,7 @@ LOSPMM_KERNEL(lospmm_bitmap) {
   walk.tiles = static_cast<int>(tiles);
   walk.starts = lospmm_array<unsigned>(0) + (block * ROWS + line) * tiles + mine;
   walk.pieces = lospmm_array<unsigned char>(1);
-  const int below = STAGED ? PIECEMEAL ? lane / ACROSS : 0 : lane % 4 * 2;
+  const int below = PIECEMEAL ? lane / ACROSS : 0;
   const int beside = STAGED ? PIECEMEAL ? lane % ACROSS * VECTOR : 0 : lane / 4;
   const long long row = static_cast<long long>(mine) * DEPTH + below;
   walk.left = PIECEMEAL && first + beside >= n ? 0 : static_cast<int>(k - row);
@@ -215,7 +217,7 @@ LOSPMM_KERNEL(lospmm_bitmap) {
   for (int tile = mine; tile < walk.tiles; tile += APART) {
     arrive(ring + at * SLOT_BYTES, barriers + at, parity, left);
     fetch(walk, ring + next * SLOT_BYTES, barriers + next);
-    const unsigned char *slot = ring + at * SLOT_BYTES;
+    const unsigned char *slot = ring + at * SLOT_BYTES, *order = slot + WORDS * 4;
     next = at;
     at = at == STAGES - 1 ? 0 : at + 1;
     parity ^= at == 0;
@@ -223,14 +225,15 @@ LOSPMM_KERNEL(lospmm_bitmap) {
     __syncwarp();
 #pragma unroll 1
     for (int unit = 0; unit < UNITS; unit += TILES) {
+      const int first = unit / TILES * 64;  // column of the piece
       Short right[4];
       if constexpr (STAGED)
-        gather(right, slot + PIECE_BYTES + unit / TILES * 64 * COLS * 2);
+        gather(right, slot + PIECE_BYTES, order, first);
       else
-        gather(right, direct + unit / TILES * 64 * n, left - unit / TILES * 64, n, columns);
+        gather(right, direct, order, first, left, n, columns);
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        if constexpr (STAGED) gather(right[step], slot + PIECE_BYTES, unit / TILES * 4 + step);
+        if constexpr (STAGED) gather(right[step], slot + PIECE_BYTES, order, first + step * 16);
 #pragma unroll
         for (int of = 0; of < TILES; ++of) {
           const uint2 place = places[(unit + of) * 16 + step * 4 + lane / 8];
