@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from lospmm.families.lists import MAX_GRID_SIDE, WARP
-from lospmm.families.packed import PackedKernel, pack, source_of_template
+from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
 from lospmm.families.traffic import LAUNCH_MICROS
 from lospmm.matrix.csr import SparseMatrix
 from lospmm.problem.problem import Launch, Problem, ceil_div
@@ -272,7 +272,10 @@ def pack_plan(problem: Problem, plan: BitmapPlan) -> PackedKernel:
     matrix, dtype, epilogue = problem.matrix, problem.dtype, problem.epilogue
     starts, pieces = pack_pieces(problem, plan)
     largest = ceil_div(16 * int(np.diff(starts.astype(np.int64)).max()), PIECE_UNIT_BYTES) * PIECE_UNIT_BYTES
+    arrays = _laid_out(plan, ceil_div(matrix.k, plan.depth), starts, pieces, largest)
     settings = {
+        "K": matrix.k,
+        "N": problem.n,
         "TILES": plan.tiles,
         "DEPTH": plan.depth,
         "ROWS": plan.rows,
@@ -280,6 +283,7 @@ def pack_plan(problem: Problem, plan: BitmapPlan) -> PackedKernel:
         "COLS": plan.cols,
         "STAGES": plan.stages,
         "PIECE_BYTES": largest,
+        "FIRST_ARRAY": 2 * PLACES * 8,
         "VECTOR": vector(problem),
         "WHOLE": int(is_whole(plan, problem)),
         "LOSPMM_BULK": int(has_bulk_copies(problem)),
@@ -288,7 +292,7 @@ def pack_plan(problem: Problem, plan: BitmapPlan) -> PackedKernel:
     return PackedKernel(
         entry="lospmm_bitmap",
         source=source_of_template("bitmap", settings, dtype=dtype, epilogue=epilogue),
-        data=pack((matrix.m, problem.n, matrix.k, ceil_div(matrix.k, plan.depth)), (starts, pieces), epilogue=epilogue),
+        data=pack((matrix.m,), arrays, epilogue=epilogue),
         launch=Launch(_grid(plan, problem), WARP * plan.warps, shared_bytes(plan, problem, largest)),
         registers=registers_allowed(plan, problem),
         cols=plan.cols,
@@ -330,6 +334,25 @@ def pack_pieces(problem: Problem, plan: BitmapPlan) -> tuple[NDArray[np.uint32],
     starts = np.zeros(tall // (plan.tiles * TILE_ROWS) * pieces + 1, dtype=np.uint32)
     np.cumsum(np.concatenate(sizes), out=starts[1:])
     return starts, np.concatenate(parts)
+
+
+def _laid_out(
+    plan: BitmapPlan, pieces: int, starts: NDArray[np.uint32], data: NDArray[np.uint32], largest: int
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return the first piece of each warp, ``largest`` bytes each; where each of the others starts; and the others."""
+    walkers = plan.parts * plan.cluster
+    of_rows = starts.astype(np.int64)[:-1].reshape(-1, pieces) * 4
+    bounds = np.column_stack([of_rows, np.append(of_rows[1:, 0], len(data))])  # in words
+    firsts = np.zeros((len(bounds), walkers, largest // 4), dtype=np.uint32)
+    count = min(walkers, pieces)
+    for own, begins in zip(firsts, bounds, strict=True):
+        for place in range(count):
+            piece = data[begins[place] : begins[place + 1]]
+            own[place, : len(piece)] = piece
+    others = [data[begins[count] : begins[-1]] for begins in bounds]
+    sizes = np.diff(bounds, axis=1) // 4
+    sizes[:, :count] = 0
+    return firsts, np.append(0, np.cumsum(sizes)).astype(np.uint32), np.concatenate(others)
 
 
 def _in_order(cells: NDArray[np.uint16], order: NDArray[np.uint8], plan: BitmapPlan) -> NDArray[np.uint32]:

@@ -9,8 +9,13 @@
 // pairs have a nonzero; a byte for each says which column is there, and the rows of B are read in that order. PARTS warps
 // of each of the LOSPMM_CLUSTER blocks that share rows add up what they have, in a fixed order.
 //
-// Numbers: m, n, k, pieces of a row of tiles. Arrays: where each piece begins, in 16 bytes; the pieces.
+// A load that has to wait for another costs a short kernel a part of its time, so the first piece of each warp lies where no
+// load says, and A's shape is known when the text is compiled.
+//
+// Arrays: the first piece of each warp, PIECE_BYTES of each; where each of the others begins, in 16 bytes, each of the first
+// ones having no bytes there; the others.
 
+constexpr int PIECES = (K + DEPTH - 1) / DEPTH;  // of a row of tiles
 constexpr int THREADS = 32 * ROWS * PARTS;
 constexpr int UNITS = TILES * DEPTH / 64;  // of 16 rows x 64 columns, of a piece
 constexpr int WORDS = UNITS * 16;          // of bits, of a piece: those of eight lanes each
@@ -39,22 +44,20 @@ struct Walk {
   const unsigned *starts;  // of the next piece that is copied
   const unsigned char *pieces;
   unsigned start, end;
-  int tile, tiles;       // of the next
+  int tile;              // the next
   const Element *b;      // of the next: this lane's, or, WHOLE, all
-  long long step, line;  // elements to those of the piece after that, and LINES rows below
   int left;              // rows from there to the end of B; none where this lane's columns are beyond it
 };
 
 // Bounds are read a piece ahead of their use.
 LOSPMM_INLINE void bounds(Walk &walk) {
-  if (walk.tile < walk.tiles) walk.start = __ldg(walk.starts), walk.end = __ldg(walk.starts + 1);
+  if (walk.tile < PIECES) walk.start = __ldg(walk.starts), walk.end = __ldg(walk.starts + 1);
 }
 
-LOSPMM_INLINE void fetch(Walk &walk, unsigned char *slot, unsigned long long *barrier) {
+LOSPMM_INLINE void fetch(Walk &walk, const unsigned char *from, int bytes, unsigned char *slot,
+                         unsigned long long *barrier) {
   const int lane = threadIdx.x % 32;
-  if (walk.tile < walk.tiles) {
-    const unsigned char *from = walk.pieces + static_cast<long long>(walk.start) * 16;
-    const int bytes = static_cast<int>(walk.end - walk.start) * 16;
+  if (walk.tile < PIECES) {
 #if LOSPMM_BULK
     if (lane == 0) {
       const int of_b = WHOLE ? min(walk.left, DEPTH) * COLS * 2 : 0;
@@ -75,15 +78,18 @@ LOSPMM_INLINE void fetch(Walk &walk, unsigned char *slot, unsigned long long *ba
         const int line = at + lane / ACROSS;
         lospmm_copy<VECTOR * 2>(slot + PIECE_BYTES + line * COLS * 2 + swizzled(line, chunk) * 16 + within, row,
                                 at < walk.left);
-        if (at + LINES < DEPTH) row += walk.line;
+        row += 1ll * N * LINES;
       }
     }
   }
   if (PIECEMEAL || !LOSPMM_BULK) lospmm_commit();
   walk.tile += APART;
   walk.starts += APART;
-  walk.b += walk.step;
+  walk.b += 1ll * N * (APART * DEPTH);
   walk.left -= APART * DEPTH;
+}
+LOSPMM_INLINE void fetch(Walk &walk, unsigned char *slot, unsigned long long *barrier) {
+  fetch(walk, walk.pieces + walk.start * 16ll, static_cast<int>(walk.end - walk.start) * 16, slot, barrier);
   bounds(walk);
 }
 
@@ -110,7 +116,7 @@ LOSPMM_INLINE int row_of(const unsigned char *order, int at) { return at % 2 ? o
 // Straight from where it lies, where two elements beside each other are in no order that copies could keep; ``b`` is the
 // piece's first row in this lane's first column, of which ``rows`` are left.
 LOSPMM_INLINE void gather(Short (&found)[4], const Element *b, const unsigned char *order, int first, int rows,
-                          long long n, int columns) {
+                          int columns) {
 #pragma unroll
   for (int step = 0; step < 4; ++step)
 #pragma unroll
@@ -119,8 +125,8 @@ LOSPMM_INLINE void gather(Short (&found)[4], const Element *b, const unsigned ch
 #pragma unroll
       for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         unsigned pair = 0;
-        if (chunk * 8 < columns && at < rows) pair = __ldg(b + at * n + chunk * 8);
-        if (chunk * 8 < columns && other < rows) pair |= __ldg(b + other * n + chunk * 8) << 16;
+        if (chunk * 8 < columns && at < rows) pair = __ldg(b + 1ll * at * N + chunk * 8);
+        if (chunk * 8 < columns && other < rows) pair |= __ldg(b + 1ll * other * N + chunk * 8) << 16;
         found[step].of[chunk][half] = pair;
       }
     }
@@ -179,21 +185,15 @@ LOSPMM_KERNEL(lospmm_bitmap) {
 #endif
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int part = warp % PARTS, line = warp / PARTS;
-  const long long m = lospmm_number(0), n = lospmm_number(1), k = lospmm_number(2), tiles = lospmm_number(3);
   const long long block = blockIdx.z, first = static_cast<long long>(blockIdx.x) * COLS;
   const int mine = blockIdx.y * PARTS + part;
   Walk walk;
   walk.tile = mine;
-  walk.tiles = static_cast<int>(tiles);
-  walk.starts = lospmm_array<unsigned>(0) + (block * ROWS + line) * tiles + mine;
-  walk.pieces = lospmm_array<unsigned char>(1);
   const int below = PIECEMEAL ? lane / ACROSS : 0;
   const int beside = STAGED ? PIECEMEAL ? lane % ACROSS * VECTOR : 0 : lane / 4;
   const long long row = static_cast<long long>(mine) * DEPTH + below;
-  walk.left = PIECEMEAL && first + beside >= n ? 0 : static_cast<int>(k - row);
-  walk.b = b + row * n + first + beside;
-  walk.step = n * (APART * DEPTH);
-  walk.line = n * LINES;
+  walk.left = PIECEMEAL && first + beside >= N ? 0 : static_cast<int>(K - row);
+  walk.b = b + row * N + first + beside;
 
   unsigned char *ring = lospmm_shared + warp * WARP_BYTES;
   uint2 *places = reinterpret_cast<uint2 *>(ring + STAGES * SLOT_BYTES);
@@ -207,14 +207,18 @@ LOSPMM_KERNEL(lospmm_bitmap) {
   float sums[TILES][CHUNKS][4] = {};
   const Element *direct = walk.b;
   int left = walk.left;  // of the piece that is multiplied
-  const int columns = static_cast<int>(min(n - first - lane / 4, 1ll * COLS));  // of B, from this lane's first
+  const int columns = static_cast<int>(min(N - first - lane / 4, 1ll * COLS));  // of B, from this lane's first
+  const long long tall = block * ROWS + line;
+  fetch(walk, lospmm_data + FIRST_ARRAY + (tall * APART + mine) * PIECE_BYTES, PIECE_BYTES, ring, barriers);
+  walk.starts = lospmm_array<unsigned>(1) + tall * PIECES + walk.tile;
+  walk.pieces = lospmm_array<unsigned char>(2);
   bounds(walk);
 #pragma unroll 1
-  for (int stage = 0; stage < STAGES - 1; ++stage) fetch(walk, ring + stage * SLOT_BYTES, barriers + stage);
+  for (int stage = 1; stage < STAGES - 1; ++stage) fetch(walk, ring + stage * SLOT_BYTES, barriers + stage);
   int at = 0, next = STAGES - 1;
   unsigned parity = 0;
 #pragma unroll 1
-  for (int tile = mine; tile < walk.tiles; tile += APART) {
+  for (int tile = mine; tile < PIECES; tile += APART) {
     arrive(ring + at * SLOT_BYTES, barriers + at, parity, left);
     fetch(walk, ring + next * SLOT_BYTES, barriers + next);
     const unsigned char *slot = ring + at * SLOT_BYTES, *order = slot + WORDS * 4;
@@ -230,7 +234,7 @@ LOSPMM_KERNEL(lospmm_bitmap) {
       if constexpr (STAGED)
         gather(right, slot + PIECE_BYTES, order, first);
       else
-        gather(right, direct, order, first, left, n, columns);
+        gather(right, direct, order, first, left, columns);
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         if constexpr (STAGED) gather(right[step], slot + PIECE_BYTES, order, first + step * 16);
@@ -245,7 +249,7 @@ LOSPMM_KERNEL(lospmm_bitmap) {
         }
       }
     }
-    direct += walk.step;
+    direct += 1ll * N * (APART * DEPTH);
     left -= APART * DEPTH;
   }
   if (PIECEMEAL || !LOSPMM_BULK) lospmm_wait<0>();
@@ -271,16 +275,17 @@ LOSPMM_KERNEL(lospmm_bitmap) {
   }
   lospmm_cluster_wait();
 #endif
+  const long long m = lospmm_number(0);
   for (int place = blockIdx.y * THREADS + threadIdx.x; place < BLOCK_ROWS * COLS; place += LOSPMM_CLUSTER * THREADS) {
     const long long of_row = block * BLOCK_ROWS + place / COLS, column = first + place % COLS;
-    if (of_row >= m || column >= n) continue;  // nothing that is not used is under way when the others may go
+    if (of_row >= m || column >= N) continue;  // nothing that is not used is under way when the others may go
     float sum = 0;
 #if LOSPMM_CLUSTER > 1
     for (int other = 0; other < LOSPMM_CLUSTER; ++other) sum += lospmm_cluster_float(all + place, other);
 #else
     for (int other = 0; other < PARTS; ++other) sum += all[other * BLOCK_ROWS * COLS + place];
 #endif
-    c[of_row * n + column] = lospmm_finished(sum, static_cast<int>(of_row), of_row * n + column, residual);
+    c[of_row * N + column] = lospmm_finished(sum, static_cast<int>(of_row), of_row * N + column, residual);
   }
 #if LOSPMM_CLUSTER > 1
   lospmm_cluster_leave();  // nobody goes while others read its sums
