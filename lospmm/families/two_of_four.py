@@ -34,7 +34,7 @@ BLOCKS = (1, 2)
 CLUSTERS = (1, 2, 4, 8)
 
 #: Cells of A that are ordered, in 9/8 bytes each.
-MAX_CELLS = 2**26
+MAX_CELLS = 2**28
 
 #: The fewest columns of C, of which each block has 64 or more.
 LEAST_COLUMNS = 24
