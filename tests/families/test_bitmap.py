@@ -122,6 +122,15 @@ def test_weights_that_round_to_zero_take_no_value() -> None:
     assert np.count_nonzero(data[:32]) == 1 and data[40:].tolist() == [0x4000 << 16, 0, 0, 0]
 
 
+@pytest.mark.parametrize(("zeros", "adjacent", "paired"), [(0.5, 1.56, 1.41), (0.7, 1.08, 0.95), (0.8, 0.78, 0.69)])
+def test_bytes_of_an_element(zeros: float, adjacent: float, paired: float) -> None:
+    """The figures of docs/families.md."""
+    problem = plain(pruned(128, 1024, 1 - zeros, seed=12), 8, HALF)
+    _, data = pack_pieces(problem, replace(BASE, tiles=1, depth=128, rows=1))
+    assert data.nbytes / (128 * 1024) == pytest.approx(paired, abs=0.015)
+    assert 1 / 16 + 4 * counts(problem.matrix).sum() / (128 * 1024) == pytest.approx(adjacent, abs=0.015)
+
+
 def test_odd_columns_are_put_where_fewest_pairs_are_left() -> None:
     """Column 9 has nonzeros where column 0 has, as column 1 where column 8 has: they change places."""
     weights = np.zeros((32, 64), dtype=np.float32)
