@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from lospmm.families.lists import MAX_GRID_SIDE, WARP
 from lospmm.families.packed import PLACES, PackedKernel, pack, source_of_template
@@ -396,6 +395,8 @@ def share_of_pairs(matrix: SparseMatrix, tiles: int, depth: int) -> float:
 
 def _matched(cells: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Return ``odd_columns`` of some groups: an assignment of odd columns to even ones for each remainder of 8."""
+    from scipy.optimize import linear_sum_assignment  # a program that runs kernels has no SciPy
+
     groups, height, pieces, depth = cells.shape
     pairs = cells.astype(np.float32).reshape(groups, height, pieces, depth // BANKS, BANKS // 2, 2)
     even, odd = pairs[..., 0].transpose(0, 2, 4, 3, 1), pairs[..., 1].transpose(0, 2, 4, 1, 3)
