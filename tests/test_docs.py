@@ -22,6 +22,7 @@ from lospmm.codegen import EMITTERS, ops
 from lospmm.codegen.sass import addresses, machine, scheduler
 from lospmm.cpu import hazards
 from lospmm.gpu.detect import detect_device, own_gpu
+from lospmm.model.report import PARTIAL
 from lospmm.settings import Settings
 from lospmm.space import estimate
 from lospmm.tuning import options
@@ -137,7 +138,7 @@ def test_what_a_service_decides_itself(name: str, words: str, of_a_command: bool
 def test_exit_codes() -> None:
     described = {int(cells[0]) for cells in list(rows(text_of("docs/cli.md").partition("\n## ")[0]))[1:]}
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LospmmError)]
-    assert described == {0, BROKEN_PIPE} | {kind.exit_code for kind in kinds if kind is not errors.LospmmError}
+    assert described == {0, BROKEN_PIPE, PARTIAL} | {kind.exit_code for kind in kinds if kind is not errors.LospmmError}
     listed = {name for cells in table_below("docs/library.md", "## Errors") for name in names(cells[0])}
     assert listed == {kind.__name__ for kind in kinds} - {"LospmmError"}
 
@@ -165,7 +166,7 @@ def test_fields_of_what_commands_print(capsys: pytest.CaptureFixture[str]) -> No
     assert run(["keys", "add", "team"]) == 0
     weights, untimed = ("net.safetensors", "--n", 4, *H200), ("--measure", "none", "--verify", "none")
     for heading, status, orders in (
-        ("report.json", 2, [("tune-model", *weights, *untimed, "--out", "net")]),
+        ("report.json", 6, [("tune-model", *weights, *untimed, "--out", "net")]),
         ("space", 0, [("space", *weights, "--tensor", "a")]),
         ("replay", 0, [("replay", "net/a")]),
         ("cache ls, prune and verify", 0, [("cache", "verify"), ("cache", "ls"), ("cache", "prune", "--max-mb", 0)]),

@@ -29,18 +29,16 @@ def fetch_layers(client: "Client", folder: ModelFolder, batch: Batch, progress: 
     """
     results = client.each_layer(
         batch.model,
-        batch.n,
+        layers=batch.table,
         device=batch.device,
-        convolution=batch.convolution,
-        biases=batch.biases,
-        relu=batch.epilogue.relu,
-        residual=batch.epilogue.residual,
         seed=batch.seed,
         progress=progress,
         has=lambda name, digest: folder.held(name, digest) is not None,
         **asdict(batch.options),
     )
     for result in results:
+        if result.skipped is not None:
+            continue  # the folder's report has it
         try:
             if result.error is not None:
                 raise result.error

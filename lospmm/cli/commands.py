@@ -29,6 +29,10 @@ COMMANDS = {
         "tune_model:tune_model",
         "Make a kernel for every layer of a model, each in a folder of its own, and report.json about all of them.",
     ),
+    "layers": Command(
+        "layers:layers",
+        "Run a PyTorch model once, and write N or the convolution of each layer for `lospmm tune-model --layers`.",
+    ),
     "train-ranker": Command(
         "train_ranker:train_ranker", "Train a rank model on measured kernels; with --collect, measure them first."
     ),

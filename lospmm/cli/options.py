@@ -19,6 +19,10 @@ MatrixArgument = Annotated[
 ]
 ColumnsOption = Annotated[int, typer.Option("--n", help="Columns of B.")]
 LayerColumnsOption = Annotated[int | None, typer.Option("--n", help="Columns of B; needed without --conv.")]
+LayersOption = Annotated[
+    Path | None,
+    typer.Option("--layers", help="A layer table, .toml or .json: N or a convolution for each layer, by name."),
+]
 ConvolutionOption = Annotated[
     str | None,
     typer.Option(

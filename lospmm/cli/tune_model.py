@@ -1,11 +1,10 @@
 """``lospmm tune-model``: tune every layer of a model, on this machine or by a service."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +22,7 @@ from lospmm.cli.options import (
     JsonOption,
     KeyOption,
     LayerColumnsOption,
+    LayersOption,
     MeasureOption,
     QuietOption,
     RankerOption,
@@ -40,14 +40,14 @@ from lospmm.cli.options import (
     say,
 )
 from lospmm.cli.output import print_json, print_table
+from lospmm.errors import BadRequest
 from lospmm.gpu.detect import device_of, own_gpu
-from lospmm.matrix.layers import open_model
+from lospmm.matrix.layers import REPORT_FILE, open_model
+from lospmm.matrix.readers import VECTOR
 from lospmm.model.batch import tune_here
 from lospmm.model.folder import Batch, ModelFolder, alone_in
+from lospmm.model.layer_table import ANY, LayerSpec, LayerTable, read_table
 from lospmm.model.report import LayerReport, table
-from lospmm.problem.convolution import parse_convolution
-from lospmm.problem.epilogue import Epilogue
-from lospmm.problem.problem import check_columns, columns_of
 from lospmm.progress import reported
 from lospmm.stages import Progress
 
@@ -57,6 +57,7 @@ def tune_model(
         Path, typer.Argument(metavar="MODEL", help="A .safetensors, or a folder of matrix files with a layer each.")
     ],
     out: Annotated[Path, out_option("The folder to put a folder for each layer in.")],
+    layers: LayersOption = None,
     n: LayerColumnsOption = None,
     conv: ConvolutionOption = None,
     biases: BiasesOption = False,
@@ -80,7 +81,10 @@ def tune_model(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Make a kernel for every layer of a model, each in a folder of its own, and report.json about all of them."""
+    """Make a kernel for every layer of a model, each in a folder of its own, and report.json about all of them.
+
+    --layers gives each layer its own N or convolution; `lospmm layers` writes such a table from a PyTorch model.
+    """
     options = options_for(
         address := chosen_server(server, key),
         emitter=emitter,
@@ -95,10 +99,10 @@ def tune_model(
         budget_seconds=budget,
         cache=cache,
     )
-    convolution, epilogue = None if conv is None else parse_convolution(conv), Epilogue(None, relu, residual)
-    columns = columns_of(n, convolution)
-    check_columns(columns)
-    batch = Batch(open_model(model, seed=seed), columns, device, convolution, epilogue, options, biases, seed)
+    own = {"n": n, "conv": conv, "bias": biases, "relu": relu, "residual": residual}
+    table = _table(layers, {name: value for name, value in own.items() if value is not None and value is not False})
+    batch = Batch(open_model(model, seed=seed), table, device, options, seed)
+    table.check_used(batch.model.names)
     if biases:
         batch.model.check_biases()
     with alone_in(out):
@@ -113,18 +117,29 @@ def tune_model(
         raise typer.Exit(folder.report.exit_code)
 
 
+def _table(path: Path | None, own: Mapping[str, Any]) -> LayerTable:
+    """Return the table in a file, or that of the options of all layers. Raises BadRequest."""
+    if path is None:
+        return LayerTable({ANY: LayerSpec(**own)})
+    if own:
+        raise BadRequest(f"--layers gives these of each layer: leave out {', '.join(f'--{name}' for name in own)}")
+    return read_table(path)
+
+
 def _tuned_here(batch: Batch, out: Path, *, quiet: bool) -> ModelFolder:
     gpu = device_of(batch.device)
     batch.options.resolved(gpu, own_gpu())  # what no layer can have is said once
     folder = ModelFolder(out, replace(batch, device=gpu.name), _say_failure)
+    skipped = batch.skipped
+    names = [name for name in batch.model.names if name not in skipped]
 
     @contextmanager
     def watch(name: str) -> Iterator[Progress]:
-        say(quiet=quiet)(f"layer {batch.model.names.index(name) + 1} of {len(batch.model.names)}: {name}")
+        say(quiet=quiet)(f"layer {names.index(name) + 1} of {len(names)}: {name}")
         with reported(quiet=quiet) as progress:
             yield progress
 
-    tune_here(folder, batch.model, partial(batch.request, gpu), store=kept.open_store(), watch=watch)
+    tune_here(folder, batch, gpu, store=kept.open_store(), watch=watch)
     return folder
 
 
@@ -134,7 +149,10 @@ def _show(folder: ModelFolder, *, as_json: bool) -> None:
         print_json(asdict(report))
         return
     heads = ("layer", "shape", "sparsity", "us", "dense us", "advice")
-    print_table(heads, table(report.layers), numbers=("sparsity", "us", "dense us"))
+    shown = [layer for layer in report.layers if layer.skipped != VECTOR]
+    print_table(heads, table(shown), numbers=("sparsity", "us", "dense us"))
+    if vectors := len(report.layers) - len(shown):
+        print(f"and {vectors} vector{'s' * (vectors > 1)}, as biases are, in {REPORT_FILE}")
 
 
 def _say_layer(layer: str, stage: str, done: int, total: int) -> None:

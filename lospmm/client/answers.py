@@ -26,7 +26,7 @@ from lospmm.errors import (
 Answer = TypeVar("Answer")
 
 #: The states in which a job stays.
-ENDED = frozenset({"succeeded", "failed", "cancelled"})
+ENDED = frozenset({"succeeded", "partial", "failed", "cancelled"})
 
 #: The class of a problem by the end of its ``type``. What is not here is the service's own fault.
 PROBLEMS: Mapping[str, type[LospmmError]] = MappingProxyType(

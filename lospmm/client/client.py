@@ -25,9 +25,10 @@ from lospmm.artifact.manifest import MANIFEST_FILE
 from lospmm.client.answers import Job, JobsPage, NamedKernel, error_of, layers_by_digest, parsed
 from lospmm.client.connection import Connection, Gone
 from lospmm.client.events import Hear, LayerProgress, ignore, layer_stages, stages, tell
-from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, upload_of, with_bias
+from lospmm.client.uploads import Biases, ModelWeights, Upload, read_uploads, table_of, upload_of, with_bias
 from lospmm.errors import BadRequest, LospmmError, ServiceFault
 from lospmm.kernel import Kernel, whole_number
+from lospmm.model.layer_table import LayerSpec, LayerTable
 from lospmm.problem.convolution import Convolution, written
 from lospmm.problem.problem import check_columns, columns_of
 from lospmm.problem.weights import Weights, flattened, matrix_and_values
@@ -56,12 +57,13 @@ _IDENTITY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class LayerResult:
-    """A layer's kernel, or why it has none. Equal layers have the same digest."""
+    """A layer's kernel, why it has none, or why none was asked for. Equal layers have the same digest."""
 
     name: str
     digest: str | None = None
     kernel: Kernel | None = None
     error: LospmmError | None = None
+    skipped: str | None = None
 
 
 class Client:
@@ -119,7 +121,7 @@ class Client:
         Of the options it takes SERVED_OPTIONS, and others where they are as by default. ServiceFault also when the
         kernel is not there within ``timeout_seconds``; the job goes on, and asking again finds it.
         """
-        query = _query(columns_of(n, convolution), device, seed, options)
+        query = _query(device, seed, options) | _columns_query(n, convolution)
         query |= _layer_query(convolution, relu=relu, residual=residual)
         upload = upload_of("weights", *matrix_and_values(flattened(weights, convolution), tensor, seed))
         if bias is not None:
@@ -131,6 +133,7 @@ class Client:
         model: ModelWeights,
         n: int | None = None,
         *,
+        layers: LayerTable | None = None,
         name: str | None = None,
         device: str = "auto",
         convolution: Convolution | None = None,
@@ -144,15 +147,17 @@ class Client:
     ) -> list[LayerResult]:
         """Tune the layers of a model: a ``.safetensors``, a folder of matrix files, or weights by name.
 
+        ``layers`` gives each layer its own n or convolution, bias and epilogue, in place of those of all layers.
         ``biases`` are those of layers by name, or True: each layer of a ``.safetensors`` has the one beside its weight.
 
-        A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels. Raises
-        BadMatrix where the model cannot be read at all, and the rest as ``tune``.
+        A layer that is wrong, or that has no kernel in the end, has an ``error`` and the others their kernels; what is
+        ``skipped`` comes last. Raises BadMatrix where the model cannot be read at all, and the rest as ``tune``.
         """
         return list(
             self.each_layer(
                 model,
                 n,
+                layers=layers,
                 name=name,
                 device=device,
                 convolution=convolution,
@@ -171,6 +176,7 @@ class Client:
         model: ModelWeights,
         n: int | None = None,
         *,
+        layers: LayerTable | None = None,
         name: str | None = None,
         device: str = "auto",
         convolution: Convolution | None = None,
@@ -187,15 +193,19 @@ class Client:
 
         A kernel that the caller ``has``, by the layer's name and its digest, is not fetched.
         """
-        query = _query(columns_of(n, convolution), device, seed, options)
-        query |= _layer_query(convolution, relu=relu, residual=residual)
-        posted = read_uploads(model, seed, biases)
+        query = _query(device, seed, options)
+        if layers is None:
+            query |= _columns_query(n, convolution)
+            query |= _layer_query(convolution, relu=relu, residual=residual)
+        elif n is not None or convolution is not None or biases or relu or residual:
+            raise BadRequest("layers gives n, convolution, bias, relu and residual of each layer: leave these out")
+        posted = read_uploads(model, seed, biases, layers)
         uploads = {layer: found for layer, found in posted.layers.items() if isinstance(found, Upload)}
         params = {**query, "wait": 0, "name": (name or posted.name)[:NAME_CHARACTERS]}
         ended: dict[str, LayerResult] = {}
         if uploads:
             deadline = _deadline(timeout_seconds)
-            ended = self._again(lambda: self._run_model(list(uploads.values()), params, progress, deadline))
+            ended = self._again(lambda: self._run_model(list(uploads.values()), layers, params, progress, deadline))
         for layer, found in posted.layers.items():
             if not isinstance(found, Upload):
                 yield LayerResult(layer, error=found)
@@ -204,7 +214,10 @@ class Client:
             if result.error is not None or result.digest is None or (has is not None and has(layer, result.digest)):
                 yield result
             else:
-                yield self._with_kernel(result, found, query)
+                row = {} if layers is None else _row_query(layers.row_of(layer))
+                yield self._with_kernel(result, found, {**query, **row})
+        for layer, reason in posted.skipped.items():
+            yield LayerResult(layer, skipped=reason)
 
     def kernel(self, digest: str) -> Kernel:
         """Fetch a finished kernel, and check every byte of its files.
@@ -285,11 +298,18 @@ class Client:
             time.sleep(PAUSE_SECONDS)
 
     def _run_model(
-        self, uploads: list[Upload], params: Mapping[str, Any], progress: LayerProgress | None, deadline: float
+        self,
+        uploads: list[Upload],
+        table: LayerTable | None,
+        params: Mapping[str, Any],
+        progress: LayerProgress | None,
+        deadline: float,
     ) -> dict[str, LayerResult]:
         """Return every layer once all have ended, without the kernels."""
         files = [("matrix", upload.file) for upload in uploads]
         files += [("bias", upload.bias) for upload in uploads if upload.bias is not None]
+        if table is not None:
+            files.append(("layers", table_of(uploads, table)))
         job = parsed(Job, self._connection.ask("POST", "/v1/models", params=params, files=files, deadline=deadline))
         names = layers_by_digest(job, [upload.layer for upload in uploads])
         if not job.is_ended:
@@ -368,8 +388,8 @@ class Client:
             raise ServiceFault(str(error)) from None
 
 
-def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a tuning.
+def _query(device: str, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a tuning, without those of a layer.
 
     Raises BadRequest, and Unsupported for what the service decides itself.
     """
@@ -378,8 +398,20 @@ def _query(n: int, device: str, seed: int, options: Mapping[str, Any]) -> dict[s
     served = {name: getattr(chosen, name) for name in SERVED_OPTIONS}
     if served["cache"] == Options().cache:
         del served["cache"]  # older services lack it
-    check_columns(columns := whole_number("n", n))
-    return {"n": columns, "device": str(device), "seed": whole_number("seed", seed), **served}
+    return {"device": str(device), "seed": whole_number("seed", seed), **served}
+
+
+def _columns_query(n: int | None, convolution: Convolution | None) -> dict[str, Any]:
+    """Return the parameter n. Raises BadRequest."""
+    check_columns(columns := whole_number("n", columns_of(n, convolution)))
+    return {"n": columns}
+
+
+def _row_query(row: LayerSpec) -> dict[str, Any]:
+    """Return the parameters of a layer, of its row of a layer table."""
+    own = {name: value for name, value in row.given.items() if name in ("dtype", "sums", "families")}
+    query = _columns_query(row.n, row.convolution) | _layer_query(row.convolution, relu=row.relu, residual=row.residual)
+    return query | own
 
 
 def _layer_query(convolution: Convolution | None, *, relu: bool, residual: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ from lospmm.matrix.csr import SparseMatrix
 from lospmm.matrix.layers import LayerSource, check_names, folder_of, open_model
 from lospmm.matrix.npz import write_npz
 from lospmm.matrix.readers import MatrixFile, Values
+from lospmm.model.layer_table import ANY, LayerSpec, LayerTable
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.weights import Weights, matrix_and_values
 
@@ -38,10 +39,11 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Uploads:
-    """The layers of a model by name, in its order; or what is wrong with one."""
+    """The layers of a model by name, in its order, or what is wrong with one."""
 
     name: str
     layers: Mapping[str, Upload | BadRequest]
+    skipped: Mapping[str, str] = field(default_factory=dict)  # layers that are not posted, with the reasons
 
 
 def upload_of(layer: str, matrix: SparseMatrix, values: Values) -> Upload:
@@ -66,13 +68,22 @@ def with_bias(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> U
     return replace(upload, bias=(name, file.getvalue(), "application/octet-stream"))
 
 
-def read_uploads(model: ModelWeights, seed: int, biases: Biases = False) -> Uploads:
-    """Read the layers of a model as uploads.
+def table_of(uploads: Sequence[Upload], table: LayerTable) -> tuple[str, bytes, str]:
+    """Return the layer table of some uploads as a file to post, its rows by the names of their files.
+
+    Groups are in the matrices, and biases beside them.
+    """
+    rows = {folder_of(one.layer): replace(table.row_of(one.layer), groups=1, bias=False) for one in uploads}
+    return "layers.json", LayerTable(rows).to_json().encode(), "application/json"
+
+
+def read_uploads(model: ModelWeights, seed: int, biases: Biases = False, table: LayerTable | None = None) -> Uploads:
+    """Read the layers of a model as uploads; those that ``table`` skips are not read.
 
     Raises BadMatrix where no layer can be read at all, BadRequest for wrong names.
     """
     named = biases if isinstance(biases, Mapping) else {}
-    uploads = _read(model, seed, has_own=biases is True)
+    uploads = _read(model, seed, table or LayerTable({ANY: LayerSpec(n=1, bias=biases is True)}))
     if others := named.keys() - uploads.layers.keys():
         raise BadRequest(f"biases: the model has no layer {min(map(str, others))!r:.80}")
     layers = dict(uploads.layers)
@@ -82,30 +93,36 @@ def read_uploads(model: ModelWeights, seed: int, biases: Biases = False) -> Uplo
     return replace(uploads, layers=layers)
 
 
-def _read(model: ModelWeights, seed: int, *, has_own: bool) -> Uploads:
+def _read(model: ModelWeights, seed: int, table: LayerTable) -> Uploads:
+    has_own = any(row.bias for row in table.rows.values())
     if isinstance(model, Mapping):
         if not model:
             raise BadRequest("the model has no layers")
         if wrong := [name for name in model if not isinstance(name, str)]:
             raise BadRequest(f"{wrong[0]!r:.80} is not the name of a layer: give texts")
         check_names(list(model))
+        table.check_used(list(model))
         if has_own:
             raise BadRequest("biases: True takes those of a .safetensors; of weights by name, give biases by name too")
-        return Uploads("model", {name: _upload(name, weights) for name, weights in model.items()})
+        skipped = table.skipped(list(model))
+        named = {name: weights for name, weights in model.items() if name not in skipped}
+        return Uploads("model", {name: _upload(name, own, table) for name, own in named.items()}, skipped)
     opened = model if isinstance(model, LayerSource) else open_model(Path(model), seed=seed)
     if has_own:
         opened.check_biases()
+    table.check_used(opened.names)
+    skipped = table.skipped(opened.names)
     layers: dict[str, Upload | BadRequest] = {
-        name: _of_file(name, found, has_own=has_own) if isinstance(found, MatrixFile) else found
-        for name, found in opened.read()
+        name: _of_file(name, found, table) if isinstance(found, MatrixFile) else found
+        for name, found in opened.read([name for name in opened.names if name not in skipped])
     }
-    return Uploads(opened.name, layers)
+    return Uploads(opened.name, layers, {**skipped, **opened.others})
 
 
-def _of_file(name: str, file: MatrixFile, *, has_own: bool) -> Upload | BadRequest:
-    upload = upload_of(name, file.matrix, file.values)
+def _of_file(name: str, file: MatrixFile, table: LayerTable) -> Upload | BadRequest:
     try:
-        return upload if not has_own or (bias := file.bias) is None else with_bias(upload, bias)
+        upload = upload_of(name, table.row_of(name).matrix(file.matrix), file.values)
+        return upload if (bias := table.bias_of(name, file)) is None else with_bias(upload, bias)
     except BadRequest as error:
         return error
 
@@ -117,9 +134,10 @@ def _biased(upload: Upload, bias: Sequence[float] | NDArray[np.floating]) -> Upl
         return error
 
 
-def _upload(name: str, weights: Weights) -> Upload | BadRequest:
+def _upload(name: str, weights: Weights, table: LayerTable) -> Upload | BadRequest:
     try:
-        return upload_of(name, *matrix_and_values(weights))
+        matrix, values = matrix_and_values(weights)
+        return upload_of(name, table.row_of(name).matrix(matrix), values)
     except BadRequest as error:
         return error
 

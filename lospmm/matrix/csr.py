@@ -89,6 +89,19 @@ class SparseMatrix:
         return hash(self.fingerprint)
 
 
+def block_diagonal(matrix: SparseMatrix, groups: int) -> SparseMatrix:
+    """Return the matrix of a grouped convolution, (m, groups x k): its rows in ``groups`` parts, each beside the last.
+
+    ``groups`` divides m.
+    """
+    if groups == 1:
+        return matrix
+    group = matrix.rows_of_nonzeros() // (matrix.m // groups)
+    check_shape((matrix.m, matrix.k * groups))
+    indices = matrix.indices + group * np.int32(matrix.k)
+    return SparseMatrix(matrix.m, matrix.k * groups, matrix.indptr, indices, matrix.data)
+
+
 def from_coo(
     shape: tuple[int, int], rows: NDArray[np.integer], cols: NDArray[np.integer], values: NDArray[np.floating]
 ) -> SparseMatrix:

@@ -6,8 +6,8 @@ is a layer (of a ``.safetensors`` in it, each weight is one).
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lospmm.errors import BadMatrix, BadRequest, printable
@@ -31,14 +31,16 @@ _READABLE_CHARACTERS, _DIGITS = 60, 16
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """The layers of a model; ``read`` yields those of ``names``, in that order.
+    """The layers of a model; ``read`` yields those of the names that it is given, in the order of ``names``.
 
-    ``has_biases`` says whether the file holds a bias for any of them.
+    ``others`` are the tensors of a ``.safetensors`` that are no layers, with the reasons; ``has_biases`` says whether
+    a bias of any layer is among them.
     """
 
     name: str
     names: tuple[str, ...]
-    read: Callable[[], Iterator[tuple[str, Found]]]
+    read: Callable[[Collection[str]], Iterator[tuple[str, Found]]]
+    others: Mapping[str, str] = field(default_factory=dict)
     has_biases: bool = False
 
     def check_biases(self) -> None:
@@ -55,9 +57,10 @@ def open_model(path: Path, *, seed: int = 0) -> LayerSource:
     parts = [_part(file, seed) for file in _files(path)] if path.is_dir() else [_weights(path)]
     names = tuple(name for part in parts for name in part.names)
 
-    def read() -> Iterator[tuple[str, Found]]:
+    def read(wanted: Collection[str]) -> Iterator[tuple[str, Found]]:
         for part in parts:
-            yield from part.read()
+            if own := [name for name in part.names if name in wanted]:
+                yield from part.read(own)
 
     check_names(names)
     resolved = path.resolve()
@@ -65,6 +68,7 @@ def open_model(path: Path, *, seed: int = 0) -> LayerSource:
         printable(resolved.name if path.is_dir() else resolved.stem) or "model",
         names,
         read,
+        {name: reason for part in parts for name, reason in part.others.items()},
         any(part.has_biases for part in parts),
     )
 
@@ -119,19 +123,23 @@ def _part(file: Path, seed: int) -> LayerSource:
     """Return the layers of one file. A file that is a single layer is read only when its turn comes."""
     if file.suffix.lower() != ".safetensors":
         name = _text(file.stem)
-        return LayerSource(file.name, (name,), lambda: iter([(name, _matrix(file, seed))]))
+        return LayerSource(file.name, (name,), lambda _: iter([(name, _matrix(file, seed))]))
     try:
         return _weights(file)
     except BadMatrix as error:
         wrong = error
-    return LayerSource(file.name, (file.stem,), lambda: iter([(file.stem, wrong)]))
+    return LayerSource(file.name, (file.stem,), lambda _: iter([(file.stem, wrong)]))
 
 
 def _weights(file: Path) -> LayerSource:
     """Return the layers of a ``.safetensors``. Raises BadMatrix."""
-    names = readers.names_of_model(_content(file), file.name)
+    held = readers.tensors_of_model(_content(file), file.name)
     return LayerSource(
-        file.name, tuple(names), lambda: readers.read_model(_content(file), file.name), any(names.values())
+        file.name,
+        tuple(held.weights),
+        lambda wanted: readers.read_model(_content(file), file.name, wanted),
+        held.others,
+        any(held.weights.values()),
     )
 
 

@@ -9,11 +9,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,8 +117,12 @@ def read_bytes(content: Content, name: str, *, tensor: str | None = None, seed: 
     return MatrixFile(_draw(matrix, seed) if values == "drawn" else matrix, values, name)
 
 
-def read_model(content: Content, name: str) -> Iterator[tuple[str, MatrixFile | BadMatrix]]:
+def read_model(
+    content: Content, name: str, wanted: Collection[str] | None = None
+) -> Iterator[tuple[str, MatrixFile | BadMatrix]]:
     """Yield each weight of a ``.safetensors`` by name, or what is wrong with it; layer 2 before layer 10.
+
+    ``wanted`` are the names of those that are read, None: all.
 
     A weight comes with its bias: ``fc.bias`` of ``fc.weight``, ``in_proj_bias`` of ``in_proj_weight``. Raises
     BadMatrix if the file cannot be read or holds no weight.
@@ -126,6 +130,8 @@ def read_model(content: Content, name: str) -> Iterator[tuple[str, MatrixFile | 
     name = _printable(name.replace("\\", "/").rpartition("/")[2]) or "model"
     weights, tensors = _weights(content, name), _tensors(content)
     for tensor in sorted(weights, key=natural):  # the library gives them in any order
+        if wanted is not None and tensor not in wanted:
+            continue
         try:
             yield (
                 tensor,
@@ -135,10 +141,20 @@ def read_model(content: Content, name: str) -> Iterator[tuple[str, MatrixFile | 
             yield tensor, BadMatrix(f"{name}: {printable(str(error))}")
 
 
-def names_of_model(content: Content, name: str) -> dict[str, bool]:
-    """Return the names that ``read_model`` yields and whether each has a bias. Raises BadMatrix."""
+class ModelTensors(NamedTuple):
+    """The tensors of a ``.safetensors``: weights, with whether each has a bias; others, with why they are none."""
+
+    weights: dict[str, bool]
+    others: dict[str, str]
+
+
+def tensors_of_model(content: Content, name: str) -> ModelTensors:
+    """Return all tensors; ``read_model`` yields the weights. Raises BadMatrix."""
     weights, tensors = _weights(content, _printable(name) or "model"), _tensors(content)
-    return {weight: _bias_name(weight) in tensors for weight in sorted(weights, key=natural)}
+    has_bias = {weight: _bias_name(weight) in tensors for weight in sorted(weights, key=natural)}
+    return ModelTensors(
+        has_bias, {one: _why_no_weight(tensors[one]) for one in sorted(tensors, key=natural) if one not in weights}
+    )
 
 
 def no_biases(names: Sequence[str]) -> BadRequest:
@@ -286,6 +302,9 @@ _BEGINNINGS = {
 #: Types of weight tensors, and of their masks, and the NumPy type that their bytes are read as.
 _FLOATS = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8"}
 _MASKS = {**_FLOATS, "BOOL": "?", "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8"}
+#: Why a bias, or whatever else has fewer than two axes, gets no kernel.
+VECTOR = "a vector, no weight"
+
 _NO_WEIGHT = f"holds no weight: a weight is {', '.join(_FLOATS)}, 2-D or 4-D"
 
 
@@ -369,6 +388,13 @@ def _check_header(content: Content, header_end: int) -> None:
 
 def _is_weight(tensor: dict[str, Any]) -> bool:
     return tensor["dtype"] in _FLOATS and len(tensor["shape"]) in (2, 4)
+
+
+def _why_no_weight(tensor: dict[str, Any]) -> str:
+    if len(tensor["shape"]) < 2:
+        return VECTOR
+    takes = f"weights are {', '.join(_FLOATS)}, with 2 axes or 4"
+    return f"{tensor['dtype']} with {len(tensor['shape'])} axes: {takes}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -13,10 +13,11 @@ from typing import Self, TypeVar
 
 from lospmm.artifact import artifact
 from lospmm.errors import BadMatrix, LospmmError
-from lospmm.matrix.layers import Found, LayerSource, folder_of
+from lospmm.matrix.layers import Found, folder_of
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.folder import ModelFolder
+from lospmm.model.folder import Batch, ModelFolder
 from lospmm.model.report import failed, succeeded
+from lospmm.problem.device import DeviceSpec
 from lospmm.settings import settings
 from lospmm.stages import Progress
 from lospmm.store import Store
@@ -33,19 +34,18 @@ Layer = tuple[str, Found]
 Watch = Callable[[str], AbstractContextManager[Progress]]
 
 
-def tune_here(
-    folder: ModelFolder, model: LayerSource, request_of: Callable[[MatrixFile], Request], *, store: Store, watch: Watch
-) -> None:
+def tune_here(folder: ModelFolder, batch: Batch, gpu: DeviceSpec, *, store: Store, watch: Watch) -> None:
     """Tune the layers on this machine in order. Raises ToolchainFault if no report can be written.
 
     While a layer has the GPU, the one before it is written, and those after it are read and searched.
     """
     with ExitStack() as stack:
         session = stack.enter_context(Session(settings().workers))
-        here = _Here(folder, request_of, store, session)
+        here = _Here(folder, partial(batch.request, gpu), store, session)
         endings = stack.enter_context(_Endings())
         reader = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="next layer"))
-        layers = iter(model.read())
+        skipped = batch.skipped
+        layers = iter(batch.model.read([name for name in batch.model.names if name not in skipped]))
         coming = deque([reader.submit(_next_of, layers, here, is_first=True)])
         while (layer := coming.popleft().result()) is not None:
             coming.extend(reader.submit(_next_of, layers, here) for _ in range(AHEAD - len(coming)))
@@ -58,7 +58,7 @@ class _Here:
     """State of tuning on this machine; ``failures`` are those of equal layers, by digest."""
 
     folder: ModelFolder
-    request_of: Callable[[MatrixFile], Request]
+    request_of: Callable[[str, MatrixFile], Request]
     store: Store
     session: Session
     failures: dict[str, LospmmError] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def _next_of(layers: Iterator[Layer], here: _Here, *, is_first: bool = False) ->
     try:
         if isinstance(found, BadMatrix):
             raise found
-        request = here.request_of(found)
+        request = here.request_of(name, found)
         if here.folder.held(name, request.digest) is None and not is_first:
             jobs.search_ahead(request, store=here.store, session=here.session)
     except LospmmError as error:

@@ -16,11 +16,9 @@ from lospmm.artifact.artifact import STALE_SECONDS, Artifact
 from lospmm.errors import BadRequest, ToolchainFault
 from lospmm.matrix.layers import KERNELS_FILE, REPORT_FILE, LayerSource, folder_of
 from lospmm.matrix.readers import MatrixFile
-from lospmm.model.report import LayerReport, ModelReport, launch_table, parse, succeeded
-from lospmm.problem.convolution import Convolution
+from lospmm.model.layer_table import LayerTable
+from lospmm.model.report import LayerReport, ModelReport, launch_table, parse, skipped, succeeded
 from lospmm.problem.device import DeviceSpec
-from lospmm.problem.epilogue import PLAIN, Epilogue, epilogue_of
-from lospmm.problem.problem import Problem
 from lospmm.store import is_locked_alone
 from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
@@ -31,24 +29,23 @@ _SCRATCH = ".report-"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A request for kernels of all layers of a model; ``biases``: each adds the one beside its weight."""
+    """A request for kernels of the layers of a model, each as its row of ``table`` says."""
 
     model: LayerSource
-    n: int
+    table: LayerTable
     device: str
-    convolution: Convolution | None = None
-    epilogue: Epilogue = PLAIN
     options: Options = field(default_factory=Options)
-    biases: bool = False
     seed: int = 0
 
-    def request(self, gpu: DeviceSpec, file: MatrixFile) -> Request:
+    @property
+    def skipped(self) -> dict[str, str]:
+        """What gets no kernel, with the reasons: layers that the table skips, and tensors that are no weights."""
+        return {**self.table.skipped(self.model.names), **self.model.others}
+
+    def request(self, gpu: DeviceSpec, name: str, file: MatrixFile) -> Request:
         """Return the request for the kernel of a layer on ``gpu``. Raises BadRequest, BadMatrix."""
-        epilogue = self.epilogue
-        if self.biases and (bias := file.bias) is not None:
-            epilogue = epilogue_of(bias, relu=epilogue.relu, residual=epilogue.residual)
-        problem = Problem(file.matrix, self.n, gpu, self.convolution, epilogue)
-        return Request(problem, self.options, file.values, self.seed)
+        bias = self.table.bias_of(name, file)
+        return self.table.row_of(name).request(file, bias, gpu, self.options, self.seed)
 
 
 @contextmanager
@@ -85,16 +82,19 @@ class ModelFolder:
         Raises BadRequest for a folder that holds something else, ToolchainFault if it may not be written.
         """
         self.directory, self._batch, self._heard = directory, batch, heard
+        self._skipped = batch.skipped
         self._layers = {layer.name: layer for layer in _former(directory, batch)}
         self._begun = False
-        self._is_spared = any(layer.error is None for layer in self._layers.values())
+        self._is_spared = any(layer.digest is not None and layer.error is None for layer in self._layers.values())
 
     @property
     def report(self) -> ModelReport:
         """The report of the layers that have ended, in the order of the model."""
-        batch = self._batch
-        layers = tuple(self._layers[name] for name in batch.model.names if name in self._layers)
-        return ModelReport(model=batch.model.name, n=batch.n, device=batch.device, layers=layers)
+        batch, reasons = self._batch, self._skipped
+        found = {**self._layers, **{name: skipped(name, folder_of(name), why) for name, why in reasons.items()}}
+        names = [*batch.model.names, *batch.model.others]
+        layers = tuple(found[name] for name in names if name in found)
+        return ModelReport(model=batch.model.name, n=batch.table.n, device=batch.device, layers=layers)
 
     def path(self, name: str) -> Path:
         """Return the folder of a layer."""

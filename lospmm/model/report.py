@@ -17,6 +17,9 @@ from lospmm.gpu.libraries import DENSE_OF
 
 SCHEMA = 1
 
+#: Exit code of a model some of whose layers have kernels, and others have failed.
+PARTIAL = 6
+
 #: The columns of ``kernels.tsv``. The layer is last: its name alone may hold spaces.
 COLUMNS = ("entry", "m", "k", "n", "grid_x", "grid_y", "grid_z", "block", "shared_bytes", "folder", "layer")
 
@@ -52,22 +55,24 @@ class LayerReport:
     advice: str | None = None
     family: str | None = None  # of the choice: dense where cuBLAS is to be called
     error: LayerError | None = None
+    skipped: str | None = None  # why no kernel was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReport:
-    """The layers of a model, with their kernels or errors."""
+    """Every tensor of a model, with its kernel, its error or why it was skipped."""
 
     schema: int = SCHEMA
     model: str
-    n: int
+    n: int | None  # that of all layers; null if they differ
     device: str
     layers: tuple[LayerReport, ...]
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the worst layer; 0 if all have kernels."""
-        return max((layer.error.exit_code for layer in self.layers if layer.error is not None), default=0)
+        """0 if no layer failed, PARTIAL if some did; if no layer has a kernel, the exit code of the worst."""
+        worst = max((layer.error.exit_code for layer in self.layers if layer.error is not None), default=0)
+        return PARTIAL if worst and any(layer.launch is not None for layer in self.layers) else worst
 
     def to_json(self) -> str:
         """Return the report as JSON."""
@@ -122,6 +127,11 @@ def failed(name: str, folder: str, error: LospmmError, digest: str | None = None
     return LayerReport(name=name, folder=folder, digest=digest, error=described)
 
 
+def skipped(name: str, folder: str, reason: str) -> LayerReport:
+    """Return the report of a layer or tensor that no kernel was asked for."""
+    return LayerReport(name=name, folder=folder, skipped=reason)
+
+
 def launch_table(layers: Sequence[LayerReport]) -> str:
     """Return the text of ``kernels.tsv``: ``COLUMNS``, then a line for each layer with a kernel.
 
@@ -137,7 +147,7 @@ def _launched(layer: LayerReport, launch: LaunchConfig) -> tuple[str, ...]:
 
 
 def table(layers: Sequence[LayerReport]) -> list[tuple[str, ...]]:
-    """Return a row for each layer: its name, shape, sparsity, times and advice."""
+    """Return a row for each layer: its name, shape, sparsity, times, and advice or why there is none."""
     return [
         (
             layer.name,
@@ -145,10 +155,16 @@ def table(layers: Sequence[LayerReport]) -> list[tuple[str, ...]]:
             "-" if layer.sparsity is None else f"{layer.sparsity:.1%}",
             _timed_or_not(layer.micros, layer.estimated_micros),
             _timed_or_not(layer.dense_micros, layer.dense_forecast_micros),
-            f"no kernel: {layer.error.type}" if layer.error is not None else layer.advice or "not timed",
+            _advice(layer),
         )
         for layer in layers
     ]
+
+
+def _advice(layer: LayerReport) -> str:
+    if layer.error is not None:
+        return f"no kernel: {layer.error.type}"
+    return layer.advice or "not timed" if layer.skipped is None else f"skipped: {layer.skipped}"
 
 
 def _timed_or_not(micros: float | None, forecast_micros: float | None) -> str:

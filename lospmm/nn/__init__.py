@@ -24,15 +24,19 @@ from lospmm.nn.sparse import restore_, status
 
 if _TYPE_CHECKING:
     from lospmm.nn.sparsify import sparsify_
+    from lospmm.nn.table import layers
 
-__all__ = ["ModelTimes", "Report", "Row", "fused", "load_", "restore_", "save", "sparsify_", "status"]
+__all__ = ["ModelTimes", "Report", "Row", "fused", "layers", "load_", "restore_", "save", "sparsify_", "status"]
+
+#: The module of each name that is imported on first use.
+_HOMES = {"layers": "lospmm.nn.table", "sparsify_": "lospmm.nn.sparsify"}
 
 del _torch
 
 
 def __getattr__(name: str) -> object:
-    """Import ``sparsify_``, and tuning with it, on first use: a program that runs a saved model needs none."""
-    if name != "sparsify_":
+    """Import what needs tuning on first use: a program that runs a saved model needs none."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _extra_needed("tune", "lospmm.nn.sparsify_"):
-        return _import_module("lospmm.nn.sparsify").sparsify_
+    with _extra_needed("tune", f"lospmm.nn.{name}"):
+        return getattr(_import_module(_HOMES[name]), name)

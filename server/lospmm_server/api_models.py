@@ -16,7 +16,7 @@ from lospmm_server.uploads import MAX_LAYERS, received
 
 _BODY = body(
     "A .safetensors, each 2-D or 4-D weight of which is a layer; or matrix files, one a layer; biases: .npy files that "
-    "are called as their layers.",
+    "are called as their layers; layers: a layer table, TOML or JSON, with n or a convolution for each layer.",
     several=True,
     bias=True,
 )
@@ -37,8 +37,11 @@ router = APIRouter(tags=["models"])
 async def post_model(query: Annotated[ModelQuery, Query()], request: Request, behind: Behind, key: KeyName) -> Response:
     """Tune a kernel for each layer of a model. Equal layers are tuned once, and one bad layer fails alone.
 
+    With a layer table each layer has its own n or convolution.
+
     ```sh
     curl -F matrix=@model.safetensors 'localhost:8000/v1/models?n=4096&device=h200'
+    curl -F matrix=@model.safetensors -F layers=@layers.toml 'localhost:8000/v1/models?device=h200'
     curl -F matrix=@fc1.npz -F matrix=@fc2.npz 'localhost:8000/v1/models?n=4096&device=h200&name=mlp'
     ```
     """

@@ -6,7 +6,9 @@ A layer that cannot be read fails alone, with its name and a reason; equal layer
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from starlette.datastructures import UploadFile
 
@@ -14,18 +16,45 @@ from lospmm.errors import BadMatrix, BadRequest, printable
 from lospmm.matrix import readers
 from lospmm.matrix.mapped import Content, content_of
 from lospmm.matrix.readers import MatrixFile
-from lospmm.problem.epilogue import check_rows
+from lospmm.model.layer_table import ANY, LayerSpec, LayerTable, parse_table
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.epilogue import check_rows, epilogue_of
+from lospmm.settings import settings
+from lospmm.tuning.options import Options
 from lospmm.tuning.request import Request
 from lospmm_server.problems import describe
 from lospmm_server.queue import KernelOrder, Layer, ModelOrder
 from lospmm_server.schemas import ModelQuery
-from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS, Received, WantedKernel, bias_of, wanted_of
+from lospmm_server.uploads import (
+    BIAS_FIELD,
+    FIELD,
+    MAX_LAYERS,
+    TABLE_FIELD,
+    Received,
+    bias_of,
+    check_n,
+    device_of,
+    options_of,
+)
 
 #: The most characters of a model's name and of a weight's in the tables.
 NAME_CHARACTERS, WEIGHT_CHARACTERS = 200, 1000
 
-#: A layer's name, and its matrix or what is wrong with it.
-Read = tuple[str, MatrixFile | BadMatrix]
+#: The most characters of the reason for which a layer is skipped.
+REASON_CHARACTERS = 1000
+
+#: A layer's name, and its matrix, what is wrong with it, or why it is skipped.
+Read = tuple[str, MatrixFile | BadMatrix | str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A request for kernels of a model, without its matrices."""
+
+    table: LayerTable
+    device: DeviceSpec
+    options: Options
+    seed: int
 
 
 def read_model(files: Received, query: ModelQuery, order: Callable[[Request], KernelOrder]) -> ModelOrder:
@@ -34,34 +63,41 @@ def read_model(files: Received, query: ModelQuery, order: Callable[[Request], Ke
     Raises BadMatrix if no layer can be read; BadRequest and Unsupported for the rest of the request, such as biases
     when no layer has one.
     """
-    wanted, biases = wanted_of(query), _by_layer(files)
+    wanted, biases = (
+        _Wanted(_table(files.table, query), device_of(query), options_of(query), query.seed),
+        _by_layer(files),
+    )
     layers: list[Layer] = []
     first: BadRequest | None = None
     lacks_biases = query.biases and not biases
-    for name, found in _read(files.matrices, query.seed):
+    for name, found in _read(files.matrices, query.seed, wanted.table):
         if len(layers) == MAX_LAYERS:
             raise BadRequest(f"more than {MAX_LAYERS} layers; post the model in parts")
         if len(name) > WEIGHT_CHARACTERS:
             raise BadRequest(
                 f"the name of a weight, {name[:80]!r}..., has {len(name)} characters; at most {WEIGHT_CHARACTERS}"
             )
-        if isinstance(found, BadMatrix):
+        if isinstance(found, str):
+            layers.append(Layer(name, None, skipped=found[:REASON_CHARACTERS]))
+        elif isinstance(found, BadMatrix):
             first = first or found
             layers.append(Layer(name, None, describe(found)))
         else:
             lacks_biases &= found.beside is None
-            request = _request(found, wanted, biases.get(name), has_own=query.biases)
+            request = _request(name, found, wanted, biases.get(name))
             if isinstance(request, BadRequest):
                 first = first or request
                 layers.append(Layer(name, None, describe(request)))
             else:
                 layers.append(Layer(name, order(request)))
-    if first is not None and all(layer.order is None for layer in layers):
-        raise first
+    wanted.table.check_used([layer.name for layer in layers])
+    if all(layer.order is None for layer in layers):
+        raise first or BadRequest(f"no layer is asked for: {layers[0].name}: {layers[0].skipped}")
     if lacks_biases:
         raise readers.no_biases([layer.name for layer in layers])
     name = query.name or _stem(files.matrices[0].filename or "model")
-    return ModelOrder(_id(name, layers), printable(name)[:NAME_CHARACTERS], wanted.n, wanted.device.name, layers)
+    n = wanted.table.n or 0
+    return ModelOrder(_id(name, layers), printable(name)[:NAME_CHARACTERS], n, wanted.device.name, layers)
 
 
 def _by_layer(files: Received) -> dict[str, UploadFile]:
@@ -80,43 +116,72 @@ def _by_layer(files: Received) -> dict[str, UploadFile]:
     return biases
 
 
-def _request(
-    found: MatrixFile, wanted: WantedKernel, bias: UploadFile | None, *, has_own: bool
-) -> Request | BadRequest:
+def _table(upload: UploadFile | None, query: ModelQuery) -> LayerTable:
+    """Return the layer table that was posted, or that of a query for all layers. Raises BadRequest."""
+    own: dict[str, Any] = {
+        "n": query.n,
+        "conv": query.conv,
+        "bias": query.biases,
+        "relu": query.relu,
+        "residual": query.residual,
+    }
+    given = {name: value for name, value in own.items() if value is not None and value is not False}
+    if upload is None and query.n is None and query.conv is None:
+        raise BadRequest("n is missing: give n, conv or a layer table")
+    if upload is None:
+        table = LayerTable({ANY: LayerSpec(**given)})
+    elif given:
+        raise BadRequest(f"{TABLE_FIELD} says these of each layer: leave out {', '.join(given)}")
+    else:
+        table = parse_table(bytes(content_of(upload.file)), printable(upload.filename or TABLE_FIELD)[:80])
+    for row in table.rows.values():
+        if row.skip is None:
+            check_n(row.columns)
+    return table
+
+
+def _request(name: str, found: MatrixFile, wanted: _Wanted, bias: UploadFile | None) -> Request | BadRequest:
     """Return a layer's request, or why it cannot be tuned, as with a wrong convolution, type or bias.
 
-    ``bias`` is the layer's, or if it ``has_own`` that of its file. Raises BadRequest for parameters that no layer can
-    have.
+    ``bias`` was posted beside it. Raises BadRequest for parameters that no layer can have.
     """
+    row = wanted.table.row_of(name)
     try:
-        if bias is not None:
-            wanted = wanted.with_bias(bias_of(bias))
-        elif has_own and (own := found.bias) is not None:
-            wanted = wanted.with_bias(own)
-        check_rows(wanted.epilogue, found.matrix.m)
+        own = wanted.table.bias_of(name, found) if bias is None else bias_of(bias)
+        check_rows(epilogue_of(own, relu=row.relu, residual=row.residual), found.matrix.m)
     except BadRequest as error:
         return error
     try:
-        return wanted.request(found)
+        request = row.request(found, own, wanted.device, wanted.options, wanted.seed)
+        return request.settled(settings().worker_gpu)
     except BadMatrix as error:
         return error
     except BadRequest as error:
-        if wanted.convolution is None or wanted.convolution.k == found.matrix.k:
-            raise
-        return error
+        if name in wanted.table.rows or (row.convolution is not None and row.convolution.k != found.matrix.k):
+            return error
+        raise
 
 
-def _read(uploads: Sequence[UploadFile], seed: int) -> Iterator[Read]:
+def _read(uploads: Sequence[UploadFile], seed: int, table: LayerTable) -> Iterator[Read]:
     """Yield the layers' matrices. Raises BadMatrix for an unreadable model, BadRequest for equal names."""
-    content = content_of(uploads[0].file)
+    content, file = content_of(uploads[0].file), uploads[0].filename or FIELD
     if len(uploads) == 1 and readers.is_model(content):
-        yield from readers.read_model(content, uploads[0].filename or FIELD)
+        held = readers.tensors_of_model(content, file)
+        skipped = table.skipped(list(held.weights))
+        read = readers.read_model(content, file, [name for name in held.weights if name not in skipped])
+        for name in held.weights:
+            yield (name, skipped[name]) if name in skipped else next(read)
+        yield from held.others.items()
         return
     names = [_stem(upload.filename or FIELD) for upload in uploads]
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadRequest(f"two files are called {min(twice)!r}: a layer is named by its file")
+    skipped = table.skipped(names)
     for position, (name, upload) in enumerate(zip(names, uploads, strict=True)):
-        yield name, _matrix(content_of(upload.file) if position else content, upload.filename or FIELD, seed)
+        if name in skipped:
+            yield name, skipped[name]
+        else:
+            yield name, _matrix(content_of(upload.file) if position else content, upload.filename or FIELD, seed)
 
 
 def _matrix(content: Content, name: str, seed: int) -> MatrixFile | BadMatrix:

@@ -15,7 +15,7 @@ from lospmm_server.faults import LayersFailed
 from lospmm_server.metrics import QueueFigures
 from lospmm_server.problems import describe
 from lospmm_server.schemas import Problem
-from lospmm_server.tables import ENDED, PENDING, events, kernels, layers, models
+from lospmm_server.tables import ENDED, PENDING, SKIPPED, events, kernels, layers, models
 
 #: Failed layers that the error of a model names.
 NAMED_LAYERS = 3
@@ -43,6 +43,7 @@ class LayerState:
     k: int | None
     nnz: int | None
     speedup: float | None  # over dense cuBLAS, where both were timed
+    skipped: str | None  # why no kernel was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,8 @@ def _kernel(row: Any) -> JobRow:
 
 def _model(row: Any, found: Sequence[Any]) -> JobRow:
     states = tuple(_layer(layer) for layer in found)
-    done = sum(layer.state in ENDED for layer in states)
+    asked = [layer.state for layer in states if layer.skipped is None]
+    done = sum(state in ENDED for state in asked)
     state = _state_of(states, is_cancelled=row.cancel)
     return JobRow(
         id=row.id,
@@ -189,9 +191,9 @@ def _model(row: Any, found: Sequence[Any]) -> JobRow:
         started=_since(row.created, min((layer.started for layer in found if layer.started), default=None)),
         ended=_ended(row, found) if state in ENDED else None,
         stage=next((layer.stage for layer in states if layer.state == "running"), None),
-        progress={"layers": (done, len(states))},
-        error=_layers_failed(states) if state == "failed" else None,
-        request={"n": row.n, "device": {"name": row.device}},
+        progress={"layers": (done, len(asked))},
+        error=_layers_failed(states, len(asked)) if state in ("failed", "partial") else None,
+        request={"n": row.n or None, "device": {"name": row.device}},
         layers=states,
     )
 
@@ -209,9 +211,10 @@ def _since(created: datetime, moment: datetime | None) -> datetime | None:
 
 
 def _layer(row: Any) -> LayerState:
+    unread = "failed" if row.skipped is None else SKIPPED
     return LayerState(
         name=row.name,
-        state="failed" if row.bad is not None or row.state is None else row.state,
+        state=unread if row.bad is not None or row.state is None else row.state,
         digest=row.digest,
         stage=row.stage,
         progress=_progress(row.progress or {}),
@@ -220,6 +223,7 @@ def _layer(row: Any) -> LayerState:
         k=row.k,
         nnz=row.nnz,
         speedup=row.speedup,
+        skipped=row.skipped,
     )
 
 
@@ -233,12 +237,15 @@ def _state_of(states: Sequence[LayerState], *, is_cancelled: bool) -> str:
         return "queued"
     if any(state in PENDING for state in found):
         return "running"
+    if "failed" in found and "succeeded" in found:
+        return "partial"
     return next((state for state in ("failed", "cancelled") if state in found), "succeeded")
 
 
 def _model_states() -> sa.Subquery:
     """Return a query of the state of every model."""
     state = sa.case(
+        (layers.c.skipped.is_not(None), SKIPPED),
         (layers.c.error.is_not(None) | kernels.c.state.is_(None), "failed"),
         else_=kernels.c.state,
     )
@@ -252,6 +259,7 @@ def _model_states() -> sa.Subquery:
         (models.c.cancel, "cancelled"),
         ((readable > 0) & (queued == readable), "queued"),
         (count(state.in_(PENDING)) > 0, "running"),
+        ((count(state == "failed") > 0) & (count(state == "succeeded") > 0), "partial"),
         (count(state == "failed") > 0, "failed"),
         (count(state == "cancelled") > 0, "cancelled"),
         else_="succeeded",
@@ -266,7 +274,7 @@ def _layers_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[
     joined = layers.outerjoin(kernels, kernels.c.digest == layers.c.digest)
     of_layer = (layers.c.model, layers.c.name, layers.c.digest, layers.c.m, layers.c.k, layers.c.nnz)
     of_kernel = (kernels.c.state, kernels.c.stage, kernels.c.progress, kernels.c.error, kernels.c.speedup)
-    columns = (*of_layer, layers.c.error.label("bad"), *of_kernel, kernels.c.started, kernels.c.ended)
+    columns = (*of_layer, layers.c.skipped, layers.c.error.label("bad"), *of_kernel, kernels.c.started, kernels.c.ended)
     chosen = sa.select(*columns).select_from(joined).where(layers.c.model.in_(ids))
     found: dict[str, list[Any]] = {}
     for row in connection.execute(chosen.order_by(layers.c.model, layers.c.position)):
@@ -274,13 +282,13 @@ def _layers_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[
     return found
 
 
-def _layers_failed(states: Sequence[LayerState]) -> Problem:
+def _layers_failed(states: Sequence[LayerState], asked: int) -> Problem:
     failed = [layer for layer in states if layer.state == "failed"]
     named = "; ".join(
         f"{layer.name}: {layer.error.detail if layer.error else 'lost'}" for layer in failed[:NAMED_LAYERS]
     )
     more = f"; and {len(failed) - NAMED_LAYERS} more" if len(failed) > NAMED_LAYERS else ""
-    return describe(LayersFailed(f"{len(failed)} of {len(states)} layers have no kernel: {named}{more}"))
+    return describe(LayersFailed(f"{len(failed)} of {asked} layers have no kernel: {named}{more}"))
 
 
 def _progress(content: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:

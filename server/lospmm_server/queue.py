@@ -48,11 +48,12 @@ class KernelOrder:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer of a model: its order, or the problem of one that could not be read."""
+    """A layer of a model: its order, the problem of one that could not be read, or why it is skipped."""
 
     name: str
     order: KernelOrder | None
     error: Problem | None = None
+    skipped: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class ModelOrder:
 
     id: str
     name: str
-    n: int
+    n: int  # 0: those of its layers differ
     device: str
     layers: Sequence[Layer]
 
@@ -360,6 +361,7 @@ def _layer_row(model: str, position: int, layer: Layer) -> Json:
         "digest": None if layer.order is None else layer.order.digest,
         **{side: request.get(side) for side in ("m", "k", "nnz")},
         "error": None if layer.error is None else layer.error.model_dump(),
+        "skipped": layer.skipped,
     }
 
 

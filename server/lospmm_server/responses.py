@@ -15,7 +15,16 @@ from lospmm.artifact.artifact import BIAS_FILE, MATRIX_FILE, SOURCE_FILES, SPACE
 from lospmm_server.faults import RETRY_SECONDS
 from lospmm_server.problems import problem_response
 from lospmm_server.queries import JobRow, LayerState
-from lospmm_server.schemas import JobLinks, JobList, JobState, JobView, KernelLinks, LayerView, StageProgress
+from lospmm_server.schemas import (
+    JobLinks,
+    JobList,
+    JobState,
+    JobView,
+    KernelLinks,
+    LayerStage,
+    LayerView,
+    StageProgress,
+)
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
@@ -152,10 +161,11 @@ def _layer(layer: LayerState) -> LayerView:
     has_kernel = layer.digest is not None and layer.state == JobState.SUCCEEDED
     return LayerView(
         name=layer.name,
-        state=JobState(layer.state),
+        state=LayerStage(layer.state),
         stage=layer.stage,
         progress=_progress(layer.progress),
         error=layer.error,
+        skipped=layer.skipped,
         m=layer.m,
         k=layer.k,
         nnz=layer.nnz,

@@ -10,17 +10,22 @@ from fastapi.exceptions import RequestValidationError
 from lospmm_server import problems
 from lospmm_server.negotiation import negotiate
 from lospmm_server.responses import BINARY, JSON
-from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS
+from lospmm_server.uploads import BIAS_FIELD, FIELD, MAX_LAYERS, TABLE_FIELD
 
 FILE = {"type": "string", "format": "binary"}
 
 
 def body(description: str, *, several: bool = False, bias: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI of a body: a file, or a form with one or several, or with a bias beside each."""
+    """Return the OpenAPI of a body: a file, or a form with one, or with several and a layer table.
+
+    With ``bias`` there may be one beside each.
+    """
     files = {"type": "array", "items": FILE, "maxItems": MAX_LAYERS}
     fields = {FIELD: {**files, "minItems": 1} if several else FILE}
     if bias:
         fields[BIAS_FIELD] = files if several else FILE
+    if several:
+        fields[TABLE_FIELD] = FILE
     form = {"schema": {"type": "object", "properties": fields, "required": [FIELD]}}
     content = {"multipart/form-data": form, BINARY: {"schema": FILE}}
     return {"requestBody": {"required": True, "description": description, "content": content}}

@@ -140,6 +140,12 @@ class ModelQuery(TuningQuery):
         description="What the model is called; else as its file is.",
         examples=["resnet50"],
     )
+
+    @field_validator("n")
+    @classmethod
+    def _known(cls, n: int | None, info: ValidationInfo) -> int | None:  # noqa: ARG003
+        return n  # a layer table may say it of each layer
+
     biases: bool = Field(
         default=False,
         description="Each kernel adds the bias that lies beside its weight in the .safetensors: fc.bias of fc.weight.",
@@ -166,8 +172,20 @@ class JobState(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
+    PARTIAL = "partial"  # a model some of whose layers have kernels, and others have failed
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class LayerStage(StrEnum):
+    """The state of a model's layer: that of its kernel's job, or skipped."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
 
 
 class StageProgress(BaseModel):
@@ -181,10 +199,11 @@ class LayerView(BaseModel):
     """A layer of a model."""
 
     name: str = Field(examples=["encoder.0.weight"])
-    state: JobState
+    state: LayerStage
     stage: str | None
     progress: dict[str, StageProgress]
     error: Problem | None = Field(description="Why it has no kernel; the other layers go on.")
+    skipped: str | None = Field(description="Why no kernel was asked for.")
     m: int | None
     k: int | None
     nnz: int | None

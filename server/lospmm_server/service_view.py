@@ -69,6 +69,7 @@ def _layer(layer: LayerState) -> LayerPage:
     return LayerPage(
         name=layer.name,
         state=layer.state,
+        skipped=layer.skipped,
         digest=layer.digest,
         stage=layer.stage,
         error=layer.error,

@@ -10,8 +10,11 @@ import sqlalchemy as sa
 
 #: States of jobs that wait for a worker or have one, and of ended ones.
 PENDING = ("queued", "running")
-ENDED = ("succeeded", "failed", "cancelled")
+ENDED = ("succeeded", "partial", "failed", "cancelled")
 STATES = (*PENDING, *ENDED)
+
+#: The state of a model's layer that no kernel was asked for.
+SKIPPED = "skipped"
 
 
 class Utc(sa.types.TypeDecorator[datetime]):
@@ -70,7 +73,7 @@ models = sa.Table(
     sa.Column("id", sa.String(64), primary_key=True),
     sa.Column("turn", _id, nullable=False, index=True),
     sa.Column("name", sa.String(200), nullable=False),
-    sa.Column("n", sa.Integer, nullable=False),
+    sa.Column("n", sa.Integer, nullable=False, doc="columns of B; 0: those of layers differ"),
     sa.Column("device", sa.String(80), nullable=False),
     sa.Column("key", sa.String(80), nullable=False),
     sa.Column("cancel", sa.Boolean, nullable=False),
@@ -88,6 +91,7 @@ layers = sa.Table(
     sa.Column("k", sa.Integer),
     sa.Column("nnz", sa.Integer),
     sa.Column("error", _json, doc="the problem of a layer that could not be read"),
+    sa.Column("skipped", sa.String(1000), doc="why no kernel was asked for"),
 )
 
 events = sa.Table(

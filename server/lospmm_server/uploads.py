@@ -1,7 +1,7 @@
 """Bodies of POST requests: matrix files, raw or as form fields, within limits of size and time.
 
 Matrices are the fields ``matrix``. Beside them a form may have biases, each a ``.npy`` with a number for each row of
-a matrix.
+a matrix; that of a model a layer table.
 
 FastAPI's own ``max_body_size`` is not used: for a Content-Length it answers with plain text instead of problem+json.
 """
@@ -40,6 +40,7 @@ NO_GPU = "none"
 
 FIELD = "matrix"
 BIAS_FIELD = "bias"
+TABLE_FIELD = "layers"
 
 #: Bytes that a form may add to each file: boundaries and headers.
 FORM_BYTES = 1 << 16
@@ -62,6 +63,7 @@ class Received:
 
     matrices: Sequence[UploadFile]
     biases: Sequence[UploadFile] = ()
+    table: UploadFile | None = None
 
 
 def received(request: Request, *, files: int = 1) -> AbstractAsyncContextManager[Received]:
@@ -115,11 +117,20 @@ class WantedKernel:
 def wanted_of(query: TuningQuery) -> WantedKernel:
     """Return the request of a query. Raises BadRequest and Unsupported."""
     convolution = None if query.conv is None else parse_convolution(query.conv)
-    n = columns_of(query.n, convolution)
+    check_n(n := columns_of(query.n, convolution))
+    epilogue = Epilogue(None, query.relu, query.residual)
+    return WantedKernel(n, convolution, epilogue, device_of(query), options_of(query), query.seed)
+
+
+def check_n(n: int) -> None:
+    """Raise BadRequest for more columns of B than the service takes."""
     if n > settings().max_n:
         raise BadRequest(f"n is {n}, more than the {settings().max_n} that LOSPMM_MAX_N allows")
-    epilogue = Epilogue(None, query.relu, query.residual)
-    options = Options(
+
+
+def options_of(query: TuningQuery) -> Options:
+    """Return the options of a query. Raises BadRequest."""
+    return Options(
         emitter=query.emitter,
         verify=query.verify,
         dtype=query.dtype,
@@ -127,7 +138,6 @@ def wanted_of(query: TuningQuery) -> WantedKernel:
         families=query.families,
         cache=query.cache,
     )
-    return WantedKernel(n, convolution, epilogue, _device(query.device), options, query.seed)
 
 
 def check_worker_gpu(name: str | None) -> None:
@@ -151,9 +161,9 @@ def offered_devices() -> list[DeviceSpec]:
     return [device for device in DEVICES.values() if has_arch(toolkit, device.arch)]
 
 
-def _device(name: str) -> DeviceSpec:
-    """Return a device of the table: a client must not make the service open device files."""
-    workers = settings().worker_gpu
+def device_of(query: TuningQuery) -> DeviceSpec:
+    """Return a device of the table: a client must not make the service open device files. Raises BadRequest."""
+    name, workers = query.device, settings().worker_gpu
     chosen = workers if name == "auto" else name
     if chosen is None:
         try:
@@ -189,24 +199,26 @@ async def _written(request: Request, limit: int) -> UploadFile:
 
 @asynccontextmanager
 async def _from_form(request: Request, limit: int, files: int) -> AsyncIterator[Received]:
-    most = 2 * files  # one bias each
+    most = 2 * files + (files > 1)  # a bias each, and a model's layer table
     body = body_within(request, limit + FORM_BYTES * most)
     form = await form_of(request.headers, body, max_files=most)
     try:
-        uploads, biases = (
+        uploads, biases, tables = (
             [upload for upload in form.getlist(field) if isinstance(upload, UploadFile)]
-            for field in (FIELD, BIAS_FIELD)
+            for field in (FIELD, BIAS_FIELD, TABLE_FIELD)
         )
-        others = len(form.multi_items()) - len(uploads)
-        if not 1 <= len(uploads) <= files or others != len(biases) or others > len(uploads):
+        others = len(form.multi_items()) - len(uploads) - len(tables)
+        fits = 1 <= len(uploads) <= files and others == len(biases) <= len(uploads)
+        if not fits or len(tables) > (files > 1):
             count = "one file" if files == 1 else f"1 to {files} files"
             beside = f", and perhaps {'one' if files == 1 else 'one for each'} in {BIAS_FIELD!r}"
+            beside += "" if files == 1 else f" and one in {TABLE_FIELD!r}"
             raise HTTPException(
                 400, f"expected {count}, in the field {FIELD!r}, as curl -F {FIELD}=@W.npz sends it{beside}"
             )
-        if sum(upload.size or 0 for upload in (*uploads, *biases)) > limit:
+        if sum(upload.size or 0 for upload in (*uploads, *biases, *tables)) > limit:
             raise _too_large()
-        yield Received(uploads, biases)
+        yield Received(uploads, biases, tables[0] if tables else None)
     finally:
         await form.close()
 

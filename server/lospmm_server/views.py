@@ -12,7 +12,7 @@ from lospmm.artifact.artifact import Artifact
 from lospmm_server.schemas import KernelQuery, Problem
 
 PENDING = ("queued", "running")
-STATES = (*PENDING, "succeeded", "failed", "cancelled")
+STATES = (*PENDING, "succeeded", "partial", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class LayerPage:
     k: int | None = None
     nnz: int | None = None
     speedup: float | None = None  # over dense cuBLAS in fp32, where both were timed
+    skipped: str | None = None  # why no kernel was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

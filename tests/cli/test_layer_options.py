@@ -53,7 +53,7 @@ def test_layers_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
     np.save(tmp_path / "model" / "other.npy", WEIGHTS[:, :20])
     out = tmp_path / "out"
     answer = lospmm_command("tune-model", tmp_path / "model", "--conv", CONV, "--relu", "--out", out, *H200, "--json")
-    assert answer.status == 2  # the other has no such window
+    assert answer.status == 6  # the other has no such window
     layers = {layer["name"]: layer for layer in json.loads(answer.out)["layers"]}
     assert layers["one"]["error"] is None
     assert "the weights have 20 columns" in layers["other"]["error"]["message"]
@@ -80,7 +80,7 @@ def test_biases_of_a_model(lospmm_command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("tune-model", tmp_path / "net.safetensors", "--n", 8, *H200, "--out", out, "--biases", "--json")
     answer = lospmm_command(*words)
-    assert answer.status == 2
+    assert answer.status == 6
     layers = {layer["name"]: layer for layer in json.loads(answer.out)["layers"]}
     assert layers["short.weight"]["error"]["message"] == "the bias has 3 numbers, and the weights 4 rows"
     b = np.random.default_rng(0).standard_normal((24, 8)).astype(np.float32)

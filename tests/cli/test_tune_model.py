@@ -18,6 +18,7 @@ from lospmm.artifact.artifact import Artifact
 from lospmm.errors import NothingFits, VerificationFailed, printable
 from lospmm.matrix.layers import open_model
 from lospmm.model.folder import Batch, ModelFolder, alone_in
+from lospmm.model.layer_table import ANY, LayerSpec, LayerTable
 from lospmm.model.report import COLUMNS
 from lospmm.tuning import jobs
 from lospmm.tuning.request import Request
@@ -90,10 +91,12 @@ def test_every_weight_has_a_folder(tune_model: Callable[..., Answer], model: Pat
     assert {path.name for path in out.iterdir()} == {"fc.0", "fc.1", "fc.2", "conv", "report.json", "kernels.tsv"}
     heads, *rows = answer.out.splitlines()
     assert heads.split() == ["layer", "shape", "sparsity", "us", "dense", "us", "advice"]
-    assert [row.split()[0] for row in rows] == ["conv", "fc.0", "fc.1", "fc.2"]
-    assert all(row.endswith("not timed") and " ~" in row for row in rows)
+    assert [row.split()[0] for row in rows[:-1]] == ["conv", "fc.0", "fc.1", "fc.2"]
+    assert all(row.endswith("not timed") and " ~" in row for row in rows[:-1])
+    assert rows[-1] == "and 1 vector, as biases are, in report.json"
     report = report_in(out)
     assert (report["model"], report["n"], report["device"]) == ("net", 32, "h200")
+    assert report["layers"].pop()["skipped"] == "a vector, no weight"
     for layer in report["layers"]:
         kernel = artifact.read(out / layer["folder"])
         for name in ("cubin_sha256", "launch", "m", "k", "n", "nnz"):
@@ -173,7 +176,7 @@ def test_a_layer_is_written_down_while_the_next_one_is_tuned(
     monkeypatch.setattr(jobs, "chosen", watched)
     assert tune_model(model, "--quiet").status == 0
     assert len(set(begun)) == 3 and ended == begun
-    assert [layer["error"] for layer in report_in(tmp_path / "out")["layers"]] == [None] * 4
+    assert [layer["error"] for layer in report_in(tmp_path / "out")["layers"]] == [None] * 5
 
 
 def test_a_run_that_was_stopped_goes_on(
@@ -192,7 +195,7 @@ def test_a_run_that_was_stopped_goes_on(
     monkeypatch.setattr(jobs, "chosen", stopped)
     with pytest.raises(Killed):
         tune_model(model, "--quiet")
-    assert [layer["name"] for layer in report_in(tmp_path / "out")["layers"]] == ["conv"]
+    assert [layer["name"] for layer in report_in(tmp_path / "out")["layers"]] == ["conv", "bias"]
     assert tune_model(model, "--quiet").status == 0
     assert asked == [8, 4, 4, 4, 4]
     shutil.rmtree(tmp_path / "out" / "conv")
@@ -203,7 +206,7 @@ def test_a_run_that_was_stopped_goes_on(
     monkeypatch.setattr(artifact, "write", killed)
     with pytest.raises(Killed):
         tune_model(model, "--quiet")
-    assert len(report_in(tmp_path / "out")["layers"]) == 4, "what is known of the others is not forgotten"
+    assert len(report_in(tmp_path / "out")["layers"]) == 5, "what is known of the others is not forgotten"
     monkeypatch.setattr(artifact, "write", write)
     asked.clear()
     assert tune_model(model, "--quiet").status == 0
@@ -215,7 +218,7 @@ def test_bad_layers_fail_alone_and_the_worst_decides(
 ) -> None:
     save_file({"good": WEIGHTS, "nan": np.full((4, 4), np.nan, np.float32)}, tmp_path / "net.safetensors")
     answer = tune_model(tmp_path / "net.safetensors", "--quiet")
-    assert answer.status == 2
+    assert answer.status == 6
     assert answer.error == "layer nan: net.safetensors: row 0, column 0: nan is not a finite float32"
     assert answer.out.splitlines()[2].endswith("no kernel: BadMatrix")
     good, bad = report_in(tmp_path / "out")["layers"]
@@ -246,7 +249,7 @@ def test_a_folder_of_matrices(tune_model: Callable[..., Answer], tmp_path: Path)
     for ignored in ("config.json", ".hidden.npy", "README.md"):
         (folder / ignored).write_text("{}")
     answer = tune_model(folder, "--seed", 4, "--json", "--quiet")
-    assert answer.status == 2
+    assert answer.status == 6
     assert len(answer.err.splitlines()) == 2
     report = json.loads(answer.out)
     assert report["model"] == "layers.v1"
@@ -318,7 +321,7 @@ def test_a_wrong_command_leaves_a_model_as_it_is(
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     answer = tune_model(model, "--quiet", "--json", "--conv", "1x7x9x9,3x3")
     assert answer.status == 2
-    assert all(layer["error"] for layer in json.loads(answer.out)["layers"])
+    assert all(layer["error"] for layer in json.loads(answer.out)["layers"][:4])
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
     assert tune_model(model, "--quiet", "--conv", "1x7x9x9,3x3", out=tmp_path / "new").status == 2
     assert json.loads((tmp_path / "new" / "report.json").read_text())["layers"]
@@ -335,7 +338,7 @@ def test_folders_of_others_are_left_alone(tune_model: Callable[..., Answer], mod
     (out / "fc.1").mkdir()
     (out / "fc.1" / "notes").write_text("years")
     answer = tune_model(model, "--quiet", out=out)
-    assert (answer.status, "layer fc.1: " in answer.error) == (2, True)
+    assert (answer.status, "layer fc.1: " in answer.error) == (6, True)
     assert "holds something else than a kernel" in answer.error
     assert (out / "fc.1" / "notes").read_text() == "years"
     assert artifact.read(out / "fc.2")
@@ -388,7 +391,7 @@ def test_what_a_killed_writer_left_is_removed(model: Path, tmp_path: Path) -> No
     for age, name in ((0, "0" * 16), (3600, "1" * 16)):
         (out / f".report-{name}").write_text("{")
         os.utime(out / f".report-{name}", (out.stat().st_mtime - age,) * 2)
-    folder = ModelFolder(out, Batch(open_model(model), 4, "h200"), lambda _layer: None)
+    folder = ModelFolder(out, Batch(open_model(model), LayerTable({ANY: LayerSpec(n=4)}), "h200"), lambda _layer: None)
     folder._write()
     assert {path.name for path in out.iterdir()} == {"report.json", "kernels.tsv", f".report-{'0' * 16}"}
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save as save_tensors
 
 from lospmm.errors import BadMatrix
 from lospmm.matrix.csr import from_dense
-from lospmm.matrix.readers import names_of_model, read, read_bytes, read_model
+from lospmm.matrix.readers import read, read_bytes, read_model, tensors_of_model
 from tests.fixtures.files import WEIGHTS, saved, smtx
 from tests.fixtures.real_layers import REAL_LAYERS, needs_real_layers
 
@@ -147,7 +147,7 @@ def test_a_weight_and_its_mask_are_one_layer(kind):
     tensors = {"conv.weight_orig": weights, "conv.weight_mask": kept.astype(kind)}
     tensors |= {"conv.bias_orig": bias, "conv.bias_mask": kept_bias.astype(np.float32)}
     content = save_tensors(tensors | {"fc.weight": np.eye(2, dtype=np.float32)})
-    assert names_of_model(content, "m.safetensors") == {"conv.weight": True, "fc.weight": False}
+    assert tensors_of_model(content, "m.safetensors").weights == {"conv.weight": True, "fc.weight": False}
     masked = from_dense((weights * kept).reshape(6, 36))
     assert read_bytes(content, "m.safetensors", tensor="conv.weight").matrix == masked
     layers = dict(read_model(content, "m.safetensors"))
@@ -166,7 +166,7 @@ def test_a_weight_and_its_mask_are_one_layer(kind):
 )
 def test_what_is_no_mask_of_a_weight_is_a_weight(others):
     content = save_tensors({"w_orig": np.eye(2, dtype=np.float32), **others})
-    assert set(names_of_model(content, "m.safetensors")) == {"w_orig", *others}
+    assert set(tensors_of_model(content, "m.safetensors").weights) == {"w_orig", *others}
 
 
 @pytest.mark.parametrize("name", ["layer.npy", "upload", "", "layer.bin", "a/b/LAYER.NPY", "C:\\x\\layer.npy"])

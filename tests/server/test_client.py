@@ -26,6 +26,7 @@ from lospmm.client.client import Client, _query
 from lospmm.client.connection import Gone
 from lospmm.errors import BadMatrix, BadRequest, BadSettings, LospmmError, ServiceFault, Unsupported
 from lospmm.matrix.csr import from_dense
+from lospmm.matrix.readers import VECTOR
 from lospmm.tuning.options import SERVED_OPTIONS
 from lospmm_server import keys, problems
 from lospmm_server.database import open_database
@@ -97,9 +98,9 @@ def test_options_of_the_service(client: Client) -> None:
 
 def test_a_parameter_that_came_later_is_asked_for_where_it_matters() -> None:
     """An older service refuses what it does not know."""
-    assert "cache" not in _query(16, "h200", 0, {}) and "cache" not in _query(16, "h200", 0, {"cache": "cold"})
-    assert _query(16, "h200", 0, {"cache": "network"})["cache"] == "network"
-    assert set(SERVED_OPTIONS) - {"cache"} < set(_query(16, "h200", 0, {}))
+    assert "cache" not in _query("h200", 0, {}) and "cache" not in _query("h200", 0, {"cache": "cold"})
+    assert _query("h200", 0, {"cache": "network"})["cache"] == "network"
+    assert set(SERVED_OPTIONS) - {"cache"} < set(_query("h200", 0, {}))
 
 
 def test_every_page_of_jobs(client: Client) -> None:
@@ -155,7 +156,8 @@ def test_biases_of_a_model(client: Client, tmp_path: Path) -> None:
     assert not found[1].kernel.manifest["epilogue"]["bias"]
     assert [type(layer.error) for layer in found[2:]] == [BadRequest, BadRequest]
     save_file({"fc.weight": weights(1), "fc.bias": bias}, tmp_path / "net.safetensors")
-    (biased,) = client.tune_model(tmp_path / "net.safetensors", 64, device="h200", biases=True)
+    biased, other = client.tune_model(tmp_path / "net.safetensors", 64, device="h200", biases=True)
+    assert (other.name, other.skipped) == ("fc.bias", VECTOR)
     assert biased.digest == found[0].digest
     with pytest.raises(BadRequest, match="biases: the model has no layer 'other'"):
         client.tune_model(layers, 64, device="h200", biases={"other": bias})

@@ -136,7 +136,7 @@ def test_a_model_by_a_service(run: Command, port: int, model: Path, tmp_path: Pa
     out, address = tmp_path / "kernels", ("--server", f"http://127.0.0.1:{port}")
     command = ("tune-model", model, "--n", 16, *address, "--out", out)
     first = run(*command, *H200, cache=tmp_path / "own")
-    assert first.status == 2
+    assert first.status == 6
     assert "error: layer nan: net.safetensors: row 0, column 0: nan is not a finite float32\n" in first.err
     assert "b/c: succeeded\n" in first.err
     layers = {layer["name"]: layer for layer in json.loads((out / "report.json").read_text())["layers"]}
@@ -148,7 +148,7 @@ def test_a_model_by_a_service(run: Command, port: int, model: Path, tmp_path: Pa
     before = {path: path.stat().st_ino for path in out.iterdir() if path.is_dir()}
     (out / "a" / "kernel.cubin").write_bytes(b"damaged")
     second = run(*command, *H200, "--json", "--quiet", cache=tmp_path / "own")
-    assert second.status == 2
+    assert second.status == 6
     assert {layer["name"]: layer for layer in json.loads(second.out)["layers"]} == layers
     assert {path.name for path in before if path.stat().st_ino != before[path]} == {"a"}
     assert artifact.read(out / "a")
@@ -171,7 +171,7 @@ def test_a_model_with_its_biases_by_a_service(run: Command, port: int, tmp_path:
     address, out, cache = f"http://127.0.0.1:{port}", tmp_path / "out", tmp_path / "own"
     command = ("tune-model", tmp_path / "net.safetensors", "--n", 16, "--biases", "--server", address, "--json")
     done = run(*command, *H200, "--quiet", "--out", out, cache=cache)
-    assert done.status == 2
+    assert done.status == 6
     layers = {layer["name"]: layer for layer in json.loads(done.out)["layers"]}
     refused = {name: layer["error"]["message"] for name, layer in layers.items() if layer["error"] is not None}
     assert refused == {
@@ -265,3 +265,31 @@ def test_a_command_that_is_stopped_leaves_its_job(
         with Client(address) as client:
             (job,) = client.jobs()
             assert job.attempts == 1
+
+
+def test_a_layer_table_by_a_service_is_that_of_here(run: Command, port: int, tmp_path: Path) -> None:
+    """A grouped convolution with a bias, a product and a layer left out: the same report and kernels either way."""
+    rng = np.random.default_rng(0)
+    window = np.where(rng.random((4, 2, 3, 3)) < 0.5, rng.normal(size=(4, 2, 3, 3)), 0).astype(np.float32)
+    bias = np.linspace(-1, 1, 4, dtype=np.float32)
+    tensors = {"conv/1.weight": window, "conv/1.bias": bias, "fc.weight": weights(1), "head.weight": weights(2)}
+    save_file(tensors, tmp_path / "net.safetensors")
+    table = {
+        "conv/1.weight": {"conv": "2x4x6x6,3x3,padding=1", "groups": 2, "bias": True},
+        "fc.*": {"n": 24, "dtype": "float16"},
+        "head.weight": {"skip": "its output is small"},
+    }
+    (tmp_path / "layers.json").write_text(json.dumps({"layers": table}))
+    command = ("tune-model", tmp_path / "net.safetensors", "--layers", tmp_path / "layers.json", *H200, "--quiet")
+    here = run(*command, "--json", "--out", tmp_path / "here")
+    assert here.status == 0, here.err
+    there = run(*command, "--json", "--out", tmp_path / "there", "--server", f"http://127.0.0.1:{port}")
+    assert (there.status, there.out) == (0, here.out), there.err
+    report = json.loads(here.out)
+    layers = {layer["name"]: layer for layer in report["layers"]}
+    assert (report["n"], layers["conv/1.weight"]["n"], layers["conv/1.weight"]["k"]) == (None, 72, 36)
+    assert (layers["fc.weight"]["n"], layers["head.weight"]["skipped"]) == (24, "its output is small")
+    shown = run(*command, "--out", tmp_path / "here").out.splitlines()
+    assert shown[-2].endswith("skipped: its output is small") and shown[-1].startswith("and 1 vector")
+    refused = run(*command, "--out", tmp_path / "no", "--n", 8, "--relu")
+    assert (refused.status, refused.error) == (2, "--layers gives these of each layer: leave out --n, --relu")

@@ -49,7 +49,7 @@ def test_a_model_shows_its_layers(client: TestClient) -> None:
     text = page(client, f"/jobs/{response.json()['id']}").text
     assert "Model two" in text and "good" in text and "succeeded 4 x 12" in text and "not timed" in text
     assert "bad" in text and "failed" in text
-    assert "Model two failed 2 of 2 layers" in page(client, "/").text
+    assert "Model two partial 2 of 2 layers" in page(client, "/").text
 
 
 def test_what_only_begins_as_an_id_is_none(idle_client: TestClient) -> None:

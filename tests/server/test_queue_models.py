@@ -37,7 +37,7 @@ class TestModels:
         queue.finish(database, claimed(database), {})
         assert queue.claim(database, "worker", "") is None
         job = self.job(database, posted)
-        assert (job.state, job.progress) == ("failed", {"layers": (4, 4)})
+        assert (job.state, job.progress) == ("partial", {"layers": (4, 4)})
         assert [layer.state for layer in job.layers] == ["succeeded", "failed", "succeeded", "succeeded"]
         assert job.error.detail == "1 of 4 layers have no kernel: layer1: not a matrix"
 
@@ -110,7 +110,7 @@ class TestModels:
             ([], "queued"),
             (["succeeded"], "running"),
             (["succeeded", "succeeded"], "succeeded"),
-            (["succeeded", "failed"], "failed"),
+            (["succeeded", "failed"], "partial"),
             (["cancelled", "failed"], "failed"),
             (["cancelled", "succeeded"], "cancelled"),
         ],

@@ -72,8 +72,8 @@ def test_a_bias_stands_beside_one_matrix(shared: TestClient) -> None:
     assert answer.json()["detail"] == "Too many files. Maximum number of files is 2."
 
 
-def post_model(client: TestClient, files: list[Any], query: str = "") -> Any:
-    return client.post(f"/v1/models?device=h200&n=8&wait=60{query}", files=files)
+def post_model(client: TestClient, files: list[Any], query: str = "&n=8") -> Any:
+    return client.post(f"/v1/models?device=h200&wait=60{query}", files=files)
 
 
 def bias_file(name: str, bias: np.ndarray) -> tuple[str, tuple[str, bytes]]:
@@ -97,13 +97,14 @@ def test_biases_of_a_safetensors(shared: TestClient) -> None:
     tensors = {"a.weight": WEIGHTS, "a.bias": BIAS, "b.weight": WEIGHTS, "c.weight": WEIGHTS, "c.bias": BIAS[:3]}
     tensors |= {"d.weight": WEIGHTS, "d.bias": BIAS.astype(np.int8)}
     files = [("matrix", ("net.safetensors", save_tensors(tensors)))]
-    layers = {layer["name"]: layer for layer in post_model(shared, files, "&biases=true").json()["layers"]}
+    layers = {layer["name"]: layer for layer in post_model(shared, files, "&n=8&biases=true").json()["layers"]}
     assert shared.get(layers["a.weight"]["kernel"]).json()["epilogue"]["bias"]
     assert not shared.get(layers["b.weight"]["kernel"]).json()["epilogue"]["bias"]
     assert layers["c.weight"]["error"]["detail"] == "the bias has 3 numbers, and the weights 4 rows"
     assert "tensor 'd.bias' is I8 of shape [4]" in layers["d.weight"]["error"]["detail"]
     plain = {layer["name"]: layer["kernel"] for layer in post_model(shared, files).json()["layers"]}
-    assert plain == dict.fromkeys(plain, layers["b.weight"]["kernel"])
+    kernel = layers["b.weight"]["kernel"]
+    assert plain == {name: kernel if name.endswith("weight") else None for name in tensors}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_biases_of_no_layer(shared: TestClient, files: list[Any], words: str) ->
     ],
 )
 def test_biases_that_no_layer_has(idle_client: TestClient, files: list[Any]) -> None:
-    answer = post_model(idle_client, files, "&biases=true")
+    answer = post_model(idle_client, files, "&n=8&biases=true")
     assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
     assert answer.json()["detail"].startswith("biases: no layer has one beside its weight")
     assert idle_client.get("/v1/jobs").json()["jobs"] == []
@@ -152,7 +153,7 @@ def test_the_layers_of_a_model(shared: TestClient) -> None:
     kernel = shared.get(one["kernel"]).json()
     assert kernel["n"] == WINDOW.n and kernel["epilogue"]["relu"]
     answer = shared.post("/v1/models?device=h200", files=files)
-    assert answer.status_code == 422 and "query n: Field required" in answer.json()["detail"]
+    assert answer.status_code == 400 and answer.json()["detail"] == "n is missing: give n, conv or a layer table"
 
 
 def test_the_client() -> None:
@@ -167,3 +168,60 @@ def test_the_client() -> None:
             client.tune(WEIGHTS, 8, bias=[np.nan])
         [result] = client.tune_model({"one": WEIGHTS}, relu=True, convolution=WINDOW, device="h200")
         assert result.kernel is not None and result.kernel.manifest["epilogue"]["relu"]
+
+
+TABLE = f"""
+[layers."conv.weight"]
+conv = "{written(WINDOW)}"
+bias = true
+relu = true
+dtype = "float16"
+
+[layers."fc.*"]
+n = 24
+""".encode()
+
+
+def test_each_layer_has_a_row_of_its_own(shared: TestClient) -> None:
+    """By one table: a convolution and a product as by a POST of each; what has no row is skipped with a reason."""
+    window = WEIGHTS.reshape(4, 2, 3, -1)
+    tensors = {"conv.weight": window, "conv.bias": BIAS, "fc.weight": WEIGHTS, "head.weight": WEIGHTS}
+    tensors |= {"fc.scale": np.ones((3, 3), np.int8), "conv1d.weight": np.ones((2, 3, 1), np.float32)}
+    model = ("matrix", ("net.safetensors", save_tensors(tensors)))
+    answer = post_model(shared, [model, ("layers", ("layers.toml", TABLE))], "")
+    assert answer.status_code == 201, answer.text
+    job = answer.json()
+    assert (job["state"], job["progress"]) == ("succeeded", {"layers": {"done": 2, "total": 2}})
+    layers = {layer["name"]: layer for layer in job["layers"]}
+    assert {name: layer["skipped"] for name, layer in layers.items() if layer["skipped"]} == {
+        "head.weight": "the layer table has no row for it",
+        "conv.bias": "a vector, no weight",
+        "conv1d.weight": "F32 with 3 axes: weights are F16, BF16, F32, F64, with 2 axes or 4",
+        "fc.scale": "I8 with 2 axes: weights are F16, BF16, F32, F64, with 2 axes or 4",
+    }
+    alone = post(shared, f"conv={written(WINDOW)}&relu=true&dtype=float16", {"bias": ("b.npy", saved(np.save, BIAS))})
+    assert layers["conv.weight"]["kernel"].endswith(alone.json()["digest"])
+    assert layers["fc.weight"]["kernel"].endswith(post(shared, "n=24").json()["digest"])
+
+
+@pytest.mark.parametrize(
+    ("query", "table", "words"),
+    [
+        ("n=8&relu=true", TABLE, "layers says these of each layer: leave out n, relu"),
+        ("", b"[layers.none]\nn = 8", "layer table: 'none' is none of the model's layers: W"),
+        ("", b"[layers.W]\nn = 16777217", "n is 16777217, more than"),
+        ("", b"[layers.W]\nskip = 'dense'", "no layer is asked for: W: dense"),
+        ("", b"[layers.W]", "layer table layers.toml: 'W': n is missing"),
+        ("", b"W: 8", "neither TOML nor JSON"),
+    ],
+)
+def test_tables_that_are_refused(shared: TestClient, query: str, table: bytes, words: str) -> None:
+    files = [("matrix", ("W.npy", npy_file())), ("layers", ("layers.toml", table))]
+    answer = shared.post(f"/v1/models?device=h200&{query}", files=files)
+    assert (answer.status_code, answer.headers["content-type"]) == (400, PROBLEM)
+    assert words in answer.json()["detail"]
+
+
+def test_a_kernel_has_no_table(shared: TestClient) -> None:
+    answer = post(shared, "n=8", {"layers": ("layers.toml", TABLE)})
+    assert answer.status_code == 400 and "expected one file, in the field 'matrix'" in answer.json()["detail"]

@@ -1,0 +1,211 @@
+"""A layer table: what each layer of a model is multiplied by, and its options, by the name of its weight.
+
+A file in TOML (or the same in JSON)::
+
+    [layers."conv1.weight"]
+    conv = "32x3x224x224,7x7,stride=2,padding=3"
+    bias = true
+
+    [layers."encoder.*.weight"]
+    n = 4096
+    dtype = "float16"
+
+    [layers."embedding.weight"]
+    skip = "looked up, not multiplied"
+
+A name may be a pattern (``*``, ``?``, ``[abc]``). A layer's own row comes first, then the first pattern that fits.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from lospmm.errors import BadMatrix, BadRequest, printable
+from lospmm.matrix.csr import SparseMatrix, block_diagonal
+from lospmm.matrix.readers import MatrixFile
+from lospmm.problem.convolution import Convolution, parse_convolution
+from lospmm.problem.device import DeviceSpec
+from lospmm.problem.epilogue import epilogue_of
+from lospmm.problem.problem import Problem, check_columns, columns_of
+from lospmm.tuning.options import Options
+from lospmm.tuning.request import Request
+
+#: A bias, (m,), if there is one.
+Bias: TypeAlias = NDArray[np.floating] | None
+
+#: The row of all layers, of a request without a table.
+ANY = "*"
+
+#: The largest file of a table, in bytes.
+MAX_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """A row: ``n`` columns of B or a convolution (as of ``--conv``), or why the layer is skipped.
+
+    ``groups`` are a convolution's; ``bias`` adds the one beside the weight; ``dtype``, ``sums`` and ``families`` are
+    those of the request unless given. Raises BadRequest.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    n: int | None = None
+    conv: str | None = None
+    groups: int = 1
+    bias: bool = False
+    relu: bool = False
+    residual: bool = False
+    dtype: str | None = None
+    sums: str | None = None
+    families: str | None = None
+    skip: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.skip is not None:
+            return
+        check_columns(self.columns)
+        if self.groups < 1 or (self.groups > 1 and self.conv is None):
+            raise BadRequest(f"groups is {self.groups}: at least 1, and more only with conv")
+        self.options(Options())
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is not as by default, by its key."""
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        return {field.name: value for field, value in values if value != field.default}
+
+    @property
+    def convolution(self) -> Convolution | None:
+        """The convolution, if it is one."""
+        return None if self.conv is None else parse_convolution(self.conv)
+
+    @property
+    def columns(self) -> int:
+        """Columns of B."""
+        return columns_of(self.n, self.convolution)
+
+    def options(self, options: Options) -> Options:
+        """Return ``options`` with those of the row. Raises BadRequest."""
+        own = {name: getattr(self, name) for name in ("dtype", "sums", "families")}
+        return replace(options, **{name: value for name, value in own.items() if value is not None})
+
+    def request(self, file: MatrixFile, bias: Bias, gpu: DeviceSpec, options: Options, seed: int) -> Request:
+        """Return the request for the kernel of a layer on ``gpu``. Raises BadRequest, BadMatrix, Unsupported."""
+        epilogue = epilogue_of(bias, relu=self.relu, residual=self.residual)
+        problem = Problem(self.matrix(file.matrix), self.columns, gpu, self.convolution, epilogue)
+        return Request(problem, self.options(options), file.values, seed)
+
+    def matrix(self, weights: SparseMatrix) -> SparseMatrix:
+        """Return A: the weights, those of a group beside those before it. Raises BadMatrix."""
+        if weights.m % self.groups:
+            raise BadMatrix(f"{weights.m} rows are no multiple of groups = {self.groups}")
+        return block_diagonal(weights, self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTable:
+    """Rows by name or pattern, in order."""
+
+    rows: Mapping[str, LayerSpec]
+
+    @property
+    def n(self) -> int | None:
+        """The columns of B that all layers have; None if they differ."""
+        found = {row.columns for row in self.rows.values() if row.skip is None}
+        return found.pop() if len(found) == 1 else None
+
+    def row_of(self, name: str) -> LayerSpec:
+        """Return the row of a layer; a skipped one if there is none."""
+        if (own := self.rows.get(name)) is not None:
+            return own
+        found = (row for pattern, row in self.rows.items() if fnmatchcase(name, pattern))
+        return next(found, LayerSpec(skip="the layer table has no row for it"))
+
+    def bias_of(self, name: str, file: MatrixFile) -> Bias:
+        """Return the bias that the kernel of a layer adds: of a layer's own row it has to be there.
+
+        Raises BadMatrix, BadRequest.
+        """
+        if not self.row_of(name).bias:
+            return None
+        if (bias := file.bias) is None and name in self.rows:
+            raise BadRequest(f"layer table: {printable(name)[:80]!r}: bias is true, and the file has none beside it")
+        return bias
+
+    def skipped(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the layers of ``names`` that are skipped, with the reasons."""
+        rows = {name: self.row_of(name) for name in names}
+        return {name: row.skip for name, row in rows.items() if row.skip is not None}
+
+    def check_used(self, names: Sequence[str]) -> None:
+        """Raise BadRequest for a row that is for none of the layers ``names``: it is likely misspelt."""
+        for pattern in self.rows:
+            if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
+                shown = ", ".join(printable(name)[:80] for name in names[:20])
+                raise BadRequest(f"layer table: {printable(pattern)[:80]!r} is none of the model's layers: {shown}")
+
+    def to_toml(self) -> str:
+        """Return the text of a file."""
+        return "\n".join(_section(name, row) for name, row in self.rows.items())
+
+    def to_json(self) -> str:
+        """Return the same as JSON."""
+        return json.dumps({"layers": {name: row.given for name, row in self.rows.items()}})
+
+
+def read_table(path: Path) -> LayerTable:
+    """Read a layer table from a ``.toml`` or ``.json``. Raises BadRequest."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise BadRequest(f"layer table {path}: cannot be read: {error.strerror}") from None
+    return parse_table(content, str(path))
+
+
+def parse_table(content: bytes, where: str) -> LayerTable:
+    """Parse a layer table, in TOML or JSON; ``where`` is for messages. Raises BadRequest."""
+    if len(content) > MAX_BYTES:
+        raise BadRequest(f"layer table {where}: is larger than {MAX_BYTES} bytes")
+    try:
+        text = content.decode()
+        found: Any = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"layer table {where}: is neither TOML nor JSON: {printable(str(error))[:160]}") from None
+    if not isinstance(found, dict) or set(found) != {"layers"} or not isinstance(found["layers"], dict):
+        raise BadRequest(f'layer table {where}: give one section a layer, [layers."fc1.weight"], and nothing else')
+    if not found["layers"]:
+        raise BadRequest(f"layer table {where}: has no rows")
+    return LayerTable({name: _row(name, row, where) for name, row in found["layers"].items()})
+
+
+_ROW = TypeAdapter(LayerSpec)
+
+
+def _row(name: str, row: object, where: str) -> LayerSpec:
+    place = f"layer table {where}: {printable(name)[:80]!r}"
+    try:
+        return _ROW.validate_json(json.dumps(row, default=str))  # TOML has dates too
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(field.name for field in fields(LayerSpec))
+        why = f"no such key; there are {known}" if first["type"] == "unexpected_keyword_argument" else first["msg"]
+        raise BadRequest(f"{place}: {printable(key)[:80]}: {why}") from None
+    except BadRequest as error:
+        raise type(error)(f"{place}: {error}") from None
+
+
+def _section(name: str, row: LayerSpec) -> str:
+    # Of these types TOML writes the same as JSON.
+    keys = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in row.given.items()]
+    return "\n".join([f"[layers.{json.dumps(name, ensure_ascii=False)}]", *keys]) + "\n"

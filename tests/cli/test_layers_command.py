@@ -1,0 +1,62 @@
+"""lospmm layers: the layer table of a model, from a Python file to the kernels of tune-model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import save_file
+
+from tests.cli.command import H200, Command
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+
+MODEL = """
+import torch
+from torch.nn.utils import prune
+
+def build():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 10))
+    prune.l1_unstructured(model[0], "weight", 0.8)
+    prune.l1_unstructured(model[2], "weight", 0.9)
+    return model
+
+def broken():
+    raise RuntimeError("no weights here")
+"""
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_command(lospmm_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    table, net = tmp_path / "layers.toml", tmp_path / "net.safetensors"
+    written = lospmm_command("layers", f"{tmp_path}/model.py:build", "--example", "2x3x8x8", "--out", table)
+    assert (written.status, written.err) == (0, f"{table}: 2 layers to tune, 0 skipped\n")
+    printed = lospmm_command("layers", f"{tmp_path}/model.py:build", "--example", "2x3x8x8")
+    assert printed.out == table.read_text()
+    scope: dict[str, Callable[[], Any]] = {}
+    exec(MODEL, scope)
+    save_file({name: one.numpy() for name, one in scope["build"]().state_dict().items()}, net)
+    tuned = lospmm_command("tune-model", net, "--layers", table, *H200, "--out", tmp_path / "out")
+    assert tuned.status == 0, tuned.err
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"0.weight", "2.weight"}
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "says"),
+    [
+        ("model.py", "1x2", "name a Python file and its function"),
+        ("none.py:build", "1x2", "none.py: there is no such file"),
+        ("model.py:make", "1x2", "model.py: has no function 'make'"),
+        ("model.py:broken", "1x2", "RuntimeError: no weights here"),
+        ("model.py:torch", "1x2", "'module' object is not callable"),
+        ("model.py:build", "1x2y", "write a shape and perhaps a type"),
+        ("model.py:build", "1x2:int5000", "write a shape and perhaps a type"),
+        ("model.py:build", "1x2x8x8", "cannot be run on the example 1x2x8x8: RuntimeError: "),
+    ],
+)
+def test_refusals(lospmm_command: Command, tmp_path: Path, model: str, example: str, says: str) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    answer = lospmm_command("layers", f"{tmp_path}/{model}", "--example", example)
+    assert (answer.status, answer.out) == (2, "") and says in answer.error

@@ -1,0 +1,124 @@
+"""``lospmm.nn.layers``: a table by which ``tune-model`` asks for the very kernels that ``sparsify_`` tunes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import save_file
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+
+from torch import nn  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
+
+import lospmm.nn  # noqa: E402
+from benchmarks.inference.pruned import CASES, Setup, build  # noqa: E402
+from lospmm.errors import BadRequest, NothingFits  # noqa: E402
+from lospmm.matrix.layers import open_model  # noqa: E402
+from lospmm.model.folder import Batch  # noqa: E402
+from lospmm.model.layer_table import LayerSpec, LayerTable  # noqa: E402
+from lospmm.problem.device import DEVICES  # noqa: E402
+from lospmm.tuning import jobs  # noqa: E402
+from lospmm.tuning.options import Options  # noqa: E402
+from lospmm.tuning.request import Request  # noqa: E402
+from tests.nn.models import Mask, drawn, pruned  # noqa: E402
+
+NAMES = ("BERT", "ResNet-50", "MobileNetV2")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """What ``sparsify_`` asks to be tuned; nothing is."""
+    requests: list[Request] = []
+
+    def tune(request: Request, **_: Any) -> None:
+        requests.append(request)
+        raise NothingFits("not tuned here")
+
+    monkeypatch.setattr(jobs, "tune", tune)
+    monkeypatch.setattr(jobs, "search_ahead", lambda *_, **__: None)
+    return requests
+
+
+def digests_of(model: nn.Module, table: LayerTable, folder: Path) -> list[str]:
+    """The digests of what ``tune-model`` asks for of the model's file, in the model's order."""
+    save_file({name: one.numpy() for name, one in model.state_dict().items()}, folder / "net.safetensors")
+    batch = Batch(open_model(folder / "net.safetensors"), table, "h200", Options(cache="network"))
+    table.check_used(batch.model.names)
+    files = dict(batch.model.read([name for name in batch.model.names if name not in batch.skipped]))
+    requests = {name: batch.request(DEVICES["h200"], name, file) for name, file in files.items()}
+    return [requests[name].digest for name, row in table.rows.items() if row.skip is None]
+
+
+@pytest.mark.parametrize("size", ["toy", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[3]], ids=NAMES)
+def test_networks(case: Any, size: str, asked: list[Request], tmp_path: Path) -> None:
+    setup: Setup = getattr(case, size)
+    net = build(setup, case, 1)
+    table = lospmm.nn.layers(net.model, net.example, min_sparsity=0.5)
+    lospmm.nn.sparsify_(net.model, net.example, device="h200", choice="sparse", min_sparsity=0.5)
+    wanted = [request.digest for request in asked]
+    assert digests_of(net.model, table, tmp_path) == wanted and len(wanted) > 5
+
+
+class Decoder(nn.Module):
+    """Of a language model: attention, a gated product, tokens in and logits out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.gate, self.up, self.down = nn.Linear(16, 40, bias=False), nn.Linear(16, 40), nn.Linear(40, 16)
+        self.unused, self.head = nn.Linear(16, 16), nn.Linear(16, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        x = x + self.attention(x, x, x)[0]
+        return self.head(self.down(nn.functional.silu(self.gate(x)) * self.up(x)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_decoder_of_which_some_is_masked(dtype: torch.dtype, asked: list[Request], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Decoder().eval().to(dtype)
+    for part in (model.gate, model.down, model.unused, model.attention.out_proj):
+        prune.l1_unstructured(part, "weight", 0.8)
+    prune.l1_unstructured(model.attention, "in_proj_weight", 0.8)
+    prune.remove(model.attention, "in_proj_weight")
+    parametrize.register_parametrization(model.up, "weight", Mask((torch.rand(40, 16) < 0.2).to(dtype)))
+    tokens = torch.zeros(3, 7, dtype=torch.int64)
+    table = lospmm.nn.layers(model, tokens)
+    kind = {} if dtype == torch.float32 else {"dtype": "float16"}
+    assert table.rows == {
+        "embedding.weight": LayerSpec(skip="no kernel for Embedding"),
+        "attention.in_proj_weight": LayerSpec(n=21, bias=True, **kind),
+        "attention.out_proj.weight": LayerSpec(n=21, bias=True, **kind),
+        "gate.weight": LayerSpec(n=21, **kind),
+        "up.parametrizations.weight.original": LayerSpec(
+            skip="parametrized: call torch.nn.utils.parametrize.remove_parametrizations first"
+        ),
+        "down.weight": LayerSpec(n=21, bias=True, **kind),
+        "unused.weight": LayerSpec(skip="no input of the example reaches it"),
+        "head.weight": LayerSpec(skip="fewer zeros than the 60% of min_sparsity"),
+    }
+    parametrize.remove_parametrizations(model.up, "weight")
+    table = lospmm.nn.layers(model, tokens)
+    assert table.rows["up.weight"] == LayerSpec(n=21, bias=True, **kind)
+    lospmm.nn.sparsify_(model, tokens, device="h200", choice="sparse")
+    assert digests_of(model, table, tmp_path) == [request.digest for request in asked]
+
+
+def test_convolutions(asked: list[Request], tmp_path: Path) -> None:
+    model = pruned(
+        nn.Conv2d(4, 8, 3, stride=2, padding=(1, 0)), nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 8, 3, groups=8)
+    )
+    table = lospmm.nn.layers(model, drawn(2, 4, 12, 12))
+    assert table.rows["0.weight"].conv == "2x4x12x12,3x3,stride=2x2,padding=1x0,dilation=1x1"
+    assert table.rows["1.weight"].groups == 2 and "depthwise" in str(table.rows["2.weight"].skip)
+    lospmm.nn.sparsify_(model, drawn(2, 4, 12, 12), device="h200", choice="sparse")
+    assert digests_of(model, table, tmp_path) == [request.digest for request in asked]
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(BadRequest, match=r"give a torch.nn.Module"):
+        lospmm.nn.layers(lambda x: x, drawn(1, 2))  # type: ignore[arg-type]
