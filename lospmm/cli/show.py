@@ -1,6 +1,7 @@
 """Text output of the command line: artifacts, spaces and entries of the store."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,18 +11,22 @@ from typing import Any
 from lospmm.artifact.describe import columns_of_tile, family_in_words, other_families
 from lospmm.cli.output import print_json, print_pairs, print_table
 from lospmm.errors import printable
+from lospmm.families.candidate import UNROLLED
 from lospmm.gpu.compare import Comparison
 from lospmm.gpu.libraries import BASELINES, BaselineTime
 from lospmm.problem.problem import Problem
 from lospmm.space.candidates import TileSize
 from lospmm.space.explore import Space
 from lospmm.store import Entry
-from lospmm.tuning.options import is_experimental
+from lospmm.tuning.options import DENSE, is_experimental
 from lospmm.tuning.replay import Replay
-from lospmm_rank.predict.corrections import is_learned
+from lospmm_rank.predict.corrections import SURE, is_learned
 
 #: Stages shorter than this are not listed.
 SHOWN_SECONDS = 0.005
+
+#: Other families whose forecasts are shown.
+SHOWN_OTHERS = 2
 
 
 def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool) -> None:
@@ -45,8 +50,7 @@ def show_manifest(manifest: Mapping[str, Any], directory: Path, *, as_json: bool
         "registers": f"{manifest['registers']} a thread, {manifest['spill_bytes']} bytes spilled",
         "code": f"{manifest['code_bytes']:,} bytes",
         **_search(search),
-        "chosen by": f"{search['chosen_by']}, {search['estimated_micros']:.1f} us"
-        f"{_timed(manifest.get('measured'), search['dense_forecast_micros'], manifest['device'])}",
+        "chosen by": _chosen(manifest),
         "verified": "no"
         if verified is None
         else f"on the {verified['on']}, relative error {verified['max_relative_error']:.1e}",
@@ -187,14 +191,25 @@ def show_replay(found: Replay) -> None:
     print_table(("", *names), rows, numbers=names)
 
 
-def _timed(measured: Mapping[str, Any] | None, dense_forecast_micros: float | None, device: str) -> str:
-    if measured is None and dense_forecast_micros is None:
-        return "; not measured"
-    if measured is None:
-        least = "" if is_learned(device) else "at least "
-        return f"; not measured, cuBLAS {least}{dense_forecast_micros:.1f} us by forecast"
-    state = {"warm": " with a warm cache", "network": " as in a network"}.get(measured["cache"], "")
-    return f"; measured {measured['micros']:.1f} us{state}, {measured['advice']}"
+def _chosen(manifest: Mapping[str, Any]) -> str:
+    """Return what chose the kernel, with its time, or with the forecasts of it, the nearest others and cuBLAS."""
+    search, measured = manifest["search"], manifest.get("measured")
+    if measured is not None:
+        state = {"warm": " with a warm cache", "network": " as in a network"}.get(measured["cache"], "")
+        estimate = f"{search['chosen_by']}, {search['estimated_micros']:.1f} us"
+        return f"{estimate}; measured {measured['micros']:.1f} us{state}, {measured['advice']}"
+    own = manifest["cubin_family"]
+    others = {one["name"]: one["forecast_micros"] for one in search["families"] if one["name"] not in (own, DENSE)}
+    others = {name: micros for name, micros in others.items() if micros is not None}
+    nearest = sorted(others, key=others.__getitem__)[:SHOWN_OTHERS]
+    text = ", ".join(f"{name} {others[name]:.1f}" for name in nearest)
+    if (dense := search["dense_forecast_micros"]) is not None:
+        least = "" if is_learned(manifest["device"]) else "at least "
+        text += f"{', ' if text else ''}cuBLAS {least}{dense:.1f}"
+    is_near = own == UNROLLED and min(others.values(), default=math.inf) < search["estimated_micros"]
+    why = f"; another wins only below {SURE:.0%} of unrolled" if is_near else ""
+    found = f"{own} {search['estimated_micros']:.1f} us{f', {text}' if text else ''}"
+    return f"{search['chosen_by']}: {found} by forecast{why}; not measured"
 
 
 def _clocks(found: Comparison) -> str:

@@ -30,7 +30,7 @@ class Outcome:
     verified: Verified | None
     measured: Measured | None
     dense: DenseChoice | None = None  # None: the family "dense" took no part
-    forecast_micros: float | None = None  # by the model that chose an unrolled kernel without timing
+    forecast_micros: float | None = None  # by which the winner was chosen, where nothing was timed
 
     @property
     def searched_problem(self) -> Problem:

@@ -171,11 +171,11 @@ def search_summary(
 
 
 def _estimated_micros(outcome: Outcome) -> float:
-    """Return the estimate of the built kernel, in microseconds."""
-    if not outcome.winner.is_unrolled:
-        return outcome.winner.score
+    """Return the forecast by which the built kernel was chosen, or, where kernels were timed, its estimate."""
     if outcome.forecast_micros is not None:
         return outcome.forecast_micros
+    if not outcome.winner.is_unrolled:
+        return outcome.winner.score
     return float(estimate_micros(outcome.searched_problem, [outcome.winner.plan])[0])
 
 

@@ -42,8 +42,7 @@ def tuned(job: Job) -> Callable[[], Outcome]:
         compared = compare_winner(job, made, bench)
     times = () if compared is None else (compared.baselines, compared.micros)
     dense = beside_dense(problem, known, winner, *times) if DENSE in options.family_names else None
-    by_model = known.choice is not None and known.choice.forecast_micros is not None and not known.trials
-    forecast = forecast_micros(problem, winner, known.choice) if by_model else None
+    forecast = None if known.trials else forecast_micros(problem, winner, known.choice)
     measured = None if compared is None else compared.measured()
 
     def outcome() -> Outcome:

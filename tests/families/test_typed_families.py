@@ -128,7 +128,7 @@ def test_the_layers_of_a_model_are_of_a_type(tmp_path: Path, capsys: pytest.Capt
     np.save(tmp_path / "model" / "first.npy", WEIGHTS)
     np.save(tmp_path / "model" / "second.npy", 1e5 * WEIGHTS)
     asked = ["tune-model", str(tmp_path / "model"), "--n", "64", "--device", "h200", "--dtype", "float16", "--quiet"]
-    assert run([*asked, "--out", str(tmp_path / "out")]) == 2
+    assert run([*asked, "--out", str(tmp_path / "out")]) == 6
     answer = capsys.readouterr()
     assert "layer second: dtype float16: A holds" in answer.err
     assert artifact.read(tmp_path / "out" / "first").manifest["dtype"] == "float16"
