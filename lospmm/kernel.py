@@ -17,6 +17,7 @@ from lospmm.errors import BadRequest, Unsupported, extra_needed
 from lospmm.gpu.detect import device_of
 from lospmm.gpu.launcher import ArtifactLauncher, open_launcher
 from lospmm.gpu.protocol import Driver
+from lospmm.model.report import read_report
 from lospmm.problem.convolution import Convolution
 from lospmm.problem.epilogue import epilogue_of
 from lospmm.problem.problem import Launch, Problem, ceil_div, columns_of
@@ -161,6 +162,16 @@ def whole_number(name: str, value: object) -> int:
 def load(directory: str | os.PathLike[str]) -> Kernel:
     """Load the kernel in a folder that ``Kernel.save`` or ``lospmm tune`` wrote. Raises BadRequest."""
     return Kernel(artifact.read(path_of(directory)))
+
+
+def load_model(directory: str | os.PathLike[str]) -> dict[str, Kernel]:
+    """Load the kernels in a folder that ``lospmm tune-model`` wrote, by the names of their layers.
+
+    Layers that failed or were skipped are left out; report.json says why. Raises BadRequest.
+    """
+    folder = path_of(directory)
+    layers = [layer for layer in read_report(folder).layers if layer.launch is not None]
+    return {layer.name: Kernel(artifact.read(folder / layer.folder)) for layer in layers}
 
 
 def path_of(directory: str | os.PathLike[str]) -> Path:

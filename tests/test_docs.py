@@ -286,6 +286,18 @@ def test_the_example_of_the_readme() -> None:
 
 
 @pytest.mark.usefixtures("workplace")
+def test_the_tutorial_of_deployment() -> None:
+    """All of it but what needs the GPU, from an empty folder."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'lospmm[torch]'")
+    model, *rest = (block for block in blocks(text_of("docs/deploy.md")) if not block.text.startswith(NEEDS_GPU))
+    Path("model.py").write_text(model.text)
+    printed = [executed(block) for block in rest]
+    assert len(printed) == 5
+    assert [line.split()[-1] for line in printed[3].splitlines()[1:-1]] == ["loaded"] * 3
+    assert printed[4] == "0.weight 32 27 2048\n2.weight 32 288 392\n4.weight 10 1568 8\n"
+
+
+@pytest.mark.usefixtures("workplace")
 def test_the_plot_of_the_tiling_space() -> None:
     draw_the_matrix_of_the_readme()
     (block,) = blocks(section(text_of("docs/cli.md"), "## lospmm space"))

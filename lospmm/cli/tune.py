@@ -110,6 +110,8 @@ def tune(
         _note_of_elements(file, dtype)
     show_manifest(done.manifest, out, as_json=as_json)
     _warn_of_experiments(done)
+    if not (quiet or as_json):
+        tell(f"next: lospmm bench {out}, on a machine with the GPU {done.manifest['device']}")
 
 
 def _tuned_here(request: Request, out: Path, *, quiet: bool) -> artifact.Artifact:

@@ -113,6 +113,10 @@ def tune_model(
                 folder = ModelFolder(out, batch, _say_failure)
                 fetch_layers(client, folder, batch, None if quiet else _say_layer)
     _show(folder, as_json=as_json)
+    if any(layer.launch is not None for layer in folder.report.layers):
+        say(quiet=quiet or as_json)(
+            f"next: lospmm.nn.load_(model, {str(out)!r}) or lospmm.load_model({str(out)!r}) in Python"
+        )
     if folder.report.exit_code:
         raise typer.Exit(folder.report.exit_code)
 

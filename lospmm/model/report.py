@@ -6,6 +6,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from lospmm.artifact.manifest import LaunchConfig
 from lospmm.errors import BadRequest, LospmmError, printable
 from lospmm.gpu.libraries import DENSE_OF
+from lospmm.matrix.layers import REPORT_FILE, folder_of
 
 SCHEMA = 1
 
@@ -90,6 +92,21 @@ def parse(content: bytes, where: str) -> ModelReport:
         raise BadRequest(f"{where}: is no report of `lospmm tune-model`, or damaged; name a new folder") from None
     if report.schema != SCHEMA:
         raise BadRequest(f"{where}: schema {report.schema}; this version reads {SCHEMA}; name a new folder")
+    return report
+
+
+def read_report(folder: Path) -> ModelReport:
+    """Read the report in a model's folder. Raises BadRequest, also for names of layers' folders that are none."""
+    file = folder / REPORT_FILE
+    try:
+        report = parse(file.read_bytes(), str(file))
+    except OSError as error:
+        raise BadRequest(
+            f"{file}: cannot be read: {error.strerror}; name a folder that `lospmm tune-model` wrote"
+        ) from None
+    for layer in report.layers:
+        if layer.folder != folder_of(layer.name):
+            raise BadRequest(f"{file}: is damaged: {layer.folder[:80]!r} is not the folder of {layer.name[:80]!r}")
     return report
 
 

@@ -1,4 +1,4 @@
-"""Kernels of a model in a folder: ``save`` and ``load_``.
+"""Kernels of a model in a folder: ``save`` and ``load_``, which reads those of ``lospmm tune-model`` too.
 
 ``model.json`` names the layers and, for each of their kernels, a folder beside it, which is named after the hash of its
 code. It is written last and replaced in one step, and no kernel's folder is overwritten with other code: an interrupted
@@ -8,11 +8,11 @@ code. It is written last and replaced in one step, and no kernel's folder is ove
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -21,13 +21,28 @@ from torch import nn
 from lospmm.artifact import artifact
 from lospmm.errors import BadRequest, ToolchainFault, Unsupported
 from lospmm.kernel import Kernel, path_of
+from lospmm.matrix.layers import REPORT_FILE
+from lospmm.model.report import read_report
 from lospmm.nn.layer import call_parts, swap_in
 from lospmm.nn.report import Report, Row
 from lospmm.nn.site import Site, convolution_of, find_sites, forget_masks
-from lospmm.nn.sparse import ColumnBucket, Shares, Sparse, Tuned, bucket_of, check_model, restore_, unlike
+from lospmm.nn.sparse import (
+    ColumnBucket,
+    Shares,
+    Sparse,
+    Tuned,
+    bucket_of,
+    check_model,
+    least_columns,
+    restore_,
+    unlike,
+)
 
 SCHEMA = 1
 MODEL_FILE = "model.json"
+
+#: Why a layer of ``tune-model`` stays dense.
+LEFT_DENSE = "cuBLAS is faster than its kernel"
 
 #: Digits of the code's sha256 in the name of a kernel's folder.
 _DIGITS = 20
@@ -117,23 +132,24 @@ def _replace(file: Path, text: str) -> None:
 
 
 def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool = False) -> Report:
-    """Run the layers of ``model`` on kernels that ``save`` wrote, in place; return a row for each.
+    """Run the layers of ``model`` on kernels that ``save`` or ``lospmm tune-model`` wrote; return a row for each.
 
-    A layer whose weights, device or type do not fit its kernels stays dense, with the reason in its row. ``emulate``
-    runs the kernels' text for weights on a CPU. A kernel runs as native code: load only folders you trust.
+    A layer whose weights, device or type do not fit its kernels stays dense, with the reason in its row, and so does
+    one for which ``tune-model`` found cuBLAS faster. ``emulate`` runs the kernels' text for weights on a CPU. A kernel
+    runs as native code: load only folders you trust.
 
-    Raises BadRequest for a folder that ``save`` did not write or that is damaged, and leaves the model as it was.
+    Raises BadRequest for a folder that neither wrote or that is damaged, and leaves the model as it was.
     """
     check_model(model)
     folder = path_of(directory)
-    content = _read(folder)
-    kernels = {entry.folder: _kernel(folder, entry) for one in content.layers for entry in one.kernels}
+    is_batch = (folder / REPORT_FILE).exists() and not (folder / MODEL_FILE).exists()
+    layers, kernels, dense = _of_batch(model, folder) if is_batch else _of_save(folder)
     restore_(model)
     sites, rows = find_sites(model, 0.0)
     by_name = {site.name: site for site in sites}
     unfit = {row.layer: row.reason for row in rows}
     loaded: list[Row] = []
-    for one in content.layers:
+    for one in layers:
         site = by_name.get(one.name)
         if site is None:
             reason = unfit.get(one.name, "the model has no such layer")
@@ -143,7 +159,34 @@ def load_(model: nn.Module, directory: str | os.PathLike[str], *, emulate: bool 
         loaded += _swapped(site, one, kernels, emulate=emulate)
     forget_masks(sites)
     call_parts(model)
-    return Report(tuple(loaded))
+    return Report((*loaded, *(by_name[name].row(LEFT_DENSE) for name in dense if name in by_name)))
+
+
+#: Layers with kernels, the kernels by their folders, and layers that are left to cuBLAS.
+_Content: TypeAlias = tuple[Sequence[_LayerEntry], Mapping[str, Kernel], Sequence[str]]
+
+
+def _of_save(folder: Path) -> _Content:
+    """Return what ``save`` wrote. Raises BadRequest."""
+    layers = _read(folder).layers
+    return layers, {entry.folder: _kernel(folder, entry) for one in layers for entry in one.kernels}, ()
+
+
+def _of_batch(model: nn.Module, folder: Path) -> _Content:
+    """Return what ``tune-model`` wrote, where a layer is named by its tensor. Raises BadRequest."""
+    entries, kernels, dense = [], {}, []
+    for layer in read_report(folder).layers:
+        if layer.launch is None:
+            continue
+        name = type(model).__name__ if layer.name == "weight" else layer.name.removesuffix(".weight")
+        if layer.family == "dense":
+            dense.append(name)
+            continue
+        kernel = kernels[layer.folder] = Kernel(artifact.read(folder / layer.folder))
+        kernel.artifact.epilogue()  # raises BadRequest, while the model is unchanged
+        least = least_columns(kernel.artifact.manifest["n"], kernel.artifact.convolution)
+        entries.append(_LayerEntry(name, False, "no", (_KernelEntry(layer.folder, least),)))
+    return entries, kernels, dense
 
 
 def _swapped(site: Site, entry: _LayerEntry, kernels: Mapping[str, Kernel], *, emulate: bool) -> list[Row]:

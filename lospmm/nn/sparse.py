@@ -35,6 +35,8 @@ from lospmm.nn.bound import (
 )
 from lospmm.nn.place import WeightPlace, forget_mask, take_hooks, tensors_of
 from lospmm.nn.transpose import prepare
+from lospmm.problem.convolution import Convolution
+from lospmm.problem.problem import ceil_div
 
 #: The widest vector load of a template, in bytes: views of tensors may begin at an address that it cannot load.
 VECTOR_BYTES = 16
@@ -53,6 +55,15 @@ class ColumnBucket:
     least: int
     fuses: bool  # bias, ReLU and residual are in its code; else PyTorch computes them
     bias: str | None = None  # ``bias_digest`` of the bias in its code
+
+
+#: Share of a kernel's N that a call has to fill, unless a timing gives another share.
+LEAST_SHARE = 0.5
+
+
+def least_columns(n: int, window: Convolution | None) -> int:
+    """Return the least columns of a call that a kernel of ``n`` serves: half of them, or of its images."""
+    return max(1, int(n * LEAST_SHARE)) if window is None else ceil_div(window.batch, 2) * window.pixels
 
 
 def bucket_of(kernel: Kernel, least: int, *, has_bias: bool, relu: bool, adds: bool) -> ColumnBucket:

@@ -10,19 +10,16 @@ from lospmm.client.events import LayerProgress
 from lospmm.errors import LospmmError, Unsupported
 from lospmm.kernel import Kernel
 from lospmm.nn.site import Site
-from lospmm.nn.sparse import ColumnBucket, bucket_of
+from lospmm.nn.sparse import ColumnBucket, bucket_of, least_columns
 from lospmm.problem.device import DeviceSpec
 from lospmm.problem.epilogue import PLAIN, Epilogue
-from lospmm.problem.problem import Problem, ceil_div
+from lospmm.problem.problem import Problem
 from lospmm.progress import reported
 from lospmm.stages import Progress
 from lospmm.tuning.session import AHEAD
 
 #: Tunes a problem; the callback is called with its progress.
 Tune: TypeAlias = Callable[[Problem, Progress], Kernel]
-
-#: Share of a kernel's N that a call has to fill, unless a timing gives another share.
-LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +64,7 @@ class Tuner:
 
     def _bucket(self, site: Site, shape: tuple[int, ...], epilogue: Epilogue, progress: Progress) -> ColumnBucket:
         problem = site.problem(shape, self.device, epilogue)
-        window = problem.convolution
-        half_of_images = window is not None and ceil_div(window.batch, 2) * window.pixels
-        least = half_of_images or max(1, int(problem.n * LEAST_SHARE))
+        least = least_columns(problem.n, problem.convolution)
         has_bias = site.tensors.bias is not None
         return bucket_of(self.tune(problem, progress), least, has_bias=has_bias, relu=site.relu, adds=site.adds)
 

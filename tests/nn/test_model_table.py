@@ -1,5 +1,7 @@
 """``lospmm.nn.layers``: a table by which ``tune-model`` asks for the very kernels that ``sparsify_`` tunes."""
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,18 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import lospmm.nn  # noqa: E402
 from benchmarks.inference.pruned import CASES, Setup, build  # noqa: E402
+from lospmm.artifact import kept  # noqa: E402
 from lospmm.errors import BadRequest, NothingFits  # noqa: E402
 from lospmm.matrix.layers import open_model  # noqa: E402
-from lospmm.model.folder import Batch  # noqa: E402
+from lospmm.model.batch import tune_here  # noqa: E402
+from lospmm.model.folder import Batch, ModelFolder  # noqa: E402
 from lospmm.model.layer_table import LayerSpec, LayerTable  # noqa: E402
 from lospmm.problem.device import DEVICES  # noqa: E402
+from lospmm.stages import silent  # noqa: E402
 from lospmm.tuning import jobs  # noqa: E402
 from lospmm.tuning.options import Options  # noqa: E402
 from lospmm.tuning.request import Request  # noqa: E402
-from tests.nn.models import Mask, drawn, pruned  # noqa: E402
+from tests.nn.models import MAX_ERROR, Mask, drawn, error, exact, pruned  # noqa: E402
 
 NAMES = ("BERT", "ResNet-50", "MobileNetV2")
 
@@ -122,3 +127,37 @@ def test_convolutions(asked: list[Request], tmp_path: Path) -> None:
 def test_what_is_no_model() -> None:
     with pytest.raises(BadRequest, match=r"give a torch.nn.Module"):
         lospmm.nn.layers(lambda x: x, drawn(1, 2))  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_kernels_of_tune_model_run_in_the_model(tmp_path: Path) -> None:
+    """Prepared from the state dict alone, loaded by name; a layer left to cuBLAS, and one that failed, stay dense."""
+    torch.manual_seed(0)
+    model = pruned(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 24), nn.Linear(24, 16), nn.Linear(16, 8))
+    x = drawn(6, 2, 6, 6)
+    wanted, table = exact(model, x), lospmm.nn.layers(model, x)
+    save_file({name: one.numpy() for name, one in model.state_dict().items()}, tmp_path / "net.safetensors")
+    rows = table.rows | {"4.weight": LayerSpec(n=6, families="bitmap")}  # of 16 bits: none in float32
+    batch = Batch(open_model(tmp_path / "net.safetensors"), LayerTable(rows), "h200", Options(verify="none"))
+    folder = ModelFolder(tmp_path / "tuned", batch, lambda _: None)
+    tune_here(folder, batch, DEVICES["h200"], store=kept.open_store(), watch=lambda _: nullcontext(silent))
+    kernels = lospmm.load_model(tmp_path / "tuned")
+    assert list(kernels) == ["0.weight", "2.weight", "3.weight"]
+    assert kernels["2.weight"].manifest["epilogue"]["bias"] and kernels["0.weight"].manifest["n"] == 6 * 16
+    report = json.loads((tmp_path / "tuned" / "report.json").read_text())
+    report["layers"][2]["family"] = "dense"
+    (tmp_path / "tuned" / "report.json").write_text(json.dumps(report))
+    loaded = lospmm.nn.load_(model, tmp_path / "tuned", emulate=True)
+    assert [(row.layer, row.advice, row.reason) for row in loaded.rows] == [
+        ("0", "sparse", "loaded"),
+        ("2", "sparse", "loaded"),
+        ("3", "dense", "cuBLAS is faster than its kernel"),
+    ]
+    assert error(model(x), wanted) < MAX_ERROR
+    report["layers"][0]["folder"] = "../elsewhere"
+    (tmp_path / "tuned" / "report.json").write_text(json.dumps(report))
+    for load in (lospmm.load_model, lambda folder: lospmm.nn.load_(model, folder)):
+        with pytest.raises(BadRequest, match=r"is damaged: '../elsewhere' is not the folder of '0.weight'"):
+            load(tmp_path / "tuned")
+    with pytest.raises(BadRequest, match="name a folder that `lospmm tune-model` wrote"):
+        lospmm.load_model(tmp_path)
