@@ -285,6 +285,7 @@ def test_the_example_of_the_readme() -> None:
     assert compared == 1
 
 
+@pytest.mark.slow  # five processes, most with PyTorch
 @pytest.mark.usefixtures("workplace")
 def test_the_tutorial_of_deployment() -> None:
     """All of it but what needs the GPU, from an empty folder."""
